@@ -1,0 +1,68 @@
+"""What an executor asks of an engine: run one batch on given KV blocks, and say which tokens came out.
+
+The executor owns scheduling and the KV block tables; an engine owns the model and the KV tensors behind the blocks.
+An engine is called from one thread at a time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from shared.protocol.messages import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSpec:
+    """What is fixed about a loaded engine."""
+
+    model: str  # the name that clients use
+    engine: str  # "torch", "sim"
+    device: str  # as in a profile key: "cpu-amd-epyc-2t", "cuda-nvidia-h200"
+    dtype: str
+    max_model_len: int  # tokens, prompt and output together
+    vocab_size: int
+    block_size: int  # tokens of one KV block
+    num_blocks: int
+    eos_token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sequence:
+    """One request's share of a step: run ``token_ids`` at positions [num_computed, num_computed + len(token_ids))."""
+
+    request_id: str
+    token_ids: list[int]  # [num_scheduled_tokens]
+    num_computed_tokens: int  # KV slots already written for this request
+    block_table: list[int]  # block ids; covers num_computed_tokens + len(token_ids) slots
+    sampling: SamplingParams
+    needs_sample: bool  # the last of token_ids is the last known token: sample the one after it
+
+
+@dataclass(frozen=True, slots=True)
+class StepBatch:
+    """One step. Sequences with one token and ``num_computed_tokens`` > 0 are decodes; order carries no meaning."""
+
+    step: int
+    sequences: list[Sequence]
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What came out."""
+
+    sampled: dict[str, int]  # request id -> token id, for each sequence that needs_sample
+    latency_ms: float  # wall time of the step inside the engine
+
+
+class Engine(Protocol):
+    """A loaded model with its KV blocks."""
+
+    spec: EngineSpec
+
+    def execute(self, batch: StepBatch) -> StepResult:
+        """Run one step. Sampling is a function of (seed, position) alone, so that a request that was preempted or
+        moved goes on with the same tokens. Raises EngineError; the KV of every sequence in the batch is then void."""
+
+    def close(self) -> None:
+        """Free the model and the KV blocks."""

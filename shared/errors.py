@@ -1,0 +1,37 @@
+"""The one hierarchy of Slackwater's named errors. Each names the ids it concerns."""
+
+
+class SlackwaterError(Exception):
+    """Base of every error that Slackwater raises on purpose."""
+
+
+class ConfigError(SlackwaterError):
+    """A setting is missing or unusable; the message says what to write instead."""
+
+
+class BusError(SlackwaterError):
+    """The message bus cannot be reached, or refused an operation."""
+
+
+class NotFoundOnBusError(BusError):
+    """A key or an object is not in its bucket."""
+
+
+class ConflictError(BusError):
+    """A compare-and-set lost against another writer, or the key exists already."""
+
+
+class NoResponderError(BusError):
+    """No process answers on a subject within the time limit."""
+
+
+class ModelError(SlackwaterError):
+    """A model or tokenizer folder cannot be used."""
+
+
+class EngineError(SlackwaterError):
+    """An engine step failed; the KV contents of the requests in it are not to be trusted."""
+
+
+class PromptTooLongError(SlackwaterError):
+    """A prompt and its output do not fit the model's context."""

@@ -1,0 +1,47 @@
+"""The features of a batch, as running sums, so that the marginal cost of one more request is O(1)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class BatchFeatures:
+    """Eq. 1 of HyGen (section 4.2) as sums over a batch.
+
+    ``decode_kv_tokens`` is S_d read as the KV tokens that the decodes read, their own included: the number of
+    decode tokens is already N_d.
+    """
+
+    prefill_tokens: int = 0  # S_p
+    prefill_requests: int = 0  # N_p
+    decode_kv_tokens: int = 0  # S_d
+    decode_requests: int = 0  # N_d
+
+    def add_prefill(self, num_tokens: int) -> None:
+        """Count one prefill chunk."""
+        self.prefill_tokens += num_tokens
+        self.prefill_requests += 1
+
+    def add_decode(self, context_len: int) -> None:
+        """Count one decode that reads ``context_len`` KV tokens."""
+        self.decode_kv_tokens += context_len
+        self.decode_requests += 1
+
+    def remove_prefill(self, num_tokens: int) -> None:
+        """Take one counted prefill chunk back."""
+        self.prefill_tokens -= num_tokens
+        self.prefill_requests -= 1
+
+    def remove_decode(self, context_len: int) -> None:
+        """Take one counted decode back."""
+        self.decode_kv_tokens -= context_len
+        self.decode_requests -= 1
+
+    def copy(self) -> BatchFeatures:
+        """An independent copy."""
+        return BatchFeatures(self.prefill_tokens, self.prefill_requests, self.decode_kv_tokens, self.decode_requests)
+
+    @property
+    def is_empty(self) -> bool:
+        return self.prefill_requests == 0 and self.decode_requests == 0

@@ -1,0 +1,88 @@
+"""The linear model of HyGen's Eq. 1."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from shared.latency.features import BatchFeatures
+
+NUM_COEFFICIENTS = 7
+
+
+def feature_row(features: BatchFeatures) -> tuple[float, float, float, float, float, float, float]:
+    """1, S_p, S_d, S_p^2, S_d^2, N_p, N_d: the regressors of Eq. 1, in the order of the coefficients."""
+    s_p, s_d = float(features.prefill_tokens), float(features.decode_kv_tokens)
+    return (1.0, s_p, s_d, s_p * s_p, s_d * s_d, float(features.prefill_requests), float(features.decode_requests))
+
+
+@dataclass(frozen=True, slots=True)
+class LinearLatencyModel:
+    """T = base + prefill_token S_p + kv_token S_d + prefill_square S_p^2 + kv_square S_d^2
+    + prefill_request N_p + decode_request N_d, all in milliseconds and not negative (so that T is monotone).
+
+    Raises ValueError for a negative or non-finite coefficient.
+    """
+
+    base: float
+    prefill_token: float
+    kv_token: float
+    prefill_square: float
+    kv_square: float
+    prefill_request: float
+    decode_request: float
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"coefficient {name} is {value}; it must be finite and not negative")
+
+    def coefficients(self) -> tuple[float, float, float, float, float, float, float]:
+        """In the order of ``feature_row``."""
+        return (
+            self.base,
+            self.prefill_token,
+            self.kv_token,
+            self.prefill_square,
+            self.kv_square,
+            self.prefill_request,
+            self.decode_request,
+        )
+
+    def predict_ms(self, features: BatchFeatures) -> float:
+        if features.is_empty:
+            return 0.0
+        return sum(weight * value for weight, value in zip(self.coefficients(), feature_row(features), strict=True))
+
+    def decode_cost_ms(self, features: BatchFeatures, context_len: int) -> float:
+        s_d = features.decode_kv_tokens
+        cost = self.decode_request + context_len * (self.kv_token + self.kv_square * (2 * s_d + context_len))
+        return cost + self.base if features.is_empty else cost
+
+    def prefill_cost_ms(self, features: BatchFeatures, num_tokens: int) -> float:
+        s_p = features.prefill_tokens
+        cost = self.prefill_request + num_tokens * (self.prefill_token + self.prefill_square * (2 * s_p + num_tokens))
+        return cost + self.base if features.is_empty else cost
+
+    def max_prefill_tokens(self, features: BatchFeatures, budget_ms: float, limit: int) -> int:
+        """O(1): the positive root of prefill_square l^2 + slope l = what is left of the budget."""
+        left = budget_ms - self.prefill_request - (self.base if features.is_empty else 0.0)
+        if left < 0 or limit <= 0:
+            return 0
+        slope = self.prefill_token + 2 * self.prefill_square * features.prefill_tokens
+        if self.prefill_square > 0:
+            # The form 2c / (b + sqrt(b^2 + 4ac)) keeps its digits where the square term is tiny.
+            denominator = slope + math.sqrt(slope * slope + 4 * self.prefill_square * left)
+            longest = 2 * left / denominator if denominator > 0 else math.inf
+        elif slope > 0:
+            longest = left / slope
+        else:
+            longest = math.inf
+        if longest >= limit:
+            return limit
+        tokens = int(longest)
+        # Rounding may be off by one on either side of the root.
+        if tokens < limit and self.prefill_cost_ms(features, tokens + 1) <= budget_ms:
+            return tokens + 1
+        return tokens if tokens == 0 or self.prefill_cost_ms(features, tokens) <= budget_ms else tokens - 1

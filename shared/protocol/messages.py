@@ -1,0 +1,323 @@
+"""Every message on the bus. All are frozen; the small repeated ones are arrays on the wire."""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+
+class Kind(enum.IntEnum):
+    """The two kinds of work."""
+
+    ONLINE = 0
+    OFFLINE = 1
+
+
+class FinishReason(enum.StrEnum):
+    """Why a request ended."""
+
+    STOP = "stop"  # EOS, a stop token or a stop string
+    LENGTH = "length"  # max_tokens, or the model's context is full
+    ABORT = "abort"  # the client went away or the batch was cancelled
+    ERROR = "error"  # the executor could not go on with it
+
+
+class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How tokens are chosen. ``seed`` is always set (the gateway or the offline-queue draws one where absent)."""
+
+    max_tokens: int
+    temperature: float = 1.0  # 0 is greedy
+    top_p: float = 1.0
+    top_k: int = 0  # 0 is off
+    seed: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+
+class GenerateRequest(msgspec.Struct, frozen=True, tag="generate", omit_defaults=True):
+    """One request for one sequence. ``output_token_ids`` holds what an earlier executor already generated."""
+
+    request_id: str
+    kind: Kind
+    prompt_token_ids: list[int]
+    sampling: SamplingParams
+    arrival_s: float  # unix time
+    gateway_id: str = ""  # where the tokens go; empty for offline requests
+    output_token_ids: list[int] = []
+
+
+class AbortRequests(msgspec.Struct, frozen=True, tag="abort"):
+    """Stop these requests within one step and free their KV blocks."""
+
+    request_ids: list[str]
+
+
+InboxMessage = GenerateRequest | AbortRequests
+
+
+class TokenOutput(msgspec.Struct, frozen=True, array_like=True):
+    """What one request gained in one step."""
+
+    request_id: str
+    token_ids: list[int]
+    finish_reason: FinishReason | None = None
+    num_cached_tokens: int = 0  # prompt tokens that came from the prefix cache
+    error: str = ""  # why, with FinishReason.ERROR
+
+
+class StepTokens(msgspec.Struct, frozen=True):
+    """All tokens of one step for one gateway."""
+
+    executor_id: str
+    epoch: str
+    step: int
+    outputs: list[TokenOutput]
+
+
+class PlanEntry(msgspec.Struct, frozen=True, array_like=True):
+    """One request's share of a step: ``num_scheduled_tokens`` is 1 for a decode, a chunk's length for a prefill."""
+
+    request_id: str
+    kind: Kind
+    num_scheduled_tokens: int
+
+
+class StepPlan(msgspec.Struct, frozen=True):
+    """Q_recv: the plan for exactly one step of one executor's incarnation (``epoch``)."""
+
+    executor_id: str
+    epoch: str
+    step: int
+    entries: list[PlanEntry]  # online first, then offline, each in scheduling order
+    admitted: list[GenerateRequest]  # offline requests that enter with this plan
+    preempted: list[str]  # requests whose KV is dropped before the step
+    latency_ms: float  # predicted for the whole batch
+
+
+class PlanSource(enum.StrEnum):
+    """Where the batch of a step came from."""
+
+    PLAN = "plan"  # the offline-queue's plan, reconciled
+    LOCAL = "local"  # a plan was due and had not come: planned here
+    IDLE = "idle"  # work arrived while nothing ran, so no plan was due: planned here
+
+
+class RequestState(msgspec.Struct, frozen=True, array_like=True):
+    """The executor's truth about one request that it holds, before the step that it starts."""
+
+    request_id: str
+    kind: Kind
+    num_computed_tokens: int
+    num_tokens: int  # prompt and output so far
+    num_blocks: int  # 0: waiting or preempted
+    max_total_tokens: int  # prompt plus the most output it may have
+
+
+class EndedRequest(msgspec.Struct, frozen=True, array_like=True):
+    """A request that left the executor since the message before."""
+
+    request_id: str
+    finish_reason: FinishReason
+
+
+class StepStarted(msgspec.Struct, frozen=True):
+    """Q_send: the step that the executor starts now, and all that it holds. ``idle`` means no step starts:
+    the executor waits for work, and a plan for ``step`` may come at any time."""
+
+    executor_id: str
+    epoch: str
+    step: int
+    source: PlanSource
+    idle: bool
+    entries: list[PlanEntry]
+    states: list[RequestState]
+    ended: list[EndedRequest]
+    num_free_blocks: int
+
+
+class BatchShape(msgspec.Struct, frozen=True, array_like=True):
+    """Eq. 1's features of a batch (HyGen section 4.2), as observed."""
+
+    prefill_tokens: int  # S_p: tokens computed by prefill chunks
+    prefill_requests: int  # N_p
+    decode_kv_tokens: int  # S_d: KV tokens that the decodes read
+    decode_requests: int  # N_d
+
+
+class LatencySample(msgspec.Struct, frozen=True):
+    """One timed step."""
+
+    executor_id: str
+    profile_key: str
+    step: int
+    shape: BatchShape
+    latency_ms: float
+
+
+class MeasureShape(msgspec.Struct, frozen=True):
+    """Ask an executor to time one batch on scratch KV blocks, while it is idle."""
+
+    prefill_lens: list[int]
+    decode_context_lens: list[int]
+    repeats: int = 3
+
+
+class MeasuredShape(msgspec.Struct, frozen=True):
+    """Reply to MeasureShape: one latency per repeat, or why it could not be done."""
+
+    shape: BatchShape
+    latencies_ms: list[float]
+    error: str = ""
+
+
+class ExecutorInfo(msgspec.Struct, frozen=True):
+    """An executor's registration. A new ``epoch`` is a new incarnation that holds nothing of the old one."""
+
+    executor_id: str
+    epoch: str
+    pid: int
+    model: str  # the name that clients use
+    engine: str
+    device: str
+    profile_key: str  # what latency measurements are valid for
+    max_model_len: int
+    block_size: int
+    num_blocks: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    eos_token_ids: list[int]
+
+
+class ExecutorCounters(msgspec.Struct, frozen=True):
+    """Totals since the executor started."""
+
+    steps: int = 0
+    steps_planned: int = 0  # ran the offline-queue's plan
+    steps_local: int = 0  # a plan was due and had not come
+    steps_idle: int = 0  # started from idle: no plan was due
+    plans_stale: int = 0  # plans that came for a step already started
+    offline_dropped: int = 0  # entries dropped by PREEMPT_UNTIL_FIT
+    preemptions: int = 0
+    aborted: int = 0
+    finished_online: int = 0
+    finished_offline: int = 0
+    prompt_tokens: int = 0  # computed, cache hits not counted
+    cached_tokens: int = 0
+    online_tokens: int = 0  # generated
+    offline_tokens: int = 0
+    busy_s: float = 0.0  # time in engine steps
+
+
+class Heartbeat(msgspec.Struct, frozen=True):
+    """An executor is alive; what it carries right now."""
+
+    info: ExecutorInfo
+    counters: ExecutorCounters
+    draining: bool
+    online_waiting: int
+    online_running: int
+    offline_waiting: int
+    offline_running: int
+    num_free_blocks: int
+
+
+class ServiceStatus(msgspec.Struct, frozen=True):
+    """A process's answer to a ping."""
+
+    name: str  # gateway, offline-queue, predictor, profiler, executor-0 ...
+    pid: int
+    health: str  # "ok", or what is wrong
+    details: dict[str, float | int | str | bool | None]
+
+
+class OfflineRequest(msgspec.Struct, frozen=True):
+    """One line of a batch, stored in REQUESTS_STREAM until its result is durable."""
+
+    request: GenerateRequest
+    batch_id: str
+    line: int  # from 1, as in the input file
+    custom_id: str
+    model: str
+
+
+class OfflineResult(msgspec.Struct, frozen=True):
+    """The one result of an offline request, stored in RESULTS_STREAM."""
+
+    request_id: str
+    output_token_ids: list[int]
+    finish_reason: FinishReason
+    num_cached_tokens: int = 0
+    error: str = ""
+
+
+class LatencyModelRecord(msgspec.Struct, frozen=True):
+    """Fitted coefficients of Eq. 1, versioned by the KV revision.
+
+    ``coefficients`` weigh 1, S_p, S_d, S_p^2, S_d^2, N_p, N_d in this order, all in milliseconds and not negative.
+    """
+
+    profile_key: str
+    coefficients: tuple[float, float, float, float, float, float, float]
+    num_samples: int
+    mape: float  # mean absolute percentage error on held-out samples, 0 to 1
+    fitted_at_s: float
+
+
+class BudgetRecord(msgspec.Struct, frozen=True):
+    """The latency budget of one step, and where it comes from."""
+
+    profile_key: str
+    latency_budget_ms: float
+    source: str  # "fixed" or "target-tbt"
+
+
+class BatchError(msgspec.Struct, frozen=True):
+    """One entry of a failed batch's ``errors.data``."""
+
+    code: str
+    message: str
+    line: int | None = None
+    param: str | None = None
+
+
+class BatchRecord(msgspec.Struct, frozen=True):
+    """A batch as OpenAI shows it, and what finalization needs. Times are unix seconds."""
+
+    id: str
+    endpoint: str
+    input_file_id: str
+    completion_window: str
+    created_at: int
+    expires_at: int
+    status: str  # validating, in_progress, finalizing, completed, failed, expired, cancelling, cancelled
+    metadata: dict[str, str] | None = None
+    model: str | None = None
+    output_file_id: str | None = None
+    error_file_id: str | None = None
+    errors: list[BatchError] = []
+    in_progress_at: int | None = None
+    finalizing_at: int | None = None
+    completed_at: int | None = None
+    failed_at: int | None = None
+    expired_at: int | None = None
+    cancelling_at: int | None = None
+    cancelled_at: int | None = None
+    total: int = 0
+    completed: int = 0
+    failed: int = 0
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+
+
+class FileRecord(msgspec.Struct, frozen=True):
+    """A file as OpenAI shows it. The bytes are in OBJECTS_BUCKET under the same id."""
+
+    id: str
+    bytes: int
+    created_at: int
+    filename: str
+    purpose: str
+    expires_at: int | None = None

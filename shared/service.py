@@ -1,0 +1,122 @@
+"""A service's life: connect, start, run until a signal or a fatal error, stop, drain the bus."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Coroutine
+from datetime import UTC, datetime
+from typing import Protocol
+
+import uvloop
+
+from shared.bus import Bus
+from shared.errors import SlackwaterError
+from shared.protocol import subjects
+from shared.protocol.messages import ServiceStatus
+
+logger = logging.getLogger(__name__)
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+PLAIN_RECORD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "taskName"}
+
+Details = dict[str, float | int | str | bool | None]
+
+
+class Service(Protocol):
+    """What ``run_service`` drives, in this order: start, run, stop."""
+
+    name: str
+
+    async def start(self) -> None:
+        """Subscribe and load; the service answers pings from here on."""
+
+    async def run(self) -> None:
+        """The main loop; cancelled on a stop signal. Returning ends the process."""
+
+    async def stop(self) -> None:
+        """Finish what must not be lost."""
+
+    def health(self) -> str:
+        """ "ok", or what is wrong."""
+
+    def details(self) -> Details:
+        """Figures for ``slackwater status``."""
+
+
+class JsonFormatter(logging.Formatter):
+    """One event per line: time, level, logger, event and the ids that came with it."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        event = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "event": record.getMessage(),
+        }
+        event |= {key: value for key, value in vars(record).items() if key not in PLAIN_RECORD}
+        if record.exc_info:
+            event["exception"] = self.formatException(record.exc_info)
+        return json.dumps(event, default=str)
+
+
+def configure_logging(level: str = "info") -> None:
+    """JSON lines on stderr."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter())
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+
+
+def run_service(nats_url: str, log_level: str, name: str, make: Callable[[Bus], Service]) -> int:
+    """Run one service until SIGINT or SIGTERM; the process's exit status. Named errors end it with one log line."""
+    configure_logging(log_level)
+    try:
+        uvloop.run(_serve(nats_url, name, make))
+    except SlackwaterError as error:
+        logger.error("stopped by an error", extra={"service": name, "error": f"{type(error).__name__}: {error}"})
+        return 1
+    return 0
+
+
+async def _serve(nats_url: str, name: str, make: Callable[[Bus], Service]) -> None:
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for signum in STOP_SIGNALS:
+        loop.add_signal_handler(signum, stopping.set)
+    bus = await Bus.connect(nats_url, name)
+    try:
+        service = make(bus)
+        await service.start()
+        try:
+            await bus.serve(subjects.PING, object, _answer_ping(service))
+            logger.info("started", extra={"service": service.name, "pid": os.getpid()})
+            await _until(stopping, service.run())
+        finally:
+            await service.stop()
+            logger.info("stopped", extra={"service": service.name})
+    finally:
+        await bus.close()
+
+
+def _answer_ping(service: Service) -> Callable[[object], Coroutine[None, None, ServiceStatus]]:
+    async def answer(_: object) -> ServiceStatus:
+        return ServiceStatus(service.name, os.getpid(), service.health(), service.details())
+
+    return answer
+
+
+async def _until(stopping: asyncio.Event, running: Coroutine[None, None, None]) -> None:
+    """Run until ``stopping`` is set; the main loop's own error is raised."""
+    main = asyncio.ensure_future(running)
+    signalled = asyncio.ensure_future(stopping.wait())
+    await asyncio.wait((main, signalled), return_when=asyncio.FIRST_COMPLETED)
+    signalled.cancel()
+    if not main.done():
+        main.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await main
