@@ -35,3 +35,11 @@ class EngineError(SlackwaterError):
 
 class PromptTooLongError(SlackwaterError):
     """A prompt and its output do not fit the model's context."""
+
+
+class StackError(SlackwaterError):
+    """A stack on this machine cannot start, or none is there."""
+
+
+class ApiError(SlackwaterError):
+    """An HTTP server cannot be reached, or answered with an error."""
