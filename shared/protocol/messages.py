@@ -6,12 +6,7 @@ import enum
 
 import msgspec
 
-
-class Kind(enum.IntEnum):
-    """The two kinds of work."""
-
-    ONLINE = 0
-    OFFLINE = 1
+from shared.scheduling.request import Kind as Kind
 
 
 class FinishReason(enum.StrEnum):

@@ -1,0 +1,138 @@
+"""A batch under construction: what it holds so far, and what is left of each budget."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from shared.latency.features import BatchFeatures
+from shared.latency.model import LatencyModel
+from shared.scheduling.request import Kind, Request
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What is fixed about one executor. Raises ValueError for a limit under 1."""
+
+    block_size: int  # tokens of a KV block
+    num_blocks: int  # KV blocks in all
+    max_num_batched_tokens: int  # C of HyGen Alg. 2: tokens of one step
+    max_num_seqs: int  # requests of one step
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """The strategies of a preset, as far as one schedule needs them.
+
+    ``latency_budget_ms``: L of HyGen Alg. 2, the time that offline work may fill a step up to; infinite is none.
+    """
+
+    latency_budget_ms: float = math.inf
+    offline_enabled: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledRequest:
+    """One entry (r, l, t_req) of HyGen Alg. 1."""
+
+    request_id: str
+    kind: Kind
+    num_scheduled_tokens: int  # 1 for a decode, the chunk's length for a prefill
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """What one step runs. The entries are in scheduling order, online first."""
+
+    entries: list[ScheduledRequest]
+    preempted: list[str]  # lose their KV before the step, in the order of preemption
+    latency_ms: float  # predicted for the whole batch
+    num_dropped: int = 0  # entries of a plan that no longer fitted
+
+
+class BatchBuilder:
+    """Adds requests while budgets last.
+
+    ``bounded`` requests must fit the latency budget; unbounded ones (the online phase) only use it up, so that
+    without offline work the schedule is plain chunked-prefill continuous batching.
+    """
+
+    def __init__(self, limits: Limits, model: LatencyModel, latency_budget_ms: float, num_blocks: int) -> None:
+        self.entries: list[ScheduledRequest] = []
+        self.scheduled: set[str] = set()  # membership only, never iterated
+        self.features = BatchFeatures()
+        self.latency_ms = 0.0
+        self.num_blocks_left = num_blocks
+        self.num_tokens_left = limits.max_num_batched_tokens
+        self._num_seqs_left = limits.max_num_seqs
+        self._block_size = limits.block_size
+        self._latency_budget_ms = latency_budget_ms
+        self._model = model
+
+    @property
+    def has_room(self) -> bool:
+        """At least one more token of one more request."""
+        return self._num_seqs_left > 0 and self.num_tokens_left > 0
+
+    def lacks_blocks(self, request: Request) -> bool:
+        """Not even one more token of this request fits the free blocks."""
+        return request.num_new_blocks(1, self._block_size) > self.num_blocks_left
+
+    def fits_whole(self, request: Request, reserve_blocks: int = 0) -> bool:
+        """All known tokens of a waiting request fit the free blocks, ``reserve_blocks`` of them left: one that
+        cannot be completed would only hold blocks that others need."""
+        num_blocks = request.num_new_blocks(request.num_remaining_tokens, self._block_size)
+        return num_blocks + reserve_blocks <= self.num_blocks_left
+
+    def try_decode(self, request: Request, bounded: bool) -> bool:
+        """HyGen Alg. 1 lines 7-11: T(batch with r) - T(batch) against what is left of the budget."""
+        if not self.has_room or self.lacks_blocks(request):
+            return False
+        context_len = request.num_computed_tokens + 1
+        cost_ms = self._model.decode_cost_ms(self.features, context_len)
+        if bounded and self.latency_ms + cost_ms > self._latency_budget_ms:
+            return False
+        self.features.add_decode(context_len)
+        self._add(request, 1, cost_ms)
+        return True
+
+    def try_prefill(self, request: Request, bounded: bool, at_most: int | None = None) -> bool:
+        """HyGen Alg. 1 lines 15-20: the longest chunk that fits latency (if bounded), tokens and blocks."""
+        if not self.has_room:
+            return False
+        num_tokens = self._max_prefill(request, bounded, at_most)
+        if num_tokens <= 0:
+            return False
+        cost_ms = self._model.prefill_cost_ms(self.features, num_tokens)
+        self.features.add_prefill(num_tokens)
+        self._add(request, num_tokens, cost_ms)
+        return True
+
+    def try_add(self, request: Request, bounded: bool, at_most: int | None = None) -> bool:
+        """A decode or a prefill chunk, whichever the request needs next."""
+        if request.is_decode:
+            return self.try_decode(request, bounded)
+        return self.try_prefill(request, bounded, at_most)
+
+    def _max_prefill(self, request: Request, bounded: bool, at_most: int | None) -> int:
+        """get_max_prefill(t, c, m, r)."""
+        room = (request.num_blocks + self.num_blocks_left) * self._block_size - request.num_computed_tokens
+        limit = min(request.num_remaining_tokens, self.num_tokens_left, room)
+        if at_most is not None:
+            limit = min(limit, at_most)
+        if not bounded or limit <= 0:
+            return limit
+        return self._model.max_prefill_tokens(self.features, self._latency_budget_ms - self.latency_ms, limit)
+
+    def _add(self, request: Request, num_tokens: int, cost_ms: float) -> None:
+        self.latency_ms += cost_ms
+        self.num_tokens_left -= num_tokens
+        self.num_blocks_left -= request.num_new_blocks(num_tokens, self._block_size)
+        self._num_seqs_left -= 1
+        self.scheduled.add(request.request_id)
+        self.entries.append(ScheduledRequest(request.request_id, request.kind, num_tokens))

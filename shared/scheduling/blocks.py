@@ -1,0 +1,162 @@
+"""KV blocks: who holds which, and which computed prefixes can be shared.
+
+A full block is known by the hash of its tokens and of everything before them. A block that nobody holds keeps its
+contents until it is needed (least recently used first), so a later prompt with the same prefix finds it.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+
+from shared.scheduling.request import Kind
+
+
+@dataclass(slots=True)
+class _Block:
+    refs: list[int]  # holders by kind: [online, offline]
+    hash: bytes | None = None  # set while its full contents are findable
+
+
+@dataclass(slots=True)
+class _Table:
+    kind: Kind
+    blocks: list[int]
+    hashes: list[bytes]  # of the leading full blocks, as far as computed
+
+
+@dataclass(frozen=True, slots=True)
+class BlockStats:
+    """A snapshot of the pool."""
+
+    num_blocks: int
+    num_free: int  # held by nobody, cached ones included
+    num_cached: int  # findable by hash
+    num_offline_only: int  # held by offline requests and no online one: M_off of HyGen Alg. 2
+
+
+class BlockPool:
+    """All KV blocks of one executor, with prefix caching."""
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self._blocks = [_Block([0, 0]) for _ in range(num_blocks)]
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))  # first is taken first
+        self._by_hash: dict[bytes, int] = {}
+        self._tables: dict[str, _Table] = {}
+        self._num_offline_only = 0
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    @property
+    def num_offline_only(self) -> int:
+        return self._num_offline_only
+
+    def stats(self) -> BlockStats:
+        return BlockStats(self.num_blocks, len(self._free), len(self._by_hash), self._num_offline_only)
+
+    def table(self, request_id: str) -> list[int]:
+        """The block ids of a request, in the order of its tokens; not to be changed."""
+        return self._tables[request_id].blocks
+
+    def start(self, request_id: str, kind: Kind, token_ids: Sequence[int]) -> int:
+        """Give a request the cached blocks of its prefix; returns how many of its tokens need no computing.
+        At least one token is left to compute. Raises ValueError where it has a table already."""
+        if request_id in self._tables:
+            raise ValueError(f"request {request_id} has blocks already")
+        table = _Table(kind, [], [])
+        self._tables[request_id] = table
+        for start in range(0, len(token_ids) - self.block_size, self.block_size):
+            key = self._hash(table.hashes[-1] if table.hashes else b"", token_ids[start : start + self.block_size])
+            block_id = self._by_hash.get(key)
+            if block_id is None:
+                break
+            table.hashes.append(key)
+            table.blocks.append(block_id)
+            self._hold(block_id, kind)
+        return len(table.blocks) * self.block_size
+
+    def grow(self, request_id: str, num_slots: int) -> bool:
+        """Make the request's table cover ``num_slots`` tokens; False, and nothing changed, where blocks are short."""
+        table = self._tables[request_id]
+        missing = -(-num_slots // self.block_size) - len(table.blocks)
+        if missing > len(self._free):
+            return False
+        for _ in range(missing):
+            block_id = next(iter(self._free))
+            self._forget(block_id)
+            table.blocks.append(block_id)
+            self._hold(block_id, table.kind)
+        return True
+
+    def commit(self, request_id: str, token_ids: Sequence[int], num_computed_tokens: int) -> None:
+        """Make the full blocks among the first ``num_computed_tokens`` findable; their KV is written."""
+        table = self._tables[request_id]
+        for index in range(len(table.hashes), num_computed_tokens // self.block_size):
+            start = index * self.block_size
+            parent = table.hashes[-1] if table.hashes else b""
+            key = self._hash(parent, token_ids[start : start + self.block_size])
+            table.hashes.append(key)
+            block = self._blocks[table.blocks[index]]
+            if key not in self._by_hash and block.hash is None:
+                block.hash = key
+                self._by_hash[key] = table.blocks[index]
+
+    def free(self, request_id: str) -> None:
+        """Let go of a request's blocks; a request without a table is no error. Its last blocks are reused first,
+        since others are less likely to share them."""
+        table = self._tables.pop(request_id, None)
+        if table is None:
+            return
+        for block_id in reversed(table.blocks):
+            self._release(block_id, table.kind)
+
+    def _hash(self, parent: bytes, token_ids: Sequence[int]) -> bytes:
+        return blake2b(parent + array("I", token_ids).tobytes(), digest_size=16).digest()
+
+    def _hold(self, block_id: int, kind: Kind) -> None:
+        refs = self._blocks[block_id].refs
+        if refs == [0, 0]:
+            del self._free[block_id]
+        self._count(refs, -1)
+        refs[kind] += 1
+        self._count(refs, +1)
+
+    def _release(self, block_id: int, kind: Kind) -> None:
+        block = self._blocks[block_id]
+        self._count(block.refs, -1)
+        block.refs[kind] -= 1
+        self._count(block.refs, +1)
+        if block.refs == [0, 0]:
+            self._free[block_id] = None
+            if block.hash is None:  # nothing to find in it: take it before any cached block
+                self._free.move_to_end(block_id, last=False)
+
+    def _count(self, refs: list[int], sign: int) -> None:
+        if refs[Kind.OFFLINE] > 0 and refs[Kind.ONLINE] == 0:
+            self._num_offline_only += sign
+
+    def _forget(self, block_id: int) -> None:
+        block = self._blocks[block_id]
+        if block.hash is not None:
+            del self._by_hash[block.hash]
+            block.hash = None
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError where counts, tables and the free list disagree."""
+        refs = [[0, 0] for _ in range(self.num_blocks)]
+        for table in self._tables.values():
+            assert len(set(table.blocks)) == len(table.blocks)
+            assert len(table.hashes) <= len(table.blocks)
+            for block_id in table.blocks:
+                refs[block_id][table.kind] += 1
+        assert refs == [block.refs for block in self._blocks]
+        assert set(self._free) == {i for i, held in enumerate(refs) if held == [0, 0]}
+        assert self._by_hash == {b.hash: i for i, b in enumerate(self._blocks) if b.hash is not None}
+        assert self._num_offline_only == sum(1 for online, offline in refs if offline and not online)

@@ -1,0 +1,96 @@
+"""The offline-queue's picture of one executor: the left half of HyGen Alg. 2, without its queues.
+
+Every step message replaces the picture with the executor's truth. On top of the truth the mirror assumes the
+expected outcome of what runs (CALCULATE expected status, HyGen section A.1), so that the next step can be planned
+while this one runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from shared.latency.model import LatencyModel
+from shared.scheduling.batch import Limits, Policy, Schedule, ScheduledRequest
+from shared.scheduling.request import Kind, Request
+from shared.scheduling.schedule import two_phase_schedule
+from shared.scheduling.table import RequestTable
+
+ARRIVAL_GRACE_STEPS = 3  # an online request may be seen here before the executor's next messages mention it
+
+
+@dataclass(slots=True)
+class _Arrival:
+    request: Request
+    step_messages_left: int
+
+
+class ExecutorMirror:
+    """What an executor is expected to hold when it next asks for a plan."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.table = RequestTable()
+        self.num_free_blocks = limits.num_blocks
+        self._arrivals: dict[str, _Arrival] = {}
+
+    def arrive(self, request: Request) -> None:
+        """An online request was sent to the executor; known ids are ignored."""
+        if request.request_id not in self.table and request.request_id not in self._arrivals:
+            self._arrivals[request.request_id] = _Arrival(request, ARRIVAL_GRACE_STEPS)
+            self.table.add(request)
+
+    def depart(self, request_id: str) -> None:
+        """A request was aborted."""
+        self._arrivals.pop(request_id, None)
+        request = self.table.remove(request_id)
+        if request is not None:
+            self.num_free_blocks += request.num_blocks
+
+    def observe(self, states: Iterable[Request], ended: Iterable[str], num_free_blocks: int) -> None:
+        """Take over the executor's word: all that it holds, in its order, before the step that it starts."""
+        held = list(states)
+        known = {request.request_id for request in held} | set(ended)
+        for request_id, arrival in list(self._arrivals.items()):
+            arrival.step_messages_left -= 1
+            if request_id in known or arrival.step_messages_left <= 0:
+                del self._arrivals[request_id]
+            else:
+                held.append(arrival.request)
+        self.table.replace(held)
+        self.num_free_blocks = num_free_blocks
+
+    def assume(self, entries: Iterable[ScheduledRequest]) -> None:
+        """The running step's expected outcome: every chunk is computed, every decode and every finished prompt
+        gains one token, and a request at its length limit ends. EOS cannot be foreseen; the next word corrects it."""
+        for entry in entries:
+            request = self.table.get(entry.request_id)
+            if request is None:
+                continue
+            self._grow(request, entry.num_scheduled_tokens)
+            request.num_computed_tokens += entry.num_scheduled_tokens
+            if request.num_remaining_tokens > 0:
+                continue
+            request.num_tokens += 1
+            if request.num_tokens >= request.max_total_tokens:
+                self.depart(entry.request_id)
+
+    def plan(self, offline_queue: Iterable[Request], policy: Policy, model: LatencyModel) -> Schedule:
+        """Phase one and phase two over the expected state."""
+        return two_phase_schedule(
+            self.table,
+            offline_queue,
+            self.num_free_blocks,
+            self.table.num_blocks(Kind.OFFLINE),
+            self.limits,
+            policy,
+            model,
+        )
+
+    def _grow(self, request: Request, num_tokens: int) -> None:
+        new_blocks = request.num_new_blocks(num_tokens, self.limits.block_size)
+        was_running = request.is_running
+        request.num_blocks += new_blocks
+        self.num_free_blocks = max(0, self.num_free_blocks - new_blocks)
+        if not was_running and request.is_running:
+            self.table.start(request)

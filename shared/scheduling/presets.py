@@ -1,0 +1,43 @@
+"""Presets: named combinations of strategies."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from shared.scheduling.batch import Policy
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """``uses_latency_budget``: offline work is held to a step's latency budget; ``serves_offline``: it runs at all."""
+
+    name: str
+    uses_latency_budget: bool
+    serves_offline: bool
+
+    def policy(self, latency_budget_ms: float | None) -> Policy:
+        """The policy under a budget; without a known one, a preset that needs it serves no offline work yet."""
+        if not self.uses_latency_budget:
+            return Policy(math.inf, self.serves_offline)
+        if latency_budget_ms is None:
+            return Policy(0.0, offline_enabled=False)
+        return Policy(latency_budget_ms, self.serves_offline)
+
+
+PRESETS = {
+    preset.name: preset
+    for preset in (
+        Preset("hygen", uses_latency_budget=True, serves_offline=True),
+        Preset("sarathi++", uses_latency_budget=False, serves_offline=True),  # HyGen section 5.1: online first, no SLO
+        Preset("online-only", uses_latency_budget=False, serves_offline=False),
+    )
+}
+
+
+def preset_named(name: str) -> Preset:
+    """Raises ValueError that lists the known presets."""
+    try:
+        return PRESETS[name]
+    except KeyError:
+        raise ValueError(f"unknown preset {name!r}; known: {', '.join(PRESETS)}") from None

@@ -1,0 +1,48 @@
+"""A request as the scheduler sees it: counts, no text and no tokens."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+
+class Kind(enum.IntEnum):
+    """The two kinds of work."""
+
+    ONLINE = 0
+    OFFLINE = 1
+
+
+@dataclass(slots=True)
+class Request:
+    """One request on one executor, or waiting for one.
+
+    ``num_tokens`` counts prompt and output so far; KV exists for the first ``num_computed_tokens`` of them, in
+    ``num_blocks`` blocks. A request with blocks is running (or held); one without is waiting or was preempted, and
+    keeps its tokens: preemption loses computed KV, never output.
+    """
+
+    request_id: str
+    kind: Kind
+    num_tokens: int
+    max_total_tokens: int  # prompt plus the most output it may have
+    num_computed_tokens: int = 0
+    num_blocks: int = 0
+
+    @property
+    def num_remaining_tokens(self) -> int:
+        """Known tokens whose KV is not computed yet; 1 for a request that decodes."""
+        return self.num_tokens - self.num_computed_tokens
+
+    @property
+    def is_decode(self) -> bool:
+        """Its next step computes one token over KV that is there."""
+        return self.num_computed_tokens > 0 and self.num_tokens - self.num_computed_tokens == 1
+
+    @property
+    def is_running(self) -> bool:
+        return self.num_blocks > 0
+
+    def num_new_blocks(self, num_tokens: int, block_size: int) -> int:
+        """Blocks to add before ``num_tokens`` more tokens can be computed."""
+        return max(0, -(-(self.num_computed_tokens + num_tokens) // block_size) - self.num_blocks)

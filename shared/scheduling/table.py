@@ -1,0 +1,96 @@
+"""The requests that one executor holds, in scheduling order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from shared.scheduling.request import Kind, Request
+
+
+class RequestTable:
+    """Waiting and running requests of both kinds, each in the order in which they are scheduled.
+
+    Waiting requests stand in arrival order; one that was preempted goes back to the front, since it came first.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: tuple[dict[str, Request], dict[str, Request]] = ({}, {})
+        self._running: tuple[dict[str, Request], dict[str, Request]] = ({}, {})
+
+    def __contains__(self, request_id: str) -> bool:
+        return self.get(request_id) is not None
+
+    def __iter__(self) -> Iterator[Request]:
+        for kind in Kind:
+            yield from self._running[kind].values()
+            yield from self._waiting[kind].values()
+
+    def __len__(self) -> int:
+        return sum(len(held) for held in (*self._waiting, *self._running))
+
+    def get(self, request_id: str) -> Request | None:
+        """None for a request that is not here."""
+        for held in (*self._running, *self._waiting):
+            request = held.get(request_id)
+            if request is not None:
+                return request
+        return None
+
+    def running(self, kind: Kind) -> dict[str, Request]:
+        """Requests with KV, by id, in scheduling order; not to be changed."""
+        return self._running[kind]
+
+    def waiting(self, kind: Kind) -> dict[str, Request]:
+        """Requests without KV, by id, in scheduling order; not to be changed."""
+        return self._waiting[kind]
+
+    def add(self, request: Request) -> None:
+        """At the end of its queue. Raises ValueError for an id that is here already."""
+        if request.request_id in self:
+            raise ValueError(f"request {request.request_id} is here already")
+        (self._running if request.is_running else self._waiting)[request.kind][request.request_id] = request
+
+    def remove(self, request_id: str) -> Request | None:
+        """Take it out; None where it is not here."""
+        for held in (*self._running, *self._waiting):
+            request = held.pop(request_id, None)
+            if request is not None:
+                return request
+        return None
+
+    def start(self, request: Request) -> None:
+        """From waiting to the end of running, once it has blocks."""
+        del self._waiting[request.kind][request.request_id]
+        self._running[request.kind][request.request_id] = request
+
+    def preempt(self, request: Request) -> None:
+        """From running to the front of waiting; its KV is gone, its tokens stay."""
+        del self._running[request.kind][request.request_id]
+        request.num_computed_tokens = 0
+        request.num_blocks = 0
+        behind = list(self._waiting[request.kind].items())
+        self._waiting[request.kind].clear()
+        self._waiting[request.kind][request.request_id] = request
+        self._waiting[request.kind].update(behind)
+
+    def replace(self, requests: Iterable[Request]) -> None:
+        """Hold exactly these, in this order."""
+        for held in (*self._waiting, *self._running):
+            held.clear()
+        for request in requests:
+            (self._running if request.is_running else self._waiting)[request.kind][request.request_id] = request
+
+    def num_blocks(self, kind: Kind) -> int:
+        """Blocks in the tables of running requests of one kind; a shared block counts for each that shares it."""
+        return sum(request.num_blocks for request in self._running[kind].values())
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError where the queues disagree with the requests."""
+        seen: set[str] = set()
+        for kind in Kind:
+            for held, running in ((self._running[kind], True), (self._waiting[kind], False)):
+                for request_id, request in held.items():
+                    assert request_id == request.request_id and request_id not in seen
+                    assert request.kind is kind and request.is_running == running
+                    assert running or request.num_computed_tokens == 0
+                    seen.add(request_id)
