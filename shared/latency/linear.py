@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from dataclasses import dataclass
 
 from shared.latency.features import BatchFeatures
 
 NUM_COEFFICIENTS = 7
+MAX_ROOT = 2.0**52  # still an exact integer; no request is as long
 
 
 def feature_row(features: BatchFeatures) -> tuple[float, float, float, float, float, float, float]:
@@ -66,23 +68,22 @@ class LinearLatencyModel:
         return cost + self.base if features.is_empty else cost
 
     def max_prefill_tokens(self, features: BatchFeatures, budget_ms: float, limit: int) -> int:
-        """O(1): the positive root of prefill_square l^2 + slope l = what is left of the budget."""
-        left = budget_ms - self.prefill_request - (self.base if features.is_empty else 0.0)
-        if left < 0 or limit <= 0:
+        """O(1): the root of the quadratic cost, checked against ``prefill_cost_ms``, whose word is final."""
+        if limit <= 0 or self.prefill_cost_ms(features, 1) > budget_ms:
             return 0
-        slope = self.prefill_token + 2 * self.prefill_square * features.prefill_tokens
-        if self.prefill_square > 0:
-            # The form 2c / (b + sqrt(b^2 + 4ac)) keeps its digits where the square term is tiny.
-            denominator = slope + math.sqrt(slope * slope + 4 * self.prefill_square * left)
-            longest = 2 * left / denominator if denominator > 0 else math.inf
-        elif slope > 0:
-            longest = left / slope
-        else:
-            longest = math.inf
-        if longest >= limit:
+        if self.prefill_cost_ms(features, limit) <= budget_ms:
             return limit
-        tokens = int(longest)
-        # Rounding may be off by one on either side of the root.
-        if tokens < limit and self.prefill_cost_ms(features, tokens + 1) <= budget_ms:
-            return tokens + 1
-        return tokens if tokens == 0 or self.prefill_cost_ms(features, tokens) <= budget_ms else tokens - 1
+        root = min(int(self._prefill_root(features, budget_ms)), limit)
+        for tokens in (root, root - 1, root + 1):
+            if self.prefill_cost_ms(features, tokens) <= budget_ms < self.prefill_cost_ms(features, tokens + 1):
+                return tokens
+        # Coefficients so far apart in size that the root lost its digits: ask the cost itself.
+        return bisect_right(range(1, limit + 1), budget_ms, key=lambda tokens: self.prefill_cost_ms(features, tokens))
+
+    def _prefill_root(self, features: BatchFeatures, budget_ms: float) -> float:
+        """The l >= 0 at which prefill_square l^2 + slope l meets what the fixed costs leave of the budget."""
+        left = max(budget_ms - self.prefill_request - (self.base if features.is_empty else 0.0), 0.0)
+        slope = self.prefill_token + 2 * self.prefill_square * features.prefill_tokens
+        # 2c / (b + sqrt(b^2 + 4ac)) keeps its digits where the square term is tiny, and holds where it is 0.
+        denominator = slope + math.sqrt(slope * slope + 4 * self.prefill_square * left)
+        return min(2 * left / denominator, MAX_ROOT) if denominator > 0 else 0.0
