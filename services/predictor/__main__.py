@@ -1,0 +1,22 @@
+"""``python -m services.predictor``."""
+
+from __future__ import annotations
+
+import sys
+
+from services.predictor.service import Predictor
+from services.predictor.settings import PredictorSettings
+from shared.clock import SystemClock
+from shared.config import load
+from shared.service import run_service
+
+
+def main() -> int:
+    """Run until SIGINT or SIGTERM."""
+    settings = load(PredictorSettings, "python -m services.predictor")
+    clock = SystemClock()
+    return run_service(settings.nats, settings.log_level, Predictor.name, lambda bus: Predictor(bus, settings, clock))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
