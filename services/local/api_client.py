@@ -1,0 +1,108 @@
+"""A client of any OpenAI-compatible server, for the commands of the CLI."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+
+from shared.errors import ApiError
+
+Json = dict[str, Any]
+
+CONNECT_TIMEOUT_S = 5.0
+LOCAL_HOSTS = ("127.0.0.1", "::1", "localhost")
+
+
+class ApiClient:
+    """One server. Every method raises ApiError, with the server's own words where it gave some."""
+
+    def __init__(self, url: str) -> None:
+        local = httpx.URL(url).host in LOCAL_HOSTS  # a proxy cannot reach those
+        timeout = httpx.Timeout(None, connect=CONNECT_TIMEOUT_S)
+        self._client = httpx.Client(base_url=url.rstrip("/"), timeout=timeout, trust_env=not local)
+        self._url = url
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._client.close()
+
+    def get(self, path: str, **params: str | int | None) -> Json:
+        """A JSON object."""
+        given = {name: value for name, value in params.items() if value is not None}
+        with self._named_errors():
+            return _checked(self._client.get(path, params=given))
+
+    def post(self, path: str, body: Json | None = None) -> Json:
+        """Send and receive a JSON object."""
+        with self._named_errors():
+            return _checked(self._client.post(path, json=body))
+
+    def upload(self, file: Path, purpose: str) -> Json:
+        """Store a file on the server; its FileObject."""
+        with self._named_errors(), file.open("rb") as source:
+            fields = {"purpose": purpose}
+            return _checked(self._client.post("/v1/files", data=fields, files={"file": (file.name, source)}))
+
+    def download(self, file_id: str, to: Path) -> int:
+        """Write a stored file's bytes; their number."""
+        with self._named_errors(), self._client.stream("GET", f"/v1/files/{file_id}/content") as response:
+            _require_success(response)
+            with to.open("wb") as sink:
+                return sum(sink.write(chunk) for chunk in response.iter_bytes())
+
+    def stream(self, path: str, body: Json) -> Generator[Json, None, None]:
+        """The events of a streamed answer, without the closing ``[DONE]``. Closing the iterator aborts the request."""
+        with self._named_errors(), self._client.stream("POST", path, json={**body, "stream": True}) as response:
+            _require_success(response)
+            for line in response.iter_lines():
+                data = line.removeprefix("data:").strip() if line.startswith("data:") else ""
+                if data and data != "[DONE]":
+                    event: Json = json.loads(data)
+                    _require_no_error(event)
+                    yield event
+
+    @contextlib.contextmanager
+    def _named_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except httpx.ConnectError as error:
+            raise ApiError(
+                f"nothing answers at {self._url}; start a stack with slackwater up, or give --url"
+            ) from error
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise ApiError(f"{self._url}: {error or type(error).__name__}") from error
+        except json.JSONDecodeError as error:
+            raise ApiError(f"{self._url} does not speak JSON; is it an OpenAI-compatible server?") from error
+
+
+def _checked(response: httpx.Response) -> Json:
+    _require_success(response)
+    answer: Json = response.json()
+    return answer
+
+
+def _require_success(response: httpx.Response) -> None:
+    if response.is_success:
+        return
+    response.read()
+    with contextlib.suppress(json.JSONDecodeError):
+        body = response.json()
+        if isinstance(body, dict):
+            _require_no_error(body)
+    raise ApiError(f"{response.request.method} {response.request.url} answered {response.status_code}")
+
+
+def _require_no_error(event: Json) -> None:
+    error = event.get("error")
+    if error:
+        raise ApiError(str(error.get("message", error)) if isinstance(error, dict) else str(error))

@@ -1,0 +1,99 @@
+"""`slackwater batch`: submit a file of requests, watch it, fetch its results."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from services.local.api_client import ApiClient, Json
+from services.local.parameters import ENDPOINTS
+from shared.errors import ApiError
+
+FINAL_STATUSES = frozenset({"completed", "failed", "expired", "cancelled"})
+POLL_S = 0.5  # the API has no event for a batch's progress
+COLUMNS = ("id", "status", "done", "failed", "total", "endpoint", "created")
+
+
+def submit(client: ApiClient, file: Path, endpoint: str | None) -> Json:
+    """Upload the file and create its batch. ``endpoint`` None: as the file's first line says. Raises ApiError."""
+    endpoint = endpoint or first_endpoint(file)
+    uploaded = client.upload(file, purpose="batch")
+    body = {"input_file_id": uploaded["id"], "endpoint": endpoint, "completion_window": "24h"}
+    return client.post("/v1/batches", body)
+
+
+def first_endpoint(file: Path) -> str:
+    """The ``url`` of the first request; the chat endpoint where the line has none, for the server to judge."""
+    with file.open("rb") as lines:
+        first = lines.readline()
+    try:
+        url = json.loads(first)["url"]
+    except (ValueError, KeyError, TypeError):
+        return ENDPOINTS[0]
+    return url if url in ENDPOINTS else ENDPOINTS[0]
+
+
+def wait(client: ApiClient, batch_id: str) -> Json:
+    """Show a progress bar on stderr until the batch has ended; the batch. Raises ApiError."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        bar = progress.add_task("validating", total=None)
+        while True:
+            batch = client.get(f"/v1/batches/{batch_id}")
+            counts = _counts(batch)
+            done = counts["completed"] + counts["failed"]
+            progress.update(bar, description=batch["status"], completed=done, total=counts["total"] or None)
+            if batch["status"] in FINAL_STATUSES:
+                return batch
+            time.sleep(POLL_S)
+
+
+def fetch(client: ApiClient, batch: Json, output: Path) -> None:
+    """Write the batch's results to ``output``, and failed lines beside it as NAME.errors.jsonl. Raises ApiError."""
+    if not batch.get("output_file_id") and not batch.get("error_file_id"):
+        raise ApiError(f"batch {batch['id']} has no results: it is {batch['status']}")
+    if batch.get("output_file_id"):
+        client.download(batch["output_file_id"], output)
+        _tell(f"results: {output}")
+    if batch.get("error_file_id"):
+        errors = output.with_suffix(".errors.jsonl")
+        client.download(batch["error_file_id"], errors)
+        _tell(f"failed lines: {errors}")
+
+
+def require_completed(batch: Json) -> None:
+    """Raises ApiError with the batch's first errors where it ended in another way."""
+    if batch["status"] == "completed":
+        return
+    errors = (batch.get("errors") or {}).get("data") or []
+    lines = [
+        f"  line {error['line']}: {error['message']}" if error.get("line") else f"  {error['message']}"
+        for error in errors
+    ]
+    raise ApiError("\n".join([f"batch {batch['id']} is {batch['status']}", *lines[:10]]))
+
+
+def show_table(batches: list[Json]) -> None:
+    """The batches as a table on stdout."""
+    table = Table(*COLUMNS, box=None, header_style="bold")
+    for batch in batches:
+        counts = _counts(batch)
+        created = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(batch["created_at"]))
+        figures = (str(counts[name]) for name in ("completed", "failed", "total"))
+        table.add_row(batch["id"], batch["status"], *figures, batch["endpoint"], created)
+    Console().print(table)
+
+
+def _counts(batch: Json) -> dict[str, int]:
+    return {"total": 0, "completed": 0, "failed": 0, **(batch.get("request_counts") or {})}
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr)

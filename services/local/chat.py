@@ -1,0 +1,93 @@
+"""`slackwater chat`: one answer, or a conversation, streamed as it is generated."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from dataclasses import dataclass, field
+
+from services.local.api_client import ApiClient
+from shared.errors import ApiError
+
+
+@dataclass(frozen=True, slots=True)
+class ChatOptions:
+    """What every request of a conversation carries; None leaves it to the server."""
+
+    model: str
+    system: str | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+
+    def body(self, messages: list[dict[str, str]]) -> dict[str, object]:
+        """A chat completion request."""
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        optional = {"max_tokens": self.max_tokens, "temperature": self.temperature}
+        given = {name: value for name, value in optional.items() if value is not None}
+        return {"model": self.model, "messages": system + messages, **given}
+
+
+@dataclass(slots=True)
+class Conversation:
+    """The messages so far. Each answer goes to stdout piece by piece."""
+
+    client: ApiClient
+    options: ChatOptions
+    messages: list[dict[str, str]] = field(default_factory=list)
+
+    def ask(self, message: str) -> None:
+        """Stream the answer. KeyboardInterrupt stops it, keeps what has come, and is passed on. Raises ApiError."""
+        self.messages.append({"role": "user", "content": message})
+        pieces: list[str] = []
+        events = self.client.stream("/v1/chat/completions", self.options.body(self.messages))
+        try:
+            with contextlib.closing(events):
+                for event in events:
+                    for choice in event.get("choices", ()):
+                        piece = choice.get("delta", {}).get("content") or ""
+                        pieces.append(piece)
+                        sys.stdout.write(piece)
+                        sys.stdout.flush()
+        finally:
+            print(flush=True)
+            self.messages.append({"role": "assistant", "content": "".join(pieces)})
+
+    def run(self) -> None:
+        """Ask for messages until the end of input (Ctrl-D). Ctrl-C stops an answer, or empties the line."""
+        interactive = sys.stdin.isatty()
+        if interactive:
+            import readline  # noqa: F401  # line editing for input()
+
+            print(f"{self.options.model}. Ctrl-C stops an answer, Ctrl-D leaves.", file=sys.stderr)
+        while True:
+            try:
+                message = input("> " if interactive else "").strip()
+            except EOFError:
+                return
+            except KeyboardInterrupt:
+                if not interactive:
+                    raise
+                print(file=sys.stderr)
+                continue
+            if message and interactive:
+                self._ask_leniently(message)
+            elif message:
+                self.ask(message)
+
+    def _ask_leniently(self, message: str) -> None:
+        """As ``ask``; neither Ctrl-C nor an error ends the conversation."""
+        try:
+            self.ask(message)
+        except KeyboardInterrupt:
+            print("(stopped)", file=sys.stderr)
+        except ApiError as error:
+            del self.messages[-2:]
+            print(f"error: {error}", file=sys.stderr)
+
+
+def default_model(client: ApiClient) -> str:
+    """The first model that the server lists. Raises ApiError."""
+    models = client.get("/v1/models").get("data") or []
+    if not models:
+        raise ApiError("the server lists no model")
+    return str(models[0]["id"])

@@ -1,0 +1,108 @@
+"""A stack's data directory: its lock, its stack file, the logs and the bus's store."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from shared.errors import StackError
+
+
+class ProcessEntry(msgspec.Struct, frozen=True):
+    """One service of a stack. ``pid`` is None between a crash and the next start."""
+
+    pid: int | None
+    starts: int
+
+
+class StackFile(msgspec.Struct, frozen=True):
+    """What ``slackwater status`` and scripts need to know about a running stack."""
+
+    supervisor_pid: int
+    nats_url: str
+    http_url: str
+    model: str
+    engine: str
+    ready: bool
+    processes: dict[str, ProcessEntry]
+
+
+class DataDir:
+    """The folder of one stack. Made on first use."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.expanduser().resolve()
+
+    @property
+    def nats_store(self) -> Path:
+        return self.path / "nats"
+
+    def log(self, name: str) -> Path:
+        """The log file of one service."""
+        return self.path / "logs" / f"{name}.log"
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the directory; the kernel lets go of it when this process ends in any way. Raises StackError."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = (self.path / "lock").open("a+")
+        except OSError as error:
+            raise StackError(f"cannot use the data directory {self.path}: {error.strerror}") from error
+        with lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                lock.seek(0)
+                holder = lock.read().strip() or "unknown"
+                raise StackError(
+                    f"another stack (pid {holder}) uses {self.path}; stop it, or choose another with --data-dir"
+                ) from None
+            lock.truncate(0)
+            lock.write(f"{os.getpid()}\n")
+            lock.flush()
+            yield
+
+    def write_stack(self, stack: StackFile) -> None:
+        """Replace the stack file in one step."""
+        fresh = self._stack_file.with_suffix(".tmp")
+        fresh.write_bytes(msgspec.json.format(msgspec.json.encode(stack)) + b"\n")
+        fresh.replace(self._stack_file)
+
+    def read_stack(self) -> StackFile:
+        """Raises StackError where no stack runs here."""
+        try:
+            stack = msgspec.json.decode(self._stack_file.read_bytes(), type=StackFile)
+        except FileNotFoundError:
+            raise StackError(f"no stack runs in {self.path}; start one with: slackwater up") from None
+        except msgspec.DecodeError as error:
+            raise StackError(f"{self._stack_file} cannot be read: {error}") from error
+        if not is_alive(stack.supervisor_pid):
+            raise StackError(
+                f"the stack in {self.path} is gone (its supervisor had pid {stack.supervisor_pid}); "
+                "start it with: slackwater up"
+            )
+        return stack
+
+    def remove_stack(self) -> None:
+        self._stack_file.unlink(missing_ok=True)
+
+    @property
+    def _stack_file(self) -> Path:
+        return self.path / "stack.json"
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process has this number."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -1,0 +1,98 @@
+"""Keeps one service running: starts it, starts it again when it ends by itself, ends it when told to."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Protocol
+
+from services.local.backoff import Backoff
+from services.local.process import Command, Process
+
+GRACE_S = 10.0
+
+
+class Watcher(Protocol):
+    """Who wants to know. Called from the event loop."""
+
+    def on_started(self, keeper: Keeper) -> None: ...
+
+    def on_crashed(self, keeper: Keeper, status: int, delay_s: float) -> None:
+        """The service ended by itself and starts again after the delay."""
+
+
+class Keeper:
+    """One service. ``keep`` runs for as long as the service is wanted; ``stop`` ends it and returns when it is gone."""
+
+    def __init__(
+        self, command: Command, watcher: Watcher, backoff: Backoff | None = None, grace_s: float = GRACE_S
+    ) -> None:
+        self.command = command
+        self.starts = 0
+        self._watcher = watcher
+        self._backoff = backoff or Backoff()
+        self._grace_s = grace_s
+        self._process: Process | None = None
+        self._stopping = asyncio.Event()
+        self._gone = asyncio.Event()
+
+    @property
+    def name(self) -> str:
+        return self.command.name
+
+    @property
+    def pid(self) -> int | None:
+        """None while it is not running."""
+        return self._process.pid if self._process else None
+
+    @property
+    def failures(self) -> int:
+        """Crashes in a row; a long run clears them."""
+        return self._backoff.failures
+
+    async def keep(self) -> None:
+        """Raises OSError where the program cannot be run."""
+        try:
+            while not self._stopping.is_set():
+                started_s = time.monotonic()
+                status = await self._run_once()
+                if self._stopping.is_set():
+                    return
+                delay_s = self._backoff.next_delay_s(time.monotonic() - started_s)
+                self._watcher.on_crashed(self, status, delay_s)
+                await self._stop_requested(within_s=delay_s)
+        finally:
+            self._gone.set()
+
+    async def stop(self) -> None:
+        """SIGTERM, a bounded wait, SIGKILL; returns when the process is gone. ``keep`` must be running."""
+        self._stopping.set()
+        await self._gone.wait()
+
+    def kill(self) -> None:
+        """SIGKILL now. Without ``stop`` this is a crash like any other."""
+        if self._process:
+            self._process.kill()
+
+    async def _run_once(self) -> int:
+        """Start the service and wait for its end, or end it when a stop is requested; the exit status."""
+        process = self._process = await Process.start(self.command)
+        self.starts += 1
+        self._watcher.on_started(self)
+        ended = asyncio.ensure_future(process.wait())
+        stopped = asyncio.ensure_future(self._stopping.wait())
+        try:
+            await asyncio.wait((ended, stopped), return_when=asyncio.FIRST_COMPLETED)
+            return await ended if ended.done() else await process.terminate(self._grace_s)
+        finally:
+            process.kill()
+            ended.cancel()
+            stopped.cancel()
+            self._process = None
+
+    async def _stop_requested(self, within_s: float) -> bool:
+        try:
+            async with asyncio.timeout(within_s):
+                return await self._stopping.wait()
+        except TimeoutError:
+            return False

@@ -1,0 +1,43 @@
+"""What `slackwater up` was asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+DEFAULT_MODEL = "smollm2-135m-instruct"
+DEFAULT_DATA_DIR = Path(".slackwater")
+DEFAULT_PORT = 8000
+ENGINES = ("torch", "sim")
+WILDCARD_HOSTS = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
+
+
+@dataclass(frozen=True, slots=True)
+class StackOptions:
+    """One stack on this machine. None leaves a setting to the service's own default or environment."""
+
+    model: str = DEFAULT_MODEL  # a known name, a local folder or a hub id
+    engine: str = "torch"
+    host: str = "127.0.0.1"
+    port: int = DEFAULT_PORT
+    executors: int = 1
+    threads: int | None = None
+    kv_blocks: int | None = None
+    preset: str = "hygen"
+    budget_ms: float | None = None
+    target_tbt_ms: float | None = None
+    data_dir: Path = DEFAULT_DATA_DIR
+    nats: str | None = None  # None: a server of our own
+    log_level: str = "info"
+
+    @property
+    def model_name(self) -> str:
+        """What clients call the model: a folder's own name, otherwise the model as it was given."""
+        folder = Path(self.model).expanduser()
+        return folder.resolve().name if folder.is_dir() else self.model
+
+    @property
+    def url(self) -> str:
+        """Where clients on this machine reach the gateway."""
+        host = WILDCARD_HOSTS.get(self.host, self.host)
+        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"

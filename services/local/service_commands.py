@@ -1,0 +1,54 @@
+"""The command lines of a stack's services."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from services.local.data_dir import DataDir
+from services.local.options import StackOptions
+from services.local.process import Command
+
+Setting = str | int | float | None
+
+
+def prepare_command(options: StackOptions, data_dir: DataDir) -> Command:
+    """Makes the model's folder, and prints it as the last line of its stdout."""
+    argv = _python("services.executor.prepare_model", model=options.model)
+    return Command("prepare-model", argv, data_dir.log("prepare-model"))
+
+
+def service_commands(options: StackOptions, data_dir: DataDir, nats_url: str, model_path: Path) -> list[Command]:
+    """In the order in which they start; the gateway, which is where requests come in, is last."""
+    common = {"nats": nats_url, "log_level": options.log_level}
+    model = {"model_path": str(model_path), "model_name": options.model_name}
+    settings: dict[str, tuple[str, dict[str, Setting]]] = {
+        "predictor": ("services.predictor", {}),
+        "profiler": (
+            "services.profiler",
+            {"budget_ms": options.budget_ms, "target_tbt_ms": options.target_tbt_ms},
+        ),
+        "offline-queue": ("services.offline_queue", {**model, "preset": options.preset}),
+    }
+    for index in range(options.executors):
+        settings[f"executor-{index}"] = ("services.executor", {**_executor(options, index), **model})
+    settings["gateway"] = ("services.gateway", {"host": options.host, "port": options.port, **model})
+    return [
+        Command(name, _python(module, **common, **given), data_dir.log(name))
+        for name, (module, given) in settings.items()
+    ]
+
+
+def _executor(options: StackOptions, index: int) -> dict[str, Setting]:
+    return {
+        "executor_id": f"executor-{index}",
+        "engine": options.engine,
+        "threads": options.threads,
+        "kv_blocks": options.kv_blocks,
+        "preset": options.preset,
+    }
+
+
+def _python(module: str, **settings: Setting) -> tuple[str, ...]:
+    flags = ((f"--{name.replace('_', '-')}", str(value)) for name, value in settings.items() if value is not None)
+    return (sys.executable, "-m", module, *(word for pair in flags for word in pair))

@@ -1,0 +1,170 @@
+"""`slackwater status`: what a stack's processes say about themselves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from services.local.data_dir import DataDir, StackFile, is_alive
+from services.local.readiness import ping_all
+from shared.bus import Bus
+from shared.errors import BusError, StackError
+from shared.protocol import subjects
+from shared.protocol.messages import ExecutorInfo, Heartbeat, ServiceStatus
+from shared.service import Details
+
+ANSWER_S = 1.0
+HEARTBEAT_S = 2.5  # two heartbeats and a half
+CONNECT_S = 2.0
+OFFLINE_QUEUE = "offline-queue"
+
+
+class ProcessStatus(msgspec.Struct, frozen=True):
+    """One process. ``pid`` is None between a crash and the next start."""
+
+    name: str
+    pid: int | None
+    health: str  # "ok", or what is wrong
+    restarts: int | None  # None where another machine's supervisor knows
+    details: Details
+
+
+class Status(msgspec.Struct, frozen=True):
+    """What ``status --json`` prints. ``queues`` sums the executors and adds the offline pool's own figures."""
+
+    url: str | None
+    nats: str
+    model: str | None
+    ready: bool | None
+    processes: list[ProcessStatus]
+    executors: list[Heartbeat]
+    queues: Details
+
+
+async def read_status(data_dir: Path, nats: str | None) -> Status:
+    """Ask the stack of the data directory, or whoever is on the given bus. Raises StackError where none answers."""
+    stack = None if nats else DataDir(data_dir).read_stack()
+    url = nats or (stack.nats_url if stack else "")
+    try:
+        bus = await Bus.connect(url, "status", CONNECT_S)
+    except BusError as error:
+        raise StackError(f"the stack does not answer: {error}") from error
+    try:
+        async with asyncio.TaskGroup() as group:
+            pinging = group.create_task(ping_all(bus, ANSWER_S))
+            beating = group.create_task(_heartbeats(bus))
+    finally:
+        await bus.close()
+    answers, executors = pinging.result(), beating.result()
+    if not answers and stack is None:
+        raise StackError(f"no service answers on {url}")
+    processes = _processes(answers, stack)
+    return Status(
+        url=stack.http_url if stack else None,
+        nats=url,
+        model=stack.model if stack else next((beat.info.model for beat in executors), None),
+        ready=stack.ready if stack else None,
+        processes=processes,
+        executors=executors,
+        queues=_queues(executors, answers.get(OFFLINE_QUEUE)),
+    )
+
+
+def show(status: Status) -> None:
+    """Tables on stdout."""
+    console = Console()
+    where = f"{status.url}  {status.model}  " if status.url else ""
+    console.print(f"{where}bus {status.nats}", highlight=False, markup=False)
+    console.print(_process_table(status.processes))
+    if status.executors:
+        console.print(_executor_table(status.executors))
+    console.print("queues  " + "  ".join(f"{name} {value}" for name, value in status.queues.items()), highlight=False)
+
+
+async def _heartbeats(bus: Bus) -> list[Heartbeat]:
+    """The latest heartbeat of each registered executor that lives, by executor id."""
+    beats: dict[str, Heartbeat] = {}
+    registered = {entry.key for entry in await (await bus.bucket(subjects.EXECUTORS_BUCKET, ExecutorInfo)).entries()}
+    complete = asyncio.Event()
+
+    async def on_heartbeat(beat: Heartbeat) -> None:
+        beats[beat.info.executor_id] = beat
+        if registered <= beats.keys():
+            complete.set()
+
+    subscription = await bus.subscribe(subjects.HEARTBEATS, Heartbeat, on_heartbeat)
+    try:
+        async with asyncio.timeout(HEARTBEAT_S):
+            await complete.wait()
+    except TimeoutError:
+        pass  # one is gone or starting: the others are shown
+    finally:
+        await subscription.stop()
+    return [beats[executor_id] for executor_id in sorted(beats)]
+
+
+def _processes(answers: dict[str, ServiceStatus], stack: StackFile | None) -> list[ProcessStatus]:
+    """Those of the stack in starting order, and whoever else is on the bus."""
+    shown = []
+    if stack is not None:
+        shown.append(ProcessStatus("supervisor", stack.supervisor_pid, "ok", 0, {}))
+        for name, entry in stack.processes.items():
+            answer = answers.get(name)
+            health = answer.health if answer else _health_without_answer(name, entry.pid)
+            details = answer.details if answer else {}
+            shown.append(ProcessStatus(name, entry.pid, health, max(0, entry.starts - 1), details))
+    known = {process.name for process in shown}
+    others = sorted((answer for name, answer in answers.items() if name not in known), key=lambda answer: answer.name)
+    return shown + [ProcessStatus(answer.name, answer.pid, answer.health, None, answer.details) for answer in others]
+
+
+def _health_without_answer(name: str, pid: int | None) -> str:
+    if pid is None or not is_alive(pid):
+        return "not running"
+    return "ok" if name == "nats-server" else "no answer"  # the bus itself: this question went through it
+
+
+def _queues(executors: Iterable[Heartbeat], offline_queue: ServiceStatus | None) -> Details:
+    beats = list(executors)
+    on_executors: Details = {
+        name: sum(getattr(beat, name) for beat in beats)
+        for name in ("online_waiting", "online_running", "offline_waiting", "offline_running")
+    }
+    pool = offline_queue.details if offline_queue else {}
+    return on_executors | {f"pool_{name}": value for name, value in pool.items() if name in POOL_FIGURES}
+
+
+POOL_FIGURES = ("waiting", "running", "batches")
+
+
+def _process_table(processes: list[ProcessStatus]) -> Table:
+    table = Table("process", "pid", "health", "restarts", box=None, header_style="bold")
+    for process in processes:
+        style = "" if process.health == "ok" else "red"
+        pid, restarts = process.pid or "", "" if process.restarts is None else process.restarts
+        table.add_row(process.name, str(pid), process.health, str(restarts), style=style)
+    return table
+
+
+def _executor_table(executors: list[Heartbeat]) -> Table:
+    columns = ("executor", "engine", "device", "online", "offline", "free blocks", "steps", "planned", "tokens on/off")
+    table = Table(*columns, box=None, header_style="bold")
+    for beat in executors:
+        counters = beat.counters
+        table.add_row(
+            beat.info.executor_id,
+            beat.info.engine,
+            beat.info.device,
+            f"{beat.online_running} running, {beat.online_waiting} waiting",
+            f"{beat.offline_running} running, {beat.offline_waiting} waiting",
+            f"{beat.num_free_blocks}/{beat.info.num_blocks}",
+            str(counters.steps),
+            f"{counters.steps_planned} (+{counters.steps_local} local, {counters.steps_idle} idle)",
+            f"{counters.online_tokens}/{counters.offline_tokens}",
+        )
+    return table

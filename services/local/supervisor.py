@@ -1,0 +1,183 @@
+"""`slackwater up`: a whole stack on one machine, kept running until a signal, then drained.
+
+In order: the bus, the model's folder, the services. A service that ends by itself is started again. On the first
+SIGINT or SIGTERM everything is drained in the reverse direction of the work, on the second it is killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from services.local import log_file
+from services.local.data_dir import DataDir, ProcessEntry, StackFile
+from services.local.keeper import Keeper
+from services.local.nats_server import nats_command
+from services.local.options import StackOptions
+from services.local.port import free_port, require_free
+from services.local.process import Command, Process, describe_exit
+from services.local.progress import Progress
+from services.local.readiness import wait_ready
+from services.local.service_commands import prepare_command, service_commands
+from shared.bus import Bus
+from shared.errors import SlackwaterError, StackError
+
+MAX_FAILURES_BEFORE_READY = 3  # of one service, in a row
+KILLED_STATUS = 130  # as a shell reports an interrupted command
+DRAIN_ORDER = ("gateway", "executor", "offline-queue", "profiler", "predictor", "nats-server")
+
+
+class Supervisor:
+    """One stack. ``run`` is its whole life."""
+
+    def __init__(self, options: StackOptions, progress: Progress, announce: Callable[[str], None]) -> None:
+        self._options = options
+        self._progress = progress
+        self._announce = announce
+        self._data_dir = DataDir(options.data_dir)
+        self._keepers: list[Keeper] = []
+        self._keeping = asyncio.TaskGroup()
+        self._ending = asyncio.Event()
+        self._failure: Exception | None = None
+        self._ready = False
+        self._signals = 0
+        self._nats_url = options.nats or ""
+
+    async def run(self) -> int:
+        """Until a signal; the exit status. Raises StackError where the stack cannot start."""
+        require_free(self._options.host, self._options.port)
+        with self._data_dir.locked(), self._signal_handlers():
+            try:
+                async with self._keeping:
+                    starting = self._keeping.create_task(self._start_or_fail())
+                    await self._ending.wait()
+                    starting.cancel()
+                    await asyncio.wait((starting,))
+                    await self._drain()
+            finally:
+                self._progress.close()
+                self._data_dir.remove_stack()
+        if self._failure is not None:
+            raise self._failure
+        return KILLED_STATUS if self._signals > 1 else 0
+
+    def on_started(self, keeper: Keeper) -> None:
+        """A Keeper's word."""
+        self._write_stack()
+        if keeper.starts > 1:
+            self._progress.note(f"{keeper.name} started again (pid {keeper.pid})")
+
+    def on_crashed(self, keeper: Keeper, status: int, delay_s: float) -> None:
+        """A Keeper's word. A service that cannot even start ends the whole stack."""
+        ended = f"{keeper.name} ended by itself ({describe_exit(status)})"
+        if not self._ready and keeper.failures >= MAX_FAILURES_BEFORE_READY:
+            self._fail(StackError(f"{ended}, {keeper.failures} times in a row\n{_quote(keeper.command)}"))
+            return
+        self._progress.note(f"{ended}; starting it again in {delay_s:.1f} s (log: {keeper.command.log})")
+
+    async def _start_or_fail(self) -> None:
+        try:
+            await self._start()
+        except (SlackwaterError, OSError) as error:
+            self._fail(error)
+
+    async def _start(self) -> None:
+        if self._options.nats is None:
+            port = free_port()
+            self._nats_url = f"nats://127.0.0.1:{port}"
+            self._progress.step("starting the bus")
+            self._keep([nats_command(self._data_dir, port)])
+        bus = await Bus.connect(self._nats_url, "supervisor")
+        try:
+            model_path = await self._prepare_model()
+            commands = service_commands(self._options, self._data_dir, self._nats_url, model_path)
+            self._keep(commands)
+            await wait_ready(bus, self._options.url, [command.name for command in commands], self._progress)
+        finally:
+            await bus.close()
+        self._ready = True
+        self._write_stack()
+        self._progress.close()
+        self._announce(f"ready {self._options.url} model {self._options.model_name}")
+
+    async def _prepare_model(self) -> Path:
+        """The model's folder. Raises StackError with the end of the log."""
+        self._progress.step(f"preparing the model {self._options.model} (about a minute the first time)")
+        command = prepare_command(self._options, self._data_dir)
+        process = await Process.start(command, capture_stdout=True)
+        try:
+            lines = (await process.output()).split("\n")
+            status = await process.wait()
+        finally:
+            process.kill()
+        folder = next((line.strip() for line in reversed(lines) if line.strip()), "")
+        if status != 0 or not folder:
+            raise StackError(f"the model {self._options.model} cannot be used\n{_quote(command)}")
+        return Path(folder)
+
+    def _keep(self, commands: Sequence[Command]) -> None:
+        keepers = [Keeper(command, self) for command in commands]
+        self._keepers += keepers
+        for keeper in keepers:
+            self._keeping.create_task(self._keep_or_fail(keeper), name=keeper.name)
+
+    async def _keep_or_fail(self, keeper: Keeper) -> None:
+        try:
+            await keeper.keep()
+        except OSError as error:
+            self._fail(StackError(f"{keeper.name} cannot be started: {error}"))
+
+    def _fail(self, failure: Exception) -> None:
+        """The first failure decides; then the stack ends."""
+        self._failure = self._failure or failure
+        self._ending.set()
+
+    async def _drain(self) -> None:
+        """End the services, each only when those that send it work are gone."""
+        self._progress.step("stopping")
+        for prefix in DRAIN_ORDER:
+            await asyncio.gather(*(keeper.stop() for keeper in self._keepers if keeper.name.startswith(prefix)))
+
+    def _write_stack(self) -> None:
+        processes = {keeper.name: ProcessEntry(keeper.pid, keeper.starts) for keeper in self._keepers}
+        options = self._options
+        self._data_dir.write_stack(
+            StackFile(
+                supervisor_pid=os.getpid(),
+                nats_url=self._nats_url,
+                http_url=options.url,
+                model=options.model_name,
+                engine=options.engine,
+                ready=self._ready,
+                processes=processes,
+            )
+        )
+
+    @contextlib.contextmanager
+    def _signal_handlers(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        signals = [signal.SIGINT, signal.SIGTERM]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup wants it ignored
+            signals.append(signal.SIGHUP)
+        for signum in signals:
+            loop.add_signal_handler(signum, self._on_signal)
+        try:
+            yield
+        finally:
+            for signum in signals:
+                loop.remove_signal_handler(signum)
+
+    def _on_signal(self) -> None:
+        self._signals += 1
+        self._ending.set()
+        if self._signals > 1:
+            for keeper in self._keepers:
+                keeper.kill()
+
+
+def _quote(command: Command) -> str:
+    return f"the end of {command.log}:\n{log_file.tail(command.log)}"
