@@ -40,7 +40,7 @@ def _write_tokenizer(fields: dict[str, Any], folder: Path) -> None:
         raise ModelError(f"cannot convert a GGUF tokenizer of kind {kind}/{pre_tokenizer}: give a safetensors folder")
     tokens: list[str] = fields["tokenizer.ggml.tokens"]
     merges = [tuple(merge.split(" ", 1)) for merge in fields["tokenizer.ggml.merges"]]
-    tokenizer = Tokenizer(BPE({token: i for i, token in enumerate(tokens)}, merges))  # type: ignore[arg-type]
+    tokenizer = Tokenizer(BPE({token: i for i, token in enumerate(tokens)}, merges))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
