@@ -29,6 +29,10 @@ class ModelError(SlackwaterError):
     """A model or tokenizer folder cannot be used."""
 
 
+class ChatTemplateError(SlackwaterError):
+    """A model's chat template refuses a conversation."""
+
+
 class EngineError(SlackwaterError):
     """An engine step failed; the KV contents of the requests in it are not to be trusted."""
 

@@ -1,0 +1,1 @@
+"""OpenAI's request and response shapes for completions, free of any web framework."""

@@ -1,0 +1,238 @@
+"""Text to token ids and back, for a prepared model folder; needs neither torch nor transformers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+import jinja2
+import jinja2.ext
+import tokenizers
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from shared.errors import ChatTemplateError, ModelError
+
+REPLACEMENT = "\ufffd"  # what decoding shows for bytes that are not UTF-8, or not yet
+MAX_PENDING_TOKENS = 16  # an unfinished character spans fewer tokens; beyond this the bytes are broken
+
+
+class Tokenizer:
+    """The tokenizer and chat template of one model folder. Safe to share between threads."""
+
+    def __init__(self, backend: tokenizers.Tokenizer, chat_template: str | None, template_tokens: Mapping[str, str]):
+        self._backend = backend
+        self._template_tokens = dict(template_tokens)
+        self._template = _compile(chat_template) if chat_template is not None else None
+        added = backend.get_added_tokens_decoder()
+        self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
+
+    @classmethod
+    def from_folder(cls, path: str | Path) -> Tokenizer:
+        """Read tokenizer.json, tokenizer_config.json and chat_template.jinja. Raises ModelError."""
+        folder = Path(path)
+        try:
+            backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+        except Exception as error:  # the library raises bare Exception
+            raise ModelError(f"{folder / 'tokenizer.json'} cannot be read as a tokenizer: {error}") from error
+        backend.no_truncation()
+        backend.no_padding()
+        config = _read_config(folder / "tokenizer_config.json")
+        try:
+            return cls(backend, _find_chat_template(folder, config), _named_tokens(config))
+        except jinja2.TemplateSyntaxError as error:
+            raise ModelError(f"the chat template of {folder} does not parse: {error}") from error
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text. Special tokens written out in the text are recognised as such."""
+        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def apply_chat_template(
+        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True
+    ) -> list[int]:
+        """Token ids of a conversation. Raises ChatTemplateError where the template refuses it, or there is none."""
+        return self.encode(self.render_chat(messages, add_generation_prompt), add_special_tokens=False)
+
+    def render_chat(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> str:
+        """The conversation as the model's prompt. Raises ChatTemplateError."""
+        if self._template is None:
+            raise ChatTemplateError("this model has no chat template; use /v1/completions")
+        try:
+            return self._template.render(
+                messages=messages, add_generation_prompt=add_generation_prompt, **self._template_tokens
+            )
+        except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
+            raise ChatTemplateError(f"the chat template refuses these messages: {error}") from error
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of the ids; bytes that are not UTF-8 become U+FFFD."""
+        text: str = self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        return text
+
+    def detokenizer(self, stop: Sequence[str] = ()) -> IncrementalDetokenizer:
+        """For one stream of tokens that ends before the first of the ``stop`` strings."""
+        return IncrementalDetokenizer(self._backend, self._special_ids, stop)
+
+
+class IncrementalDetokenizer:
+    """Text of a growing list of tokens, given out as soon as no later token can change it.
+
+    Everything that ``push`` and ``finish`` return, joined, is the decoded text of all tokens up to a stop string,
+    however the tokens are cut into pushes. Where stop strings overlap, the one that is complete first counts.
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer, special_ids: frozenset[int], stop: Sequence[str]) -> None:
+        self.stopped = False
+        self._stream = _TokenStream(backend, special_ids)
+        self._stop = tuple(stop)
+        self._held = ""
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        """The text that is safe to show now; empty once stopped."""
+        if self.stopped:
+            return ""
+        text = self._stream.push(token_ids)
+        if not self._stop or not text:
+            return text
+        return self._before_stop(self._held + text)
+
+    def finish(self) -> str:
+        """The rest of the text: an unfinished character as U+FFFD, and what only might have become a stop string."""
+        if self.stopped:
+            return ""
+        text = self._before_stop(self._held + self._stream.finish())
+        if not self.stopped:
+            text, self._held = text + self._held, ""
+        return text
+
+    def _before_stop(self, text: str) -> str:
+        ends = [(at + len(stop), at) for stop in self._stop if (at := text.find(stop)) >= 0]
+        if ends:
+            self.stopped, self._held = True, ""
+            return text[: min(ends)[1]]
+        num_held = max((_overlap(text, stop) for stop in self._stop), default=0)
+        cut = len(text) - num_held
+        self._held = text[cut:]
+        return text[:cut]
+
+
+class _TokenStream:
+    """Decodes a window of recent tokens: those given out last, as context for decoders that look at the token
+    before, then those pending. ``tokenizers.DecodeStream`` does the same, but cannot give out the rest at the end,
+    fails where a run of byte tokens turns invalid, and never forgets tokens that have no text."""
+
+    def __init__(self, backend: tokenizers.Tokenizer, special_ids: frozenset[int]) -> None:
+        self._backend = backend
+        self._special_ids = special_ids
+        self._window: list[int] = []
+        self._num_shown = 0
+        self._shown = ""
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        pending = [token_id for token_id in token_ids if token_id not in self._special_ids]
+        if not pending:
+            return ""
+        self._window += pending
+        text = self._decode(self._window)
+        if not text.endswith(REPLACEMENT):
+            return self._show(text, len(self._window))
+        if len(self._window) - self._num_shown <= MAX_PENDING_TOKENS:
+            return ""
+        cut = self._last_clean_cut(text)
+        return self._show(self._decode(self._window[:cut]), cut)
+
+    def finish(self) -> str:
+        return self._show(self._decode(self._window), len(self._window))
+
+    def _show(self, text: str, cut: int) -> str:
+        """Give out window[:cut], whose text this is."""
+        if text.startswith(self._shown):
+            new = text[len(self._shown) :]
+        else:
+            new = self._decode(self._window[self._num_shown : cut])
+        if not new and cut - self._num_shown <= MAX_PENDING_TOKENS:
+            return ""
+        if cut > self._num_shown:
+            del self._window[: self._num_shown]
+            self._num_shown = cut - self._num_shown
+            self._shown = self._decode(self._window[: self._num_shown])
+        return new
+
+    def _last_clean_cut(self, text: str) -> int:
+        """The last place in the window that lies between characters; its end where there is none."""
+        for cut in range(len(self._window) - 1, self._num_shown, -1):
+            if self._decode(self._window[:cut]) + self._decode(self._window[cut:]) == text:
+                return cut
+        return len(self._window)
+
+    def _decode(self, token_ids: list[int]) -> str:
+        text: str = self._backend.decode(token_ids, skip_special_tokens=True)
+        return text
+
+
+def _overlap(text: str, stop: str) -> int:
+    """The length of the longest end of ``text`` that is a proper beginning of ``stop``."""
+    for length in range(min(len(text), len(stop) - 1), 0, -1):
+        if text.endswith(stop[:length]):
+            return length
+    return 0
+
+
+def _compile(chat_template: str) -> jinja2.Template:
+    """With the filters and functions that Hugging Face's chat templates may use."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment.from_string(chat_template)
+
+
+def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.now().strftime(pattern)
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} cannot be read: {error}") from error
+    if not isinstance(config, dict):
+        raise ModelError(f"{path} is not a JSON object")
+    return config
+
+
+def _find_chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
+    beside = folder / "chat_template.jinja"
+    if beside.exists():
+        return beside.read_text(encoding="utf-8")
+    template = config.get("chat_template")
+    if isinstance(template, list):
+        named = {entry["name"]: entry["template"] for entry in template}
+        template = named.get("default")
+    return template if isinstance(template, str) else None
+
+
+def _named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """bos_token, eos_token and their like, which templates write out."""
+    tokens = {}
+    for name, value in config.items():
+        content = value.get("content") if isinstance(value, dict) else value
+        if name.endswith("_token") and isinstance(content, str):
+            tokens[name] = content
+    return tokens
