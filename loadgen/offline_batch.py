@@ -1,0 +1,234 @@
+"""An offline backlog as real OpenAI batches: upload, create, watch, cancel."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from loadgen.backlog import OfflinePrompt
+from loadgen.client import OpenAIClient
+from loadgen.errors import ServerError
+from loadgen.offline import OfflineMaker, OfflineTotals
+from loadgen.openloop import sleep_until
+from loadgen.sse import Usage
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 1.0
+CANCEL_TIMEOUT_S = 60.0
+MAX_FILE_BYTES = 190 << 20  # OpenAI takes 200 MB
+MAX_FILE_LINES = 50_000
+ENDED = frozenset({"completed", "failed", "expired", "cancelled"})
+
+
+class _Counts(msgspec.Struct, frozen=True):
+    total: int = 0
+    completed: int = 0
+    failed: int = 0
+
+
+class _BatchUsage(msgspec.Struct, frozen=True):
+    input_tokens: int = 0
+    output_tokens: int = 0
+
+
+class Batch(msgspec.Struct, frozen=True):
+    """What we read of OpenAI's batch object."""
+
+    id: str
+    status: str
+    request_counts: _Counts | None = None
+    usage: _BatchUsage | None = None
+    output_file_id: str | None = None
+    errors: Any = None
+
+    @property
+    def ended(self) -> bool:
+        return self.status in ENDED
+
+
+@dataclass(frozen=True, slots=True)
+class _Progress:
+    """All batches together at one time."""
+
+    time_s: float
+    completed: int
+    failed: int
+    input_tokens: int | None
+    output_tokens: int | None
+
+
+class OfflineBatch:
+    """The backlog as one batch, or as several where OpenAI's limits for a file ask for it.
+
+    Tokens are counted from the batches' live usage at the window's two ends; a server that has none until a batch
+    ends gives request counts only, and its tokens come from the output files where the backlog ran out or is drained.
+    """
+
+    def __init__(
+        self,
+        client: OpenAIClient,
+        maker: OfflineMaker,
+        prompts: Sequence[OfflinePrompt],
+        on_change: Callable[[int, int], None] | None = None,
+    ) -> None:
+        self.batches: list[Batch] = []
+        self._client = client
+        self._lines = batch_lines(maker, prompts)
+        self._endpoint = maker.endpoint(prompts[0])
+        self._backlog = len(prompts)
+        self._on_change = on_change
+        self._first: _Progress | None = None
+        self._last: _Progress | None = None
+        self._exhausted = False
+
+    async def start(self) -> None:
+        """Upload and create; returns once no batch is in validation. Raises ServerError when one is refused."""
+        with tempfile.TemporaryDirectory(prefix="replay-") as folder:
+            for path in await asyncio.to_thread(write_files, self._lines, Path(folder)):
+                file_id = await self._client.upload(path)
+                created = await self._client.post_json(
+                    "/v1/batches",
+                    {"input_file_id": file_id, "endpoint": self._endpoint, "completion_window": "24h"},
+                )
+                self.batches.append(msgspec.convert(created, Batch))
+        await self._poll_until(lambda: all(batch.status != "validating" for batch in self.batches), POLL_S / 4)
+        for batch in self.batches:
+            if batch.status == "failed":
+                raise ServerError(f"batch {batch.id} was refused: {msgspec.json.encode(batch.errors).decode()[:300]}")
+
+    async def run(self, start_s: float, end_s: float) -> None:
+        """Watch until ``end_s``, or until every line has its result."""
+        await sleep_until(start_s)
+        self._first = self._last = await self._poll()
+        next_s = time.perf_counter()
+        while time.perf_counter() < end_s and not self._exhausted:
+            next_s = min(end_s, next_s + POLL_S)
+            await sleep_until(next_s)
+            try:
+                self._last = await self._poll()
+            except ServerError as error:
+                logger.warning("poll failed", extra={"error": str(error)})
+            self._exhausted = self._last.completed + self._last.failed >= self._backlog
+
+    async def stop(self, drain: bool) -> None:
+        """Cancel what has not ended and wait until the server has let go of it; or with ``drain``, wait for the end."""
+        if drain or self._exhausted:
+            await self._poll_until(lambda: all(batch.ended for batch in self.batches), POLL_S)
+            await self._count_outputs()
+        else:
+            await self._cancel()
+
+    def totals(self) -> OfflineTotals:
+        """Differences of the two ends of the run."""
+        first = self._first or _Progress(0.0, 0, 0, None, None)
+        last = self._last or first
+        return OfflineTotals(
+            mode="batch",
+            backlog=self._backlog,
+            completed=last.completed - first.completed,
+            errors=last.failed - first.failed,
+            input_tokens=_difference(first.input_tokens, last.input_tokens),
+            output_tokens=_difference(first.output_tokens, last.output_tokens),
+            elapsed_s=last.time_s - first.time_s,
+            exhausted=self._exhausted,
+        )
+
+    async def _cancel(self) -> None:
+        for batch in self.batches:
+            if not batch.ended:
+                try:
+                    await self._client.post_json(f"/v1/batches/{batch.id}/cancel")
+                except ServerError:
+                    await self._poll()
+        try:
+            async with asyncio.timeout(CANCEL_TIMEOUT_S):
+                await self._poll_until(lambda: all(batch.ended for batch in self.batches), POLL_S / 4)
+        except TimeoutError as error:
+            left = ", ".join(batch.id for batch in self.batches if not batch.ended)
+            raise ServerError(f"not cancelled after {CANCEL_TIMEOUT_S:g} s: {left}") from error
+
+    async def _poll_until(self, reached: Callable[[], bool], period_s: float) -> None:
+        while not reached():
+            await asyncio.sleep(period_s)
+            await self._poll()
+
+    async def _poll(self) -> _Progress:
+        for position, batch in enumerate(self.batches):
+            if not batch.ended:
+                answer = await self._client.get_json(f"/v1/batches/{batch.id}")
+                self.batches[position] = msgspec.convert(answer, Batch)
+        counts = [batch.request_counts or _Counts() for batch in self.batches]
+        usages = [batch.usage for batch in self.batches if batch.usage is not None]
+        whole = len(usages) == len(self.batches)
+        progress = _Progress(
+            time.perf_counter(),
+            sum(count.completed for count in counts),
+            sum(count.failed for count in counts),
+            sum(usage.input_tokens for usage in usages) if whole else None,
+            sum(usage.output_tokens for usage in usages) if whole else None,
+        )
+        if self._on_change is not None:
+            self._on_change(progress.completed + progress.failed, self._backlog)
+        return progress
+
+    async def _count_outputs(self) -> None:
+        if self._last is None or self._last.output_tokens is not None or not self._exhausted:
+            return
+        usages: list[Usage] = []
+        for batch in self.batches:
+            if batch.output_file_id is not None:
+                usages += output_usages(await self._client.get_bytes(f"/v1/files/{batch.output_file_id}/content"))
+        input_tokens = sum(usage.prompt_tokens for usage in usages)
+        output_tokens = sum(usage.completion_tokens for usage in usages)
+        self._last = _Progress(self._last.time_s, self._last.completed, self._last.failed, input_tokens, output_tokens)
+
+
+def batch_lines(maker: OfflineMaker, prompts: Sequence[OfflinePrompt]) -> Iterator[bytes]:
+    """The lines of a batch input file."""
+    for number, (endpoint, body) in enumerate(maker.bodies(prompts), start=1):
+        line = {"custom_id": f"replay-{number}", "method": "POST", "url": endpoint, "body": body}
+        yield msgspec.json.encode(line) + b"\n"
+
+
+def write_files(
+    lines: Iterable[bytes], folder: Path, max_bytes: int = MAX_FILE_BYTES, max_lines: int = MAX_FILE_LINES
+) -> list[Path]:
+    """The lines in files within the limits."""
+    paths: list[Path] = []
+    size, count = max_bytes, 0
+    file = None
+    try:
+        for line in lines:
+            if file is None or size + len(line) > max_bytes or count == max_lines:
+                if file is not None:
+                    file.close()
+                paths.append(folder / f"replay-{len(paths) + 1}.jsonl")
+                file = paths[-1].open("wb")
+                size = count = 0
+            file.write(line)
+            size, count = size + len(line), count + 1
+    finally:
+        if file is not None:
+            file.close()
+    return paths
+
+
+def output_usages(content: bytes) -> Iterator[Usage]:
+    """The usage of each answer in a batch's output file."""
+    for line in content.splitlines():
+        body = (msgspec.json.decode(line).get("response") or {}).get("body") or {}
+        if isinstance(body.get("usage"), dict):
+            yield msgspec.convert(body["usage"], Usage)
+
+
+def _difference(first: int | None, last: int | None) -> int | None:
+    return None if last is None else last - (first or 0)

@@ -1,0 +1,41 @@
+"""What the client notes about each request. Times are seconds on one monotonic clock (``time.perf_counter``)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """One request, filled in while its stream arrives, so that a cut-short run can still be reported.
+
+    ``token_times_s`` has one entry for each server-sent event that carries text. A server that sends several tokens
+    in one event shows the client one pause before them, and so they count as one gap; ``output_tokens`` comes from
+    the server's usage and counts every token.
+    """
+
+    due_s: float  # when it had to be sent
+    sent_s: float | None = None
+    token_times_s: list[float] = field(default_factory=list)
+    finished_s: float | None = None
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+    error: str | None = None
+
+    @property
+    def ok(self) -> bool:
+        """The answer came whole."""
+        return self.finished_s is not None and self.error is None
+
+    @property
+    def failed(self) -> bool:
+        return self.error is not None
+
+    @property
+    def num_output_tokens(self) -> int:
+        """The server's count, or the events seen where it gives none (a lower bound)."""
+        return len(self.token_times_s) if self.output_tokens is None else self.output_tokens
+
+    def events_before(self, end_s: float) -> int:
+        """Token events that came before ``end_s``."""
+        return sum(time_s < end_s for time_s in self.token_times_s)

@@ -1,0 +1,67 @@
+"""Server-sent events of the OpenAI API, from bytes as they arrive."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+DATA = b"data:"
+DONE = b"[DONE]"
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """Token counts of one answer."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+class Delta(msgspec.Struct, frozen=True):
+    """A chat chunk's news; ``reasoning_content`` is how several servers stream a model's thoughts."""
+
+    content: str | None = None
+    reasoning_content: str | None = None
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """One choice of a chunk: ``text`` in completions, ``delta`` in chat completions."""
+
+    text: str | None = None
+    delta: Delta | None = None
+    finish_reason: str | None = None
+
+    @property
+    def has_text(self) -> bool:
+        return bool(self.text or (self.delta and (self.delta.content or self.delta.reasoning_content)))
+
+
+class Chunk(msgspec.Struct, frozen=True):
+    """One event. ``error`` is set where a server reports a failure inside the stream."""
+
+    choices: list[Choice] = []
+    usage: Usage | None = None
+    error: msgspec.Raw | None = None
+
+
+_chunk_decoder = msgspec.json.Decoder(Chunk)
+
+
+class EventParser:
+    """Splits a byte stream into chunks; keeps what is not yet a whole line. ``done`` is set by ``[DONE]``."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self.done = False
+
+    def feed(self, data: bytes) -> Iterator[Chunk]:
+        """The chunks that end within ``data``. Raises msgspec.DecodeError for an event that is not a chunk."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            if not line.startswith(DATA):
+                continue
+            payload = line[len(DATA) :].strip()
+            if payload == DONE:
+                self.done = True
+            else:
+                yield _chunk_decoder.decode(payload)
