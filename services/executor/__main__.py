@@ -1,0 +1,40 @@
+"""``python -m services.executor``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from services.executor.engines.factory import load_engine
+from services.executor.service import ExecutorService
+from services.executor.settings import ExecutorSettings
+from shared import config
+from shared.bus import Bus
+from shared.clock import SystemClock
+from shared.errors import ConfigError, SlackwaterError
+from shared.scheduling.presets import preset_named
+from shared.service import run_service
+from shared.tokenizer import Tokenizer
+
+
+def main() -> int:
+    try:
+        settings = config.load(ExecutorSettings, "python -m services.executor")
+        try:
+            preset = preset_named(settings.preset)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+        tokenizer = Tokenizer.from_folder(Path(settings.model_path))
+        engine = load_engine(settings)
+    except SlackwaterError as error:
+        print(f"executor: {error}", file=sys.stderr)
+        return 2
+
+    def make(bus: Bus) -> ExecutorService:
+        return ExecutorService(bus, settings, preset, engine, tokenizer, SystemClock())
+
+    return run_service(settings.nats, settings.log_level, settings.executor_id, make)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

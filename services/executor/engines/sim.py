@@ -1,0 +1,90 @@
+"""An engine without a model: a step takes as long as a latency model says, tokens come from a seeded generator.
+
+With it the whole stack runs at GPU scale on a laptop. The default latency model is Llama-2-7B in half precision on
+an A100-40G, from the data sheets' figures.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from services.executor.engine import EngineSpec, Sequence, StepBatch, StepResult
+from shared.latency.features import BatchFeatures
+from shared.latency.linear import LinearLatencyModel
+from shared.latency.model import LatencyModel
+
+MASK = (1 << 64) - 1
+
+# Llama-2-7B: parameters, layers, hidden size; bytes per value in half precision.
+PARAMETERS, LAYERS, HIDDEN, VALUE_BYTES = 6.74e9, 32, 4096, 2
+# A100-40G data sheet: bytes/s of HBM, dense fp16 FLOP/s; and what kernels commonly reach of each.
+HBM_BYTES_PER_S, FLOPS_PER_S, HBM_REACHED, FLOPS_REACHED = 1.555e12, 312e12, 0.8, 0.6
+
+
+def llama2_7b_on_a100() -> LinearLatencyModel:
+    """Weights are read once a step, KV once a decode; prefill is compute-bound. No square terms: a roofline."""
+    kv_bytes_per_token = 2 * LAYERS * HIDDEN * VALUE_BYTES
+    bytes_per_ms = HBM_BYTES_PER_S * HBM_REACHED / 1e3
+    flop_ms_per_token = 2 * PARAMETERS / (FLOPS_PER_S * FLOPS_REACHED) * 1e3
+    return LinearLatencyModel(
+        base=PARAMETERS * VALUE_BYTES / bytes_per_ms,
+        prefill_token=flop_ms_per_token,
+        kv_token=kv_bytes_per_token / bytes_per_ms,
+        prefill_square=0.0,
+        kv_square=0.0,
+        prefill_request=0.0,
+        decode_request=flop_ms_per_token,
+    )
+
+
+class SimEngine:
+    """``mean_output_tokens``: EOS comes with this mean, geometrically; ``time_scale``: 0.1 is ten times as fast."""
+
+    def __init__(
+        self, spec: EngineSpec, latency: LatencyModel, mean_output_tokens: float = 128.0, time_scale: float = 1.0
+    ) -> None:
+        self.spec = spec
+        self._latency = latency
+        self._eos_threshold = int((1 << 32) / mean_output_tokens)
+        self._time_scale = time_scale
+        self._closed = threading.Event()
+
+    def execute(self, batch: StepBatch) -> StepResult:
+        """Takes the predicted time, less what choosing the tokens took."""
+        start = time.perf_counter()
+        features = BatchFeatures()
+        sampled = {}
+        for sequence in batch.sequences:
+            num_tokens = len(sequence.token_ids)
+            if num_tokens == 1 and sequence.num_computed_tokens > 0:
+                features.add_decode(sequence.num_computed_tokens + 1)
+            else:
+                features.add_prefill(num_tokens)
+            if sequence.needs_sample:
+                sampled[sequence.request_id] = self._token(sequence)
+        end = start + self._latency.predict_ms(features) * self._time_scale / 1e3
+        self._closed.wait(max(0.0, end - time.perf_counter()))
+        return StepResult(sampled, (time.perf_counter() - start) * 1e3)
+
+    def close(self) -> None:
+        """A step that runs ends at once."""
+        self._closed.set()
+
+    def _token(self, sequence: Sequence) -> int:
+        """A function of seed and position alone."""
+        position = sequence.num_computed_tokens + len(sequence.token_ids)
+        draw = _mix(sequence.sampling.seed * 0x9E3779B97F4A7C15 + position)
+        if self.spec.eos_token_ids and (draw & 0xFFFFFFFF) < self._eos_threshold and not sequence.sampling.ignore_eos:
+            return self.spec.eos_token_ids[0]
+        token_id = (draw >> 32) % self.spec.vocab_size
+        while token_id in self.spec.eos_token_ids:
+            token_id = (token_id + 1) % self.spec.vocab_size
+        return token_id
+
+
+def _mix(value: int) -> int:
+    """The finalizer of splitmix64."""
+    value = ((value & MASK) ^ ((value & MASK) >> 30)) * 0xBF58476D1CE4E5B9 & MASK
+    value = (value ^ (value >> 27)) * 0x94D049BB133111EB & MASK
+    return value ^ (value >> 31)

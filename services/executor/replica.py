@@ -1,0 +1,311 @@
+"""One model replica's state: requests, tokens and KV blocks, from one step to the next. Synchronous, no I/O."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+from services.executor.engine import EngineSpec, Sequence, StepBatch, StepResult
+from services.executor.sequence import LiveSequence
+from shared.latency.features import BatchFeatures
+from shared.latency.model import LatencyModel
+from shared.protocol.messages import (
+    BatchShape,
+    EndedRequest,
+    FinishReason,
+    GenerateRequest,
+    PlanEntry,
+    RequestState,
+    StepPlan,
+    TokenOutput,
+)
+from shared.scheduling.batch import Limits, Policy, Schedule, ScheduledRequest
+from shared.scheduling.blocks import BlockPool
+from shared.scheduling.request import Kind, Request
+from shared.scheduling.schedule import reconcile, two_phase_schedule
+from shared.scheduling.table import RequestTable
+from shared.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+AddressedOutput = tuple[str, TokenOutput]  # the gateway that it is for (empty: none), and what it gained
+
+MAX_ENGINE_FAILURES = 2  # a request that was in this many failed steps ends with an error
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A sequence that left, and why."""
+
+    sequence: LiveSequence
+    finish_reason: FinishReason
+    error: str = ""
+
+
+@dataclass(slots=True)
+class Totals:
+    """Counted since the start; see ExecutorCounters."""
+
+    preemptions: int = 0
+    offline_dropped: int = 0
+    aborted: int = 0
+    finished_online: int = 0
+    finished_offline: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    online_tokens: int = 0
+    offline_tokens: int = 0
+
+
+class Replica:
+    """Call in this order, step by step: ``schedule``, ``begin``, the engine, ``finish`` (or ``fail``).
+
+    ``submit`` and ``abort`` may come at any time; an abort of a request that runs takes effect in ``finish``.
+    """
+
+    def __init__(self, limits: Limits, spec: EngineSpec, tokenizer: Tokenizer) -> None:
+        self.limits = limits
+        self.spec = spec
+        self.table = RequestTable()
+        self.pool = BlockPool(limits.num_blocks, limits.block_size)
+        self.totals = Totals()
+        self._tokenizer = tokenizer
+        self._sequences: dict[str, LiveSequence] = {}
+        self._running: list[ScheduledRequest] = []  # the step between begin and finish
+        self._aborting: dict[str, None] = {}
+        self._ended: list[Ended] = []  # since take_ended
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._sequences)
+
+    def submit(self, request: GenerateRequest) -> None:
+        """Take a request; a known id is ignored. One that can never run here ends at once with an error."""
+        if request.request_id in self._sequences:
+            return
+        sequence = LiveSequence.admit(request, self.spec, self._tokenizer)
+        problem = self._problem(sequence.request)
+        if problem:
+            self._ended.append(Ended(sequence, FinishReason.ERROR, problem))
+            return
+        reason = sequence.finished_before(self.spec)
+        if reason is not None:
+            self._ended.append(Ended(sequence, reason))
+            return
+        self._sequences[request.request_id] = sequence
+        self.table.add(sequence.request)
+
+    def abort(self, request_ids: Seq[str]) -> None:
+        """Unknown ids are ignored: they have ended."""
+        busy = {entry.request_id for entry in self._running}
+        for request_id in request_ids:
+            if request_id in busy:
+                self._aborting[request_id] = None
+            elif request_id in self._sequences:
+                self._end(self._sequences[request_id], FinishReason.ABORT)
+
+    def schedule(self, plan: StepPlan | None, policy: Policy, model: LatencyModel) -> Schedule:
+        """The next step: the plan, reconciled; or, without one, planned here over what is here."""
+        num_free, num_offline = self.pool.num_free, self.pool.num_offline_only
+        if plan is None:
+            return two_phase_schedule(self.table, (), num_free, num_offline, self.limits, policy, model)
+        for request in plan.admitted:
+            self.submit(request)
+        entries = [ScheduledRequest(e.request_id, e.kind, e.num_scheduled_tokens) for e in plan.entries]
+        return reconcile(entries, plan.preempted, self.table, num_free, num_offline, self.limits, policy, model)
+
+    def begin(self, schedule: Schedule, step: int) -> StepBatch:
+        """Give each entry its blocks. Where the counts were too hopeful (shared blocks free less than they count),
+        offline requests lose their KV for online ones, and offline entries are dropped."""
+        lost: dict[str, None] = {}
+        for request_id in schedule.preempted:
+            request = self.table.get(request_id)
+            if request is not None and request.is_running:
+                self._preempt(request, lost)
+        self._running = []
+        sequences = []
+        for entry in schedule.entries:
+            if entry.request_id in lost:
+                continue
+            sequence = self._sequences[entry.request_id]
+            num_tokens = self._allocate(sequence, entry.num_scheduled_tokens, lost)
+            if num_tokens == 0:
+                self.totals.offline_dropped += entry.kind is Kind.OFFLINE
+                continue
+            self._running.append(ScheduledRequest(entry.request_id, entry.kind, num_tokens))
+            sequences.append(self._engine_sequence(sequence, num_tokens))
+        self.totals.offline_dropped += schedule.num_dropped
+        return StepBatch(step, sequences)
+
+    def finish(self, result: StepResult) -> list[AddressedOutput]:
+        """Apply a step's outcome; what online requests gained, in batch order. Ended ones are in ``take_ended``."""
+        outputs: list[AddressedOutput] = []
+        for entry in self._running:
+            sequence = self._sequences[entry.request_id]
+            self._advance(sequence, entry)
+            token_id = result.sampled.get(entry.request_id)
+            if entry.request_id in self._aborting:
+                self._end(sequence, FinishReason.ABORT)
+                continue
+            if token_id is None:
+                continue
+            reason = sequence.append(token_id, self.spec)
+            if sequence.kind is Kind.ONLINE:
+                self.totals.online_tokens += 1
+                if reason is None:
+                    outputs.append((sequence.gateway_id, _output(sequence)))
+            else:
+                self.totals.offline_tokens += 1
+            if reason is not None:
+                self._end(sequence, reason)
+        self._running = []
+        self._aborting.clear()
+        return outputs
+
+    def fail(self, why: str) -> None:
+        """The engine could not run the step: its KV is void, so every request in it is computed anew, and one that
+        was in too many failed steps ends with an error."""
+        for entry in self._running:
+            sequence = self._sequences[entry.request_id]
+            sequence.num_failures += 1
+            if entry.request_id in self._aborting:
+                self._end(sequence, FinishReason.ABORT)
+            elif sequence.num_failures >= MAX_ENGINE_FAILURES:
+                self._end(sequence, FinishReason.ERROR, why)
+            else:
+                self._preempt(sequence.request, {})
+        self._running = []
+        self._aborting.clear()
+
+    def take_ended(self) -> list[Ended]:
+        """Who left since the last call."""
+        ended, self._ended = self._ended, []
+        return ended
+
+    def entries(self) -> list[PlanEntry]:
+        """The step that runs."""
+        return [PlanEntry(e.request_id, e.kind, e.num_scheduled_tokens) for e in self._running]
+
+    def states(self) -> list[RequestState]:
+        """All that is held."""
+        return [
+            RequestState(
+                request.request_id,
+                request.kind,
+                request.num_computed_tokens,
+                request.num_tokens,
+                request.num_blocks,
+                request.max_total_tokens,
+            )
+            for request in self.table
+        ]
+
+    def _problem(self, request: Request) -> str:
+        if request.num_tokens >= self.spec.max_model_len:
+            return f"{request.num_tokens} tokens leave no room in the model's context of {self.spec.max_model_len}"
+        capacity = self.limits.num_blocks * self.limits.block_size
+        if request.max_total_tokens > capacity:
+            return f"up to {request.max_total_tokens} tokens do not fit the KV cache of {capacity} tokens"
+        return ""
+
+    def _allocate(self, sequence: LiveSequence, num_tokens: int, lost: dict[str, None]) -> int:
+        """Tokens that can be computed now: ``num_tokens``, less where the prefix cache leaves less; 0 for none."""
+        request = sequence.request
+        was_running = request.is_running
+        if not was_running:
+            request.num_computed_tokens = self.pool.start(request.request_id, request.kind, sequence.token_ids)
+        num_tokens = min(num_tokens, request.num_remaining_tokens)
+        while not self.pool.grow(request.request_id, request.num_computed_tokens + num_tokens):
+            victim = self._offline_victim(lost) if request.kind is Kind.ONLINE else None
+            if victim is None:
+                if not was_running:
+                    self.pool.free(request.request_id)
+                    request.num_computed_tokens = 0
+                return 0
+            self._preempt(victim, lost)
+        request.num_blocks = len(self.pool.table(request.request_id))
+        if not was_running:
+            self._count_start(sequence)
+            self.table.start(request)
+        return num_tokens
+
+    def _count_start(self, sequence: LiveSequence) -> None:
+        self.totals.cached_tokens += sequence.request.num_computed_tokens
+        if not sequence.has_started:
+            sequence.has_started = True
+            sequence.num_cached_tokens = min(sequence.request.num_computed_tokens, sequence.num_prompt_tokens)
+
+    def _offline_victim(self, lost: dict[str, None]) -> Request | None:
+        for request in reversed(self.table.running(Kind.OFFLINE).values()):
+            if request.request_id not in lost:
+                return request
+        return None
+
+    def _preempt(self, request: Request, lost: dict[str, None]) -> None:
+        self.pool.free(request.request_id)
+        self.table.preempt(request)
+        self.totals.preemptions += 1
+        lost[request.request_id] = None
+
+    def _engine_sequence(self, sequence: LiveSequence, num_tokens: int) -> Sequence:
+        request = sequence.request
+        end = request.num_computed_tokens + num_tokens
+        return Sequence(
+            request.request_id,
+            sequence.token_ids[request.num_computed_tokens : end],
+            request.num_computed_tokens,
+            self.pool.table(request.request_id),
+            sequence.sampling,
+            needs_sample=end == request.num_tokens,
+        )
+
+    def _advance(self, sequence: LiveSequence, entry: ScheduledRequest) -> None:
+        request = sequence.request
+        computed_prompt = min(entry.num_scheduled_tokens, sequence.num_prompt_tokens - request.num_computed_tokens)
+        self.totals.prompt_tokens += max(0, computed_prompt)
+        request.num_computed_tokens += entry.num_scheduled_tokens
+        self.pool.commit(request.request_id, sequence.token_ids, request.num_computed_tokens)
+
+    def _end(self, sequence: LiveSequence, reason: FinishReason, error: str = "") -> None:
+        self.pool.free(sequence.request_id)
+        self.table.remove(sequence.request_id)
+        del self._sequences[sequence.request_id]
+        if reason is FinishReason.ABORT:
+            self.totals.aborted += 1
+        elif sequence.kind is Kind.ONLINE:
+            self.totals.finished_online += 1
+        else:
+            self.totals.finished_offline += 1
+        self._ended.append(Ended(sequence, reason, error))
+
+
+def _output(sequence: LiveSequence) -> TokenOutput:
+    token_ids, sequence.unpublished = sequence.unpublished, []
+    return TokenOutput(sequence.request_id, token_ids, None, sequence.num_cached_tokens)
+
+
+def final_output(ended: Ended) -> TokenOutput:
+    """The last message about a sequence: its unsent tokens and why it ended."""
+    sequence = ended.sequence
+    return TokenOutput(
+        sequence.request_id, sequence.unpublished, ended.finish_reason, sequence.num_cached_tokens, ended.error
+    )
+
+
+def ended_request(ended: Ended) -> EndedRequest:
+    """For the step message."""
+    return EndedRequest(ended.sequence.request_id, ended.finish_reason)
+
+
+def batch_shape(batch: StepBatch) -> BatchShape:
+    """Eq. 1's features of a batch as it ran."""
+    features = BatchFeatures()
+    for sequence in batch.sequences:
+        if len(sequence.token_ids) == 1 and sequence.num_computed_tokens > 0:
+            features.add_decode(sequence.num_computed_tokens + 1)
+        else:
+            features.add_prefill(len(sequence.token_ids))
+    return BatchShape(
+        features.prefill_tokens, features.prefill_requests, features.decode_kv_tokens, features.decode_requests
+    )

@@ -1,0 +1,66 @@
+"""Results of offline requests, until they are durable."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+
+from shared.bus import Bus
+from shared.errors import BusError
+from shared.protocol import subjects
+from shared.protocol.messages import OfflineResult
+
+logger = logging.getLogger(__name__)
+
+RETRY_S = 0.5
+CONCURRENCY = 32
+
+
+class ResultStore:
+    """Stores each result in the results stream, trying until the bus confirms it. The stream refuses a second result
+    for a request, so that trying again is safe. What is waiting here is lost with the process; its requests then
+    have no result and run again."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._waiting: asyncio.Queue[OfflineResult] = asyncio.Queue()  # bounded by the requests that one replica holds
+
+    def put(self, result: OfflineResult) -> None:
+        """Returns at once."""
+        self._waiting.put_nowait(result)
+
+    async def run(self) -> None:
+        """Never returns."""
+        async with asyncio.TaskGroup() as group:
+            for _ in range(CONCURRENCY):
+                group.create_task(self._store_all())
+
+    async def drain(self, timeout_s: float) -> None:
+        """After ``run`` was cancelled: store what is left, for at most ``timeout_s``."""
+        storing = asyncio.create_task(self.run())
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._waiting.join(), timeout_s)
+        storing.cancel()
+
+    async def _store_all(self) -> None:
+        while True:
+            result = await self._waiting.get()
+            try:
+                await self._store(result)
+            except asyncio.CancelledError:
+                self._waiting.put_nowait(result)
+                raise
+            finally:
+                self._waiting.task_done()
+
+    async def _store(self, result: OfflineResult) -> None:
+        while True:
+            generation = self._bus.reconnects
+            try:
+                if not await self._bus.store(subjects.result(result.request_id), result):
+                    logger.info("result was there already", extra={"request_id": result.request_id})
+                return
+            except BusError as error:
+                logger.warning("result not stored yet", extra={"request_id": result.request_id, "why": str(error)})
+                await self._bus.wait_reconnected(generation, RETRY_S)

@@ -1,0 +1,86 @@
+"""A request while it lives on an executor: its tokens, and when it ends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from services.executor.engine import EngineSpec
+from shared.protocol.messages import FinishReason, GenerateRequest, SamplingParams
+from shared.scheduling.request import Kind, Request
+from shared.tokenizer import IncrementalDetokenizer, Tokenizer
+
+
+@dataclass(slots=True)
+class LiveSequence:
+    """``token_ids``: prompt and output; ``request``: what the scheduler knows of it."""
+
+    request: Request
+    token_ids: list[int]
+    num_prompt_tokens: int
+    sampling: SamplingParams
+    gateway_id: str
+    stop_strings: IncrementalDetokenizer | None  # present where stop strings are to be found
+    num_cached_tokens: int = 0  # prompt tokens found in the prefix cache when it first started
+    has_started: bool = False
+    num_failures: int = 0  # engine steps that failed with it
+    unpublished: list[int] = field(default_factory=list)  # output tokens not yet sent
+
+    @classmethod
+    def admit(cls, request: GenerateRequest, spec: EngineSpec, tokenizer: Tokenizer) -> LiveSequence:
+        """A new sequence; output that an earlier executor generated counts as output."""
+        prompt, output = request.prompt_token_ids, request.output_token_ids
+        stop_strings = tokenizer.detokenizer(request.sampling.stop) if request.sampling.stop else None
+        if stop_strings is not None and output:
+            stop_strings.push(output)
+        return cls(
+            request=Request(
+                request.request_id,
+                request.kind,
+                num_tokens=len(prompt) + len(output),
+                max_total_tokens=min(len(prompt) + request.sampling.max_tokens, spec.max_model_len),
+            ),
+            token_ids=prompt + output,
+            num_prompt_tokens=len(prompt),
+            sampling=request.sampling,
+            gateway_id=request.gateway_id,
+            stop_strings=stop_strings,
+        )
+
+    @property
+    def request_id(self) -> str:
+        return self.request.request_id
+
+    @property
+    def kind(self) -> Kind:
+        return self.request.kind
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        return self.token_ids[self.num_prompt_tokens :]
+
+    def append(self, token_id: int, spec: EngineSpec) -> FinishReason | None:
+        """Take one sampled token; why the sequence ends with it, if it does. A stop token is not part of the output."""
+        ends = not self.sampling.ignore_eos and token_id in spec.eos_token_ids
+        if not ends and token_id in self.sampling.stop_token_ids:
+            return FinishReason.STOP
+        self.token_ids.append(token_id)
+        self.unpublished.append(token_id)
+        self.request.num_tokens += 1
+        if ends or self._meets_stop_string(token_id):
+            return FinishReason.STOP
+        return FinishReason.LENGTH if self.request.num_tokens >= self.request.max_total_tokens else None
+
+    def finished_before(self, spec: EngineSpec) -> FinishReason | None:
+        """Why a resumed sequence has nothing left to generate, if so."""
+        if self.stop_strings is not None and self.stop_strings.stopped:
+            return FinishReason.STOP
+        has_output = len(self.token_ids) > self.num_prompt_tokens
+        if has_output and not self.sampling.ignore_eos and self.token_ids[-1] in spec.eos_token_ids:
+            return FinishReason.STOP
+        return FinishReason.LENGTH if self.request.num_tokens >= self.request.max_total_tokens else None
+
+    def _meets_stop_string(self, token_id: int) -> bool:
+        if self.stop_strings is None:
+            return False
+        self.stop_strings.push([token_id])
+        return self.stop_strings.stopped

@@ -1,0 +1,173 @@
+"""The executor service: registration, the inbox, plans and heartbeats around the step loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+import uuid
+
+from services.executor.engine import Engine, EngineSpec
+from services.executor.publisher import StepPublisher
+from services.executor.replica import Replica
+from services.executor.results import ResultStore
+from services.executor.settings import ExecutorSettings
+from services.executor.step_loop import StepLoop
+from shared.bus import Bucket, Bus
+from shared.clock import Clock
+from shared.errors import BusError
+from shared.latency.model import LatencyModel
+from shared.protocol import subjects
+from shared.protocol.messages import (
+    ExecutorInfo,
+    GenerateRequest,
+    Heartbeat,
+    InboxMessage,
+    MeasuredShape,
+    MeasureShape,
+    StepPlan,
+)
+from shared.scheduling.batch import Limits, Policy
+from shared.scheduling.presets import Preset
+from shared.scheduling.request import Kind
+from shared.service import Details
+from shared.tokenizer import Tokenizer
+from shared.tuning import Tuning
+
+logger = logging.getLogger(__name__)
+
+HEARTBEAT_S = 1.0
+RESULTS_DRAIN_S = 5.0
+
+
+class ExecutorService:
+    """One model replica on the bus. A new instance has a new epoch: it holds nothing of an earlier one."""
+
+    def __init__(
+        self, bus: Bus, settings: ExecutorSettings, preset: Preset, engine: Engine, tokenizer: Tokenizer, clock: Clock
+    ) -> None:
+        self.name = settings.executor_id
+        self._bus = bus
+        self._engine = engine
+        self._preset = preset
+        self.info = executor_info(settings, engine.spec)
+        self._results = ResultStore(bus)
+        self._replica = Replica(limits_of(self.info), engine.spec, tokenizer)
+        self._tuning = Tuning(bus, on_change=self._on_tuning)
+        publisher = StepPublisher(bus, self.info, self._results)
+        self._loop = StepLoop(self._replica, engine, publisher, self._policy_and_model, clock)
+        self._draining = False
+        self._executors: Bucket[ExecutorInfo]
+
+    async def start(self) -> None:
+        """Listen, then register: whoever sees the registration can be served."""
+        await self._bus.ensure_streams()
+        executor_id = self.info.executor_id
+        await self._bus.subscribe(subjects.inbox(executor_id), InboxMessage, self._on_inbox)
+        await self._bus.subscribe(subjects.plan(executor_id), StepPlan, self._on_plan)
+        await self._bus.serve(subjects.measure(executor_id), MeasureShape, self._on_measure)
+        await self._bus.flush()
+        self._executors = await self._bus.bucket(subjects.EXECUTORS_BUCKET, ExecutorInfo)
+        await self._executors.put(executor_id, self.info)
+
+    async def run(self) -> None:
+        """Steps, heartbeats and results, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._loop.run())
+            group.create_task(self._beat())
+            group.create_task(self._results.run())
+            group.create_task(self._tuning.run())
+
+    async def stop(self) -> None:
+        """Sign off, and let results that are not durable yet become so."""
+        self._draining = True
+        try:
+            await self._bus.publish(subjects.heartbeat(self.name), self._heartbeat())
+            await self._executors.delete(self.name)
+            await self._results.drain(RESULTS_DRAIN_S)
+        except BusError as error:
+            logger.warning("could not sign off", extra={"executor_id": self.name, "why": str(error)})
+        self._loop.close()
+
+    def health(self) -> str:
+        return "ok" if self._bus.is_connected else "bus connection lost"
+
+    def details(self) -> Details:
+        counters = self._loop.counters()
+        return {
+            "epoch": self.info.epoch,
+            "engine": self.info.engine,
+            "model": self.info.model,
+            "steps": counters.steps,
+            "steps_planned": counters.steps_planned,
+            "steps_local": counters.steps_local,
+        }
+
+    def _policy_and_model(self) -> tuple[Policy, LatencyModel]:
+        key = self.info.profile_key
+        return self._preset.policy(self._tuning.budget_ms(key)), self._tuning.model(key)
+
+    def _on_tuning(self) -> None:
+        self._loop.wake()
+
+    async def _on_inbox(self, message: InboxMessage) -> None:
+        if isinstance(message, GenerateRequest):
+            self._loop.submit(message)
+        else:
+            self._loop.abort(message.request_ids)
+
+    async def _on_plan(self, plan: StepPlan) -> None:
+        if plan.epoch == self.info.epoch:
+            self._loop.take_plan(plan)
+
+    async def _on_measure(self, shape: MeasureShape) -> MeasuredShape:
+        return await self._loop.measure(shape)
+
+    async def _beat(self) -> None:
+        """Liveness; and, while idle, the state again, for a scheduler that has started since."""
+        while True:
+            try:
+                await self._bus.publish(subjects.heartbeat(self.name), self._heartbeat())
+                await self._loop.announce_idle()
+            except BusError as error:
+                logger.warning("no heartbeat", extra={"executor_id": self.name, "why": str(error)})
+            await asyncio.sleep(HEARTBEAT_S)
+
+    def _heartbeat(self) -> Heartbeat:
+        table = self._replica.table
+        return Heartbeat(
+            info=self.info,
+            counters=self._loop.counters(),
+            draining=self._draining,
+            online_waiting=len(table.waiting(Kind.ONLINE)),
+            online_running=len(table.running(Kind.ONLINE)),
+            offline_waiting=len(table.waiting(Kind.OFFLINE)),
+            offline_running=len(table.running(Kind.OFFLINE)),
+            num_free_blocks=self._replica.pool.num_free,
+        )
+
+
+def executor_info(settings: ExecutorSettings, spec: EngineSpec) -> ExecutorInfo:
+    """The registration of a new incarnation."""
+    key = f"{spec.model}.{spec.engine}.{spec.device}.{spec.dtype}"
+    return ExecutorInfo(
+        executor_id=settings.executor_id,
+        epoch=uuid.uuid4().hex,
+        pid=os.getpid(),
+        model=spec.model,
+        engine=spec.engine,
+        device=spec.device,
+        profile_key=re.sub(r"[^A-Za-z0-9_=.-]", "-", key),
+        max_model_len=spec.max_model_len,
+        block_size=spec.block_size,
+        num_blocks=spec.num_blocks,
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        eos_token_ids=list(spec.eos_token_ids),
+    )
+
+
+def limits_of(info: ExecutorInfo) -> Limits:
+    """What a schedule for this executor must keep to."""
+    return Limits(info.block_size, info.num_blocks, info.max_num_batched_tokens, info.max_num_seqs)

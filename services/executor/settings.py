@@ -1,0 +1,32 @@
+"""Settings of the executor."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+ENGINES = ("torch", "sim")
+
+
+class ExecutorSettings(msgspec.Struct, frozen=True):
+    """One model replica: the engine, its KV cache and the step loop of HyGen's Algorithm 2 (SCHEDULER)."""
+
+    model_path: Annotated[str, Meta(description="folder of the prepared model")]
+    nats: Annotated[str, Meta(description="URL of the NATS server")] = "nats://127.0.0.1:4222"
+    log_level: Annotated[str, Meta(description="debug, info, warning or error")] = "info"
+    executor_id: Annotated[str, Meta(pattern="^[A-Za-z0-9_-]+$", description="unique among executors")] = "executor-0"
+    model_name: Annotated[str, Meta(description="the name that clients use")] = "smollm2-135m-instruct"
+    engine: Annotated[str, Meta(description="torch or sim")] = "torch"
+    device: Annotated[str, Meta(description="auto, cpu or cuda")] = "auto"
+    dtype: Annotated[str, Meta(description="auto, float32, bfloat16 or float16")] = "auto"
+    threads: Annotated[int, Meta(ge=0, description="CPU threads of the engine; 0 is one per core")] = 0
+    kv_blocks: Annotated[int, Meta(ge=0, description="KV blocks; 0 sizes them from memory")] = 0
+    block_size: Annotated[int, Meta(ge=1, description="tokens of one KV block")] = 16
+    max_model_len: Annotated[int, Meta(ge=0, description="context limit in tokens; 0 is the model's own")] = 0
+    max_num_batched_tokens: Annotated[int, Meta(ge=1, description="tokens of one step: the chunk size")] = 512
+    max_num_seqs: Annotated[int, Meta(ge=1, description="requests of one step")] = 256
+    preset: Annotated[str, Meta(description="hygen, sarathi++ or online-only")] = "hygen"
+    sim_time_scale: Annotated[float, Meta(gt=0, description="sim engine: 0.1 runs ten times as fast")] = 1.0
+    sim_mean_output_tokens: Annotated[float, Meta(ge=1, description="sim engine: mean output length")] = 128.0

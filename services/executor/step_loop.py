@@ -1,0 +1,227 @@
+"""The executor's loop: SCHEDULER of HyGen Alg. 2 (lines 22-33) around an engine that runs in its own thread."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from services.executor.engine import Engine, StepBatch, StepResult
+from services.executor.measure import ScratchBatch
+from services.executor.publisher import StepPublisher
+from services.executor.replica import AddressedOutput, Replica, batch_shape, ended_request, final_output
+from shared.clock import Clock
+from shared.errors import EngineError
+from shared.latency.model import LatencyModel
+from shared.protocol.messages import (
+    BatchShape,
+    EndedRequest,
+    ExecutorCounters,
+    GenerateRequest,
+    MeasuredShape,
+    MeasureShape,
+    PlanSource,
+    StepPlan,
+    StepStarted,
+)
+from shared.scheduling.batch import Policy
+
+logger = logging.getLogger(__name__)
+
+
+class StepLoop:
+    """Runs steps while there is work, and waits where there is none."""
+
+    def __init__(
+        self,
+        replica: Replica,
+        engine: Engine,
+        publisher: StepPublisher,
+        tuning: Callable[[], tuple[Policy, LatencyModel]],
+        clock: Clock,
+    ) -> None:
+        self._replica = replica
+        self._engine = engine
+        self._publisher = publisher
+        self._tuning = tuning
+        self._clock = clock
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine")
+        self._wake = asyncio.Event()
+        self._plan: StepPlan | None = None
+        self._measurements: asyncio.Queue[tuple[MeasureShape, asyncio.Future[MeasuredShape]]] = asyncio.Queue(16)
+        self._step = 0
+        self._was_running = False
+        self._ended: list[EndedRequest] = []
+        self._steps: dict[PlanSource, int] = dict.fromkeys(PlanSource, 0)
+        self._plans_stale = 0
+        self._busy_s = 0.0
+
+    # What comes in, from the event loop
+
+    def submit(self, request: GenerateRequest) -> None:
+        """A request for this replica."""
+        self._replica.submit(request)
+        self._wake.set()
+
+    def abort(self, request_ids: list[str]) -> None:
+        """Takes effect at the latest when the running step ends."""
+        self._replica.abort(request_ids)
+        self._wake.set()
+
+    def take_plan(self, plan: StepPlan) -> None:
+        """Keep the plan of the next step; one for a step that has started already is stale."""
+        if plan.step < self._step:
+            self._plans_stale += 1
+            return
+        self._plan = plan
+        self._wake.set()
+
+    def wake(self) -> None:
+        """Budgets or models changed: what did not fit may fit now."""
+        self._wake.set()
+
+    async def measure(self, shape: MeasureShape) -> MeasuredShape:
+        """Time a batch while nothing else runs; an error where the replica has work."""
+        if self._replica.has_work:
+            return MeasuredShape(BatchShape(0, 0, 0, 0), [], "busy")
+        done: asyncio.Future[MeasuredShape] = asyncio.get_running_loop().create_future()
+        await self._measurements.put((shape, done))
+        self._wake.set()
+        return await done
+
+    # The loop
+
+    async def run(self) -> None:
+        """Never returns; the running step is finished before a cancellation goes through."""
+        await self.announce_idle()
+        while True:
+            self._wake.clear()
+            if await self._run_one_step():
+                continue
+            await self._after_last_step()
+            if not self._measurements.empty():
+                await self._measure_one()
+            elif not self._wake.is_set():
+                await self._wake.wait()
+
+    async def announce_idle(self) -> None:
+        """Say what is held here while no step runs, so that a plan can come. Nothing while a step runs."""
+        if not self._was_running:
+            await self._publisher.step_started(self._message(PlanSource.IDLE, idle=True))
+
+    def close(self) -> None:
+        """After ``run`` was cancelled."""
+        self._engine.close()
+        self._thread.shutdown()
+
+    def counters(self) -> ExecutorCounters:
+        """Totals since the start."""
+        totals = self._replica.totals
+        return ExecutorCounters(
+            steps=sum(self._steps.values()),
+            steps_planned=self._steps[PlanSource.PLAN],
+            steps_local=self._steps[PlanSource.LOCAL],
+            steps_idle=self._steps[PlanSource.IDLE],
+            plans_stale=self._plans_stale,
+            offline_dropped=totals.offline_dropped,
+            preemptions=totals.preemptions,
+            aborted=totals.aborted,
+            finished_online=totals.finished_online,
+            finished_offline=totals.finished_offline,
+            prompt_tokens=totals.prompt_tokens,
+            cached_tokens=totals.cached_tokens,
+            online_tokens=totals.online_tokens,
+            offline_tokens=totals.offline_tokens,
+            busy_s=self._busy_s,
+        )
+
+    async def _run_one_step(self) -> bool:
+        """Schedule, launch, publish while it runs, apply. False where there was nothing to run."""
+        source, batch = self._next_batch()
+        if not batch.sequences:
+            return False
+        start_s = self._clock.monotonic_s()
+        running = asyncio.get_running_loop().run_in_executor(self._thread, self._engine.execute, batch)
+        self._was_running = True
+        self._steps[source] += 1
+        before = self._collect_ended([])  # ended without a step: aborted, or never able to run
+        await self._publisher.step_started(self._message(source, idle=False))
+        await self._publisher.tokens(batch.step, before)
+        self._step += 1
+        outputs = await self._finish(running, batch)
+        self._busy_s += self._clock.monotonic_s() - start_s
+        await self._publisher.tokens(batch.step, self._collect_ended(outputs))
+        return True
+
+    def _next_batch(self) -> tuple[PlanSource, StepBatch]:
+        """The plan where it came in time; else, or where nothing of it is left to run, a plan made here."""
+        plan, self._plan = self._plan, None
+        if plan is not None and plan.step != self._step:
+            self._plans_stale += plan.step < self._step
+            plan = None
+        policy, model = self._tuning()
+        source = PlanSource.LOCAL if self._was_running else PlanSource.IDLE
+        if plan is not None:
+            batch = self._replica.begin(self._replica.schedule(plan, policy, model), self._step)
+            if batch.sequences:
+                return PlanSource.PLAN, batch
+        if not self._replica.has_work:
+            return source, StepBatch(self._step, [])
+        return source, self._replica.begin(self._replica.schedule(None, policy, model), self._step)
+
+    async def _finish(self, running: asyncio.Future[StepResult], batch: StepBatch) -> list[AddressedOutput]:
+        try:
+            result = await asyncio.shield(running)
+        except EngineError as error:
+            logger.exception("engine step failed", extra={"step": batch.step})
+            self._replica.fail(str(error))
+            return []
+        except asyncio.CancelledError:
+            await asyncio.wait((running,))
+            raise
+        await self._publisher.sample(batch.step, batch_shape(batch), result.latency_ms)
+        return self._replica.finish(result)
+
+    def _collect_ended(self, outputs: list[AddressedOutput]) -> list[AddressedOutput]:
+        """Add the last outputs of those who left; hand results of offline requests over to be stored."""
+        for ended in self._replica.take_ended():
+            self._ended.append(ended_request(ended))
+            outputs.append((ended.sequence.gateway_id, final_output(ended)))
+            self._publisher.remember(ended)
+        return outputs
+
+    async def _after_last_step(self) -> None:
+        """Nothing runs from here on: tell who left, and that a plan is welcome."""
+        outputs = self._collect_ended([])
+        await self._publisher.tokens(self._step, outputs)
+        if self._was_running or outputs:
+            self._was_running = False
+            await self.announce_idle()
+
+    def _message(self, source: PlanSource, idle: bool) -> StepStarted:
+        ended, self._ended = self._ended, []
+        replica = self._replica
+        return self._publisher.step_message(
+            self._step, source, idle, replica.entries(), replica.states(), ended, replica.pool.num_free
+        )
+
+    async def _measure_one(self) -> None:
+        shape, done = self._measurements.get_nowait()
+        nothing = BatchShape(0, 0, 0, 0)
+        try:
+            scratch = ScratchBatch(shape, self._replica.pool, self._replica.limits, self._engine.spec)
+        except ValueError as error:
+            done.set_result(MeasuredShape(nothing, [], str(error)))
+            return
+        try:
+            loop = asyncio.get_running_loop()
+            latencies = [
+                (await loop.run_in_executor(self._thread, self._engine.execute, scratch.batch)).latency_ms
+                for _ in range(max(1, shape.repeats))
+            ]
+            done.set_result(MeasuredShape(batch_shape(scratch.batch), latencies))
+        except EngineError as error:
+            done.set_result(MeasuredShape(nothing, [], str(error)))
+        finally:
+            scratch.free()

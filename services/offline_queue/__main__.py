@@ -1,0 +1,43 @@
+"""``python -m services.offline_queue``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from services.offline_queue.service import OfflineQueueService
+from services.offline_queue.settings import OfflineQueueSettings
+from shared import config
+from shared.bus import Bus
+from shared.clock import SystemClock
+from shared.errors import ConfigError, SlackwaterError
+from shared.model_folder import ModelFacts
+from shared.openai.requests import ServedModel
+from shared.scheduling.presets import preset_named
+from shared.service import run_service
+from shared.tokenizer import Tokenizer
+
+
+def main() -> int:
+    try:
+        settings = config.load(OfflineQueueSettings, "python -m services.offline_queue")
+        try:
+            preset = preset_named(settings.preset)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+        folder = Path(settings.model_path)
+        tokenizer = Tokenizer.from_folder(folder)
+        max_model_len = settings.max_model_len or ModelFacts.read(folder).max_model_len
+        model = ServedModel(settings.model_name, max_model_len)
+    except SlackwaterError as error:
+        print(f"offline-queue: {error}", file=sys.stderr)
+        return 2
+
+    def make(bus: Bus) -> OfflineQueueService:
+        return OfflineQueueService(bus, model, preset, tokenizer, SystemClock())
+
+    return run_service(settings.nats, settings.log_level, "offline-queue", make)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

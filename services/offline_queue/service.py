@@ -1,0 +1,196 @@
+"""The offline-queue service: the pool, the batches, and a scheduler for each executor that serves its model."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from services.offline_queue.async_scheduler import AsyncScheduler
+from services.offline_queue.batch_manager import BatchManager
+from services.offline_queue.pool import FcfsPool
+from shared.bus import Bus, Entry, Subscription
+from shared.clock import Clock
+from shared.errors import BusError
+from shared.latency.model import LatencyModel
+from shared.openai.requests import ServedModel
+from shared.protocol import subjects
+from shared.protocol.messages import (
+    AbortRequests,
+    ExecutorInfo,
+    Heartbeat,
+    InboxMessage,
+    StepPlan,
+    StepStarted,
+)
+from shared.scheduling.batch import Policy
+from shared.scheduling.presets import Preset
+from shared.service import Details
+from shared.tokenizer import Tokenizer
+from shared.tuning import Tuning
+
+logger = logging.getLogger(__name__)
+
+SILENCE_S = 5.0  # an executor that is silent for so long holds nothing any more, as far as we know
+
+
+class _Attached:
+    """An executor's scheduler and its subscriptions."""
+
+    def __init__(self, scheduler: AsyncScheduler, seen_s: float) -> None:
+        self.scheduler = scheduler
+        self.seen_s = seen_s
+        self.is_silent = False
+        self.subscriptions: list[Subscription] = []
+
+
+class OfflineQueueService:
+    """Plans go out as step messages come in; nothing here ever stands on the path of a step."""
+
+    name = "offline-queue"
+
+    def __init__(self, bus: Bus, model: ServedModel, preset: Preset, tokenizer: Tokenizer, clock: Clock) -> None:
+        self._bus = bus
+        self._model = model
+        self._preset = preset
+        self._clock = clock
+        self._pool = FcfsPool(self._on_work, self._on_discard)
+        self._batches = BatchManager(bus, tokenizer, model, self._pool, clock)
+        self._tuning = Tuning(bus, self._on_work)
+        self._attached: dict[str, _Attached] = {}
+        self._work = asyncio.Event()
+        self._aborts: dict[str, dict[str, None]] = {}
+
+    async def start(self) -> None:
+        """Recover the pool before any executor is heard, so that what executors hold is recognized."""
+        await self._bus.ensure_streams()
+        await self._batches.start()
+        await self._bus.subscribe(subjects.HEARTBEATS, Heartbeat, self._on_heartbeat)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._batches.run())
+            group.create_task(self._tuning.run())
+            group.create_task(self._follow_executors())
+            group.create_task(self._serve_idle())
+            group.create_task(self._watch_silence())
+
+    async def stop(self) -> None:
+        """Nothing to finish: the pool is durable, and executors go on with what they hold."""
+
+    def health(self) -> str:
+        return "ok" if self._bus.is_connected else "bus connection lost"
+
+    def details(self) -> Details:
+        stats = [attached.scheduler.stats() for attached in self._attached.values()]
+        plans = sum(each.plans for each in stats)
+        return {
+            "waiting": self._pool.num_waiting,
+            "running": len(self._pool) - self._pool.num_waiting,
+            "executors": len(self._attached),
+            "preset": self._preset.name,
+            "plans": plans,
+            "plan_ms_mean": sum(each.plan_ms_mean * each.plans for each in stats) / plans if plans else 0.0,
+            "plan_ms_max": max((each.plan_ms_max for each in stats), default=0.0),
+        }
+
+    # Executors come and go
+
+    async def _follow_executors(self) -> None:
+        executors = await self._bus.bucket(subjects.EXECUTORS_BUCKET, ExecutorInfo)
+        async for entry in executors.watch():
+            if entry is not None:
+                await self._on_registration(entry)
+
+    async def _on_registration(self, entry: Entry[ExecutorInfo]) -> None:
+        attached = self._attached.get(entry.key)
+        info = entry.value
+        if attached is not None and info is not None and attached.scheduler.info.epoch == info.epoch:
+            return
+        if attached is not None:
+            await self._detach(entry.key)
+        if info is not None and info.model == self._model.name:
+            await self._attach(info)
+
+    async def _attach(self, info: ExecutorInfo) -> None:
+        scheduler = AsyncScheduler(info, self._pool, lambda: self._policy_and_model(info.profile_key), self._clock)
+        attached = _Attached(scheduler, self._clock.monotonic_s())
+        self._attached[info.executor_id] = attached
+
+        async def on_inbox(message: InboxMessage) -> None:
+            scheduler.on_inbox(message)
+
+        async def on_step(message: StepStarted) -> None:
+            plan, abort = scheduler.on_step(message)
+            if plan is not None:
+                await self._send_plan(plan)
+            if abort is not None:
+                await self._publish(subjects.inbox(info.executor_id), abort)
+
+        attached.subscriptions = [
+            await self._bus.subscribe(subjects.inbox(info.executor_id), InboxMessage, on_inbox),
+            await self._bus.subscribe(subjects.step(info.executor_id), StepStarted, on_step),
+        ]
+        logger.info("executor attached", extra={"executor_id": info.executor_id, "epoch": info.epoch})
+
+    async def _detach(self, executor_id: str) -> None:
+        attached = self._attached.pop(executor_id)
+        for subscription in attached.subscriptions:
+            await subscription.stop()
+        self._pool.release(executor_id)
+        logger.info("executor detached", extra={"executor_id": executor_id, "epoch": attached.scheduler.info.epoch})
+
+    async def _on_heartbeat(self, heartbeat: Heartbeat) -> None:
+        attached = self._attached.get(heartbeat.info.executor_id)
+        if attached is not None and attached.scheduler.info.epoch == heartbeat.info.epoch:
+            attached.seen_s = self._clock.monotonic_s()
+            attached.is_silent = False
+
+    async def _watch_silence(self) -> None:
+        """What a silent executor held waits again; if it speaks again, its next step message settles who has what."""
+        while True:
+            await asyncio.sleep(1.0)
+            now_s = self._clock.monotonic_s()
+            for executor_id, attached in self._attached.items():
+                if not attached.is_silent and now_s - attached.seen_s > SILENCE_S:
+                    attached.is_silent = True
+                    self._pool.release(executor_id)
+                    logger.warning("executor is silent", extra={"executor_id": executor_id})
+
+    def _policy_and_model(self, profile_key: str) -> tuple[Policy, LatencyModel]:
+        return self._preset.policy(self._tuning.budget_ms(profile_key)), self._tuning.model(profile_key)
+
+    # Work for executors that wait
+
+    def _on_work(self) -> None:
+        self._work.set()
+
+    def _on_discard(self, executor_id: str, request_ids: list[str]) -> None:
+        attached = self._attached.get(executor_id)
+        if attached is None:
+            return
+        held = [request_id for request_id in request_ids if attached.scheduler.holds(request_id)]
+        if held:
+            self._aborts.setdefault(executor_id, {}).update(dict.fromkeys(held))
+            self._work.set()
+
+    async def _serve_idle(self) -> None:
+        while True:
+            await self._work.wait()
+            self._work.clear()
+            aborts, self._aborts = self._aborts, {}
+            for executor_id, request_ids in aborts.items():
+                await self._publish(subjects.inbox(executor_id), AbortRequests(list(request_ids)))
+            for attached in list(self._attached.values()):
+                plan = None if attached.is_silent else attached.scheduler.plan_idle()
+                if plan is not None:
+                    await self._send_plan(plan)
+
+    async def _send_plan(self, plan: StepPlan) -> None:
+        await self._publish(subjects.plan(plan.executor_id), plan)
+
+    async def _publish(self, subject: str, message: object) -> None:
+        try:
+            await self._bus.publish(subject, message)
+        except BusError as error:
+            logger.warning("message dropped", extra={"subject": subject, "why": str(error)})

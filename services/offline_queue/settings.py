@@ -1,0 +1,19 @@
+"""Settings of the offline-queue."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+
+class OfflineQueueSettings(msgspec.Struct, frozen=True):
+    """The durable offline pool, the life of batches, and one ASYNC_SCHEDULER (HyGen Algorithm 2) per executor."""
+
+    model_path: Annotated[str, Meta(description="folder of the prepared model")]
+    nats: Annotated[str, Meta(description="URL of the NATS server")] = "nats://127.0.0.1:4222"
+    log_level: Annotated[str, Meta(description="debug, info, warning or error")] = "info"
+    model_name: Annotated[str, Meta(description="the name that clients use")] = "smollm2-135m-instruct"
+    max_model_len: Annotated[int, Meta(ge=0, description="context limit in tokens; 0 is the model's own")] = 0
+    preset: Annotated[str, Meta(description="hygen, sarathi++ or online-only")] = "hygen"

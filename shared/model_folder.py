@@ -1,0 +1,42 @@
+"""Facts of a prepared model folder that need no model library."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shared.errors import ModelError
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """From config.json and generation_config.json."""
+
+    max_model_len: int  # tokens of context
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+
+    @classmethod
+    def read(cls, folder: Path) -> ModelFacts:
+        """Raises ModelError where the folder is not a prepared model."""
+        config = _read_json(folder / "config.json")
+        generation_path = folder / "generation_config.json"
+        generation = _read_json(generation_path) if generation_path.exists() else {}
+        eos = generation.get("eos_token_id", config.get("eos_token_id"))
+        try:
+            return cls(
+                max_model_len=int(config["max_position_embeddings"]),
+                vocab_size=int(config["vocab_size"]),
+                eos_token_ids=tuple(eos) if isinstance(eos, list) else () if eos is None else (int(eos),),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise ModelError(f"{folder / 'config.json'} lacks what is needed: {error!r}") from error
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path.parent} is not a prepared model: {error}") from error

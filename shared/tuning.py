@@ -1,0 +1,64 @@
+"""Latency models and budgets as they change: what the predictor and the profiler publish, for those who schedule."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from shared.bus import Bucket, Bus
+from shared.latency.linear import LinearLatencyModel
+from shared.latency.model import LatencyModel
+from shared.protocol import subjects
+from shared.protocol.messages import BudgetRecord, LatencyModelRecord
+
+logger = logging.getLogger(__name__)
+
+NO_LATENCY_KNOWN = LinearLatencyModel(0, 0, 0, 0, 0, 0, 0)
+
+
+class Tuning:
+    """The newest latency model and latency budget of each profile key. ``on_change`` is called after each change."""
+
+    def __init__(self, bus: Bus, on_change: Callable[[], None]) -> None:
+        self._bus = bus
+        self._on_change = on_change
+        self._models: dict[str, LinearLatencyModel] = {}
+        self._budgets: dict[str, float] = {}
+
+    def model(self, profile_key: str) -> LatencyModel:
+        """A model that predicts nothing until one was fitted; ``budget_ms`` is None until then."""
+        return self._models.get(profile_key, NO_LATENCY_KNOWN)
+
+    def budget_ms(self, profile_key: str) -> float | None:
+        """None until both a budget and a latency model to hold it with are known."""
+        return self._budgets.get(profile_key) if profile_key in self._models else None
+
+    async def run(self) -> None:
+        """Follow both buckets; never returns."""
+        models = await self._bus.bucket(subjects.LATENCY_MODELS_BUCKET, LatencyModelRecord)
+        budgets = await self._bus.bucket(subjects.BUDGETS_BUCKET, BudgetRecord)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._follow_models(models))
+            group.create_task(self._follow_budgets(budgets))
+
+    async def _follow_models(self, bucket: Bucket[LatencyModelRecord]) -> None:
+        async for entry in bucket.watch():
+            if entry is None or entry.value is None:
+                continue
+            try:
+                self._models[entry.key] = LinearLatencyModel(*entry.value.coefficients)
+            except ValueError as error:
+                logger.warning("ignored a latency model", extra={"profile_key": entry.key, "why": str(error)})
+                continue
+            self._on_change()
+
+    async def _follow_budgets(self, bucket: Bucket[BudgetRecord]) -> None:
+        async for entry in bucket.watch():
+            if entry is None:
+                continue
+            if entry.value is None:
+                self._budgets.pop(entry.key, None)
+            else:
+                self._budgets[entry.key] = entry.value.latency_budget_ms
+            self._on_change()
