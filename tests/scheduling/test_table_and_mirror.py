@@ -1,0 +1,88 @@
+"""The request table, and the mirror against an executor's true outcome."""
+
+from __future__ import annotations
+
+import pytest
+
+from shared.scheduling.batch import Policy, ScheduledRequest
+from shared.scheduling.mirror import ARRIVAL_GRACE_STEPS, ExecutorMirror
+from shared.scheduling.presets import preset_named
+from shared.scheduling.request import Kind
+from tests.scheduling.factories import LIMITS, MODEL, UNBOUNDED, make_decode, make_request, make_table
+
+
+def test_a_preempted_request_returns_to_the_front_with_its_tokens() -> None:
+    running, waiting = make_decode("running", context=40), make_request("waiting")
+    table = make_table(waiting, running)
+    table.preempt(running)
+    assert list(table.waiting(Kind.ONLINE)) == ["running", "waiting"]
+    assert (running.num_computed_tokens, running.num_blocks, running.num_tokens) == (0, 0, 41)
+    table.check_integrity()
+
+
+def test_an_id_is_held_once() -> None:
+    table = make_table(make_request("a"))
+    with pytest.raises(ValueError, match="request a is here already"):
+        table.add(make_request("a", Kind.OFFLINE))
+
+
+def test_the_mirror_foresees_chunks_decodes_and_length_ends() -> None:
+    mirror = ExecutorMirror(LIMITS)
+    prompt = make_request("prompt", prompt=100)
+    decode = make_decode("decode", context=16)
+    last = make_request("last", prompt=20, output=9, computed=28, max_tokens=10)
+    mirror.observe([prompt, decode, last], [], 990)
+    mirror.assume(
+        [
+            ScheduledRequest("prompt", Kind.ONLINE, 60),
+            ScheduledRequest("decode", Kind.ONLINE, 1),
+            ScheduledRequest("last", Kind.ONLINE, 1),
+        ]
+    )
+    assert (prompt.num_computed_tokens, prompt.num_tokens, prompt.num_blocks) == (60, 100, 4)
+    assert (decode.num_computed_tokens, decode.num_tokens, decode.num_blocks) == (17, 18, 2)
+    assert "last" not in mirror.table
+    assert mirror.num_free_blocks == 990 - 4 - 1 + 2
+    mirror.table.check_integrity()
+
+
+def test_the_executors_word_wins() -> None:
+    mirror = ExecutorMirror(LIMITS)
+    mirror.observe([make_decode("a"), make_decode("b")], [], 900)
+    mirror.observe([make_decode("b")], ["a"], 910)
+    assert [request.request_id for request in mirror.table] == ["b"]
+    assert mirror.num_free_blocks == 910
+
+
+def test_an_arrival_is_kept_until_the_executor_had_time_to_mention_it() -> None:
+    mirror = ExecutorMirror(LIMITS)
+    mirror.arrive(make_request("new"))
+    for _ in range(ARRIVAL_GRACE_STEPS - 1):
+        mirror.observe([], [], 1000)
+        assert "new" in mirror.table
+    mirror.observe([], [], 1000)
+    assert "new" not in mirror.table
+
+
+def test_an_arrival_that_ended_is_not_kept() -> None:
+    mirror = ExecutorMirror(LIMITS)
+    mirror.arrive(make_request("new"))
+    mirror.observe([], ["new"], 1000)
+    assert "new" not in mirror.table
+
+
+def test_a_plan_covers_arrivals_and_the_offline_queue() -> None:
+    mirror = ExecutorMirror(LIMITS)
+    mirror.observe([make_decode("old")], [], 900)
+    mirror.arrive(make_request("new", prompt=50))
+    schedule = mirror.plan([make_request("off", Kind.OFFLINE, prompt=60)], UNBOUNDED, MODEL)
+    assert [entry.request_id for entry in schedule.entries] == ["old", "new", "off"]
+
+
+def test_presets() -> None:
+    assert preset_named("hygen").policy(None) == Policy(0.0, offline_enabled=False)
+    assert preset_named("hygen").policy(50.0) == Policy(50.0, offline_enabled=True)
+    assert preset_named("sarathi++").policy(50.0).latency_budget_ms == float("inf")
+    assert not preset_named("online-only").policy(50.0).offline_enabled
+    with pytest.raises(ValueError, match=r"unknown preset 'x'; known: hygen, sarathi\+\+, online-only"):
+        preset_named("x")
