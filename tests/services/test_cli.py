@@ -1,0 +1,264 @@
+"""The command line: usage errors, failures, and the client commands against a real HTTP server."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from services.local.api_client import ApiClient
+from services.local.cli import app
+from services.local.port import free_port
+from shared.errors import ApiError
+
+SLACKWATER = (sys.executable, "-c", "from services.local.cli import main; main()")
+BATCH = {
+    "id": "batch_1",
+    "object": "batch",
+    "endpoint": "/v1/completions",
+    "status": "completed",
+    "created_at": 1_700_000_000,
+    "request_counts": {"total": 2, "completed": 1, "failed": 1},
+    "output_file_id": "file-out",
+    "error_file_id": "file-err",
+}
+FILES = {"file-out": b'{"custom_id": "a"}\n', "file-err": b'{"custom_id": "b"}\n'}
+
+
+class OpenAIHandler(BaseHTTPRequestHandler):
+    """The wire of an OpenAI-compatible server, as far as the CLI goes; every request body is kept."""
+
+    protocol_version = "HTTP/1.1"
+    bodies: list[tuple[str, bytes]]
+
+    def do_GET(self) -> None:
+        path = self.path.split("?")[0]
+        if path == "/v1/models":
+            self._json(200, {"object": "list", "data": [{"id": "served-model"}]})
+        elif path == "/v1/batches":
+            self._json(200, {"object": "list", "data": [BATCH], "has_more": False})
+        elif path == "/v1/batches/batch_1":
+            self._json(200, BATCH)
+        elif path == "/v1/batches/batch_bad":
+            errors = {"object": "list", "data": [{"code": "invalid_json", "message": "not JSON", "line": 7}]}
+            self._json(200, BATCH | {"id": "batch_bad", "status": "failed", "errors": errors, "output_file_id": None})
+        elif path.endswith("/content"):
+            self._send(200, FILES[path.split("/")[3]], "application/octet-stream")
+        elif path == "/broken":
+            self._send(500, b"<html>", "text/html")
+        else:
+            self._json(404, {"error": {"message": f"no such thing: {path}", "type": "invalid_request_error"}})
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.bodies.append((self.path, body))
+        if self.path == "/v1/files":
+            self._json(200, {"id": "file-bad" if b"bad-batch" in body else "file-in", "object": "file"})
+        elif self.path == "/v1/batches":
+            self._json(200, BATCH | {"id": "batch_bad" if b"file-bad" in body else "batch_1", "status": "validating"})
+        elif self.path == "/v1/batches/batch_1/cancel":
+            self._json(200, BATCH | {"status": "cancelling"})
+        elif self.path == "/v1/chat/completions":
+            self._stream(json.loads(body))
+
+    def _stream(self, request: dict[str, Any]) -> None:
+        question = request["messages"][-1]["content"]
+        events: list[dict[str, Any]] = [
+            {"choices": [{"delta": {"content": word}}]} for word in ("You said: ", question)
+        ]
+        if question == "fail":
+            events.append({"error": {"message": "the executor is gone"}})
+        lines = [f"data: {json.dumps(event)}\n\n" for event in events] + [": a comment\n\n", "data: [DONE]\n\n"]
+        self._send(200, "".join(lines).encode(), "text/event-stream")
+
+    def _json(self, status: int, body: dict[str, Any]) -> None:
+        self._send(status, json.dumps(body).encode(), "application/json")
+
+    def _send(self, status: int, body: bytes, content_type: str) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", content_type)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+class Server:
+    def __init__(self) -> None:
+        self.bodies: list[tuple[str, bytes]] = []
+        handler = type("Handler", (OpenAIHandler,), {"bodies": self.bodies})
+        self._http = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self.url = f"http://127.0.0.1:{self._http.server_port}"
+        self._thread = threading.Thread(target=self._http.serve_forever)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._http.shutdown()
+        self._thread.join()
+        self._http.server_close()
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    running = Server()
+    yield running
+    running.close()
+
+
+def slackwater(*args: str, stdin: str = "") -> tuple[int, str, str]:
+    """(exit status, stdout, stderr) of the command, run in this process."""
+    result = CliRunner(env={"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"}).invoke(app, args, input=stdin)
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_help_lists_every_command() -> None:
+    shown = subprocess.run([*SLACKWATER, "--help"], capture_output=True, text=True, check=True).stdout
+    for command in ("up", "status", "chat", "batch", "replay", "version"):
+        assert f" {command} " in shown
+
+
+def test_help_loads_no_engine_and_no_client() -> None:
+    code = (
+        "import contextlib, io, sys; from services.local.cli import command\n"
+        "with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit): command(['--help'])\n"
+        "print([name for name in ('torch', 'transformers', 'fastapi', 'httpx', 'nats') if name in sys.modules])"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
+
+
+def test_version_is_that_of_the_package() -> None:
+    status, stdout, _ = slackwater("version", "--json")
+    assert status == 0
+    number = json.loads(stdout)["version"]
+    assert slackwater("version")[1] == f"slackwater {number}\n"
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("up", "--engine", "tpu"), "unknown engine 'tpu'; known: torch, sim"),
+        (("up", "--preset", "fair"), "unknown preset 'fair'; known: hygen, sarathi++, online-only"),
+        (("up", "--log-level", "loud"), "unknown level 'loud'; known: debug, info, warning, error"),
+        (("up", "--port", "70000"), "Invalid value for '--port'"),
+        (("up", "--executors", "0"), "Invalid value for '--executors'"),
+        (("up", "--budget-ms", "5", "--target-tbt-ms", "9"), "--budget-ms or --target-tbt-ms, not both"),
+        (("batch", "submit", "no-such-file.jsonl"), "'no-such-file.jsonl' does not exist"),
+        (("batch", "submit", __file__, "--endpoint", "/v1/embeddings"), "unknown endpoint '/v1/embeddings'"),
+        (("batch", "get"), "Missing argument 'ID'"),
+        (("serve",), "No such command 'serve'"),
+    ],
+)
+def test_usage_errors_say_what_to_write(args: tuple[str, ...], message: str) -> None:
+    status, stdout, stderr = slackwater(*args)
+    assert status == 2
+    assert message in stderr
+    assert stdout == ""
+
+
+def test_a_taken_port_is_a_failure_with_one_line(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        status, stdout, stderr = slackwater("up", "--port", port, "--data-dir", str(tmp_path / "data"))
+    assert status == 1
+    assert stdout == ""
+    assert stderr.startswith(f"error: cannot listen on 127.0.0.1 port {port}")
+    assert stderr.count("\n") == 1
+
+
+def test_status_without_a_stack_is_a_failure(tmp_path: Path) -> None:
+    status, stdout, stderr = slackwater("status", "--json", "--data-dir", str(tmp_path))
+    assert (status, stdout) == (1, "")
+    assert stderr == f"error: no stack runs in {tmp_path}; start one with: slackwater up\n"
+
+
+def test_a_client_command_without_a_server_is_a_failure(tmp_path: Path) -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    for command in (("chat", "hello"), ("batch", "list"), ("batch", "cancel", "batch_1")):
+        status, stdout, stderr = slackwater(*command, "--url", url)
+        assert (status, stdout) == (1, "")
+        assert stderr.startswith(f"error: nothing answers at {url}; start a stack")
+
+
+def test_chat_streams_one_answer(server: Server) -> None:
+    assert slackwater("chat", "hello", "--url", server.url, "--temperature", "0", "--system", "Be brief.") == (
+        0,
+        "You said: hello\n",
+        "",
+    )
+    path, body = server.bodies[-1]
+    assert path == "/v1/chat/completions"
+    assert json.loads(body) == {
+        "model": "served-model",
+        "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hello"}],
+        "temperature": 0.0,
+        "stream": True,
+    }
+
+
+def test_chat_keeps_the_conversation_until_the_end_of_input(server: Server) -> None:
+    status, stdout, _ = slackwater("chat", "--url", server.url, stdin="one\n\ntwo\n")
+    assert (status, stdout) == (0, "You said: one\nYou said: two\n")
+    assert json.loads(server.bodies[-1][1])["messages"] == [
+        {"role": "user", "content": "one"},
+        {"role": "assistant", "content": "You said: one"},
+        {"role": "user", "content": "two"},
+    ]
+
+
+def test_an_error_inside_a_stream_is_a_failure(server: Server) -> None:
+    status, stdout, stderr = slackwater("chat", "fail", "--url", server.url)
+    assert (status, stdout, stderr) == (1, "You said: fail\n", "error: the executor is gone\n")
+
+
+def test_submit_takes_the_endpoint_from_the_file_and_fetches_both_outputs(server: Server, tmp_path: Path) -> None:
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text('{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {}}\n')
+    args = ("batch", "submit", str(source), "--output", str(output), "--json", "--url", server.url)
+    status, stdout, stderr = slackwater(*args)
+    assert status == 0, stderr
+    assert json.loads(stdout) == BATCH
+    assert json.loads(dict(server.bodies)["/v1/batches"]) == {
+        "input_file_id": "file-in",
+        "endpoint": "/v1/completions",
+        "completion_window": "24h",
+    }
+    assert b'filename="in.jsonl"' in dict(server.bodies)["/v1/files"]
+    assert output.read_bytes() == FILES["file-out"]
+    assert (tmp_path / "out.errors.jsonl").read_bytes() == FILES["file-err"]
+
+
+def test_waiting_for_a_batch_that_fails_names_its_errors(server: Server, tmp_path: Path) -> None:
+    source = tmp_path / "bad-batch.jsonl"
+    source.write_text("not JSON\n")
+    status, _, stderr = slackwater("batch", "submit", str(source), "--wait", "--url", server.url)
+    assert status == 1
+    assert stderr == "error: batch batch_bad is failed\n  line 7: not JSON\n"
+
+
+def test_batches_are_listed_shown_and_cancelled(server: Server, tmp_path: Path) -> None:
+    assert json.loads(slackwater("batch", "list", "--json", "--url", server.url)[1])["data"] == [BATCH]
+    row = slackwater("batch", "list", "--url", server.url)[1].splitlines()[1].split()
+    assert row[:6] == ["batch_1", "completed", "1", "1", "2", "/v1/completions"]
+    cancelled = slackwater("batch", "cancel", "batch_1", "--json", "--url", server.url)[1]
+    assert json.loads(cancelled)["status"] == "cancelling"
+    output = tmp_path / "results.jsonl"
+    assert slackwater("batch", "get", "batch_1", "--output", str(output), "--url", server.url)[0] == 0
+    assert output.read_bytes() == FILES["file-out"]
+
+
+def test_the_servers_own_words_are_shown(server: Server) -> None:
+    status, _, stderr = slackwater("batch", "get", "batch_9", "--url", server.url)
+    assert (status, stderr) == (1, "error: no such thing: /v1/batches/batch_9\n")
+    with ApiClient(server.url) as client, pytest.raises(ApiError, match="/broken answered 500"):
+        client.get("/broken")
