@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+import msgspec
+
 from loadgen.offline import OfflineTotals
 from loadgen.records import RequestRecord
-from loadgen.report import Interference, OfflineReport, OnlineReport, Summary
+from loadgen.report import Interference, OfflineReport, OnlineReport, Ratios, Summary
 
 LATENCIES = ("ttft_ms", "tbt_ms", "tpot_ms", "normalized_latency_ms")
 
@@ -108,15 +110,11 @@ def interference(online: OnlineReport, baseline: OnlineReport) -> Interference:
     return Interference(*(_ratios(getattr(online, name), getattr(baseline, name)) for name in LATENCIES))
 
 
-def _ratios(figures: Summary | None, baseline: Summary | None) -> Summary | None:
-    if figures is None or baseline is None or min(baseline.mean, baseline.p50, baseline.p90, baseline.p99) <= 0:
-        return None
-    return Summary(
-        figures.mean / baseline.mean,
-        figures.p50 / baseline.p50,
-        figures.p90 / baseline.p90,
-        figures.p99 / baseline.p99,
-    )
+def _ratios(figures: Summary | None, baseline: Summary | None) -> Ratios:
+    if figures is None or baseline is None:
+        return Ratios(None, None, None, None)
+    pairs = zip(msgspec.structs.astuple(figures), msgspec.structs.astuple(baseline), strict=True)
+    return Ratios(*(ours / theirs if theirs > 0 else None for ours, theirs in pairs))
 
 
 def harvest(together: OfflineReport, alone: OfflineReport, idle_share: float) -> float | None:

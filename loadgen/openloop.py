@@ -29,9 +29,11 @@ class OpenLoop:
         client: OpenAIClient,
         maker: RequestMaker,
         requests: Sequence[TraceRequest],
-        on_change: Callable[[], None] | None = None,
+        on_change: Callable[[OpenLoop], None] | None = None,
     ) -> None:
         self.records: list[RequestRecord] = []
+        self.num_finished = 0
+        self.num_failed = 0
         self._client = client
         self._maker = maker
         self._requests = requests
@@ -61,11 +63,13 @@ class OpenLoop:
     async def _send(self, body: StreamRequest, record: RequestRecord) -> None:
         self._changed()
         await self._client.stream(body, record)
+        self.num_finished += 1
+        self.num_failed += record.failed
         self._changed()
 
     def _changed(self) -> None:
         if self._on_change is not None:
-            self._on_change()
+            self._on_change(self)
 
 
 async def sleep_until(time_s: float) -> None:

@@ -50,13 +50,22 @@ class OfflineReport(msgspec.Struct, frozen=True):
     total_tokens_per_s: float | None  # prompt and output
 
 
+class Ratios(msgspec.Struct, frozen=True):
+    """A summary over the baseline's; None where the baseline's figure is 0 or missing."""
+
+    mean: float | None
+    p50: float | None
+    p90: float | None
+    p99: float | None
+
+
 class Interference(msgspec.Struct, frozen=True):
     """Each online latency over the same of the online-only run: 1.0 is no interference."""
 
-    ttft_ms: Summary | None
-    tbt_ms: Summary | None
-    tpot_ms: Summary | None
-    normalized_latency_ms: Summary | None
+    ttft_ms: Ratios
+    tbt_ms: Ratios
+    tpot_ms: Ratios
+    normalized_latency_ms: Ratios
 
 
 class Baseline(msgspec.Struct, frozen=True):

@@ -25,7 +25,6 @@ class Scaling:
     rate_scale: float | None = None
     time_scale: float = 1.0
     length_scale: float = 1.0
-    max_context: int | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -43,8 +42,6 @@ class Scaling:
                 raise WorkloadError(f"{name} must be above 0, not {value:g}")
         if not 0 <= self.start_s < math.inf:
             raise WorkloadError(f"--start must not be negative, not {self.start_s:g}")
-        if self.max_context is not None and self.max_context < 2:
-            raise WorkloadError(f"a context of {self.max_context} tokens holds no prompt and output")
 
     def apply(self, trace: Iterable[TraceRequest]) -> list[TraceRequest]:
         """The requests to send, their ``arrival_s`` in seconds since the replay's start, below ``duration_s``.
@@ -65,8 +62,7 @@ class Scaling:
         return [self._scale_lengths(request) for request in requests]
 
     def _scale_lengths(self, request: TraceRequest) -> TraceRequest:
-        lengths = scale_lengths(request.num_prompt_tokens, request.num_output_tokens, self.length_scale)
-        prompt, output = fit_context(*lengths, self.max_context)
+        prompt, output = scale_lengths(request.num_prompt_tokens, request.num_output_tokens, self.length_scale)
         block_tokens = max(1, round(request.block_tokens * self.length_scale))
         return replace(request, num_prompt_tokens=prompt, num_output_tokens=output, block_tokens=block_tokens)
 
@@ -120,6 +116,15 @@ def fit_context(prompt_tokens: int, output_tokens: int, max_context: int | None)
         return prompt_tokens, output_tokens
     output_tokens = min(output_tokens, max(1, max_context // 2))
     return min(prompt_tokens, max_context - output_tokens), output_tokens
+
+
+def cap_context(requests: Sequence[TraceRequest], max_context: int | None) -> list[TraceRequest]:
+    """The requests, with lengths cut to the context where they do not fit it."""
+    capped = []
+    for request in requests:
+        prompt, output = fit_context(request.num_prompt_tokens, request.num_output_tokens, max_context)
+        capped.append(replace(request, num_prompt_tokens=prompt, num_output_tokens=output))
+    return capped
 
 
 def _replica(request: TraceRequest, end_s: float, copy: int, rng: random.Random) -> TraceRequest:

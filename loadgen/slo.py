@@ -21,7 +21,7 @@ STATISTICS = {"mean": "mean", "avg": "mean", "p50": "p50", "median": "p50", "p90
 MILLISECONDS = {"us": 0.001, "ms": 1.0, "s": 1000.0}
 RATIOS = {"x": 1.0, "%": 0.01}
 
-EXPRESSION = re.compile(r"([a-z_]+?)(?:_ms)?[._ ]([a-z]+\d*)\s*(<=|<|≤)\s*(\d+\.?\d*|\.\d+)\s*([a-z%]*)")
+EXPRESSION = re.compile(r"(?:online\.)?([a-z_]+?)(?:_ms)?[._ ]([a-z]+\d*)\s*(<=|<|≤)\s*(\d+\.?\d*|\.\d+)\s*([a-z%]*)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,10 @@ def parse_slo(expr: str) -> Slo:
     """Raises SloError with what to write instead."""
     match = EXPRESSION.fullmatch(expr.strip().lower())
     if match is None:
-        raise SloError(f"SLO {expr!r} is not understood: write for example ttft_p99<=800ms or tbt_mean<=1.05x")
+        raise SloError(
+            f"SLO {expr!r} is not understood: write METRIC_STATISTIC<=BOUND, for example "
+            f"ttft_p99<=800ms or tbt_mean<=1.05x; metrics: {', '.join(METRICS)}; statistics: {', '.join(STATISTICS)}"
+        )
     metric, statistic, operator, number, unit = match.groups()
     if metric not in METRICS:
         raise SloError(f"SLO {expr!r}: unknown metric {metric!r}; known: {', '.join(METRICS)}")
