@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, prepare
 from shared.bus import Bus
+from shared.tokenizer import Tokenizer
 
 
 def nats_server_binary() -> str:
@@ -58,3 +60,14 @@ async def bus(nats_url: str) -> AsyncIterator[Bus]:
     await connected.ensure_streams()
     yield connected
     await connected.close()
+
+
+@pytest.fixture(scope="session")
+def model_folder() -> Path:
+    """The default model, prepared once into the cache."""
+    return prepare(DEFAULT_MODEL, default_cache_dir(), lambda _: None).path
+
+
+@pytest.fixture(scope="session")
+def tokenizer(model_folder: Path) -> Tokenizer:
+    return Tokenizer.from_folder(model_folder)

@@ -1,0 +1,214 @@
+"""ASYNC_SCHEDULER and pool against a real replica, message by message, without a bus in between."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from services.executor.engine import EngineSpec
+from services.executor.engines.sim import SimEngine
+from services.executor.replica import Replica, ended_request
+from services.offline_queue.async_scheduler import AsyncScheduler
+from services.offline_queue.pool import FcfsPool
+from shared.clock import SystemClock
+from shared.latency.linear import LinearLatencyModel
+from shared.latency.model import LatencyModel
+from shared.protocol.messages import (
+    AbortRequests,
+    EndedRequest,
+    ExecutorInfo,
+    FinishReason,
+    GenerateRequest,
+    OfflineRequest,
+    PlanSource,
+    SamplingParams,
+    StepPlan,
+    StepStarted,
+)
+from shared.scheduling.batch import Limits, Policy
+from shared.scheduling.request import Kind
+from shared.tokenizer import Tokenizer
+
+MODEL = LinearLatencyModel(5.0, 0.1, 0.001, 0.0, 0.0, 0.1, 0.5)
+INFO = ExecutorInfo("executor-0", "epoch-1", 1, "m", "sim", "none", "key", 512, 16, 48, 32, 64, [2])
+
+
+def make_offline(number: int, prompt: int = 30, max_tokens: int = 10) -> OfflineRequest:
+    request_id = f"batch_1.{number}"
+    sampling = SamplingParams(max_tokens=max_tokens, seed=number)
+    generate = GenerateRequest(request_id, Kind.OFFLINE, list(range(prompt)), sampling, 0.0)
+    return OfflineRequest(generate, "batch_1", number, f"custom-{number}", "m")
+
+
+class Peer:
+    """An executor's loop, one step per call, with a scheduler that hears everything at once."""
+
+    def __init__(self, tokenizer: Tokenizer, policy: Policy) -> None:
+        spec = EngineSpec("m", "sim", "none", "float16", 512, 49152, 16, 48, (2,))
+        self.policy = policy
+        self.replica = Replica(Limits(16, 48, 64, 32), spec, tokenizer)
+        self.engine = SimEngine(spec, LinearLatencyModel(0, 0, 0, 0, 0, 0, 0), 30.0)
+        self.discarded: list[str] = []
+        self.pool = FcfsPool(lambda: None, lambda _, ids: self.discarded.extend(ids))
+        self.scheduler = AsyncScheduler(INFO, self.pool, self.tuning, SystemClock())
+        self.plan: StepPlan | None = None
+        self.step = 0
+        self.planned_steps = 0
+        self.ended: list[EndedRequest] = []
+        self.results: dict[str, list[int]] = {}
+
+    def tuning(self) -> tuple[Policy, LatencyModel]:
+        return self.policy, MODEL
+
+    def arrive(self, request: GenerateRequest) -> None:
+        self.replica.submit(request)
+        self.scheduler.on_inbox(request)
+
+    def run_step(self, plan_is_late: bool = False) -> bool:
+        plan, self.plan = self.plan, None
+        if plan_is_late:
+            plan = None
+        assert plan is None or plan.step == self.step
+        batch = self.replica.begin(self.replica.schedule(plan, self.policy, MODEL), self.step)
+        if not batch.sequences:
+            self.say(idle=True)
+            return False
+        self.planned_steps += plan is not None
+        self.say(idle=False)
+        self.replica.finish(self.engine.execute(batch))
+        for ended in self.replica.take_ended():
+            self.ended.append(ended_request(ended))
+            if ended.sequence.kind is Kind.OFFLINE and ended.finish_reason is not FinishReason.ABORT:
+                assert ended.sequence.request_id not in self.results, "ran twice"
+                self.results[ended.sequence.request_id] = ended.sequence.output_token_ids
+        self.step += 1
+        self.replica.pool.check_integrity()
+        self.pool.check_integrity()
+        return True
+
+    def say(self, idle: bool, epoch: str = INFO.epoch) -> AbortRequests | None:
+        source = PlanSource.IDLE if idle else PlanSource.PLAN
+        entries, states = self.replica.entries(), self.replica.states()
+        ended, self.ended = self.ended, []
+        free = self.replica.pool.num_free
+        message = StepStarted("executor-0", epoch, self.step, source, idle, entries, states, ended, free)
+        self.plan, abort = self.scheduler.on_step(message)
+        return abort
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_every_offline_request_runs_exactly_once(tokenizer: Tokenizer, seed: int) -> None:
+    rng = random.Random(seed)
+    peer = Peer(tokenizer, Policy(40.0))
+    peer.pool.add([make_offline(n, rng.randint(1, 120), rng.randint(1, 40)) for n in range(40)])
+    online = 0
+    for turn in range(3000):
+        if turn < 200 and rng.random() < 0.1:
+            online += 1
+            sampling = SamplingParams(max_tokens=rng.randint(1, 30), seed=turn)
+            prompt = list(range(rng.randint(1, 150)))
+            peer.arrive(GenerateRequest(f"on-{turn}", Kind.ONLINE, prompt, sampling, 0.0, "g"))
+        peer.run_step(plan_is_late=rng.random() < 0.1)
+        for request_id in list(peer.results):
+            if rng.random() < 0.3:  # the result is seen a while after the end
+                peer.pool.discard([request_id])
+        if len(peer.results) == 40 and not peer.replica.has_work:
+            break
+    assert set(peer.results) == {f"batch_1.{n}" for n in range(40)}
+    assert peer.replica.totals.finished_online == online
+
+
+def test_a_plan_is_ready_for_every_step_after_the_first(tokenizer: Tokenizer) -> None:
+    peer = Peer(tokenizer, Policy(40.0))
+    peer.pool.add([make_offline(n) for n in range(20)])
+    peer.run_step()
+    while peer.run_step():
+        pass
+    assert peer.planned_steps == peer.step > 10
+    assert len(peer.results) == 20
+
+
+def test_what_a_late_plan_would_have_admitted_waits_again_in_its_place(tokenizer: Tokenizer) -> None:
+    peer = Peer(tokenizer, Policy(40.0))
+    peer.arrive(GenerateRequest("on", Kind.ONLINE, [5] * 10, SamplingParams(max_tokens=20), 0.0, "g"))
+    peer.run_step()
+    peer.pool.add([make_offline(n) for n in range(3)])
+    peer.run_step()  # its message brings the plan that admits
+    assert peer.plan is not None and [g.request_id for g in peer.plan.admitted]
+    admitted = [g.request_id for g in peer.plan.admitted]
+    peer.run_step(plan_is_late=True)
+    assert peer.plan is not None
+    assert [g.request_id for g in peer.plan.admitted] == admitted
+
+
+def test_a_lost_executor_gives_everything_back_in_order(tokenizer: Tokenizer) -> None:
+    peer = Peer(tokenizer, Policy(200.0))
+    peer.pool.add([make_offline(n) for n in range(6)])
+    peer.run_step()
+    for _ in range(3):
+        peer.run_step()
+    assert peer.pool.num_waiting < 6
+    peer.pool.release("executor-0")
+    assert [request.request_id for request in peer.pool.in_order()] == [f"batch_1.{n}" for n in range(6)]
+    peer.pool.check_integrity()
+
+
+def test_an_executor_that_still_runs_them_is_recognized_after_a_restart(tokenizer: Tokenizer) -> None:
+    peer = Peer(tokenizer, Policy(200.0))
+    peer.pool.add([make_offline(n, max_tokens=30) for n in range(4)])
+    for _ in range(4):
+        peer.run_step()
+    held = [state.request_id for state in peer.replica.states()]
+    assert held
+    peer.pool = FcfsPool(lambda: None, lambda _, ids: None)
+    peer.pool.add([make_offline(n, max_tokens=30) for n in range(4) if f"batch_1.{n}" not in peer.results])
+    peer.scheduler = AsyncScheduler(INFO, peer.pool, peer.tuning, SystemClock())
+    assert peer.say(idle=False) is None
+    assert peer.plan is not None and not {g.request_id for g in peer.plan.admitted} & set(held)
+    while peer.run_step():
+        pass
+    assert len(peer.results) == 4
+
+
+def test_what_nobody_asked_for_is_stopped(tokenizer: Tokenizer) -> None:
+    peer = Peer(tokenizer, Policy(200.0))
+    peer.replica.submit(make_offline(7).request)
+    peer.run_step()
+    assert peer.say(idle=False) == AbortRequests(["batch_1.7"])
+
+
+def test_a_request_held_by_two_executors_is_stopped_on_the_second(tokenizer: Tokenizer) -> None:
+    peer = Peer(tokenizer, Policy(200.0))
+    peer.pool.add([make_offline(1)])
+    peer.pool.take("batch_1.1", "executor-1")
+    peer.replica.submit(make_offline(1).request)
+    assert peer.say(idle=True) == AbortRequests(["batch_1.1"])
+
+
+def test_cancelled_requests_leave_the_pool_and_their_executor(tokenizer: Tokenizer) -> None:
+    peer = Peer(tokenizer, Policy(200.0))
+    peer.pool.add([make_offline(n) for n in range(40)])
+    for _ in range(2):
+        peer.run_step()
+    peer.pool.discard([f"batch_1.{n}" for n in range(40)])
+    assert len(peer.pool) == 0 and peer.discarded
+    assert {state.request_id for state in peer.replica.states()} <= set(peer.discarded)
+
+
+def test_another_epoch_is_not_heard(tokenizer: Tokenizer) -> None:
+    peer = Peer(tokenizer, Policy(200.0))
+    peer.pool.add([make_offline(1)])
+    assert peer.say(idle=True, epoch="epoch-0") is None
+    assert peer.plan is None
+
+
+def test_without_a_budget_no_offline_work_is_planned(tokenizer: Tokenizer) -> None:
+    peer = Peer(tokenizer, Policy(0.0, offline_enabled=False))
+    peer.pool.add([make_offline(1)])
+    peer.say(idle=True)
+    assert peer.plan is None
+    peer.policy = Policy(100.0)
+    plan = peer.scheduler.plan_idle()
+    assert plan is not None and [g.request_id for g in plan.admitted] == ["batch_1.1"]
+    assert peer.scheduler.plan_idle() is None

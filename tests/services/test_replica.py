@@ -1,0 +1,230 @@
+"""A replica with the sim engine: whatever is planned, preempted or aborted, outputs are those of a request alone."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from services.executor.engine import EngineSpec, StepBatch, StepResult
+from services.executor.engines.sim import SimEngine
+from services.executor.measure import ScratchBatch
+from services.executor.replica import Replica
+from shared.errors import EngineError
+from shared.latency.linear import LinearLatencyModel
+from shared.protocol.messages import (
+    FinishReason,
+    GenerateRequest,
+    MeasureShape,
+    PlanEntry,
+    SamplingParams,
+    StepPlan,
+)
+from shared.scheduling.batch import Limits, Policy
+from shared.scheduling.request import Kind
+from shared.tokenizer import Tokenizer
+
+NO_TIME = LinearLatencyModel(0, 0, 0, 0, 0, 0, 0)
+MODEL = LinearLatencyModel(5.0, 0.1, 0.001, 0.0, 0.0, 0.1, 0.5)
+ANY = Policy()
+
+
+def make_spec(num_blocks: int = 64, max_model_len: int = 512) -> EngineSpec:
+    return EngineSpec("m", "sim", "none", "float16", max_model_len, 49152, 16, num_blocks, (2,))
+
+
+def make_replica(tokenizer: Tokenizer, num_blocks: int = 64, tokens: int = 64) -> tuple[Replica, SimEngine]:
+    spec = make_spec(num_blocks)
+    return Replica(Limits(16, num_blocks, tokens, 32), spec, tokenizer), SimEngine(spec, NO_TIME, 30.0)
+
+
+def make_request(
+    request_id: str, prompt: int = 20, max_tokens: int = 20, kind: Kind = Kind.ONLINE, **sampling: object
+) -> GenerateRequest:
+    seed = sum(request_id.encode())
+    params = SamplingParams(max_tokens=max_tokens, seed=seed, **sampling)  # type: ignore[arg-type]
+    return GenerateRequest(request_id, kind, list(range(5, 5 + prompt)), params, 0.0, "gateway")
+
+
+def run(replica: Replica, engine: SimEngine, policy: Policy = ANY, plan: StepPlan | None = None) -> int:
+    """One step; returns how many requests ran."""
+    batch = replica.begin(replica.schedule(plan, policy, MODEL), 0)
+    replica.pool.check_integrity()
+    replica.table.check_integrity()
+    if batch.sequences:
+        replica.finish(engine.execute(batch))
+    return len(batch.sequences)
+
+
+def drain(replica: Replica, engine: SimEngine) -> dict[str, tuple[list[int], FinishReason]]:
+    results = {}
+    while replica.has_work:
+        assert run(replica, engine) > 0, "held for ever"
+        for ended in replica.take_ended():
+            results[ended.sequence.request_id] = (ended.sequence.output_token_ids, ended.finish_reason)
+    assert replica.pool.num_free == replica.limits.num_blocks
+    return results
+
+
+def alone(tokenizer: Tokenizer, request: GenerateRequest) -> tuple[list[int], FinishReason]:
+    replica, engine = make_replica(tokenizer, num_blocks=512, tokens=512)
+    replica.submit(request)
+    return drain(replica, engine)[request.request_id]
+
+
+def test_a_request_runs_to_its_length(tokenizer: Tokenizer) -> None:
+    output, reason = alone(tokenizer, make_request("a", max_tokens=7, ignore_eos=True))
+    assert (len(output), reason) == (7, FinishReason.LENGTH)
+
+
+def test_eos_ends_and_is_part_of_the_output(tokenizer: Tokenizer) -> None:
+    output, reason = alone(tokenizer, make_request("a", max_tokens=400))
+    assert reason is FinishReason.STOP and output[-1] == 2 and 2 not in output[:-1]
+
+
+def test_a_stop_token_ends_and_is_not_part_of_the_output(tokenizer: Tokenizer) -> None:
+    whole, _ = alone(tokenizer, make_request("a", max_tokens=9, ignore_eos=True))
+    cut, reason = alone(tokenizer, make_request("a", max_tokens=9, ignore_eos=True, stop_token_ids=(whole[4],)))
+    assert (cut, reason) == (whole[:4], FinishReason.STOP)
+
+
+def test_a_stop_string_ends_at_the_token_that_completes_it(tokenizer: Tokenizer) -> None:
+    whole, _ = alone(tokenizer, make_request("a", max_tokens=9, ignore_eos=True))
+    stop = tokenizer.decode([whole[3]]).strip()
+    cut, reason = alone(tokenizer, make_request("a", max_tokens=9, ignore_eos=True, stop=(stop,)))
+    assert reason is FinishReason.STOP and len(cut) <= 4 and stop in tokenizer.decode(cut)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_outputs_do_not_depend_on_the_schedule(tokenizer: Tokenizer, seed: int) -> None:
+    rng = random.Random(seed)
+    requests = [
+        make_request(f"{seed}-{n}", rng.randint(1, 150), rng.randint(1, 60), rng.choice(list(Kind))) for n in range(24)
+    ]
+    replica, engine = make_replica(tokenizer, num_blocks=24)
+    results: dict[str, tuple[list[int], FinishReason]] = {}
+    waiting = list(requests)
+    while waiting or replica.has_work:
+        if waiting and rng.random() < 0.5:
+            replica.submit(waiting.pop())
+        plan = _random_plan(replica, rng) if rng.random() < 0.5 else None
+        run(replica, engine, Policy(rng.choice([8.0, 30.0, 1e9])), plan)
+        for ended in replica.take_ended():
+            results[ended.sequence.request_id] = (ended.sequence.output_token_ids, ended.finish_reason)
+    assert replica.totals.preemptions > 0
+    assert results == {request.request_id: alone(tokenizer, request) for request in requests}
+
+
+def _random_plan(replica: Replica, rng: random.Random) -> StepPlan:
+    """Any subset in any order, with wrong lengths and strangers, and any preemptions."""
+    held = list(replica.table)
+    rng.shuffle(held)
+    entries = [PlanEntry(r.request_id, r.kind, rng.randint(1, 80)) for r in held[: rng.randint(0, len(held))]]
+    entries.append(PlanEntry("stranger", Kind.OFFLINE, 3))
+    lost = [r.request_id for r in held if rng.random() < 0.1]
+    return StepPlan("executor-0", "epoch", 0, entries, [], [*lost, "stranger"], 0.0)
+
+
+def test_a_shared_prefix_is_computed_once(tokenizer: Tokenizer) -> None:
+    replica, engine = make_replica(tokenizer)
+    first, second = make_request("a", prompt=50), make_request("b", prompt=50)
+    replica.submit(first)
+    drain(replica, engine)
+    replica.submit(second)
+    run(replica, engine)
+    assert replica.totals.cached_tokens == 48 and replica.totals.prompt_tokens == 52
+    assert drain(replica, engine)["b"] == alone(tokenizer, second)
+
+
+def test_a_resumed_request_goes_on_where_it_was(tokenizer: Tokenizer) -> None:
+    request = make_request("a", max_tokens=12, ignore_eos=True)
+    whole, _ = alone(tokenizer, request)
+    resumed = GenerateRequest(
+        "a", request.kind, request.prompt_token_ids, request.sampling, 0.0, "gateway", output_token_ids=whole[:5]
+    )
+    assert alone(tokenizer, resumed) == (whole, FinishReason.LENGTH)
+
+
+def test_a_request_that_had_ended_ends_again_at_once(tokenizer: Tokenizer) -> None:
+    request = make_request("a", max_tokens=12)
+    resumed = GenerateRequest("a", Kind.ONLINE, [5], request.sampling, 0.0, "g", output_token_ids=[7, 2])
+    replica, _ = make_replica(tokenizer)
+    replica.submit(resumed)
+    (ended,) = replica.take_ended()
+    assert ended.finish_reason is FinishReason.STOP and not replica.has_work
+
+
+def test_aborts_take_effect_between_steps_and_at_the_end_of_one(tokenizer: Tokenizer) -> None:
+    replica, engine = make_replica(tokenizer)
+    for request_id in ("waiting", "running"):
+        replica.submit(make_request(request_id, prompt=64))
+    replica.abort(["waiting", "unknown"])
+    batch = replica.begin(replica.schedule(None, ANY, MODEL), 0)
+    assert [sequence.request_id for sequence in batch.sequences] == ["running"]
+    replica.abort(["running"])
+    assert replica.has_work
+    replica.finish(engine.execute(batch))
+    assert not replica.has_work and replica.pool.num_free == 64
+    assert {e.sequence.request_id: e.finish_reason for e in replica.take_ended()} == {
+        "waiting": FinishReason.ABORT,
+        "running": FinishReason.ABORT,
+    }
+
+
+def test_what_can_never_fit_ends_with_a_reason(tokenizer: Tokenizer) -> None:
+    replica, _ = make_replica(tokenizer, num_blocks=8)
+    replica.submit(make_request("too-long", prompt=512))
+    replica.submit(make_request("too-big", prompt=100, max_tokens=100))
+    errors = {e.sequence.request_id: e.error for e in replica.take_ended()}
+    assert "512 tokens leave no room in the model's context of 512" in errors["too-long"]
+    assert "up to 200 tokens do not fit the KV cache of 128 tokens" in errors["too-big"]
+
+
+class FailingEngine(SimEngine):
+    """Fails the steps that hold a given request, as a kernel that meets a bad input would."""
+
+    poison = "poison"
+
+    def execute(self, batch: StepBatch) -> StepResult:
+        if any(sequence.request_id == self.poison for sequence in batch.sequences):
+            raise EngineError("bad step")
+        return super().execute(batch)
+
+
+def test_a_failed_step_is_computed_anew_and_its_culprit_ends(tokenizer: Tokenizer) -> None:
+    spec = make_spec()
+    replica, engine = Replica(Limits(16, 64, 64, 1), spec, tokenizer), FailingEngine(spec, NO_TIME)
+    innocent = make_request("innocent")
+    replica.submit(make_request("poison"))
+    replica.submit(innocent)
+    results = {}
+    while replica.has_work:
+        batch = replica.begin(replica.schedule(None, ANY, MODEL), 0)
+        try:
+            replica.finish(engine.execute(batch))
+        except EngineError as error:
+            replica.fail(str(error))
+        for ended in replica.take_ended():
+            results[ended.sequence.request_id] = (ended.sequence.output_token_ids, ended.finish_reason)
+    assert results["poison"] == ([], FinishReason.ERROR)
+    assert results["innocent"] == alone(tokenizer, innocent)
+
+
+def test_scratch_batches_leave_nothing_behind(tokenizer: Tokenizer) -> None:
+    replica, engine = make_replica(tokenizer)
+    scratch = ScratchBatch(MeasureShape([20, 30], [40, 1]), replica.pool, replica.limits, replica.spec)
+    engine.execute(scratch.batch)
+    assert replica.pool.num_free < 64
+    scratch.free()
+    assert replica.pool.num_free == 64
+    replica.pool.check_integrity()
+    for shape, problem in (
+        (MeasureShape([65], []), "not one step"),
+        (MeasureShape([], []), "not one step"),
+        (MeasureShape([0], [3]), "at least 1"),
+        (MeasureShape([], [600]), "beyond the context"),
+        (MeasureShape([], [500] * 3), "not enough free"),
+    ):
+        with pytest.raises(ValueError, match=problem):
+            ScratchBatch(shape, replica.pool, replica.limits, replica.spec)
+    assert replica.pool.num_free == 64
