@@ -1,0 +1,181 @@
+"""``slackwater replay``: the command line of the load generator."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from pathlib import Path
+
+import typer
+import uvloop
+from rich.console import Console
+
+from loadgen.backlog import load_backlog
+from loadgen.client import OpenAIClient
+from loadgen.errors import LoadgenError, WorkloadError
+from loadgen.options import (
+    BaselineOption,
+    DrainOption,
+    DurationOption,
+    FillerOption,
+    JsonFileOption,
+    LengthScaleOption,
+    MaxContextOption,
+    ModelOption,
+    ModelPathOption,
+    OfflineConcurrencyOption,
+    OfflineLimitOption,
+    OfflineMaxTokensOption,
+    OfflineMode,
+    OfflineModeOption,
+    OfflineOnlyShareOption,
+    OfflineOption,
+    OnlineOption,
+    ProgressOption,
+    QpsOption,
+    RateScaleOption,
+    SeedOption,
+    SloOption,
+    StartOption,
+    TimeoutOption,
+    TimeScaleOption,
+    UrlOption,
+)
+from loadgen.progress import progress_on
+from loadgen.replay import Replay, ReplayPlan
+from loadgen.report import Report
+from loadgen.scaling import Scaling
+from loadgen.slo import parse_slo
+from loadgen.table import print_report
+from loadgen.traces import read_trace
+
+EXIT_NOTHING_DONE = 1
+EXIT_BAD_INPUT = 2
+STANDARD_OUTPUT = "-"
+
+
+def replay(
+    url: UrlOption = "http://127.0.0.1:8000",
+    online: OnlineOption = None,
+    offline: OfflineOption = None,
+    start: StartOption = 0.0,
+    duration: DurationOption = 120.0,
+    qps: QpsOption = None,
+    rate_scale: RateScaleOption = None,
+    time_scale: TimeScaleOption = 1.0,
+    length_scale: LengthScaleOption = 1.0,
+    max_context: MaxContextOption = None,
+    seed: SeedOption = 0,
+    model: ModelOption = None,
+    model_path: ModelPathOption = None,
+    filler: FillerOption = None,
+    offline_limit: OfflineLimitOption = None,
+    offline_max_tokens: OfflineMaxTokensOption = None,
+    offline_mode: OfflineModeOption = OfflineMode.AUTO,
+    offline_concurrency: OfflineConcurrencyOption = 16,
+    drain: DrainOption = False,
+    slo: SloOption = None,
+    baseline: BaselineOption = False,
+    offline_only_share: OfflineOnlyShareOption = 0.5,
+    timeout: TimeoutOption = 600.0,
+    json_file: JsonFileOption = None,
+    progress: ProgressOption = None,
+) -> None:
+    """Replay a production trace against an OpenAI-compatible server, beside an offline backlog.
+
+    Requests leave at the trace's own times whatever the server does, and latency counts from those times. The API
+    key, where one is needed, is read from OPENAI_API_KEY.
+    """
+    errors = Console(stderr=True, soft_wrap=True, highlight=False)
+    try:
+        if online is None and offline is None:
+            raise WorkloadError("nothing to send: give --online, --offline or both")
+        scaling = Scaling(start, duration, qps, rate_scale, time_scale, length_scale, seed)
+        plan = ReplayPlan(
+            requests=scaling.apply(read_trace(online)) if online else [],
+            prompts=load_backlog(offline, offline_limit, offline_max_tokens) if offline else [],
+            scaling=scaling,
+            trace=str(online) if online else None,
+            prompt_file=str(offline) if offline else None,
+            model=model,
+            model_path=model_path,
+            filler=filler,
+            max_context=max_context,
+            slos=[parse_slo(expr) for expr in slo or []],
+            baseline=baseline,
+            offline_only_share=offline_only_share,
+            offline_mode=offline_mode.value,
+            offline_concurrency=offline_concurrency,
+            drain=drain,
+        )
+        shown = sys.stderr.isatty() if progress is None else progress
+        report, stopped_by = uvloop.run(run_replay(plan, url, timeout, errors, shown))
+        if report is not None:
+            _write(report, json_file)
+    except LoadgenError as error:
+        errors.print(f"error: {error}", markup=False, style="red")
+        raise typer.Exit(EXIT_BAD_INPUT) from error
+    if stopped_by is not None:
+        raise typer.Exit(128 + stopped_by)
+    if report is None or not _did_something(report):
+        raise typer.Exit(EXIT_NOTHING_DONE)
+
+
+async def run_replay(
+    plan: ReplayPlan, url: str, timeout_s: float, console: Console, shown: bool
+) -> tuple[Report | None, signal.Signals | None]:
+    """Run to the end or to SIGINT or SIGTERM. Returns the report, partial when stopped (None when stopped before
+    anything ran), and the signal that stopped it. A second signal ends the process at once."""
+    running = asyncio.current_task()
+    loop = asyncio.get_running_loop()
+    stopped_by: signal.Signals | None = None
+
+    def stop(number: signal.Signals) -> None:
+        nonlocal stopped_by
+        stopped_by = number
+        for each in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(each)
+        if running is not None:
+            running.cancel()
+
+    for each in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(each, stop, each)
+    _raise_file_limit()
+    async with OpenAIClient(url, timeout_s, os.environ.get("OPENAI_API_KEY")) as client:
+        with progress_on(console, shown) as progress:
+            runner = Replay(plan, client, progress)
+            try:
+                await runner.prepare()
+                await runner.run()
+            except asyncio.CancelledError:
+                if stopped_by is None:
+                    raise
+        return runner.report(stopped_by is not None) if runner.started else None, stopped_by
+
+
+def _raise_file_limit() -> None:
+    """Each request under way holds a socket: allow as many as the system does."""
+    with contextlib.suppress(ImportError, OSError, ValueError):
+        import resource
+
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _write(report: Report, json_file: str | None) -> None:
+    if json_file == STANDARD_OUTPUT:
+        sys.stdout.write(report.to_json() + "\n")
+        return
+    print_report(Console(soft_wrap=False, highlight=False), report)
+    if json_file is not None:
+        try:
+            Path(json_file).write_text(report.to_json() + "\n")
+        except OSError as error:
+            raise WorkloadError(f"cannot write {json_file}: {error.strerror}") from error
+
+
+def _did_something(report: Report) -> bool:
+    return any(side is not None and side.completed > 0 for side in (report.online, report.offline))

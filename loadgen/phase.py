@@ -1,0 +1,77 @@
+"""One measured window: online requests, an offline backlog, or both together."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from loadgen.busy import BusyReading, idle_share, read_busy
+from loadgen.client import OpenAIClient
+from loadgen.metrics import offline_report, online_report
+from loadgen.offline import OfflineDriver
+from loadgen.openloop import OpenLoop, sleep_until
+from loadgen.report import OfflineReport, OnlineReport
+
+
+class Phase:
+    """Runs for ``duration_s`` and then until the last online answer is in; offline work goes on until then, so that
+    late answers meet the same load, but counts only within the window."""
+
+    def __init__(
+        self, client: OpenAIClient, duration_s: float, online: OpenLoop | None, offline: OfflineDriver | None
+    ) -> None:
+        self.online = online
+        self._offline = offline
+        self._client = client
+        self._duration_s = duration_s
+        self._start_s: float | None = None
+        self._end_s = 0.0
+        self._busy: list[BusyReading | None] = []
+
+    async def run(self, drain: bool) -> None:
+        """Run to the end. On cancellation the offline work is taken from the server before it returns.
+
+        Raises ServerError when the server refuses the batch or does not let go of it.
+        """
+        try:
+            if self._offline is not None:
+                await self._offline.start()
+            await self._measure()
+        except asyncio.CancelledError:
+            drain = False
+            raise
+        finally:
+            self._end_s = min(self._end_s, time.perf_counter())
+            if self._offline is not None:
+                await self._offline.stop(drain)
+
+    async def _measure(self) -> None:
+        self._start_s = start_s = time.perf_counter()
+        self._end_s = end_s = start_s + self._duration_s
+        async with asyncio.TaskGroup() as tasks:
+            if self._offline is not None:
+                tasks.create_task(self._offline.run(start_s, end_s))
+            if self.online is not None:
+                tasks.create_task(self.online.run(start_s))
+                tasks.create_task(self._read_busy(end_s))
+
+    async def _read_busy(self, end_s: float) -> None:
+        self._busy.append(await read_busy(self._client))
+        await sleep_until(end_s)
+        self._busy.append(await read_busy(self._client))
+
+    def online_report(self) -> OnlineReport | None:
+        """None without online requests, or when the phase did not get as far."""
+        if self.online is None or self._start_s is None:
+            return None
+        return online_report(self.online.records, self._start_s, self._end_s)
+
+    def offline_report(self) -> OfflineReport | None:
+        """None without a backlog, or when the phase did not get as far."""
+        if self._offline is None or self._start_s is None:
+            return None
+        return offline_report(self._offline.totals())
+
+    def idle_share(self) -> float | None:
+        """How idle the executors were within the window; None where the server does not tell."""
+        return idle_share(*self._busy) if len(self._busy) == 2 else None

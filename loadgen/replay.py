@@ -1,0 +1,212 @@
+"""A replay: with a baseline the online-only and offline-only windows, then the measured one."""
+
+from __future__ import annotations
+
+import secrets
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+from loadgen.abilities import RequestMaker, probe
+from loadgen.backlog import OfflinePrompt
+from loadgen.client import ModelCard, OpenAIClient
+from loadgen.errors import LoadgenError, ServerError, WorkloadError
+from loadgen.metrics import LatencySamples, harvest, interference
+from loadgen.notes import reservations
+from loadgen.offline import OfflineDriver, OfflineMaker, fit_backlog
+from loadgen.offline_batch import OfflineBatch
+from loadgen.offline_requests import OfflineRequests
+from loadgen.openloop import OpenLoop
+from loadgen.phase import Phase
+from loadgen.progress import ReplayProgress
+from loadgen.report import Baseline, OnlineReport, Report, RunFacts, SloReport
+from loadgen.scaling import Scaling, cap_context
+from loadgen.slo import Slo
+from loadgen.traces import TraceRequest
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayPlan:
+    """What to run. ``requests`` are the scaled trace; ``prompts`` the backlog; either may be empty, not both."""
+
+    requests: Sequence[TraceRequest]
+    prompts: Sequence[OfflinePrompt]
+    scaling: Scaling
+    trace: str | None = None
+    prompt_file: str | None = None
+    model: str | None = None
+    model_path: Path | None = None
+    filler: Path | None = None
+    max_context: int | None = None
+    slos: Sequence[Slo] = ()
+    baseline: bool = False
+    offline_only_share: float = 0.5
+    offline_mode: str = "auto"  # "auto", "batch" or "requests"
+    offline_concurrency: int = 16
+    drain: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.requests and not self.prompts:
+            raise WorkloadError("nothing to send: give --online, --offline or both")
+        if self.slos and not self.requests:
+            raise WorkloadError("an SLO is about online latency: give --online too")
+        if self.baseline and not self.requests:
+            raise WorkloadError("--baseline compares with an online-only run: give --online too")
+        relative = next((slo.expr for slo in self.slos if slo.relative), None)
+        if relative and not self.baseline:
+            raise WorkloadError(f"SLO {relative!r} is relative to the online-only run: give --baseline too")
+
+
+class Replay:
+    """One run against one server: ``prepare``, ``run``, ``report``. The report may be taken after an interrupt."""
+
+    def __init__(self, plan: ReplayPlan, client: OpenAIClient, progress: ReplayProgress) -> None:
+        self._plan = plan
+        self._client = client
+        self._progress = progress
+        self._date = datetime.now(UTC).isoformat(timespec="seconds")
+        self._salt = secrets.token_hex(4)
+        self._phases: dict[str, Phase] = {}
+        self._notes: list[str] = []
+
+    @property
+    def started(self) -> bool:
+        """There is something to report."""
+        return bool(self._phases)
+
+    async def prepare(self) -> None:
+        """Find the model and how the server takes prompts; fit lengths to the context. Raises ServerError."""
+        plan = self._plan
+        card = await self._model_card()
+        self._model = card.id
+        self._max_context = plan.max_context or card.max_model_len
+        self._maker = await probe(self._client, card.id, plan.model_path, plan.filler, self._salt)
+        if plan.offline_mode == "batch" and not self._maker.abilities.batches:
+            raise ServerError(f"{self._client.url} has no /v1/batches: use --offline-mode requests")
+        self._requests = cap_context(plan.requests, self._max_context)
+        self._prompts = fit_backlog(plan.prompts, plan.scaling.length_scale, self._max_context, plan.model_path)
+        capped = sum(ours != theirs for ours, theirs in zip(self._requests, plan.requests, strict=True))
+        if capped:
+            self._notes.append(f"{capped} online requests were cut to the context of {self._max_context} tokens")
+        if self._requests and not self._maker.abilities.exact_output:
+            self._notes.append("the server does not take ignore_eos: answers may be shorter than the trace's")
+
+    async def _model_card(self) -> ModelCard:
+        cards = await self._client.models()
+        wanted = self._plan.model
+        card = next((card for card in cards if wanted in (None, card.id)), None)
+        if card is None:
+            served = ", ".join(card.id for card in cards) or "none"
+            raise ServerError(f"{self._client.url} does not serve model {wanted or ''}; it serves: {served}")
+        return card
+
+    async def run(self) -> None:
+        """All phases, one after another. Raises ServerError."""
+        plan, duration_s = self._plan, self._plan.scaling.duration_s
+        if plan.baseline:
+            await self._run_phase("online only", duration_s, online=True, offline=False)
+            if plan.prompts:
+                await self._run_phase("offline only", duration_s * plan.offline_only_share, online=False, offline=True)
+        await self._run_phase("replay", duration_s, online=bool(plan.requests), offline=bool(plan.prompts))
+
+    async def _run_phase(self, name: str, duration_s: float, online: bool, offline: bool) -> None:
+        """Each phase has prompts of its own, so that none finds its prefixes in a cache that another warmed."""
+        self._progress.phase(name, len(self._requests) * online, len(self._prompts) * offline)
+        salt = f"{self._salt}:{name}"
+        loop = None
+        if online:
+            loop = OpenLoop(self._client, self._salted(salt), self._requests, self._tell_online)
+        driver = self._offline_driver(name, salt) if offline else None
+        phase = self._phases[name] = Phase(self._client, duration_s, loop, driver)
+        try:
+            await phase.run(self._plan.drain and name == "replay")
+        except ExceptionGroup as group:
+            raise _first_error(group) from group
+
+    def _tell_online(self, loop: OpenLoop) -> None:
+        self._progress.online(len(loop.records), loop.num_finished, loop.num_failed)
+
+    def _salted(self, salt: str) -> RequestMaker:
+        return replace(self._maker, prompts=self._maker.prompts.salted(salt))
+
+    def _offline_driver(self, name: str, salt: str) -> OfflineDriver:
+        mark = f"Set {self._salt}.\n" if name == "offline only" else ""
+        maker = OfflineMaker(self._salted(f"{salt}:offline"), mark)
+        batches = self._plan.offline_mode == "batch" or (
+            self._plan.offline_mode == "auto" and self._maker.abilities.batches
+        )
+        if batches:
+            return OfflineBatch(self._client, maker, self._prompts, self._progress.offline)
+        return OfflineRequests(
+            self._client, maker, self._prompts, self._plan.offline_concurrency, self._progress.offline
+        )
+
+    def report(self, partial: bool) -> Report:
+        """What has been measured so far."""
+        phase, baseline = self._phases.get("replay"), self._baseline()
+        online = phase.online_report() if phase else None
+        offline = phase.offline_report() if phase else None
+        ratios = interference(online, baseline.online) if online and baseline and baseline.online else None
+        harvested = None
+        if offline and baseline and baseline.offline and baseline.idle_share is not None:
+            harvested = harvest(offline, baseline.offline, baseline.idle_share)
+        slo = self._judge(online, baseline.online if baseline else None)
+        report = Report(self._facts(), online, offline, baseline, ratios, harvested, slo, partial, [])
+        notes = self._notes + self._error_notes() + reservations(report)
+        return msgspec.structs.replace(report, notes=notes)
+
+    def _baseline(self) -> Baseline | None:
+        if not self._plan.baseline:
+            return None
+        online_only, offline_only = self._phases.get("online only"), self._phases.get("offline only")
+        return Baseline(
+            online=online_only.online_report() if online_only else None,
+            offline=offline_only.offline_report() if offline_only else None,
+            idle_share=online_only.idle_share() if online_only else None,
+        )
+
+    def _judge(self, online: OnlineReport | None, baseline: OnlineReport | None) -> list[SloReport]:
+        loop = self._phases["replay"].online if online else None
+        if online is None or loop is None:
+            return []
+        samples = LatencySamples.of(loop.records)
+        return [slo.judge(online, samples, baseline) for slo in self._plan.slos]
+
+    def _facts(self) -> RunFacts:
+        scaling, abilities = self._plan.scaling, self._maker.abilities
+        return RunFacts(
+            date=self._date,
+            url=self._client.url,
+            model=self._model,
+            trace=self._plan.trace,
+            prompts=self._plan.prompt_file,
+            start_s=scaling.start_s,
+            duration_s=scaling.duration_s,
+            qps=scaling.qps,
+            rate_scale=scaling.rate_scale,
+            time_scale=scaling.time_scale,
+            length_scale=scaling.length_scale,
+            max_context=self._max_context,
+            seed=scaling.seed,
+            prompt_form=abilities.prompt_form,
+            exact_output=abilities.exact_output,
+        )
+
+    def _error_notes(self) -> list[str]:
+        notes = []
+        for name, phase in self._phases.items():
+            errors = Counter(record.error for record in phase.online.records if record.error) if phase.online else {}
+            notes += [f"{name}: {count} online requests failed: {error}" for error, count in errors.items()]
+        return notes
+
+
+def _first_error(group: ExceptionGroup[Exception]) -> Exception:
+    """A named error out of a task group's, where there is one."""
+    error: Exception = group.subgroup(LoadgenError) or group
+    while isinstance(error, ExceptionGroup) and error is not group:
+        error = error.exceptions[0]
+    return error
