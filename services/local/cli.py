@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.main import get_command
 
+from services.executor.prepare_model import DEFAULT_MODEL
 from services.local.batch_cli import batch_app
 from services.local.command_group import CommandGroup, DeferredCommand
-from services.local.options import DEFAULT_DATA_DIR, DEFAULT_MODEL, DEFAULT_PORT, ENGINES, StackOptions
+from services.local.options import DEFAULT_DATA_DIR, DEFAULT_PORT, ENGINES, StackOptions
 from services.local.parameters import DataDirOption, JsonOption, UrlOption, one_of
 from shared.scheduling.presets import PRESETS
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-DEFAULT_MODEL = "smollm2-135m-instruct"
+from services.executor.prepare_model import BUNDLED_MODELS, DEFAULT_MODEL
+
 DEFAULT_DATA_DIR = Path(".slackwater")
 DEFAULT_PORT = 8000
 ENGINES = ("torch", "sim")
@@ -34,7 +35,8 @@ class StackOptions:
     def model_name(self) -> str:
         """What clients call the model: a folder's own name, otherwise the model as it was given."""
         folder = Path(self.model).expanduser()
-        return folder.resolve().name if folder.is_dir() else self.model
+        is_folder = self.model not in BUNDLED_MODELS and folder.is_dir()
+        return folder.resolve().name if is_folder else self.model
 
     @property
     def url(self) -> str:

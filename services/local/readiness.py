@@ -15,6 +15,10 @@ from shared.protocol.messages import ServiceStatus
 PING_WAIT_S = 0.25
 PROFILER = "profiler"
 PROFILE_DONE = "done"
+PROFILE_LACKING = {  # states in which the stack serves without one, and why there is none
+    "deferred": "the step latencies are not measured yet: the executors have work; it is done when they are idle",
+    "failed": "the step latencies cannot be measured here; the latency model is learned from the executors' own steps",
+}
 
 
 async def ping_all(bus: Bus, wait_s: float = PING_WAIT_S) -> dict[str, ServiceStatus]:
@@ -31,8 +35,11 @@ async def wait_ready(bus: Bus, url: str, names: Collection[str], progress: Progr
             gateway_ready = await _gateway_ready(client)
             missing = _missing(statuses, names, gateway_ready)
             if missing is None:
-                return
+                break
             progress.step(missing)
+    lacking = PROFILE_LACKING.get(str(statuses[PROFILER].details.get("profile_state")))
+    if lacking:
+        progress.note(lacking)
 
 
 async def _answers(bus: Bus) -> dict[str, ServiceStatus]:
@@ -56,7 +63,7 @@ def _missing(statuses: dict[str, ServiceStatus], names: Collection[str], gateway
     if silent:
         return f"starting {', '.join(silent)}"
     details = statuses[PROFILER].details
-    if details.get("profile_state") != PROFILE_DONE:
+    if details.get("profile_state") not in (PROFILE_DONE, *PROFILE_LACKING):
         return _profiling(details)
     return None if gateway_ready else "waiting for the gateway"
 
