@@ -164,7 +164,7 @@ def test_an_executor_that_still_runs_them_is_recognized_after_a_restart(tokenize
     peer.pool = FcfsPool(lambda: None, lambda _, ids: None)
     peer.pool.add([make_offline(n, max_tokens=30) for n in range(4) if f"batch_1.{n}" not in peer.results])
     peer.scheduler = AsyncScheduler(INFO, peer.pool, peer.tuning, SystemClock())
-    assert peer.say(idle=False) is None
+    assert peer.say(idle=True) is None
     assert peer.plan is not None and not {g.request_id for g in peer.plan.admitted} & set(held)
     while peer.run_step():
         pass
