@@ -305,6 +305,7 @@ class BatchRecord(msgspec.Struct, frozen=True):
     input_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
+    cleared: bool = False  # ended, and nothing of it is left in the streams
 
 
 class FileRecord(msgspec.Struct, frozen=True):
