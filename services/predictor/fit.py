@@ -68,16 +68,16 @@ def is_material(fitted: LinearFit, published: Coefficients, observations: Sequen
         return True
     if fitted.mape > published_mape:
         return False
-    rows, _ = _design(observations)
+    rows, _, _ = _design(observations)
     old, new = rows @ np.asarray(published), rows @ np.asarray(fitted.coefficients)
     change = np.abs(new - old) / np.maximum(np.maximum(old, new), np.finfo(np.float64).tiny)
     return float(np.quantile(change, DIFFERENT_QUANTILE)) >= DIFFERENT_PREDICTION
 
 
 def mean_relative_error(coefficients: Coefficients | Array, observations: Sequence[Observation]) -> float:
-    """Mean of |predicted - measured| / measured."""
-    rows, latencies = _design(observations)
-    return float(np.mean(np.abs(rows @ np.asarray(coefficients) / latencies - 1.0)))
+    """Weighted mean of |predicted - measured| / measured."""
+    rows, latencies, weights = _design(observations)
+    return float(np.average(np.abs(rows @ np.asarray(coefficients) / latencies - 1.0), weights=weights))
 
 
 def _covers_both_kinds(observations: Sequence[Observation]) -> bool:
@@ -95,32 +95,35 @@ def _split(observations: Sequence[Observation]) -> tuple[list[Observation], list
     return train, list(observations[HOLD_OUT_EVERY - 1 :: HOLD_OUT_EVERY])
 
 
-def _design(observations: Sequence[Observation]) -> tuple[Array, Array]:
-    """Regressors [n, 7] in the order of ``shared.latency.linear.feature_row``, and latencies [n] in milliseconds."""
-    sums = np.array([msgspec.structs.astuple(shape) for shape, _ in observations], dtype=np.float64)
+def _design(observations: Sequence[Observation]) -> tuple[Array, Array, Array]:
+    """Regressors [n, 7] in the order of ``shared.latency.linear.feature_row``, latencies [n] in milliseconds, and
+    weights [n]."""
+    sums = np.array([msgspec.structs.astuple(observation.shape) for observation in observations], dtype=np.float64)
     s_p, n_p, s_d, n_d = sums.T  # in the order of BatchShape's fields
     rows = np.stack([np.ones_like(s_p), s_p, s_d, s_p * s_p, s_d * s_d, n_p, n_d], axis=1)
-    return rows, np.array([latency_ms for _, latency_ms in observations], dtype=np.float64)
+    timed = np.array([(observation.latency_ms, observation.weight) for observation in observations], dtype=np.float64)
+    return rows, timed[:, 0], timed[:, 1]
 
 
 def _fit_trimmed(observations: Sequence[Observation], prior: Coefficients | None) -> Array:
-    rows, latencies = _design(observations)
+    rows, latencies, weights = _design(observations)
     relative = rows / latencies[:, None]
-    first = _solve(relative, prior)
-    outliers = _outliers(relative @ first - 1.0, [stratum(shape) for shape, _ in observations])
-    return _solve(relative[~outliers], prior) if outliers.any() else first
+    first = _solve(relative, weights, prior)
+    outliers = _outliers(relative @ first - 1.0, [stratum(observation.shape) for observation in observations])
+    return _solve(relative[~outliers], weights[~outliers], prior) if outliers.any() else first
 
 
-def _solve(relative: Array, prior: Coefficients | None) -> Array:
-    """Non-negative x for relative @ x = 1 in the least-squares sense; relative: [n, 7]."""
-    num_rows = len(relative)
-    scale = np.sqrt(np.mean(relative**2, axis=0))
+def _solve(relative: Array, weights: Array, prior: Coefficients | None) -> Array:
+    """Non-negative x for relative @ x = 1 in the weighted least-squares sense; relative: [n, 7], weights: [n]."""
+    target = np.sqrt(weights)
+    matrix = relative * target[:, None]
+    scale = np.sqrt(np.mean(matrix**2, axis=0))
     scale[scale == 0] = 1.0  # a regressor that no sample has: without a prior its coefficient becomes 0
-    matrix, target = relative / scale, np.ones(num_rows)
+    matrix = matrix / scale
     if prior is not None:
-        weight = np.sqrt(PRIOR_WEIGHT * num_rows)
-        matrix = np.vstack([matrix, weight * np.eye(NUM_COEFFICIENTS)])
-        target = np.concatenate([target, weight * scale * np.asarray(prior)])
+        pull = np.sqrt(PRIOR_WEIGHT * len(matrix))
+        matrix = np.vstack([matrix, pull * np.eye(NUM_COEFFICIENTS)])
+        target = np.concatenate([target, pull * scale * np.asarray(prior)])
     solution, _ = nnls(matrix, target, maxiter=MAX_ITERATIONS)
     return np.asarray(solution / scale, dtype=np.float64)
 

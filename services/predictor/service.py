@@ -10,7 +10,7 @@ import msgspec
 
 from services.predictor.fit import LinearFit, fit_linear, is_material
 from services.predictor.settings import PredictorSettings
-from services.predictor.window import Observation, SampleWindow
+from services.predictor.window import SampleWindow
 from shared.bus import Bucket, Bus, Subscription
 from shared.clock import Clock
 from shared.errors import BusError, NotFoundOnBusError
@@ -82,7 +82,7 @@ class Predictor:
 
     async def _on_sample(self, sample: LatencySample) -> None:
         profile = self._profile(sample.profile_key)
-        if not profile.window.add(Observation(sample.shape, sample.latency_ms)):
+        if not profile.window.add(sample.shape, sample.latency_ms):
             self._counts.samples_refused += 1
             return
         self._counts.samples += 1

@@ -10,13 +10,15 @@ from shared.protocol.messages import BatchShape
 
 STRATUM_SHARE = 64  # one stratum holds at most this part of the window
 MIN_STRATUM = 8
+STALE_WEIGHT = 0.1  # enough to settle what no newer sample contradicts
 
 
 class Observation(NamedTuple):
-    """One timed batch."""
+    """One timed batch, and how much it counts."""
 
     shape: BatchShape
     latency_ms: float
+    weight: float = 1.0
 
 
 Stratum = tuple[int, int, int, int]
@@ -34,25 +36,27 @@ def stratum(shape: BatchShape) -> Stratum:
 
 class SampleWindow:
     """At most ``capacity`` observations. Each stratum keeps its newest ones up to its share; a full window gives up
-    the oldest of its largest stratum, so that rare shapes stay until newer ones of their own kind replace them."""
+    the oldest of its largest stratum, so that rare shapes stay until newer ones of their own kind replace them. What
+    a sliding window of this size would have lost by now is stale, and counts less: the machine may have changed."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
         self._stratum_limit = max(MIN_STRATUM, capacity // STRATUM_SHARE)
-        self._strata: dict[Stratum, deque[Observation]] = {}
+        self._strata: dict[Stratum, deque[_Numbered]] = {}
         self._size = 0
+        self._added = 0
 
     def __len__(self) -> int:
         return self._size
 
-    def add(self, observation: Observation) -> bool:
+    def add(self, shape: BatchShape, latency_ms: float) -> bool:
         """False where it says nothing: an empty batch, or a latency that is not a positive number."""
-        shape, latency_ms = observation
         is_empty = shape.prefill_requests == 0 and shape.decode_requests == 0
         if is_empty or not (math.isfinite(latency_ms) and latency_ms > 0):
             return False
         members = self._strata.setdefault(stratum(shape), deque())
-        members.append(observation)
+        members.append(_Numbered(self._added, shape, latency_ms))
+        self._added += 1
         self._size += 1
         if len(members) > self._stratum_limit:
             self._drop_oldest(members)
@@ -62,15 +66,26 @@ class SampleWindow:
 
     def observations(self) -> list[Observation]:
         """Stratum by stratum, oldest first in each."""
-        return [observation for members in self._strata.values() for observation in members]
+        stale_before = self._added - self._capacity
+        return [
+            Observation(shape, latency_ms, STALE_WEIGHT if number < stale_before else 1.0)
+            for members in self._strata.values()
+            for number, shape, latency_ms in members
+        ]
 
     def check_integrity(self) -> None:
         """Raises AssertionError where the bounds or the sums are broken."""
         assert self._size == sum(map(len, self._strata.values())) <= self._capacity
         for key, members in self._strata.items():
             assert len(members) <= self._stratum_limit
-            assert all(stratum(observation.shape) == key for observation in members)
+            assert all(stratum(member.shape) == key for member in members)
 
-    def _drop_oldest(self, members: deque[Observation]) -> None:
+    def _drop_oldest(self, members: deque[_Numbered]) -> None:
         members.popleft()
         self._size -= 1
+
+
+class _Numbered(NamedTuple):
+    number: int
+    shape: BatchShape
+    latency_ms: float

@@ -63,7 +63,7 @@ def test_outliers_are_left_out() -> None:
     observations = timed(varied_shapes(rng, 400), rng, noise=0.02)
     spoiled = [
         Observation(shape, latency_ms * 6 if n % 15 == 0 else latency_ms)
-        for n, (shape, latency_ms) in enumerate(observations)
+        for n, (shape, latency_ms, _) in enumerate(observations)
     ]
     fitted = fit_linear(spoiled)
     assert fitted is not None
@@ -106,6 +106,19 @@ def test_a_prior_keeps_what_the_samples_do_not_show() -> None:
     assert fitted.coefficients[5] == pytest.approx(TRUTH[5])
 
 
+def test_fresh_samples_outweigh_stale_ones() -> None:
+    rng = random.Random(10)
+    fresh = timed(varied_shapes(rng, 200), rng, 0.01, DRIFTED)
+    stale = [Observation(shape, latency_ms, 0.01) for shape, latency_ms, _ in timed(varied_shapes(rng, 200), rng, 0.01)]
+    fitted, unweighted = (
+        fit_linear(fresh + stale),
+        fit_linear(fresh + [Observation(o.shape, o.latency_ms) for o in stale]),
+    )
+    assert fitted is not None and unweighted is not None
+    assert mean_relative_error(fitted.coefficients, fresh) < 0.02
+    assert mean_relative_error(unweighted.coefficients, fresh) > 0.05
+
+
 def test_a_model_is_material_when_it_predicts_better() -> None:
     rng = random.Random(9)
     shapes = varied_shapes(rng, 300)
@@ -123,7 +136,12 @@ priors = st.none() | st.tuples(*(st.floats(0, 100) for _ in range(7)))
 
 
 @settings(max_examples=60)
-@given(st.lists(st.builds(Observation, batch_shapes, st.floats(1e-3, 1e5)), min_size=1, max_size=40), priors)
+@given(
+    st.lists(
+        st.builds(Observation, batch_shapes, st.floats(1e-3, 1e5), st.sampled_from((0.1, 1.0))), min_size=1, max_size=40
+    ),
+    priors,
+)
 def test_any_samples_give_a_usable_model_or_none(observations: list[Observation], prior: Coefficients | None) -> None:
     fitted = fit_linear(observations, prior)
     if fitted is None:

@@ -1,0 +1,22 @@
+"""``python -m services.profiler``."""
+
+from __future__ import annotations
+
+import sys
+
+from services.profiler.service import Profiler
+from services.profiler.settings import ProfilerSettings
+from shared.clock import SystemClock
+from shared.config import load
+from shared.service import run_service
+
+
+def main() -> int:
+    """Run until SIGINT or SIGTERM."""
+    settings = load(ProfilerSettings, "python -m services.profiler")
+    clock = SystemClock()
+    return run_service(settings.nats, settings.log_level, Profiler.name, lambda bus: Profiler(bus, settings, clock))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

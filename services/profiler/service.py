@@ -1,0 +1,193 @@
+"""The profiler's life: watch executors register, give each kind a profile and a budget."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import cast
+
+from services.profiler.load_watch import LoadWatch
+from services.profiler.profile import Profile, ProfileFiles, profile_of
+from services.profiler.progress import ProfileProgress, ProfileState
+from services.profiler.settings import ProfilerSettings
+from services.profiler.sweep import (
+    ExecutorBusyError,
+    ExecutorSilentError,
+    NothingMeasuredError,
+    Sweep,
+    publish_samples,
+)
+from shared.bus import Bucket, Bus, Entry
+from shared.clock import Clock
+from shared.errors import BusError, ConfigError, NotFoundOnBusError
+from shared.protocol import subjects
+from shared.protocol.messages import BudgetRecord, ExecutorInfo, LatencyModelRecord
+from shared.service import Details
+
+logger = logging.getLogger(__name__)
+
+MAX_QUEUED = 256  # registrations; beyond it the watch of the bucket waits
+FIRST_CONFIRM_S = 10.0
+LAST_CONFIRM_S = 60.0
+
+
+class Profiler:
+    """One sweep at a time, since executors on one machine disturb each other's measurements."""
+
+    name = "profiler"
+
+    def __init__(
+        self, bus: Bus, settings: ProfilerSettings, clock: Clock, first_confirm_s: float = FIRST_CONFIRM_S
+    ) -> None:
+        self._bus = bus
+        self._settings = settings
+        self._clock = clock
+        self._first_confirm_s = first_confirm_s
+        self._files = ProfileFiles(settings.profiles_dir())
+        self._load = LoadWatch(bus)
+        self._progress = ProfileProgress()
+        self._registered: asyncio.Queue[ExecutorInfo] = asyncio.Queue(MAX_QUEUED)
+        self._profiles: dict[str, Profile] = {}  # measured or replayed by this process
+        self._confirming: set[str] = set()  # profile keys
+        self._executors: Bucket[ExecutorInfo]
+        self._models: Bucket[LatencyModelRecord]
+        self._budgets: Bucket[BudgetRecord]
+
+    async def start(self) -> None:
+        """Open the buckets and hear the heartbeats."""
+        self._executors = await self._bus.bucket(subjects.EXECUTORS_BUCKET, ExecutorInfo)
+        self._models = await self._bus.bucket(subjects.LATENCY_MODELS_BUCKET, LatencyModelRecord)
+        self._budgets = await self._bus.bucket(subjects.BUDGETS_BUCKET, BudgetRecord)
+        await self._load.start()
+
+    async def run(self) -> None:
+        """Until cancelled; a registration that comes again is served again, at little cost."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._watch_executors())
+            while True:
+                info = await self._registered.get()
+                try:
+                    await self._serve(info, group)
+                except BusError as error:  # the watch brings every registration again after a reconnect
+                    logger.warning("profiling interrupted", extra=_ids(info, error))
+
+    async def stop(self) -> None:
+        """An unfinished sweep starts anew with the next process."""
+        await self._load.stop()
+
+    def health(self) -> str:
+        return "ok"
+
+    def details(self) -> Details:
+        return self._progress.details()
+
+    async def _watch_executors(self) -> None:
+        async for entry in self._executors.watch():
+            if entry is not None and entry.value is not None:
+                await self._registered.put(entry.value)
+
+    async def _serve(self, info: ExecutorInfo, group: asyncio.TaskGroup) -> None:
+        """A profile, a budget, and the predictor's model, for one executor."""
+        profile_key = info.profile_key
+        try:
+            profile = await self._replayed(info) or await self._swept(info)
+        except ConfigError as error:
+            logger.error("executor not profiled", extra=_ids(info, error))
+            return
+        except ExecutorSilentError as error:
+            logger.warning("executor not profiled; it will be when it registers again", extra=_ids(info, error))
+            self._progress.forget(profile_key)
+            return
+        except ExecutorBusyError as error:
+            logger.warning("executor not profiled; it will be when it is idle", extra=_ids(info, error))
+            self._progress.enter(profile_key, ProfileState.DEFERRED)
+            group.create_task(self._again_when_idle(info))
+        except NothingMeasuredError as error:
+            logger.error("executor cannot be profiled; its own steps will tell", extra=_ids(info, error))
+            self._progress.enter(profile_key, ProfileState.FAILED)
+        else:
+            self._profiles[profile_key] = profile
+            if profile_key not in self._confirming:
+                self._confirming.add(profile_key)
+                self._progress.enter(profile_key, ProfileState.FITTING)
+                group.create_task(self._confirm(info, profile))
+        await self._publish_budget(profile_key)
+
+    async def _replayed(self, info: ExecutorInfo) -> Profile | None:
+        """The profile of an earlier sweep that covers this executor; its samples are sent once."""
+        profile = self._profiles.get(info.profile_key)
+        if profile is not None and profile.covers(info):
+            return profile
+        if self._settings.refresh:
+            return None
+        profile = await asyncio.to_thread(self._files.load, info.profile_key)
+        if profile is None or not profile.covers(info):
+            return None
+        await publish_samples(self._bus, info, profile.measurements)
+        logger.info("cached profile used", extra=_ids(info))
+        return profile
+
+    async def _swept(self, info: ExecutorInfo) -> Profile:
+        profile_key = info.profile_key
+        self._files.path(profile_key)  # a key that cannot be stored is not measured
+        self._progress.enter(profile_key, ProfileState.SWEEPING)
+
+        def on_progress(measured: int, total: int) -> None:
+            self._progress.count(profile_key, measured, total)
+
+        measurements = await Sweep(self._bus, self._load, self._clock, info, on_progress).run()
+        profile = profile_of(info, measurements, self._clock.unix_s())
+        await asyncio.to_thread(self._files.store, profile)
+        return profile
+
+    async def _again_when_idle(self, info: ExecutorInfo) -> None:
+        await self._load.wait_idle(info.executor_id)
+        await self._registered.put(info)
+
+    async def _confirm(self, info: ExecutorInfo, profile: Profile) -> None:
+        """Send the samples again until the predictor has made a model of them: it may have started later.
+        The profile counts as done after the first wait: a predictor in trouble shows in its own health."""
+        timeout_s = self._first_confirm_s
+        while not await self._model_appears(info.profile_key, timeout_s):
+            self._progress.enter(info.profile_key, ProfileState.DONE)
+            logger.warning("no latency model came of the samples, sending them again", extra=_ids(info))
+            try:
+                await publish_samples(self._bus, info, profile.measurements)
+            except BusError as error:
+                logger.warning("samples not sent", extra=_ids(info, error))
+            timeout_s = min(2 * timeout_s, LAST_CONFIRM_S)
+        self._confirming.discard(info.profile_key)
+        self._progress.enter(info.profile_key, ProfileState.DONE)
+        logger.info("profile done", extra=_ids(info))
+
+    async def _model_appears(self, profile_key: str, timeout_s: float) -> bool:
+        models = cast(AsyncGenerator[Entry[LatencyModelRecord] | None, None], self._models.watch())
+        try:
+            async with asyncio.timeout(timeout_s), aclosing(models):
+                async for entry in models:
+                    if entry is not None and entry.key == profile_key and entry.value is not None:
+                        return True
+        except TimeoutError:
+            pass
+        return False
+
+    async def _publish_budget(self, profile_key: str) -> None:
+        fixed_ms = self._settings.budget_ms
+        source = "fixed" if fixed_ms > 0 else "target-tbt"
+        budget = BudgetRecord(profile_key, fixed_ms or self._settings.target_tbt_ms, source)
+        try:
+            published = (await self._budgets.get(profile_key)).value
+        except NotFoundOnBusError:
+            published = None
+        if published != budget:
+            await self._budgets.put(profile_key, budget)
+            logger.info(
+                "budget published", extra={"profile_key": profile_key, "latency_budget_ms": budget.latency_budget_ms}
+            )
+
+
+def _ids(info: ExecutorInfo, error: Exception | None = None) -> dict[str, str]:
+    ids = {"executor_id": info.executor_id, "profile_key": info.profile_key}
+    return ids if error is None else {**ids, "error": str(error)}

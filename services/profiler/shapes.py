@@ -1,0 +1,110 @@
+"""Which batches a sweep measures, and in which order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import islice, zip_longest
+
+from shared.protocol.messages import ExecutorInfo, MeasureShape
+
+SMALLEST_CHUNK = 16
+SMALLEST_CONTEXT = 32
+PIECES = (1, 4)  # requests that one prefill total is split over
+REPEATS = 2
+NUM_MIXED = 14
+
+
+def warm_up_shape(info: ExecutorInfo) -> MeasureShape:
+    """Small, of both kinds where the limits allow; its time is worth nothing."""
+    mixed = MeasureShape([SMALLEST_CHUNK], [SMALLEST_CHUNK], repeats=1)
+    return mixed if fits(mixed, info) else MeasureShape([1], [], repeats=1)
+
+
+def sweep_shapes(info: ExecutorInfo) -> list[MeasureShape]:
+    """Prefill chunks, decode batches and mixes, all within the executor's limits; the most informative first, so that
+    a sweep that is cut short has seen the corners of what can come (HyGen section 4.2: varying the number of
+    requests per phase, lengths and batch sizes)."""
+    prefills = list(_prefills(info))
+    decodes = list(_decodes(info))
+    mixed = list(islice(_mixed(prefills, decodes, info), NUM_MIXED))
+    rounds = zip_longest(_as_shapes((p, []) for p in prefills), _as_shapes(([], d) for d in decodes), _as_shapes(mixed))
+    return [shape for one_round in rounds for shape in one_round if shape is not None]
+
+
+def fits(shape: MeasureShape, info: ExecutorInfo) -> bool:
+    """Whether it is one step that the executor can run with all its KV blocks free."""
+    lengths = [*shape.prefill_lens, *(length + 1 for length in shape.decode_context_lens)]
+    num_blocks = sum(-(-length // info.block_size) for length in lengths)
+    return (
+        0 < num_tokens(shape) <= info.max_num_batched_tokens
+        and len(lengths) <= info.max_num_seqs
+        and max(lengths) <= info.max_model_len
+        and num_blocks <= info.num_blocks
+    )
+
+
+def num_tokens(shape: MeasureShape) -> int:
+    """Tokens that one step computes."""
+    return sum(shape.prefill_lens) + len(shape.decode_context_lens)
+
+
+def _as_shapes(lens: Iterable[tuple[list[int], list[int]]]) -> Iterator[MeasureShape]:
+    return (MeasureShape(prefill_lens, context_lens, REPEATS) for prefill_lens, context_lens in lens)
+
+
+def _prefills(info: ExecutorInfo) -> Iterator[list[int]]:
+    """Lengths of the chunks of each prefill batch."""
+    totals = _levels(SMALLEST_CHUNK, info.max_num_batched_tokens, factor=2)
+    for total, pieces in _corners_first(totals, list(PIECES)):
+        lens = [total // pieces] * pieces
+        if lens[0] > 0 and fits(MeasureShape(lens, []), info):
+            yield lens
+
+
+def _decodes(info: ExecutorInfo) -> Iterator[list[int]]:
+    """Context lengths of each decode batch; long contexts give way where large batches leave them no blocks."""
+    sizes = _levels(1, min(info.max_num_seqs, info.max_num_batched_tokens), factor=4)
+    contexts = _levels(SMALLEST_CONTEXT, info.max_model_len - 1, factor=4)
+    seen = set()
+    for size, context in _corners_first(sizes, contexts):
+        longest = (info.num_blocks // size) * info.block_size - 1
+        lens = [min(context, longest)] * size
+        if lens[0] > 0 and (size, lens[0]) not in seen and fits(MeasureShape([], lens), info):
+            seen.add((size, lens[0]))
+            yield lens
+
+
+def _mixed(
+    prefills: list[list[int]], decodes: list[list[int]], info: ExecutorInfo
+) -> Iterator[tuple[list[int], list[int]]]:
+    """Pairs that fit one step, walking both lists at once so that sizes vary."""
+    if not prefills or not decodes:
+        return
+    for offset in range(len(decodes)):
+        for index, prefill_lens in enumerate(prefills):
+            pair = (prefill_lens, decodes[(index + offset) % len(decodes)])
+            if fits(MeasureShape(*pair), info):
+                yield pair
+
+
+def _levels(smallest: int, largest: int, factor: int) -> list[int]:
+    """Geometric from ``largest`` down, the smallest included: [512, 256, .., 16]."""
+    levels = []
+    level = largest
+    while level > smallest:
+        levels.append(level)
+        level //= factor
+    return [*levels, min(smallest, largest)]
+
+
+def _corners_first(first: list[int], second: list[int]) -> list[tuple[int, int]]:
+    """All pairs, those of the extreme values before those between."""
+    rows, columns = enumerate(_outside_in(first)), list(enumerate(_outside_in(second)))
+    ranked = [(row + column, row, (a, b)) for row, a in rows for column, b in columns]
+    return [pair for _, _, pair in sorted(ranked)]
+
+
+def _outside_in(values: list[int]) -> list[int]:
+    """Last, first, last but one, second, ..."""
+    ends = zip(reversed(values), values, strict=True)
+    return list(dict.fromkeys(value for pair in ends for value in pair))

@@ -1,0 +1,124 @@
+"""For tests of the predictor and the profiler: run a service in-process, and an executor's measuring side."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+from shared.bus import Bus, Subscription
+from shared.latency.features import BatchFeatures
+from shared.latency.linear import LinearLatencyModel
+from shared.protocol import subjects
+from shared.protocol.messages import (
+    BatchShape,
+    ExecutorCounters,
+    ExecutorInfo,
+    Heartbeat,
+    LatencyModelRecord,
+    MeasuredShape,
+    MeasureShape,
+)
+from shared.service import Service
+
+KEY = "model.torch.cpu-2t.float32"
+TRUTH = LinearLatencyModel(25.0, 0.8, 2e-3, 3e-4, 2e-8, 1.5, 1.2)
+
+
+@contextlib.asynccontextmanager
+async def running(service: Service) -> AsyncIterator[None]:
+    """Start it, run it, and stop it at the end; an error of its main loop fails the test."""
+    await service.start()
+    task = asyncio.create_task(service.run())
+    try:
+        yield
+        assert not task.done(), "the main loop ended"
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        await service.stop()
+
+
+async def until(condition: Callable[[], bool | Awaitable[bool]], timeout_s: float = 15.0) -> None:
+    """Return when the condition holds; asks again every few milliseconds."""
+    async with asyncio.timeout(timeout_s):
+        while True:
+            holds = condition()
+            if await holds if isinstance(holds, Awaitable) else holds:
+                return
+            await asyncio.sleep(0.005)
+
+
+async def model_of(bus: Bus, profile_key: str = KEY, newer_than: int = 0) -> LatencyModelRecord:
+    """The published model, when its revision is beyond ``newer_than``."""
+    models = await bus.bucket(subjects.LATENCY_MODELS_BUCKET, LatencyModelRecord)
+    async with asyncio.timeout(15):
+        async for entry in models.watch():
+            if entry and entry.key == profile_key and entry.value and entry.revision > newer_than:
+                return entry.value
+    raise AssertionError("the watch ended")
+
+
+def executor_info(executor_id: str = "executor-0", **changes: object) -> ExecutorInfo:
+    fields: dict[str, object] = {
+        "executor_id": executor_id,
+        "epoch": "epoch-1",
+        "pid": 1,
+        "model": "model",
+        "engine": "torch",
+        "device": "cpu-2t",
+        "profile_key": KEY,
+        "max_model_len": 2048,
+        "block_size": 16,
+        "num_blocks": 2000,
+        "max_num_seqs": 64,
+        "max_num_batched_tokens": 512,
+        "eos_token_ids": [0],
+    }
+    return ExecutorInfo(**(fields | changes))  # type: ignore[arg-type]
+
+
+def predicted(shape: BatchShape, model: LinearLatencyModel = TRUTH) -> float:
+    sums = BatchFeatures(shape.prefill_tokens, shape.prefill_requests, shape.decode_kv_tokens, shape.decode_requests)
+    return model.predict_ms(sums)
+
+
+class MeasuringExecutor:
+    """Registers, beats, and answers measurements by a known latency formula, each repeat a little off."""
+
+    def __init__(self, bus: Bus, info: ExecutorInfo) -> None:
+        self._bus = bus
+        self.info = info
+        self.asked: list[MeasureShape] = []
+        self.busy = False
+        self.refuses: Callable[[MeasureShape], str] = lambda _: ""
+        self._subscription: Subscription | None = None
+
+    async def __aenter__(self) -> MeasuringExecutor:
+        self._subscription = await self._bus.serve(subjects.measure(self.info.executor_id), MeasureShape, self._answer)
+        await self._bus.flush()
+        await self.register()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._subscription is not None
+        await self._subscription.stop()
+
+    async def register(self) -> None:
+        executors = await self._bus.bucket(subjects.EXECUTORS_BUCKET, ExecutorInfo)
+        await executors.put(self.info.executor_id, self.info)
+
+    async def beat(self) -> None:
+        load = 1 if self.busy else 0
+        heartbeat = Heartbeat(self.info, ExecutorCounters(), False, 0, load, 0, 0, self.info.num_blocks)
+        await self._bus.publish(subjects.heartbeat(self.info.executor_id), heartbeat)
+
+    async def _answer(self, shape: MeasureShape) -> MeasuredShape:
+        self.asked.append(shape)
+        why = "busy" if self.busy else self.refuses(shape)
+        if why:
+            return MeasuredShape(BatchShape(0, 0, 0, 0), [], why)
+        kv = sum(length + 1 for length in shape.decode_context_lens)
+        sums = BatchShape(sum(shape.prefill_lens), len(shape.prefill_lens), kv, len(shape.decode_context_lens))
+        return MeasuredShape(sums, [predicted(sums) * (1 + 0.01 * (n % 3 - 1)) for n in range(shape.repeats)])

@@ -1,0 +1,134 @@
+"""The predictor service on a real bus."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from services.predictor.service import Predictor
+from services.predictor.settings import PredictorSettings
+from shared.bus import Bus
+from shared.clock import SystemClock
+from shared.latency.linear import LinearLatencyModel
+from shared.protocol import subjects
+from shared.protocol.messages import BatchShape, LatencyModelRecord, LatencySample
+from tests.services.profiling import KEY, TRUTH, model_of, predicted, running, until
+
+SLOWER = LinearLatencyModel(50.0, 1.6, 4e-3, 6e-4, 4e-8, 3.0, 2.4)
+
+
+def predictor(bus: Bus, **changes: float) -> Predictor:
+    settings = {"refit_interval_s": 0.05} | changes
+    return Predictor(bus, PredictorSettings(**settings), SystemClock())  # type: ignore[arg-type]
+
+
+def mixed_shapes(count: int) -> list[BatchShape]:
+    rng = random.Random(11)
+    shapes = []
+    for number in range(count):
+        n_p = 0 if number % 3 == 0 else rng.randint(1, 4)
+        n_d = 0 if number % 3 == 1 else rng.randint(1, 32)
+        shapes.append(BatchShape(n_p * rng.randint(8, 128), n_p, n_d * rng.randint(16, 1500), n_d))
+    return shapes
+
+
+async def send(bus: Bus, shapes: list[BatchShape], truth: LinearLatencyModel = TRUTH, key: str = KEY) -> None:
+    rng = random.Random(12)
+    for step, shape in enumerate(shapes):
+        sample = LatencySample("executor-0", key, step, shape, predicted(shape, truth) * rng.gauss(1, 0.02))
+        await bus.publish(subjects.sample("executor-0"), sample)
+    await bus.flush()
+
+
+async def test_samples_become_a_published_model(bus: Bus) -> None:
+    async with running(predictor(bus)):
+        await send(bus, mixed_shapes(200))
+        record = await model_of(bus)
+    model = LinearLatencyModel(*record.coefficients)
+    assert record.profile_key == KEY and record.num_samples >= 24 and record.mape < 0.05
+    for shape in mixed_shapes(40):
+        assert predicted(shape, model) == pytest.approx(predicted(shape), rel=0.08)
+
+
+async def test_a_model_that_says_the_same_is_not_published_again(bus: Bus) -> None:
+    service = predictor(bus, min_samples=400)
+    async with running(service):
+        await send(bus, mixed_shapes(400))
+        await until(lambda: service.details()["published"] == 1)
+        await send(bus, mixed_shapes(460)[400:])
+        await until(lambda: service.details()["samples"] == 460)
+        await until(lambda: service.details()["fits"] != 1)
+        assert service.details()["published"] == 1
+
+
+async def test_a_slower_machine_gets_a_new_version(bus: Bus) -> None:
+    async with running(predictor(bus, window=256)):
+        await send(bus, mixed_shapes(200))
+        await model_of(bus)
+        slow = mixed_shapes(60)
+        for _ in range(12):
+            await send(bus, slow, SLOWER)
+        models = await bus.bucket(subjects.LATENCY_MODELS_BUCKET, LatencyModelRecord)
+
+        async def is_slower() -> bool:
+            value = (await models.get(KEY)).value
+            assert value is not None
+            model = LinearLatencyModel(*value.coefficients)
+            errors = [abs(predicted(shape, model) / predicted(shape, SLOWER) - 1) for shape in slow]
+            return sum(errors) / len(errors) < 0.1
+
+        await until(is_slower)
+
+
+async def test_each_profile_key_has_its_own_model(bus: Bus) -> None:
+    async with running(predictor(bus)):
+        await send(bus, mixed_shapes(100))
+        await send(bus, mixed_shapes(100), SLOWER, key="other")
+        fast, slow = await model_of(bus), await model_of(bus, "other")
+    shape = BatchShape(100, 1, 5000, 10)
+    assert predicted(shape, LinearLatencyModel(*slow.coefficients)) == pytest.approx(
+        2 * predicted(shape, LinearLatencyModel(*fast.coefficients)), rel=0.1
+    )
+
+
+async def test_a_restarted_predictor_keeps_what_it_knew(bus: Bus) -> None:
+    """Decodes alone, the only samples after the restart, must not wipe out the cost of prefills."""
+    async with running(predictor(bus)):
+        await send(bus, mixed_shapes(300))
+        before = await model_of(bus)
+    restarted = predictor(bus)
+    async with running(restarted):
+        assert restarted.details()["models"] == 1
+        models = await bus.bucket(subjects.LATENCY_MODELS_BUCKET, LatencyModelRecord)
+        revision = (await models.get(KEY)).revision
+        decodes = [BatchShape(0, 0, 100 * n * (1 + n % 3), n) for n in range(1, 60)]
+        await send(bus, decodes * 3, SLOWER)
+        after = await model_of(bus, newer_than=revision)
+    prefill = BatchShape(200, 2, 0, 0)
+    old, new = (predicted(prefill, LinearLatencyModel(*record.coefficients)) for record in (before, after))
+    assert new > 0.9 * old
+
+
+async def test_a_model_lost_from_the_bus_is_published_again(bus: Bus) -> None:
+    async with running(predictor(bus)):
+        await send(bus, mixed_shapes(100))
+        models = await bus.bucket(subjects.LATENCY_MODELS_BUCKET, LatencyModelRecord)
+        await model_of(bus)
+        revision = (await models.get(KEY)).revision
+        await models.delete(KEY)
+        await send(bus, mixed_shapes(5))
+        assert (await model_of(bus, newer_than=revision)).profile_key == KEY
+
+
+async def test_too_few_samples_and_senseless_ones_make_no_model(bus: Bus) -> None:
+    service = predictor(bus)
+    async with running(service):
+        await send(bus, mixed_shapes(20))
+        await bus.publish(subjects.sample("e"), LatencySample("e", KEY, 1, BatchShape(0, 0, 0, 0), 5.0))
+        await bus.publish(subjects.sample("e"), LatencySample("e", KEY, 1, BatchShape(1, 1, 0, 0), -5.0))
+        await until(lambda: service.details()["samples_refused"] == 2)
+        assert service.details()["samples"] == 20
+        assert service.details()["fits"] == 0 and service.details()["models"] == 0
+    models = await bus.bucket(subjects.LATENCY_MODELS_BUCKET, LatencyModelRecord)
+    assert await models.entries() == []

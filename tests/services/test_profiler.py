@@ -1,0 +1,288 @@
+"""The profiler service on a real bus, with the real predictor."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from services.predictor.service import Predictor
+from services.predictor.settings import PredictorSettings
+from services.profiler.load_watch import LoadWatch
+from services.profiler.profile import ProfileFiles
+from services.profiler.service import Profiler
+from services.profiler.settings import ProfilerSettings
+from services.profiler.shapes import fits, sweep_shapes
+from services.profiler.sweep import ExecutorBusyError, ExecutorSilentError, Sweep
+from shared.bus import Bus
+from shared.clock import SystemClock
+from shared.errors import ConfigError
+from shared.latency.linear import LinearLatencyModel
+from shared.protocol import subjects
+from shared.protocol.messages import BudgetRecord, LatencyModelRecord, LatencySample, MeasuredShape, MeasureShape
+from tests.services.profiling import KEY, MeasuringExecutor, executor_info, model_of, predicted, running, until
+
+SMALL = {"max_num_batched_tokens": 64, "max_num_seqs": 8, "max_model_len": 256, "num_blocks": 200}
+
+
+def profiler(bus: Bus, cache: Path, first_confirm_s: float = 10.0, **changes: float | bool) -> Profiler:
+    return Profiler(bus, ProfilerSettings(cache_dir=str(cache), **changes), SystemClock(), first_confirm_s)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+async def predictor(bus: Bus) -> AsyncIterator[Predictor]:
+    service = Predictor(bus, PredictorSettings(refit_interval_s=0.05), SystemClock())
+    async with running(service):
+        yield service
+
+
+async def budget_of(bus: Bus) -> BudgetRecord:
+    budgets = await bus.bucket(subjects.BUDGETS_BUCKET, BudgetRecord)
+    async with asyncio.timeout(15):
+        async for entry in budgets.watch():
+            if entry and entry.key == KEY and entry.value:
+                return entry.value
+    raise AssertionError("the watch ended")
+
+
+def is_done(service: Profiler) -> bool:
+    return service.details()["profile_state"] == "done"
+
+
+async def test_a_new_executor_gets_a_profile_a_model_and_a_budget(
+    bus: Bus, tmp_path: Path, predictor: Predictor
+) -> None:
+    service = profiler(bus, tmp_path)
+    async with running(service), MeasuringExecutor(bus, executor_info()) as executor:
+        assert service.details()["profile_state"] == "waiting"
+        await until(lambda: is_done(service))
+        assert await budget_of(bus) == BudgetRecord(KEY, 100.0, "target-tbt")
+        assert service.details()["profile_progress"] == 1.0
+        samples = sum(shape.repeats for shape in executor.asked[1:])  # the first is the warm-up
+        await until(lambda: predictor.details()["samples"] == samples)
+        await until(lambda: predictor.details()["fits"] != 0)
+    model = LinearLatencyModel(*(await model_of(bus)).coefficients)
+    stored = ProfileFiles(tmp_path / "profiles").load(KEY)
+    assert stored is not None and len(stored.measurements) == len(executor.asked) - 1
+    for measured in stored.measurements:
+        assert predicted(measured.shape, model) == pytest.approx(predicted(measured.shape), rel=0.25)
+
+
+async def test_a_cached_profile_is_replayed_and_not_measured_again(
+    bus: Bus, tmp_path: Path, predictor: Predictor
+) -> None:
+    async with MeasuringExecutor(bus, executor_info()) as executor:
+        first = profiler(bus, tmp_path)
+        async with running(first):
+            await until(lambda: is_done(first))
+        measured, samples = len(executor.asked), predictor.details()["samples"]
+        again = profiler(bus, tmp_path, budget_ms=40.0)
+        async with running(again):
+            await until(lambda: is_done(again))
+            assert await budget_of(bus) == BudgetRecord(KEY, 40.0, "fixed")
+        assert len(executor.asked) == measured
+        assert isinstance(samples, int)
+        await until(lambda: predictor.details()["samples"] == 2 * samples)
+
+
+async def test_refresh_and_larger_limits_measure_again(bus: Bus, tmp_path: Path, predictor: Predictor) -> None:
+    async with MeasuringExecutor(bus, executor_info(**SMALL)) as executor:
+        for changes in ({}, {"refresh": True}):
+            before = len(executor.asked)
+            service = profiler(bus, tmp_path, **changes)
+            async with running(service):
+                await until(lambda: is_done(service))  # noqa: B023
+            assert len(executor.asked) > before
+    async with MeasuringExecutor(bus, executor_info(**(SMALL | {"max_num_batched_tokens": 128}))) as larger:
+        service = profiler(bus, tmp_path)
+        async with running(service):
+            await until(lambda: is_done(service))
+        assert max(sum(shape.prefill_lens) for shape in larger.asked) == 128
+
+
+async def test_a_corrupt_cache_file_is_reported_and_replaced(
+    bus: Bus, tmp_path: Path, predictor: Predictor, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = ProfileFiles(tmp_path / "profiles").path(KEY)
+    path.parent.mkdir()
+    path.write_text('{"version": 1, "profile_key":')
+    service = profiler(bus, tmp_path)
+    async with running(service), MeasuringExecutor(bus, executor_info(**SMALL)) as executor:
+        await until(lambda: is_done(service))
+    assert executor.asked
+    assert "cached profile cannot be read, measuring anew" in caplog.messages
+    assert ProfileFiles(path.parent).load(KEY) is not None
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+async def test_samples_are_sent_again_for_a_predictor_that_starts_late(bus: Bus, tmp_path: Path) -> None:
+    service = profiler(bus, tmp_path, first_confirm_s=0.2)
+    async with running(service), MeasuringExecutor(bus, executor_info(**SMALL)):
+        await until(lambda: is_done(service))  # given up waiting once
+        async with running(Predictor(bus, PredictorSettings(refit_interval_s=0.05), SystemClock())):
+            assert (await model_of(bus)).profile_key == KEY
+
+
+async def test_an_absent_executor_is_profiled_when_it_registers_again(
+    bus: Bus, tmp_path: Path, predictor: Predictor, caplog: pytest.LogCaptureFixture
+) -> None:
+    executor = MeasuringExecutor(bus, executor_info(**SMALL))
+    await executor.register()
+    service = profiler(bus, tmp_path)
+    async with running(service):
+        await until(lambda: "executor not profiled; it will be when it registers again" in caplog.messages)
+        assert service.details()["profile_state"] == "waiting"
+        async with executor:
+            await until(lambda: is_done(service))
+    assert (await model_of(bus)).num_samples >= 24
+
+
+async def test_a_busy_executor_is_profiled_once_it_is_idle(bus: Bus, tmp_path: Path, predictor: Predictor) -> None:
+    executor = MeasuringExecutor(bus, executor_info(**SMALL))
+    executor.busy = True
+    service = profiler(bus, tmp_path)
+    async with running(service), executor:
+        await until(lambda: len(executor.asked) == 1)
+        await executor.beat()  # still at work: nothing is asked
+        assert service.details()["profile_state"] == "sweeping"
+        executor.busy = False
+
+        async def beats_until_done() -> bool:
+            await executor.beat()
+            return is_done(service)
+
+        await until(beats_until_done)
+    assert len(executor.asked) > 10
+
+
+async def test_a_refused_shape_is_left_out_and_refusing_all_is_a_failure(
+    bus: Bus, tmp_path: Path, predictor: Predictor
+) -> None:
+    executor = MeasuringExecutor(bus, executor_info(**SMALL))
+    executor.refuses = lambda shape: "not enough free KV blocks" if len(shape.decode_context_lens) > 2 else ""
+    service = profiler(bus, tmp_path)
+    async with running(service), executor:
+        await until(lambda: is_done(service))
+    stored = ProfileFiles(tmp_path / "profiles").load(KEY)
+    assert stored is not None
+    assert all(measured.shape.decode_requests <= 2 for measured in stored.measurements)
+
+    stubborn = MeasuringExecutor(bus, executor_info("executor-1", profile_key="other", **SMALL))
+    stubborn.refuses = lambda _: "no"
+    async with running(service), stubborn:
+        await until(lambda: service.details()["profile_state"] == "failed")
+    budgets = await bus.bucket(subjects.BUDGETS_BUCKET, BudgetRecord)
+    assert {entry.key for entry in await budgets.entries()} == {KEY, "other"}
+
+
+async def test_a_sweep_names_why_it_ended_early(bus: Bus) -> None:
+    load = LoadWatch(bus)
+    await load.start()
+    info = executor_info(**SMALL)
+
+    def sweep(limit_s: float = 20.0) -> Sweep:
+        return Sweep(bus, load, SystemClock(), info, lambda measured, total: None, limit_s)
+
+    with pytest.raises(ExecutorSilentError, match="executor-0"):
+        await sweep().run()
+    async with MeasuringExecutor(bus, info) as executor:
+        executor.busy = True
+        with pytest.raises(ExecutorBusyError, match="executor-0"):
+            await sweep(limit_s=0.2).run()
+    await load.stop()
+
+
+async def test_a_sweep_ends_when_the_heartbeats_stop_and_not_before(bus: Bus) -> None:
+    load = LoadWatch(bus)
+    await load.start()
+    asked, never = asyncio.Event(), asyncio.Event()
+
+    async def hang(_: MeasureShape) -> MeasuredShape:
+        asked.set()
+        await never.wait()
+        raise AssertionError("the test is over")
+
+    executor = MeasuringExecutor(bus, executor_info())
+    await bus.serve(subjects.measure("executor-0"), MeasureShape, hang)
+    sweep = Sweep(bus, load, SystemClock(), executor.info, lambda measured, total: None, silence_s=0.5)
+    running_sweep = asyncio.create_task(sweep.run())
+    await asked.wait()
+    for _ in range(10):
+        await executor.beat()
+        await asyncio.wait((running_sweep,), timeout=0.1)
+    assert not running_sweep.done()
+    with pytest.raises(ExecutorSilentError, match="no heartbeat"):
+        await running_sweep
+    await load.stop()
+
+
+async def test_a_sweep_publishes_each_repeat_as_a_sample(bus: Bus) -> None:
+    seen: list[LatencySample] = []
+
+    async def on_sample(sample: LatencySample) -> None:
+        seen.append(sample)
+
+    await bus.subscribe(subjects.LATENCY_SAMPLES, LatencySample, on_sample)
+    load = LoadWatch(bus)
+    await load.start()
+    progress: list[tuple[int, int]] = []
+    async with MeasuringExecutor(bus, executor_info()) as executor:
+        measured = await Sweep(
+            bus, load, SystemClock(), executor.info, lambda done, total: progress.append((done, total))
+        ).run()
+    total = len(sweep_shapes(executor.info))
+    assert progress == [*((n, total) for n in range(total)), (total, total)]
+    expected = [(m.shape, latency) for m in measured for latency in m.latencies_ms]
+    await until(lambda: len(seen) == len(expected))
+    assert [(sample.shape, sample.latency_ms) for sample in seen] == expected
+    assert {(sample.executor_id, sample.profile_key) for sample in seen} == {("executor-0", KEY)}
+    await load.stop()
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {},
+        {"max_num_batched_tokens": 8192, "max_num_seqs": 256, "max_model_len": 131072, "num_blocks": 20_000},
+        {"max_num_batched_tokens": 100, "max_num_seqs": 3, "max_model_len": 40, "num_blocks": 5},
+        {"max_num_batched_tokens": 1, "max_num_seqs": 1, "max_model_len": 2, "num_blocks": 1},
+    ],
+)
+def test_shapes_keep_to_the_limits_and_tell_the_kinds_apart(limits: dict[str, int]) -> None:
+    info = executor_info(**limits)
+    shapes = sweep_shapes(info)
+    assert shapes and all(fits(shape, info) for shape in shapes)
+    assert any(not shape.decode_context_lens for shape in shapes)
+    assert any(not shape.prefill_lens for shape in shapes)
+    seen = [(tuple(shape.prefill_lens), tuple(shape.decode_context_lens)) for shape in shapes]
+    assert len(set(seen)) == len(seen)
+    if not limits:
+        first = shapes[:24]
+        assert {bool(s.prefill_lens) + 2 * bool(s.decode_context_lens) for s in first} == {1, 2, 3}
+        assert max(sum(s.prefill_lens) for s in first) == 512
+        assert max(len(s.decode_context_lens) for s in first) == 64
+        assert max(max(s.decode_context_lens, default=0) for s in first) == 2047
+
+
+@pytest.mark.parametrize("key", ["", "..", "../x", "a/b", ".hidden", "ä"])
+def test_a_profile_key_that_is_no_file_name_is_refused(tmp_path: Path, key: str) -> None:
+    with pytest.raises(ConfigError):
+        ProfileFiles(tmp_path).path(key)
+
+
+def test_a_shape_beyond_the_kv_cache_does_not_fit() -> None:
+    info = executor_info(num_blocks=4, block_size=16)
+    assert fits(MeasureShape([], [31, 31]), info)
+    assert not fits(MeasureShape([], [31, 32]), info)
+
+
+async def test_a_model_record_alone_is_kept(bus: Bus, tmp_path: Path, predictor: Predictor) -> None:
+    """With a model on the bus already, a sweep ends as soon as it is measured."""
+    models = await bus.bucket(subjects.LATENCY_MODELS_BUCKET, LatencyModelRecord)
+    service = profiler(bus, tmp_path, first_confirm_s=60.0)
+    await models.put(KEY, LatencyModelRecord(KEY, (25.0, 0.8, 2e-3, 3e-4, 2e-8, 1.5, 1.2), 100, 0.01, 1.0))
+    async with running(service), MeasuringExecutor(bus, executor_info(**SMALL)):
+        await until(lambda: is_done(service))
+    assert (await model_of(bus)).coefficients[0] == pytest.approx(25.0, rel=0.2)
