@@ -33,6 +33,10 @@ class ChatTemplateError(SlackwaterError):
     """A model's chat template refuses a conversation."""
 
 
+class NoExecutorError(SlackwaterError):
+    """No executor takes requests."""
+
+
 class EngineError(SlackwaterError):
     """An engine step failed; the KV contents of the requests in it are not to be trusted."""
 

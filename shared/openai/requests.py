@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import secrets
 from typing import Annotated, Any
 
@@ -12,6 +11,7 @@ from msgspec import Meta
 from shared.errors import ChatTemplateError
 from shared.openai.errors import RequestError as RequestError
 from shared.openai.fields import reject_unsupported
+from shared.openai.json_body import decode_body
 from shared.openai.prompts import Message, chat_prompt, text_prompt
 from shared.protocol.messages import SamplingParams
 from shared.tokenizer import Tokenizer
@@ -24,8 +24,6 @@ DEFAULT_TEXT_MAX_TOKENS = 16  # what OpenAI generates on /v1/completions when th
 MAX_STOP_STRINGS = 4
 MAX_STOP_STRING_LENGTH = 512  # characters; streams hold back as many
 SEED_BITS = 63
-
-_PATH = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
 
 Count = Annotated[int, Meta(ge=1)]
 
@@ -87,7 +85,7 @@ _fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 def parse_completion(endpoint: str, body: bytes, tokenizer: Tokenizer, model: ServedModel) -> CompletionRequest:
     """``endpoint`` is one of ENDPOINTS. Unknown fields are ignored, known but unsupported ones refused.
     Raises RequestError."""
-    fields = _decode(body, _decoders[endpoint])
+    fields = decode_body(body, _decoders[endpoint])
     _check_model(fields.model, model)
     reject_unsupported(_fields_decoder.decode(body), chat=endpoint == CHAT)
     stream = fields.stream or False
@@ -103,18 +101,6 @@ def parse_completion(endpoint: str, body: bytes, tokenizer: Tokenizer, model: Se
         include_usage=bool(fields.stream_options and fields.stream_options.include_usage),
         user=fields.user,
     )
-
-
-def _decode(body: bytes, decoder: msgspec.json.Decoder[Any]) -> Any:
-    try:
-        return decoder.decode(body)
-    except msgspec.ValidationError as error:
-        path = _PATH.search(str(error))
-        what = _PATH.sub("", str(error))
-        param = path["path"] if path and path["path"] else None
-        raise RequestError(f"{param or 'the request body'}: {what[:1].lower()}{what[1:]}", param) from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise RequestError(f"the request body is not valid JSON: {error}") from error
 
 
 def _check_model(name: str | None, model: ServedModel) -> None:

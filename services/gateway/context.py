@@ -1,0 +1,44 @@
+"""What the HTTP endpoints share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fastapi import FastAPI, Request
+
+from services.gateway.batch_store import BatchStore
+from services.gateway.file_store import FileStore
+from services.gateway.metrics import HttpMetrics
+from services.gateway.registry import ExecutorRegistry
+from services.gateway.tracker import RequestTracker
+from shared.bus import Bus
+from shared.clock import Clock
+from shared.openai.requests import ServedModel
+from shared.telemetry import Telemetry
+from shared.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """One per process."""
+
+    bus: Bus
+    clock: Clock
+    model: ServedModel
+    created_s: int  # unix time of the model's entry in /v1/models
+    tokenizer: Tokenizer
+    registry: ExecutorRegistry
+    tracker: RequestTracker
+    files: FileStore
+    batches: BatchStore
+    telemetry: Telemetry
+    http_metrics: HttpMetrics
+
+
+def set_context(app: FastAPI, context: Context) -> None:
+    app.state.context = context
+
+
+def context_of(request: Request) -> Context:
+    context: Context = request.app.state.context
+    return context

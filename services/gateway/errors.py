@@ -1,0 +1,92 @@
+"""Every error that leaves the gateway, in OpenAI's shape."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from services.gateway.json_response import JsonResponse
+from shared.errors import BusError, NoExecutorError, NotFoundOnBusError
+from shared.openai.errors import RequestError
+from shared.openai.responses import error_body
+
+logger = logging.getLogger(__name__)
+
+RETRY_AFTER_S = 2
+CLIENT_CLOSED_REQUEST = 499
+
+INVALID_REQUEST = "invalid_request_error"
+SERVER_ERROR = "server_error"
+UNAVAILABLE = "service_unavailable"
+
+
+def install_error_handlers(app: FastAPI) -> None:
+    """For what our own code raises, and what FastAPI and Starlette do."""
+    app.add_exception_handler(RequestError, _on_request_error)
+    app.add_exception_handler(NoExecutorError, _on_unavailable)
+    app.add_exception_handler(BusError, _on_unavailable)
+    app.add_exception_handler(HTTPException, _on_http_exception)
+    app.add_exception_handler(RequestValidationError, _on_validation_error)
+    app.add_exception_handler(ClientDisconnect, _on_client_disconnect)
+    app.add_exception_handler(Exception, _on_unexpected)
+
+
+def error_response(
+    status: int,
+    message: str,
+    type: str = INVALID_REQUEST,
+    param: str | None = None,
+    code: str | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> Response:
+    """One error as an HTTP answer."""
+    return JsonResponse(error_body(message, type, param, code), status_code=status, headers=headers)
+
+
+def not_found(what: str, id: str, param: str) -> RequestError:
+    """A 404 for an unknown file or batch."""
+    return RequestError(f"no such {what}: {id}", param, "not_found", 404)
+
+
+async def _on_request_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestError)
+    return error_response(error.status, error.message, INVALID_REQUEST, error.param, error.code)
+
+
+async def _on_unavailable(request: Request, error: Exception) -> Response:
+    logger.warning("unavailable", extra={"path": request.url.path, "why": str(error)})
+    if isinstance(error, NotFoundOnBusError):
+        return error_response(404, f"not found: {error}", code="not_found")
+    headers = {"Retry-After": str(RETRY_AFTER_S)}
+    return error_response(503, str(error), UNAVAILABLE, code=UNAVAILABLE, headers=headers)
+
+
+async def _on_http_exception(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    message = f"{error.detail}: {request.method} {request.url.path}"
+    type = INVALID_REQUEST if error.status_code < 500 else SERVER_ERROR
+    code = {404: "unknown_url", 405: "method_not_allowed"}.get(error.status_code)
+    return error_response(error.status_code, message, type, code=code, headers=error.headers)
+
+
+async def _on_validation_error(request: Request, error: Exception) -> Response:
+    """FastAPI's 422 for path and query parameters; OpenAI answers 400."""
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    param = str(first["loc"][-1])
+    return error_response(400, f"{param}: {first['msg']}", param=param)
+
+
+async def _on_client_disconnect(request: Request, error: Exception) -> Response:
+    """In the middle of a body; nobody reads the answer."""
+    return Response(status_code=CLIENT_CLOSED_REQUEST)
+
+
+async def _on_unexpected(request: Request, error: Exception) -> Response:
+    """The traceback is logged by the server, which gets the exception too."""
+    return error_response(500, "the server failed to process the request", SERVER_ERROR)

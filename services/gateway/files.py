@@ -1,0 +1,90 @@
+"""/v1/files."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.responses import StreamingResponse
+
+from services.gateway.context import context_of
+from services.gateway.errors import not_found
+from services.gateway.json_response import JsonResponse
+from services.gateway.paging import page
+from services.gateway.upload import read_upload
+from shared.errors import NotFoundOnBusError
+from shared.protocol.messages import FileRecord
+
+router = APIRouter(prefix="/v1/files")
+
+
+@router.post("")
+async def create_file(request: Request) -> Response:
+    context = context_of(request)
+    async with read_upload(request) as upload:
+        record = await context.files.create(
+            upload.filename, upload.purpose, upload.contents, context.clock.unix_s(), upload.expires_after_s
+        )
+    return JsonResponse(file_body(record))
+
+
+@router.get("")
+async def list_files(
+    request: Request,
+    after: str | None = None,
+    limit: Annotated[int, Query(ge=1, le=10_000)] = 10_000,
+    order: Literal["asc", "desc"] = "desc",
+    purpose: str | None = None,
+) -> Response:
+    records = await context_of(request).files.all()
+    if purpose is not None:
+        records = [record for record in records if record.purpose == purpose]
+    return JsonResponse(page(records, file_body, after, limit, newest_first=order == "desc"))
+
+
+@router.get("/{file_id}")
+async def get_file(request: Request, file_id: str) -> Response:
+    return JsonResponse(file_body(await context_of(request).files.get(file_id)))
+
+
+@router.delete("/{file_id}")
+async def delete_file(request: Request, file_id: str) -> Response:
+    await context_of(request).files.delete(file_id)
+    return JsonResponse({"id": file_id, "object": "file", "deleted": True})
+
+
+@router.get("/{file_id}/content")
+async def get_file_content(request: Request, file_id: str) -> Response:
+    """The raw bytes, streamed. The first piece is read before the answer starts, so that a 404 is still possible."""
+    files = context_of(request).files
+    record = await files.get(file_id)
+    chunks = files.chunks(file_id)
+    try:
+        first = await anext(chunks, b"")
+    except NotFoundOnBusError as error:
+        raise not_found("file", file_id, "file_id") from error
+    headers = {"Content-Length": str(record.bytes)}
+    return StreamingResponse(_rejoin(first, chunks), media_type="application/octet-stream", headers=headers)
+
+
+async def _rejoin(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    yield first
+    async for chunk in rest:
+        yield chunk
+
+
+def file_body(record: FileRecord) -> dict[str, Any]:
+    """OpenAI's FileObject."""
+    body: dict[str, Any] = {
+        "id": record.id,
+        "object": "file",
+        "bytes": record.bytes,
+        "created_at": record.created_at,
+        "filename": record.filename,
+        "purpose": record.purpose,
+        "status": "processed",
+    }
+    if record.expires_at is not None:
+        body["expires_at"] = record.expires_at
+    return body

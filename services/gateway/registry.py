@@ -1,0 +1,145 @@
+"""Which executors are alive, and which of them should get the next request."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from shared.bus import Bus
+from shared.errors import NoExecutorError
+from shared.protocol import subjects
+from shared.protocol.messages import ExecutorInfo, Heartbeat
+
+logger = logging.getLogger(__name__)
+
+HEARTBEAT_TIMEOUT_S = 3.0
+LATE_TIMER_S = 0.5  # a timer this late says that this process was busy, not that the executor was silent
+
+
+@dataclass(slots=True)
+class LiveExecutor:
+    """An executor with a recent heartbeat."""
+
+    heartbeat: Heartbeat
+    timer: asyncio.TimerHandle
+    submitted: int = 0  # requests sent since the heartbeat, which its counts do not hold yet
+
+    @property
+    def info(self) -> ExecutorInfo:
+        return self.heartbeat.info
+
+    @property
+    def load(self) -> int:
+        """Online requests that it holds or is about to."""
+        return self.heartbeat.online_waiting + self.heartbeat.online_running + self.submitted
+
+
+class ExecutorRegistry:
+    """Follows heartbeats and registrations of the executors of one model.
+
+    ``on_lost(executor_id, epoch)`` is called once for every incarnation that is gone: silent for
+    HEARTBEAT_TIMEOUT_S, signed off, restarted under a new epoch, or cut off together with the bus.
+    """
+
+    def __init__(self, bus: Bus, model: str) -> None:
+        self.on_lost: Callable[[str, str], None] | None = None
+        self._bus = bus
+        self._model = model
+        self._live: dict[str, LiveExecutor] = {}
+        self._arrived = asyncio.Event()
+
+    async def start(self) -> None:
+        """Listen to heartbeats."""
+        await self._bus.subscribe(subjects.HEARTBEATS, Heartbeat, self._on_heartbeat)
+
+    async def run(self) -> None:
+        """Follow registrations, and forget everyone when the bus was away: messages may be lost."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._watch_registrations())
+            tasks.create_task(self._watch_connection())
+
+    def live(self) -> list[LiveExecutor]:
+        """Everyone alive, draining ones too, in the order of their ids."""
+        return [self._live[executor_id] for executor_id in sorted(self._live)]
+
+    def available(self) -> list[LiveExecutor]:
+        """Those that take requests."""
+        return [executor for executor in self.live() if not executor.heartbeat.draining]
+
+    def max_model_len(self, default: int) -> int:
+        """The longest context that every available executor can take, in tokens."""
+        return min((executor.info.max_model_len for executor in self.available()), default=default)
+
+    def pick(self) -> ExecutorInfo | None:
+        """The available executor with the least load; it counts as loaded by one more from here on."""
+        executor = min(self.available(), key=lambda each: each.load, default=None)
+        if executor is None:
+            return None
+        executor.submitted += 1
+        return executor.info
+
+    async def pick_within(self, timeout_s: float) -> ExecutorInfo:
+        """As ``pick``, waiting for one to appear. Raises NoExecutorError."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    picked = self.pick()
+                    if picked is not None:
+                        return picked
+                    self._arrived.clear()
+                    await self._arrived.wait()
+        raise NoExecutorError(f"no executor of {self._model} is alive; waited {timeout_s:g} s")
+
+    async def _on_heartbeat(self, heartbeat: Heartbeat) -> None:
+        info = heartbeat.info
+        if info.model != self._model:
+            return
+        known = self._live.get(info.executor_id)
+        if known is not None and known.info.epoch != info.epoch:
+            self._lose(info.executor_id, known.info.epoch, "restarted")
+            known = None
+        timer = self._expire_in(HEARTBEAT_TIMEOUT_S, info)
+        if known is not None:
+            known.timer.cancel()
+            known.heartbeat, known.timer, known.submitted = heartbeat, timer, 0
+        else:
+            self._live[info.executor_id] = LiveExecutor(heartbeat, timer)
+            logger.info("executor found", extra={"executor_id": info.executor_id, "epoch": info.epoch})
+        if not heartbeat.draining:
+            self._arrived.set()
+
+    def _expire_in(self, delay_s: float, info: ExecutorInfo) -> asyncio.TimerHandle:
+        loop = asyncio.get_running_loop()
+        return loop.call_later(delay_s, self._expire, info, loop.time() + delay_s)
+
+    def _expire(self, info: ExecutorInfo, due_s: float) -> None:
+        if asyncio.get_running_loop().time() - due_s > LATE_TIMER_S:
+            self._live[info.executor_id].timer = self._expire_in(HEARTBEAT_TIMEOUT_S, info)
+        else:
+            self._lose(info.executor_id, info.epoch, "silent")
+
+    def _lose(self, executor_id: str, epoch: str, why: str) -> None:
+        executor = self._live.pop(executor_id)
+        executor.timer.cancel()
+        logger.warning("executor lost", extra={"executor_id": executor_id, "epoch": epoch, "why": why})
+        if self.on_lost is not None:
+            self.on_lost(executor_id, epoch)
+
+    async def _watch_registrations(self) -> None:
+        bucket = await self._bus.bucket(subjects.EXECUTORS_BUCKET, ExecutorInfo)
+        async for entry in bucket.watch():
+            if entry is not None and entry.value is None and entry.key in self._live:
+                self._lose(entry.key, self._live[entry.key].info.epoch, "signed off")
+
+    async def _watch_connection(self) -> None:
+        """Tokens sent while the bus was away are lost, so nobody counts as alive until heard of again."""
+        seen = self._bus.reconnects
+        while True:
+            await self._bus.wait_reconnected(seen, timeout_s=HEARTBEAT_TIMEOUT_S)
+            if self._bus.reconnects != seen:
+                seen = self._bus.reconnects
+                for executor in self.live():
+                    self._lose(executor.info.executor_id, executor.info.epoch, "bus reconnected")

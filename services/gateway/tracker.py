@@ -1,0 +1,155 @@
+"""The live requests of this gateway: submit, follow, resume on another executor, abort."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+
+from services.gateway.generation import Generation
+from services.gateway.metrics import GenerationMetrics
+from services.gateway.registry import ExecutorRegistry
+from shared.bus import Bus
+from shared.clock import Clock
+from shared.errors import BusError, NoExecutorError
+from shared.openai.requests import CompletionRequest
+from shared.protocol import subjects
+from shared.protocol.messages import AbortRequests, FinishReason, StepTokens, TokenOutput
+
+logger = logging.getLogger(__name__)
+
+SUBMIT_WAIT_S = 5.0  # for a first executor; then the client is told to come back
+RESUME_WAIT_S = 120.0  # for an executor that takes over a live request: a restart loads the model again
+MAX_ATTEMPTS = 6
+
+
+class RequestTracker:
+    """Holds every live request's tokens, so that one whose executor is lost goes on elsewhere from where it was.
+
+    An executor that is lost may only have been silent: what it still holds of ours is aborted before it is resumed.
+    """
+
+    def __init__(
+        self, bus: Bus, registry: ExecutorRegistry, gateway_id: str, clock: Clock, metrics: GenerationMetrics
+    ) -> None:
+        self._bus = bus
+        self._registry = registry
+        self._gateway_id = gateway_id
+        self._clock = clock
+        self._metrics = metrics
+        self._live: dict[str, Generation] = {}  # wire id -> request
+        self._to_resume: asyncio.Queue[Generation] = asyncio.Queue()  # each live request at most once
+        registry.on_lost = self._on_executor_lost
+
+    @property
+    def num_live(self) -> int:
+        return len(self._live)
+
+    async def start(self) -> None:
+        """Listen for tokens."""
+        await self._bus.subscribe(subjects.tokens(self._gateway_id), StepTokens, self._on_step_tokens)
+
+    async def run(self) -> None:
+        """Resume requests whose executor is gone, in the order in which they lost it."""
+        while True:
+            generation = await self._to_resume.get()
+            if generation.finish_reason is None:
+                await self._resume(generation)
+
+    async def submit(self, request: CompletionRequest) -> Generation:
+        """Send it to an executor. The caller must ``close`` it. Raises NoExecutorError and BusError."""
+        info = await self._registry.pick_within(SUBMIT_WAIT_S)
+        generation = Generation(uuid.uuid4().hex, request, self._clock.unix_s(), self._clock.monotonic_s())
+        message = generation.next_attempt(info.executor_id, info.epoch, self._gateway_id)
+        self._live[generation.wire_id] = generation
+        try:
+            await self._bus.publish(subjects.inbox(info.executor_id), message)
+        except BusError:
+            del self._live[generation.wire_id]
+            raise
+        self._metrics.started(len(request.prompt_token_ids))
+        return generation
+
+    async def close(self, generation: Generation) -> None:
+        """The client has its answer or went away; what still runs for it is aborted."""
+        if self._live.pop(generation.wire_id, None) is None:
+            return
+        generation.end(FinishReason.ABORT)
+        if generation.executor_id is not None:
+            await self._abort(generation.executor_id, generation.wire_id)
+
+    async def _abort(self, executor_id: str, wire_id: str) -> None:
+        try:
+            await self._bus.publish(subjects.inbox(executor_id), AbortRequests([wire_id]))
+        except BusError as error:
+            logger.warning("abort not sent", extra={"request_id": wire_id, "why": str(error)})
+
+    async def _on_step_tokens(self, step: StepTokens) -> None:
+        now_s = self._clock.monotonic_s()
+        for output in step.outputs:
+            generation = self._live.get(output.request_id)
+            if generation is None or generation.epoch != step.epoch or generation.executor_id != step.executor_id:
+                continue
+            if output.finish_reason is FinishReason.ABORT:
+                self._lose(generation)
+                continue
+            self._take(generation, output, now_s)
+
+    def _take(self, generation: Generation, output: TokenOutput, now_s: float) -> None:
+        if output.token_ids:
+            self._metrics.tokens(generation.started_s, generation.last_token_s, now_s, len(output.token_ids))
+            generation.last_token_s = now_s
+        generation.take(output)
+        if output.finish_reason is not None:
+            del self._live[generation.wire_id]
+            self._metrics.finished(output.finish_reason, generation.num_cached_tokens)
+
+    def _on_executor_lost(self, executor_id: str, epoch: str) -> None:
+        for generation in list(self._live.values()):
+            if generation.executor_id == executor_id and generation.epoch == epoch:
+                self._lose(generation)
+
+    def _lose(self, generation: Generation) -> None:
+        generation.lost_executor(self._clock.monotonic_s())
+        self._to_resume.put_nowait(generation)
+
+    async def _resume(self, generation: Generation) -> None:
+        """From prompt plus tokens so far, under a new id."""
+        if generation.lost_executor_id is not None:
+            await self._abort(generation.lost_executor_id, generation.wire_id)
+        try:
+            if generation.attempt >= MAX_ATTEMPTS:
+                raise NoExecutorError(f"given up after {generation.attempt} executors")
+            info = await self._registry.pick_within(self._resume_wait_s(generation))
+        except NoExecutorError as error:
+            self._fail(generation, str(error))
+            return
+        if generation.finish_reason is not None:
+            return
+        del self._live[generation.wire_id]
+        message = generation.next_attempt(info.executor_id, info.epoch, self._gateway_id)
+        self._live[generation.wire_id] = generation
+        try:
+            await self._bus.publish(subjects.inbox(info.executor_id), message)
+        except BusError as error:
+            self._fail(generation, str(error))
+            return
+        self._metrics.resumed()
+        logger.warning(
+            "request resumed",
+            extra={
+                "request_id": generation.wire_id,
+                "executor_id": info.executor_id,
+                "num_tokens": len(generation.output_token_ids),
+            },
+        )
+
+    def _resume_wait_s(self, generation: Generation) -> float:
+        return max(0.0, generation.lost_s + RESUME_WAIT_S - self._clock.monotonic_s())
+
+    def _fail(self, generation: Generation, why: str) -> None:
+        if self._live.pop(generation.wire_id, None) is None:
+            return
+        logger.error("request lost", extra={"request_id": generation.wire_id, "why": why})
+        generation.end(FinishReason.ERROR, why)
+        self._metrics.finished(FinishReason.ERROR, generation.num_cached_tokens)

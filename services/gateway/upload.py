@@ -1,0 +1,105 @@
+"""A multipart upload, spooled to disk while it is read, never held in memory."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass
+from typing import BinaryIO
+
+from fastapi import Request
+from starlette.datastructures import FormData, UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
+
+from shared.openai.errors import RequestError
+
+MAX_FILE_BYTES = 200 * 1024 * 1024
+MAX_FORM_BYTES = MAX_FILE_BYTES + 64 * 1024  # with the form's other fields and boundaries
+MAX_FILENAME_LENGTH = 255
+EXPIRES_AFTER_S = (3600, 30 * 24 * 3600)
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """A valid upload; ``contents`` is open, at its beginning, for as long as the context lasts."""
+
+    filename: str
+    purpose: str
+    contents: BinaryIO
+    expires_after_s: int | None
+
+
+@contextlib.asynccontextmanager
+async def read_upload(request: Request) -> AsyncIterator[Upload]:
+    """Raises RequestError, with status 413 as soon as too much has come."""
+    if not request.headers.get("content-type", "").startswith("multipart/form-data"):
+        raise RequestError("send the file as multipart/form-data", "file")
+    if int(request.headers.get("content-length", 0)) > MAX_FORM_BYTES:
+        raise _too_large()
+    parser = MultiPartParser(request.headers, _limited(request), max_files=1, max_fields=16)
+    try:
+        form = await parser.parse()
+    except MultiPartException as error:
+        raise RequestError(f"the form cannot be read: {error.message}", "file") from error
+    try:
+        yield _upload(form)
+    finally:
+        await form.close()
+
+
+async def _limited(request: Request) -> AsyncGenerator[bytes, None]:
+    size = 0
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size > MAX_FORM_BYTES:
+            raise _too_large()
+        yield chunk
+
+
+def _upload(form: FormData) -> Upload:
+    purpose = form.get("purpose")
+    if purpose is None:
+        raise RequestError("purpose is missing", "purpose")
+    if purpose != "batch":
+        raise RequestError(f"the purpose {purpose!r} is not supported; use 'batch'", "purpose")
+    file = form.get("file")
+    if not isinstance(file, UploadFile):
+        raise RequestError("file is missing", "file")
+    if not file.size:
+        raise RequestError("file is empty", "file", "empty_file")
+    if file.size > MAX_FILE_BYTES:
+        raise _too_large()
+    filename = file.filename or ""
+    if not 0 < len(filename) <= MAX_FILENAME_LENGTH:
+        raise RequestError(f"the file's name must have 1 to {MAX_FILENAME_LENGTH} characters", "file")
+    return Upload(filename, "batch", file.file, _expires_after_s(form))
+
+
+def _expires_after_s(form: FormData) -> int | None:
+    anchor, seconds = form.get("expires_after[anchor]"), form.get("expires_after[seconds]")
+    if anchor is None and seconds is None:
+        return None
+    check_anchor(anchor, "expires_after")
+    if not isinstance(seconds, str) or not seconds.isascii() or not seconds.isdigit():
+        raise RequestError("expires_after[seconds] must be a number", "expires_after[seconds]")
+    return check_expires_after(int(seconds[:12]), "expires_after")
+
+
+def check_anchor(anchor: object, param: str) -> None:
+    """Raises RequestError."""
+    if anchor != "created_at":
+        raise RequestError(f"{param}[anchor] must be 'created_at'", f"{param}[anchor]")
+
+
+def check_expires_after(seconds: int, param: str) -> int:
+    """Raises RequestError."""
+    least, most = EXPIRES_AFTER_S
+    if not least <= seconds <= most:
+        raise RequestError(f"{param}[seconds] must be between {least} and {most}", f"{param}[seconds]")
+    return seconds
+
+
+def _too_large() -> RequestError:
+    return RequestError(
+        f"the file is larger than {MAX_FILE_BYTES // 1024**2} MB; split it", "file", "file_too_large", 413
+    )
