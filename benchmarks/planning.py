@@ -1,0 +1,85 @@
+"""Planning time of one step against queue sizes: ``python -m benchmarks.planning``.
+
+A plan of HyGen Alg. 2 as the offline-queue makes it: the executor's word taken over, the running step's outcome
+assumed, both phases scheduled, the message made. Half of the running requests are online.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+from benchmarks.figures import print_table, quantile
+from services.offline_queue.async_scheduler import AsyncScheduler
+from services.offline_queue.pool import FcfsPool
+from shared.clock import SystemClock
+from shared.latency.linear import LinearLatencyModel
+from shared.latency.model import LatencyModel
+from shared.protocol.codec import encode
+from shared.protocol.messages import (
+    ExecutorInfo,
+    GenerateRequest,
+    OfflineRequest,
+    PlanEntry,
+    PlanSource,
+    RequestState,
+    SamplingParams,
+    StepStarted,
+)
+from shared.scheduling.batch import Policy
+from shared.scheduling.request import Kind
+
+MODEL = LinearLatencyModel(10.0, 0.07, 0.0004, 1e-7, 1e-12, 0.05, 0.05)
+INFO = ExecutorInfo("executor-0", "epoch", 1, "m", "sim", "none", "key", 4096, 16, 40_000, 512, 2048, [2])
+
+
+def make_offline(number: int, prompt_len: int) -> OfflineRequest:
+    request_id = f"batch_1.{number}"
+    sampling = SamplingParams(max_tokens=128)
+    generate = GenerateRequest(request_id, Kind.OFFLINE, [1] * prompt_len, sampling, 0.0)
+    return OfflineRequest(generate, "batch_1", number, f"custom-{number}", "m")
+
+
+def make_step(num_running: int) -> StepStarted:
+    """``num_running`` decodes over 500 tokens of context, half of them online."""
+    ids = [f"batch_1.{n}" if n % 2 else f"chatcmpl-{n:032x}" for n in range(num_running)]
+    entries = [PlanEntry(request_id, Kind(n % 2), 1) for n, request_id in enumerate(ids)]
+    states = [RequestState(request_id, Kind(n % 2), 500, 501, 32, 700) for n, request_id in enumerate(ids)]
+    return StepStarted("executor-0", "epoch", 7, PlanSource.PLAN, False, entries, states, [], 20_000)
+
+
+def measure(num_running: int, num_waiting: int, rounds: int) -> list[float]:
+    """Milliseconds of each planning, fastest first."""
+    pool = FcfsPool(lambda: None, lambda _, __: None)
+    pool.add([make_offline(n, 256) for n in range(1, num_waiting + num_running, 1)])
+
+    def tuning() -> tuple[Policy, LatencyModel]:
+        return Policy(100.0), MODEL
+
+    message = make_step(num_running)
+    times = []
+    for _ in range(rounds):
+        scheduler = AsyncScheduler(INFO, pool, tuning, SystemClock())
+        start = time.perf_counter()
+        plan, _ = scheduler.on_step(message)
+        encode(plan)
+        times.append((time.perf_counter() - start) * 1e3)
+        assert plan is not None and len(plan.entries) >= num_running
+    return sorted(times)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=1000)
+    rounds = parser.parse_args().rounds
+    rows = []
+    for num_running in (16, 64, 256):
+        for num_waiting in (100, 10_000):
+            times = measure(num_running, num_waiting, rounds)
+            figures = [quantile(times, q) for q in (0.5, 0.99)] + [times[-1]]
+            rows.append([str(num_running), str(num_waiting), *(f"{figure:.3f}" for figure in figures)])
+    print_table(["running", "waiting", "p50 ms", "p99 ms", "max ms"], rows)
+
+
+if __name__ == "__main__":
+    main()
