@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from typing import Protocol
 
@@ -33,6 +34,7 @@ class Keeper:
         self._backoff = backoff or Backoff()
         self._grace_s = grace_s
         self._process: Process | None = None
+        self._retired = asyncio.Event()
         self._stopping = asyncio.Event()
         self._gone = asyncio.Event()
 
@@ -53,19 +55,24 @@ class Keeper:
     async def keep(self) -> None:
         """Raises OSError where the program cannot be run."""
         try:
-            while not self._stopping.is_set():
+            while not self._retired.is_set():
                 started_s = time.monotonic()
                 status = await self._run_once()
-                if self._stopping.is_set():
+                if self._retired.is_set():
                     return
                 delay_s = self._backoff.next_delay_s(time.monotonic() - started_s)
                 self._watcher.on_crashed(self, status, delay_s)
-                await self._stop_requested(within_s=delay_s)
+                await self._retirement(within_s=delay_s)
         finally:
             self._gone.set()
 
+    def retire(self) -> None:
+        """Let the service run, but do not start it again."""
+        self._retired.set()
+
     async def stop(self) -> None:
         """SIGTERM, a bounded wait, SIGKILL; returns when the process is gone. ``keep`` must be running."""
+        self.retire()
         self._stopping.set()
         await self._gone.wait()
 
@@ -90,9 +97,8 @@ class Keeper:
             stopped.cancel()
             self._process = None
 
-    async def _stop_requested(self, within_s: float) -> bool:
-        try:
+    async def _retirement(self, within_s: float) -> None:
+        """Return when the service is retired, or after the time."""
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s):
-                return await self._stopping.wait()
-        except TimeoutError:
-            return False
+                await self._retired.wait()

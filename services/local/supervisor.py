@@ -139,6 +139,8 @@ class Supervisor:
     async def _drain(self) -> None:
         """End the services, each only when those that send it work are gone."""
         self._progress.step("stopping")
+        for keeper in self._keepers:
+            keeper.retire()
         for prefix in DRAIN_ORDER:
             await asyncio.gather(*(keeper.stop() for keeper in self._keepers if keeper.name.startswith(prefix)))
 

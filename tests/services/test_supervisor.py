@@ -298,6 +298,20 @@ async def test_a_service_stops_while_it_waits_to_start_again(tmp_path: Path) -> 
     assert len(watcher.pids) == 1
 
 
+async def test_a_retired_service_runs_on_but_is_not_started_again(tmp_path: Path) -> None:
+    watcher = RecordingWatcher()
+    command = python("service", SERVE, tmp_path)
+    keeper = Keeper(command, watcher, Backoff(first_s=0.0))
+    async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+        keeping_it = group.create_task(keeper.keep())
+        await printed(command)
+        keeper.retire()
+        assert is_running(keeper.pid)
+        keeper.kill()
+        await keeping_it
+    assert (len(watcher.pids), watcher.crashes) == (1, [])
+
+
 async def test_a_drain_lets_services_end_by_themselves(tmp_path: Path) -> None:
     watcher = RecordingWatcher()
     commands = [python(f"service-{index}", SERVE, tmp_path) for index in range(3)]
