@@ -90,30 +90,29 @@ class Profiler:
 
     async def _serve(self, info: ExecutorInfo, group: asyncio.TaskGroup) -> None:
         """A profile, a budget, and the predictor's model, for one executor."""
-        profile_key = info.profile_key
         try:
             profile = await self._replayed(info) or await self._swept(info)
         except ConfigError as error:
             logger.error("executor not profiled", extra=_ids(info, error))
-            return
         except ExecutorSilentError as error:
             logger.warning("executor not profiled; it will be when it registers again", extra=_ids(info, error))
-            self._progress.forget(profile_key)
-            return
+            self._progress.forget(info.profile_key)
         except ExecutorBusyError as error:
             logger.warning("executor not profiled; it will be when it is idle", extra=_ids(info, error))
-            self._progress.enter(profile_key, ProfileState.DEFERRED)
+            await self._publish_budget(info.profile_key)
+            self._progress.enter(info.profile_key, ProfileState.DEFERRED)
             group.create_task(self._again_when_idle(info))
         except NothingMeasuredError as error:
             logger.error("executor cannot be profiled; its own steps will tell", extra=_ids(info, error))
-            self._progress.enter(profile_key, ProfileState.FAILED)
+            await self._publish_budget(info.profile_key)
+            self._progress.enter(info.profile_key, ProfileState.FAILED)
         else:
-            self._profiles[profile_key] = profile
-            if profile_key not in self._confirming:
-                self._confirming.add(profile_key)
-                self._progress.enter(profile_key, ProfileState.FITTING)
+            self._profiles[info.profile_key] = profile
+            await self._publish_budget(info.profile_key)
+            if info.profile_key not in self._confirming:
+                self._confirming.add(info.profile_key)
+                self._progress.enter(info.profile_key, ProfileState.FITTING)
                 group.create_task(self._confirm(info, profile))
-        await self._publish_budget(profile_key)
 
     async def _replayed(self, info: ExecutorInfo) -> Profile | None:
         """The profile of an earlier sweep that covers this executor; its samples are sent once."""
