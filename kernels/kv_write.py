@@ -1,0 +1,20 @@
+"""Scatter new keys and values into paged KV blocks.
+
+Layout, shared by every kernel here: one tensor a layer, [num_blocks, block_size, num_kv_heads, k_dim + v_dim]. A block
+is contiguous (one copy moves it), a token's slot is one row to write, and K and V of a gathered run of blocks are
+views whose token stride is constant, so attention reads them without another copy.
+"""
+
+from __future__ import annotations
+
+import torch
+
+
+def write_kv(key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor, slot_mapping: torch.Tensor) -> None:
+    """Write ``key`` [num_tokens, num_kv_heads, k_dim] and ``value`` [num_tokens, num_kv_heads, v_dim] in place.
+
+    ``slot_mapping`` [num_tokens], int64: token i goes to block ``slot // block_size``, row ``slot % block_size``.
+    The slots of one call are distinct.
+    """
+    slots = kv_cache.view(-1, kv_cache.shape[2], kv_cache.shape[3])
+    slots.index_copy_(0, slot_mapping, torch.cat((key, value), dim=-1))
