@@ -24,11 +24,12 @@ class BusyReading:
 
 async def read_busy(client: OpenAIClient) -> BusyReading | None:
     """The counters now; None where the server has none."""
+    asked_s = time.perf_counter()
     try:
         text = (await client.get_bytes("/metrics")).decode("utf-8", "replace")
     except ServerError:
         return None
-    return parse_busy(text, time.perf_counter())
+    return parse_busy(text, (asked_s + time.perf_counter()) / 2)
 
 
 def parse_busy(text: str, time_s: float) -> BusyReading | None:

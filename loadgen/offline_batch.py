@@ -7,7 +7,7 @@ import logging
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -86,12 +86,13 @@ class OfflineBatch:
         self._endpoint = maker.endpoint(prompts[0])
         self._backlog = len(prompts)
         self._on_change = on_change
-        self._first: _Progress | None = None
+        self._created = self._first = _Progress(time.perf_counter(), 0, 0, 0, 0)
         self._last: _Progress | None = None
         self._exhausted = False
 
     async def start(self) -> None:
         """Upload and create; returns once no batch is in validation. Raises ServerError when one is refused."""
+        self._created = self._first = _Progress(time.perf_counter(), 0, 0, 0, 0)
         with tempfile.TemporaryDirectory(prefix="replay-") as folder:
             for path in await asyncio.to_thread(write_files, self._lines, Path(folder)):
                 file_id = await self._client.upload(path)
@@ -106,9 +107,13 @@ class OfflineBatch:
                 raise ServerError(f"batch {batch.id} was refused: {msgspec.json.encode(batch.errors).decode()[:300]}")
 
     async def run(self, start_s: float, end_s: float) -> None:
-        """Watch until ``end_s``, or until every line has its result."""
+        """Watch until ``end_s``, or until every line has its result. A batch that is done before ``start_s`` is
+        measured from its creation instead."""
         await sleep_until(start_s)
-        self._first = self._last = await self._poll()
+        self._last = await self._poll()
+        self._exhausted = self._is_done(self._last)
+        if not self._exhausted:
+            self._first = self._last
         next_s = time.perf_counter()
         while time.perf_counter() < end_s and not self._exhausted:
             next_s = min(end_s, next_s + POLL_S)
@@ -117,7 +122,7 @@ class OfflineBatch:
                 self._last = await self._poll()
             except ServerError as error:
                 logger.warning("poll failed", extra={"error": str(error)})
-            self._exhausted = self._last.completed + self._last.failed >= self._backlog
+            self._exhausted = self._is_done(self._last)
 
     async def stop(self, drain: bool) -> None:
         """Cancel what has not ended and wait until the server has let go of it; or with ``drain``, wait for the end."""
@@ -129,8 +134,7 @@ class OfflineBatch:
 
     def totals(self) -> OfflineTotals:
         """Differences of the two ends of the run."""
-        first = self._first or _Progress(0.0, 0, 0, None, None)
-        last = self._last or first
+        first, last = self._first, self._last or self._first
         return OfflineTotals(
             mode="batch",
             backlog=self._backlog,
@@ -141,6 +145,9 @@ class OfflineBatch:
             elapsed_s=last.time_s - first.time_s,
             exhausted=self._exhausted,
         )
+
+    def _is_done(self, progress: _Progress) -> bool:
+        return progress.completed + progress.failed >= self._backlog
 
     async def _cancel(self) -> None:
         for batch in self.batches:
@@ -189,7 +196,8 @@ class OfflineBatch:
                 usages += output_usages(await self._client.get_bytes(f"/v1/files/{batch.output_file_id}/content"))
         input_tokens = sum(usage.prompt_tokens for usage in usages)
         output_tokens = sum(usage.completion_tokens for usage in usages)
-        self._last = _Progress(self._last.time_s, self._last.completed, self._last.failed, input_tokens, output_tokens)
+        self._first = self._created
+        self._last = replace(self._last, input_tokens=input_tokens, output_tokens=output_tokens)
 
 
 def batch_lines(maker: OfflineMaker, prompts: Sequence[OfflinePrompt]) -> Iterator[bytes]:

@@ -1,0 +1,205 @@
+"""A real HTTP server that speaks the OpenAI API and does what a test tells it: delays, stalls, refusals, batches."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import socket
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse, StreamingResponse
+
+
+@dataclass
+class OpenAIServer:
+    """What the server does, and what it saw. ``gate`` holds all answers back while it is cleared."""
+
+    url: str = ""
+    gap_s: float = 0.002
+    takes_token_ids: bool = True
+    takes_ignore_eos: bool = True
+    has_completions: bool = True
+    has_batches: bool = True
+    live_usage: bool = True
+    batch_lines_per_s: float = 200.0
+    fail_with: int | None = None
+    max_model_len: int | None = 4096
+    busy_per_s: float | None = None
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
+    bodies: list[dict[str, Any]] = field(default_factory=list)
+    arrived_s: list[float] = field(default_factory=list)
+    batches: dict[str, dict[str, Any]] = field(default_factory=dict)
+    files: dict[str, bytes] = field(default_factory=dict)
+    num_active: int = 0
+    max_active: int = 0
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    ids: itertools.count[int] = field(default_factory=itertools.count)
+
+    def __post_init__(self) -> None:
+        self.gate.set()
+
+    def enter(self, step: int) -> None:
+        """A request came (1) or left (-1)."""
+        self.num_active += step
+        self.max_active = max(self.max_active, self.num_active)
+        self.changed.set()
+
+    async def until(self, reached: Callable[[], bool]) -> None:
+        """Wait for a state, which changes when a request comes or leaves."""
+        async with asyncio.timeout(60):
+            while not reached():
+                self.changed.clear()
+                await self.changed.wait()
+
+    @property
+    def trace_bodies(self) -> list[dict[str, Any]]:
+        """What came after the probes."""
+        return [body for body in self.bodies if body["max_tokens"] > 1]
+
+
+def refusal(status: int, message: str) -> JSONResponse:
+    return JSONResponse({"error": {"message": message, "type": "invalid_request_error"}}, status)
+
+
+def count_prompt(body: dict[str, Any]) -> int:
+    """Token ids count one each; a word of text counts two, and a chat adds ten for its template."""
+    if "messages" in body:
+        return 10 + 2 * len(body["messages"][0]["content"].split())
+    prompt = body["prompt"]
+    return len(prompt) if isinstance(prompt, list) else 2 * len(prompt.split())
+
+
+async def answer(server: OpenAIServer, body: dict[str, Any], chat: bool) -> AsyncIterator[str]:
+    server.enter(1)
+    try:
+        await server.gate.wait()
+        for position in range(body["max_tokens"]):
+            await asyncio.sleep(server.gap_s)
+            text = f" {position}"
+            last = "length" if position + 1 == body["max_tokens"] else None
+            part = {"delta": {"content": text}} if chat else {"text": text}
+            yield f"data: {json.dumps({'choices': [{'index': 0, 'finish_reason': last, **part}]})}\n\n"
+        usage = {"prompt_tokens": count_prompt(body), "completion_tokens": body["max_tokens"]}
+        yield f"data: {json.dumps({'choices': [], 'usage': usage})}\n\ndata: [DONE]\n\n"
+    finally:
+        server.enter(-1)
+
+
+def advance(server: OpenAIServer, batch: dict[str, Any]) -> dict[str, Any]:
+    """The batch as it is by now: lines finish at a steady rate."""
+    lines = batch["lines"]
+    if batch["status"] in ("validating", "in_progress"):
+        done = min(len(lines), int((time.perf_counter() - batch["began_s"]) * server.batch_lines_per_s))
+        batch["status"] = "completed" if done == len(lines) else "in_progress"
+        batch["done"] = done
+    done_lines = lines[: batch["done"]]
+    usage = {
+        "input_tokens": sum(count_prompt(line["body"]) for line in done_lines),
+        "output_tokens": sum(line["body"]["max_tokens"] for line in done_lines),
+    }
+    shown = {key: batch[key] for key in ("id", "status")} | {
+        "request_counts": {"total": len(lines), "completed": batch["done"], "failed": 0},
+        "usage": usage if server.live_usage else None,
+        "output_file_id": None,
+    }
+    if batch["status"] == "completed":
+        shown["output_file_id"] = f"{batch['id']}-output"
+    return shown
+
+
+def output_file(batch: dict[str, Any]) -> bytes:
+    lines = []
+    for line in batch["lines"][: batch["done"]]:
+        usage = {"prompt_tokens": count_prompt(line["body"]), "completion_tokens": line["body"]["max_tokens"]}
+        body = {"usage": usage}
+        lines.append(json.dumps({"custom_id": line["custom_id"], "response": {"status_code": 200, "body": body}}))
+    return "\n".join(lines).encode()
+
+
+def make_app(server: OpenAIServer) -> FastAPI:
+    app = FastAPI()
+    began_s = time.perf_counter()
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [{"id": "tiny", "object": "model", "max_model_len": server.max_model_len}]}
+
+    @app.post("/v1/completions")
+    async def completions(request: Request) -> Response:
+        body = await request.json()
+        if not server.has_completions:
+            return refusal(404, "no such path")
+        if isinstance(body["prompt"], list) and not server.takes_token_ids:
+            return refusal(400, "prompt must be a string")
+        return await respond(body, chat=False)
+
+    @app.post("/v1/chat/completions")
+    async def chat_completions(request: Request) -> Response:
+        return await respond(await request.json(), chat=True)
+
+    async def respond(body: dict[str, Any], chat: bool) -> Response:
+        if body.get("ignore_eos") and not server.takes_ignore_eos:
+            return refusal(400, "unknown parameter: ignore_eos")
+        if server.fail_with is not None and body["max_tokens"] > 1:
+            return refusal(server.fail_with, "out of order")
+        server.bodies.append(body)
+        server.arrived_s.append(time.perf_counter())
+        return StreamingResponse(answer(server, body, chat), media_type="text/event-stream")
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        if server.busy_per_s is None:
+            return Response(status_code=404)
+        busy_s = (time.perf_counter() - began_s) * server.busy_per_s
+        return Response(f'slackwater_executor_busy_seconds_total{{executor="executor-0"}} {busy_s}\n')
+
+    add_batches(app, server)
+    return app
+
+
+def add_batches(app: FastAPI, server: OpenAIServer) -> None:
+    @app.get("/v1/batches")
+    async def listing() -> Response:
+        return JSONResponse({"object": "list", "data": []}) if server.has_batches else refusal(404, "no such path")
+
+    @app.post("/v1/files")
+    async def upload(request: Request) -> dict[str, Any]:
+        form = await request.form()
+        file_id = f"file-{next(server.ids)}"
+        server.files[file_id] = await form["file"].read()  # type: ignore[union-attr]
+        return {"id": file_id, "object": "file"}
+
+    @app.post("/v1/batches")
+    async def create(request: Request) -> dict[str, Any]:
+        wanted = await request.json()
+        lines = [json.loads(line) for line in server.files[wanted["input_file_id"]].splitlines()]
+        batch = {"id": f"batch-{next(server.ids)}", "status": "validating", "lines": lines, "done": 0, **wanted}
+        server.batches[batch["id"]] = batch | {"began_s": time.perf_counter()}
+        return {"id": batch["id"], "status": "validating"}
+
+    @app.get("/v1/batches/{batch_id}")
+    async def retrieve(batch_id: str) -> dict[str, Any]:
+        return advance(server, server.batches[batch_id])
+
+    @app.post("/v1/batches/{batch_id}/cancel")
+    async def cancel(batch_id: str) -> dict[str, Any]:
+        server.batches[batch_id]["status"] = "cancelled"
+        return advance(server, server.batches[batch_id])
+
+    @app.get("/v1/files/{file_id}/content")
+    async def content(file_id: str) -> Response:
+        return Response(output_file(server.batches[file_id.removesuffix("-output")]))
+
+
+def serve(server: OpenAIServer) -> tuple[uvicorn.Server, asyncio.Task[None]]:
+    """Listen from now on: connections that come before the server runs wait in its socket's backlog."""
+    listening = socket.create_server(("127.0.0.1", 0), backlog=512)
+    server.url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+    running = uvicorn.Server(uvicorn.Config(make_app(server), log_level="error", timeout_graceful_shutdown=1))
+    return running, asyncio.create_task(running.serve(sockets=[listening]))

@@ -1,0 +1,196 @@
+"""Whole replays against a real HTTP server: phases, the report's shape, batches and plain requests."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from loadgen.backlog import load_backlog
+from loadgen.client import OpenAIClient
+from loadgen.errors import ServerError, WorkloadError
+from loadgen.progress import NoProgress
+from loadgen.replay import Replay, ReplayPlan
+from loadgen.report import Report
+from loadgen.scaling import Scaling
+from loadgen.slo import parse_slo
+from loadgen.table import print_report
+from loadgen.traces import read_trace
+from tests.loadgen.openai_server import OpenAIServer
+
+FIGURES = {"mean", "p50", "p90", "p99"}
+LATENCIES = {"ttft_ms", "tbt_ms", "tpot_ms", "normalized_latency_ms"}
+
+
+@pytest.fixture
+def plan(trace_file: Path, prompt_file: Path) -> ReplayPlan:
+    """The whole of both files in half a second, or as long as the backlog's share of it takes."""
+    scaling = Scaling(duration_s=0.5)
+    return ReplayPlan(
+        scaling.apply(read_trace(trace_file)), load_backlog(prompt_file, max_tokens=2), scaling, str(trace_file)
+    )
+
+
+async def run(plan: ReplayPlan, server: OpenAIServer) -> Report:
+    async with OpenAIClient(server.url, 10) as client:
+        replay = Replay(plan, client, NoProgress())
+        await replay.prepare()
+        await replay.run()
+        return replay.report(partial=False)
+
+
+def keys(value: Any) -> Any:
+    """The nesting of an object's keys."""
+    return {key: keys(inner) for key, inner in value.items()} if isinstance(value, dict) else None
+
+
+async def test_the_report_has_the_one_schema(plan: ReplayPlan, server: OpenAIServer) -> None:
+    server.busy_per_s = 0.25
+    slos = [parse_slo("ttft_p99<=60s"), parse_slo("tbt_mean<=1000x")]
+    made = await run(replace(plan, baseline=True, slos=slos), server)
+    report = json.loads(made.to_json())
+    figures = dict.fromkeys(FIGURES)
+    latencies = dict.fromkeys(LATENCIES, figures)
+    online = latencies | {"send_lag_ms": figures}
+    online |= dict.fromkeys(("requests", "completed", "errors", "unfinished", "requests_per_s"))
+    online |= dict.fromkeys(("input_tokens_per_s", "output_tokens_per_s"))
+    offline = dict.fromkeys(("mode", "backlog", "completed", "errors", "elapsed_s", "exhausted", "requests_per_s"))
+    offline |= dict.fromkeys(("output_tokens_per_s", "total_tokens_per_s"))
+    facts = dict.fromkeys(json.loads(made.to_json())["run"])
+    assert keys(report) == {
+        "run": facts,
+        "online": online,
+        "offline": offline,
+        "baseline": {"online": online, "offline": offline, "idle_share": None},
+        "interference": latencies,
+        "harvest": None,
+        "slo": None,
+        "partial": None,
+        "notes": None,
+    }
+    assert {"date", "url", "model", "trace", "prompts", "duration_s", "seed", "qps", "length_scale"} <= set(facts)
+    assert [set(slo) for slo in report["slo"]] == [{"expr", "bound", "value", "met", "attainment"}] * 2
+    assert [slo["met"] for slo in report["slo"]] == [True, True]
+    assert report["online"]["requests"] == report["baseline"]["online"]["requests"] == 20
+    assert report["baseline"]["idle_share"] == pytest.approx(0.75, abs=0.2)
+    ours, alone = report["offline"], report["baseline"]["offline"]
+    assert report["harvest"] == pytest.approx(
+        ours["total_tokens_per_s"] / (alone["total_tokens_per_s"] * report["baseline"]["idle_share"])
+    )
+
+
+async def test_phases_share_lengths_and_no_prompt(plan: ReplayPlan, server: OpenAIServer) -> None:
+    await run(replace(plan, prompts=[], baseline=True), server)
+    bodies = server.trace_bodies
+    assert len(bodies) == 40
+    assert [len(body["prompt"]) for body in bodies[:20]] == [len(body["prompt"]) for body in bodies[20:]]
+    assert len({tuple(body["prompt"][:8]) for body in bodies}) == 40
+    assert all(body["ignore_eos"] and body["max_tokens"] == 4 for body in bodies)
+
+
+async def test_the_backlog_is_one_real_batch_cancelled_at_the_end(plan: ReplayPlan, server: OpenAIServer) -> None:
+    report = await run(plan, server)
+    (batch,) = server.batches.values()
+    assert batch["status"] == "cancelled"
+    assert [line["body"]["prompt"] for line in batch["lines"]] == [f"prompt {index}" for index in range(1000)]
+    assert all(line["body"]["model"] == "tiny" for line in batch["lines"])
+    assert report.offline is not None
+    assert (report.offline.mode, report.offline.exhausted) == ("batch", False)
+    assert 0 < report.offline.completed < 1000
+    assert report.offline.output_tokens_per_s == pytest.approx(report.offline.requests_per_s * 2)
+    assert report.offline.total_tokens_per_s == pytest.approx(report.offline.requests_per_s * 6)
+
+
+async def test_drain_lets_the_batch_finish(plan: ReplayPlan, server: OpenAIServer) -> None:
+    await run(replace(plan, prompts=plan.prompts[:150], drain=True), server)
+    (batch,) = server.batches.values()
+    assert (batch["status"], batch["done"]) == ("completed", 150)
+
+
+async def test_tokens_of_an_exhausted_batch_come_from_its_output(plan: ReplayPlan, server: OpenAIServer) -> None:
+    server.live_usage = False
+    server.batch_lines_per_s = 400
+    report = await run(replace(plan, requests=[], prompts=plan.prompts[:50]), server)
+    assert report.offline is not None
+    assert report.offline.exhausted
+    assert report.offline.output_tokens_per_s == pytest.approx(report.offline.requests_per_s * 2)
+    assert any("the backlog ran out" in note for note in report.notes)
+
+
+async def test_plain_requests_keep_to_their_concurrency(plan: ReplayPlan, server: OpenAIServer) -> None:
+    server.has_batches = False
+    report = await run(replace(plan, requests=[], offline_concurrency=3), server)
+    assert report.offline is not None
+    assert report.offline.mode == "requests"
+    assert report.offline.completed > 0
+    assert server.max_active == 3
+    assert report.offline.total_tokens_per_s is not None
+    assert not server.batches
+
+
+async def test_plain_requests_end_with_the_backlog(plan: ReplayPlan, server: OpenAIServer) -> None:
+    plan = replace(
+        plan, requests=[], prompts=plan.prompts[:10], offline_mode="requests", scaling=Scaling(duration_s=60)
+    )
+    report = await run(plan, server)
+    assert report.offline is not None
+    assert (report.offline.completed, report.offline.exhausted) == (10, True)
+    assert report.offline.elapsed_s < 60
+
+
+async def test_no_busy_counter_no_harvest_but_a_note(plan: ReplayPlan, server: OpenAIServer) -> None:
+    report = await run(replace(plan, baseline=True), server)
+    assert report.harvest is None
+    assert any("slackwater_executor_busy_seconds_total" in note for note in report.notes)
+
+
+async def test_failures_are_counted_and_noted(plan: ReplayPlan, server: OpenAIServer) -> None:
+    server.fail_with = 500
+    report = await run(replace(plan, prompts=[]), server)
+    assert report.online is not None
+    assert (report.online.errors, report.online.completed, report.online.ttft_ms) == (20, 0, None)
+    assert "replay: 20 online requests failed: 500: out of order" in report.notes
+
+
+async def test_lengths_are_cut_to_the_server_s_context(plan: ReplayPlan, server: OpenAIServer) -> None:
+    server.max_model_len = 20
+    report = await run(replace(plan, prompts=[]), server)
+    assert max(len(body["prompt"]) + body["max_tokens"] for body in server.trace_bodies) == 20
+    assert any("cut to the context of 20 tokens" in note for note in report.notes)
+
+
+async def test_unknown_model_and_missing_batches_are_named(plan: ReplayPlan, server: OpenAIServer) -> None:
+    with pytest.raises(ServerError, match="does not serve model huge; it serves: tiny"):
+        await run(replace(plan, model="huge"), server)
+    server.has_batches = False
+    with pytest.raises(ServerError, match="use --offline-mode requests"):
+        await run(replace(plan, offline_mode="batch"), server)
+
+
+async def test_the_table_shows_runs_side_by_side(plan: ReplayPlan, server: OpenAIServer) -> None:
+    server.busy_per_s = 0.25
+    report = await run(replace(plan, baseline=True, slos=[parse_slo("ttft_p99<=0.001us")]), server)
+    console = Console(file=io.StringIO(), record=True, width=120)
+    print_report(console, report)
+    text = console.export_text()
+    for words in ("TTFT ms", "online only", "ratio", "harvest", "offline total tokens/s", "ttft_p99<=0.001us", "NO"):
+        assert words in text
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"requests": [], "prompts": []}, "nothing to send"),
+        ({"requests": [], "baseline": True}, "--baseline compares with an online-only run"),
+        ({"slos": [parse_slo("tbt_mean<=1.05x")]}, "give --baseline too"),
+        ({"requests": [], "slos": [parse_slo("tbt_mean<=5ms")]}, "give --online too"),
+    ],
+)
+def test_impossible_plans_are_named(plan: ReplayPlan, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(WorkloadError, match=message):
+        replace(plan, **options)
