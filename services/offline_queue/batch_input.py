@@ -1,0 +1,172 @@
+"""The lines of a batch's input file: which are requests, which fail, and which make the whole batch invalid.
+
+A line that is no well-formed batch line (its JSON, custom_id, method, url, model, or a wish to stream) fails the
+validation of the batch: nothing of it runs, and the client mends the file. A body that is well formed but cannot be
+served (too long for the context, a parameter out of range or not supported) fails alone: the other lines run, and the
+error file tells why. OpenAI draws the same line.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from dataclasses import dataclass, field
+
+import msgspec
+
+from services.offline_queue.batch_lines import BatchLine
+from services.offline_queue.batch_results import failed_result
+from shared.errors import SlackwaterError
+from shared.openai.requests import CompletionRequest, RequestError, ServedModel, parse_completion
+from shared.protocol.messages import BatchError, BatchRecord, GenerateRequest, Kind, OfflineRequest, OfflineResult
+from shared.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+MAX_LINES = 50_000  # OpenAI's limit
+MAX_LINE_BYTES = 8 * 1024 * 1024
+MAX_CUSTOM_ID_LENGTH = 512  # characters
+MAX_ERRORS = 100  # a batch's record is one KV value; more errors of one file say little
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+class InvalidLineError(SlackwaterError):
+    """A line that makes the whole batch invalid."""
+
+    def __init__(self, line: int, code: str, message: str, param: str | None = None) -> None:
+        super().__init__(f"line {line}: {message}")
+        self.error = BatchError(code=code, message=message, line=line, param=param)
+
+
+@dataclass(slots=True)
+class ParsedLines:
+    """What some lines of the input came to; ``lines`` describes the requests and the failures alike."""
+
+    requests: list[OfflineRequest] = field(default_factory=list)
+    failures: list[OfflineResult] = field(default_factory=list)
+    lines: list[BatchLine] = field(default_factory=list)
+    errors: list[BatchError] = field(default_factory=list)
+
+
+class _Line(msgspec.Struct):
+    custom_id: str | None = None
+    method: str | None = None
+    url: str | None = None
+    body: msgspec.Raw = msgspec.Raw(b"null")
+
+
+_decoder = msgspec.json.Decoder(_Line)
+
+
+class BatchInput:
+    """Reads one batch's lines, a group at a time, in one thread at a time."""
+
+    def __init__(self, record: BatchRecord, tokenizer: Tokenizer, model: ServedModel) -> None:
+        self._record = record
+        self._tokenizer = tokenizer
+        self._model = model
+        self._custom_ids: set[bytes] = set()  # digests: an id may be long
+
+    def parse(self, group: list[tuple[int, bytes]]) -> ParsedLines:
+        """``group``: (line, its bytes) in the order of the file; empty lines are passed over."""
+        parsed = ParsedLines()
+        for line, data in group:
+            if line == 1:
+                data = data.removeprefix(BYTE_ORDER_MARK)
+            if data.strip():
+                try:
+                    self._parse_line(parsed, line, data)
+                except InvalidLineError as error:
+                    parsed.errors.append(error.error)
+        return parsed
+
+    def _parse_line(self, parsed: ParsedLines, line: int, data: bytes) -> None:
+        custom_id, body = self._read_envelope(line, data)
+        request_id = f"{self._record.id}.{line}"
+        try:
+            completion = self._read_body(line, body)
+        except RequestError as error:
+            parsed.failures.append(failed_result(request_id, error))
+            parsed.lines.append(BatchLine(line, custom_id))
+            return
+        generate = GenerateRequest(
+            request_id=request_id,
+            kind=Kind.OFFLINE,
+            prompt_token_ids=completion.prompt_token_ids,
+            sampling=completion.sampling,
+            arrival_s=float(self._record.created_at),
+        )
+        parsed.requests.append(OfflineRequest(generate, self._record.id, line, custom_id, completion.model))
+        parsed.lines.append(BatchLine(line, custom_id, len(completion.prompt_token_ids), completion.sampling))
+
+    def _read_envelope(self, line: int, data: bytes) -> tuple[str, bytes]:
+        """custom_id and body. Raises InvalidLineError."""
+        if line > MAX_LINES:
+            raise InvalidLineError(line, "too_many_lines", f"The file has more than {MAX_LINES} lines.")
+        if len(data) > MAX_LINE_BYTES:
+            raise InvalidLineError(line, "line_too_long", f"This line is longer than {MAX_LINE_BYTES} bytes.")
+        envelope = _decode(line, data)
+        for name in ("custom_id", "method", "url"):
+            if not getattr(envelope, name):
+                raise _missing(line, name)
+        assert envelope.custom_id is not None
+        if envelope.method != "POST":
+            raise InvalidLineError(line, "invalid_method", "The method must be POST.", "method")
+        if envelope.url != self._record.endpoint:
+            raise InvalidLineError(
+                line, "invalid_url", f"The url must be the batch's endpoint, {self._record.endpoint}.", "url"
+            )
+        body = bytes(envelope.body)
+        if body == b"null":
+            raise _missing(line, "body")
+        if not body.startswith(b"{"):
+            raise InvalidLineError(line, "invalid_type", "The body must be a JSON object.", "body")
+        self._check_custom_id(line, envelope.custom_id)
+        return envelope.custom_id, body
+
+    def _check_custom_id(self, line: int, custom_id: str) -> None:
+        if len(custom_id) > MAX_CUSTOM_ID_LENGTH:
+            raise InvalidLineError(
+                line,
+                "invalid_custom_id",
+                f"The custom_id is longer than {MAX_CUSTOM_ID_LENGTH} characters.",
+                "custom_id",
+            )
+        digest = hashlib.blake2b(custom_id.encode(), digest_size=16).digest()
+        if digest in self._custom_ids:
+            message = f"The custom_id {custom_id!r} of this line was used before in this batch."
+            raise InvalidLineError(line, "duplicate_custom_id", message, "custom_id")
+        self._custom_ids.add(digest)
+
+    def _read_body(self, line: int, body: bytes) -> CompletionRequest:
+        """Raises RequestError for this request alone, InvalidLineError for the batch."""
+        try:
+            completion = parse_completion(self._record.endpoint, body, self._tokenizer, self._model)
+        except RequestError as error:
+            if error.param != "model":
+                raise
+            code = error.code or "missing_required_parameter"
+            raise InvalidLineError(line, code, error.message, "body.model") from error
+        except Exception as error:  # one line must not stop the service that every batch shares
+            logger.exception("a batch line could not be read", extra={"batch_id": self._record.id, "line": line})
+            raise RequestError(f"the request could not be read: {error!r}", status=500) from error
+        if completion.stream:
+            raise InvalidLineError(line, "unsupported_value", "A batch does not stream; leave it out.", "body.stream")
+        return completion
+
+
+def _decode(line: int, data: bytes) -> _Line:
+    try:
+        return _decoder.decode(data)
+    except msgspec.ValidationError as error:
+        if not data.lstrip().startswith(b"{"):
+            raise InvalidLineError(line, "invalid_json_line", "This line is not a JSON object.") from error
+        what, _, path = str(error).partition(" - at `$.")
+        raise InvalidLineError(line, "invalid_type", f"{what}.", path.rstrip("`") or None) from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        message = "This line is not parseable as valid JSON."
+        raise InvalidLineError(line, "invalid_json_line", message) from error
+
+
+def _missing(line: int, name: str) -> InvalidLineError:
+    return InvalidLineError(line, "missing_required_parameter", f"{name} is missing or empty.", name)

@@ -1,0 +1,64 @@
+"""What a batch keeps of each line after its request was deleted: enough to write its place in the result files.
+
+It is one object beside the files, JSON lines in the order of the input. The input file itself may be deleted while the
+batch is at work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable, AsyncIterator
+
+import msgspec
+
+from shared.bus import Objects
+from shared.protocol.messages import SamplingParams
+
+_encoder = msgspec.json.Encoder()
+
+
+class BatchLine(msgspec.Struct, frozen=True, array_like=True):
+    """One request of a batch."""
+
+    line: int  # from 1, as in the input file
+    custom_id: str
+    num_prompt_tokens: int = 0
+    sampling: SamplingParams | None = None  # None where the request failed while it was read
+
+
+_decoder = msgspec.json.Decoder(BatchLine)
+
+
+def lines_object(batch_id: str) -> str:
+    """The name of the object that holds the batch's lines; no file record has it, so that clients do not see it."""
+    return f"{batch_id}.lines"
+
+
+def encode_lines(lines: list[BatchLine]) -> bytes:
+    """A part of the object."""
+    return _encoder.encode_lines(lines)
+
+
+async def read_lines(objects: Objects, batch_id: str) -> AsyncIterator[BatchLine]:
+    """In the order of the input. Raises NotFoundOnBusError."""
+    async for _, data in split_lines(objects.chunks(lines_object(batch_id))):
+        yield _decoder.decode(data)
+
+
+async def split_lines(chunks: AsyncIterable[bytes], max_bytes: int | None = None) -> AsyncIterator[tuple[int, bytes]]:
+    """Each line with its number, from 1, without its newline. A line longer than ``max_bytes`` is cut to one byte
+    more than that, so that memory is bounded whatever the file holds."""
+    number, parts = 0, bytearray()
+    limit = None if max_bytes is None else max_bytes + 1
+    async for chunk in chunks:
+        start = 0
+        while (end := chunk.find(b"\n", start)) >= 0:
+            number += 1
+            parts += chunk[start:end]
+            yield number, bytes(parts[:limit])
+            parts.clear()
+            start = end + 1
+        parts += chunk[start:]
+        if limit is not None:
+            del parts[limit:]
+    if parts:
+        yield number + 1, bytes(parts)

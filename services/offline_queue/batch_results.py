@@ -1,0 +1,92 @@
+"""The lines of a batch's output and error files."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from services.offline_queue.batch_lines import BatchLine
+from services.offline_queue.batch_records import CANCELLED, EXPIRED
+from shared.openai.requests import RequestError
+from shared.openai.responses import Usage, completion_body, error_body
+from shared.openai.text import output_text
+from shared.protocol.messages import BatchRecord, FinishReason, OfflineResult
+from shared.tokenizer import Tokenizer
+
+UNFINISHED = {
+    EXPIRED: ("batch_expired", "This request could not be executed before the completion window expired."),
+    CANCELLED: ("batch_cancelled", "This request was not executed because the batch was cancelled."),
+}
+LOST = ("server_error", "The result of this request is not in the store.")
+MAX_MESSAGE_LENGTH = 2000  # characters; messages quote what the client sent
+
+_encoder = msgspec.json.Encoder()
+
+
+class FailedResponse(msgspec.Struct, frozen=True):
+    """What ``OfflineResult.error`` holds for a request that failed while its line was read."""
+
+    status_code: int
+    body: dict[str, Any]  # OpenAI's error shape
+
+
+_failed_decoder = msgspec.json.Decoder(FailedResponse)
+
+
+def failed_result(request_id: str, error: RequestError) -> OfflineResult:
+    """The result of a request that cannot be served."""
+    kind = "invalid_request_error" if error.status < 500 else "server_error"
+    body = error_body(error.message[:MAX_MESSAGE_LENGTH], kind, error.param, error.code)
+    failed = FailedResponse(error.status, body)
+    return OfflineResult(request_id, [], FinishReason.ERROR, error=_encoder.encode(failed).decode())
+
+
+class ResultWriter:
+    """Writes results of one batch as lines of its files."""
+
+    def __init__(self, record: BatchRecord, ending: str, tokenizer: Tokenizer) -> None:
+        """``ending``: the final status that the batch is about to have; it says why a line has no result."""
+        self._record = record
+        self._tokenizer = tokenizer
+        self._unfinished = UNFINISHED.get(ending, LOST)
+
+    def output_line(self, line: BatchLine, result: OfflineResult) -> bytes:
+        """Of a completed request; ends with a newline."""
+        record = self._record
+        assert line.sampling is not None
+        body = completion_body(
+            endpoint=record.endpoint,
+            request_id=result.request_id,
+            created=record.created_at,
+            model=record.model or "",
+            text=output_text(self._tokenizer, result.output_token_ids, result.finish_reason, line.sampling),
+            finish_reason=result.finish_reason,
+            usage=Usage(line.num_prompt_tokens, len(result.output_token_ids), result.num_cached_tokens),
+        )
+        return self._line(line, {"status_code": 200, "request_id": result.request_id, "body": body}, None)
+
+    def error_line(self, line: BatchLine, result: OfflineResult | None) -> bytes:
+        """Of a request that failed, or that has no result; ends with a newline."""
+        if result is None or result.finish_reason is FinishReason.ABORT:
+            code, message = self._unfinished
+            return self._line(line, None, {"code": code, "message": message})
+        failed = _failed_response(result)
+        response = {"status_code": failed.status_code, "request_id": result.request_id, "body": failed.body}
+        return self._line(line, response, None)
+
+    def _line(self, line: BatchLine, response: dict[str, Any] | None, error: dict[str, str] | None) -> bytes:
+        written = {
+            "id": f"batch_req_{self._record.id.removeprefix('batch_')}_{line.line}",
+            "custom_id": line.custom_id,
+            "response": response,
+            "error": error,
+        }
+        return _encoder.encode(written) + b"\n"
+
+
+def _failed_response(result: OfflineResult) -> FailedResponse:
+    try:
+        return _failed_decoder.decode(result.error)
+    except msgspec.DecodeError:  # an executor's own words
+        return FailedResponse(500, error_body(result.error[:MAX_MESSAGE_LENGTH], "server_error"))
