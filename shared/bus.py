@@ -515,6 +515,10 @@ class Bus:
                     try:
                         messages = await consumer.fetch(FETCH_BATCH, timeout=FETCH_WAIT_S)
                     except (TimeoutError, nats.errors.TimeoutError):
+                        # what was pending may have been deleted before it was delivered
+                        if not caught_up and not (await consumer.consumer_info()).num_pending:
+                            caught_up = True
+                            yield None
                         continue
                     for msg in messages:
                         meta = msg.metadata

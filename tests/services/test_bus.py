@@ -77,6 +77,19 @@ async def test_read_ends_and_follow_goes_on(bus: Bus) -> None:
     assert seen == 701
 
 
+async def test_read_ends_where_the_rest_is_purged_meanwhile(bus: Bus) -> None:
+    pairs = [
+        (subjects.result(f"batch_1.{n}"), OfflineResult(f"batch_1.{n}", [n], FinishReason.STOP)) for n in range(600)
+    ]
+    await bus.store_many(list(pairs))
+    seen = 0
+    async for _ in bus.read(subjects.RESULTS_STREAM, subjects.batch_results("batch_1"), OfflineResult):
+        seen += 1
+        if seen == 1:
+            await bus.purge(subjects.RESULTS_STREAM, subjects.batch_results("batch_1"))
+    assert 1 <= seen < 600
+
+
 async def test_deleting_stored_messages(bus: Bus) -> None:
     for number in range(3):
         await bus.store(subjects.result(f"batch_1.{number}"), OfflineResult(f"batch_1.{number}", [], FinishReason.STOP))
