@@ -20,11 +20,12 @@ def nats_command(data_dir: DataDir, port: int) -> Command:
     config.write_text(
         f"max_payload: {MAX_PAYLOAD}\njetstream {{ store_dir: {json.dumps(str(data_dir.nats_store))} }}\n"
     )
-    argv = (_binary(), "-c", str(config), "-a", "127.0.0.1", "-p", str(port))
+    argv = (nats_binary(), "-c", str(config), "-a", "127.0.0.1", "-p", str(port))
     return Command("nats-server", argv, data_dir.log("nats-server"))
 
 
-def _binary() -> str:
+def nats_binary() -> str:
+    """The installed server: beside this Python, else on the path. Raises StackError."""
     beside_python = Path(sys.executable).parent / "nats-server"
     found = str(beside_python) if beside_python.exists() else shutil.which("nats-server")
     if found is None:

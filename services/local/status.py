@@ -22,6 +22,7 @@ ANSWER_S = 1.0
 HEARTBEAT_S = 2.5  # two heartbeats and a half
 CONNECT_S = 2.0
 OFFLINE_QUEUE = "offline-queue"
+POOL_FIGURES = ("waiting", "running", "batches")  # of the offline-queue's details
 
 
 class ProcessStatus(msgspec.Struct, frozen=True):
@@ -81,9 +82,10 @@ def show(status: Status) -> None:
     where = f"{status.url}  {status.model}  " if status.url else ""
     console.print(f"{where}bus {status.nats}", highlight=False, markup=False)
     console.print(_process_table(status.processes))
-    if status.executors:
-        console.print(_executor_table(status.executors))
-    console.print("queues  " + "  ".join(f"{name} {value}" for name, value in status.queues.items()), highlight=False)
+    for beat in status.executors:
+        console.print(_describe(beat), highlight=False, markup=False)
+    console.print("queues")
+    console.print(_queue_table(status.queues))
 
 
 async def _heartbeats(bus: Bus) -> list[Heartbeat]:
@@ -139,9 +141,6 @@ def _queues(executors: Iterable[Heartbeat], offline_queue: ServiceStatus | None)
     return on_executors | {f"pool_{name}": value for name, value in pool.items() if name in POOL_FIGURES}
 
 
-POOL_FIGURES = ("waiting", "running", "batches")
-
-
 def _process_table(processes: list[ProcessStatus]) -> Table:
     table = Table("process", "pid", "health", "restarts", box=None, header_style="bold")
     for process in processes:
@@ -151,20 +150,22 @@ def _process_table(processes: list[ProcessStatus]) -> Table:
     return table
 
 
-def _executor_table(executors: list[Heartbeat]) -> Table:
-    columns = ("executor", "engine", "device", "online", "offline", "free blocks", "steps", "planned", "tokens on/off")
-    table = Table(*columns, box=None, header_style="bold")
-    for beat in executors:
-        counters = beat.counters
-        table.add_row(
-            beat.info.executor_id,
-            beat.info.engine,
-            beat.info.device,
-            f"{beat.online_running} running, {beat.online_waiting} waiting",
-            f"{beat.offline_running} running, {beat.offline_waiting} waiting",
-            f"{beat.num_free_blocks}/{beat.info.num_blocks}",
-            str(counters.steps),
-            f"{counters.steps_planned} (+{counters.steps_local} local, {counters.steps_idle} idle)",
-            f"{counters.online_tokens}/{counters.offline_tokens}",
-        )
+def _describe(beat: Heartbeat) -> str:
+    info, counters = beat.info, beat.counters
+    return (
+        f"{info.executor_id}  {info.engine} on {info.device}\n"
+        f"  online   {beat.online_running} running, {beat.online_waiting} waiting, "
+        f"{counters.finished_online} finished, {counters.online_tokens} tokens\n"
+        f"  offline  {beat.offline_running} running, {beat.offline_waiting} waiting, "
+        f"{counters.finished_offline} finished, {counters.offline_tokens} tokens\n"
+        f"  steps    {counters.steps}: {counters.steps_planned} planned, {counters.steps_local} local, "
+        f"{counters.steps_idle} from idle\n"
+        f"  blocks   {beat.num_free_blocks} of {info.num_blocks} free"
+    )
+
+
+def _queue_table(queues: Details) -> Table:
+    table = Table(box=None, show_header=False, padding=(0, 2))
+    for name, value in queues.items():
+        table.add_row(name.replace("_", " "), str(value))
     return table

@@ -27,6 +27,7 @@ from shared.bus import Bus
 from shared.errors import SlackwaterError, StackError
 
 MAX_FAILURES_BEFORE_READY = 3  # of one service, in a row
+SAME_SIGNAL_S = 0.5  # timeout(1) and some shells deliver one request to the process and again to its group
 KILLED_STATUS = 130  # as a shell reports an interrupted command
 DRAIN_ORDER = ("gateway", "executor", "offline-queue", "profiler", "predictor", "nats-server")
 
@@ -44,7 +45,8 @@ class Supervisor:
         self._ending = asyncio.Event()
         self._failure: Exception | None = None
         self._ready = False
-        self._signals = 0
+        self._signalled_s: float | None = None
+        self._killed = False
         self._nats_url = options.nats or ""
 
     async def run(self) -> int:
@@ -63,7 +65,7 @@ class Supervisor:
                 self._data_dir.remove_stack()
         if self._failure is not None:
             raise self._failure
-        return KILLED_STATUS if self._signals > 1 else 0
+        return KILLED_STATUS if self._killed else 0
 
     def on_started(self, keeper: Keeper) -> None:
         """A Keeper's word."""
@@ -174,9 +176,12 @@ class Supervisor:
                 loop.remove_signal_handler(signum)
 
     def _on_signal(self) -> None:
-        self._signals += 1
-        self._ending.set()
-        if self._signals > 1:
+        now_s = asyncio.get_running_loop().time()
+        if self._signalled_s is None:
+            self._signalled_s = now_s
+            self._ending.set()
+        elif now_s - self._signalled_s > SAME_SIGNAL_S:
+            self._killed = True
             for keeper in self._keepers:
                 keeper.kill()
 
