@@ -16,6 +16,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from shared.errors import ChatTemplateError, ModelError
 
 REPLACEMENT = "\ufffd"  # what decoding shows for bytes that are not UTF-8, or not yet
+MAX_UTF8_BYTES = 4  # of one character, each perhaps a token of its own
 MAX_PENDING_TOKENS = 16  # an unfinished character spans fewer tokens; beyond this the bytes are broken
 
 
@@ -140,13 +141,23 @@ class _TokenStream:
         text = self._decode(self._window)
         if not text.endswith(REPLACEMENT):
             return self._show(text, len(self._window))
-        if len(self._window) - self._num_shown <= MAX_PENDING_TOKENS:
-            return ""
-        cut = self._last_clean_cut(text)
-        return self._show(self._decode(self._window[:cut]), cut)
+        return self._push_unfinished(text)
 
     def finish(self) -> str:
         return self._show(self._decode(self._window), len(self._window))
+
+    def _push_unfinished(self, text: str) -> str:
+        """The last character may lack bytes that are in later tokens."""
+        num_pending = len(self._window) - self._num_shown
+        for num_kept in range(1, min(num_pending, MAX_UTF8_BYTES)):
+            cut = len(self._window) - num_kept
+            clean = self._decode(self._window[:cut])
+            if not clean.endswith(REPLACEMENT):
+                return self._show(clean, cut)
+        if num_pending <= MAX_PENDING_TOKENS:
+            return ""
+        cut = self._last_clean_cut(text)
+        return self._show(self._decode(self._window[:cut]), cut)
 
     def _show(self, text: str, cut: int) -> str:
         """Give out window[:cut], whose text this is."""

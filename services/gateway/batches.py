@@ -23,6 +23,27 @@ MAX_METADATA_PAIRS = 16
 MAX_METADATA_KEY_LENGTH = 64
 MAX_METADATA_VALUE_LENGTH = 512
 
+SHOWN_FIELDS = (
+    "id",
+    "endpoint",
+    "input_file_id",
+    "completion_window",
+    "created_at",
+    "expires_at",
+    "status",
+    "metadata",
+    "model",
+    "output_file_id",
+    "error_file_id",
+    "in_progress_at",
+    "finalizing_at",
+    "completed_at",
+    "failed_at",
+    "expired_at",
+    "cancelling_at",
+    "cancelled_at",
+)
+
 router = APIRouter(prefix="/v1/batches")
 
 
@@ -82,18 +103,16 @@ async def cancel_batch(request: Request, batch_id: str) -> Response:
 
 
 def batch_body(record: BatchRecord) -> dict[str, Any]:
-    """OpenAI's Batch: the record's own fields, with errors, counts and usage as objects."""
-    body: dict[str, Any] = {"object": "batch"} | msgspec.to_builtins(record)
-    counts = {name: body.pop(name) for name in ("total", "completed", "failed")}
-    input_tokens, cached, output_tokens = (body.pop(f"{name}_tokens") for name in ("input", "cached", "output"))
-    body["errors"] = {"object": "list", "data": body["errors"]} if record.errors else None
-    body["request_counts"] = counts
+    """OpenAI's Batch."""
+    body: dict[str, Any] = {"object": "batch"} | {name: getattr(record, name) for name in SHOWN_FIELDS}
+    body["errors"] = {"object": "list", "data": record.errors} if record.errors else None
+    body["request_counts"] = {"total": record.total, "completed": record.completed, "failed": record.failed}
     body["usage"] = {
-        "input_tokens": input_tokens,
-        "input_tokens_details": {"cached_tokens": cached},
-        "output_tokens": output_tokens,
+        "input_tokens": record.input_tokens,
+        "input_tokens_details": {"cached_tokens": record.cached_tokens},
+        "output_tokens": record.output_tokens,
         "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": input_tokens + output_tokens,
+        "total_tokens": record.input_tokens + record.output_tokens,
     }
     return body
 

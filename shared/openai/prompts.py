@@ -45,9 +45,16 @@ def text_prompt(prompt: Any, tokenizer: Tokenizer) -> list[int]:
     if not prompt:
         raise RequestError("prompt is empty", "prompt")
     if isinstance(prompt, str):
-        return tokenizer.encode(prompt)
+        return _encode(prompt, tokenizer)
     _check_token_ids(prompt, tokenizer.vocab_size)
     return prompt
+
+
+def _encode(prompt: str, tokenizer: Tokenizer) -> list[int]:
+    token_ids = tokenizer.encode(prompt)
+    if not token_ids:
+        raise RequestError("prompt holds no character that the model's vocabulary knows", "prompt")
+    return token_ids
 
 
 def _check_token_ids(token_ids: list[Any], vocab_size: int) -> None:
