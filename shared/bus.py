@@ -285,19 +285,20 @@ class Bus:
         deadline = asyncio.get_running_loop().time() + timeout_s
         while True:
             try:
-                await client.connect(
-                    url,
-                    name=name,
-                    allow_reconnect=True,
-                    max_reconnect_attempts=-1,
-                    reconnect_time_wait=0.2,
-                    connect_timeout=2,
-                    ping_interval=20,
-                    pending_size=64 * 1024 * 1024,
-                    disconnected_cb=on_disconnect,
-                    reconnected_cb=on_reconnect,
-                    error_cb=on_error,
-                )
+                async with asyncio.timeout_at(deadline):  # nats-py tries without end by itself
+                    await client.connect(
+                        url,
+                        name=name,
+                        allow_reconnect=True,
+                        max_reconnect_attempts=-1,
+                        reconnect_time_wait=0.2,
+                        connect_timeout=2,
+                        ping_interval=20,
+                        pending_size=64 * 1024 * 1024,
+                        disconnected_cb=on_disconnect,
+                        reconnected_cb=on_reconnect,
+                        error_cb=on_error,
+                    )
                 return bus
             except (TimeoutError, nats.errors.Error, OSError) as error:
                 if asyncio.get_running_loop().time() >= deadline:
