@@ -1,0 +1,61 @@
+"""``python -m shared.healthcheck TARGET``: exit status 0 where a process is well, 1 where it is not.
+
+TARGET is a service's name (``predictor``), asked over the bus at ``SLACKWATER_NATS``, or a URL that must answer 2xx.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+import urllib.request
+from urllib.error import URLError
+
+from shared.bus import Bus
+from shared.errors import BusError
+from shared.protocol import subjects
+from shared.protocol.messages import ServiceStatus
+
+DEFAULT_NATS = "nats://127.0.0.1:4222"
+CONNECT_TIMEOUT_S = 2.0
+ANSWER_WAIT_S = 1.0
+
+
+async def service_health(nats_url: str, name: str) -> str:
+    """ "ok", or what is wrong with the service of this name."""
+    try:
+        bus = await Bus.connect(nats_url, f"healthcheck of {name}", CONNECT_TIMEOUT_S)
+    except BusError as error:
+        return str(error)
+    try:
+        statuses = await bus.gather(subjects.PING, {}, ServiceStatus, ANSWER_WAIT_S)
+    finally:
+        await bus.close()
+    return next((status.health for status in statuses if status.name == name), f"{name} does not answer")
+
+
+def url_health(url: str) -> str:
+    """ "ok", or why the URL does not answer 2xx."""
+    try:
+        with urllib.request.urlopen(url, timeout=CONNECT_TIMEOUT_S):
+            return "ok"
+    except (URLError, OSError) as error:  # an HTTP status of 400 and beyond is a URLError
+        return f"{url}: {error}"
+
+
+def main() -> int:
+    """Print what is wrong, if anything is."""
+    parser = argparse.ArgumentParser(prog="python -m shared.healthcheck", description=__doc__)
+    parser.add_argument("target", help="name of a service, or an http URL")
+    target: str = parser.parse_args().target
+    if target.startswith(("http://", "https://")):
+        health = url_health(target)
+    else:
+        health = asyncio.run(service_health(os.environ.get("SLACKWATER_NATS") or DEFAULT_NATS, target))
+    print(health)
+    return 0 if health == "ok" else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

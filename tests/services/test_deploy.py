@@ -1,0 +1,181 @@
+"""docker-compose.yml and deploy/ against the compose specification and against the code.
+
+The schema is that of github.com/compose-spec/compose-spec (Apache-2.0) as check-jsonschema ships it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import yaml
+
+from services.executor.prepare_model import DEFAULT_MODEL
+from services.executor.settings import ExecutorSettings
+from services.gateway.settings import GatewaySettings
+from services.local.nats_server import MAX_PAYLOAD
+from services.offline_queue.settings import OfflineQueueSettings
+from services.predictor.settings import PredictorSettings
+from services.profiler.settings import ProfilerSettings
+from tests.conftest import nats_server_binary
+
+ROOT = Path(__file__).parents[2]
+SETTINGS: dict[str, type[msgspec.Struct]] = {
+    "gateway": GatewaySettings,
+    "offline-queue": OfflineQueueSettings,
+    "predictor": PredictorSettings,
+    "profiler": ProfilerSettings,
+    "executor": ExecutorSettings,
+}
+PROCESS_VARIABLES = {"SLACKWATER_CACHE", "SLACKWATER_NATS"}  # read by more than settings: the cache, the health check
+WITHOUT_TORCH = ("gateway", "offline-queue", "predictor", "profiler", "loadgen")
+INTERPOLATION = re.compile(r"\$\{(\w+):-([^}]*)\}")
+
+compose: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+project: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
+services: dict[str, dict[str, Any]] = compose["services"]
+dockerfiles = {path.name.partition(".")[2]: path.read_text() for path in ROOT.glob("deploy/Dockerfile.*")}
+
+
+def defaults(value: str) -> str:
+    """What compose makes of it where no variable is set."""
+    return INTERPOLATION.sub(lambda match: match[2], value)
+
+
+def instructions(role: str, name: str) -> list[str]:
+    """The arguments of one kind of instruction of a Dockerfile, continued lines joined."""
+    joined = dockerfiles[role].replace("\\\n", " ")
+    return [line.split(maxsplit=1)[1] for line in joined.splitlines() if line.startswith(f"{name} ")]
+
+
+def extra_of(role: str) -> str:
+    (extra,) = set(re.findall(r"\.\[([\w-]+)\]", dockerfiles[role]))
+    return extra
+
+
+def requirements(extra: str) -> set[str]:
+    """Names of the packages of an extra, with those of the extras that it includes."""
+    found: set[str] = set()
+    for requirement in project["project"]["optional-dependencies"][extra]:
+        own = re.fullmatch(r"slackwater\[([\w,-]+)\]", requirement)
+        if own:
+            found |= set().union(*(requirements(name) for name in own[1].split(",")))
+        else:
+            found.add(re.split(r"[^\w.-]", requirement)[0])
+    return found
+
+
+def test_compose_file_follows_the_specification() -> None:
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec"]
+    checked = subprocess.run([*command, str(ROOT / "docker-compose.yml")], capture_output=True, text=True, timeout=60)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def test_there_is_one_dockerfile_per_role_and_each_is_used() -> None:
+    built = {service["build"]["dockerfile"] for service in services.values() if "build" in service}
+    assert built == {f"deploy/Dockerfile.{role}" for role in dockerfiles}
+    assert set(dockerfiles) == {*SETTINGS, "loadgen"}
+    assert {service["image"] for service in services.values() if "build" in service} == {
+        f"slackwater-{role}" for role in dockerfiles
+    }
+
+
+@pytest.mark.parametrize("role", sorted(dockerfiles))
+def test_an_image_installs_its_extra_and_runs_as_a_user(role: str) -> None:
+    assert extra_of(role) == role
+    assert extra_of(role) in project["project"]["optional-dependencies"]
+    assert instructions(role, "USER") == ["slackwater"]
+    assert len(instructions(role, "ENTRYPOINT")) == 1
+    assert ("torch" in requirements(role)) == (role not in WITHOUT_TORCH)
+    health = instructions(role, "HEALTHCHECK")
+    assert (len(health) == 1 and "shared.healthcheck" in health[0]) == (role in SETTINGS)
+
+
+@pytest.mark.parametrize("role", sorted(dockerfiles))
+def test_every_module_that_a_container_runs_exists(role: str) -> None:
+    text = dockerfiles[role] + json.dumps([s for s in services.values() if s.get("image") == f"slackwater-{role}"])
+    modules = set(re.findall(r'-m[", ]+((?:services|shared|loadgen)[\w.]*)', text))
+    if role in SETTINGS:
+        assert f"services.{role.replace('-', '_')}" in modules
+    for module in modules:
+        spec = find_spec(module)
+        assert spec is not None and spec.origin is not None, module
+        main = Path(spec.origin).with_name("__main__.py") if spec.submodule_search_locations else Path(spec.origin)
+        assert "__main__" in main.read_text(), f"{main} is not made to be run"
+    scripts = project["project"]["scripts"]
+    if role == "loadgen":
+        assert json.loads(instructions(role, "ENTRYPOINT")[0]) == ["slackwater"] and "slackwater" in scripts
+
+
+@pytest.mark.parametrize("role", sorted(SETTINGS))
+def test_every_variable_is_a_setting_and_its_default_is_accepted(role: str) -> None:
+    fields = {f"SLACKWATER_{field.name.upper()}": field.name for field in msgspec.structs.fields(SETTINGS[role])}
+    environment = services[role]["environment"]
+    assert set(environment) <= set(fields)
+    baked = set(re.findall(r"\bSLACKWATER_\w+", " ".join(instructions(role, "ENV"))))
+    assert baked <= PROCESS_VARIABLES | set(fields)
+    given = {fields[variable]: defaults(value) for variable, value in environment.items()}
+    accepted = msgspec.convert(given, SETTINGS[role], strict=False)
+    kept = SETTINGS[role](**{name: given[name] for name in ("model_path",) if name in given})
+    for name in set(given) - {"nats", "host", "model_path"}:
+        assert getattr(accepted, name) == getattr(kept, name), f"{name} has another default in docker-compose.yml"
+
+
+def test_services_find_each_other() -> None:
+    for role in SETTINGS:
+        assert services[role]["environment"]["SLACKWATER_NATS"] == "nats://nats:4222"
+        assert services[role]["depends_on"]["nats"] == {"condition": "service_healthy"}
+    for role in ("gateway", "offline-queue", "executor"):
+        assert services[role]["depends_on"]["prepare-model"] == {"condition": "service_completed_successfully"}
+        assert defaults(services[role]["environment"]["SLACKWATER_MODEL_PATH"]).endswith(f"/models/{DEFAULT_MODEL}")
+    assert services["gateway"]["environment"]["SLACKWATER_HOST"] == "0.0.0.0"
+    assert services["gateway"]["ports"] == ["${GATEWAY_PORT:-8000}:8000"]
+    scrape = yaml.safe_load((ROOT / "deploy/prometheus/prometheus.yml").read_text())["scrape_configs"]
+    assert [config["static_configs"][0]["targets"] for config in scrape] == [["gateway:8000"]]
+
+
+def test_what_is_mounted_exists() -> None:
+    for name, service in services.items():
+        for volume in service.get("volumes", []):
+            source, _, rest = volume.partition(":")
+            target = rest.partition(":")[0]
+            if source.startswith("."):
+                assert (ROOT / source).is_file(), f"{name} mounts {source}"
+            else:
+                assert source in compose["volumes"]
+            if source == "cache":
+                assert f"SLACKWATER_CACHE={target}" in " ".join(instructions(service["image"][11:], "ENV"))
+
+
+def test_the_build_context_holds_what_pyproject_needs() -> None:
+    kept = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    packages = {pattern.rstrip("*") for pattern in project["tool"]["setuptools"]["packages"]["find"]["include"]}
+    assert {"pyproject.toml", "constraints.txt", project["project"]["readme"], *packages} <= kept
+    assert set(project["project"]["license-files"]) <= kept
+    assert all((ROOT / name).exists() for name in kept)
+
+
+def test_the_nats_configuration_is_valid_and_matches_that_of_a_local_stack() -> None:
+    config = ROOT / "deploy/nats/nats.conf"
+    checked = subprocess.run(
+        [nats_server_binary(), "-t", "-c", str(config)], capture_output=True, text=True, timeout=30
+    )
+    assert checked.returncode == 0, checked.stderr
+    assert f"max_payload: {MAX_PAYLOAD}" in config.read_text()
+    assert services["nats"]["volumes"][1] == "nats:/data" and 'store_dir: "/data"' in config.read_text()
+
+
+@pytest.mark.parametrize("role", sorted(set(WITHOUT_TORCH) - {"loadgen"}))
+def test_a_service_without_torch_in_its_image_imports_without_it(role: str) -> None:
+    module = f"services.{role.replace('-', '_')}.__main__"
+    code = f"import sys; sys.modules['torch'] = sys.modules['transformers'] = None; import {module}"
+    ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 0, ran.stderr
