@@ -1,0 +1,119 @@
+"""A gateway, executors and their bus as real processes, for the gateway's tests."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import httpx
+import openai
+
+from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, prepare
+from tests.conftest import free_port, nats_server_binary, wait_for_port
+
+MODEL = DEFAULT_MODEL
+WAIT_S = 30.0
+
+
+def model_folder() -> Path:
+    return prepare(MODEL, default_cache_dir(), lambda line: None).path
+
+
+def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = WAIT_S) -> None:
+    """For state that only another process knows."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.02)
+
+
+class GatewayRig:
+    """Use as a context manager: whatever a test does, nothing stays."""
+
+    def __init__(self, folder: Path, nats_url: str | None = None) -> None:
+        self._folder = folder
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._nats_port = free_port()
+        self.nats_url = nats_url or f"nats://127.0.0.1:{self._nats_port}"
+        if nats_url is None:
+            self.start_nats()
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.http = httpx.Client(base_url=self.url, timeout=60)
+        self.openai = openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=60)
+
+    def __enter__(self) -> GatewayRig:
+        return self
+
+    def __exit__(
+        self, type: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.http.close()
+        self.openai.close()
+        for process in reversed(self._processes.values()):
+            process.kill()
+        for process in self._processes.values():
+            process.wait()
+
+    def start_nats(self) -> None:
+        """On the same port and store each time."""
+        store = str(self._folder / "nats")
+        arguments = ("-a", "127.0.0.1", "-p", str(self._nats_port), "-js", "-sd", store)
+        self._spawn("nats", nats_server_binary(), *arguments)
+        wait_for_port(self._nats_port, self._processes["nats"])
+
+    def start_gateway(self) -> None:
+        """Returns when it answers."""
+        self._start_service("gateway", "gateway", "--port", str(self.port))
+        wait_for_port(self.port, self._processes["gateway"], WAIT_S)
+
+    def start_executor(self, executor_id: str = "executor-0", *options: str) -> None:
+        """With the sim engine; returns at once."""
+        self._start_service(executor_id, "executor", "--engine", "sim", "--executor-id", executor_id, *options)
+
+    def wait_ready(self) -> None:
+        wait_until(lambda: self.http.get("/ready").status_code == 200, self.logs())
+
+    def stop(self, name: str, signum: signal.Signals = signal.SIGTERM) -> int:
+        """Signal the process and wait for its end; its exit status."""
+        self.signal(name, signum)
+        return self.wait(name)
+
+    def signal(self, name: str, signum: signal.Signals) -> None:
+        self._processes[name].send_signal(signum)
+
+    def wait(self, name: str) -> int:
+        return self._processes[name].wait(WAIT_S)
+
+    def resident_bytes(self, name: str) -> int:
+        """Memory that the process has now."""
+        pages = int(Path(f"/proc/{self._processes[name].pid}/statm").read_text().split()[1])
+        return pages * 4096
+
+    def logs(self) -> str:
+        return "\n".join(f"== {path.name}\n{path.read_text()[-3000:]}" for path in self._folder.glob("*.log"))
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The sum of all samples of the name that carry the labels; 0 where there is none."""
+        wanted = [f'{key}="{value}"' for key, value in labels.items()]
+        lines = [line for line in self.http.get("/metrics").text.splitlines() if line.split("{")[0].split()[0] == name]
+        return sum(float(line.split()[-1]) for line in lines if all(pair in line for pair in wanted))
+
+    def complete(self, **fields: Any) -> httpx.Response:
+        """POST /v1/completions with these fields over a small request."""
+        body = {"model": MODEL, "prompt": "Once upon a time", "max_tokens": 8, "temperature": 0} | fields
+        return self.http.post("/v1/completions", json=body)
+
+    def _start_service(self, name: str, module: str, *options: str) -> None:
+        common = ("--nats", self.nats_url, "--model-path", str(model_folder()), "--model-name", MODEL)
+        self._spawn(name, sys.executable, "-m", f"services.{module}", *common, *options)
+
+    def _spawn(self, name: str, *command: str) -> None:
+        with (self._folder / f"{name}.log").open("ab") as log:
+            self._processes[name] = subprocess.Popen(command, stdout=log, stderr=log)
