@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
 import msgspec
@@ -23,6 +23,8 @@ from loadgen.sse import Chunk, EventParser
 CONTROL_TIMEOUT_S = 60.0
 UPLOAD_TIMEOUT_S = 600.0
 MAX_ERROR_CHARS = 300
+
+Answer = TypeVar("Answer", bound=msgspec.Struct)
 
 FAILURES = (aiohttp.ClientError, OSError, TimeoutError, msgspec.DecodeError, ValueError)
 
@@ -36,6 +38,10 @@ class ModelCard(msgspec.Struct, frozen=True):
 
 class _ModelList(msgspec.Struct, frozen=True):
     data: list[ModelCard]
+
+
+class _Named(msgspec.Struct, frozen=True):
+    id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +108,7 @@ class OpenAIClient:
 
     async def models(self) -> list[ModelCard]:
         """The server's models. Raises ServerError."""
-        return msgspec.convert(await self.get_json("/v1/models"), _ModelList).data
+        return as_type(await self.get_json("/v1/models"), _ModelList).data
 
     async def get_json(self, path: str) -> Any:
         """A GET's JSON. Raises ServerError for a status other than 200, or no answer."""
@@ -119,7 +125,7 @@ class OpenAIClient:
             form.add_field("purpose", "batch")
             form.add_field("file", file, filename=path.name, content_type="application/jsonl")
             answer = await self._json("POST", "/v1/files", data=form, timeout=aiohttp.ClientTimeout(UPLOAD_TIMEOUT_S))
-        return str(answer["id"])
+        return as_type(answer, _Named).id
 
     async def get_bytes(self, path: str) -> bytes:
         """A GET's body. Raises ServerError for a status other than 200, or no answer."""
@@ -142,6 +148,14 @@ class OpenAIClient:
         if response.status != 200:
             raise ServerError(f"{method} {self.url}{path} answered {response.status}: {_error_message(body)}")
         return body
+
+
+def as_type(answer: Any, wanted: type[Answer]) -> Answer:
+    """A server's JSON as the struct that it should be. Raises ServerError."""
+    try:
+        return msgspec.convert(answer, wanted)
+    except msgspec.ValidationError as error:
+        raise ServerError(f"the server's answer is not OpenAI's: {error}") from error
 
 
 def _note(chunk: Chunk, record: RequestRecord, now_s: float) -> bool:

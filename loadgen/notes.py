@@ -17,7 +17,7 @@ def reservations(report: Report) -> list[str]:
     baseline = report.baseline
     for name, offline in (("replay", report.offline), ("offline only", baseline and baseline.offline)):
         if offline and offline.exhausted:
-            notes.append(f"{name}: the backlog ran out after {offline.elapsed_s:.0f} s; rates are over that time")
+            notes.append(f"{name}: the backlog ran out after {offline.elapsed_s:.1f} s, which its rates are over")
     if report.harvest is None and baseline and report.offline:
         notes.append(f"no harvest: {_missing(report)}")
     return notes

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,8 @@ from typing import Any
 import msgspec
 
 from loadgen.backlog import OfflinePrompt
-from loadgen.client import OpenAIClient
+from loadgen.batch_file import batch_lines, output_usages, write_files
+from loadgen.client import OpenAIClient, as_type
 from loadgen.errors import ServerError
 from loadgen.offline import OfflineMaker, OfflineTotals
 from loadgen.openloop import sleep_until
@@ -24,8 +25,7 @@ logger = logging.getLogger(__name__)
 
 POLL_S = 1.0
 CANCEL_TIMEOUT_S = 60.0
-MAX_FILE_BYTES = 190 << 20  # OpenAI takes 200 MB
-MAX_FILE_LINES = 50_000
+PATIENCE_S = 60.0  # for a server that restarts
 ENDED = frozenset({"completed", "failed", "expired", "cancelled"})
 
 
@@ -86,13 +86,12 @@ class OfflineBatch:
         self._endpoint = maker.endpoint(prompts[0])
         self._backlog = len(prompts)
         self._on_change = on_change
-        self._created = self._first = _Progress(time.perf_counter(), 0, 0, 0, 0)
-        self._last: _Progress | None = None
+        self._created = self._first = self._last = _Progress(time.perf_counter(), 0, 0, 0, 0)
         self._exhausted = False
 
     async def start(self) -> None:
         """Upload and create; returns once no batch is in validation. Raises ServerError when one is refused."""
-        self._created = self._first = _Progress(time.perf_counter(), 0, 0, 0, 0)
+        self._created = self._first = self._last = _Progress(time.perf_counter(), 0, 0, 0, 0)
         with tempfile.TemporaryDirectory(prefix="replay-") as folder:
             for path in await asyncio.to_thread(write_files, self._lines, Path(folder)):
                 file_id = await self._client.upload(path)
@@ -100,8 +99,8 @@ class OfflineBatch:
                     "/v1/batches",
                     {"input_file_id": file_id, "endpoint": self._endpoint, "completion_window": "24h"},
                 )
-                self.batches.append(msgspec.convert(created, Batch))
-        await self._poll_until(lambda: all(batch.status != "validating" for batch in self.batches), POLL_S / 4)
+                self.batches.append(as_type(created, Batch))
+        await self._poll_until(self._is_validated, POLL_S / 4)
         for batch in self.batches:
             if batch.status == "failed":
                 raise ServerError(f"batch {batch.id} was refused: {msgspec.json.encode(batch.errors).decode()[:300]}")
@@ -110,7 +109,7 @@ class OfflineBatch:
         """Watch until ``end_s``, or until every line has its result. A batch that is done before ``start_s`` is
         measured from its creation instead."""
         await sleep_until(start_s)
-        self._last = await self._poll()
+        self._last = await self._try_poll() or self._created
         self._exhausted = self._is_done(self._last)
         if not self._exhausted:
             self._first = self._last
@@ -118,23 +117,20 @@ class OfflineBatch:
         while time.perf_counter() < end_s and not self._exhausted:
             next_s = min(end_s, next_s + POLL_S)
             await sleep_until(next_s)
-            try:
-                self._last = await self._poll()
-            except ServerError as error:
-                logger.warning("poll failed", extra={"error": str(error)})
+            self._last = await self._try_poll() or self._last
             self._exhausted = self._is_done(self._last)
 
     async def stop(self, drain: bool) -> None:
         """Cancel what has not ended and wait until the server has let go of it; or with ``drain``, wait for the end."""
         if drain or self._exhausted:
-            await self._poll_until(lambda: all(batch.ended for batch in self.batches), POLL_S)
+            await self._poll_until(self._ended, POLL_S)
             await self._count_outputs()
         else:
             await self._cancel()
 
     def totals(self) -> OfflineTotals:
         """Differences of the two ends of the run."""
-        first, last = self._first, self._last or self._first
+        first, last = self._first, self._last
         return OfflineTotals(
             mode="batch",
             backlog=self._backlog,
@@ -150,29 +146,53 @@ class OfflineBatch:
         return progress.completed + progress.failed >= self._backlog
 
     async def _cancel(self) -> None:
-        for batch in self.batches:
-            if not batch.ended:
-                try:
-                    await self._client.post_json(f"/v1/batches/{batch.id}/cancel")
-                except ServerError:
-                    await self._poll()
         try:
             async with asyncio.timeout(CANCEL_TIMEOUT_S):
-                await self._poll_until(lambda: all(batch.ended for batch in self.batches), POLL_S / 4)
+                while not self._ended():
+                    await self._ask_to_cancel()
+                    await asyncio.sleep(POLL_S / 4)
+                    await self._try_poll()
         except TimeoutError as error:
             left = ", ".join(batch.id for batch in self.batches if not batch.ended)
             raise ServerError(f"not cancelled after {CANCEL_TIMEOUT_S:g} s: {left}") from error
 
+    async def _ask_to_cancel(self) -> None:
+        for batch in self.batches:
+            if not batch.ended and batch.status != "cancelling":
+                try:
+                    await self._client.post_json(f"/v1/batches/{batch.id}/cancel")
+                except ServerError as error:
+                    logger.warning("cancel failed", extra={"batch_id": batch.id, "error": str(error)})
+
+    def _ended(self) -> bool:
+        return all(batch.ended for batch in self.batches)
+
+    def _is_validated(self) -> bool:
+        return all(batch.status != "validating" for batch in self.batches)
+
     async def _poll_until(self, reached: Callable[[], bool], period_s: float) -> None:
+        """Poll until then. Raises ServerError when the server has been away for too long."""
+        answered_s = time.perf_counter()
         while not reached():
             await asyncio.sleep(period_s)
-            await self._poll()
+            if await self._try_poll() is not None:
+                answered_s = time.perf_counter()
+            elif time.perf_counter() - answered_s > PATIENCE_S:
+                raise ServerError(f"{self._client.url} has not answered for {PATIENCE_S:g} s")
+
+    async def _try_poll(self) -> _Progress | None:
+        """None when the server does not answer: it may be restarting."""
+        try:
+            return await self._poll()
+        except ServerError as error:
+            logger.warning("poll failed", extra={"error": str(error)})
+            return None
 
     async def _poll(self) -> _Progress:
         for position, batch in enumerate(self.batches):
             if not batch.ended:
                 answer = await self._client.get_json(f"/v1/batches/{batch.id}")
-                self.batches[position] = msgspec.convert(answer, Batch)
+                self.batches[position] = as_type(answer, Batch)
         counts = [batch.request_counts or _Counts() for batch in self.batches]
         usages = [batch.usage for batch in self.batches if batch.usage is not None]
         whole = len(usages) == len(self.batches)
@@ -188,7 +208,7 @@ class OfflineBatch:
         return progress
 
     async def _count_outputs(self) -> None:
-        if self._last is None or self._last.output_tokens is not None or not self._exhausted:
+        if self._last.output_tokens is not None or not self._exhausted:
             return
         usages: list[Usage] = []
         for batch in self.batches:
@@ -198,44 +218,6 @@ class OfflineBatch:
         output_tokens = sum(usage.completion_tokens for usage in usages)
         self._first = self._created
         self._last = replace(self._last, input_tokens=input_tokens, output_tokens=output_tokens)
-
-
-def batch_lines(maker: OfflineMaker, prompts: Sequence[OfflinePrompt]) -> Iterator[bytes]:
-    """The lines of a batch input file."""
-    for number, (endpoint, body) in enumerate(maker.bodies(prompts), start=1):
-        line = {"custom_id": f"replay-{number}", "method": "POST", "url": endpoint, "body": body}
-        yield msgspec.json.encode(line) + b"\n"
-
-
-def write_files(
-    lines: Iterable[bytes], folder: Path, max_bytes: int = MAX_FILE_BYTES, max_lines: int = MAX_FILE_LINES
-) -> list[Path]:
-    """The lines in files within the limits."""
-    paths: list[Path] = []
-    size, count = max_bytes, 0
-    file = None
-    try:
-        for line in lines:
-            if file is None or size + len(line) > max_bytes or count == max_lines:
-                if file is not None:
-                    file.close()
-                paths.append(folder / f"replay-{len(paths) + 1}.jsonl")
-                file = paths[-1].open("wb")
-                size = count = 0
-            file.write(line)
-            size, count = size + len(line), count + 1
-    finally:
-        if file is not None:
-            file.close()
-    return paths
-
-
-def output_usages(content: bytes) -> Iterator[Usage]:
-    """The usage of each answer in a batch's output file."""
-    for line in content.splitlines():
-        body = (msgspec.json.decode(line).get("response") or {}).get("body") or {}
-        if isinstance(body.get("usage"), dict):
-            yield msgspec.convert(body["usage"], Usage)
 
 
 def _difference(first: int | None, last: int | None) -> int | None:

@@ -16,7 +16,7 @@ from loadgen.client import OpenAIClient, StreamRequest
 from loadgen.records import RequestRecord
 from loadgen.traces import TraceRequest
 
-NUM_PREPARED = 64  # bodies made ahead of their send time, so that a burst does not wait for their making
+NUM_PREPARED = 256  # bodies made ahead of their send time, so that a burst does not wait for their making
 
 Prepared = tuple[TraceRequest, StreamRequest]
 
@@ -40,13 +40,18 @@ class OpenLoop:
         self._on_change = on_change
         self._prepared: asyncio.Queue[Prepared] = asyncio.Queue(NUM_PREPARED)
 
+    async def prepare(self) -> None:
+        """Make the first bodies, before the time runs."""
+        for index in range(min(NUM_PREPARED, len(self._requests))):
+            await self._prepare(index)
+
     async def run(self, start_s: float) -> None:
         """Send each request at ``start_s`` (``time.perf_counter``) plus its arrival, and wait for all answers.
 
         On cancellation the connections close, and the records stay as they are.
         """
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._prepare())
+            tasks.create_task(self._prepare_rest(self._prepared.qsize()))
             for _ in self._requests:
                 request, body = await self._prepared.get()
                 due_s = start_s + request.arrival_s
@@ -55,10 +60,14 @@ class OpenLoop:
                 self.records.append(record)
                 tasks.create_task(self._send(body, record))
 
-    async def _prepare(self) -> None:
-        for index, request in enumerate(self._requests):
-            body = await asyncio.to_thread(self._maker.online, request, index)
-            await self._prepared.put((request, body))
+    async def _prepare_rest(self, first: int) -> None:
+        for index in range(first, len(self._requests)):
+            await self._prepare(index)
+
+    async def _prepare(self, index: int) -> None:
+        request = self._requests[index]
+        body = await asyncio.to_thread(self._maker.online, request, index)
+        await self._prepared.put((request, body))
 
     async def _send(self, body: StreamRequest, record: RequestRecord) -> None:
         self._changed()

@@ -7,6 +7,7 @@ import time
 
 from loadgen.busy import BusyReading, idle_share, read_busy
 from loadgen.client import OpenAIClient
+from loadgen.errors import ServerError
 from loadgen.metrics import offline_report, online_report
 from loadgen.offline import OfflineDriver
 from loadgen.openloop import OpenLoop, sleep_until
@@ -26,14 +27,17 @@ class Phase:
         self._duration_s = duration_s
         self._start_s: float | None = None
         self._end_s = 0.0
+        self.trouble: str | None = None  # why the offline work may still be on the server
         self._busy: list[BusyReading | None] = []
 
     async def run(self, drain: bool) -> None:
         """Run to the end. On cancellation the offline work is taken from the server before it returns.
 
-        Raises ServerError when the server refuses the batch or does not let go of it.
+        Raises ServerError when the server refuses the batch; one that does not let go of it ends up in ``trouble``.
         """
         try:
+            if self.online is not None:
+                await self.online.prepare()
             if self._offline is not None:
                 await self._offline.start()
             await self._measure()
@@ -43,7 +47,13 @@ class Phase:
         finally:
             self._end_s = min(self._end_s, time.perf_counter())
             if self._offline is not None:
-                await self._offline.stop(drain)
+                await self._stop_offline(self._offline, drain)
+
+    async def _stop_offline(self, offline: OfflineDriver, drain: bool) -> None:
+        try:
+            await offline.stop(drain)
+        except ServerError as error:
+            self.trouble = str(error)
 
     async def _measure(self) -> None:
         self._start_s = start_s = time.perf_counter()

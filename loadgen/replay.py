@@ -156,7 +156,7 @@ class Replay:
             harvested = harvest(offline, baseline.offline, baseline.idle_share)
         slo = self._judge(online, baseline.online if baseline else None)
         report = Report(self._facts(), online, offline, baseline, ratios, harvested, slo, partial, [])
-        notes = self._notes + self._error_notes() + reservations(report)
+        notes = self._notes + self._trouble_notes() + reservations(report)
         return msgspec.structs.replace(report, notes=notes)
 
     def _baseline(self) -> Baseline | None:
@@ -196,9 +196,10 @@ class Replay:
             exact_output=abilities.exact_output,
         )
 
-    def _error_notes(self) -> list[str]:
+    def _trouble_notes(self) -> list[str]:
         notes = []
         for name, phase in self._phases.items():
+            notes += [f"{name}: {phase.trouble}"] if phase.trouble else []
             errors = Counter(record.error for record in phase.online.records if record.error) if phase.online else {}
             notes += [f"{name}: {count} online requests failed: {error}" for error, count in errors.items()]
         return notes

@@ -29,6 +29,8 @@ class OpenAIServer:
     live_usage: bool = True
     batch_lines_per_s: float = 200.0
     fail_with: int | None = None
+    failing_polls: int = 0  # so many looks at a batch fail
+    failing_cancels: int = 0
     max_model_len: int | None = 4096
     busy_per_s: float | None = None
     gate: asyncio.Event = field(default_factory=asyncio.Event)
@@ -184,13 +186,19 @@ def add_batches(app: FastAPI, server: OpenAIServer) -> None:
         return {"id": batch["id"], "status": "validating"}
 
     @app.get("/v1/batches/{batch_id}")
-    async def retrieve(batch_id: str) -> dict[str, Any]:
-        return advance(server, server.batches[batch_id])
+    async def retrieve(batch_id: str) -> Response:
+        if server.failing_polls > 0:
+            server.failing_polls -= 1
+            return refusal(503, "restarting")
+        return JSONResponse(advance(server, server.batches[batch_id]))
 
     @app.post("/v1/batches/{batch_id}/cancel")
-    async def cancel(batch_id: str) -> dict[str, Any]:
+    async def cancel(batch_id: str) -> Response:
+        if server.failing_cancels > 0:
+            server.failing_cancels -= 1
+            return refusal(503, "restarting")
         server.batches[batch_id]["status"] = "cancelled"
-        return advance(server, server.batches[batch_id])
+        return JSONResponse(advance(server, server.batches[batch_id]))
 
     @app.get("/v1/files/{file_id}/content")
     async def content(file_id: str) -> Response:

@@ -106,6 +106,15 @@ async def test_the_backlog_is_one_real_batch_cancelled_at_the_end(plan: ReplayPl
     assert report.offline.total_tokens_per_s == pytest.approx(report.offline.requests_per_s * 6)
 
 
+async def test_a_server_that_is_away_for_a_moment_ends_nothing(plan: ReplayPlan, server: OpenAIServer) -> None:
+    server.failing_polls, server.failing_cancels = 2, 2
+    report = await run(plan, server)
+    (batch,) = server.batches.values()
+    assert (batch["status"], server.failing_polls, server.failing_cancels) == ("cancelled", 0, 0)
+    assert report.online is not None
+    assert report.online.completed == 20
+
+
 async def test_drain_lets_the_batch_finish(plan: ReplayPlan, server: OpenAIServer) -> None:
     await run(replace(plan, prompts=plan.prompts[:150], drain=True), server)
     (batch,) = server.batches.values()
