@@ -13,8 +13,8 @@ from rich.text import Text
 class Progress(Protocol):
     """Where a stack tells what it does."""
 
-    def step(self, text: str) -> None:
-        """The present activity; replaces the one before."""
+    def step(self, text: str, detail: str = "") -> None:
+        """The present activity; replaces the one before. ``detail`` says how far it is, where that can be redrawn."""
 
     def note(self, text: str) -> None:
         """Something that stays to be read."""
@@ -35,12 +35,13 @@ class TerminalProgress:
         self._console = Console(stderr=True)
         self._status: Status | None = None
 
-    def step(self, text: str) -> None:
+    def step(self, text: str, detail: str = "") -> None:
+        line = Text(f"{text}: {detail}" if detail else text)
         if self._status is None:
-            self._status = self._console.status(Text(text))
+            self._status = self._console.status(line)
             self._status.start()
         else:
-            self._status.update(Text(text))
+            self._status.update(line)
 
     def note(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False)
@@ -57,7 +58,7 @@ class PlainProgress:
     def __init__(self) -> None:
         self._last = ""
 
-    def step(self, text: str) -> None:
+    def step(self, text: str, detail: str = "") -> None:
         if text != self._last:
             self._last = text
             self.note(text)

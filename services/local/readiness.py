@@ -11,6 +11,9 @@ from shared.bus import Bus
 from shared.errors import BusError
 from shared.protocol import subjects
 from shared.protocol.messages import ServiceStatus
+from shared.service import Details
+
+Step = tuple[str, str]  # an activity, and how far it is
 
 PING_WAIT_S = 0.25
 PROFILER = "profiler"
@@ -36,7 +39,7 @@ async def wait_ready(bus: Bus, url: str, names: Collection[str], progress: Progr
             missing = _missing(statuses, names, gateway_ready)
             if missing is None:
                 break
-            progress.step(missing)
+            progress.step(*missing)
     lacking = PROFILE_LACKING.get(str(statuses[PROFILER].details.get("profile_state")))
     if lacking:
         progress.note(lacking)
@@ -57,18 +60,18 @@ async def _gateway_ready(client: httpx.AsyncClient) -> bool:
         return False
 
 
-def _missing(statuses: dict[str, ServiceStatus], names: Collection[str], gateway_ready: bool) -> str | None:
-    """What is not there yet, in words; None where nothing is missing."""
+def _missing(statuses: dict[str, ServiceStatus], names: Collection[str], gateway_ready: bool) -> Step | None:
+    """What is not there yet; None where nothing is missing."""
     silent = [name for name in names if name not in statuses]
     if silent:
-        return f"starting {', '.join(silent)}"
+        return f"starting {', '.join(silent)}", ""
     details = statuses[PROFILER].details
     if details.get("profile_state") not in (PROFILE_DONE, *PROFILE_LACKING):
         return _profiling(details)
-    return None if gateway_ready else "waiting for the gateway"
+    return None if gateway_ready else ("waiting for the gateway", "")
 
 
-def _profiling(details: dict[str, float | int | str | bool | None]) -> str:
+def _profiling(details: Details) -> Step:
     done, total = details.get("shapes_measured"), details.get("shapes_total")
-    progress = f": {done} of {total} batch shapes" if total else ""
-    return f"measuring step latencies on this machine (once per model and device){progress}"
+    how_far = f"{done} of {total} batch shapes" if total else ""
+    return "measuring step latencies on this machine (once per model and device)", how_far

@@ -182,6 +182,7 @@ class Supervisor:
             self._ending.set()
         elif now_s - self._signalled_s > SAME_SIGNAL_S:
             self._killed = True
+            self._progress.note("killing what is left")
             for keeper in self._keepers:
                 keeper.kill()
 

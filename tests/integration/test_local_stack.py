@@ -162,3 +162,20 @@ def test_a_stack_that_is_still_starting_can_be_stopped(make_stack: MakeStack) ->
     pids = stack.pids().values()
     assert stack.stop(signal.SIGINT) == 0
     assert not [pid for pid in pids if is_running(pid)]
+
+
+def test_a_hung_service_does_not_hold_up_a_second_request_to_stop(make_stack: MakeStack) -> None:
+    stack = make_stack("--engine", "sim")
+    stack.start()
+    pids = stack.pids()
+    os.kill(pids["gateway"], signal.SIGSTOP)
+
+    def killing() -> bool:
+        if "killing what is left" in stack.stderr():
+            return True
+        stack.supervisor.send_signal(signal.SIGINT)
+        return False
+
+    wait_until(killing, what=stack.stderr)
+    assert stack.supervisor.wait() == 130
+    assert not [pid for pid in pids.values() if is_running(pid)]

@@ -64,7 +64,7 @@ class SilentProgress:
     def __init__(self) -> None:
         self.lines: list[str] = []
 
-    def step(self, text: str) -> None:
+    def step(self, text: str, detail: str = "") -> None:
         self.lines.append(text)
 
     def note(self, text: str) -> None:
