@@ -59,7 +59,7 @@ class BatchLife:
         self.record = record
         self.progress: BatchProgress | None = None  # from admission on
         self._tools = tools
-        self._changed = asyncio.Event()  # results came
+        self._changed = asyncio.Event()  # results came, or the end
         self._over = asyncio.Event()  # no result is open, or the batch was cancelled
         self._is_cancelled = False
         self.notice(record)
@@ -69,6 +69,7 @@ class BatchLife:
         if record.status != batch_records.CANCELLING or self._is_cancelled:
             return
         self._is_cancelled = True
+        self._changed.set()
         self._over.set()
         self._discard_open()
 

@@ -1,0 +1,213 @@
+"""Batches that run to an end: completed, failed line by line, cancelled, expired."""
+
+from __future__ import annotations
+
+import pytest
+
+from services.offline_queue.batch_lines import lines_object
+from services.offline_queue.batch_manager import BatchStats
+from shared.bus import Bus
+from shared.clock import SystemClock
+from shared.errors import NotFoundOnBusError
+from shared.openai.requests import TEXT
+from shared.protocol import subjects
+from shared.protocol.messages import FinishReason, OfflineResult
+from tests.services.batch_desk import MODEL, TOKENIZER, Desk, ManualClock, answer_text, chat_line
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+async def desk(nats_url: str, bus: Bus, clock: ManualClock) -> Desk:
+    return await Desk.open(nats_url, bus, clock)
+
+
+async def assert_nothing_left(desk: Desk, batch_id: str) -> None:
+    assert await desk.stored_requests(batch_id) == []
+    assert await desk.stored_results(batch_id) == []
+    with pytest.raises(NotFoundOnBusError):
+        _ = [chunk async for chunk in desk.objects.chunks(lines_object(batch_id))]
+
+
+async def test_a_batch_completes(desk: Desk) -> None:
+    ids = ["first", "second", "third"]
+    batch_id = await desk.submit([chat_line(each) for each in ids])
+    async with desk.running() as (manager, pool):
+        record = await desk.until_cleared(batch_id)
+        assert pool.added == [f"{batch_id}.{line}" for line in (1, 2, 3)]
+        assert set(pool.discarded) == set(pool.added)
+        assert manager.stats().lines_open == 0
+    assert (record.status, record.model) == ("completed", MODEL.name)
+    assert (record.total, record.completed, record.failed) == (3, 3, 0)
+    assert None not in (record.in_progress_at, record.finalizing_at, record.completed_at)
+    assert record.error_file_id is None
+    lines = await desk.read_file(record.output_file_id)
+    assert [line["custom_id"] for line in lines] == ids
+    assert len({line["id"] for line in lines}) == 3
+    for line in lines:
+        assert line["id"].startswith("batch_req_")
+        assert line["error"] is None
+        assert line["response"]["status_code"] == 200
+        body = line["response"]["body"]
+        assert (body["object"], body["model"]) == ("chat.completion", MODEL.name)
+        assert body["choices"][0]["message"]["content"] == answer_text(line["custom_id"])
+        assert body["choices"][0]["finish_reason"] == "stop"
+    usages = [line["response"]["body"]["usage"] for line in lines]
+    prompts = [[{"role": "user", "content": f"Say {each}"}] for each in ids]
+    assert [u["prompt_tokens"] for u in usages] == [len(TOKENIZER.apply_chat_template(p)) for p in prompts]
+    assert record.input_tokens == sum(usage["prompt_tokens"] for usage in usages)
+    assert record.output_tokens == sum(usage["completion_tokens"] for usage in usages)
+    assert record.cached_tokens == sum(usage["prompt_tokens_details"]["cached_tokens"] for usage in usages) == 9
+    await assert_nothing_left(desk, batch_id)
+
+
+async def test_text_completions_are_trimmed_at_a_stop_string(desk: Desk) -> None:
+    line = {"custom_id": "a", "method": "POST", "url": TEXT}
+    line |= {"body": {"model": MODEL.name, "prompt": "Say", "max_tokens": 9, "stop": " to"}}
+    batch_id = await desk.submit([line], endpoint=TEXT)
+    async with desk.running():
+        record = await desk.until_cleared(batch_id)
+    (output,) = await desk.read_file(record.output_file_id)
+    assert output["response"]["body"]["object"] == "text_completion"
+    assert output["response"]["body"]["choices"][0]["text"] == "The answer"
+
+
+async def test_lines_fail_alone(desk: Desk) -> None:
+    lines = [
+        chat_line("good"),
+        chat_line("long", body={"messages": [{"role": "user", "content": "word " * MODEL.max_model_len}]}),
+        chat_line("crash"),
+        chat_line("odd", body={"temperature": "hot"}),
+        chat_line("greedy", body={"max_tokens": -1}),
+    ]
+    batch_id = await desk.submit(lines)
+    async with desk.running() as (_, pool):
+        record = await desk.until_cleared(batch_id)
+        assert pool.added == [f"{batch_id}.1", f"{batch_id}.3"]
+    assert (record.status, record.total, record.completed, record.failed) == ("completed", 5, 1, 4)
+    assert [line["custom_id"] for line in await desk.read_file(record.output_file_id)] == ["good"]
+    failures = await desk.read_file(record.error_file_id)
+    seen = [(f["custom_id"], f["response"]["status_code"], f["error"]) for f in failures]
+    assert seen == [("long", 400, None), ("crash", 500, None), ("odd", 400, None), ("greedy", 400, None)]
+    errors = {failure["custom_id"]: failure["response"]["body"]["error"] for failure in failures}
+    assert (errors["long"]["code"], errors["long"]["type"]) == ("context_length_exceeded", "invalid_request_error")
+    assert (errors["crash"]["message"], errors["crash"]["type"]) == ("the engine failed", "server_error")
+    assert (errors["odd"]["param"], errors["greedy"]["param"]) == ("temperature", "max_tokens")
+
+
+async def test_a_batch_whose_lines_all_fail_completes(desk: Desk) -> None:
+    batch_id = await desk.submit([chat_line("a", body={"n": 2}), chat_line("b", body={"top_p": 7})])
+    async with desk.running():
+        record = await desk.until_cleared(batch_id)
+    assert (record.status, record.output_file_id, record.failed) == ("completed", None, 2)
+    assert len(await desk.read_file(record.error_file_id)) == 2
+
+
+async def test_progress_shows_while_the_batch_runs(desk: Desk) -> None:
+    batch_id = await desk.submit([chat_line(str(number)) for number in range(10)])
+    async with desk.running(permits=4) as (manager, pool):
+        record = await desk.until(batch_id, lambda record: record.completed == 4)
+        assert (record.status, record.total, record.failed) == ("in_progress", 10, 0)
+        assert record.output_tokens > 0
+        assert await desk.stored_requests(batch_id) == [f"{batch_id}.{line}" for line in range(5, 11)]
+        assert manager.stats() == BatchStats(batches=1, validating=0, lines_open=6, lines_done=4)
+        for _ in range(6):
+            pool.permits.release()
+        record = await desk.until_cleared(batch_id)
+    assert (record.status, record.completed) == ("completed", 10)
+
+
+async def test_a_cancelled_batch_keeps_what_it_has(desk: Desk) -> None:
+    batch_id = await desk.submit([chat_line(str(number)) for number in range(6)])
+    async with desk.running(permits=2) as (_, pool):
+        await desk.until(batch_id, lambda record: record.completed == 2)
+        await desk.cancel(batch_id)
+        await pool.until(lambda: not pool.waiting)
+        record = await desk.until_cleared(batch_id)
+    assert (record.status, record.completed, record.failed) == ("cancelled", 2, 4)
+    assert record.cancelled_at is not None
+    assert [line["custom_id"] for line in await desk.read_file(record.output_file_id)] == ["0", "1"]
+    errors = await desk.read_file(record.error_file_id)
+    assert [(e["custom_id"], e["response"], e["error"]["code"]) for e in errors] == [
+        (str(number), None, "batch_cancelled") for number in range(2, 6)
+    ]
+    await assert_nothing_left(desk, batch_id)
+
+
+async def test_a_late_result_is_dropped(desk: Desk) -> None:
+    batch_id = await desk.submit([chat_line("a")])
+    async with desk.running(permits=0):
+        await desk.until_status(batch_id, "in_progress")
+        await desk.cancel(batch_id)
+        await desk.until_cleared(batch_id)
+    late = OfflineResult(f"{batch_id}.1", [1], FinishReason.STOP)
+    assert await desk.bus.store(subjects.result(late.request_id), late)
+    other_id = await desk.submit([chat_line("b")])
+    async with desk.running():
+        await desk.until_cleared(other_id)
+    assert await desk.stored_results(batch_id) == []
+
+
+async def test_a_batch_cancelled_before_it_was_read(desk: Desk) -> None:
+    batch_id = await desk.submit([chat_line("a")])
+    await desk.cancel(batch_id)
+    async with desk.running() as (_, pool):
+        record = await desk.until_cleared(batch_id)
+        assert pool.added == []
+    assert (record.status, record.total, record.output_file_id, record.error_file_id) == ("cancelled", 0, None, None)
+
+
+async def test_an_expired_batch_keeps_what_it_has(desk: Desk, clock: ManualClock) -> None:
+    batch_id = await desk.submit([chat_line(str(number)) for number in range(5)], window_s=100)
+    async with desk.running(permits=2) as (_, pool):
+        await desk.until(batch_id, lambda record: record.completed == 2)
+        clock.now_s += 100
+        pool.permits.release()
+        record = await desk.until_cleared(batch_id)
+        assert not pool.waiting
+    assert (record.status, record.completed, record.failed) == ("expired", 3, 2)
+    assert record.expired_at == int(clock.now_s)
+    errors = await desk.read_file(record.error_file_id)
+    assert [(e["custom_id"], e["response"], e["error"]["code"]) for e in errors] == [
+        ("3", None, "batch_expired"),
+        ("4", None, "batch_expired"),
+    ]
+    assert set(await desk.results(record)) == set("01234")
+
+
+async def test_an_idle_batch_expires_by_itself(nats_url: str, bus: Bus) -> None:
+    desk = await Desk.open(nats_url, bus, SystemClock())
+    batch_id = await desk.submit([chat_line("a")], window_s=2)
+    async with desk.running(permits=0) as (_, pool):
+        record = await desk.until_cleared(batch_id)
+        assert pool.discarded == [f"{batch_id}.1"]
+    assert (record.status, record.output_file_id, record.failed) == ("expired", None, 1)
+
+
+async def test_batches_run_together(desk: Desk) -> None:
+    long = await desk.submit([chat_line(f"long {number}") for number in range(1500)])
+    short = await desk.submit([chat_line("short")])
+    async with desk.running():
+        short_record = await desk.until_status(short, "completed")
+        long_record = (await desk.batches.get(long)).value
+        assert long_record is not None
+        assert long_record.status in ("validating", "in_progress")
+        long_record = await desk.until_cleared(long)
+    assert (short_record.completed, long_record.completed) == (1, 1500)
+
+
+async def test_a_batch_of_5000_lines(desk: Desk) -> None:
+    ids = [f"request {number}" for number in range(5000)]
+    batch_id = await desk.submit([chat_line(each) for each in ids])
+    async with desk.running() as (manager, _):
+        record = await desk.until_cleared(batch_id)
+        assert manager.stats().lines_done in (0, 5000)
+    assert (record.status, record.total, record.completed) == ("completed", 5000, 5000)
+    lines = await desk.read_file(record.output_file_id)
+    assert [line["custom_id"] for line in lines] == ids
+    texts = [line["response"]["body"]["choices"][0]["message"]["content"] for line in lines]
+    assert texts == [answer_text(each) for each in ids]
+    await assert_nothing_left(desk, batch_id)
