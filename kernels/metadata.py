@@ -6,7 +6,7 @@ lead the batch are decodes and run in groups, padded to the longest of the group
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -19,7 +19,7 @@ MAX_PADDING = 1.5  # a group's longest sequence over its shortest
 
 
 class Scheduled(Protocol):
-    """One sequence's share of a step."""
+    """One sequence's share of a step: at least one token, and blocks for all its tokens so far."""
 
     @property
     def num_computed_tokens(self) -> int: ...
@@ -87,18 +87,18 @@ class AttentionMetadata:
 
     @classmethod
     def build(
-        cls, sequences: list[Scheduled], block_size: int, bytes_per_block: int, device: torch.device
+        cls, sequences: Sequence[Scheduled], block_size: int, bytes_per_block: int, device: torch.device
     ) -> AttentionMetadata:
         """``bytes_per_block`` is that of one layer. Sort decodes first and by length for tight groups; any order
-        gives the same results."""
+        gives the same results. Raises ValueError if a sequence has no token or too few blocks."""
         num_new = np.array([len(sequence.token_ids) for sequence in sequences])
         ends = np.cumsum(num_new)
         computed = np.array([sequence.num_computed_tokens for sequence in sequences])
         positions = np.arange(ends[-1]) + np.repeat(computed - (ends - num_new), num_new)
-        tables = [
-            np.array(sequence.block_table[: -(-int(seq_len) // block_size)])
-            for sequence, seq_len in zip(sequences, computed + num_new, strict=True)
-        ]
+        num_blocks = -(-(computed + num_new) // block_size)
+        tables = [np.array(s.block_table[:count]) for s, count in zip(sequences, num_blocks.tolist(), strict=True)]
+        if num_new.min() < 1 or any(len(t) != count for t, count in zip(tables, num_blocks.tolist(), strict=True)):
+            raise ValueError("a sequence has no token, or its block table does not cover its tokens")
         first_blocks = np.cumsum([0] + [len(table) for table in tables[:-1]])
         block_ids = np.concatenate(tables)[np.repeat(first_blocks, num_new) + positions // block_size]
         num_decodes = int(np.argmax(num_new > 1)) if (num_new > 1).any() else len(sequences)

@@ -1,0 +1,108 @@
+"""Paged attention behind transformers' AttentionInterface.
+
+A registered attention function receives what the model's forward was given as keyword arguments. Ours is given an
+``AttentionStep``: one that pages the KV, or, once at load, one that finds out which KV shapes the layers have.
+No mask function is registered under our name, so transformers builds no mask.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from transformers import AttentionInterface
+
+from kernels.kv_write import write_kv
+from kernels.metadata import AttentionMetadata
+from kernels.paged_attention import GatherBuffer, paged_attention
+from shared.errors import EngineError
+
+ATTENTION_NAME = "slackwater_paged"
+HARMLESS_OPTIONS = {"dropout", "is_causal", "sliding_window", "position_ids", "use_cache", "cache_position"}
+
+
+class AttentionStep(Protocol):
+    """What serves the attention of one forward pass."""
+
+    def attend(
+        self,
+        layer: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scale: float,
+        window: int | None,
+    ) -> torch.Tensor:
+        """``query`` [1, num_heads, num_tokens, k_dim], ``key`` and ``value`` [1, num_kv_heads, num_tokens, dim];
+        returns [1, num_tokens, num_heads, v_dim]."""
+
+
+class ShapeProbe:
+    """Attends without a cache and notes each layer's (num_kv_heads, k_dim, v_dim), in the order of the layers."""
+
+    def __init__(self) -> None:
+        self.kv_shapes: dict[torch.nn.Module, tuple[int, int, int]] = {}
+
+    def attend(
+        self,
+        layer: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scale: float,
+        window: int | None,
+    ) -> torch.Tensor:
+        self.kv_shapes[layer] = (key.shape[1], key.shape[3], value.shape[3])
+        group_size = query.shape[1] // key.shape[1]
+        keys, values = key.repeat_interleave(group_size, dim=1), value.repeat_interleave(group_size, dim=1)
+        return F.scaled_dot_product_attention(query, keys, values, is_causal=True, scale=scale).transpose(1, 2)
+
+
+class PagedStep:
+    """One step over the paged KV of every layer."""
+
+    def __init__(
+        self, kv_caches: dict[torch.nn.Module, torch.Tensor], metadata: AttentionMetadata, buffer: GatherBuffer
+    ) -> None:
+        """``kv_caches``: of each attention layer, [num_blocks, block_size, num_kv_heads, k_dim + v_dim]."""
+        self._kv_caches = kv_caches
+        self._metadata = metadata
+        self._buffer = buffer
+
+    def attend(
+        self,
+        layer: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scale: float,
+        window: int | None,
+    ) -> torch.Tensor:
+        kv_cache = self._kv_caches[layer]
+        write_kv(key[0].transpose(0, 1), value[0].transpose(0, 1), kv_cache, self._metadata.slot_mapping)
+        rows = query[0].transpose(0, 1)
+        return paged_attention(rows, kv_cache, self._metadata, scale, self._buffer, window).unsqueeze(0)
+
+
+def _attention_forward(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    paged: AttentionStep | None = None,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """transformers' attention signature. Raises EngineError for what our kernels do not compute."""
+    if paged is None:
+        raise EngineError(f"{type(module).__name__} does not hand keyword arguments to its attention")
+    unknown = [name for name, option in options.items() if option is not None and name not in HARMLESS_OPTIONS]
+    if unknown or attention_mask is not None:
+        raise EngineError(f"{type(module).__name__} wants what paged attention lacks: {', '.join(unknown) or 'mask'}")
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    return paged.attend(module, query, key, value, scale, options.get("sliding_window")), None
+
+
+AttentionInterface.register(ATTENTION_NAME, _attention_forward)

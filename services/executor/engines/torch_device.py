@@ -1,0 +1,80 @@
+"""Where a model runs: device, dtype, and how much memory its KV blocks may take."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from pathlib import Path
+
+import torch
+
+from shared.errors import ConfigError
+
+CPU_KV_BYTES = 1 << 30
+CPU_KV_SHARE = 0.25  # of the memory that is free, where that is less
+CUDA_KV_SHARE = 0.9  # of the memory that is free after loading
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def choose_device(device: str) -> torch.device:
+    """ "auto" is CUDA where there is one. Raises ConfigError."""
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        chosen = torch.device(device)
+    except RuntimeError as error:
+        raise ConfigError(f"unknown device {device!r}: write auto, cpu, cuda or cuda:1") from error
+    if chosen.type not in ("cpu", "cuda"):
+        raise ConfigError(f"device {device!r} is not supported: write auto, cpu, cuda or cuda:1")
+    if chosen.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"device {device!r}: torch sees no CUDA device here; write cpu")
+    return chosen
+
+
+def choose_dtype(dtype: str, device: torch.device, checkpoint: torch.dtype | None) -> torch.dtype:
+    """ "auto" is float32 on CPU; on CUDA the checkpoint's own if it has 16 bits, else bfloat16. Raises ConfigError."""
+    if dtype != "auto":
+        if dtype not in DTYPES:
+            raise ConfigError(f"unknown dtype {dtype!r}: write auto, {', '.join(DTYPES)}")
+        return DTYPES[dtype]
+    if device.type == "cpu":
+        return torch.float32
+    return checkpoint if checkpoint in (torch.bfloat16, torch.float16) else torch.bfloat16
+
+
+def kv_memory_bytes(device: torch.device) -> int:
+    """What KV blocks may take when nobody says how many there should be."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free * CUDA_KV_SHARE)
+    return min(CPU_KV_BYTES, int(_available_memory_bytes() * CPU_KV_SHARE))
+
+
+def device_name(device: torch.device, num_threads: int) -> str:
+    """As in a profile key: "cpu-amd-epyc-2t", "cuda-nvidia-h200"."""
+    if device.type == "cuda":
+        return f"cuda-{_slug(torch.cuda.get_device_name(device))}"
+    return f"cpu-{_slug(_cpu_model())}-{num_threads}t"
+
+
+def _cpu_model() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        match = re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(encoding="utf-8"), re.MULTILINE)
+        if match:
+            return match.group(1)
+    return platform.processor() or platform.machine()
+
+
+def _available_memory_bytes() -> int:
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        match = re.search(r"^MemAvailable:\s*(\d+) kB$", meminfo.read_text(encoding="utf-8"), re.MULTILINE)
+        if match:
+            return int(match.group(1)) * 1024
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")

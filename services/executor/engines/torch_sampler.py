@@ -1,0 +1,122 @@
+"""From logits to tokens. A draw is a function of (seed, position) alone, so a request that was preempted, split into
+other chunks or moved to another executor goes on with the same tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from shared.errors import EngineError
+from shared.protocol.messages import SamplingParams
+
+FIRST_CANDIDATES = 256  # a nucleus rarely holds more; rows whose nucleus does look at eight times as many
+
+PHILOX_MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
+PHILOX_WEYL = (0x9E3779B9, 0xBB67AE85)
+PHILOX_ROUNDS = 10
+LOW_32 = np.uint64(0xFFFFFFFF)
+SHIFT_32 = np.uint64(32)
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRow:
+    """How to sample one row: for the token that will stand at ``position`` of its request."""
+
+    sampling: SamplingParams
+    position: int
+
+
+def sample(logits: torch.Tensor, rows: list[SampleRow]) -> list[int]:
+    """One token id for each row of ``logits`` [num_rows, vocab_size]. Raises EngineError if a row has no number.
+
+    Temperature 0 is greedy; else temperature, top_k, top_p in this order, then the inverse of the cumulative
+    distribution at ``uniforms(seed, position)``.
+    """
+    top, chosen = logits.max(dim=-1)
+    if not torch.isfinite(top).all():
+        raise EngineError("the model's logits are not finite")
+    tokens: list[int] = chosen.tolist()
+    random = [i for i, row in enumerate(rows) if row.sampling.temperature > 0]
+    whole = [i for i in random if not _is_truncated(rows[i].sampling, logits.shape[-1])]
+    truncated = [i for i in random if _is_truncated(rows[i].sampling, logits.shape[-1])]
+    if whole:
+        _store(tokens, whole, _draw_whole(_scaled(logits, top, rows, whole), _uniforms_of(rows, whole)))
+    if truncated:
+        scaled = _scaled(logits, top, rows, truncated)
+        _draw_truncated(scaled, rows, truncated, FIRST_CANDIDATES, tokens)
+    return tokens
+
+
+def uniforms(seeds: npt.NDArray[np.uint64], positions: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:
+    """One number in [0, 1) for each (seed, position): Philox4x32-10 with the seed as key and the position as counter
+    (Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, SC 2011)."""
+    c0, c1 = positions & LOW_32, positions >> SHIFT_32
+    c2, c3 = np.zeros_like(positions), np.zeros_like(positions)
+    k0, k1 = seeds & LOW_32, seeds >> SHIFT_32
+    for i in range(PHILOX_ROUNDS):
+        round_k0 = (k0 + np.uint64(i * PHILOX_WEYL[0] & 0xFFFFFFFF)) & LOW_32
+        round_k1 = (k1 + np.uint64(i * PHILOX_WEYL[1] & 0xFFFFFFFF)) & LOW_32
+        p0, p1 = PHILOX_MULTIPLIERS[0] * c0, PHILOX_MULTIPLIERS[1] * c2
+        c0, c1, c2, c3 = (p1 >> SHIFT_32) ^ c1 ^ round_k0, p1 & LOW_32, (p0 >> SHIFT_32) ^ c3 ^ round_k1, p0 & LOW_32
+    bits = (c0 << SHIFT_32 | c1) >> np.uint64(11)
+    return bits.astype(np.float64) * 2.0**-53
+
+
+def _is_truncated(sampling: SamplingParams, vocab_size: int) -> bool:
+    return 0 < sampling.top_k < vocab_size or sampling.top_p < 1.0
+
+
+def _uniforms_of(rows: list[SampleRow], indices: list[int]) -> torch.Tensor:
+    """[num_indices, 1], float64."""
+    seeds = np.array([rows[i].sampling.seed & 0xFFFFFFFFFFFFFFFF for i in indices], dtype=np.uint64)
+    positions = np.array([rows[i].position for i in indices], dtype=np.uint64)
+    return torch.from_numpy(uniforms(seeds, positions))[:, None]
+
+
+def _scaled(logits: torch.Tensor, top: torch.Tensor, rows: list[SampleRow], indices: list[int]) -> torch.Tensor:
+    """Log weights [num_indices, vocab_size], float32, whose largest is 0: no temperature overflows them."""
+    temperatures = torch.tensor([rows[i].sampling.temperature for i in indices], device=logits.device)
+    index = torch.tensor(indices, device=logits.device)
+    return (logits[index].float() - top[index, None].float()) / temperatures[:, None]
+
+
+def _draw_whole(scaled: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
+    """From the whole vocabulary, cumulated in the order of the token ids."""
+    cumulative = scaled.double().exp_().cumsum_(dim=-1)
+    target = uniform.to(scaled.device) * cumulative[:, -1:]
+    return torch.searchsorted(cumulative, target, right=True).clamp_(max=scaled.shape[-1] - 1)[:, 0]
+
+
+def _draw_truncated(
+    scaled: torch.Tensor, rows: list[SampleRow], indices: list[int], num_candidates: int, tokens: list[int]
+) -> None:
+    """From the most probable tokens, cumulated from the most probable down."""
+    vocab_size = scaled.shape[-1]
+    top_ks = [min(rows[i].sampling.top_k or vocab_size, vocab_size) for i in indices]
+    limited = [top_k for top_k in top_ks if top_k < vocab_size]
+    num_candidates = min(max(num_candidates, *limited, 1), vocab_size)
+    values, token_ids = scaled.topk(num_candidates, dim=-1)
+    weights = values.double().exp_()
+    top_k = torch.tensor(top_ks, device=scaled.device)[:, None]
+    top_p = torch.tensor([rows[i].sampling.top_p for i in indices], dtype=torch.float64, device=scaled.device)[:, None]
+    weights.masked_fill_(torch.arange(num_candidates, device=scaled.device) >= top_k, 0.0)
+    cumulative = weights.cumsum(dim=-1)
+    whole = torch.where(top_k < vocab_size, cumulative[:, -1:], scaled.double().exp().sum(dim=-1, keepdim=True))
+    before = cumulative - weights
+    kept = ((before < top_p * whole) & (weights > 0)).sum(dim=-1, keepdim=True).clamp_(min=1)  # a prefix of each row
+    settled = (top_k <= num_candidates) | (cumulative[:, -1:] >= top_p * whole)
+    target = _uniforms_of(rows, indices).to(scaled.device) * cumulative.gather(1, kept - 1)
+    rank = torch.minimum(torch.searchsorted(cumulative, target, right=True), kept - 1)
+    done = settled[:, 0].tolist() if num_candidates < vocab_size else [True] * len(indices)
+    _store(tokens, [i for i, is_done in zip(indices, done, strict=True) if is_done], token_ids.gather(1, rank)[done, 0])
+    open_rows = [row for row, is_done in enumerate(done) if not is_done]
+    if open_rows:
+        _draw_truncated(scaled[open_rows], rows, [indices[row] for row in open_rows], 8 * num_candidates, tokens)
+
+
+def _store(tokens: list[int], indices: list[int], drawn: torch.Tensor) -> None:
+    for i, token in zip(indices, drawn.tolist(), strict=True):
+        tokens[i] = token
