@@ -107,7 +107,7 @@ class GatewayRig:
 
     def complete(self, **fields: Any) -> httpx.Response:
         """POST /v1/completions with these fields over a small request."""
-        body = {"model": MODEL, "prompt": "Once upon a time", "max_tokens": 8, "temperature": 0} | fields
+        body = {"model": MODEL, "prompt": "Once upon a time", "max_tokens": 8, "seed": 1} | fields
         return self.http.post("/v1/completions", json=body)
 
     def _start_service(self, name: str, module: str, *options: str) -> None:

@@ -1,0 +1,183 @@
+"""Completions over real HTTP, bus and executor (sim engine), with the official client where it can send the request."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from shared.tokenizer import Tokenizer
+from tests.services.gateway_rig import MODEL, GatewayRig, model_folder, wait_until
+
+MESSAGES: Any = [{"role": "user", "content": "Tell me a story about 😀"}]
+LONG = 4000  # tokens; more than any of these tests waits for
+
+
+@pytest.fixture(scope="module")
+def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayRig]:
+    with GatewayRig(tmp_path_factory.mktemp("gateway")) as made:
+        made.start_executor("executor-0", "--sim-time-scale", "0.1")
+        made.start_gateway()
+        made.wait_ready()
+        yield made
+
+
+def streamed_text(rig: GatewayRig, prompt: str, **fields: Any) -> str:
+    chunks = rig.openai.completions.create(model=MODEL, prompt=prompt, stream=True, **fields)
+    return "".join(chunk.choices[0].text for chunk in chunks)
+
+
+def test_a_chat_is_the_same_streamed_and_whole(rig: GatewayRig) -> None:
+    options: Any = {"model": MODEL, "messages": MESSAGES, "seed": 5, "max_tokens": 40}
+    whole = rig.openai.chat.completions.create(**options)
+    chunks = list(rig.openai.chat.completions.create(**options, stream=True, stream_options={"include_usage": True}))
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == whole.choices[0].message.content and text
+    assert chunks[0].choices[0].delta.role == whole.choices[0].message.role == "assistant"
+    assert chunks[-2].choices[0].finish_reason == whole.choices[0].finish_reason
+    assert chunks[-1].usage is not None and whole.usage is not None
+    assert chunks[-1].usage.total_tokens == whole.usage.total_tokens
+    assert len({chunk.id for chunk in chunks}) == 1
+
+
+def test_a_text_is_the_same_streamed_and_whole_and_from_token_ids(rig: GatewayRig) -> None:
+    token_ids = Tokenizer.from_folder(model_folder()).encode("Once upon")
+    options: Any = {"seed": 5, "max_tokens": 30}
+    whole = rig.openai.completions.create(model=MODEL, prompt="Once upon", **options)
+    assert streamed_text(rig, "Once upon", **options) == whole.choices[0].text
+    assert rig.complete(prompt=token_ids, **options).json()["choices"][0]["text"] == whole.choices[0].text
+
+
+def test_usage_counts_tokens_and_cache_hits(rig: GatewayRig) -> None:
+    prompt = list(range(100, 164))
+    rig.complete(prompt=prompt, ignore_eos=True)
+    usage = rig.complete(prompt=prompt, ignore_eos=True, max_tokens=5).json()["usage"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) == (64, 5, 69)
+    assert usage["prompt_tokens_details"]["cached_tokens"] == 48
+
+
+def test_many_streams_at_once_do_not_mix(rig: GatewayRig) -> None:
+    def both(seed: int) -> tuple[str, str]:
+        options: Any = {"seed": seed, "max_tokens": 50, "extra_body": {"ignore_eos": True}}
+        whole = rig.openai.completions.create(model=MODEL, prompt=f"Story {seed}", **options)
+        return whole.choices[0].text, streamed_text(rig, f"Story {seed}", **options)
+
+    with ThreadPoolExecutor(16) as pool:
+        pairs = list(pool.map(both, range(32)))
+    assert all(whole == streamed for whole, streamed in pairs)
+    assert len({whole for whole, _ in pairs}) == 32
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_text_ends_before_a_stop_string(rig: GatewayRig, stream: bool) -> None:
+    options: Any = {"seed": 5, "max_tokens": 60, "ignore_eos": True, "prompt": "Stop here"}
+    full = rig.complete(**options).json()["choices"][0]["text"]
+    stop = full[25:32]
+    body = rig.complete(**options, stop=[stop], stream=stream)
+    if stream:
+        events = [json.loads(line[6:]) for line in body.text.splitlines() if line.startswith("data: {")]
+        text, reason = "".join(e["choices"][0]["text"] for e in events), events[-1]["choices"][0]["finish_reason"]
+    else:
+        text, reason = (body.json()["choices"][0][key] for key in ("text", "finish_reason"))
+    assert (text, reason) == (full[: full.index(stop)], "stop")
+
+
+def test_a_stream_is_server_sent_events_that_end_with_done(rig: GatewayRig) -> None:
+    response = rig.complete(stream=True)
+    assert response.headers["content-type"].startswith("text/event-stream")
+    events = response.text.split("\n\n")
+    assert events[-2:] == ["data: [DONE]", ""]
+    assert all(event.startswith("data: {") for event in events[:-2])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_ends_its_request_on_the_executor(rig: GatewayRig, stream: bool) -> None:
+    aborted = rig.metric("slackwater_executor_aborted_total")
+    body = {"model": MODEL, "prompt": "x", "max_tokens": LONG, "ignore_eos": True, "stream": stream}
+    with httpx.Client(base_url=rig.url) as client:
+        if stream:
+            with client.stream("POST", "/v1/completions", json=body) as response:
+                assert next(response.iter_raw()).startswith(b"data: ")
+        else:
+            with pytest.raises(httpx.ReadTimeout):
+                client.post("/v1/completions", json=body, timeout=httpx.Timeout(10, read=0.3))
+    wait_until(lambda: rig.metric("slackwater_live_requests") == 0, "the gateway still holds the request")
+    wait_until(lambda: rig.metric("slackwater_executor_aborted_total") == aborted + 1, "the executor runs it still")
+    wait_until(lambda: rig.metric("slackwater_executor_online_running") == 0, "the executor runs it still")
+
+
+def test_a_reader_that_stalls_costs_the_gateway_no_memory_and_gets_everything(rig: GatewayRig) -> None:
+    body = {"model": MODEL, "prompt": "x", "max_tokens": 1500, "ignore_eos": True, "stream": True, "seed": 1}
+    whole = rig.complete(**(body | {"stream": False})).json()["choices"][0]["text"]
+    resident = rig.resident_bytes("gateway")
+    finished = rig.metric("slackwater_finished_requests_total")
+    with httpx.stream("POST", f"{rig.url}/v1/completions", json=body, timeout=60) as response:
+        wait_until(lambda: rig.metric("slackwater_finished_requests_total") > finished, "still generating", 60)
+        assert rig.resident_bytes("gateway") - resident < 20 * 1024**2
+        lines = list(response.iter_lines())
+    events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    assert "".join(event["choices"][0]["text"] for event in events) == whole
+
+
+def test_models_are_listed(rig: GatewayRig) -> None:
+    (model,) = rig.openai.models.list().data
+    assert (model.id, model.object) == (MODEL, "model")
+    assert rig.openai.models.retrieve(MODEL) == model
+    with pytest.raises(openai.NotFoundError):
+        rig.openai.models.retrieve("gpt-17")
+
+
+BAD_REQUESTS: list[tuple[str, str, bytes, int]] = [
+    ("POST", "/v1/completions", b"{", 400),
+    ("POST", "/v1/completions", b"[1]", 400),
+    ("POST", "/v1/completions", b"\xff", 400),
+    ("POST", "/v1/completions", b'{"model": 5}', 400),
+    ("POST", "/v1/completions", b'{"model": "gpt-17", "prompt": "x"}', 404),
+    ("POST", "/v1/completions", b'{"model": "%s", "prompt": "x", "max_tokens": -1}' % MODEL.encode(), 400),
+    ("POST", "/v1/completions", b'{"model": "%s", "prompt": "x", "max_tokens": 9000}' % MODEL.encode(), 400),
+    ("POST", "/v1/completions", b'{"model": "%s", "prompt": "%s"}' % (MODEL.encode(), b"word " * 9000), 400),
+    ("POST", "/v1/completions", b" " * (16 * 1024**2 + 1), 413),
+    ("POST", "/v1/chat/completions", b'{"model": "%s", "messages": []}' % MODEL.encode(), 400),
+    ("POST", "/v1/chat/completions", b'{"model": "%s", "messages": %s' % (MODEL.encode(), b"[" * 100_000), 400),
+    ("GET", "/v1/completions", b"", 405),
+    ("DELETE", "/v1/models", b"", 405),
+    ("GET", "/v1/nothing", b"", 404),
+    ("GET", "/", b"", 404),
+    ("POST", "/v1/embeddings", b"{}", 404),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "body", "status"), BAD_REQUESTS)
+def test_every_error_has_openais_shape(rig: GatewayRig, method: str, path: str, body: bytes, status: int) -> None:
+    response = rig.http.request(method, path, content=body)
+    assert response.status_code == status
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["type"] == "invalid_request_error" and error["message"]
+
+
+def test_nothing_is_disturbed_by_bad_requests(rig: GatewayRig) -> None:
+    for method, path, body, _ in BAD_REQUESTS:
+        rig.http.request(method, path, content=body)
+    assert rig.complete().status_code == 200
+
+
+def test_metrics_parse_and_count(rig: GatewayRig) -> None:
+    before = rig.metric("slackwater_http_requests_total", route="/v1/completions", status="200")
+    tokens = rig.metric("slackwater_output_tokens_total")
+    rig.complete(max_tokens=9, ignore_eos=True)
+    assert rig.metric("slackwater_http_requests_total", route="/v1/completions", status="200") == before + 1
+    assert rig.metric("slackwater_output_tokens_total") == tokens + 9
+    families = {family.name for family in text_string_to_metric_families(rig.http.get("/metrics").text)}
+    assert {"slackwater_ttft_seconds", "slackwater_tbt_seconds", "slackwater_executor_online_running"} <= families
+
+
+def test_health_and_readiness(rig: GatewayRig) -> None:
+    assert rig.http.get("/health").json() == {"status": "ok"}
+    assert rig.http.get("/ready").json() == {"status": "ready"}
