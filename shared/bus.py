@@ -50,6 +50,7 @@ FETCH_BATCH = 256
 FETCH_WAIT_S = 5.0
 WRONG_LAST_SEQUENCE = 10071  # JetStream: compare-and-set lost, or the key exists
 NO_SUCH_MESSAGE = (10037, 10043, 10057)  # JetStream: the sequence is absent, or was deleted before
+DELETE_API = "$JS.API.STREAM.MSG.DELETE"
 SUBJECT_IS_TAKEN = 10077  # JetStream: the stream keeps one message per subject and has it
 
 _NO_OBJECT = (
@@ -469,14 +470,16 @@ class Bus:
             yield raw
 
     async def delete_stored(self, stream: str, sequence: int) -> None:
-        """Remove one message; removing an absent one is no error."""
+        """Remove one message; removing an absent one is no error. Its bytes on the disk are not overwritten: that, as
+        nats-py's own call always asks for it, takes the server forty times as long."""
+        request = encode_record({"seq": sequence, "no_erase": True})
         try:
-            await self._js.delete_msg(stream, sequence)
-        except nats.js.errors.APIError as error:
-            if error.err_code not in NO_SUCH_MESSAGE:
-                raise BusError(f"delete {sequence} of {stream}: {error!r}") from error
+            msg = await self._client.request(f"{DELETE_API}.{stream}", request, timeout=OPERATION_TIMEOUT_S)
         except _FAILURES as error:
             raise BusError(f"delete {sequence} of {stream}: {error!r}") from error
+        refusal = decode_record(msg.data, _ApiReply).error
+        if refusal is not None and refusal.err_code not in NO_SUCH_MESSAGE:
+            raise BusError(f"delete {sequence} of {stream}: {refusal.description}")
 
     async def purge(self, stream: str, subject: str) -> None:
         """Remove every stored message whose subject matches."""
@@ -559,6 +562,15 @@ class Bus:
         except _FAILURES as error:
             raise BusError(f"object bucket {name}: {error!r}") from error
         return Objects(self, store, self._js)
+
+
+class _ApiError(msgspec.Struct):
+    err_code: int = 0
+    description: str = ""
+
+
+class _ApiReply(msgspec.Struct):
+    error: _ApiError | None = None
 
 
 @dataclass(frozen=True, slots=True)

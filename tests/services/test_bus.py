@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from shared.bus import Bus
-from shared.errors import ConflictError, NoResponderError, NotFoundOnBusError
+from shared.errors import BusError, ConflictError, NoResponderError, NotFoundOnBusError
 from shared.protocol import subjects
 from shared.protocol.messages import AbortRequests, FileRecord, FinishReason, OfflineResult
 
@@ -98,6 +98,8 @@ async def test_deleting_stored_messages(bus: Bus) -> None:
     await bus.delete_stored(subjects.RESULTS_STREAM, stored[1].sequence)
     left = [s.subject async for s in bus.read(subjects.RESULTS_STREAM, subjects.ALL_RESULTS, OfflineResult)]
     assert left == [subjects.result("batch_1.0"), subjects.result("batch_1.2")]
+    with pytest.raises(BusError):
+        await bus.delete_stored("NO_SUCH_STREAM", 1)
     await bus.purge(subjects.RESULTS_STREAM, subjects.batch_results("batch_1"))
     assert [s async for s in bus.read(subjects.RESULTS_STREAM, subjects.ALL_RESULTS, OfflineResult)] == []
 
