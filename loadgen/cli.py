@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import typer
@@ -89,10 +90,8 @@ def replay(
     Requests leave at the trace's own times whatever the server does, and latency counts from those times. The API
     key, where one is needed, is read from OPENAI_API_KEY.
     """
-    errors = Console(stderr=True, soft_wrap=True, highlight=False)
-    try:
-        if online is None and offline is None:
-            raise WorkloadError("nothing to send: give --online, --offline or both")
+    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    with _errors_as_lines(console):
         scaling = Scaling(start, duration, qps, rate_scale, time_scale, length_scale, seed)
         plan = ReplayPlan(
             requests=scaling.apply(read_trace(online)) if online else [],
@@ -112,16 +111,23 @@ def replay(
             drain=drain,
         )
         shown = sys.stderr.isatty() if progress is None else progress
-        report, stopped_by = uvloop.run(run_replay(plan, url, timeout, errors, shown))
+        report, stopped_by = uvloop.run(run_replay(plan, url, timeout, console, shown))
         if report is not None:
             _write(report, json_file)
-    except LoadgenError as error:
-        errors.print(f"error: {error}", markup=False, style="red")
-        raise typer.Exit(EXIT_BAD_INPUT) from error
     if stopped_by is not None:
         raise typer.Exit(128 + stopped_by)
     if report is None or not _did_something(report):
         raise typer.Exit(EXIT_NOTHING_DONE)
+
+
+@contextlib.contextmanager
+def _errors_as_lines(console: Console) -> Iterator[None]:
+    """A named error becomes one line on the console and status 2."""
+    try:
+        yield
+    except LoadgenError as error:
+        console.print(f"error: {error}", markup=False, style="red")
+        raise typer.Exit(EXIT_BAD_INPUT) from error
 
 
 async def run_replay(
