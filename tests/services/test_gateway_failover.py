@@ -1,0 +1,174 @@
+"""Executors, the bus and the gateway itself go away under live streams: real processes, real signals."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.services.gateway_rig import MODEL, GatewayRig, wait_until
+
+NUM_TOKENS = 200
+SLOW = ("--sim-time-scale", "1.0")  # about 10 ms a token, so that a stream lasts
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[GatewayRig]:
+    with GatewayRig(tmp_path) as made:
+        made.start_gateway()
+        yield made
+
+
+class Stream:
+    """One streamed completion, read in a thread."""
+
+    def __init__(self, rig: GatewayRig, pool: ThreadPoolExecutor, **fields: Any) -> None:
+        self.body = {"model": MODEL, "prompt": "Once", "max_tokens": NUM_TOKENS, "seed": 3, "ignore_eos": True}
+        self.body |= {"stream": True} | fields
+        self.events: list[dict[str, Any]] = []
+        self._url = f"{rig.url}/v1/completions"
+        self._reading: Future[str] = pool.submit(self._read)
+
+    def wait_for_events(self, number: int) -> None:
+        wait_until(lambda: len(self.events) >= number or self._reading.done(), "no tokens come")
+        assert not self._reading.done(), self.events[-1:]
+
+    def text(self) -> str:
+        """All of it, after the end; anything but a good end fails."""
+        assert self._reading.result(120) == "data: [DONE]", self.events[-1:]
+        return "".join(event["choices"][0]["text"] for event in self.events)
+
+    def error(self) -> dict[str, Any]:
+        self._reading.result(120)
+        found: dict[str, Any] = self.events[-1]["error"]
+        return found
+
+    def _read(self) -> str:
+        last = ""
+        with httpx.stream("POST", self._url, json=self.body, timeout=120) as response:
+            for line in response.iter_lines():
+                last = line or last
+                if line.startswith("data: {"):
+                    self.events.append(json.loads(line[6:]))
+        return last
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(8) as made:
+        yield made
+
+
+def undisturbed(rig: GatewayRig, stream: Stream) -> str:
+    text: str = rig.http.post("/v1/completions", json=stream.body | {"stream": False}).json()["choices"][0]["text"]
+    return text
+
+
+def test_streams_of_a_killed_executor_go_on_at_another(rig: GatewayRig, pool: ThreadPoolExecutor) -> None:
+    for executor_id in ("executor-0", "executor-1"):
+        rig.start_executor(executor_id, *SLOW)
+    wait_until(lambda: len(executors(rig)) == 2, rig.logs())
+    streams = [Stream(rig, pool, seed=seed) for seed in range(4)]
+    for stream in streams:
+        stream.wait_for_events(20)
+    rig.stop("executor-0", signal.SIGKILL)
+    texts = [stream.text() for stream in streams]
+    assert texts == list(pool.map(lambda stream: undisturbed(rig, stream), streams))
+    assert rig.metric("slackwater_resumed_requests_total") == 2
+    assert executors(rig) == {"executor-1"}
+
+
+def test_a_stream_goes_on_at_its_restarted_executor(rig: GatewayRig, pool: ThreadPoolExecutor) -> None:
+    rig.start_executor("executor-0", *SLOW)
+    rig.wait_ready()
+    stream = Stream(rig, pool)
+    stream.wait_for_events(20)
+    rig.stop("executor-0", signal.SIGKILL)
+    rig.start_executor("executor-0", *SLOW)
+    assert stream.text() == undisturbed(rig, stream)
+    assert rig.metric("slackwater_resumed_requests_total") == 1
+
+
+def test_an_executor_that_signs_off_hands_its_streams_over(rig: GatewayRig, pool: ThreadPoolExecutor) -> None:
+    rig.start_executor("executor-0", *SLOW)
+    rig.wait_ready()
+    stream = Stream(rig, pool)
+    stream.wait_for_events(20)
+    rig.start_executor("executor-1", *SLOW)
+    wait_until(lambda: len(executors(rig)) == 2, rig.logs())
+    rig.stop("executor-0", signal.SIGTERM)
+    assert stream.text() == undisturbed(rig, stream)
+
+
+def test_a_silent_executor_is_left_and_what_it_still_sends_is_ignored(
+    rig: GatewayRig, pool: ThreadPoolExecutor
+) -> None:
+    rig.start_executor("executor-0", *SLOW)
+    rig.wait_ready()
+    stream = Stream(rig, pool)
+    stream.wait_for_events(20)
+    rig.start_executor("executor-1", *SLOW)
+    wait_until(lambda: len(executors(rig)) == 2, rig.logs())
+    rig.signal("executor-0", signal.SIGSTOP)
+    wait_until(lambda: rig.metric("slackwater_resumed_requests_total") == 1, rig.logs())
+    rig.signal("executor-0", signal.SIGCONT)
+    assert stream.text() == undisturbed(rig, stream)
+    wait_until(lambda: rig.metric("slackwater_executor_aborted_total", executor_id="executor-0") == 1, rig.logs())
+
+
+def test_streams_outlive_the_bus(rig: GatewayRig, pool: ThreadPoolExecutor) -> None:
+    rig.start_executor("executor-0", *SLOW)
+    rig.wait_ready()
+    stream = Stream(rig, pool)
+    stream.wait_for_events(20)
+    rig.stop("nats", signal.SIGKILL)
+    wait_until(lambda: rig.http.get("/ready").status_code == 503, rig.logs())
+    rig.start_nats()
+    assert stream.text() == undisturbed(rig, stream)
+
+
+def test_without_an_executor_clients_are_told_to_come_back(rig: GatewayRig) -> None:
+    ready = rig.http.get("/ready")
+    assert (ready.status_code, "no executor" in ready.json()["reason"]) == (503, True)
+    response = rig.complete()
+    assert (response.status_code, response.json()["error"]["type"]) == (503, "service_unavailable")
+    assert int(response.headers["retry-after"]) > 0
+    assert rig.http.get("/health").status_code == 200
+
+
+def test_a_request_waits_for_an_executor_that_is_about_to_come(rig: GatewayRig, pool: ThreadPoolExecutor) -> None:
+    waiting = pool.submit(rig.complete)
+    rig.start_executor("executor-0")
+    assert waiting.result(60).status_code == 200
+
+
+def test_a_stopping_gateway_lets_its_streams_finish(rig: GatewayRig, pool: ThreadPoolExecutor) -> None:
+    rig.start_executor("executor-0", *SLOW)
+    rig.wait_ready()
+    stream = Stream(rig, pool)
+    expected = undisturbed(rig, stream)
+    stopped = Stream(rig, pool, prompt="Once")
+    stopped.wait_for_events(5)
+    rig.signal("gateway", signal.SIGTERM)
+    assert stopped.text() == expected
+    assert rig.wait("gateway") == 0
+
+
+def test_a_stopping_gateway_cuts_streams_that_take_too_long(rig: GatewayRig, pool: ThreadPoolExecutor) -> None:
+    rig.start_executor("executor-0", *SLOW)
+    rig.wait_ready()
+    stream = Stream(rig, pool, max_tokens=8000)
+    stream.wait_for_events(5)
+    assert rig.stop("gateway") == 0
+
+
+def executors(rig: GatewayRig) -> set[str]:
+    """Alive, as the gateway sees it."""
+    lines = [line for line in rig.http.get("/metrics").text.splitlines() if "executor_online_running{" in line]
+    return {line.split('executor_id="')[1].split('"')[0] for line in lines}
