@@ -68,9 +68,9 @@ class GatewayRig:
         self._spawn("nats", nats_server_binary(), *arguments)
         wait_for_port(self._nats_port, self._processes["nats"])
 
-    def start_gateway(self) -> None:
+    def start_gateway(self, *options: str) -> None:
         """Returns when it answers."""
-        self._start_service("gateway", "gateway", "--port", str(self.port))
+        self._start_service("gateway", "gateway", "--port", str(self.port), *options)
         wait_for_port(self.port, self._processes["gateway"], WAIT_S)
 
     def start_executor(self, executor_id: str = "executor-0", *options: str) -> None:

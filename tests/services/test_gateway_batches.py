@@ -51,7 +51,7 @@ def test_a_new_batch_waits_for_validation(rig: GatewayRig, input_file: str) -> N
     assert (made.input_file_id, made.completion_window, made.metadata) == (input_file, "24h", {"team": "x"})
     assert made.expires_at == made.created_at + WINDOW_S
     assert made.request_counts is not None and made.request_counts.total == 0
-    assert made.output_file_id is made.error_file_id is made.errors is None
+    assert (made.output_file_id, made.error_file_id, made.errors) == (None, None, None)
     assert rig.openai.batches.retrieve(made.id) == made
 
 
