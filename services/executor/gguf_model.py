@@ -74,8 +74,11 @@ def _write_model(gguf_file: Path, folder: Path, progress: Progress) -> None:
     transformers_logging.disable_progress_bar()
     loaded = AutoModelForCausalLM.from_pretrained(gguf_file.parent, gguf_file=gguf_file.name, dtype=torch.float32)
     config = AutoConfig.for_model(**{k: v for k, v in loaded.config.to_dict().items() if k != "quantization_config"})
-    plain = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    plain.load_state_dict(loaded.state_dict())  # a model loaded from GGUF refuses to be saved, a plain one does not
+    with torch.device("meta"):
+        plain = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    # A model loaded from GGUF refuses to be saved; a plain one that takes over its tensors does not.
+    plain.load_state_dict(loaded.state_dict(), assign=True)
+    plain.tie_weights()
     progress("writing safetensors")
     plain.save_pretrained(folder)
 

@@ -63,7 +63,7 @@ def prepare(model: str, cache_dir: Path, progress: Progress) -> PreparedModel:
     if model in BUNDLED_MODELS:
         return PreparedModel(_prepare_bundled(model, cache_dir, progress), model)
     folder = Path(model).expanduser()
-    if folder.is_dir():
+    if model and folder.is_dir():
         check_folder(folder)
         return PreparedModel(folder.resolve(), folder.resolve().name)
     if HUB_ID.fullmatch(model):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from services.executor.engines.torch_threads import cpu_count
 
-# isort: split  (torch_threads comes before torch)
+# isort: split
 
 import contextlib
 import inspect

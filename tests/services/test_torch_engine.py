@@ -1,0 +1,183 @@
+"""The torch engine on the real model, against transformers itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from services.executor.engine import Sequence, StepBatch
+from services.executor.engines.torch_engine import TorchEngine
+from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, prepare
+from shared.errors import ConfigError, EngineError, ModelError
+from shared.protocol.messages import SamplingParams
+from tests.services.engine_driver import EngineDriver, Request
+
+MAX_TOKENS = 24
+NUM_BLOCKS = 320
+
+CHAT = (
+    "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
+    "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
+)
+QUESTIONS = [
+    "What is the capital of France?",
+    "List three primary colours.",
+    "Explain what a hash table is.",
+    "Translate 'good morning' into Spanish.",
+    "Who wrote Hamlet?",
+    "What is 12 times 12?",
+    "Give me a recipe for pancakes.",
+    "Why is the sky blue?",
+    "Write a haiku about the sea.",
+    "Name a mammal that lays eggs.",
+    "Summarize: " + "The committee met on Tuesday to discuss the budget. " * 12,
+    "What comes after Wednesday?",
+]
+TEXTS = [
+    "Once upon a time",
+    "A",
+    "def fibonacci(n):\n    ",
+    "import os\nimport sys\n\n",
+    "1, 2, 3, 4, 5,",
+    "The year 1984 was",
+    "The chemical formula of water is",
+    "Les enfants jouent dans",
+    "日本の首都は",
+    "Привет, как",
+    '{"name": "Alice", "age": ',
+    "SELECT * FROM users WHERE",
+    "\n\n\n",
+    "   leading spaces",
+    "Once upon a time, in a land far away, there lived",
+    "The quick brown fox jumps over the lazy dog. " * 3,
+    "Call me Ishmael. Some years ago, never mind how long precisely, " * 15,
+    "In 2023, the company reported revenues of $4.5 billion, up 12% from",
+    "# Introduction\n\nThis document describes",
+    "🙂 emoji and text",
+]
+
+
+@pytest.fixture(scope="module")
+def model_path() -> Path:
+    return prepare(DEFAULT_MODEL, default_cache_dir(), print).path
+
+
+@pytest.fixture(scope="module")
+def engine(model_path: Path) -> Iterator[TorchEngine]:
+    loaded = TorchEngine.load(model_path, "test", device="cpu", num_blocks=NUM_BLOCKS, num_threads=2)
+    yield loaded
+    loaded.close()
+
+
+@pytest.fixture(scope="module")
+def transformers_model(model_path: Path) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32).eval()
+
+
+@pytest.fixture(scope="module")
+def prompts(model_path: Path) -> list[list[int]]:
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(model_path / "tokenizer.json"))
+    encoded: list[list[int]] = [tokenizer.encode(text).ids for text in [*map(CHAT.format, QUESTIONS), *TEXTS]]
+    return encoded
+
+
+def requests_of(prompts: list[list[int]], **sampling: Any) -> list[Request]:
+    return [
+        Request(f"r{i}", prompt, SamplingParams(**{"max_tokens": MAX_TOKENS, "temperature": 0.0, "seed": i} | sampling))
+        for i, prompt in enumerate(prompts)
+    ]
+
+
+def test_greedy_equals_transformers(engine: TorchEngine, transformers_model: Any, prompts: list[list[int]]) -> None:
+    """32 prompts under random mixing, chunking, block sharing and recompute. A continuation is the greedy one exactly
+    if each of its tokens is the argmax of what stands before it; one forward of transformers tells that for all."""
+    driver = EngineDriver(engine, seed=1, drop=0.1)
+    outputs = driver.run(requests_of(prompts))
+    assert driver.shared_blocks > 0 and driver.drops > 0
+    for i, prompt in enumerate(prompts):
+        output = outputs[f"r{i}"]
+        ids = torch.tensor([prompt + output])
+        with torch.inference_mode():
+            argmax = transformers_model(ids, logits_to_keep=len(output) + 1).logits[0].argmax(-1).tolist()
+        assert output == argmax[:-1], f"prompt {i}"
+        assert len(output) == MAX_TOKENS or output[-1] in engine.spec.eos_token_ids
+
+
+@pytest.mark.parametrize("index", [0, 4, 12, 20, 28])
+def test_alone_equals_generate(
+    engine: TorchEngine, transformers_model: Any, prompts: list[list[int]], index: int
+) -> None:
+    prompt = torch.tensor([prompts[index]])
+    generated = transformers_model.generate(
+        prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=MAX_TOKENS
+    )
+    outputs = EngineDriver(engine, seed=index, max_tokens=1024).run(requests_of([prompts[index]]))
+    assert outputs["r0"] == generated[0, prompt.shape[1] :].tolist()
+
+
+def test_sampling_does_not_depend_on_the_schedule(engine: TorchEngine, prompts: list[list[int]]) -> None:
+    """The same seeds under two schedules, one with preemptions: the same tokens, and not the greedy ones."""
+    options = {"temperature": 0.9, "top_p": 0.95, "top_k": 50, "max_tokens": 12, "ignore_eos": True}
+    short = prompts[:3] + prompts[13:20]
+    plain = EngineDriver(engine, seed=5, max_tokens=512).run(requests_of(short, **options))
+    driver = EngineDriver(engine, seed=6, max_tokens=60, drop=0.1)
+    assert driver.run(requests_of(short, **options)) == plain
+    assert driver.drops > 0
+    other_seeds = EngineDriver(engine, seed=5, max_tokens=512).run(requests_of(short, **options | {"seed": 77}))
+    assert other_seeds != plain
+
+
+def test_only_asked_rows_are_sampled(engine: TorchEngine) -> None:
+    sampling = SamplingParams(max_tokens=1, temperature=0.0)
+    sequences = [
+        Sequence("asked", [5, 6, 7], 0, [0], sampling, needs_sample=True),
+        Sequence("chunk", [5, 6, 7], 0, [1], sampling, needs_sample=False),
+    ]
+    result = engine.execute(StepBatch(0, sequences))
+    assert list(result.sampled) == ["asked"]
+    assert result.latency_ms > 0
+    assert engine.execute(StepBatch(1, sequences[1:])).sampled == {}
+    assert engine.execute(StepBatch(2, [])).sampled == {}
+
+
+@pytest.mark.parametrize(
+    ("sequence", "reason"),
+    [
+        (Sequence("r", [1] * 17, 0, [0], SamplingParams(1), True), "block table"),
+        (Sequence("r", [], 3, [0], SamplingParams(1), True), "no token"),
+        (Sequence("r", [10**6], 0, [0], SamplingParams(1), True), "vocabulary"),
+        (Sequence("r", [1], 0, [NUM_BLOCKS], SamplingParams(1), True), "index"),
+    ],
+)
+def test_bad_batches_are_engine_errors(engine: TorchEngine, sequence: Sequence, reason: str) -> None:
+    with pytest.raises(EngineError, match=reason):
+        engine.execute(StepBatch(3, [sequence]))
+    good = Sequence("r", [1, 2, 3], 0, [0], SamplingParams(1, temperature=0.0), True)
+    assert "r" in engine.execute(StepBatch(4, [good])).sampled
+
+
+def test_spec(engine: TorchEngine) -> None:
+    assert engine.spec.device.startswith("cpu-") and engine.spec.device.endswith("-2t")
+    assert engine.spec.dtype == "float32"
+    assert engine.spec.eos_token_ids[0] == 2  # <|im_end|>
+    assert engine.spec.max_model_len == NUM_BLOCKS * 16  # less than the model's own context
+    assert engine.spec.num_blocks == NUM_BLOCKS
+
+
+def test_settings_that_cannot_be_met(model_path: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="beyond the model's 8192"):
+        TorchEngine.load(model_path, "test", device="cpu", num_blocks=8, max_model_len=9000)
+    with pytest.raises(ConfigError, match="write auto, float32"):
+        TorchEngine.load(model_path, "test", device="cpu", dtype="float8")
+    with pytest.raises(ConfigError, match="write auto, cpu"):
+        TorchEngine.load(model_path, "test", device="tpu9")
+    with pytest.raises(ModelError, match="not a prepared model"):
+        TorchEngine.load(tmp_path, "test")

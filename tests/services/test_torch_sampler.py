@@ -1,0 +1,116 @@
+"""The sampler on made-up logits."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from services.executor.engines.torch_sampler import SampleRow, sample, uniforms
+from shared.errors import EngineError
+from shared.protocol.messages import SamplingParams
+
+VOCAB = 5000
+
+
+def rows(count: int, **sampling: float) -> list[SampleRow]:
+    params = SamplingParams(max_tokens=1, **sampling)  # type: ignore[arg-type]
+    return [SampleRow(params, position) for position in range(count)]
+
+
+def logits_of(probabilities: list[float]) -> torch.Tensor:
+    """[1, VOCAB]: ids spread over the vocabulary carry ``probabilities``, the rest nothing."""
+    logits = torch.full((1, VOCAB), -math.inf)
+    logits[0, torch.arange(len(probabilities)) * 700 + 11] = torch.tensor(probabilities).log()
+    return logits
+
+
+def test_known_answers_of_philox() -> None:
+    """Philox4x32-10 of Random123's kat_vectors: key and counter zero give 6627e8d5 e169c58d ..."""
+    zero = np.zeros(1, dtype=np.uint64)
+    expected = ((0x6627E8D5 << 32 | 0xE169C58D) >> 11) * 2.0**-53
+    assert uniforms(zero, zero)[0] == expected
+
+
+def test_uniforms_are_even_and_unlike_their_neighbours() -> None:
+    count = 20000
+    positions = np.arange(count, dtype=np.uint64)
+    drawn = uniforms(np.full(count, 42, dtype=np.uint64), positions)
+    assert drawn.min() >= 0.0 and drawn.max() < 1.0
+    assert np.abs(np.histogram(drawn, bins=10)[0] / count - 0.1).max() < 0.01
+    assert abs(np.corrcoef(drawn[:-1], drawn[1:])[0, 1]) < 0.02
+    other_seed = uniforms(np.full(count, 43, dtype=np.uint64), positions)
+    assert abs(np.corrcoef(drawn, other_seed)[0, 1]) < 0.02
+    assert len(np.unique(drawn)) == count
+
+
+def test_greedy_and_top_k_one_are_the_argmax() -> None:
+    torch.manual_seed(0)
+    logits = torch.randn(40, VOCAB)
+    argmax = logits.argmax(-1).tolist()
+    assert sample(logits, rows(40, temperature=0.0)) == argmax
+    assert sample(logits, rows(40, temperature=2.0, top_k=1)) == argmax
+    assert sample(logits, rows(40, temperature=2.0, top_p=0.0)) == argmax
+    assert sample(logits, rows(40, temperature=1e-9)) == argmax
+
+
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [
+        ({}, 5),
+        ({"top_k": 3}, 3),
+        ({"top_k": VOCAB + 1}, 5),
+        ({"top_p": 0.75}, 2),
+        ({"top_p": 0.81}, 3),
+        ({"top_p": 0.95}, 4),
+        ({"top_k": 2, "top_p": 0.6}, 1),  # top_p counts what top_k left: 0.5 / 0.8 is over 0.6
+        ({"top_k": 2, "top_p": 0.63}, 2),
+    ],
+)
+def test_cuts_are_exact_and_frequencies_follow(options: dict[str, float], kept: int) -> None:
+    probabilities = [0.5, 0.3, 0.1, 0.06, 0.04]
+    count = 4000
+    drawn = sample(logits_of(probabilities).expand(count, -1), rows(count, temperature=1.0, **options))
+    share = np.bincount([(token - 11) // 700 for token in drawn], minlength=5) / count
+    expected = np.array(probabilities) * (np.arange(5) < kept)
+    assert (share > 0).sum() == kept
+    assert np.abs(share - expected / expected.sum()).max() < 0.025
+
+
+def test_temperature_sharpens() -> None:
+    drawn = sample(logits_of([0.6, 0.4]).expand(4000, -1), rows(4000, temperature=0.5))
+    assert abs(drawn.count(11) / 4000 - 0.36 / (0.36 + 0.16)) < 0.025
+
+
+def test_wide_nucleus_reaches_beyond_the_first_candidates() -> None:
+    """A flat distribution: top_p 0.5 keeps exactly the more probable half."""
+    logits = torch.linspace(0.0, 1e-3, VOCAB)[None].expand(3000, -1)
+    drawn = sample(logits, rows(3000, temperature=1.0, top_p=0.5))
+    assert min(drawn) >= VOCAB // 2 - 2
+    assert max(drawn) > VOCAB - 50 and min(drawn) < VOCAB // 2 + 50
+    assert max(sample(logits, rows(3000, temperature=1.0, top_p=0.5, top_k=2000))) > VOCAB - 50
+
+
+def test_rows_do_not_touch_each_other() -> None:
+    torch.manual_seed(1)
+    logits = torch.randn(30, VOCAB) * 3
+    kinds: list[dict[str, float]] = [
+        {"temperature": 0.0},
+        {"temperature": 1.0, "seed": 7},
+        {"temperature": 0.7, "top_k": 20, "seed": 8},
+        {"temperature": 1.3, "top_p": 0.9, "seed": 9},
+        {"temperature": 1.0, "top_p": 0.999, "seed": 2**63 + 5},
+    ]
+    mixed = [SampleRow(SamplingParams(max_tokens=1, **kinds[i % 5]), i) for i in range(30)]  # type: ignore[arg-type]
+    together = sample(logits, mixed)
+    assert together == [sample(logits[i : i + 1], mixed[i : i + 1])[0] for i in range(30)]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_not_a_number_is_an_engine_error(temperature: float) -> None:
+    logits = torch.zeros(2, VOCAB)
+    logits[1, 17] = math.nan
+    with pytest.raises(EngineError, match="not finite"):
+        sample(logits, rows(2, temperature=temperature))
