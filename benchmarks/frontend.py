@@ -1,0 +1,191 @@
+"""The front end alone: ``python -m benchmarks.frontend``. Gateway, bus and executor run as in the stack; the engine is
+the simulated one, scaled so that it is never what is waited for.
+
+Streamed tokens per second are given against the clock and against the processor time of the gateway's process, which
+says what one core carries when client and executor are elsewhere. The TTFT is that of short prompts sent one after the
+other with an engine that takes next to no time: all of it is added by gateway, bus and executor loop.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import psutil
+import uvloop
+
+from benchmarks.figures import print_table, quantile
+from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, prepare
+from services.local.nats_server import nats_binary
+from services.local.port import free_port
+
+INSTANT = "0.0001"  # time scale of the engine for the TTFT
+READY_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """What the client needs of a running stack."""
+
+    port: int
+    gateway: psutil.Process
+
+    def cpu_s(self) -> float:
+        """Processor time of the gateway so far."""
+        times = self.gateway.cpu_times()
+        return float(times.user + times.system)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One stream, as its client saw it."""
+
+    ttft_ms: float
+    num_tokens: int
+    num_events: int
+
+
+@contextlib.contextmanager
+def stack(time_scale: str) -> Iterator[Stack]:
+    """nats-server, one executor and one gateway."""
+    folder = str(prepare(DEFAULT_MODEL, default_cache_dir(), lambda line: print(line, file=sys.stderr)).path)
+    nats_port, port = free_port(), free_port()
+    common = ("--nats", f"nats://127.0.0.1:{nats_port}", "--log-level", "error", "--model-path", folder)
+    with tempfile.TemporaryDirectory() as store:
+        commands = [
+            [nats_binary(), "-a", "127.0.0.1", "-p", str(nats_port), "-js", "-sd", store],
+            [*service("executor"), *common, "--engine", "sim", "--sim-time-scale", time_scale],
+            [*service("gateway"), *common, "--port", str(port)],
+        ]
+        processes = [
+            subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) for command in commands
+        ]
+        try:
+            yield Stack(port, psutil.Process(processes[-1].pid))
+        finally:
+            for process in reversed(processes):
+                process.kill()
+                process.wait()
+
+
+def service(name: str) -> list[str]:
+    return [sys.executable, "-m", f"services.{name}"]
+
+
+class Client:
+    """One kept-alive connection. Reads lines and parses as little as it must, to leave the processor to the gateway."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    @classmethod
+    async def connect(cls, port: int) -> Client:
+        return cls(*await asyncio.open_connection("127.0.0.1", port))
+
+    async def is_ready(self) -> bool:
+        self._writer.write(b"GET /ready HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        return b" 200 " in (await self._reader.read())[:16]
+
+    async def stream(self, prompt: list[int], max_tokens: int) -> Answer:
+        """One completion, to its end."""
+        body = json.dumps(
+            {
+                "model": DEFAULT_MODEL,
+                "prompt": prompt,
+                "max_tokens": max_tokens,
+                "ignore_eos": True,
+                "stream": True,
+                "stream_options": {"include_usage": True},
+            }
+        ).encode()
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+        start = time.perf_counter()
+        self._writer.write(head + body)
+        ttft_ms, num_events, usage = 0.0, 0, b""
+        while (line := await self._reader.readline()) != b"data: [DONE]\n":
+            if line.startswith(b"data: "):
+                ttft_ms = ttft_ms or (time.perf_counter() - start) * 1e3
+                num_events, usage = num_events + 1, line
+            elif not line:
+                raise ConnectionError("the stream was cut")
+        while (await self._reader.readline()) != b"0\r\n":
+            continue
+        await self._reader.readline()
+        return Answer(ttft_ms, json.loads(usage[6:])["usage"]["completion_tokens"], num_events)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+async def wait_ready(port: int) -> None:
+    """Raises TimeoutError."""
+    async with asyncio.timeout(READY_S):
+        while True:
+            with contextlib.suppress(OSError):
+                if await (await Client.connect(port)).is_ready():
+                    return
+            await asyncio.sleep(0.1)
+
+
+async def carry(stack: Stack, num_streams: int, max_tokens: int) -> list[str]:
+    """One row: all streams at once."""
+    clients = [await Client.connect(stack.port) for _ in range(num_streams)]
+    for client in clients[:2]:
+        await client.stream([5] * 32, 8)
+    cpu_s, start = stack.cpu_s(), time.perf_counter()
+    prompts = [[100 + index] * 32 for index in range(num_streams)]
+    answers = await asyncio.gather(*(c.stream(p, max_tokens) for c, p in zip(clients, prompts, strict=True)))
+    wall_s, cpu_s = time.perf_counter() - start, stack.cpu_s() - cpu_s
+    num_tokens = sum(answer.num_tokens for answer in answers)
+    for client in clients:
+        client.close()
+    num_events = sum(answer.num_events for answer in answers)
+    figures = (num_tokens, num_tokens / wall_s, 100 * cpu_s / wall_s, num_tokens / cpu_s)
+    return [str(num_streams), *(f"{figure:,.0f}" for figure in figures), f"{num_tokens / num_events:.2f}"]
+
+
+async def first_tokens(stack: Stack, rounds: int) -> list[float]:
+    """TTFT in ms of requests one after the other, fastest first."""
+    client = await Client.connect(stack.port)
+    answers = [await client.stream([100 + index % 1000] * 32, 2) for index in range(rounds + 20)]
+    client.close()
+    return sorted(answer.ttft_ms for answer in answers[20:])
+
+
+async def measure_tokens(stack: Stack, streams: list[int], max_tokens: int) -> list[list[str]]:
+    await wait_ready(stack.port)
+    return [await carry(stack, num_streams, max_tokens) for num_streams in streams]
+
+
+async def measure_ttft(stack: Stack, rounds: int) -> list[float]:
+    await wait_ready(stack.port)
+    return await first_tokens(stack, rounds)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--streams", type=int, nargs="+", default=[16, 64, 128])
+    parser.add_argument("--max-tokens", type=int, default=400)
+    parser.add_argument("--time-scale", default="0.25", help="of the simulated engine, for the tokens per second")
+    parser.add_argument("--rounds", type=int, default=500, help="requests for the TTFT")
+    arguments = parser.parse_args()
+    with stack(arguments.time_scale) as running:
+        rows = uvloop.run(measure_tokens(running, arguments.streams, arguments.max_tokens))
+    print_table(["streams", "tokens", "tokens/s", "gateway CPU %", "tokens/s of one core", "tokens/event"], rows)
+    print()
+    with stack(INSTANT) as running:
+        times = uvloop.run(measure_ttft(running, arguments.rounds))
+    print_table(["added TTFT p50 ms", "p90 ms", "p99 ms"], [[f"{quantile(times, q):.2f}" for q in (0.5, 0.9, 0.99)]])
+
+
+if __name__ == "__main__":
+    main()
