@@ -74,9 +74,11 @@ def observe_executors(meter: Meter, registry: ExecutorRegistry) -> None:
             description="at the last heartbeat",
         )
     for field in msgspec.structs.fields(ExecutorCounters):
+        name, unit = (field.name.removesuffix("_s"), "s") if field.name.endswith("_s") else (field.name, "")
         meter.create_observable_counter(
-            f"slackwater.executor.{field.name}",
+            f"slackwater.executor.{name}",
             [_each(registry, _counter_field(field.name))],
+            unit=unit,
             description="since the executor started",
         )
 
