@@ -75,6 +75,7 @@ class Supervisor:
 
     def on_crashed(self, keeper: Keeper, status: int, delay_s: float) -> None:
         """A Keeper's word. A service that cannot even start ends the whole stack."""
+        self._write_stack()
         ended = f"{keeper.name} ended by itself ({describe_exit(status)})"
         if not self._ready and keeper.failures >= MAX_FAILURES_BEFORE_READY:
             self._fail(StackError(f"{ended}, {keeper.failures} times in a row\n{_quote(keeper.command)}"))

@@ -118,7 +118,9 @@ def server() -> Iterator[Server]:
 
 def slackwater(*args: str, stdin: str = "") -> tuple[int, str, str]:
     """(exit status, stdout, stderr) of the command, run in this process."""
-    result = CliRunner(env={"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"}).invoke(app, args, input=stdin)
+    result = CliRunner(env={"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb", "SLACKWATER_URL": None}).invoke(
+        app, args, input=stdin
+    )
     return result.exit_code, result.stdout, result.stderr
 
 
