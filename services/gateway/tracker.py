@@ -14,7 +14,7 @@ from shared.clock import Clock
 from shared.errors import BusError, NoExecutorError
 from shared.openai.requests import CompletionRequest
 from shared.protocol import subjects
-from shared.protocol.messages import AbortRequests, FinishReason, StepTokens, TokenOutput
+from shared.protocol.messages import AbortRequests, ExecutorInfo, FinishReason, StepTokens, TokenOutput
 
 logger = logging.getLogger(__name__)
 
@@ -60,10 +60,8 @@ class RequestTracker:
         """Send it to an executor. The caller must ``close`` it. Raises NoExecutorError and BusError."""
         info = await self._registry.pick_within(SUBMIT_WAIT_S)
         generation = Generation(uuid.uuid4().hex, request, self._clock.unix_s(), self._clock.monotonic_s())
-        message = generation.next_attempt(info.executor_id, info.epoch, self._gateway_id)
-        self._live[generation.wire_id] = generation
         try:
-            await self._bus.publish(subjects.inbox(info.executor_id), message)
+            await self._send(generation, info)
         except BusError:
             del self._live[generation.wire_id]
             raise
@@ -121,28 +119,21 @@ class RequestTracker:
             if generation.attempt >= MAX_ATTEMPTS:
                 raise NoExecutorError(f"given up after {generation.attempt} executors")
             info = await self._registry.pick_within(self._resume_wait_s(generation))
-        except NoExecutorError as error:
-            self._fail(generation, str(error))
-            return
-        if generation.finish_reason is not None:
-            return
-        del self._live[generation.wire_id]
-        message = generation.next_attempt(info.executor_id, info.epoch, self._gateway_id)
-        self._live[generation.wire_id] = generation
-        try:
-            await self._bus.publish(subjects.inbox(info.executor_id), message)
-        except BusError as error:
+            if self._live.pop(generation.wire_id, None) is None:
+                return
+            await self._send(generation, info)
+        except (NoExecutorError, BusError) as error:
             self._fail(generation, str(error))
             return
         self._metrics.resumed()
-        logger.warning(
-            "request resumed",
-            extra={
-                "request_id": generation.wire_id,
-                "executor_id": info.executor_id,
-                "num_tokens": len(generation.output_token_ids),
-            },
-        )
+        ids = {"request_id": generation.wire_id, "executor_id": info.executor_id}
+        logger.warning("request resumed", extra={**ids, "num_tokens": len(generation.output_token_ids)})
+
+    async def _send(self, generation: Generation, info: ExecutorInfo) -> None:
+        """One more attempt, at this executor. Raises BusError; it counts as live in any case."""
+        message = generation.next_attempt(info.executor_id, info.epoch, self._gateway_id)
+        self._live[generation.wire_id] = generation
+        await self._bus.publish(subjects.inbox(info.executor_id), message)
 
     def _resume_wait_s(self, generation: Generation) -> float:
         return max(0.0, generation.lost_s + RESUME_WAIT_S - self._clock.monotonic_s())
