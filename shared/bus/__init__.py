@@ -1,0 +1,51 @@
+"""A small typed wrapper over nats-py: live messages, durable streams, key-value buckets and objects.
+
+It reconnects without limit and says so in the log. Nothing here retries an operation by itself: an operation that
+the bus did not confirm raises BusError, and its caller knows whether repeating it is safe.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import nats.js.errors
+from nats.js.api import KeyValueConfig, ObjectStoreConfig
+
+from shared.bus.buckets import Bucket, Entry
+from shared.bus.failures import FAILURES
+from shared.bus.live import LiveMessages, Subscription
+from shared.bus.objects import Objects
+from shared.bus.streams import Stored, Streams
+from shared.errors import BusError
+from shared.protocol import subjects
+
+__all__ = ["Bucket", "Bus", "Entry", "Objects", "Stored", "Subscription"]
+
+T = TypeVar("T")
+
+
+class Bus(LiveMessages, Streams):
+    """One connection of one process. Make it with ``Bus.connect``."""
+
+    async def bucket(self, name: str, record_type: type[T]) -> Bucket[T]:
+        """The KV bucket, created where absent."""
+        try:
+            try:
+                kv = await self._js.key_value(name)
+            except nats.js.errors.BucketNotFoundError:
+                kv = await self._js.create_key_value(KeyValueConfig(bucket=name))
+        except FAILURES as error:
+            raise BusError(f"bucket {name}: {error!r}") from error
+        return Bucket(self, kv, record_type)
+
+    async def objects(self) -> Objects:
+        """The object bucket, created where absent."""
+        name = subjects.OBJECTS_BUCKET
+        try:
+            try:
+                store = await self._js.object_store(name)
+            except (nats.js.errors.BucketNotFoundError, nats.js.errors.NotFoundError):
+                store = await self._js.create_object_store(name, config=ObjectStoreConfig(bucket=name))
+        except FAILURES as error:
+            raise BusError(f"object bucket {name}: {error!r}") from error
+        return Objects(self, store)

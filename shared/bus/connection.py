@@ -1,0 +1,91 @@
+"""One connection to the bus, which reconnects without limit and says so."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import Self
+
+import nats.errors
+from nats.aio.client import Client
+
+from shared.bus.failures import FAILURES
+from shared.errors import BusError
+
+logger = logging.getLogger(__name__)
+
+CONNECT_TIMEOUT_S = 15.0
+OPERATION_TIMEOUT_S = 10.0
+
+
+class Connection:
+    """One connection of one process. Make it with ``Bus.connect``."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._js = client.jetstream(timeout=OPERATION_TIMEOUT_S)
+        self._reconnected = asyncio.Event()
+        self.reconnects = 0
+
+    @classmethod
+    async def connect(cls, url: str, name: str, timeout_s: float = CONNECT_TIMEOUT_S) -> Self:
+        """Connect, trying for ``timeout_s``; from then on reconnect without limit. Raises BusError."""
+        client = Client()
+        connection = cls(client)
+
+        async def on_disconnect() -> None:
+            if not client.is_closed and not client.is_draining:
+                logger.warning("bus connection lost, reconnecting", extra={"url": url})
+
+        async def on_reconnect() -> None:
+            connection.reconnects += 1
+            connection._reconnected.set()
+            connection._reconnected = asyncio.Event()
+            logger.warning("bus connection restored", extra={"url": url})
+
+        async def on_error(error: Exception) -> None:
+            logger.debug("bus error", extra={"error": repr(error)})
+
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        while True:
+            try:
+                async with asyncio.timeout_at(deadline):  # nats-py tries without end by itself
+                    await client.connect(
+                        url,
+                        name=name,
+                        allow_reconnect=True,
+                        max_reconnect_attempts=-1,
+                        reconnect_time_wait=0.2,
+                        connect_timeout=2,
+                        ping_interval=20,
+                        pending_size=64 * 1024 * 1024,
+                        disconnected_cb=on_disconnect,
+                        reconnected_cb=on_reconnect,
+                        error_cb=on_error,
+                    )
+                return connection
+            except (TimeoutError, nats.errors.Error, OSError) as error:
+                if asyncio.get_running_loop().time() >= deadline:
+                    raise BusError(f"no NATS server answers at {url} ({error!r}); start one or check --nats") from error
+                await asyncio.sleep(0.2)
+
+    @property
+    def is_connected(self) -> bool:
+        return bool(self._client.is_connected)
+
+    async def wait_reconnected(self, generation: int, timeout_s: float) -> None:
+        """Return when the connection was restored after ``reconnects`` read ``generation``, or after the timeout."""
+        if self.reconnects != generation:
+            return
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._reconnected.wait(), timeout_s)
+
+    async def close(self) -> None:
+        """Let handlers finish, flush what was published, close."""
+        if self._client.is_closed:
+            return
+        try:
+            await asyncio.wait_for(self._client.drain(), 5.0)
+        except FAILURES:
+            await self._client.close()

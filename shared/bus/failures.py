@@ -1,0 +1,20 @@
+"""What nats-py raises, sorted."""
+
+from __future__ import annotations
+
+import asyncio
+
+import nats.errors
+import nats.js.errors
+
+FAILURES = (nats.errors.Error, nats.js.errors.Error, asyncio.TimeoutError, OSError)
+NO_OBJECT = (
+    nats.js.errors.ObjectNotFoundError,
+    nats.js.errors.ObjectDeletedError,
+    nats.js.errors.NotFoundError,
+)
+
+WRONG_LAST_SEQUENCE = 10071  # JetStream: compare-and-set lost, or the key exists
+NO_SUCH_MESSAGE = (10037, 10043, 10057)  # JetStream: the sequence is absent, or was deleted before
+SUBJECT_IS_TAKEN = 10077  # JetStream: the stream keeps one message per subject and has it
+STREAM_DIFFERS = 10058  # JetStream: the stream exists with another configuration

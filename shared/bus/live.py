@@ -1,0 +1,117 @@
+"""Live messages: at most once, in order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import msgspec
+import nats.errors
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription as NatsSubscription
+
+from shared.bus.connection import OPERATION_TIMEOUT_S, Connection
+from shared.bus.failures import FAILURES
+from shared.errors import BusError, NoResponderError
+from shared.protocol.codec import decode, encode
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Subscription:
+    """A live subscription; ``stop`` ends it."""
+
+    def __init__(self, subscription: NatsSubscription) -> None:
+        self._subscription = subscription
+
+    async def stop(self) -> None:
+        """No handler call starts after this."""
+        with contextlib.suppress(*FAILURES):
+            await self._subscription.unsubscribe()
+
+
+class LiveMessages(Connection):
+    """Publish and subscribe, request and reply."""
+
+    async def publish(self, subject: str, message: object) -> None:
+        """At most once. While the bus is away, messages wait in a bounded buffer; beyond it BusError is raised."""
+        try:
+            await self._client.publish(subject, encode(message))
+        except FAILURES as error:
+            raise BusError(f"publish {subject}: {error!r}") from error
+
+    async def subscribe(
+        self, subject: str, message_type: type[T] | Any, handler: Callable[[T], Awaitable[None]], queue: str = ""
+    ) -> Subscription:
+        """Call ``handler`` for each message, one after the other in the order of arrival."""
+
+        async def on_message(msg: Msg) -> None:
+            try:
+                message = decode(msg.data, message_type)
+            except msgspec.DecodeError as error:
+                logger.warning("dropped a message that does not parse", extra=_why(msg, error))
+                return
+            await handler(message)
+
+        return Subscription(await self._client.subscribe(subject, queue=queue, cb=on_message))
+
+    async def serve(
+        self, subject: str, request_type: type[T] | Any, handler: Callable[[T], Awaitable[object]], queue: str = ""
+    ) -> Subscription:
+        """Answer each request with what ``handler`` returns."""
+
+        async def on_message(msg: Msg) -> None:
+            try:
+                request = decode(msg.data, request_type)
+            except msgspec.DecodeError as error:
+                logger.warning("dropped a request that does not parse", extra=_why(msg, error))
+                return
+            reply = encode(await handler(request))
+            with contextlib.suppress(*FAILURES):
+                await self._client.publish(msg.reply, reply)
+
+        return Subscription(await self._client.subscribe(subject, queue=queue, cb=on_message))
+
+    async def request(self, subject: str, message: object, reply_type: type[R], timeout_s: float = 5.0) -> R:
+        """Raises NoResponderError where nobody answers in time."""
+        try:
+            msg = await self._client.request(subject, encode(message), timeout=timeout_s)
+        except (TimeoutError, nats.errors.NoRespondersError, nats.errors.TimeoutError) as error:
+            raise NoResponderError(subject) from error
+        except FAILURES as error:
+            raise BusError(f"request {subject}: {error!r}") from error
+        return decode(msg.data, reply_type)
+
+    async def gather(self, subject: str, message: object, reply_type: type[R], wait_s: float) -> list[R]:
+        """Ask everyone; the replies that come within ``wait_s``."""
+        replies: list[R] = []
+        inbox = self._client.new_inbox()
+
+        async def on_reply(msg: Msg) -> None:
+            with contextlib.suppress(msgspec.DecodeError):
+                replies.append(decode(msg.data, reply_type))
+
+        subscription = await self._client.subscribe(inbox, cb=on_reply)
+        try:
+            await self._client.publish(subject, encode(message), reply=inbox)
+            await asyncio.sleep(wait_s)
+        finally:
+            await subscription.unsubscribe()
+        return replies
+
+    async def flush(self) -> None:
+        """Return when the server has everything that was published. Raises BusError."""
+        try:
+            await self._client.flush(timeout=int(OPERATION_TIMEOUT_S))
+        except FAILURES as error:
+            raise BusError(f"flush: {error!r}") from error
+
+
+def _why(msg: Msg, error: Exception) -> dict[str, str]:
+    return {"subject": msg.subject, "why": str(error)}
