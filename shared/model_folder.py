@@ -26,12 +26,13 @@ class ModelFacts:
         generation = _read_json(generation_path) if generation_path.exists() else {}
         eos = generation.get("eos_token_id", config.get("eos_token_id"))
         try:
+            text_config = config.get("text_config", config)
             return cls(
-                max_model_len=int(config["max_position_embeddings"]),
-                vocab_size=int(config["vocab_size"]),
+                max_model_len=int(text_config["max_position_embeddings"]),
+                vocab_size=int(text_config["vocab_size"]),
                 eos_token_ids=tuple(eos) if isinstance(eos, list) else () if eos is None else (int(eos),),
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ModelError(f"{folder / 'config.json'} lacks what is needed: {error!r}") from error
 
 

@@ -105,6 +105,14 @@ class Replica:
             elif request_id in self._sequences:
                 self._end(self._sequences[request_id], FinishReason.ABORT)
 
+    def request_ids_of_gateways(self) -> dict[str, list[str]]:
+        """Who waits for tokens of which requests."""
+        by_gateway: dict[str, list[str]] = {}
+        for sequence in self._sequences.values():
+            if sequence.gateway_id:
+                by_gateway.setdefault(sequence.gateway_id, []).append(sequence.request_id)
+        return by_gateway
+
     def schedule(self, plan: StepPlan | None, policy: Policy, model: LatencyModel) -> Schedule:
         """The next step: the plan, reconciled; or, without one, planned here over what is here."""
         num_free, num_offline = self.pool.num_free, self.pool.num_offline_only

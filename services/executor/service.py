@@ -9,6 +9,7 @@ import re
 import uuid
 
 from services.executor.engine import Engine, EngineSpec
+from services.executor.gateway_watch import GatewayWatch
 from services.executor.publisher import StepPublisher
 from services.executor.replica import Replica
 from services.executor.results import ResultStore
@@ -78,6 +79,7 @@ class ExecutorService:
             group.create_task(self._beat())
             group.create_task(self._results.run())
             group.create_task(self._tuning.run())
+            group.create_task(GatewayWatch(self._bus, self._replica, self._loop).run())
 
     async def stop(self) -> None:
         """Sign off, and let results that are not durable yet become so."""
@@ -145,6 +147,7 @@ class ExecutorService:
             offline_waiting=len(table.waiting(Kind.OFFLINE)),
             offline_running=len(table.running(Kind.OFFLINE)),
             num_free_blocks=self._replica.pool.num_free,
+            reconnects=self._bus.reconnects,
         )
 
 

@@ -41,7 +41,7 @@ class ExecutorRegistry:
     """Follows heartbeats and registrations of the executors of one model.
 
     ``on_lost(executor_id, epoch)`` is called once for every incarnation that is gone: silent for
-    HEARTBEAT_TIMEOUT_S, signed off, restarted under a new epoch, or cut off together with the bus.
+    HEARTBEAT_TIMEOUT_S, signed off, restarted under a new epoch, or off the bus for a moment: it or this gateway.
     """
 
     def __init__(self, bus: Bus, model: str) -> None:
@@ -100,6 +100,9 @@ class ExecutorRegistry:
         known = self._live.get(info.executor_id)
         if known is not None and known.info.epoch != info.epoch:
             self._lose(info.executor_id, known.info.epoch, "restarted")
+            known = None
+        elif known is not None and known.heartbeat.reconnects != heartbeat.reconnects:
+            self._lose(info.executor_id, info.epoch, "was off the bus")
             known = None
         timer = self._expire_in(HEARTBEAT_TIMEOUT_S, info)
         if known is not None:

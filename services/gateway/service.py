@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from pathlib import Path
 
 from services.gateway.app import create_app
@@ -18,7 +17,7 @@ from services.gateway.settings import GatewaySettings
 from services.gateway.tracker import RequestTracker
 from shared.bus import Bus
 from shared.clock import Clock
-from shared.errors import ModelError
+from shared.model_folder import ModelFacts
 from shared.openai.requests import ServedModel
 from shared.service import Details
 from shared.telemetry import Telemetry
@@ -89,7 +88,7 @@ class GatewayService:
         return Context(
             bus=self._bus,
             clock=self._clock,
-            model=ServedModel(self._settings.model_name, read_max_model_len(folder)),
+            model=ServedModel(self._settings.model_name, ModelFacts.read(folder).max_model_len),
             created_s=int(self._clock.unix_s()),
             tokenizer=Tokenizer.from_folder(folder),
             registry=self._registry,
@@ -99,13 +98,3 @@ class GatewayService:
             telemetry=self._telemetry,
             http_metrics=HttpMetrics(self._telemetry.meter),
         )
-
-
-def read_max_model_len(folder: Path) -> int:
-    """The model's context in tokens, for as long as no executor says otherwise. Raises ModelError."""
-    path = folder / "config.json"
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-        return int(config.get("text_config", config)["max_position_embeddings"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ModelError(f"{path} does not give max_position_embeddings: {error!r}") from error

@@ -46,8 +46,9 @@ class RequestTracker:
         return len(self._live)
 
     async def start(self) -> None:
-        """Listen for tokens."""
+        """Listen for tokens, and say so to executors that ask."""
         await self._bus.subscribe(subjects.tokens(self._gateway_id), StepTokens, self._on_step_tokens)
+        await self._bus.serve(subjects.alive(self._gateway_id), object, self._on_alive)
 
     async def run(self) -> None:
         """Resume requests whose executor is gone, in the order in which they lost it."""
@@ -81,6 +82,9 @@ class RequestTracker:
             await self._bus.publish(subjects.inbox(executor_id), AbortRequests([wire_id]))
         except BusError as error:
             logger.warning("abort not sent", extra={"request_id": wire_id, "why": str(error)})
+
+    async def _on_alive(self, _: object) -> int:
+        return len(self._live)
 
     async def _on_step_tokens(self, step: StepTokens) -> None:
         now_s = self._clock.monotonic_s()

@@ -216,6 +216,7 @@ class Heartbeat(msgspec.Struct, frozen=True):
     offline_waiting: int
     offline_running: int
     num_free_blocks: int
+    reconnects: int = 0  # of its bus connection: what was sent to it meanwhile is lost
 
 
 class ServiceStatus(msgspec.Struct, frozen=True):

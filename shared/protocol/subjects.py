@@ -65,6 +65,11 @@ def tokens(gateway_id: str) -> str:
     return f"{PREFIX}.gateway.{gateway_id}.tokens"
 
 
+def alive(gateway_id: str) -> str:
+    """Request and reply: a gateway says that it is there."""
+    return f"{PREFIX}.gateway.{gateway_id}.alive"
+
+
 def offline_request(request_id: str) -> str:
     """Where one offline request is stored until its result is durable."""
     return f"{PREFIX}.requests.{request_id}"

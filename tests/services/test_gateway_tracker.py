@@ -61,11 +61,13 @@ class Peer:
         await self.bus.subscribe(subjects.inbox(self.executor_id), InboxMessage, self.inbox.put)
         await self.bus.flush()
 
-    async def beat(self, model: str = "m", draining: bool = False, online_running: int = 0) -> None:
+    async def beat(
+        self, model: str = "m", draining: bool = False, online_running: int = 0, reconnects: int = 0
+    ) -> None:
         info = ExecutorInfo(
             self.executor_id, self.epoch, 1, model, "sim", "cpu", "key", 256, 16, 64, 8, 512, eos_token_ids=[2]
         )
-        heartbeat = Heartbeat(info, ExecutorCounters(), draining, 0, online_running, 0, 0, 64)
+        heartbeat = Heartbeat(info, ExecutorCounters(), draining, 0, online_running, 0, 0, 64, reconnects)
         await self.bus.publish(subjects.heartbeat(self.executor_id), heartbeat)
 
     async def next_request(self) -> GenerateRequest:
@@ -156,6 +158,19 @@ async def test_tokens_of_another_incarnation_are_ignored(front: Front, peer: Pee
     await peer.send("unknown", [98], FinishReason.LENGTH)
     await peer.send(request.request_id, [5])
     assert await generation.next_tokens() == [5]
+
+
+async def test_what_an_executor_missed_while_it_was_off_the_bus_is_sent_again(front: Front, peer: Peer) -> None:
+    await front.submit()
+    first = await peer.next_request()
+    await peer.beat(reconnects=1)
+    assert await peer.next_abort() == [first.request_id]
+    second = await peer.next_request()
+    assert second.request_id != first.request_id
+    await peer.beat(reconnects=1)
+    await peer.beat(online_running=3, reconnects=1)
+    await front.until(lambda: front.registry.live()[0].load == 3)
+    assert peer.inbox.empty()
 
 
 async def test_a_new_epoch_gets_the_request_again_with_its_tokens(front: Front, peer: Peer) -> None:

@@ -1,0 +1,234 @@
+"""The executor service on a real bus, with the sim engine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from services.executor.engines.factory import load_engine
+from services.executor.service import ExecutorService
+from services.executor.settings import ExecutorSettings
+from shared.bus import Bus
+from shared.clock import SystemClock
+from shared.errors import ConfigError, ModelError
+from shared.protocol import subjects
+from shared.protocol.messages import (
+    BudgetRecord,
+    ExecutorInfo,
+    FinishReason,
+    GenerateRequest,
+    Heartbeat,
+    Kind,
+    LatencyModelRecord,
+    LatencySample,
+    MeasuredShape,
+    MeasureShape,
+    OfflineResult,
+    PlanEntry,
+    PlanSource,
+    SamplingParams,
+    StepPlan,
+    StepStarted,
+    StepTokens,
+)
+from shared.scheduling.presets import preset_named
+from shared.tokenizer import Tokenizer
+
+GATEWAY = "gateway-test"
+
+
+class Listener:
+    """Everything that an executor says, in order."""
+
+    def __init__(self) -> None:
+        self.steps: asyncio.Queue[StepStarted] = asyncio.Queue()
+        self.tokens: asyncio.Queue[StepTokens] = asyncio.Queue()
+        self.samples: asyncio.Queue[LatencySample] = asyncio.Queue()
+        self.heartbeats: asyncio.Queue[Heartbeat] = asyncio.Queue()
+
+    async def listen(self, bus: Bus) -> None:
+        await bus.subscribe(subjects.step("executor-0"), StepStarted, self.steps.put)
+        await bus.subscribe(subjects.tokens(GATEWAY), StepTokens, self.tokens.put)
+        await bus.subscribe(subjects.sample("executor-0"), LatencySample, self.samples.put)
+        await bus.subscribe(subjects.heartbeat("executor-0"), Heartbeat, self.heartbeats.put)
+        await bus.flush()
+
+    async def until_step(self, idle: bool) -> StepStarted:
+        async with asyncio.timeout(10):
+            while True:
+                message = await self.steps.get()
+                if message.idle == idle:
+                    return message
+
+    async def until_end(self, request_id: str) -> tuple[list[int], FinishReason]:
+        """All its tokens, and why it ended."""
+        token_ids: list[int] = []
+        async with asyncio.timeout(10):
+            while True:
+                for output in (await self.tokens.get()).outputs:
+                    if output.request_id != request_id:
+                        continue
+                    token_ids += output.token_ids
+                    if output.finish_reason is not None:
+                        return token_ids, output.finish_reason
+
+
+@pytest.fixture
+async def listener(bus: Bus) -> Listener:
+    made = Listener()
+    await made.listen(bus)
+    return made
+
+
+@pytest.fixture
+async def executor(
+    nats_url: str, listener: Listener, model_folder: Path, tokenizer: Tokenizer
+) -> AsyncIterator[ExecutorService]:
+    settings = ExecutorSettings(model_path=str(model_folder), engine="sim", sim_time_scale=0.2, kv_blocks=256)
+    own_bus = await Bus.connect(nats_url, "executor-0")
+    service = ExecutorService(own_bus, settings, preset_named("hygen"), load_engine(settings), tokenizer, SystemClock())
+    await service.start()
+    running = asyncio.create_task(service.run())
+    yield service
+    running.cancel()
+    await asyncio.wait((running,))
+    await service.stop()
+    await own_bus.close()
+
+
+def make_request(request_id: str, kind: Kind = Kind.ONLINE, max_tokens: int = 10) -> GenerateRequest:
+    sampling = SamplingParams(max_tokens=max_tokens, seed=3, ignore_eos=True)
+    gateway_id = GATEWAY if kind is Kind.ONLINE else ""
+    return GenerateRequest(request_id, kind, list(range(5, 45)), sampling, 0.0, gateway_id)
+
+
+async def test_an_online_request_streams_and_is_timed(bus: Bus, listener: Listener, executor: ExecutorService) -> None:
+    await bus.publish(subjects.inbox("executor-0"), make_request("a"))
+    token_ids, reason = await listener.until_end("a")
+    assert (len(token_ids), reason) == (10, FinishReason.LENGTH)
+    sample = await asyncio.wait_for(listener.samples.get(), 5)
+    assert (sample.shape.prefill_tokens, sample.shape.prefill_requests) == (40, 1)
+    assert sample.latency_ms > 0 and sample.profile_key == executor.info.profile_key
+
+
+async def test_each_step_message_tells_the_whole_state(bus: Bus, listener: Listener, executor: ExecutorService) -> None:
+    assert (await listener.until_step(idle=True)).states == []
+    await bus.publish(subjects.inbox("executor-0"), make_request("a", max_tokens=3))
+    first = await listener.until_step(idle=False)
+    assert first.source is PlanSource.IDLE
+    assert first.entries == [PlanEntry("a", Kind.ONLINE, 40)]
+    (state,) = first.states
+    assert (state.num_computed_tokens, state.num_tokens, state.num_blocks, state.max_total_tokens) == (0, 40, 3, 43)
+    assert first.num_free_blocks == 253
+    second = await listener.until_step(idle=False)
+    assert second.source is PlanSource.LOCAL and second.step == first.step + 1
+    done = await listener.until_step(idle=True)
+    assert [(e.request_id, e.finish_reason) for e in done.ended] == [("a", FinishReason.LENGTH)]
+    assert done.num_free_blocks == 256
+
+
+async def test_a_plan_brings_offline_work_and_its_result_is_durable(
+    bus: Bus, listener: Listener, executor: ExecutorService
+) -> None:
+    models = await bus.bucket(subjects.LATENCY_MODELS_BUCKET, LatencyModelRecord)
+    budgets = await bus.bucket(subjects.BUDGETS_BUCKET, BudgetRecord)
+    key = executor.info.profile_key
+    await models.put(key, LatencyModelRecord(key, (1.0, 0.1, 0.0, 0.0, 0.0, 0.0, 0.1), 9, 0.0, 0.0))
+    await budgets.put(key, BudgetRecord(key, 100.0, "fixed"))
+    async with asyncio.timeout(10):
+        while True:
+            idle = await listener.until_step(idle=True)
+            request = make_request("batch_1.7", Kind.OFFLINE, max_tokens=1)
+            entries = [PlanEntry(request.request_id, Kind.OFFLINE, 40)]
+            plan = StepPlan("executor-0", idle.epoch, idle.step, entries, [request], [], 5.0)
+            await bus.publish(subjects.plan("executor-0"), plan)
+            step = await listener.steps.get()
+            if not step.idle:  # it knows its budget by now
+                break
+    assert step.source is PlanSource.PLAN and step.entries[0].request_id == "batch_1.7"
+    async for stored in bus.follow(subjects.RESULTS_STREAM, subjects.ALL_RESULTS, OfflineResult):
+        if stored is not None:
+            assert stored.message.request_id == "batch_1.7" and len(stored.message.output_token_ids) == 1
+            break
+
+
+async def test_a_plan_of_another_epoch_or_step_is_not_run(
+    bus: Bus, listener: Listener, executor: ExecutorService
+) -> None:
+    idle = await listener.until_step(idle=True)
+    request = make_request("batch_1.1", Kind.OFFLINE)
+    entries = [PlanEntry(request.request_id, Kind.OFFLINE, 40)]
+    await bus.publish(
+        subjects.plan("executor-0"), StepPlan("executor-0", "old", idle.step, entries, [request], [], 1.0)
+    )
+    await bus.publish(
+        subjects.plan("executor-0"), StepPlan("executor-0", idle.epoch, idle.step - 1, entries, [request], [], 1.0)
+    )
+    await bus.publish(subjects.inbox("executor-0"), make_request("a", max_tokens=2))
+    await listener.until_end("a")
+    assert executor.details()["steps_planned"] == 0
+    heartbeat = await asyncio.wait_for(listener.heartbeats.get(), 5)
+    while heartbeat.counters.finished_online == 0:
+        heartbeat = await asyncio.wait_for(listener.heartbeats.get(), 5)
+    assert heartbeat.counters.plans_stale == 1 and heartbeat.counters.finished_offline == 0
+
+
+async def test_measuring_waits_for_an_idle_engine(bus: Bus, listener: Listener, executor: ExecutorService) -> None:
+    subject = subjects.measure("executor-0")
+    measured = await bus.request(subject, MeasureShape([64], [100, 200], repeats=2), MeasuredShape)
+    assert measured.error == "" and len(measured.latencies_ms) == 2
+    assert (measured.shape.prefill_tokens, measured.shape.decode_kv_tokens) == (64, 302)
+    too_long = await bus.request(subject, MeasureShape([9999], []), MeasuredShape)
+    assert "not one step of this executor" in too_long.error
+    await bus.publish(subjects.inbox("executor-0"), make_request("a", max_tokens=200))
+    await listener.until_step(idle=False)
+    assert (await bus.request(subject, MeasureShape([64], []), MeasuredShape)).error == "busy"
+
+
+async def test_requests_of_a_gateway_that_is_gone_stop(
+    nats_url: str, bus: Bus, listener: Listener, executor: ExecutorService
+) -> None:
+    there = await Bus.connect(nats_url, "gateway-test")
+
+    async def alive(_: object) -> int:
+        return 1
+
+    await there.serve(subjects.alive(GATEWAY), object, alive)
+    await there.flush()
+    await bus.publish(subjects.inbox("executor-0"), make_request("kept", max_tokens=2000))
+    gone = make_request("left", max_tokens=2000)
+    await bus.publish(
+        subjects.inbox("executor-0"),
+        GenerateRequest("left", gone.kind, gone.prompt_token_ids, gone.sampling, 0.0, "gateway-gone"),
+    )
+    async with asyncio.timeout(20):
+        while True:
+            step = await listener.until_step(idle=False)
+            if any(ended.request_id == "left" for ended in step.ended):
+                break
+    assert [ended.finish_reason for ended in step.ended] == [FinishReason.ABORT]
+    assert [state.request_id for state in step.states] == ["kept"]
+    await there.close()
+
+
+async def test_registration_and_signing_off(nats_url: str, bus: Bus, model_folder: Path, tokenizer: Tokenizer) -> None:
+    settings = ExecutorSettings(model_path=str(model_folder), engine="sim")
+    own_bus = await Bus.connect(nats_url, "executor-0")
+    service = ExecutorService(own_bus, settings, preset_named("hygen"), load_engine(settings), tokenizer, SystemClock())
+    await service.start()
+    bucket = await bus.bucket(subjects.EXECUTORS_BUCKET, ExecutorInfo)
+    entry = await bucket.get("executor-0")
+    assert entry.value == service.info
+    await service.stop()
+    await own_bus.close()
+    assert await bucket.entries() == []
+
+
+def test_an_unknown_engine_lists_the_known(model_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="unknown engine 'abacus'; known: torch, sim"):
+        load_engine(ExecutorSettings(model_path=str(model_folder), engine="abacus"))
+    with pytest.raises(ModelError, match="is not a prepared model"):
+        load_engine(ExecutorSettings(model_path=str(tmp_path), engine="sim"))
