@@ -87,10 +87,14 @@ class AttentionMetadata:
 
     @classmethod
     def build(
-        cls, sequences: Sequence[Scheduled], block_size: int, bytes_per_block: int, device: torch.device
+        cls,
+        sequences: Sequence[Scheduled],
+        kv_cache: torch.Tensor,
     ) -> AttentionMetadata:
-        """``bytes_per_block`` is that of one layer. Sort decodes first and by length for tight groups; any order
-        gives the same results. Raises ValueError if a sequence has no token or too few blocks."""
+        """``kv_cache`` is one layer's, for its shape and device. Sort decodes first and by length for tight groups;
+        any order gives the same results. Raises ValueError if a sequence has no token, or not the blocks it needs."""
+        num_pool_blocks, block_size = kv_cache.shape[:2]
+        device = kv_cache.device
         num_new = np.array([len(sequence.token_ids) for sequence in sequences])
         ends = np.cumsum(num_new)
         computed = np.array([sequence.num_computed_tokens for sequence in sequences])
@@ -100,7 +104,10 @@ class AttentionMetadata:
         if num_new.min() < 1 or any(len(t) != count for t, count in zip(tables, num_blocks.tolist(), strict=True)):
             raise ValueError("a sequence has no token, or its block table does not cover its tokens")
         first_blocks = np.cumsum([0] + [len(table) for table in tables[:-1]])
-        block_ids = np.concatenate(tables)[np.repeat(first_blocks, num_new) + positions // block_size]
+        all_blocks = np.concatenate(tables)
+        if all_blocks.min() < 0 or all_blocks.max() >= num_pool_blocks:
+            raise ValueError(f"a block id is outside the pool of {num_pool_blocks} blocks")
+        block_ids = all_blocks[np.repeat(first_blocks, num_new) + positions // block_size]
         num_decodes = int(np.argmax(num_new > 1)) if (num_new > 1).any() else len(sequences)
         chunks = [
             Chunk(int(ends[i] - num_new[i]), int(ends[i]), _to_device(tables[i], device), int(computed[i]))
@@ -108,7 +115,7 @@ class AttentionMetadata:
         ]
         groups = [
             _decode_group(start, computed[start:end] + 1, tables[start:end], device)
-            for start, end in _group_bounds([len(table) for table in tables[:num_decodes]], bytes_per_block)
+            for start, end in _group_bounds([len(table) for table in tables[:num_decodes]], kv_cache[0].nbytes)
         ]
         slot_mapping = block_ids * block_size + positions % block_size
         return cls(_to_device(positions, device), _to_device(slot_mapping, device), ends - 1, groups, chunks)

@@ -15,7 +15,6 @@ from kernels.paged_attention import GatherBuffer, paged_attention
 from kernels.reference import reference_paged_attention
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
-CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -76,7 +75,7 @@ def test_matches_float64_reference(shape: Shape, dtype: torch.dtype) -> None:
     query = torch.randn(num_tokens, shape.num_heads, shape.head_dim, dtype=dtype)
     key, value = torch.randn(2, num_tokens, shape.num_kv_heads, shape.head_dim, dtype=dtype)
     scale = shape.head_dim**-0.5
-    metadata = AttentionMetadata.build(sequences, shape.block_size, kv_cache[0].nbytes, CPU)
+    metadata = AttentionMetadata.build(sequences, kv_cache)
 
     write_kv(key, value, kv_cache, metadata.slot_mapping)
     out = paged_attention(query, kv_cache, metadata, scale, GatherBuffer(), shape.window)
@@ -100,7 +99,7 @@ def test_random_batches_match_reference() -> None:
         sequences, num_blocks = sequences_of(shape, rng)
         kv_cache = torch.randn(num_blocks, shape.block_size, 2, 128)
         query = torch.randn(sum(new for _, new in parts), 6, 64)
-        metadata = AttentionMetadata.build(sequences, shape.block_size, kv_cache[0].nbytes, CPU)
+        metadata = AttentionMetadata.build(sequences, kv_cache)
         out = paged_attention(query, kv_cache, metadata, 0.125, buffer)
         num_computed, num_new = map(list, zip(*parts, strict=True))
         tables = [sequence.block_table for sequence in sequences]
@@ -114,7 +113,7 @@ def test_query_may_be_a_transposed_view() -> None:
     sequences, num_blocks = sequences_of(Shape(((9, 1), (30, 1), (4, 20))), random.Random(3))
     kv_cache = torch.randn(num_blocks, 16, 3, 128)
     query = torch.randn(9, 22, 64)
-    metadata = AttentionMetadata.build(sequences, 16, kv_cache[0].nbytes, CPU)
+    metadata = AttentionMetadata.build(sequences, kv_cache)
     viewed = paged_attention(query.transpose(0, 1), kv_cache, metadata, 0.125, GatherBuffer())
     copied = paged_attention(query.transpose(0, 1).contiguous(), kv_cache, metadata, 0.125, GatherBuffer())
     torch.testing.assert_close(viewed, copied)
@@ -133,7 +132,7 @@ def test_write_touches_only_its_slots() -> None:
 
 def test_positions_and_slots_of_a_mixed_step() -> None:
     sequences = [Scheduled([9], 5, [4, 2]), Scheduled([9, 9, 9], 3, [7, 0])]
-    metadata = AttentionMetadata.build(sequences, 4, 1024, CPU)
+    metadata = AttentionMetadata.build(sequences, torch.empty(8, 4, 1, 8))
     assert metadata.position_ids.tolist() == [5, 3, 4, 5]
     assert metadata.slot_mapping.tolist() == [9, 31, 0, 1]
     assert metadata.last_rows.tolist() == [0, 3]
@@ -143,5 +142,19 @@ def test_positions_and_slots_of_a_mixed_step() -> None:
 
 def test_decodes_of_unlike_length_do_not_share_a_group() -> None:
     sequences = [Scheduled([0], length, list(range(50))) for length in (700, 690, 100, 90, 3)]
-    metadata = AttentionMetadata.build(sequences, 16, 1024, CPU)
+    metadata = AttentionMetadata.build(sequences, torch.empty(50, 16, 1, 8))
     assert [(group.start, group.end) for group in metadata.decode_groups] == [(0, 2), (2, 4), (4, 5)]
+
+
+@pytest.mark.parametrize(
+    ("sequence", "reason"),
+    [
+        (Scheduled([], 4, [0]), "no token"),
+        (Scheduled([0] * 9, 0, [0, 1]), "does not cover"),
+        (Scheduled([0], 0, [8]), "outside the pool"),
+        (Scheduled([0], 0, [-1]), "outside the pool"),
+    ],
+)
+def test_refuses_what_would_write_elsewhere(sequence: Scheduled, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        AttentionMetadata.build([Scheduled([0], 0, [1]), sequence], torch.empty(8, 4, 1, 8))

@@ -154,7 +154,7 @@ def test_only_asked_rows_are_sampled(engine: TorchEngine) -> None:
         (Sequence("r", [1] * 17, 0, [0], SamplingParams(1), True), "block table"),
         (Sequence("r", [], 3, [0], SamplingParams(1), True), "no token"),
         (Sequence("r", [10**6], 0, [0], SamplingParams(1), True), "vocabulary"),
-        (Sequence("r", [1], 0, [NUM_BLOCKS], SamplingParams(1), True), "index"),
+        (Sequence("r", [1], 0, [NUM_BLOCKS], SamplingParams(1), True), "outside the pool"),
     ],
 )
 def test_bad_batches_are_engine_errors(engine: TorchEngine, sequence: Sequence, reason: str) -> None:

@@ -1,0 +1,107 @@
+"""Other model families than the default one: small ones with random weights, against transformers itself."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from services.executor.engines.torch_engine import TorchEngine
+from shared.errors import ModelError
+from shared.protocol.messages import SamplingParams
+from tests.services.engine_driver import EngineDriver, Request
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": 300,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "eos_token_id": 1,
+    "pad_token_id": 0,
+    "initializer_range": 0.3,
+}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {"attention_bias": True},
+    "qwen2": {},
+    "qwen3": {"head_dim": 32},
+    "mistral": {"sliding_window": 12, "head_dim": 16},
+    "phi3": {"sliding_window": None},
+    "olmo2": {},
+    "granite": {"logits_scaling": 3.0, "attention_multiplier": 0.2},
+    "gpt_neox": {"rotary_pct": 0.25},
+    "gemma": {"head_dim": 16},
+}
+
+
+def save_model(path: Path, model_type: str, **options: Any) -> Any:
+    """A model folder with random weights; returns the model as transformers runs it."""
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(model_type, **SHAPE | options)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    model.save_pretrained(path)
+    return model
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_equals_transformers(family: str, tmp_path: Path) -> None:
+    model = save_model(tmp_path, family, **FAMILIES[family])
+    engine = TorchEngine.load(tmp_path, family, device="cpu", num_blocks=120, block_size=8, num_threads=1)
+    rng = random.Random(0)
+    prompts = [[rng.randrange(2, 300) for _ in range(rng.randint(1, 70))] for _ in range(6)]
+    sampling = SamplingParams(max_tokens=10, temperature=0.0)
+    requests = [Request(f"r{i}", prompt, sampling) for i, prompt in enumerate(prompts)]
+    outputs = EngineDriver(engine, seed=3, max_tokens=60, drop=0.1).run(requests)
+    for i, prompt in enumerate(prompts):
+        with torch.inference_mode():
+            logits = model(torch.tensor([prompt + outputs[f"r{i}"]])).logits[0, len(prompt) - 1 : -1]
+        assert outputs[f"r{i}"] == logits.argmax(-1).tolist(), f"prompt {i}"
+    assert len({tuple(output) for output in outputs.values()}) > 1
+    engine.close()
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "reason"),
+    [
+        ("gemma2", {"head_dim": 16, "layer_types": ["full_attention"] * 2}, "softcap"),
+        ("mamba", {}, "0 use plain attention"),
+    ],
+)
+def test_models_beyond_our_kernels_are_refused(
+    family: str, options: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    save_model(tmp_path, family, **options)
+    with pytest.raises(ModelError, match=reason):
+        TorchEngine.load(tmp_path, family, device="cpu", num_blocks=8)
+
+
+def test_model_that_reads_its_own_weights_runs_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packed weights have another layout: a layer that multiplies by ``linear.weight`` itself must keep the plain."""
+    save_model(tmp_path, "llama")
+
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        gate = torch.nn.functional.linear(x, self.gate_proj.weight)
+        return self.down_proj(torch.nn.functional.silu(gate) * self.up_proj(x))
+
+    monkeypatch.setattr("transformers.models.llama.modeling_llama.LlamaMLP.forward", forward)
+    engine = TorchEngine.load(tmp_path, "llama", device="cpu", num_blocks=8)
+    request = Request("r", [5, 6, 7], SamplingParams(max_tokens=3, temperature=0.0))
+    assert len(EngineDriver(engine, seed=0).run([request])["r"]) >= 1
+
+
+def test_broken_weights_are_a_model_error(tmp_path: Path) -> None:
+    save_model(tmp_path, "llama")
+    (tmp_path / "model.safetensors").write_bytes(b"not safetensors")
+    with pytest.raises(ModelError, match="cannot load the model"):
+        TorchEngine.load(tmp_path, "llama", device="cpu", num_blocks=8)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": "nonesuch"}))
+    with pytest.raises(ModelError, match="cannot load the model"):
+        TorchEngine.load(tmp_path, "llama", device="cpu", num_blocks=8)
