@@ -15,6 +15,7 @@ from services.offline_queue.batch_lines import read_lines
 from services.offline_queue.batch_progress import BatchProgress
 from services.offline_queue.batch_records import BatchOutput, Change
 from shared.bus import Bucket, Bus, Objects
+from shared.cancellation import check_cancelled
 from shared.clock import Clock
 from shared.errors import NotFoundOnBusError
 from shared.protocol import subjects
@@ -223,6 +224,7 @@ def _line_of(request_id: str) -> int:
 
 
 async def _wait(event: asyncio.Event, timeout_s: float) -> None:
+    check_cancelled()
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(max(0.0, timeout_s)):
             await event.wait()

@@ -14,6 +14,7 @@ from nats.js.kv import KeyValue
 
 from shared.bus.connection import Connection
 from shared.bus.failures import FAILURES, WRONG_LAST_SEQUENCE
+from shared.cancellation import check_cancelled
 from shared.errors import BusError, ConflictError, NotFoundOnBusError
 from shared.protocol.codec import decode_record, encode_record
 
@@ -100,6 +101,7 @@ class Bucket(Generic[T]):
         """Every present entry, then one None, then every change as it comes; after a reconnect all over again
         (with its None), since changes may have been missed."""
         while True:
+            check_cancelled()
             generation = self._connection.reconnects
             try:
                 watcher = await self._kv.watchall()
@@ -116,6 +118,7 @@ class Bucket(Generic[T]):
 
     async def _updates(self, watcher: KeyValue.KeyWatcher, generation: int) -> AsyncIterator[Entry[T] | None]:
         while self._connection.reconnects == generation:
+            check_cancelled()
             try:
                 entry = await watcher.updates(timeout=1.0)
             except (TimeoutError, nats.errors.TimeoutError):

@@ -23,6 +23,7 @@ from nats.js.api import (
 
 from shared.bus.connection import OPERATION_TIMEOUT_S, Connection
 from shared.bus.failures import FAILURES, NO_SUCH_MESSAGE, STREAM_DIFFERS, SUBJECT_IS_TAKEN
+from shared.cancellation import check_cancelled
 from shared.errors import BusError
 from shared.protocol import subjects
 from shared.protocol.codec import decode, decode_record, encode, encode_record
@@ -138,6 +139,7 @@ class Streams(Connection):
         """One None each time the reader has caught up for the first time; recreates a consumer that was lost."""
         last, caught_up = 0, False
         while True:
+            check_cancelled()
             try:
                 consumer = await self._js.pull_subscribe(
                     subject,
@@ -162,6 +164,7 @@ class Streams(Connection):
                     yield None
                 generation = self.reconnects
                 while generation == self.reconnects:
+                    check_cancelled()
                     try:
                         messages = await consumer.fetch(FETCH_BATCH, timeout=FETCH_WAIT_S)
                     except (TimeoutError, nats.errors.TimeoutError):

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, prepare
 from services.offline_queue.batch_manager import BatchManager
 from shared.bus import Bucket, Bus, Objects
+from shared.cancellation import check_cancelled
 from shared.clock import Clock
 from shared.openai.requests import CHAT, ServedModel
 from shared.protocol import subjects
@@ -65,8 +66,10 @@ class StoringPool:
 
     async def run(self) -> None:
         while True:
+            check_cancelled()
             await self.permits.acquire()
             while not self.waiting:
+                check_cancelled()
                 self.changed.clear()
                 await self.changed.wait()
             request_id = next(iter(self.waiting))
@@ -138,8 +141,9 @@ class Desk:
         finally:
             for task in tasks:
                 task.cancel()
-            ends = await asyncio.gather(*tasks, return_exceptions=True)
-            await bus.close()
+            async with asyncio.timeout(TIMEOUT_S):
+                ends = await asyncio.gather(*tasks, return_exceptions=True)
+            await bus._client.close()  # a killed process does not drain
             assert all(isinstance(end, asyncio.CancelledError) for end in ends), ends
 
     async def submit(self, content: bytes | list[dict[str, Any]], window_s: int = 86_400, endpoint: str = CHAT) -> str:

@@ -1,0 +1,14 @@
+"""A cancellation that must not be lost."""
+
+from __future__ import annotations
+
+import asyncio
+
+
+def check_cancelled() -> None:
+    """Raise CancelledError where the current task was cancelled and went on: asyncio.wait_for of Python 3.11, which
+    nats-py awaits everywhere, swallows a cancellation that comes together with the result. A loop of such awaits
+    calls this every turn; without it, a process that is told to stop may never stop."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError

@@ -1,0 +1,254 @@
+"""Kills at every stage: each custom_id has one result in the end, and nothing is run that has its result."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from services.offline_queue import batch_records
+from services.offline_queue.batch_lines import lines_object
+from services.offline_queue.batch_records import BatchOutput
+from shared.bus import Bus
+from shared.protocol import subjects
+from shared.protocol.messages import BatchRecord, FileRecord, FinishReason, OfflineRequest, OfflineResult
+from tests.conftest import free_port, nats_server_binary, wait_for_port
+from tests.services.batch_desk import TIMEOUT_S, TOKENIZER, Desk, ManualClock, answer_text, chat_line
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+async def desk(nats_url: str, bus: Bus, clock: ManualClock) -> Desk:
+    return await Desk.open(nats_url, bus, clock)
+
+
+async def assert_complete(desk: Desk, record: BatchRecord, ids: list[str]) -> None:
+    """All is answered, once, in the order of the input; nothing is left in the streams."""
+    assert (record.status, record.total, record.completed, record.failed) == ("completed", len(ids), len(ids), 0)
+    lines = await desk.read_file(record.output_file_id)
+    assert [line["custom_id"] for line in lines] == ids
+    texts = [line["response"]["body"]["choices"][0]["message"]["content"] for line in lines]
+    assert texts == [answer_text(each) for each in ids]
+    assert record.error_file_id is None
+    assert await desk.stored_requests(record.id) == []
+    assert await desk.stored_results(record.id) == []
+
+
+async def until_stored(bus: Bus, number: int) -> None:
+    """So many requests are in the stream."""
+    seen = 0
+    async with asyncio.timeout(TIMEOUT_S):
+        async for stored in bus.follow(subjects.REQUESTS_STREAM, subjects.ALL_REQUESTS, OfflineRequest):
+            seen += stored is not None
+            if seen == number:
+                return
+
+
+async def test_killed_while_it_reads_the_file(desk: Desk) -> None:
+    ids = [f"request {number}" for number in range(2000)]
+    batch_id = await desk.submit([chat_line(each) for each in ids])
+    async with desk.running() as (_, pool):
+        await until_stored(desk.bus, 100)
+        assert pool.added == []
+    record = (await desk.batches.get(batch_id)).value
+    assert record is not None
+    assert record.status == "validating"
+    async with desk.running() as (_, pool):
+        record = await desk.until_cleared(batch_id)
+        assert pool.added == [f"{batch_id}.{line}" for line in range(1, 2001)]
+    await assert_complete(desk, record, ids)
+
+
+async def test_killed_between_the_last_store_and_the_record(desk: Desk) -> None:
+    """Stored requests of a batch that is still validating are not trusted: here one is of another file."""
+    batch_id = await desk.submit([chat_line("a"), chat_line("b")])
+    stale = OfflineResult(f"{batch_id}.1", [], FinishReason.ERROR, error="stale")
+    await desk.bus.store(subjects.result(stale.request_id), stale)
+    async with desk.running():
+        record = await desk.until_cleared(batch_id)
+    await assert_complete(desk, record, ["a", "b"])
+
+
+async def test_killed_with_some_results(desk: Desk) -> None:
+    ids = [str(number) for number in range(20)]
+    first = await desk.submit([chat_line(each) for each in ids])
+    async with desk.running(permits=7):
+        await desk.until(first, lambda record: record.completed == 7)
+    second = await desk.submit([chat_line(each) for each in ids])
+    async with desk.running(permits=0) as (_, pool):
+        await desk.until_status(second, "in_progress")
+        await pool.until(lambda: len(pool.waiting) == 33)
+    async with desk.running(permits=6) as (_, pool):
+        assert pool.added == [f"{first}.{line}" for line in range(8, 21)] + [f"{second}.{n}" for n in range(1, 21)]
+        await desk.until(first, lambda record: record.completed == 13)
+    async with desk.running():
+        for batch_id in (first, second):
+            await assert_complete(desk, await desk.until_cleared(batch_id), ids)
+
+
+async def test_results_that_came_while_nobody_was_there(desk: Desk) -> None:
+    """The executor goes on without the offline-queue; leftover requests of its results do not run again."""
+    ids = [str(number) for number in range(8)]
+    batch_id = await desk.submit([chat_line(each) for each in ids])
+    async with desk.running(permits=0):
+        await desk.until_status(batch_id, "in_progress")
+    for line in (2, 5):
+        result = OfflineResult(f"{batch_id}.{line}", TOKENIZER.encode(answer_text(ids[line - 1])), FinishReason.STOP)
+        await desk.bus.store(subjects.result(result.request_id), result)
+    async with desk.running(permits=0) as (_, pool):
+        assert pool.added == [f"{batch_id}.{line}" for line in (1, 3, 4, 6, 7, 8)]
+        await desk.until(batch_id, lambda record: record.completed == 2)
+        assert await desk.stored_requests(batch_id) == pool.added
+    async with desk.running():
+        await assert_complete(desk, await desk.until_cleared(batch_id), ids)
+
+
+async def test_killed_while_it_writes_the_files(desk: Desk) -> None:
+    ids = [f"request {number}" for number in range(1500)]
+    batch_id = await desk.submit([chat_line(each) for each in ids])
+    async with desk.running() as (_, pool):
+        record = await desk.until_status(batch_id, "finalizing")
+    record = (await desk.batches.get(batch_id)).value or record
+    assert record.status == "finalizing"
+    async with desk.running(permits=0) as (_, pool):
+        record = await desk.until_cleared(batch_id)
+        assert pool.added == []
+    await assert_complete(desk, record, ids)
+
+
+async def test_killed_between_the_files_and_the_record(desk: Desk) -> None:
+    """Files of an earlier attempt are replaced, and gone where they have no lines any more."""
+    batch_id = await desk.submit([chat_line("a")])
+    for kind in ("output", "error"):
+        file_id = f"file-1-{kind}"
+        await desk.objects.put(file_id, b"{}\n")
+        await desk.files.put(file_id, FileRecord(file_id, 3, 1, "old", "batch_output"))
+    async with desk.running():
+        record = await desk.until_cleared(batch_id)
+    await assert_complete(desk, record, ["a"])
+    assert record.output_file_id == "file-1-output"
+    assert {entry.key for entry in await desk.files.entries()} == {"file-1", "file-1-output"}
+
+
+async def test_killed_before_an_ended_batch_is_cleared(desk: Desk) -> None:
+    batch_id = await desk.submit([chat_line("a"), chat_line("b")])
+    async with desk.running(permits=1):
+        await desk.until(batch_id, lambda record: record.completed == 1)
+    await desk.cancel(batch_id)
+    await desk.batches.edit(batch_id, batch_records.ended(BatchOutput(None, None, batch_records.BatchCounts()), 1))
+    async with desk.running(permits=0) as (_, pool):
+        record = await desk.until_cleared(batch_id)
+        assert pool.added == []
+    assert record.status == "cancelled"
+    assert await desk.stored_requests(batch_id) == []
+    assert await desk.stored_results(batch_id) == []
+
+
+async def test_cancelled_while_nobody_was_there(desk: Desk) -> None:
+    batch_id = await desk.submit([chat_line(str(number)) for number in range(4)])
+    async with desk.running(permits=1):
+        await desk.until(batch_id, lambda record: record.completed == 1)
+    await desk.cancel(batch_id)
+    async with desk.running(permits=0) as (_, pool):
+        record = await desk.until_cleared(batch_id)
+        assert pool.added == []
+    assert (record.status, record.completed, record.failed) == ("cancelled", 1, 3)
+    assert set(await desk.results(record)) == set("0123")
+
+
+async def test_expired_while_nobody_was_there(desk: Desk, clock: ManualClock) -> None:
+    batch_id = await desk.submit([chat_line(str(number)) for number in range(4)], window_s=50)
+    async with desk.running(permits=1):
+        await desk.until(batch_id, lambda record: record.completed == 1)
+    clock.now_s += 50
+    async with desk.running(permits=0) as (_, pool):
+        record = await desk.until_cleared(batch_id)
+        assert pool.added == []
+    assert (record.status, record.completed, record.failed) == ("expired", 1, 3)
+    assert set(await desk.results(record)) == set("0123")
+
+
+async def test_an_input_file_that_is_deleted_too_early_or_late(desk: Desk) -> None:
+    early = await desk.submit([chat_line("a")])
+    await desk.objects.delete("file-1")
+    late = await desk.submit([chat_line("b")])
+    async with desk.running(permits=0):
+        record = await desk.until_cleared(early)
+        assert record.status == "failed"
+        assert [(e.code, e.param, e.line) for e in record.errors] == [("input_file_not_found", "input_file_id", None)]
+        await desk.until_status(late, "in_progress")
+        await desk.objects.delete("file-2")
+    async with desk.running():
+        await assert_complete(desk, await desk.until_cleared(late), ["b"])
+
+
+async def test_lost_data_fails_one_batch_and_no_other(desk: Desk) -> None:
+    lost, good = [await desk.submit([chat_line("a")]) for _ in range(2)]
+    async with desk.running(permits=0):
+        for batch_id in (lost, good):
+            await desk.until_status(batch_id, "in_progress")
+    await desk.objects.delete(lines_object(lost))
+    async with desk.running():
+        record = await desk.until_cleared(lost)
+        assert (record.status, [error.code for error in record.errors]) == ("failed", ["server_error"])
+        await assert_complete(desk, await desk.until_cleared(good), ["a"])
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_killed_again_and_again(desk: Desk, seed: int) -> None:
+    """Wherever the event loop happens to be: lives grow longer, so that the batch ends at last."""
+    ids = [f"request {number}" for number in range(150)]
+    batch_id = await desk.submit([chat_line(each) for each in ids])
+    generator = random.Random(seed)
+    kills, record = 0, None
+    while record is None or not record.cleared:
+        async with desk.running():
+            for _ in range(generator.randint(1, int(50 * 1.25**kills))):
+                await asyncio.sleep(0)
+        kills += 1
+        record = (await desk.batches.get(batch_id)).value
+        assert record is not None
+    assert kills > 3
+    await assert_complete(desk, record, ids)
+
+
+async def test_the_bus_restarts(tmp_path: Path) -> None:
+    ids = [str(number) for number in range(12)]
+    port = free_port()
+    with nats_server(port, tmp_path):
+        bus = await Bus.connect(f"nats://127.0.0.1:{port}", "test")
+        await bus.ensure_streams()
+        desk = await Desk.open(f"nats://127.0.0.1:{port}", bus)
+        batch_id = await desk.submit([chat_line(each) for each in ids])
+        running = desk.running(permits=5)
+        _, pool = await running.__aenter__()
+        await pool.until(lambda: len(pool.discarded) == 5)
+    with nats_server(port, tmp_path):
+        await desk.until(batch_id, lambda record: record.completed == 5)
+        for _ in range(7):
+            pool.permits.release()
+        await assert_complete(desk, await desk.until_cleared(batch_id), ids)
+        await running.__aexit__(None, None, None)
+        await bus.close()
+
+
+@contextlib.contextmanager
+def nats_server(port: int, folder: Path) -> Iterator[None]:
+    """A server that keeps its store when it ends."""
+    command = [nats_server_binary(), "-a", "127.0.0.1", "-p", str(port), "-js", "-sd", str(folder)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        wait_for_port(port, process)
+        yield
+    finally:
+        process.kill()
+        process.wait(10)
