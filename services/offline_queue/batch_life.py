@@ -139,7 +139,10 @@ class BatchLife:
             await self._reload()
         else:
             await self._edit(batch_records.started(ingested.total, tools.model, self._now_s()))
-        logger.info("batch ingested", extra={"batch_id": record.id, "lines": ingested.total})
+        logger.info(
+            "batch ingested",
+            extra={"batch_id": record.id, "status": self.record.status, "lines": ingested.total},
+        )
 
     async def _add_to_pool(self, progress: BatchProgress) -> None:
         """The stream keeps the order of storing, which is that of the lines."""

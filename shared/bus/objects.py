@@ -14,6 +14,8 @@ from shared.bus.streams import Streams
 from shared.errors import BusError, NotFoundOnBusError
 from shared.protocol import subjects
 
+FETCH_CHUNKS = 16  # 2 MiB in memory at once
+
 
 class Objects:
     """The object bucket: file contents of any size, in chunks."""
@@ -52,7 +54,7 @@ class Objects:
             return
         stream = f"OBJ_{subjects.OBJECTS_BUCKET}"
         subject = f"$O.{subjects.OBJECTS_BUCKET}.C.{info.nuid}"
-        async for sequence_data in self._streams.read_raw(stream, subject):
+        async for sequence_data in self._streams.read_raw(stream, subject, FETCH_CHUNKS):
             seen += len(sequence_data.data)
             yield sequence_data.data
         if seen != size:

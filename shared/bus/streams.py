@@ -109,9 +109,9 @@ class Streams(Connection):
                 else Stored(decode(raw.data, message_type), raw.subject, raw.sequence, raw.num_pending)
             )
 
-    async def read_raw(self, stream: str, subject: str) -> AsyncIterator[_Raw]:
-        """As ``read``, undecoded."""
-        async for raw in self._consume(stream, subject):
+    async def read_raw(self, stream: str, subject: str, fetch: int = FETCH_BATCH) -> AsyncIterator[_Raw]:
+        """As ``read``, undecoded; ``fetch``: how many messages are in memory at once."""
+        async for raw in self._consume(stream, subject, fetch):
             if raw is None:
                 return
             yield raw
@@ -135,7 +135,7 @@ class Streams(Connection):
         except FAILURES as error:
             raise BusError(f"purge {subject}: {error!r}") from error
 
-    async def _consume(self, stream: str, subject: str) -> AsyncIterator[_Raw | None]:
+    async def _consume(self, stream: str, subject: str, fetch: int = FETCH_BATCH) -> AsyncIterator[_Raw | None]:
         """One None each time the reader has caught up for the first time; recreates a consumer that was lost."""
         last, caught_up = 0, False
         while True:
@@ -166,7 +166,7 @@ class Streams(Connection):
                 while generation == self.reconnects:
                     check_cancelled()
                     try:
-                        messages = await consumer.fetch(FETCH_BATCH, timeout=FETCH_WAIT_S)
+                        messages = await consumer.fetch(fetch, timeout=FETCH_WAIT_S)
                     except (TimeoutError, nats.errors.TimeoutError):
                         # what was pending may have been deleted before it was delivered
                         if not caught_up and not (await consumer.consumer_info()).num_pending:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import json
+import tracemalloc
+
 import pytest
 
 from services.offline_queue.batch_lines import lines_object
@@ -211,3 +215,20 @@ async def test_a_batch_of_5000_lines(desk: Desk) -> None:
     texts = [line["response"]["body"]["choices"][0]["message"]["content"] for line in lines]
     assert texts == [answer_text(each) for each in ids]
     await assert_nothing_left(desk, batch_id)
+
+
+async def test_memory_does_not_grow_with_the_files(desk: Desk) -> None:
+    """A batch of 40 MB, whose requests the pool does not keep: the reader, the progress and the writer remain."""
+    line = chat_line("{}", body={"messages": [{"role": "user", "content": "x"}], "user": "u" * 40_000})
+    text = json.dumps(line)
+    batch_id = await desk.submit("".join(text.replace("{}", str(n)) + "\n" for n in range(1000)).encode())
+    gc.collect()
+    tracemalloc.start()
+    try:
+        async with desk.running():
+            record = await desk.until_cleared(batch_id)
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert (record.status, record.completed) == ("completed", 1000)
+    assert peak_bytes < 24_000_000
