@@ -7,6 +7,7 @@ import contextlib
 import logging
 
 from shared.bus import Bus
+from shared.cancellation import check_cancelled
 from shared.errors import BusError
 from shared.protocol import subjects
 from shared.protocol.messages import OfflineResult
@@ -53,6 +54,7 @@ class ResultStore:
                 raise
             finally:
                 self._waiting.task_done()
+            check_cancelled()
 
     async def _store(self, result: OfflineResult) -> None:
         while True:

@@ -50,6 +50,7 @@ class StepLoop:
         self._wake = asyncio.Event()
         self._plan: StepPlan | None = None
         self._measurements: asyncio.Queue[tuple[MeasureShape, asyncio.Future[MeasuredShape]]] = asyncio.Queue(16)
+        self._measuring: asyncio.Future[MeasuredShape] | None = None
         self._step = 0
         self._was_running = False
         self._ended: list[EndedRequest] = []
@@ -84,7 +85,7 @@ class StepLoop:
     async def measure(self, shape: MeasureShape) -> MeasuredShape:
         """Time a batch while nothing else runs; an error where the replica has work."""
         if self._replica.has_work:
-            return MeasuredShape(BatchShape(0, 0, 0, 0), [], "busy")
+            return _unmeasured("busy")
         done: asyncio.Future[MeasuredShape] = asyncio.get_running_loop().create_future()
         await self._measurements.put((shape, done))
         self._wake.set()
@@ -111,7 +112,11 @@ class StepLoop:
             await self._publisher.step_started(self._message(PlanSource.IDLE, idle=True))
 
     def close(self) -> None:
-        """After ``run`` was cancelled."""
+        """After ``run`` was cancelled. Who waits for a measurement is told that none comes."""
+        while not self._measurements.empty():
+            _answer(self._measurements.get_nowait()[1], _unmeasured("stopping"))
+        if self._measuring is not None:
+            _answer(self._measuring, _unmeasured("stopping"))
         self._engine.close()
         self._thread.shutdown()
 
@@ -207,21 +212,31 @@ class StepLoop:
         )
 
     async def _measure_one(self) -> None:
-        shape, done = self._measurements.get_nowait()
-        nothing = BatchShape(0, 0, 0, 0)
+        shape, self._measuring = self._measurements.get_nowait()
+        _answer(self._measuring, await self._measured(shape))
+
+    async def _measured(self, shape: MeasureShape) -> MeasuredShape:
         try:
             scratch = ScratchBatch(shape, self._replica.pool, self._replica.limits, self._engine.spec)
         except ValueError as error:
-            done.set_result(MeasuredShape(nothing, [], str(error)))
-            return
+            return _unmeasured(str(error))
         try:
             loop = asyncio.get_running_loop()
             latencies = [
                 (await loop.run_in_executor(self._thread, self._engine.execute, scratch.batch)).latency_ms
                 for _ in range(max(1, shape.repeats))
             ]
-            done.set_result(MeasuredShape(batch_shape(scratch.batch), latencies))
+            return MeasuredShape(batch_shape(scratch.batch), latencies)
         except EngineError as error:
-            done.set_result(MeasuredShape(nothing, [], str(error)))
+            return _unmeasured(str(error))
         finally:
             scratch.free()
+
+
+def _unmeasured(why: str) -> MeasuredShape:
+    return MeasuredShape(BatchShape(0, 0, 0, 0), [], why)
+
+
+def _answer(waiting: asyncio.Future[MeasuredShape], measured: MeasuredShape) -> None:
+    if not waiting.done():
+        waiting.set_result(measured)

@@ -17,7 +17,7 @@ class ChatOptions:
     model: str
     system: str | None = None
     max_tokens: int | None = None
-    temperature: float | None = None
+    temperature: float = 0.2
 
     def body(self, messages: list[dict[str, str]]) -> dict[str, object]:
         """A chat completion request."""

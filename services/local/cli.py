@@ -112,7 +112,7 @@ def chat(
     model: Annotated[str | None, typer.Option(help="By default the first that the server lists.")] = None,
     system: Annotated[str | None, typer.Option(help="The system message.")] = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="The longest answer.")] = None,
-    temperature: Annotated[float | None, typer.Option(min=0.0, max=2.0, help="0 is greedy.")] = None,
+    temperature: Annotated[float, typer.Option(min=0.0, max=2.0, help="0 is greedy; small models ramble at 1.")] = 0.2,
     url: UrlOption = None,
     data_dir: DataDirOption = DEFAULT_DATA_DIR,
 ) -> None:

@@ -82,11 +82,15 @@ class OfflineQueueService:
         return "ok" if self._bus.is_connected else "bus connection lost"
 
     def details(self) -> Details:
+        batches = self._batches.stats()
         stats = [attached.scheduler.stats() for attached in self._attached.values()]
         plans = sum(each.plans for each in stats)
         return {
             "waiting": self._pool.num_waiting,
             "running": len(self._pool) - self._pool.num_waiting,
+            "batches": batches.batches,
+            "batches_validating": batches.validating,
+            "lines_done": batches.lines_done,
             "executors": len(self._attached),
             "preset": self._preset.name,
             "plans": plans,
