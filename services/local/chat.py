@@ -12,19 +12,18 @@ from shared.errors import ApiError
 
 @dataclass(frozen=True, slots=True)
 class ChatOptions:
-    """What every request of a conversation carries; None leaves it to the server."""
+    """What every request of a conversation carries."""
 
     model: str
-    system: str | None = None
-    max_tokens: int | None = None
-    temperature: float = 0.2
+    system: str | None
+    max_tokens: int
+    temperature: float
 
     def body(self, messages: list[dict[str, str]]) -> dict[str, object]:
         """A chat completion request."""
         system = [{"role": "system", "content": self.system}] if self.system else []
-        optional = {"max_tokens": self.max_tokens, "temperature": self.temperature}
-        given = {name: value for name, value in optional.items() if value is not None}
-        return {"model": self.model, "messages": system + messages, **given}
+        limits = {"max_tokens": self.max_tokens, "temperature": self.temperature}
+        return {"model": self.model, "messages": system + messages, **limits}
 
 
 @dataclass(slots=True)

@@ -111,8 +111,10 @@ def chat(
     message: Annotated[str | None, typer.Argument(help="Ask this and leave; without it, a conversation.")] = None,
     model: Annotated[str | None, typer.Option(help="By default the first that the server lists.")] = None,
     system: Annotated[str | None, typer.Option(help="The system message.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(min=1, help="The longest answer.")] = None,
-    temperature: Annotated[float, typer.Option(min=0.0, max=2.0, help="0 is greedy; small models ramble at 1.")] = 0.2,
+    max_tokens: Annotated[int, typer.Option(min=1, help="The longest answer.")] = 512,
+    temperature: Annotated[
+        float, typer.Option(min=0.0, max=2.0, help="0 is greedy; 1 is the model's own spread.")
+    ] = 0.0,
     url: UrlOption = None,
     data_dir: DataDirOption = DEFAULT_DATA_DIR,
 ) -> None:

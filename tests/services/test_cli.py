@@ -193,7 +193,7 @@ def test_a_client_command_without_a_server_is_a_failure(tmp_path: Path) -> None:
 
 
 def test_chat_streams_one_answer(server: Server) -> None:
-    assert slackwater("chat", "hello", "--url", server.url, "--temperature", "0", "--system", "Be brief.") == (
+    assert slackwater("chat", "hello", "--url", server.url, "--temperature", "0.5", "--system", "Be brief.") == (
         0,
         "You said: hello\n",
         "",
@@ -203,7 +203,8 @@ def test_chat_streams_one_answer(server: Server) -> None:
     assert json.loads(body) == {
         "model": "served-model",
         "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hello"}],
-        "temperature": 0.0,
+        "temperature": 0.5,
+        "max_tokens": 512,
         "stream": True,
     }
 
