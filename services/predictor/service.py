@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from services.predictor.fit import LinearFit, fit_linear, is_material
+from services.predictor.fit import LinearFit, calibrated, fit_linear, is_material
 from services.predictor.settings import PredictorSettings
 from services.predictor.window import SampleWindow
 from shared.bus import Bucket, Bus, Subscription
@@ -19,6 +19,8 @@ from shared.protocol.messages import LatencyModelRecord, LatencySample
 from shared.service import Details
 
 logger = logging.getLogger(__name__)
+
+RECENT_SAMPLES = 128  # whose total a model must get right
 
 
 class Predictor:
@@ -99,7 +101,11 @@ class Predictor:
             prior = profile.record.coefficients if profile.record else None
             fitted = await asyncio.to_thread(fit_linear, observations, prior)
             self._counts.fits += 1
-            if fitted is None or (prior is not None and not is_material(fitted, prior, observations)):
+            if fitted is None:
+                return
+            recent = profile.window.recent(RECENT_SAMPLES)
+            fitted = calibrated(fitted, recent)
+            if prior is not None and not is_material(fitted, prior, observations, recent):
                 return
             record = _record(profile_key, fitted, self._clock.unix_s())
             await self._models.put(profile_key, record)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections import deque
 from typing import NamedTuple
@@ -72,6 +73,12 @@ class SampleWindow:
             for members in self._strata.values()
             for number, shape, latency_ms in members
         ]
+
+    def recent(self, count: int) -> list[Observation]:
+        """The newest ``count`` of those kept, newest first."""
+        kept = (member for members in self._strata.values() for member in members)
+        newest = heapq.nlargest(count, kept, key=lambda member: member.number)
+        return [Observation(shape, latency_ms) for _, shape, latency_ms in newest]
 
     def check_integrity(self) -> None:
         """Raises AssertionError where the bounds or the sums are broken."""

@@ -36,7 +36,7 @@ class Bus(LiveMessages, Streams):
                 kv = await self._js.create_key_value(KeyValueConfig(bucket=name))
         except FAILURES as error:
             raise BusError(f"bucket {name}: {error!r}") from error
-        return Bucket(self, kv, record_type)
+        return Bucket(self, kv, name, record_type)
 
     async def objects(self) -> Objects:
         """The object bucket, created where absent."""

@@ -8,12 +8,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-import nats.errors
 import nats.js.errors
 from nats.js.kv import KeyValue
 
-from shared.bus.connection import Connection
 from shared.bus.failures import FAILURES, WRONG_LAST_SEQUENCE
+from shared.bus.streams import Raw, Streams
 from shared.cancellation import check_cancelled
 from shared.errors import BusError, ConflictError, NotFoundOnBusError
 from shared.protocol.codec import decode_record, encode_record
@@ -21,6 +20,8 @@ from shared.protocol.codec import decode_record, encode_record
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+OPERATION_HEADER = "KV-Operation"  # what is not a put says so here
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +36,12 @@ class Entry(Generic[T]):
 class Bucket(Generic[T]):
     """A KV bucket whose values are records of one type."""
 
-    def __init__(self, connection: Connection, kv: KeyValue, record_type: type[T]) -> None:
-        self._connection = connection
+    def __init__(self, streams: Streams, kv: KeyValue, name: str, record_type: type[T]) -> None:
+        self._streams = streams
         self._kv = kv
         self._type = record_type
+        self._stream = f"KV_{name}"
+        self._prefix = f"$KV.{name}."
 
     async def get(self, key: str) -> Entry[T]:
         """Raises NotFoundOnBusError."""
@@ -83,52 +86,31 @@ class Bucket(Generic[T]):
 
     async def entries(self) -> list[Entry[T]]:
         """All present entries, in the order of their revisions."""
-        found = []
-        try:
-            watcher = await self._kv.watchall(ignore_deletes=True)
-            try:
-                async for entry in watcher:
-                    if entry is None:
-                        break
-                    found.append(Entry(entry.key, decode_record(entry.value or b"", self._type), entry.revision or 0))
-            finally:
-                await watcher.stop()
-        except FAILURES as error:
-            raise BusError(f"entries: {error!r}") from error
-        return found
+        found: dict[str, Entry[T]] = {}
+        async for raw in self._streams.read_raw(self._stream, f"{self._prefix}>"):
+            entry = self._entry(raw)
+            found.pop(entry.key, None)
+            if entry.value is not None:
+                found[entry.key] = entry
+        return list(found.values())
 
     async def watch(self) -> AsyncIterator[Entry[T] | None]:
-        """Every present entry, then one None, then every change as it comes; after a reconnect all over again
-        (with its None), since changes may have been missed."""
+        """Every present entry, then one None, then every change as it comes. Never ends; what changes while the bus
+        is away comes after the reconnect."""
         while True:
             check_cancelled()
-            generation = self._connection.reconnects
+            generation = self._streams.reconnects
             try:
-                watcher = await self._kv.watchall()
-            except FAILURES as error:
-                logger.warning("watch failed, trying again", extra={"error": repr(error)})
-                await self._connection.wait_reconnected(generation, timeout_s=1.0)
-                continue
-            try:
-                async for entry in self._updates(watcher, generation):
-                    yield entry
-            finally:
-                with contextlib.suppress(*FAILURES):
-                    await watcher.stop()
+                async for raw in self._streams.follow_raw(self._stream, f"{self._prefix}>"):
+                    yield None if raw is None else self._entry(raw)
+            except BusError as error:  # only before the first entry: what was begun is gone on with by itself
+                logger.warning("watch failed, trying again", extra={"stream": self._stream, "why": str(error)})
+                await self._streams.wait_reconnected(generation, timeout_s=1.0)
 
-    async def _updates(self, watcher: KeyValue.KeyWatcher, generation: int) -> AsyncIterator[Entry[T] | None]:
-        while self._connection.reconnects == generation:
-            check_cancelled()
-            try:
-                entry = await watcher.updates(timeout=1.0)
-            except (TimeoutError, nats.errors.TimeoutError):
-                continue
-            if entry is None:
-                yield None
-            elif entry.operation in ("DEL", "PURGE"):
-                yield Entry(entry.key, None, entry.revision or 0)
-            else:
-                yield Entry(entry.key, decode_record(entry.value or b"", self._type), entry.revision or 0)
+    def _entry(self, raw: Raw) -> Entry[T]:
+        key = raw.subject.removeprefix(self._prefix)
+        is_gone = raw.headers.get(OPERATION_HEADER) in ("DEL", "PURGE")
+        return Entry(key, None if is_gone else decode_record(raw.data, self._type), raw.sequence)
 
     async def _write(self, key: str, writing: Awaitable[int]) -> int:
         try:

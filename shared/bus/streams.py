@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -45,6 +45,17 @@ class Stored(Generic[T]):
     subject: str
     sequence: int
     num_pending: int
+
+
+@dataclass(frozen=True, slots=True)
+class Raw:
+    """As ``Stored``, undecoded."""
+
+    data: bytes
+    subject: str
+    sequence: int
+    num_pending: int
+    headers: Mapping[str, str]
 
 
 class Streams(Connection):
@@ -102,14 +113,18 @@ class Streams(Connection):
 
     async def follow(self, stream: str, subject: str, message_type: type[T]) -> AsyncIterator[Stored[T] | None]:
         """Every stored message, one None when those present were seen, then each new one as it comes. Never ends."""
-        async for raw in self._consume(stream, subject):
-            yield (
-                None
-                if raw is None
-                else Stored(decode(raw.data, message_type), raw.subject, raw.sequence, raw.num_pending)
-            )
+        async for raw in self.follow_raw(stream, subject):
+            if raw is None:
+                yield None
+            else:
+                yield Stored(decode(raw.data, message_type), raw.subject, raw.sequence, raw.num_pending)
 
-    async def read_raw(self, stream: str, subject: str, fetch: int = FETCH_BATCH) -> AsyncIterator[_Raw]:
+    async def follow_raw(self, stream: str, subject: str) -> AsyncIterator[Raw | None]:
+        """As ``follow``, undecoded."""
+        async for raw in self._consume(stream, subject):
+            yield raw
+
+    async def read_raw(self, stream: str, subject: str, fetch: int = FETCH_BATCH) -> AsyncIterator[Raw]:
         """As ``read``, undecoded; ``fetch``: how many messages are in memory at once."""
         async for raw in self._consume(stream, subject, fetch):
             if raw is None:
@@ -135,7 +150,7 @@ class Streams(Connection):
         except FAILURES as error:
             raise BusError(f"purge {subject}: {error!r}") from error
 
-    async def _consume(self, stream: str, subject: str, fetch: int = FETCH_BATCH) -> AsyncIterator[_Raw | None]:
+    async def _consume(self, stream: str, subject: str, fetch: int = FETCH_BATCH) -> AsyncIterator[Raw | None]:
         """One None each time the reader has caught up for the first time; recreates a consumer that was lost."""
         last, caught_up = 0, False
         while True:
@@ -176,7 +191,7 @@ class Streams(Connection):
                     for msg in messages:
                         meta = msg.metadata
                         last = meta.sequence.stream
-                        yield _Raw(msg.data, msg.subject, last, meta.num_pending)
+                        yield Raw(msg.data, msg.subject, last, meta.num_pending, msg.headers or {})
                         if meta.num_pending == 0 and not caught_up:
                             caught_up = True
                             yield None
@@ -195,11 +210,3 @@ class _ApiError(msgspec.Struct):
 
 class _ApiReply(msgspec.Struct):
     error: _ApiError | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Raw:
-    data: bytes
-    subject: str
-    sequence: int
-    num_pending: int

@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.predictor.fit import Coefficients, fit_linear, is_material, mean_relative_error
+from services.predictor.fit import (
+    Coefficients,
+    bias,
+    calibrated,
+    fit_linear,
+    is_material,
+    mean_relative_error,
+)
 from services.predictor.window import Observation
 from shared.latency.features import BatchFeatures
 from shared.latency.linear import LinearLatencyModel
@@ -149,3 +156,24 @@ def test_any_samples_give_a_usable_model_or_none(observations: list[Observation]
     assert fitted.mape >= 0
     model = LinearLatencyModel(*fitted.coefficients)  # refuses what is negative or not finite
     assert model.predict_ms(BatchFeatures(10, 1, 10, 1)) >= 0
+
+
+def test_a_fit_is_calibrated_to_what_runs_now() -> None:
+    rng = random.Random(5)
+    shapes = varied_shapes(rng, 400)
+    fitted = fit_linear(timed(shapes, rng, noise=0.02))
+    assert fitted is not None
+    now = [Observation(shape, latency * 1.12) for shape, latency, _ in timed(shapes[:100], rng, noise=0.02)]
+    assert bias(fitted.coefficients, now) == pytest.approx(1.12, abs=0.02)
+    assert bias(calibrated(fitted, now).coefficients, now) == pytest.approx(1.0)
+    assert is_material(fitted, fitted.coefficients, timed(shapes, rng, noise=0.02), now)
+
+
+def test_calibration_has_limits_and_needs_samples() -> None:
+    rng = random.Random(6)
+    observations = timed(varied_shapes(rng, 100), rng, noise=0.0)
+    fitted = fit_linear(observations)
+    assert fitted is not None
+    assert calibrated(fitted, []) == fitted
+    stalled = [Observation(shape, latency * 50) for shape, latency, _ in observations]
+    assert bias(calibrated(fitted, stalled).coefficients, observations) == pytest.approx(0.5, abs=0.01)

@@ -56,3 +56,11 @@ def test_a_senseless_latency_is_refused(latency_ms: float) -> None:
 
 def test_an_empty_batch_is_refused() -> None:
     assert not SampleWindow(64).add(BatchShape(0, 0, 0, 0), 1.0)
+
+
+def test_recent_ones_come_newest_first_whatever_their_stratum() -> None:
+    window = SampleWindow(64)
+    for number in range(1, 21):
+        window.add(BatchShape(1 << (number % 5), 1, 0, 0), float(number))
+    assert [o.latency_ms for o in window.recent(6)] == [20.0, 19.0, 18.0, 17.0, 16.0, 15.0]
+    assert len(window.recent(100)) == 20

@@ -151,3 +151,19 @@ async def test_objects_of_several_chunks(bus: Bus) -> None:
     await objects.delete("file-1")
     with pytest.raises(NotFoundOnBusError):
         _ = [chunk async for chunk in objects.chunks("file-1")]
+
+
+async def test_entries_are_whole_while_many_read_and_write(bus: Bus) -> None:
+    bucket = await bus.bucket(subjects.FILES_BUCKET, FileRecord)
+    for number in range(20):
+        await bucket.put(f"file-{number}", file_record(f"file-{number}"))
+
+    async def read() -> set[str]:
+        return {entry.key for entry in await bucket.entries()}
+
+    async def write(number: int) -> None:
+        await bucket.put(f"file-{number}", file_record(f"file-{number}", 2))
+
+    seen = await asyncio.gather(*(read() for _ in range(50)), *(write(number) for number in range(20)))
+    keys = {f"file-{number}" for number in range(20)}
+    assert all(found == keys for found in seen if found is not None)
