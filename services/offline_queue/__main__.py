@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import sys
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from shared.clock import SystemClock
 from shared.errors import ConfigError, SlackwaterError
 from shared.model_folder import ModelFacts
 from shared.openai.requests import ServedModel
+from shared.scheduling.offline_order import make_offline_order
 from shared.scheduling.presets import preset_named
 from shared.service import run_service
 from shared.tokenizer import Tokenizer
@@ -23,6 +25,7 @@ def main() -> int:
         settings = config.load(OfflineQueueSettings, "python -m services.offline_queue")
         try:
             preset = preset_named(settings.preset)
+            order = make_offline_order(preset.offline_order, settings.utility_ratio, iter(random.random, None))
         except ValueError as error:
             raise ConfigError(str(error)) from error
         folder = Path(settings.model_path)
@@ -34,7 +37,7 @@ def main() -> int:
         return 2
 
     def make(bus: Bus) -> OfflineQueueService:
-        return OfflineQueueService(bus, model, preset, tokenizer, SystemClock())
+        return OfflineQueueService(bus, model, preset, order, tokenizer, SystemClock())
 
     return run_service(settings.nats, settings.log_level, "offline-queue", make)
 
