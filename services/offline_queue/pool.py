@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
 
+import msgspec
 from msgspec.structs import replace
 
+from shared.protocol.codec import decode, encode
 from shared.protocol.messages import GenerateRequest, OfflineRequest
 from shared.scheduling.offline_order import OfflineOrder
 from shared.scheduling.packed_prompt import pack_tokens, unpack_tokens
 from shared.scheduling.request import Kind, Request
 
 
-@dataclass(slots=True)
-class _Item:
-    generate: GenerateRequest  # without its prompt
+class _Item(msgspec.Struct, gc=False):  # 100,000 that each full collection walks would delay plans
+    request: bytes  # encoded, without its prompt
     prompt: bytes  # packed
     executor_id: str | None = None
     is_ending: bool = False  # the executor has finished it; its result is not seen here yet
 
-    def whole(self) -> GenerateRequest:
-        return replace(self.generate, prompt_token_ids=unpack_tokens(self.prompt))
+    @classmethod
+    def pack(cls, request: GenerateRequest) -> _Item:
+        return cls(encode(replace(request, prompt_token_ids=[])), pack_tokens(request.prompt_token_ids))
+
+    def unpack(self) -> GenerateRequest:
+        return replace(decode(self.request, GenerateRequest), prompt_token_ids=unpack_tokens(self.prompt))
 
 
 class OfflinePool:
@@ -52,9 +56,8 @@ class OfflinePool:
         for request in requests:
             generate = request.request
             if generate.request_id not in self._items:
-                prompt = pack_tokens(generate.prompt_token_ids)
-                self._items[generate.request_id] = _Item(replace(generate, prompt_token_ids=[]), prompt)
-                self._order.add(_schedulable(generate), prompt)
+                item = self._items[generate.request_id] = _Item.pack(generate)
+                self._order.add(_schedulable(generate), item.prompt)
         self._on_work()
 
     def discard(self, request_ids: list[str]) -> None:
@@ -78,7 +81,7 @@ class OfflinePool:
     def take(self, request_id: str, executor_id: str) -> GenerateRequest:
         """A waiting request enters an executor with a plan."""
         self._assign(request_id, executor_id)
-        return self._items[request_id].whole()
+        return self._items[request_id].unpack()
 
     def settle(self, executor_id: str, held: Collection[str], ended: Collection[str]) -> list[str]:
         """An executor's word: it holds exactly ``held`` (offline ids), and ``ended`` have ended with a result that

@@ -50,7 +50,8 @@ class FcfsOrder:
 
     def __init__(self) -> None:
         self._arrivals = itertools.count()
-        self._requests: dict[str, tuple[int, Request]] = {}  # with its arrival
+        self._requests: dict[str, Request] = {}
+        self._sequences: dict[str, int] = {}  # arrivals
         self._waiting = FreshnessTree()
 
     @property
@@ -61,17 +62,19 @@ class FcfsOrder:
         if request.request_id in self._requests:
             raise ValueError(f"request {request.request_id} is here already")
         sequence = next(self._arrivals)
-        self._requests[request.request_id] = sequence, request
+        self._requests[request.request_id] = request
+        self._sequences[request.request_id] = sequence
         self._waiting.insert(sequence, request)
 
     def take(self, request_id: str) -> None:
-        self._waiting.remove(self._requests[request_id][0])
+        self._waiting.remove(self._sequences[request_id])
 
     def give_back(self, request_id: str) -> None:
-        self._waiting.insert(*self._requests[request_id])
+        self._waiting.insert(self._sequences[request_id], self._requests[request_id])
 
     def remove(self, request_id: str) -> None:
-        sequence, _ = self._requests.pop(request_id)
+        del self._requests[request_id]
+        sequence = self._sequences.pop(request_id)
         if sequence in self._waiting:
             self._waiting.remove(sequence)
 
@@ -79,9 +82,10 @@ class FcfsOrder:
         return self._waiting.in_order()
 
     def check_integrity(self) -> None:
-        waiting = [request.request_id for request in self._waiting.in_order()]
-        known = {sequence: request_id for request_id, (sequence, _) in self._requests.items()}
-        assert waiting == [known[sequence] for sequence in sorted(known) if sequence in self._waiting]
+        assert self._sequences.keys() == self._requests.keys()
+        by_arrival = sorted(self._requests, key=self._sequences.__getitem__)
+        waiting = [request_id for request_id in by_arrival if self._sequences[request_id] in self._waiting]
+        assert [request.request_id for request in self._waiting.in_order()] == waiting
 
 
 class PsmOrder:
