@@ -13,6 +13,7 @@ from itertools import product
 
 from benchmarks.figures import print_table, quantile
 from services.offline_queue.async_scheduler import AsyncScheduler
+from services.offline_queue.garbage import collect_seldom
 from services.offline_queue.pool import OfflinePool
 from shared.clock import SystemClock
 from shared.latency.linear import LinearLatencyModel
@@ -80,6 +81,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=1000)
     rounds = parser.parse_args().rounds
+    collect_seldom()
     rows = []
     for order, num_running, num_waiting in product(OFFLINE_ORDERS, (16, 64, 256), (100, 10_000)):
         times, cpu_times = measure(order, num_running, num_waiting, rounds)

@@ -6,6 +6,7 @@ import random
 import sys
 from pathlib import Path
 
+from services.offline_queue.garbage import collect_seldom
 from services.offline_queue.service import OfflineQueueService
 from services.offline_queue.settings import OfflineQueueSettings
 from shared import config
@@ -39,6 +40,7 @@ def main() -> int:
     def make(bus: Bus) -> OfflineQueueService:
         return OfflineQueueService(bus, model, preset, order, tokenizer, SystemClock())
 
+    collect_seldom()
     return run_service(settings.nats, settings.log_level, "offline-queue", make)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from shared.scheduling.batch import Policy
 
-DEFAULT_UTILITY_RATIO = 0.9  # u of HyGen Alg. 4: nine requests of ten by shared prefix, one by age
+DEFAULT_UTILITY_RATIO = 0.9  # u of HyGen Alg. 4, which gives none: nearly all of psm's cache hits (docs/benchmarks.md)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from collections.abc import Callable
 
@@ -11,6 +12,7 @@ from services.executor.engine import EngineSpec
 from services.executor.engines.sim import SimEngine
 from services.executor.replica import Replica, ended_request
 from services.offline_queue.async_scheduler import AsyncScheduler
+from services.offline_queue.garbage import collect_seldom
 from services.offline_queue.pool import OfflinePool
 from shared.clock import SystemClock
 from shared.latency.linear import LinearLatencyModel
@@ -266,3 +268,19 @@ def test_without_a_budget_no_offline_work_is_planned(make_peer: MakePeer) -> Non
     plan = peer.scheduler.plan_idle()
     assert plan is not None and [g.request_id for g in plan.admitted] == ["batch_1.1"]
     assert peer.scheduler.plan_idle() is None
+
+
+def test_plans_are_not_interrupted_by_walks_over_all_that_waits(make_peer: MakePeer) -> None:
+    thresholds = gc.get_threshold()
+    collect_seldom()
+    try:
+        walks = gc.get_stats()[2]["collections"]
+        peer = make_peer(Policy(40.0))
+        peer.pool.add([make_offline(n) for n in range(2000)])
+        for _ in range(100):
+            peer.run_step()
+        assert peer.planned_steps > 90
+        assert gc.get_stats()[2]["collections"] == walks
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.unfreeze()
