@@ -52,6 +52,10 @@ def up(
         int | None, typer.Option(min=1, help="KV blocks of each engine; else sized by memory.")
     ] = None,
     preset: Annotated[str, typer.Option(help=", ".join(PRESETS), callback=one_of("preset", PRESETS))] = "hygen",
+    utility_ratio: Annotated[
+        float | None,
+        typer.Option(min=0.0, max=1.0, help="The share of offline requests chosen by shared prefix, not by age."),
+    ] = None,
     budget_ms: Annotated[float | None, typer.Option(min=0.001, help="A fixed latency budget of each step.")] = None,
     target_tbt_ms: Annotated[
         float | None, typer.Option(min=0.001, help="The time between tokens that online requests are to keep.")
@@ -75,6 +79,7 @@ def up(
         threads=threads,
         kv_blocks=kv_blocks,
         preset=preset,
+        utility_ratio=utility_ratio,
         budget_ms=budget_ms,
         target_tbt_ms=target_tbt_ms,
         data_dir=data_dir,

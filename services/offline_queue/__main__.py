@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 import sys
 from pathlib import Path
 
+from services.offline_queue.garbage import collect_seldom
 from services.offline_queue.service import OfflineQueueService
 from services.offline_queue.settings import OfflineQueueSettings
 from shared import config
@@ -13,6 +15,7 @@ from shared.clock import SystemClock
 from shared.errors import ConfigError, SlackwaterError
 from shared.model_folder import ModelFacts
 from shared.openai.requests import ServedModel
+from shared.scheduling.offline_order import make_offline_order
 from shared.scheduling.presets import preset_named
 from shared.service import run_service
 from shared.tokenizer import Tokenizer
@@ -23,6 +26,7 @@ def main() -> int:
         settings = config.load(OfflineQueueSettings, "python -m services.offline_queue")
         try:
             preset = preset_named(settings.preset)
+            order = make_offline_order(preset.offline_order, settings.utility_ratio, iter(random.random, None))
         except ValueError as error:
             raise ConfigError(str(error)) from error
         folder = Path(settings.model_path)
@@ -34,8 +38,9 @@ def main() -> int:
         return 2
 
     def make(bus: Bus) -> OfflineQueueService:
-        return OfflineQueueService(bus, model, preset, tokenizer, SystemClock())
+        return OfflineQueueService(bus, model, preset, order, tokenizer, SystemClock())
 
+    collect_seldom()
     return run_service(settings.nats, settings.log_level, "offline-queue", make)
 
 

@@ -7,6 +7,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from shared.scheduling.presets import DEFAULT_UTILITY_RATIO
+
 
 class OfflineQueueSettings(msgspec.Struct, frozen=True):
     """The durable offline pool, the life of batches, and one ASYNC_SCHEDULER (HyGen Algorithm 2) per executor."""
@@ -17,3 +19,7 @@ class OfflineQueueSettings(msgspec.Struct, frozen=True):
     model_name: Annotated[str, Meta(description="the name that clients use")] = "smollm2-135m-instruct"
     max_model_len: Annotated[int, Meta(ge=0, description="context limit in tokens; 0 is the model's own")] = 0
     preset: Annotated[str, Meta(description="hygen, sarathi++ or online-only")] = "hygen"
+    utility_ratio: Annotated[
+        float,
+        Meta(ge=0, le=1, description="share of offline requests chosen by shared prefix, the rest by age (hygen)"),
+    ] = DEFAULT_UTILITY_RATIO

@@ -7,14 +7,18 @@ from dataclasses import dataclass
 
 from shared.scheduling.batch import Policy
 
+DEFAULT_UTILITY_RATIO = 0.9  # u of HyGen Alg. 4, which gives none: nearly all of psm's cache hits (docs/benchmarks.md)
+
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """``uses_latency_budget``: offline work is held to a step's latency budget; ``serves_offline``: it runs at all."""
+    """``uses_latency_budget``: offline work is held to a step's latency budget; ``serves_offline``: it runs at all;
+    ``offline_order``: a name that ``make_offline_order`` knows."""
 
     name: str
     uses_latency_budget: bool
     serves_offline: bool
+    offline_order: str = "fcfs"
 
     def policy(self, latency_budget_ms: float | None) -> Policy:
         """The policy under a budget; without a known one, a preset that needs it serves no offline work yet."""
@@ -28,7 +32,7 @@ class Preset:
 PRESETS = {
     preset.name: preset
     for preset in (
-        Preset("hygen", uses_latency_budget=True, serves_offline=True),
+        Preset("hygen", uses_latency_budget=True, serves_offline=True, offline_order="psm-fair"),
         Preset("sarathi++", uses_latency_budget=False, serves_offline=True),  # HyGen section 5.1: online first, no SLO
         Preset("online-only", uses_latency_budget=False, serves_offline=False),
     )
