@@ -55,7 +55,7 @@ def expected(model_folder: Path, tokenizer: Tokenizer) -> dict[str, str]:
 def tight_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
     """The torch engine with so few KV blocks that requests lose theirs."""
     folder = tmp_path_factory.mktemp("stack")
-    stack = LocalStack(folder, "--engine", "torch", "--kv-blocks", "72")
+    stack = LocalStack(folder, "--engine", "torch", "--kv-blocks", "40")
     try:
         stack.start()
         yield stack
