@@ -17,6 +17,8 @@ from services.local.batch_cli import batch_app
 from services.local.command_group import CommandGroup, DeferredCommand
 from services.local.options import DEFAULT_DATA_DIR, DEFAULT_PORT, ENGINES, StackOptions
 from services.local.parameters import DataDirOption, JsonOption, UrlOption, one_of
+from shared.latency.architectures import ARCHITECTURES
+from shared.latency.devices import DEVICES
 from shared.scheduling.presets import PRESETS
 
 if TYPE_CHECKING:
@@ -51,6 +53,12 @@ def up(
     kv_blocks: Annotated[
         int | None, typer.Option(min=1, help="KV blocks of each engine; else sized by memory.")
     ] = None,
+    sim_model: Annotated[
+        str | None, typer.Option(help="The model that the sim engine times.", callback=one_of("model", ARCHITECTURES))
+    ] = None,
+    sim_device: Annotated[
+        str | None, typer.Option(help="The GPU that the sim engine stands for.", callback=one_of("device", DEVICES))
+    ] = None,
     preset: Annotated[str, typer.Option(help=", ".join(PRESETS), callback=one_of("preset", PRESETS))] = "hygen",
     budget_ms: Annotated[float | None, typer.Option(min=0.001, help="A fixed latency budget of each step.")] = None,
     target_tbt_ms: Annotated[
@@ -74,6 +82,8 @@ def up(
         executors=executors,
         threads=threads,
         kv_blocks=kv_blocks,
+        sim_model=sim_model,
+        sim_device=sim_device,
         preset=preset,
         budget_ms=budget_ms,
         target_tbt_ms=target_tbt_ms,

@@ -24,6 +24,8 @@ class StackOptions:
     executors: int = 1
     threads: int | None = None
     kv_blocks: int | None = None
+    sim_model: str | None = None  # what the sim engine stands for
+    sim_device: str | None = None
     preset: str = "hygen"
     budget_ms: float | None = None
     target_tbt_ms: float | None = None

@@ -45,6 +45,8 @@ def _executor(options: StackOptions, index: int) -> dict[str, Setting]:
         "engine": options.engine,
         "threads": options.threads,
         "kv_blocks": options.kv_blocks,
+        "sim_model": options.sim_model,
+        "sim_device": options.sim_device,
         "preset": options.preset,
     }
 
