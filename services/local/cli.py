@@ -156,6 +156,12 @@ def _load_replay() -> Callable[..., Any]:
     return replay
 
 
+def _load_simulate() -> Callable[..., Any]:
+    from services.profiler.simulation.cli import simulate
+
+    return simulate
+
+
 def _announce(line: str) -> None:
     print(line, file=sys.stdout, flush=True)
 
@@ -163,4 +169,7 @@ def _announce(line: str) -> None:
 command: Any = get_command(app)
 command.add_command(
     DeferredCommand("replay", "Replay a production trace against any OpenAI-compatible server.", _load_replay)
+)
+command.add_command(
+    DeferredCommand("simulate", "Replay a production trace on a named GPU and model in virtual time.", _load_simulate)
 )
