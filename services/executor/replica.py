@@ -235,6 +235,8 @@ class Replica:
         if not was_running:
             request.num_computed_tokens = self.pool.start(request.request_id, request.kind, sequence.token_ids)
         num_tokens = min(num_tokens, request.num_remaining_tokens)
+        if request.num_computed_tokens + num_tokens <= request.num_blocks * self.limits.block_size:
+            return num_tokens  # most decodes: the last block has room
         while not self.pool.grow(request.request_id, request.num_computed_tokens + num_tokens):
             victim = self._offline_victim(lost) if request.kind is Kind.ONLINE else None
             if victim is None:
@@ -281,10 +283,13 @@ class Replica:
 
     def _advance(self, sequence: LiveSequence, num_tokens: int) -> None:
         request = sequence.request
-        computed_prompt = min(num_tokens, sequence.num_prompt_tokens - request.num_computed_tokens)
-        self.totals.prompt_tokens += max(0, computed_prompt)
-        request.num_computed_tokens += num_tokens
-        self.pool.commit(request.request_id, sequence.token_ids, request.num_computed_tokens)
+        num_before = request.num_computed_tokens
+        request.num_computed_tokens = num_after = num_before + num_tokens
+        if num_before < sequence.num_prompt_tokens:
+            self.totals.prompt_tokens += min(num_after, sequence.num_prompt_tokens) - num_before
+        block_size = self.limits.block_size
+        if num_after // block_size > num_before // block_size:
+            self.pool.commit(request.request_id, sequence.token_ids, num_after)
 
     def _end(self, sequence: LiveSequence, reason: FinishReason, error: str = "") -> None:
         self.pool.free(sequence.request_id)
