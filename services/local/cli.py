@@ -61,6 +61,9 @@ def up(
     ] = None,
     preset: Annotated[str, typer.Option(help=", ".join(PRESETS), callback=one_of("preset", PRESETS))] = "hygen",
     budget_ms: Annotated[float | None, typer.Option(min=0.001, help="A fixed latency budget of each step.")] = None,
+    offline_qps: Annotated[
+        float | None, typer.Option(min=0.001, help="hygen-star: offline requests per second of each executor.")
+    ] = None,
     target_tbt_ms: Annotated[
         float | None, typer.Option(min=0.001, help="The time between tokens that online requests are to keep.")
     ] = None,
@@ -74,6 +77,10 @@ def up(
 
     if budget_ms is not None and target_tbt_ms is not None:
         raise typer.BadParameter("give --budget-ms or --target-tbt-ms, not both")
+    try:
+        PRESETS[preset].offline_rate(offline_qps)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
     options = StackOptions(
         model=model,
         engine=engine,
@@ -86,6 +93,7 @@ def up(
         sim_device=sim_device,
         preset=preset,
         budget_ms=budget_ms,
+        offline_qps=offline_qps,
         target_tbt_ms=target_tbt_ms,
         data_dir=data_dir,
         nats=nats,

@@ -28,6 +28,7 @@ class StackOptions:
     sim_device: str | None = None
     preset: str = "hygen"
     budget_ms: float | None = None
+    offline_qps: float | None = None
     target_tbt_ms: float | None = None
     data_dir: Path = DEFAULT_DATA_DIR
     nats: str | None = None  # None: a server of our own

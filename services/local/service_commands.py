@@ -28,7 +28,10 @@ def service_commands(options: StackOptions, data_dir: DataDir, nats_url: str, mo
             "services.profiler",
             {"budget_ms": options.budget_ms, "target_tbt_ms": options.target_tbt_ms},
         ),
-        "offline-queue": ("services.offline_queue", {**model, "preset": options.preset}),
+        "offline-queue": (
+            "services.offline_queue",
+            {**model, "preset": options.preset, "offline_qps": options.offline_qps},
+        ),
     }
     for index in range(options.executors):
         settings[f"executor-{index}"] = ("services.executor", {**_executor(options, index), **model})

@@ -23,6 +23,8 @@ def main() -> int:
         settings = config.load(OfflineQueueSettings, "python -m services.offline_queue")
         try:
             preset = preset_named(settings.preset)
+            offline_qps = settings.offline_qps or None
+            preset.offline_rate(offline_qps)
         except ValueError as error:
             raise ConfigError(str(error)) from error
         folder = Path(settings.model_path)
@@ -34,7 +36,7 @@ def main() -> int:
         return 2
 
     def make(bus: Bus) -> OfflineQueueService:
-        return OfflineQueueService(bus, model, preset, tokenizer, SystemClock())
+        return OfflineQueueService(bus, model, preset, tokenizer, SystemClock(), offline_qps)
 
     return run_service(settings.nats, settings.log_level, "offline-queue", make)
 

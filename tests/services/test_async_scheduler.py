@@ -27,6 +27,7 @@ from shared.protocol.messages import (
     StepStarted,
 )
 from shared.scheduling.batch import Limits, Policy
+from shared.scheduling.offline_rate import OfflineRate
 from shared.scheduling.request import Kind
 from shared.tokenizer import Tokenizer
 
@@ -44,14 +45,14 @@ def make_offline(number: int, prompt: int = 30, max_tokens: int = 10) -> Offline
 class Peer:
     """An executor's loop, one step per call, with a scheduler that hears everything at once."""
 
-    def __init__(self, tokenizer: Tokenizer, policy: Policy) -> None:
+    def __init__(self, tokenizer: Tokenizer, policy: Policy, rate: OfflineRate | None = None) -> None:
         spec = EngineSpec("m", "sim", "none", "float16", 512, 49152, 16, 48, (2,))
         self.policy = policy
         self.replica = Replica(Limits(16, 48, 64, 32), spec, tokenizer)
         self.engine = SimEngine(spec, LinearLatencyModel(0, 0, 0, 0, 0, 0, 0), 30.0)
         self.discarded: list[str] = []
         self.pool = FcfsPool(lambda: None, lambda _, ids: self.discarded.extend(ids))
-        self.scheduler = AsyncScheduler(INFO, self.pool, self.tuning, SystemClock())
+        self.scheduler = AsyncScheduler(INFO, self.pool, self.tuning, SystemClock(), rate)
         self.plan: StepPlan | None = None
         self.step = 0
         self.planned_steps = 0
@@ -212,3 +213,13 @@ def test_without_a_budget_no_offline_work_is_planned(tokenizer: Tokenizer) -> No
     plan = peer.scheduler.plan_idle()
     assert plan is not None and [g.request_id for g in plan.admitted] == ["batch_1.1"]
     assert peer.scheduler.plan_idle() is None
+
+
+def test_at_a_fixed_rate_one_enters_at_a_time(tokenizer: Tokenizer) -> None:
+    peer = Peer(tokenizer, Policy(200.0), OfflineRate(1e-6))
+    peer.pool.add([make_offline(n) for n in range(3)])
+    peer.say(idle=True)
+    while peer.run_step():
+        pass
+    assert list(peer.results) == ["batch_1.0"]
+    assert peer.pool.num_waiting == 2
