@@ -29,7 +29,7 @@ class RooflineLatencyModel:
     + overhead, in milliseconds; every term grows with its argument.
 
     A batch's prefill and decode tokens share one pass over the weights. What Eq. 1's features do not tell is assumed:
-    the prefill tokens attend to each other as one prompt would (S_p^2 of Eq. 1), and to no earlier chunk.
+    the prefill tokens attend to each other as one prompt would (S_p^2 of Eq. 1), and to no earlier chunk of theirs.
     """
 
     ms_per_token_compute: float  # GEMMs of all layers
