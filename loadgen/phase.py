@@ -72,12 +72,9 @@ class Phase:
 
     def outcome(self) -> PhaseOutcome:
         """What was measured so far; a side that the phase does not have, or did not get to, is None."""
-        started = self._start_s is not None
-        return PhaseOutcome(
-            online=online_report(self.online.records, self._start_s, self._end_s)
-            if self.online is not None and self._start_s is not None
-            else None,
-            offline=offline_report(self._offline.totals()) if self._offline is not None and started else None,
-            records=self.online.records if self.online is not None else (),
-            idle_share=idle_share(*self._busy) if len(self._busy) == 2 else None,
-        )
+        online, offline = None, None
+        if self._start_s is not None:
+            online = online_report(self.online.records, self._start_s, self._end_s) if self.online else None
+            offline = offline_report(self._offline.totals()) if self._offline else None
+        records = self.online.records if self.online else ()
+        return PhaseOutcome(online, offline, records, idle_share(*self._busy) if len(self._busy) == 2 else None)
