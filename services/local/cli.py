@@ -60,6 +60,10 @@ def up(
         str | None, typer.Option(help="The GPU that the sim engine stands for.", callback=one_of("device", DEVICES))
     ] = None,
     preset: Annotated[str, typer.Option(help=", ".join(PRESETS), callback=one_of("preset", PRESETS))] = "hygen",
+    utility_ratio: Annotated[
+        float | None,
+        typer.Option(min=0.0, max=1.0, help="The share of offline requests chosen by shared prefix, not by age."),
+    ] = None,
     budget_ms: Annotated[float | None, typer.Option(min=0.001, help="A fixed latency budget of each step.")] = None,
     offline_qps: Annotated[
         float | None, typer.Option(min=0.001, help="hygen-star: offline requests per second of each executor.")
@@ -92,6 +96,7 @@ def up(
         sim_model=sim_model,
         sim_device=sim_device,
         preset=preset,
+        utility_ratio=utility_ratio,
         budget_ms=budget_ms,
         offline_qps=offline_qps,
         target_tbt_ms=target_tbt_ms,

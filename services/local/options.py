@@ -27,6 +27,7 @@ class StackOptions:
     sim_model: str | None = None  # what the sim engine stands for
     sim_device: str | None = None
     preset: str = "hygen"
+    utility_ratio: float | None = None
     budget_ms: float | None = None
     offline_qps: float | None = None
     target_tbt_ms: float | None = None

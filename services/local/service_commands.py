@@ -30,7 +30,12 @@ def service_commands(options: StackOptions, data_dir: DataDir, nats_url: str, mo
         ),
         "offline-queue": (
             "services.offline_queue",
-            {**model, "preset": options.preset, "offline_qps": options.offline_qps},
+            {
+                **model,
+                "preset": options.preset,
+                "offline_qps": options.offline_qps,
+                "utility_ratio": options.utility_ratio,
+            },
         ),
     }
     for index in range(options.executors):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 import sys
 from pathlib import Path
 
+from services.offline_queue.garbage import collect_seldom
 from services.offline_queue.service import OfflineQueueService
 from services.offline_queue.settings import OfflineQueueSettings
 from shared import config
@@ -13,6 +15,7 @@ from shared.clock import SystemClock
 from shared.errors import ConfigError, SlackwaterError
 from shared.model_folder import ModelFacts
 from shared.openai.requests import ServedModel
+from shared.scheduling.offline_order import make_offline_order
 from shared.scheduling.presets import preset_named
 from shared.service import run_service
 from shared.tokenizer import Tokenizer
@@ -25,6 +28,7 @@ def main() -> int:
             preset = preset_named(settings.preset)
             offline_qps = settings.offline_qps or None
             preset.offline_rate(offline_qps)
+            order = make_offline_order(preset.offline_order, settings.utility_ratio, iter(random.random, None))
         except ValueError as error:
             raise ConfigError(str(error)) from error
         folder = Path(settings.model_path)
@@ -36,8 +40,9 @@ def main() -> int:
         return 2
 
     def make(bus: Bus) -> OfflineQueueService:
-        return OfflineQueueService(bus, model, preset, tokenizer, SystemClock(), offline_qps)
+        return OfflineQueueService(bus, model, preset, order, tokenizer, SystemClock(), offline_qps)
 
+    collect_seldom()
     return run_service(settings.nats, settings.log_level, "offline-queue", make)
 
 

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from services.offline_queue.pool import FcfsPool
+from services.offline_queue.pool import OfflinePool
 from shared.clock import Clock
 from shared.latency.model import LatencyModel
 from shared.protocol.messages import (
@@ -42,7 +42,7 @@ class AsyncScheduler:
     def __init__(
         self,
         info: ExecutorInfo,
-        pool: FcfsPool,
+        pool: OfflinePool,
         tuning: Callable[[], tuple[Policy, LatencyModel]],
         clock: Clock,
         rate: OfflineRate | None = None,

@@ -28,7 +28,7 @@ RECHECK_S = 60.0  # the clock that expiry goes by may be set while we wait
 GROUP_REQUESTS = 256
 
 
-class OfflinePool(Protocol):
+class RequestPool(Protocol):
     """Where requests wait for an executor."""
 
     def add(self, requests: list[OfflineRequest]) -> None:
@@ -47,7 +47,7 @@ class BatchTools:
     objects: Objects
     ingestion: BatchIngestion
     files: BatchFiles
-    pool: OfflinePool
+    pool: RequestPool
     clock: Clock
     model: str
 

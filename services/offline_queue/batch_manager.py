@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from services.offline_queue import batch_records
 from services.offline_queue.batch_files import BatchFiles
 from services.offline_queue.batch_ingest import BatchIngestion
-from services.offline_queue.batch_life import BatchLife, BatchTools
-from services.offline_queue.batch_life import OfflinePool as OfflinePool
+from services.offline_queue.batch_life import BatchLife, BatchTools, RequestPool
 from shared.bus import Bucket, Bus, Stored
 from shared.clock import Clock
 from shared.errors import BusError, NotFoundOnBusError
@@ -39,7 +38,7 @@ class BatchManager:
     """The lives of all batches in this process; only one process may run it at a time. Memory grows with the batches
     that have not ended, never with those that have."""
 
-    def __init__(self, bus: Bus, tokenizer: Tokenizer, model: ServedModel, pool: OfflinePool, clock: Clock) -> None:
+    def __init__(self, bus: Bus, tokenizer: Tokenizer, model: ServedModel, pool: RequestPool, clock: Clock) -> None:
         self._bus = bus
         self._tokenizer = tokenizer
         self._model = model

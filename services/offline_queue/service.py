@@ -7,7 +7,7 @@ import logging
 
 from services.offline_queue.async_scheduler import AsyncScheduler
 from services.offline_queue.batch_manager import BatchManager
-from services.offline_queue.pool import FcfsPool
+from services.offline_queue.pool import OfflinePool
 from shared.bus import Bus, Entry, Subscription
 from shared.clock import Clock
 from shared.errors import BusError
@@ -23,6 +23,7 @@ from shared.protocol.messages import (
     StepStarted,
 )
 from shared.scheduling.batch import Policy
+from shared.scheduling.offline_order import OfflineOrder
 from shared.scheduling.presets import Preset
 from shared.service import Details
 from shared.tokenizer import Tokenizer
@@ -53,6 +54,7 @@ class OfflineQueueService:
         bus: Bus,
         model: ServedModel,
         preset: Preset,
+        order: OfflineOrder,
         tokenizer: Tokenizer,
         clock: Clock,
         offline_qps: float | None = None,
@@ -65,7 +67,7 @@ class OfflineQueueService:
         preset.offline_rate(offline_qps)
         self._offline_qps = offline_qps
         self._clock = clock
-        self._pool = FcfsPool(self._on_work, self._on_discard)
+        self._pool = OfflinePool(order, self._on_work, self._on_discard)
         self._batches = BatchManager(bus, tokenizer, model, self._pool, clock)
         self._tuning = Tuning(bus, self._on_work)
         self._attached: dict[str, _Attached] = {}
@@ -107,6 +109,7 @@ class OfflineQueueService:
             "lines_done": batches.lines_done,
             "executors": len(self._attached),
             "preset": self._preset.name,
+            "offline_order": self._preset.offline_order,
             "plans": plans,
             "plan_ms_mean": sum(each.plan_ms_mean * each.plans for each in stats) / plans if plans else 0.0,
             "plan_ms_max": max((each.plan_ms_max for each in stats), default=0.0),

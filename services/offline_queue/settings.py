@@ -7,6 +7,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from shared.scheduling.presets import DEFAULT_UTILITY_RATIO
+
 
 class OfflineQueueSettings(msgspec.Struct, frozen=True):
     """The durable offline pool, the life of batches, and one ASYNC_SCHEDULER (HyGen Algorithm 2) per executor."""
@@ -18,3 +20,7 @@ class OfflineQueueSettings(msgspec.Struct, frozen=True):
     max_model_len: Annotated[int, Meta(ge=0, description="context limit in tokens; 0 is the model's own")] = 0
     preset: Annotated[str, Meta(description="hygen, sarathi++, hygen-star or online-only")] = "hygen"
     offline_qps: Annotated[float, Meta(ge=0, description="hygen-star: offline requests/s of each executor")] = 0.0
+    utility_ratio: Annotated[
+        float,
+        Meta(ge=0, le=1, description="share of offline requests chosen by shared prefix, the rest by age (hygen)"),
+    ] = DEFAULT_UTILITY_RATIO

@@ -8,15 +8,19 @@ from dataclasses import dataclass
 from shared.scheduling.batch import Policy
 from shared.scheduling.offline_rate import OfflineRate
 
+DEFAULT_UTILITY_RATIO = 0.9  # u of HyGen Alg. 4, which gives none: nearly all of psm's cache hits (docs/benchmarks.md)
+
 
 @dataclass(frozen=True, slots=True)
 class Preset:
     """``uses_latency_budget``: offline work is held to a step's latency budget; ``serves_offline``: it runs at all;
-    ``uses_offline_rate``: its requests enter at a fixed rate."""
+    ``uses_offline_rate``: its requests enter at a fixed rate; ``offline_order``: a name that ``make_offline_order``
+    knows."""
 
     name: str
     uses_latency_budget: bool
     serves_offline: bool
+    offline_order: str = "fcfs"
     uses_offline_rate: bool = False
 
     def offline_rate(self, qps: float | None) -> OfflineRate:
@@ -41,7 +45,7 @@ class Preset:
 PRESETS = {
     preset.name: preset
     for preset in (
-        Preset("hygen", uses_latency_budget=True, serves_offline=True),
+        Preset("hygen", uses_latency_budget=True, serves_offline=True, offline_order="psm-fair"),
         Preset("sarathi++", uses_latency_budget=False, serves_offline=True),  # HyGen section 5.1: online first, no SLO
         # HyGen section 5.1: sarathi++ at an offline QPS that keeps the SLO
         Preset("hygen-star", uses_latency_budget=False, serves_offline=True, uses_offline_rate=True),

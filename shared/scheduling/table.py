@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Iterable, Iterator
 
 from shared.scheduling.request import Kind, Request
@@ -10,12 +12,16 @@ from shared.scheduling.request import Kind, Request
 class RequestTable:
     """Waiting and running requests of both kinds, each in the order in which they are scheduled.
 
-    Waiting requests stand in arrival order; one that was preempted goes back to the front, since it came first.
+    Waiting requests stand in arrival order, running ones in the order of their first start (for offline requests the
+    order in which they were chosen, HyGen section A.2). One that was preempted waits before those that have never run,
+    and keeps its place among all that have.
     """
 
     def __init__(self) -> None:
         self._waiting: tuple[dict[str, Request], dict[str, Request]] = ({}, {})
         self._running: tuple[dict[str, Request], dict[str, Request]] = ({}, {})
+        self._places: dict[str, int] = {}  # of those that have run, by first start
+        self._starts = itertools.count()
 
     def __contains__(self, request_id: str) -> bool:
         return self.get(request_id) is not None
@@ -48,10 +54,11 @@ class RequestTable:
         """At the end of its queue. Raises ValueError for an id that is here already."""
         if request.request_id in self:
             raise ValueError(f"request {request.request_id} is here already")
-        (self._running if request.is_running else self._waiting)[request.kind][request.request_id] = request
+        self._append(request)
 
     def remove(self, request_id: str) -> Request | None:
         """Take it out; None where it is not here."""
+        self._places.pop(request_id, None)
         for held in (*self._running, *self._waiting):
             request = held.pop(request_id, None)
             if request is not None:
@@ -59,30 +66,43 @@ class RequestTable:
         return None
 
     def start(self, request: Request) -> None:
-        """From waiting to the end of running, once it has blocks."""
+        """From waiting to its place in running, once it has blocks: the end for one that has never run."""
         del self._waiting[request.kind][request.request_id]
-        self._running[request.kind][request.request_id] = request
+        place = self._places.setdefault(request.request_id, next(self._starts))
+        self._insert(self._running[request.kind], request, place)
 
     def preempt(self, request: Request) -> None:
-        """From running to the front of waiting; its KV is gone, its tokens stay."""
+        """From running to its place in waiting; its KV is gone, its tokens stay."""
         del self._running[request.kind][request.request_id]
         request.num_computed_tokens = 0
         request.num_blocks = 0
-        behind = list(self._waiting[request.kind].items())
-        self._waiting[request.kind].clear()
-        self._waiting[request.kind][request.request_id] = request
-        self._waiting[request.kind].update(behind)
+        self._insert(self._waiting[request.kind], request, self._places[request.request_id])
 
     def replace(self, requests: Iterable[Request]) -> None:
         """Hold exactly these, in this order."""
+        self._places.clear()
         for held in (*self._waiting, *self._running):
             held.clear()
         for request in requests:
-            (self._running if request.is_running else self._waiting)[request.kind][request.request_id] = request
+            self._append(request)
 
     def num_blocks(self, kind: Kind) -> int:
         """Blocks in the tables of running requests of one kind; a shared block counts for each that shares it."""
         return sum(request.num_blocks for request in self._running[kind].values())
+
+    def _append(self, request: Request) -> None:
+        if request.is_running:
+            self._places[request.request_id] = next(self._starts)
+            self._running[request.kind][request.request_id] = request
+        else:
+            self._waiting[request.kind][request.request_id] = request
+
+    def _insert(self, held: dict[str, Request], request: Request, place: int) -> None:
+        """Behind all with a smaller place; those that have none are last."""
+        behind = list(itertools.takewhile(lambda other: self._places.get(other, math.inf) > place, reversed(held)))
+        moved = {request_id: held.pop(request_id) for request_id in reversed(behind)}
+        held[request.request_id] = request
+        held.update(moved)
 
     def check_integrity(self) -> None:
         """Raises AssertionError where the queues disagree with the requests."""
@@ -94,3 +114,6 @@ class RequestTable:
                     assert request.kind is kind and request.is_running == running
                     assert running or request.num_computed_tokens == 0
                     seen.add(request_id)
+                places = [self._places.get(request_id, math.inf) for request_id in held]
+                assert places == sorted(places) and (not running or math.inf not in places)
+        assert seen >= set(self._places)

@@ -20,6 +20,24 @@ def test_a_preempted_request_returns_to_the_front_with_its_tokens() -> None:
     table.check_integrity()
 
 
+def test_preempted_requests_wait_in_the_order_of_their_first_start_and_run_again_in_it() -> None:
+    requests = [make_request(name, Kind.OFFLINE) for name in "abcde"]
+    table = make_table(*requests)
+    for request in requests[:4]:
+        request.num_blocks = 1
+        table.start(request)
+    for index in (0, 2, 1):
+        table.preempt(requests[index])
+        table.check_integrity()
+    assert list(table.waiting(Kind.OFFLINE)) == ["a", "b", "c", "e"]
+    for index in (4, 1, 0):
+        requests[index].num_blocks = 1
+        table.start(requests[index])
+        table.check_integrity()
+    assert list(table.running(Kind.OFFLINE)) == ["a", "b", "d", "e"]
+    assert list(table.waiting(Kind.OFFLINE)) == ["c"]
+
+
 def test_an_id_is_held_once() -> None:
     table = make_table(make_request("a"))
     with pytest.raises(ValueError, match="request a is here already"):

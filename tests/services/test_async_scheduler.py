@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import random
+from collections.abc import Callable
 
 import pytest
 
@@ -10,7 +12,8 @@ from services.executor.engine import EngineSpec
 from services.executor.engines.sim import SimEngine
 from services.executor.replica import Replica, ended_request
 from services.offline_queue.async_scheduler import AsyncScheduler
-from services.offline_queue.pool import FcfsPool
+from services.offline_queue.garbage import collect_seldom
+from services.offline_queue.pool import OfflinePool
 from shared.clock import SystemClock
 from shared.latency.linear import LinearLatencyModel
 from shared.latency.model import LatencyModel
@@ -27,6 +30,7 @@ from shared.protocol.messages import (
     StepStarted,
 )
 from shared.scheduling.batch import Limits, Policy
+from shared.scheduling.offline_order import OFFLINE_ORDERS, make_offline_order
 from shared.scheduling.offline_rate import OfflineRate
 from shared.scheduling.request import Kind
 from shared.tokenizer import Tokenizer
@@ -35,23 +39,28 @@ MODEL = LinearLatencyModel(5.0, 0.1, 0.001, 0.0, 0.0, 0.1, 0.5)
 INFO = ExecutorInfo("executor-0", "epoch-1", 1, "m", "sim", "none", "key", 512, 16, 48, 32, 64, [2])
 
 
-def make_offline(number: int, prompt: int = 30, max_tokens: int = 10) -> OfflineRequest:
+def make_offline(number: int, prompt: int = 30, max_tokens: int = 10, first: int = 0) -> OfflineRequest:
     request_id = f"batch_1.{number}"
     sampling = SamplingParams(max_tokens=max_tokens, seed=number)
-    generate = GenerateRequest(request_id, Kind.OFFLINE, list(range(prompt)), sampling, 0.0)
+    generate = GenerateRequest(request_id, Kind.OFFLINE, list(range(first, first + prompt)), sampling, 0.0)
     return OfflineRequest(generate, "batch_1", number, f"custom-{number}", "m")
+
+
+def make_pool(order: str, discarded: list[str], utility_ratio: float = 0.5) -> OfflinePool:
+    made = make_offline_order(order, utility_ratio, iter(random.Random(7).random, None))
+    return OfflinePool(made, lambda: None, lambda _, ids: discarded.extend(ids))
 
 
 class Peer:
     """An executor's loop, one step per call, with a scheduler that hears everything at once."""
 
-    def __init__(self, tokenizer: Tokenizer, policy: Policy, rate: OfflineRate | None = None) -> None:
+    def __init__(self, tokenizer: Tokenizer, order: str, policy: Policy, rate: OfflineRate | None = None) -> None:
         spec = EngineSpec("m", "sim", "none", "float16", 512, 49152, 16, 48, (2,))
         self.policy = policy
         self.replica = Replica(Limits(16, 48, 64, 32), spec, tokenizer)
         self.engine = SimEngine(spec, LinearLatencyModel(0, 0, 0, 0, 0, 0, 0), 30.0)
         self.discarded: list[str] = []
-        self.pool = FcfsPool(lambda: None, lambda _, ids: self.discarded.extend(ids))
+        self.pool = make_pool(order, self.discarded)
         self.scheduler = AsyncScheduler(INFO, self.pool, self.tuning, SystemClock(), rate)
         self.plan: StepPlan | None = None
         self.step = 0
@@ -98,10 +107,23 @@ class Peer:
         return abort
 
 
+MakePeer = Callable[[Policy], Peer]
+
+
+@pytest.fixture(params=OFFLINE_ORDERS)
+def order(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def make_peer(tokenizer: Tokenizer, order: str) -> MakePeer:
+    return lambda policy: Peer(tokenizer, order, policy)
+
+
 @pytest.mark.parametrize("seed", range(6))
-def test_every_offline_request_runs_exactly_once(tokenizer: Tokenizer, seed: int) -> None:
+def test_every_offline_request_runs_exactly_once(make_peer: MakePeer, seed: int) -> None:
     rng = random.Random(seed)
-    peer = Peer(tokenizer, Policy(40.0))
+    peer = make_peer(Policy(40.0))
     peer.pool.add([make_offline(n, rng.randint(1, 120), rng.randint(1, 40)) for n in range(40)])
     online = 0
     for turn in range(3000):
@@ -120,8 +142,8 @@ def test_every_offline_request_runs_exactly_once(tokenizer: Tokenizer, seed: int
     assert peer.replica.totals.finished_online == online
 
 
-def test_a_plan_is_ready_for_every_step_after_the_first(tokenizer: Tokenizer) -> None:
-    peer = Peer(tokenizer, Policy(40.0))
+def test_a_plan_is_ready_for_every_step_after_the_first(make_peer: MakePeer) -> None:
+    peer = make_peer(Policy(40.0))
     peer.pool.add([make_offline(n) for n in range(20)])
     peer.run_step()
     while peer.run_step():
@@ -130,8 +152,8 @@ def test_a_plan_is_ready_for_every_step_after_the_first(tokenizer: Tokenizer) ->
     assert len(peer.results) == 20
 
 
-def test_what_a_late_plan_would_have_admitted_waits_again_in_its_place(tokenizer: Tokenizer) -> None:
-    peer = Peer(tokenizer, Policy(40.0))
+def test_what_a_late_plan_would_have_admitted_waits_again(make_peer: MakePeer) -> None:
+    peer = make_peer(Policy(40.0))
     peer.arrive(GenerateRequest("on", Kind.ONLINE, [5] * 10, SamplingParams(max_tokens=20), 0.0, "g"))
     peer.run_step()
     peer.pool.add([make_offline(n) for n in range(3)])
@@ -140,29 +162,63 @@ def test_what_a_late_plan_would_have_admitted_waits_again_in_its_place(tokenizer
     admitted = [g.request_id for g in peer.plan.admitted]
     peer.run_step(plan_is_late=True)
     assert peer.plan is not None
-    assert [g.request_id for g in peer.plan.admitted] == admitted
+    assert sorted(g.request_id for g in peer.plan.admitted) == sorted(admitted)
 
 
-def test_a_lost_executor_gives_everything_back_in_order(tokenizer: Tokenizer) -> None:
-    peer = Peer(tokenizer, Policy(200.0))
+def test_a_lost_executor_gives_everything_back(make_peer: MakePeer) -> None:
+    peer = make_peer(Policy(200.0))
     peer.pool.add([make_offline(n) for n in range(6)])
-    peer.run_step()
-    for _ in range(3):
+    for _ in range(4):
         peer.run_step()
     assert peer.pool.num_waiting < 6
     peer.pool.release("executor-0")
-    assert [request.request_id for request in peer.pool.in_order()] == [f"batch_1.{n}" for n in range(6)]
+    assert {request.request_id for request in peer.pool.in_order()} == {f"batch_1.{n}" for n in range(6)}
     peer.pool.check_integrity()
 
 
-def test_an_executor_that_still_runs_them_is_recognized_after_a_restart(tokenizer: Tokenizer) -> None:
-    peer = Peer(tokenizer, Policy(200.0))
+@pytest.mark.parametrize(
+    ("name", "utility_ratio", "ordered"),
+    [
+        ("fcfs", 0.5, [0, 1, 2, 3, 4, 5, 6]),
+        ("psm", 0.5, [0, 3, 6, 1, 4, 2, 5]),
+        ("psm-fair", 1.0, [0, 3, 6, 1, 4, 2, 5]),
+        ("psm-fair", 0.0, [0, 1, 2, 3, 4, 5, 6]),
+    ],
+)
+def test_what_an_executor_lost_returns_to_its_old_place(name: str, utility_ratio: float, ordered: list[int]) -> None:
+    pool = make_pool(name, [], utility_ratio)
+    requests = [make_offline(n, prompt=40, first=n % 3) for n in range(7)]
+    pool.add(requests)
+    ids = [f"batch_1.{n}" for n in ordered]
+    taken = [pool.take(request_id, "executor-0") for request_id in ids[:4]]
+    assert taken == [requests[n].request for n in ordered[:4]]
+    assert [request.request_id for request in pool.in_order()] == ids[4:]
+    pool.settle("executor-0", held=[ids[1]], ended=[])
+    assert [request.request_id for request in pool.in_order()] == [ids[0], *ids[2:]]
+    pool.release("executor-0")
+    assert [request.request_id for request in pool.in_order()] == ids
+    pool.check_integrity()
+
+
+def test_the_next_plan_reads_the_same_order(make_peer: MakePeer) -> None:
+    peer = make_peer(Policy(200.0))
+    peer.pool.add([make_offline(n, first=n % 5) for n in range(30)])
+    ids = [request.request_id for request in peer.pool.in_order()]
+    assert [request.request_id for request in peer.pool.in_order()] == ids
+    peer.say(idle=True)
+    assert peer.plan is not None
+    admitted = [generate.request_id for generate in peer.plan.admitted]
+    assert admitted == ids[: len(admitted)] and len(admitted) > 1
+
+
+def test_an_executor_that_still_runs_them_is_recognized_after_a_restart(make_peer: MakePeer, order: str) -> None:
+    peer = make_peer(Policy(200.0))
     peer.pool.add([make_offline(n, max_tokens=30) for n in range(4)])
     for _ in range(4):
         peer.run_step()
     held = [state.request_id for state in peer.replica.states()]
     assert held
-    peer.pool = FcfsPool(lambda: None, lambda _, ids: None)
+    peer.pool = make_pool(order, peer.discarded)
     peer.pool.add([make_offline(n, max_tokens=30) for n in range(4) if f"batch_1.{n}" not in peer.results])
     peer.scheduler = AsyncScheduler(INFO, peer.pool, peer.tuning, SystemClock())
     assert peer.say(idle=True) is None
@@ -172,23 +228,23 @@ def test_an_executor_that_still_runs_them_is_recognized_after_a_restart(tokenize
     assert len(peer.results) == 4
 
 
-def test_what_nobody_asked_for_is_stopped(tokenizer: Tokenizer) -> None:
-    peer = Peer(tokenizer, Policy(200.0))
+def test_what_nobody_asked_for_is_stopped(make_peer: MakePeer) -> None:
+    peer = make_peer(Policy(200.0))
     peer.replica.submit(make_offline(7).request)
     peer.run_step()
     assert peer.say(idle=False) == AbortRequests(["batch_1.7"])
 
 
-def test_a_request_held_by_two_executors_is_stopped_on_the_second(tokenizer: Tokenizer) -> None:
-    peer = Peer(tokenizer, Policy(200.0))
+def test_a_request_held_by_two_executors_is_stopped_on_the_second(make_peer: MakePeer) -> None:
+    peer = make_peer(Policy(200.0))
     peer.pool.add([make_offline(1)])
     peer.pool.take("batch_1.1", "executor-1")
     peer.replica.submit(make_offline(1).request)
     assert peer.say(idle=True) == AbortRequests(["batch_1.1"])
 
 
-def test_cancelled_requests_leave_the_pool_and_their_executor(tokenizer: Tokenizer) -> None:
-    peer = Peer(tokenizer, Policy(200.0))
+def test_cancelled_requests_leave_the_pool_and_their_executor(make_peer: MakePeer) -> None:
+    peer = make_peer(Policy(200.0))
     peer.pool.add([make_offline(n) for n in range(40)])
     for _ in range(2):
         peer.run_step()
@@ -197,15 +253,15 @@ def test_cancelled_requests_leave_the_pool_and_their_executor(tokenizer: Tokeniz
     assert {state.request_id for state in peer.replica.states()} <= set(peer.discarded)
 
 
-def test_another_epoch_is_not_heard(tokenizer: Tokenizer) -> None:
-    peer = Peer(tokenizer, Policy(200.0))
+def test_another_epoch_is_not_heard(make_peer: MakePeer) -> None:
+    peer = make_peer(Policy(200.0))
     peer.pool.add([make_offline(1)])
     assert peer.say(idle=True, epoch="epoch-0") is None
     assert peer.plan is None
 
 
-def test_without_a_budget_no_offline_work_is_planned(tokenizer: Tokenizer) -> None:
-    peer = Peer(tokenizer, Policy(0.0, offline_enabled=False))
+def test_without_a_budget_no_offline_work_is_planned(make_peer: MakePeer) -> None:
+    peer = make_peer(Policy(0.0, offline_enabled=False))
     peer.pool.add([make_offline(1)])
     peer.say(idle=True)
     assert peer.plan is None
@@ -216,10 +272,26 @@ def test_without_a_budget_no_offline_work_is_planned(tokenizer: Tokenizer) -> No
 
 
 def test_at_a_fixed_rate_one_enters_at_a_time(tokenizer: Tokenizer) -> None:
-    peer = Peer(tokenizer, Policy(200.0), OfflineRate(1e-6))
+    peer = Peer(tokenizer, "fcfs", Policy(200.0), OfflineRate(1e-6))
     peer.pool.add([make_offline(n) for n in range(3)])
     peer.say(idle=True)
     while peer.run_step():
         pass
     assert list(peer.results) == ["batch_1.0"]
     assert peer.pool.num_waiting == 2
+
+
+def test_plans_are_not_interrupted_by_walks_over_all_that_waits(make_peer: MakePeer) -> None:
+    thresholds = gc.get_threshold()
+    collect_seldom()
+    try:
+        walks = gc.get_stats()[2]["collections"]
+        peer = make_peer(Policy(40.0))
+        peer.pool.add([make_offline(n) for n in range(2000)])
+        for _ in range(100):
+            peer.run_step()
+        assert peer.planned_steps > 90
+        assert gc.get_stats()[2]["collections"] == walks
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.unfreeze()

@@ -154,6 +154,7 @@ def test_version_is_that_of_the_package() -> None:
         (("up", "--log-level", "loud"), "unknown level 'loud'; known: debug, info, warning, error"),
         (("up", "--port", "70000"), "Invalid value for '--port'"),
         (("up", "--executors", "0"), "Invalid value for '--executors'"),
+        (("up", "--utility-ratio", "1.5"), "Invalid value for '--utility-ratio'"),
         (("up", "--budget-ms", "5", "--target-tbt-ms", "9"), "--budget-ms or --target-tbt-ms, not both"),
         (("batch", "submit", "no-such-file.jsonl"), "'no-such-file.jsonl' does not exist"),
         (("batch", "submit", __file__, "--endpoint", "/v1/embeddings"), "unknown endpoint '/v1/embeddings'"),

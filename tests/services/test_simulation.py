@@ -28,6 +28,7 @@ from services.profiler.simulation.virtual_executor import ExecutorSetup, Virtual
 from services.profiler.simulation.virtual_phase import VirtualPhase
 from shared.protocol.messages import LatencyModelRecord
 from shared.scheduling.batch import Schedule
+from shared.scheduling.offline_order import FcfsOrder
 from shared.scheduling.offline_rate import OfflineRate
 
 DURATION_S = 20.0
@@ -133,7 +134,7 @@ class AlwaysReconciling(VirtualExecutor):
 def run_phase(executor_type: type[VirtualExecutor], setup: ExecutorSetup, rate: OfflineRate) -> VirtualPhase:
     prompts = make_prompts(6)
     maker = token_id_prompts(None, None, "test")
-    backlog = Backlog(prompts, PromptEncoder(None), maker, 4096)
+    backlog = Backlog(prompts, PromptEncoder(None), maker, 4096, FcfsOrder())
     executor = executor_type(setup, backlog, rate)
     phase = VirtualPhase(executor, make_requests(6), maker, len(prompts), DURATION_S)
     phase.run()

@@ -237,7 +237,9 @@ def test_a_folder_is_served_under_its_own_name(tmp_path: Path) -> None:
 
 
 def test_services_get_the_settings_that_were_given_and_no_others(tmp_path: Path) -> None:
-    options = StackOptions(executors=2, engine="sim", kv_blocks=64, budget_ms=12.5, data_dir=tmp_path)
+    options = StackOptions(
+        executors=2, engine="sim", kv_blocks=64, budget_ms=12.5, utility_ratio=0.0, data_dir=tmp_path
+    )
     commands = service_commands(options, DataDir(tmp_path), "nats://127.0.0.1:1", tmp_path / "model")
     by_name = {command.name: " ".join(command.argv[1:]) for command in commands}
     assert list(by_name) == ["predictor", "profiler", "offline-queue", "executor-0", "executor-1", "gateway"]
@@ -245,6 +247,8 @@ def test_services_get_the_settings_that_were_given_and_no_others(tmp_path: Path)
     assert "--executor-id executor-1 --engine sim --kv-blocks 64" in by_name["executor-1"]
     assert "--threads" not in by_name["executor-0"]
     assert "--budget-ms 12.5" in by_name["profiler"] and "--target-tbt-ms" not in by_name["profiler"]
+    assert by_name["offline-queue"].endswith("--preset hygen --utility-ratio 0.0")
+    assert [name for name, line in by_name.items() if "--utility-ratio" in line] == ["offline-queue"]
     assert all("--nats nats://127.0.0.1:1" in line for line in by_name.values())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -16,7 +17,8 @@ from services.profiler.simulation.backlog import Backlog
 from services.profiler.simulation.encoding import CHARACTERS_PER_TOKEN, PromptEncoder
 from services.profiler.simulation.virtual_executor import ExecutorSetup, VirtualExecutor
 from services.profiler.simulation.virtual_phase import VirtualPhase
-from shared.scheduling.presets import Preset
+from shared.scheduling.offline_order import make_offline_order
+from shared.scheduling.presets import DEFAULT_UTILITY_RATIO, Preset
 
 STEPS_PER_PROGRESS = 500
 
@@ -79,7 +81,9 @@ class Simulation:
     def _run_phase(self, name: str, duration_s: float, online: bool, offline: bool) -> None:
         requests = self._requests if online else []
         self._progress.phase(name, len(requests), len(self._prompts) if offline else 0)
-        backlog = Backlog(self._prompts, self._encoder, self._maker.salted("offline"), self._max_context)
+        numbers = iter(random.Random(f"{self._setup.seed}:order").random, None)
+        order = make_offline_order(self._strategy.preset.offline_order, DEFAULT_UTILITY_RATIO, numbers)
+        backlog = Backlog(self._prompts, self._encoder, self._maker.salted("offline"), self._max_context, order)
         rate = self._strategy.preset.offline_rate(self._strategy.offline_qps)
         executor = VirtualExecutor(self._setup, backlog if offline else None, rate)
         phase = VirtualPhase(

@@ -1,0 +1,251 @@
+"""Prefix trie, freshness tree and the orders over them against naive models, and what the orders promise."""
+
+from __future__ import annotations
+
+import random
+from itertools import chain, islice
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from sortedcontainers import SortedList
+
+from shared.scheduling.freshness import FreshnessTree
+from shared.scheduling.offline_order import (
+    OFFLINE_ORDERS,
+    FcfsOrder,
+    OfflineOrder,
+    PsmFairOrder,
+    PsmOrder,
+    make_offline_order,
+)
+from shared.scheduling.packed_prompt import TOKEN_BYTES, pack_tokens, unpack_tokens
+from shared.scheduling.prefix_trie import PrefixTrie
+from shared.scheduling.presets import PRESETS
+from tests.scheduling.naive_orders import NaiveOrder, make_waiting, numbered
+
+PROMPTS = st.lists(st.integers(0, 2), max_size=12)
+LONG_PROMPTS = st.lists(st.sampled_from([[0] * 40, [1] * 40, [2] * 3]), max_size=4).map(lambda runs: list(chain(*runs)))
+
+
+class OrderMachine(RuleBasedStateMachine):
+    """All three orders beside one naive model, through arrivals, starts, losses and ends."""
+
+    @initialize(
+        block_size=st.integers(1, 4), utility_ratio=st.sampled_from([0.0, 0.3, 0.8, 1.0]), seed=st.integers(0, 999)
+    )
+    def start(self, block_size: int, utility_ratio: float, seed: int) -> None:
+        self.naive = NaiveOrder(block_size)
+        self.ids = numbered("batch_1")
+        self.utility_ratio = utility_ratio
+        self.fcfs, self.psm = FcfsOrder(), PsmOrder(block_size)
+        self.fair = PsmFairOrder(block_size, utility_ratio, iter(random.Random(seed).random, None))
+        self.orders: list[OfflineOrder] = [self.fcfs, self.psm, self.fair]
+        self.numbers = iter(random.Random(seed).random, None)
+        self.draws: list[float] = []
+
+    def some(self, ids: list[str], index: int) -> str:
+        return ids[index % len(ids)]
+
+    def read_fair(self) -> list[str]:
+        """What the fair order should be; as many draws stand as were ever read and not used up."""
+        self.draws += islice(self.numbers, max(0, len(self.naive.waiting()) + 1 - len(self.draws)))
+        return self.naive.fair(self.utility_ratio, self.draws)
+
+    @rule(prompt=PROMPTS | LONG_PROMPTS, copies=st.integers(1, 3))
+    def add(self, prompt: list[int], copies: int) -> None:
+        for request_id in islice(self.ids, copies):
+            self.naive.add(request_id, prompt)
+            for order in self.orders:
+                order.add(make_waiting(request_id, len(prompt)), pack_tokens(prompt))
+
+    @precondition(lambda self: self.naive.waiting())
+    @rule(index=st.integers(0, 3))
+    def take(self, index: int) -> None:
+        """The next one mostly, as a plan does; sometimes any, as when an executor is recognized."""
+        request_id = self.read_fair()[0] if index else self.some(self.naive.waiting(), index + 5)
+        self.naive.held[request_id] = None
+        del self.draws[0]
+        for order in self.orders:
+            order.take(request_id)
+
+    @precondition(lambda self: self.naive.held)
+    @rule(index=st.integers(0, 50))
+    def give_back(self, index: int) -> None:
+        request_id = self.some(list(self.naive.held), index)
+        del self.naive.held[request_id]
+        for order in self.orders:
+            order.give_back(request_id)
+
+    @precondition(lambda self: self.naive.prompts)
+    @rule(index=st.integers(0, 50))
+    def remove(self, index: int) -> None:
+        request_id = self.some(list(self.naive.prompts), index)
+        self.naive.remove(request_id)
+        for order in self.orders:
+            order.remove(request_id)
+
+    @invariant()
+    def orders_agree(self) -> None:
+        if not hasattr(self, "naive"):
+            return
+        expected = [self.naive.waiting(), self.naive.depth_first(), self.read_fair()]
+        for order, ids in zip(self.orders, expected, strict=True):
+            order.check_integrity()
+            assert [request.request_id for request in order.in_order()] == ids
+            assert order.num_waiting == len(ids)
+
+
+OrderMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=60, deadline=None)
+TestOrders = OrderMachine.TestCase
+
+
+class FreshnessMachine(RuleBasedStateMachine):
+    """Against a sorted list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tree = FreshnessTree()
+        self.sequences: SortedList[int] = SortedList()
+
+    @rule(sequence=st.integers(0, 60))
+    def insert_or_remove(self, sequence: int) -> None:
+        if sequence in self.sequences:
+            with pytest.raises(ValueError, match=f"sequence {sequence} of request r is here already"):
+                self.tree.insert(sequence, make_waiting("r", 1))
+            self.tree.remove(sequence)
+            self.sequences.remove(sequence)
+        else:
+            self.tree.insert(sequence, make_waiting(f"r-{sequence}", 1))
+            self.sequences.add(sequence)
+
+    @invariant()
+    def most_stale_first(self) -> None:
+        assert [request.request_id for request in self.tree.in_order()] == [f"r-{n}" for n in self.sequences]
+        assert len(self.tree) == len(self.sequences)
+
+
+FreshnessMachine.TestCase.settings = settings(max_examples=30, stateful_step_count=60, deadline=None)
+TestFreshness = FreshnessMachine.TestCase
+
+
+def test_a_trie_under_thousands_of_operations() -> None:
+    rng = random.Random(3)
+    trie, naive, ids = PrefixTrie(4), NaiveOrder(4), numbered("r")
+    shared = [[rng.randrange(3) for _ in range(rng.randrange(60))] for _ in range(12)]
+    for operation in range(6000):
+        known = list(naive.prompts)
+        if rng.random() < (0.6 if operation < 3000 else 0.4) or not known:
+            request_id, start = next(ids), rng.choice(shared)
+            prompt = start[: rng.randrange(len(start) + 1)] + [rng.randrange(3) for _ in range(rng.randrange(9))]
+            naive.add(request_id, prompt)
+            trie.insert(make_waiting(request_id, len(prompt)), pack_tokens(prompt))
+        else:
+            request_id = rng.choice(known)
+            naive.remove(request_id)
+            trie.remove(request_id)
+        if operation % 20 == 0:
+            trie.check_integrity()
+            assert [request.request_id for request in trie.in_order()] == naive.depth_first()
+    for request_id in list(naive.prompts):
+        trie.remove(request_id)
+    assert len(trie) == trie.num_waiting == 0 and list(trie.in_order()) == []
+
+
+def test_the_papers_example() -> None:
+    """HyGen section 4.3: What is ML, How to code, What is AI, How to debug."""
+    order = PsmOrder(block_size=2)
+    for name, prompt in (("ML", [1, 2, 3]), ("code", [4, 5, 6]), ("AI", [1, 2, 7]), ("debug", [4, 5, 8])):
+        order.add(make_waiting(name, 3), pack_tokens(prompt))
+    assert [request.request_id for request in order.in_order()] == ["ML", "AI", "code", "debug"]
+
+
+def lone_turn(utility_ratio: float, num_older: int, seed: int, num_turns: int) -> tuple[int | None, list[float]]:
+    """The turn in which a request that shares nothing is taken, while at each turn two come that share their prompt
+    and one is taken; and the numbers that were drawn, one a turn."""
+    drawn: list[float] = []
+    rng = random.Random(seed)
+
+    def draw() -> float:
+        drawn.append(rng.random())
+        return drawn[-1]
+
+    order, ids = PsmFairOrder(4, utility_ratio, iter(draw, None)), numbered("sharing")
+
+    def add_sharing() -> None:
+        order.add(make_waiting(request_id := next(ids), 9), pack_tokens([7] * 8 + [int(request_id[8:])]))
+
+    for _ in range(num_older):
+        add_sharing()
+    order.add(make_waiting("lone", 9), pack_tokens([9] * 9))
+    for turn in range(num_turns):
+        add_sharing()
+        add_sharing()
+        request_id = next(order.in_order()).request_id
+        order.take(request_id)
+        order.remove(request_id)
+        if request_id == "lone":
+            return turn, drawn
+    return None, drawn
+
+
+@settings(max_examples=150, deadline=None)
+@given(utility_ratio=st.floats(0.0, 0.95), num_older=st.integers(1, 20), seed=st.integers(0, 10_000))
+def test_a_stream_of_sharing_requests_never_starves_a_lone_one(utility_ratio: float, num_older: int, seed: int) -> None:
+    turn, drawn = lone_turn(utility_ratio, num_older, seed, num_turns=2500)
+    assert turn is not None and len(drawn) == turn + 1
+    by_age = sum(number >= utility_ratio for number in drawn)
+    assert 1 <= by_age <= num_older + 1  # each turn by age serves one of the older requests, or the lone one
+
+
+def test_without_any_share_by_age_it_does_starve() -> None:
+    assert lone_turn(1.0, num_older=1, seed=0, num_turns=1000)[0] is None
+
+
+def test_a_stale_request_that_does_not_fit_yet_is_not_passed_over() -> None:
+    order = PsmFairOrder(4, 0.5, iter([0.9, 0.1, 0.1, 0.1]))
+    order.add(make_waiting("stale", 100), pack_tokens(list(range(100))))
+    for number in range(3):
+        order.add(make_waiting(f"later-{number}", 8), pack_tokens([1] * 8))
+    for _ in range(20):  # plans that break at the first request
+        assert next(order.in_order()).request_id == "stale"
+
+
+@pytest.mark.parametrize("name", OFFLINE_ORDERS)
+def test_an_id_waits_once(name: str) -> None:
+    order = make_offline_order(name, 0.5, iter(random.Random(0).random, None))
+    order.add(make_waiting("a", 1), pack_tokens([1]))
+    with pytest.raises(ValueError, match="request a is here already"):
+        order.add(make_waiting("a", 2), pack_tokens([1, 2]))
+    order.check_integrity()
+    assert [request.num_tokens for request in order.in_order()] == [1]
+    for act in (order.take, order.give_back, order.remove):
+        with pytest.raises(KeyError, match="b"):
+            act("b")
+
+
+def test_presets_name_orders_that_exist() -> None:
+    assert {preset.offline_order for preset in PRESETS.values()} <= set(OFFLINE_ORDERS)
+    assert {name: PRESETS[name].offline_order for name in ("hygen", "sarathi++", "online-only")} == {
+        "hygen": "psm-fair",
+        "sarathi++": "fcfs",
+        "online-only": "fcfs",
+    }
+
+
+def test_bad_input_says_what_to_write() -> None:
+    numbers = iter(random.Random(0).random, None)
+    with pytest.raises(ValueError, match="unknown offline order 'lifo'; known: fcfs, psm, psm-fair"):
+        make_offline_order("lifo", 0.5, numbers)
+    for ratio in (-0.1, 1.1, float("nan")):
+        with pytest.raises(ValueError, match=f"utility_ratio must be from 0 to 1, not {ratio}"):
+            make_offline_order("psm-fair", ratio, numbers)
+    with pytest.raises(ValueError, match="block_size must be at least 1, not 0"):
+        PrefixTrie(0)
+
+
+@given(st.lists(st.integers(0, 2**32 - 1)))
+def test_packing_loses_nothing(token_ids: list[int]) -> None:
+    assert unpack_tokens(pack_tokens(token_ids)) == token_ids
+    assert len(pack_tokens(token_ids)) == TOKEN_BYTES * len(token_ids)
