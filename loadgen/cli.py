@@ -91,7 +91,7 @@ def replay(
     key, where one is needed, is read from OPENAI_API_KEY.
     """
     console = Console(stderr=True, soft_wrap=True, highlight=False)
-    with _errors_as_lines(console):
+    with errors_as_lines(console):
         scaling = Scaling(start, duration, qps, rate_scale, time_scale, length_scale, seed)
         plan = ReplayPlan(
             requests=scaling.apply(read_trace(online)) if online else [],
@@ -113,15 +113,15 @@ def replay(
         shown = sys.stderr.isatty() if progress is None else progress
         report, stopped_by = uvloop.run(run_replay(plan, url, timeout, console, shown))
         if report is not None:
-            _write(report, json_file)
+            write_report(report, json_file)
     if stopped_by is not None:
         raise typer.Exit(128 + stopped_by)
-    if report is None or not _did_something(report):
+    if report is None or not did_something(report):
         raise typer.Exit(EXIT_NOTHING_DONE)
 
 
 @contextlib.contextmanager
-def _errors_as_lines(console: Console) -> Iterator[None]:
+def errors_as_lines(console: Console) -> Iterator[None]:
     """A named error becomes one line on the console and status 2."""
     try:
         yield
@@ -171,7 +171,8 @@ def _raise_file_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def _write(report: Report, json_file: str | None) -> None:
+def write_report(report: Report, json_file: str | None) -> None:
+    """A table on stdout and JSON in the file; or JSON on stdout alone. Raises WorkloadError."""
     if json_file == STANDARD_OUTPUT:
         sys.stdout.write(report.to_json() + "\n")
         return
@@ -183,5 +184,6 @@ def _write(report: Report, json_file: str | None) -> None:
             raise WorkloadError(f"cannot write {json_file}: {error.strerror}") from error
 
 
-def _did_something(report: Report) -> bool:
+def did_something(report: Report) -> bool:
+    """At least one request was answered."""
     return any(side is not None and side.completed > 0 for side in (report.online, report.offline))

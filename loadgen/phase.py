@@ -11,7 +11,7 @@ from loadgen.errors import ServerError
 from loadgen.metrics import offline_report, online_report
 from loadgen.offline import OfflineDriver
 from loadgen.openloop import OpenLoop, sleep_until
-from loadgen.report import OfflineReport, OnlineReport
+from loadgen.outcome import PhaseOutcome
 
 
 class Phase:
@@ -70,18 +70,11 @@ class Phase:
         await sleep_until(end_s)
         self._busy.append(await read_busy(self._client))
 
-    def online_report(self) -> OnlineReport | None:
-        """None without online requests, or when the phase did not get as far."""
-        if self.online is None or self._start_s is None:
-            return None
-        return online_report(self.online.records, self._start_s, self._end_s)
-
-    def offline_report(self) -> OfflineReport | None:
-        """None without a backlog, or when the phase did not get as far."""
-        if self._offline is None or self._start_s is None:
-            return None
-        return offline_report(self._offline.totals())
-
-    def idle_share(self) -> float | None:
-        """How idle the executors were within the window; None where the server does not tell."""
-        return idle_share(*self._busy) if len(self._busy) == 2 else None
+    def outcome(self) -> PhaseOutcome:
+        """What was measured so far; a side that the phase does not have, or did not get to, is None."""
+        online, offline = None, None
+        if self._start_s is not None:
+            online = online_report(self.online.records, self._start_s, self._end_s) if self.online else None
+            offline = offline_report(self._offline.totals()) if self._offline else None
+        records = self.online.records if self.online else ()
+        return PhaseOutcome(online, offline, records, idle_share(*self._busy) if len(self._busy) == 2 else None)

@@ -9,21 +9,18 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-import msgspec
-
 from loadgen.abilities import RequestMaker, probe
 from loadgen.backlog import OfflinePrompt
 from loadgen.client import ModelCard, OpenAIClient
 from loadgen.errors import LoadgenError, ServerError, WorkloadError
-from loadgen.metrics import LatencySamples, harvest, interference
-from loadgen.notes import reservations
 from loadgen.offline import OfflineDriver, OfflineMaker, fit_backlog
 from loadgen.offline_batch import OfflineBatch
 from loadgen.offline_requests import OfflineRequests
 from loadgen.openloop import OpenLoop
+from loadgen.outcome import OFFLINE_ONLY, ONLINE_ONLY, TOGETHER, compose
 from loadgen.phase import Phase
 from loadgen.progress import ReplayProgress
-from loadgen.report import Baseline, OnlineReport, Report, RunFacts, SloReport
+from loadgen.report import Report, RunFacts
 from loadgen.scaling import Scaling, cap_context
 from loadgen.slo import Slo
 from loadgen.traces import TraceRequest
@@ -108,10 +105,10 @@ class Replay:
         """All phases, one after another. Raises ServerError."""
         plan, duration_s = self._plan, self._plan.scaling.duration_s
         if plan.baseline:
-            await self._run_phase("online only", duration_s, online=True, offline=False)
+            await self._run_phase(ONLINE_ONLY, duration_s, online=True, offline=False)
             if plan.prompts:
-                await self._run_phase("offline only", duration_s * plan.offline_only_share, online=False, offline=True)
-        await self._run_phase("replay", duration_s, online=bool(plan.requests), offline=bool(plan.prompts))
+                await self._run_phase(OFFLINE_ONLY, duration_s * plan.offline_only_share, online=False, offline=True)
+        await self._run_phase(TOGETHER, duration_s, online=bool(plan.requests), offline=bool(plan.prompts))
 
     async def _run_phase(self, name: str, duration_s: float, online: bool, offline: bool) -> None:
         """Each phase has prompts of its own, so that none finds its prefixes in a cache that another warmed."""
@@ -123,7 +120,7 @@ class Replay:
         driver = self._offline_driver(name, salt) if offline else None
         phase = self._phases[name] = Phase(self._client, duration_s, loop, driver)
         try:
-            await phase.run(self._plan.drain and name == "replay")
+            await phase.run(self._plan.drain and name == TOGETHER)
         except ExceptionGroup as group:
             raise _first_error(group) from group
 
@@ -134,7 +131,7 @@ class Replay:
         return replace(self._maker, prompts=self._maker.prompts.salted(salt))
 
     def _offline_driver(self, name: str, salt: str) -> OfflineDriver:
-        mark = f"Set {self._salt}.\n" if name == "offline only" else ""
+        mark = f"Set {self._salt}.\n" if name == OFFLINE_ONLY else ""
         maker = OfflineMaker(self._salted(f"{salt}:offline"), mark)
         batches = self._plan.offline_mode == "batch" or (
             self._plan.offline_mode == "auto" and self._maker.abilities.batches
@@ -147,34 +144,9 @@ class Replay:
 
     def report(self, partial: bool) -> Report:
         """What has been measured so far."""
-        phase, baseline = self._phases.get("replay"), self._baseline()
-        online = phase.online_report() if phase else None
-        offline = phase.offline_report() if phase else None
-        ratios = interference(online, baseline.online) if online and baseline and baseline.online else None
-        harvested = None
-        if offline and baseline and baseline.offline and baseline.idle_share is not None:
-            harvested = harvest(offline, baseline.offline, baseline.idle_share)
-        slo = self._judge(online, baseline.online if baseline else None)
-        report = Report(self._facts(), online, offline, baseline, ratios, harvested, slo, partial, [])
-        notes = self._notes + self._trouble_notes() + reservations(report)
-        return msgspec.structs.replace(report, notes=notes)
-
-    def _baseline(self) -> Baseline | None:
-        if not self._plan.baseline:
-            return None
-        online_only, offline_only = self._phases.get("online only"), self._phases.get("offline only")
-        return Baseline(
-            online=online_only.online_report() if online_only else None,
-            offline=offline_only.offline_report() if offline_only else None,
-            idle_share=online_only.idle_share() if online_only else None,
-        )
-
-    def _judge(self, online: OnlineReport | None, baseline: OnlineReport | None) -> list[SloReport]:
-        loop = self._phases["replay"].online if online else None
-        if online is None or loop is None:
-            return []
-        samples = LatencySamples.of(loop.records)
-        return [slo.judge(online, samples, baseline) for slo in self._plan.slos]
+        phases = {name: phase.outcome() for name, phase in self._phases.items()}
+        plan, notes = self._plan, self._notes + self._trouble_notes()
+        return compose(self._facts(), phases, plan.slos, plan.baseline, partial, notes)
 
     def _facts(self) -> RunFacts:
         scaling, abilities = self._plan.scaling, self._maker.abilities

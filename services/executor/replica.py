@@ -59,12 +59,14 @@ class Totals:
 
 
 class Replica:
-    """Call in this order, step by step: ``schedule``, ``begin``, the engine, ``finish`` (or ``fail``).
+    """Call in this order, step by step: ``schedule`` (or ``reconcile``), ``begin`` (or ``allocate``, where no engine
+    needs the batch), the engine, ``finish`` (or ``fail``).
 
     ``submit`` and ``abort`` may come at any time; an abort of a request that runs takes effect in ``finish``.
     """
 
-    def __init__(self, limits: Limits, spec: EngineSpec, tokenizer: Tokenizer) -> None:
+    def __init__(self, limits: Limits, spec: EngineSpec, tokenizer: Tokenizer | None) -> None:
+        """``tokenizer``: finds stop strings; None where no request has any."""
         self.limits = limits
         self.spec = spec
         self.table = RequestTable()
@@ -72,7 +74,7 @@ class Replica:
         self.totals = Totals()
         self._tokenizer = tokenizer
         self._sequences: dict[str, LiveSequence] = {}
-        self._running: list[ScheduledRequest] = []  # the step between begin and finish
+        self._running: list[tuple[LiveSequence, int]] = []  # the step between begin and finish, with its tokens
         self._aborting: dict[str, None] = {}
         self._ended: list[Ended] = []  # since take_ended
 
@@ -98,7 +100,7 @@ class Replica:
 
     def abort(self, request_ids: Seq[str]) -> None:
         """Unknown ids are ignored: they have ended."""
-        busy = {entry.request_id for entry in self._running}
+        busy = {sequence.request_id for sequence, _ in self._running}
         for request_id in request_ids:
             if request_id in busy:
                 self._aborting[request_id] = None
@@ -115,24 +117,36 @@ class Replica:
 
     def schedule(self, plan: StepPlan | None, policy: Policy, model: LatencyModel) -> Schedule:
         """The next step: the plan, reconciled; or, without one, planned here over what is here."""
-        num_free, num_offline = self.pool.num_free, self.pool.num_offline_only
         if plan is None:
+            num_free, num_offline = self.pool.num_free, self.pool.num_offline_only
             return two_phase_schedule(self.table, (), num_free, num_offline, self.limits, policy, model)
         for request in plan.admitted:
             self.submit(request)
         entries = [ScheduledRequest(e.request_id, e.kind, e.num_scheduled_tokens) for e in plan.entries]
-        return reconcile(entries, plan.preempted, self.table, num_free, num_offline, self.limits, policy, model)
+        return self.reconcile(entries, plan.preempted, policy, model)
+
+    def reconcile(
+        self, entries: Seq[ScheduledRequest], preempted: Seq[str], policy: Policy, model: LatencyModel
+    ) -> Schedule:
+        """A plan's entries, fitted to what is here by now."""
+        num_free, num_offline = self.pool.num_free, self.pool.num_offline_only
+        return reconcile(entries, preempted, self.table, num_free, num_offline, self.limits, policy, model)
 
     def begin(self, schedule: Schedule, step: int) -> StepBatch:
-        """Give each entry its blocks. Where the counts were too hopeful (shared blocks free less than they count),
-        offline requests lose their KV for online ones, and offline entries are dropped."""
+        """``allocate``, and the batch that the engine is to run."""
+        self.allocate(schedule)
+        return StepBatch(step, [self._engine_sequence(sequence, tokens) for sequence, tokens in self._running])
+
+    def allocate(self, schedule: Schedule) -> list[tuple[LiveSequence, int]]:
+        """Give each entry its blocks; what runs, with the tokens that it computes. Where the counts were too hopeful
+        (shared blocks free less than they count), offline requests lose their KV for online ones, and offline
+        entries are dropped."""
         lost: dict[str, None] = {}
         for request_id in schedule.preempted:
             request = self.table.get(request_id)
             if request is not None and request.is_running:
                 self._preempt(request, lost)
         self._running = []
-        sequences = []
         for entry in schedule.entries:
             if entry.request_id in lost:
                 continue
@@ -141,19 +155,17 @@ class Replica:
             if num_tokens == 0:
                 self.totals.offline_dropped += entry.kind is Kind.OFFLINE
                 continue
-            self._running.append(ScheduledRequest(entry.request_id, entry.kind, num_tokens))
-            sequences.append(self._engine_sequence(sequence, num_tokens))
+            self._running.append((sequence, num_tokens))
         self.totals.offline_dropped += schedule.num_dropped
-        return StepBatch(step, sequences)
+        return self._running
 
     def finish(self, result: StepResult) -> list[AddressedOutput]:
         """Apply a step's outcome; what online requests gained, in batch order. Ended ones are in ``take_ended``."""
         outputs: list[AddressedOutput] = []
-        for entry in self._running:
-            sequence = self._sequences[entry.request_id]
-            self._advance(sequence, entry)
-            token_id = result.sampled.get(entry.request_id)
-            if entry.request_id in self._aborting:
+        for sequence, num_tokens in self._running:
+            self._advance(sequence, num_tokens)
+            token_id = result.sampled.get(sequence.request_id)
+            if sequence.request_id in self._aborting:
                 self._end(sequence, FinishReason.ABORT)
                 continue
             if token_id is None:
@@ -174,10 +186,9 @@ class Replica:
     def fail(self, why: str) -> None:
         """The engine could not run the step: its KV is void, so every request in it is computed anew, and one that
         was in too many failed steps ends with an error."""
-        for entry in self._running:
-            sequence = self._sequences[entry.request_id]
+        for sequence, _ in self._running:
             sequence.num_failures += 1
-            if entry.request_id in self._aborting:
+            if sequence.request_id in self._aborting:
                 self._end(sequence, FinishReason.ABORT)
             elif sequence.num_failures >= MAX_ENGINE_FAILURES:
                 self._end(sequence, FinishReason.ERROR, why)
@@ -193,7 +204,7 @@ class Replica:
 
     def entries(self) -> list[PlanEntry]:
         """The step that runs."""
-        return [PlanEntry(e.request_id, e.kind, e.num_scheduled_tokens) for e in self._running]
+        return [PlanEntry(sequence.request_id, sequence.kind, tokens) for sequence, tokens in self._running]
 
     def states(self) -> list[RequestState]:
         """All that is held."""
@@ -224,6 +235,8 @@ class Replica:
         if not was_running:
             request.num_computed_tokens = self.pool.start(request.request_id, request.kind, sequence.token_ids)
         num_tokens = min(num_tokens, request.num_remaining_tokens)
+        if request.num_computed_tokens + num_tokens <= request.num_blocks * self.limits.block_size:
+            return num_tokens  # most decodes: the last block has room
         while not self.pool.grow(request.request_id, request.num_computed_tokens + num_tokens):
             victim = self._offline_victim(lost) if request.kind is Kind.ONLINE else None
             if victim is None:
@@ -268,12 +281,15 @@ class Replica:
             needs_sample=end == request.num_tokens,
         )
 
-    def _advance(self, sequence: LiveSequence, entry: ScheduledRequest) -> None:
+    def _advance(self, sequence: LiveSequence, num_tokens: int) -> None:
         request = sequence.request
-        computed_prompt = min(entry.num_scheduled_tokens, sequence.num_prompt_tokens - request.num_computed_tokens)
-        self.totals.prompt_tokens += max(0, computed_prompt)
-        request.num_computed_tokens += entry.num_scheduled_tokens
-        self.pool.commit(request.request_id, sequence.token_ids, request.num_computed_tokens)
+        num_before = request.num_computed_tokens
+        request.num_computed_tokens = num_after = num_before + num_tokens
+        if num_before < sequence.num_prompt_tokens:
+            self.totals.prompt_tokens += min(num_after, sequence.num_prompt_tokens) - num_before
+        block_size = self.limits.block_size
+        if num_after // block_size > num_before // block_size:
+            self.pool.commit(request.request_id, sequence.token_ids, num_after)
 
     def _end(self, sequence: LiveSequence, reason: FinishReason, error: str = "") -> None:
         self.pool.free(sequence.request_id)

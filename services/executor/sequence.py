@@ -26,10 +26,10 @@ class LiveSequence:
     unpublished: list[int] = field(default_factory=list)  # output tokens not yet sent
 
     @classmethod
-    def admit(cls, request: GenerateRequest, spec: EngineSpec, tokenizer: Tokenizer) -> LiveSequence:
+    def admit(cls, request: GenerateRequest, spec: EngineSpec, tokenizer: Tokenizer | None) -> LiveSequence:
         """A new sequence; output that an earlier executor generated counts as output."""
         prompt, output = request.prompt_token_ids, request.output_token_ids
-        stop_strings = tokenizer.detokenizer(request.sampling.stop) if request.sampling.stop else None
+        stop_strings = tokenizer.detokenizer(request.sampling.stop) if tokenizer and request.sampling.stop else None
         if stop_strings is not None and output:
             stop_strings.push(output)
         return cls(

@@ -27,6 +27,9 @@ class ExecutorSettings(msgspec.Struct, frozen=True):
     max_model_len: Annotated[int, Meta(ge=0, description="context limit in tokens; 0 is the model's own")] = 0
     max_num_batched_tokens: Annotated[int, Meta(ge=1, description="tokens of one step: the chunk size")] = 512
     max_num_seqs: Annotated[int, Meta(ge=1, description="requests of one step")] = 256
-    preset: Annotated[str, Meta(description="hygen, sarathi++ or online-only")] = "hygen"
+    preset: Annotated[str, Meta(description="hygen, sarathi++, hygen-star or online-only")] = "hygen"
+    sim_model: Annotated[str, Meta(description="sim engine: the model whose steps it times")] = "llama2-7b"
+    sim_device: Annotated[str, Meta(description="sim engine: the GPU that it stands for")] = "a100-40g"
+    sim_tensor_parallel: Annotated[int, Meta(ge=1, description="sim engine: GPUs that share the model")] = 1
     sim_time_scale: Annotated[float, Meta(gt=0, description="sim engine: 0.1 runs ten times as fast")] = 1.0
     sim_mean_output_tokens: Annotated[float, Meta(ge=1, description="sim engine: mean output length")] = 128.0

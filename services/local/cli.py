@@ -17,6 +17,8 @@ from services.local.batch_cli import batch_app
 from services.local.command_group import CommandGroup, DeferredCommand
 from services.local.options import DEFAULT_DATA_DIR, DEFAULT_PORT, ENGINES, StackOptions
 from services.local.parameters import DataDirOption, JsonOption, UrlOption, one_of
+from shared.latency.architectures import ARCHITECTURES
+from shared.latency.devices import DEVICES
 from shared.scheduling.presets import PRESETS
 
 if TYPE_CHECKING:
@@ -51,12 +53,21 @@ def up(
     kv_blocks: Annotated[
         int | None, typer.Option(min=1, help="KV blocks of each engine; else sized by memory.")
     ] = None,
+    sim_model: Annotated[
+        str | None, typer.Option(help="The model that the sim engine times.", callback=one_of("model", ARCHITECTURES))
+    ] = None,
+    sim_device: Annotated[
+        str | None, typer.Option(help="The GPU that the sim engine stands for.", callback=one_of("device", DEVICES))
+    ] = None,
     preset: Annotated[str, typer.Option(help=", ".join(PRESETS), callback=one_of("preset", PRESETS))] = "hygen",
     utility_ratio: Annotated[
         float | None,
         typer.Option(min=0.0, max=1.0, help="The share of offline requests chosen by shared prefix, not by age."),
     ] = None,
     budget_ms: Annotated[float | None, typer.Option(min=0.001, help="A fixed latency budget of each step.")] = None,
+    offline_qps: Annotated[
+        float | None, typer.Option(min=0.001, help="hygen-star: offline requests per second of each executor.")
+    ] = None,
     target_tbt_ms: Annotated[
         float | None, typer.Option(min=0.001, help="The time between tokens that online requests are to keep.")
     ] = None,
@@ -70,6 +81,10 @@ def up(
 
     if budget_ms is not None and target_tbt_ms is not None:
         raise typer.BadParameter("give --budget-ms or --target-tbt-ms, not both")
+    try:
+        PRESETS[preset].offline_rate(offline_qps)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
     options = StackOptions(
         model=model,
         engine=engine,
@@ -78,9 +93,12 @@ def up(
         executors=executors,
         threads=threads,
         kv_blocks=kv_blocks,
+        sim_model=sim_model,
+        sim_device=sim_device,
         preset=preset,
         utility_ratio=utility_ratio,
         budget_ms=budget_ms,
+        offline_qps=offline_qps,
         target_tbt_ms=target_tbt_ms,
         data_dir=data_dir,
         nats=nats,
@@ -151,6 +169,12 @@ def _load_replay() -> Callable[..., Any]:
     return replay
 
 
+def _load_simulate() -> Callable[..., Any]:
+    from services.profiler.simulation.cli import simulate
+
+    return simulate
+
+
 def _announce(line: str) -> None:
     print(line, file=sys.stdout, flush=True)
 
@@ -158,4 +182,7 @@ def _announce(line: str) -> None:
 command: Any = get_command(app)
 command.add_command(
     DeferredCommand("replay", "Replay a production trace against any OpenAI-compatible server.", _load_replay)
+)
+command.add_command(
+    DeferredCommand("simulate", "Replay a production trace on a named GPU and model in virtual time.", _load_simulate)
 )

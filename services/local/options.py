@@ -24,9 +24,12 @@ class StackOptions:
     executors: int = 1
     threads: int | None = None
     kv_blocks: int | None = None
+    sim_model: str | None = None  # what the sim engine stands for
+    sim_device: str | None = None
     preset: str = "hygen"
     utility_ratio: float | None = None
     budget_ms: float | None = None
+    offline_qps: float | None = None
     target_tbt_ms: float | None = None
     data_dir: Path = DEFAULT_DATA_DIR
     nats: str | None = None  # None: a server of our own

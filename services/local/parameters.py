@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
+
+Value = TypeVar("Value", str, str | None)
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions")  # what a batch's lines may ask for
 
@@ -21,11 +23,11 @@ UrlOption = Annotated[
 ]
 
 
-def one_of(what: str, known: Collection[str]) -> Callable[[str], str]:
-    """A parameter callback that refuses everything else and names the known values."""
+def one_of(what: str, known: Collection[str]) -> Callable[[Value], Value]:
+    """A parameter callback that refuses everything else and names the known values; what was not given may pass."""
 
-    def check(value: str) -> str:
-        if value not in known:
+    def check(value: Value) -> Value:
+        if value is not None and value not in known:
             raise typer.BadParameter(f"unknown {what} {value!r}; known: {', '.join(known)}")
         return value
 

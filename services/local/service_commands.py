@@ -30,7 +30,12 @@ def service_commands(options: StackOptions, data_dir: DataDir, nats_url: str, mo
         ),
         "offline-queue": (
             "services.offline_queue",
-            {**model, "preset": options.preset, "utility_ratio": options.utility_ratio},
+            {
+                **model,
+                "preset": options.preset,
+                "offline_qps": options.offline_qps,
+                "utility_ratio": options.utility_ratio,
+            },
         ),
     }
     for index in range(options.executors):
@@ -48,6 +53,8 @@ def _executor(options: StackOptions, index: int) -> dict[str, Setting]:
         "engine": options.engine,
         "threads": options.threads,
         "kv_blocks": options.kv_blocks,
+        "sim_model": options.sim_model,
+        "sim_device": options.sim_device,
         "preset": options.preset,
     }
 

@@ -26,6 +26,8 @@ def main() -> int:
         settings = config.load(OfflineQueueSettings, "python -m services.offline_queue")
         try:
             preset = preset_named(settings.preset)
+            offline_qps = settings.offline_qps or None
+            preset.offline_rate(offline_qps)
             order = make_offline_order(preset.offline_order, settings.utility_ratio, iter(random.random, None))
         except ValueError as error:
             raise ConfigError(str(error)) from error
@@ -38,7 +40,7 @@ def main() -> int:
         return 2
 
     def make(bus: Bus) -> OfflineQueueService:
-        return OfflineQueueService(bus, model, preset, order, tokenizer, SystemClock())
+        return OfflineQueueService(bus, model, preset, order, tokenizer, SystemClock(), offline_qps)
 
     collect_seldom()
     return run_service(settings.nats, settings.log_level, "offline-queue", make)

@@ -21,6 +21,7 @@ from shared.protocol.messages import (
 )
 from shared.scheduling.batch import Limits, Policy, Schedule, ScheduledRequest
 from shared.scheduling.mirror import ExecutorMirror
+from shared.scheduling.offline_rate import OfflineRate
 from shared.scheduling.request import Kind, Request
 
 logger = logging.getLogger(__name__)
@@ -44,11 +45,14 @@ class AsyncScheduler:
         pool: OfflinePool,
         tuning: Callable[[], tuple[Policy, LatencyModel]],
         clock: Clock,
+        rate: OfflineRate | None = None,
     ) -> None:
+        """``rate``: at which offline requests enter this executor; None lets them in as they fit."""
         self.info = info
         self._pool = pool
         self._tuning = tuning
         self._clock = clock
+        self._rate = rate or OfflineRate()
         self._mirror = ExecutorMirror(
             Limits(info.block_size, info.num_blocks, info.max_num_batched_tokens, info.max_num_seqs)
         )
@@ -118,7 +122,9 @@ class AsyncScheduler:
     def _plan(self, step: int) -> StepPlan:
         start_s = self._clock.monotonic_s()
         policy, model = self._tuning()
-        schedule = self._mirror.plan(self._pool.in_order(), policy, model)
+        if self._pool.num_waiting == 0:
+            self._rate.rest()
+        schedule = self._mirror.plan(self._rate.open(self._pool.in_order(), start_s), policy, model)
         plan = self._message(step, schedule)
         elapsed_s = self._clock.monotonic_s() - start_s
         self._plans += 1
@@ -133,6 +139,7 @@ class AsyncScheduler:
             for entry in schedule.entries
             if entry.kind is Kind.OFFLINE and entry.request_id not in self._mirror.table
         ]
+        self._rate.enter(len(entering))
         return StepPlan(
             executor_id=self.info.executor_id,
             epoch=self.info.epoch,

@@ -57,10 +57,15 @@ class OfflineQueueService:
         order: OfflineOrder,
         tokenizer: Tokenizer,
         clock: Clock,
+        offline_qps: float | None = None,
     ) -> None:
+        """``offline_qps``: for presets with a fixed offline rate, and of each executor. Raises ValueError where it
+        and the preset do not fit."""
         self._bus = bus
         self._model = model
         self._preset = preset
+        preset.offline_rate(offline_qps)
+        self._offline_qps = offline_qps
         self._clock = clock
         self._pool = OfflinePool(order, self._on_work, self._on_discard)
         self._batches = BatchManager(bus, tokenizer, model, self._pool, clock)
@@ -83,6 +88,8 @@ class OfflineQueueService:
             group.create_task(self._follow_executors())
             group.create_task(self._serve_idle())
             group.create_task(self._watch_silence())
+            if self._offline_qps is not None:
+                group.create_task(self._release(1.0 / self._offline_qps))
 
     async def stop(self) -> None:
         """Nothing to finish: the pool is durable, and executors go on with what they hold."""
@@ -127,7 +134,13 @@ class OfflineQueueService:
             await self._attach(info)
 
     async def _attach(self, info: ExecutorInfo) -> None:
-        scheduler = AsyncScheduler(info, self._pool, lambda: self._policy_and_model(info.profile_key), self._clock)
+        scheduler = AsyncScheduler(
+            info,
+            self._pool,
+            lambda: self._policy_and_model(info.profile_key),
+            self._clock,
+            self._preset.offline_rate(self._offline_qps),
+        )
         attached = _Attached(scheduler, self._clock.monotonic_s())
         self._attached[info.executor_id] = attached
 
@@ -170,6 +183,12 @@ class OfflineQueueService:
                     attached.is_silent = True
                     self._pool.release(executor_id)
                     logger.warning("executor is silent", extra={"executor_id": executor_id})
+
+    async def _release(self, period_s: float) -> None:
+        """At a fixed rate an idle executor gets work when its time has come, not when something else happens."""
+        while True:
+            await asyncio.sleep(period_s)
+            self._work.set()
 
     def _policy_and_model(self, profile_key: str) -> tuple[Policy, LatencyModel]:
         return self._preset.policy(self._tuning.budget_ms(profile_key)), self._tuning.model(profile_key)

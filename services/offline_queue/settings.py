@@ -18,7 +18,8 @@ class OfflineQueueSettings(msgspec.Struct, frozen=True):
     log_level: Annotated[str, Meta(description="debug, info, warning or error")] = "info"
     model_name: Annotated[str, Meta(description="the name that clients use")] = "smollm2-135m-instruct"
     max_model_len: Annotated[int, Meta(ge=0, description="context limit in tokens; 0 is the model's own")] = 0
-    preset: Annotated[str, Meta(description="hygen, sarathi++ or online-only")] = "hygen"
+    preset: Annotated[str, Meta(description="hygen, sarathi++, hygen-star or online-only")] = "hygen"
+    offline_qps: Annotated[float, Meta(ge=0, description="hygen-star: offline requests/s of each executor")] = 0.0
     utility_ratio: Annotated[
         float,
         Meta(ge=0, le=1, description="share of offline requests chosen by shared prefix, the rest by age (hygen)"),

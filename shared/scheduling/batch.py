@@ -91,14 +91,15 @@ class BatchBuilder:
 
     def try_decode(self, request: Request, bounded: bool) -> bool:
         """HyGen Alg. 1 lines 7-11: T(batch with r) - T(batch) against what is left of the budget."""
-        if not self.has_room or self.lacks_blocks(request):
+        num_blocks = request.num_new_blocks(1, self._block_size)
+        if num_blocks > self.num_blocks_left or not self.has_room:
             return False
         context_len = request.num_computed_tokens + 1
         cost_ms = self._model.decode_cost_ms(self.features, context_len)
         if bounded and self.latency_ms + cost_ms > self._latency_budget_ms:
             return False
         self.features.add_decode(context_len)
-        self._add(request, 1, cost_ms)
+        self._add(request, 1, num_blocks, cost_ms)
         return True
 
     def try_prefill(self, request: Request, bounded: bool, at_most: int | None = None) -> bool:
@@ -110,7 +111,7 @@ class BatchBuilder:
             return False
         cost_ms = self._model.prefill_cost_ms(self.features, num_tokens)
         self.features.add_prefill(num_tokens)
-        self._add(request, num_tokens, cost_ms)
+        self._add(request, num_tokens, request.num_new_blocks(num_tokens, self._block_size), cost_ms)
         return True
 
     def try_add(self, request: Request, bounded: bool, at_most: int | None = None) -> bool:
@@ -129,10 +130,10 @@ class BatchBuilder:
             return limit
         return self._model.max_prefill_tokens(self.features, self._latency_budget_ms - self.latency_ms, limit)
 
-    def _add(self, request: Request, num_tokens: int, cost_ms: float) -> None:
+    def _add(self, request: Request, num_tokens: int, num_blocks: int, cost_ms: float) -> None:
         self.latency_ms += cost_ms
         self.num_tokens_left -= num_tokens
-        self.num_blocks_left -= request.num_new_blocks(num_tokens, self._block_size)
+        self.num_blocks_left -= num_blocks
         self._num_seqs_left -= 1
         self.scheduled.add(request.request_id)
         self.entries.append(ScheduledRequest(request.request_id, request.kind, num_tokens))

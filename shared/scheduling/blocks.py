@@ -86,6 +86,8 @@ class BlockPool:
         """Make the request's table cover ``num_slots`` tokens; False, and nothing changed, where blocks are short."""
         table = self._tables[request_id]
         missing = -(-num_slots // self.block_size) - len(table.blocks)
+        if missing <= 0:
+            return True
         if missing > len(self._free):
             return False
         for _ in range(missing):
@@ -98,7 +100,10 @@ class BlockPool:
     def commit(self, request_id: str, token_ids: Sequence[int], num_computed_tokens: int) -> None:
         """Make the full blocks among the first ``num_computed_tokens`` findable; their KV is written."""
         table = self._tables[request_id]
-        for index in range(len(table.hashes), num_computed_tokens // self.block_size):
+        num_full = num_computed_tokens // self.block_size
+        if num_full == len(table.hashes):
+            return
+        for index in range(len(table.hashes), num_full):
             start = index * self.block_size
             parent = table.hashes[-1] if table.hashes else b""
             key = self._hash(parent, token_ids[start : start + self.block_size])

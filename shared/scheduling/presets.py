@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from shared.scheduling.batch import Policy
+from shared.scheduling.offline_rate import OfflineRate
 
 DEFAULT_UTILITY_RATIO = 0.9  # u of HyGen Alg. 4, which gives none: nearly all of psm's cache hits (docs/benchmarks.md)
 
@@ -13,12 +14,24 @@ DEFAULT_UTILITY_RATIO = 0.9  # u of HyGen Alg. 4, which gives none: nearly all o
 @dataclass(frozen=True, slots=True)
 class Preset:
     """``uses_latency_budget``: offline work is held to a step's latency budget; ``serves_offline``: it runs at all;
-    ``offline_order``: a name that ``make_offline_order`` knows."""
+    ``uses_offline_rate``: its requests enter at a fixed rate; ``offline_order``: a name that ``make_offline_order``
+    knows."""
 
     name: str
     uses_latency_budget: bool
     serves_offline: bool
     offline_order: str = "fcfs"
+    uses_offline_rate: bool = False
+
+    def offline_rate(self, qps: float | None) -> OfflineRate:
+        """At which offline requests enter. Raises ValueError where a rate is missing, or given and not used."""
+        if self.uses_offline_rate:
+            if qps is None:
+                raise ValueError(f"preset {self.name} serves offline requests at a fixed rate: give --offline-qps")
+            return OfflineRate(qps)
+        if qps is not None:
+            raise ValueError(f"preset {self.name} has no fixed offline rate: leave --offline-qps out")
+        return OfflineRate()
 
     def policy(self, latency_budget_ms: float | None) -> Policy:
         """The policy under a budget; without a known one, a preset that needs it serves no offline work yet."""
@@ -34,6 +47,8 @@ PRESETS = {
     for preset in (
         Preset("hygen", uses_latency_budget=True, serves_offline=True, offline_order="psm-fair"),
         Preset("sarathi++", uses_latency_budget=False, serves_offline=True),  # HyGen section 5.1: online first, no SLO
+        # HyGen section 5.1: sarathi++ at an offline QPS that keeps the SLO
+        Preset("hygen-star", uses_latency_budget=False, serves_offline=True, uses_offline_rate=True),
         Preset("online-only", uses_latency_budget=False, serves_offline=False),
     )
 }

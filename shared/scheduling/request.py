@@ -45,4 +45,5 @@ class Request:
 
     def num_new_blocks(self, num_tokens: int, block_size: int) -> int:
         """Blocks to add before ``num_tokens`` more tokens can be computed."""
-        return max(0, -(-(self.num_computed_tokens + num_tokens) // block_size) - self.num_blocks)
+        missing = -(-(self.num_computed_tokens + num_tokens) // block_size) - self.num_blocks
+        return missing if missing > 0 else 0

@@ -102,5 +102,5 @@ def test_presets() -> None:
     assert preset_named("hygen").policy(50.0) == Policy(50.0, offline_enabled=True)
     assert preset_named("sarathi++").policy(50.0).latency_budget_ms == float("inf")
     assert not preset_named("online-only").policy(50.0).offline_enabled
-    with pytest.raises(ValueError, match=r"unknown preset 'x'; known: hygen, sarathi\+\+, online-only"):
+    with pytest.raises(ValueError, match=r"unknown preset 'x'; known: hygen, sarathi\+\+, hygen-star, online-only"):
         preset_named("x")

@@ -77,6 +77,10 @@ class GatewayRig:
         """With the sim engine; returns at once."""
         self._start_service(executor_id, "executor", "--engine", "sim", "--executor-id", executor_id, *options)
 
+    def start_offline_queue(self, *options: str) -> None:
+        """Returns at once."""
+        self._start_service("offline-queue", "offline_queue", *options)
+
     def wait_ready(self) -> None:
         wait_until(lambda: self.http.get("/ready").status_code == 200, self.logs())
 

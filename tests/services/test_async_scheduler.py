@@ -31,6 +31,7 @@ from shared.protocol.messages import (
 )
 from shared.scheduling.batch import Limits, Policy
 from shared.scheduling.offline_order import OFFLINE_ORDERS, make_offline_order
+from shared.scheduling.offline_rate import OfflineRate
 from shared.scheduling.request import Kind
 from shared.tokenizer import Tokenizer
 
@@ -53,14 +54,14 @@ def make_pool(order: str, discarded: list[str], utility_ratio: float = 0.5) -> O
 class Peer:
     """An executor's loop, one step per call, with a scheduler that hears everything at once."""
 
-    def __init__(self, tokenizer: Tokenizer, order: str, policy: Policy) -> None:
+    def __init__(self, tokenizer: Tokenizer, order: str, policy: Policy, rate: OfflineRate | None = None) -> None:
         spec = EngineSpec("m", "sim", "none", "float16", 512, 49152, 16, 48, (2,))
         self.policy = policy
         self.replica = Replica(Limits(16, 48, 64, 32), spec, tokenizer)
         self.engine = SimEngine(spec, LinearLatencyModel(0, 0, 0, 0, 0, 0, 0), 30.0)
         self.discarded: list[str] = []
         self.pool = make_pool(order, self.discarded)
-        self.scheduler = AsyncScheduler(INFO, self.pool, self.tuning, SystemClock())
+        self.scheduler = AsyncScheduler(INFO, self.pool, self.tuning, SystemClock(), rate)
         self.plan: StepPlan | None = None
         self.step = 0
         self.planned_steps = 0
@@ -268,6 +269,16 @@ def test_without_a_budget_no_offline_work_is_planned(make_peer: MakePeer) -> Non
     plan = peer.scheduler.plan_idle()
     assert plan is not None and [g.request_id for g in plan.admitted] == ["batch_1.1"]
     assert peer.scheduler.plan_idle() is None
+
+
+def test_at_a_fixed_rate_one_enters_at_a_time(tokenizer: Tokenizer) -> None:
+    peer = Peer(tokenizer, "fcfs", Policy(200.0), OfflineRate(1e-6))
+    peer.pool.add([make_offline(n) for n in range(3)])
+    peer.say(idle=True)
+    while peer.run_step():
+        pass
+    assert list(peer.results) == ["batch_1.0"]
+    assert peer.pool.num_waiting == 2
 
 
 def test_plans_are_not_interrupted_by_walks_over_all_that_waits(make_peer: MakePeer) -> None:

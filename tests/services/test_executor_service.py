@@ -232,3 +232,14 @@ def test_an_unknown_engine_lists_the_known(model_folder: Path, tmp_path: Path) -
         load_engine(ExecutorSettings(model_path=str(model_folder), engine="abacus"))
     with pytest.raises(ModelError, match="is not a prepared model"):
         load_engine(ExecutorSettings(model_path=str(tmp_path), engine="sim"))
+
+
+def test_the_sim_engine_is_sized_by_what_it_stands_for(model_folder: Path) -> None:
+    engine = load_engine(
+        ExecutorSettings(model_path=str(model_folder), engine="sim", sim_model="yi-34b", sim_device="h100")
+    )
+    assert (engine.spec.device, engine.spec.num_blocks) == ("1xh100-yi-34b-x1", 819)
+    with pytest.raises(ConfigError, match="unknown device 'abacus'; known: a100-40g"):
+        load_engine(ExecutorSettings(model_path=str(model_folder), engine="sim", sim_device="abacus"))
+    with pytest.raises(ConfigError, match="share it among more GPUs"):
+        load_engine(ExecutorSettings(model_path=str(model_folder), engine="sim", sim_model="yi-34b"))

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from services.executor.engines.sim import llama2_7b_on_a100
 from services.predictor.service import Predictor
 from services.predictor.settings import PredictorSettings
 from services.profiler.service import Profiler
@@ -18,6 +17,7 @@ from shared.bus import Bus
 from shared.clock import SystemClock
 from shared.latency.features import BatchFeatures
 from shared.latency.linear import LinearLatencyModel
+from shared.latency.roofline import RooflineLatencyModel
 from shared.protocol import subjects
 from shared.protocol.messages import BudgetRecord, ExecutorInfo, LatencyModelRecord
 from tests.services.profiling import running, until
@@ -60,7 +60,7 @@ async def test_a_real_executor_is_profiled(bus: Bus, tmp_path: Path, executor_pr
 
 
 def _mean_error(model: LinearLatencyModel) -> float:
-    truth = llama2_7b_on_a100()
+    truth = RooflineLatencyModel.named("llama2-7b", "a100-40g")
     batches = [
         BatchFeatures(prefill, int(prefill > 0), decodes * context, decodes)
         for prefill in (0, 64, 256, 480)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from services.executor.engine import Engine, EngineSpec
-from services.executor.engines import sim
+from services.executor.engines.sim import SimEngine
 from services.executor.settings import ENGINES, ExecutorSettings
 from shared.errors import ConfigError
+from shared.latency.architectures import architecture_named
+from shared.latency.devices import device_named
+from shared.latency.roofline import RooflineLatencyModel, num_kv_blocks
 from shared.model_folder import ModelFacts
-
-SIM_MEMORY_BYTES, SIM_MEMORY_SHARE = 40e9, 0.9  # an A100-40G, as far as serving systems fill it
 
 
 def load_engine(settings: ExecutorSettings) -> Engine:
@@ -36,17 +37,22 @@ def load_engine(settings: ExecutorSettings) -> Engine:
 def _load_sim(settings: ExecutorSettings) -> Engine:
     """The tokenizer's vocabulary and the context are those of the prepared model; time and memory are simulated."""
     facts = ModelFacts.read(Path(settings.model_path))
-    block_bytes = 2 * sim.LAYERS * sim.HIDDEN * sim.VALUE_BYTES * settings.block_size
-    kv_bytes = SIM_MEMORY_BYTES * SIM_MEMORY_SHARE - sim.PARAMETERS * sim.VALUE_BYTES
+    tensor_parallel = settings.sim_tensor_parallel
+    try:
+        architecture, device = architecture_named(settings.sim_model), device_named(settings.sim_device)
+        latency = RooflineLatencyModel.of(architecture, device, tensor_parallel)
+        num_blocks = settings.kv_blocks or num_kv_blocks(architecture, device, tensor_parallel, settings.block_size)
+    except ValueError as error:
+        raise ConfigError(f"sim engine: {error}") from error
     spec = EngineSpec(
         model=settings.model_name,
         engine="sim",
-        device=f"a100-40g-llama2-7b-x{settings.sim_time_scale:g}",
+        device=f"{tensor_parallel}x{device.name}-{architecture.name}-x{settings.sim_time_scale:g}",
         dtype="float16",
         max_model_len=settings.max_model_len or facts.max_model_len,
         vocab_size=facts.vocab_size,
         block_size=settings.block_size,
-        num_blocks=settings.kv_blocks or int(kv_bytes / block_bytes),
+        num_blocks=num_blocks,
         eos_token_ids=facts.eos_token_ids,
     )
-    return sim.SimEngine(spec, sim.llama2_7b_on_a100(), settings.sim_mean_output_tokens, settings.sim_time_scale)
+    return SimEngine(spec, latency, settings.sim_mean_output_tokens, settings.sim_time_scale)

@@ -1,7 +1,6 @@
 """An engine without a model: a step takes as long as a latency model says, tokens come from a seeded generator.
 
-With it the whole stack runs at GPU scale on a laptop. The default latency model is Llama-2-7B in half precision on
-an A100-40G, from the data sheets' figures.
+With it the whole stack runs at GPU scale on a laptop.
 """
 
 from __future__ import annotations
@@ -11,31 +10,9 @@ import time
 
 from services.executor.engine import EngineSpec, Sequence, StepBatch, StepResult
 from shared.latency.features import BatchFeatures
-from shared.latency.linear import LinearLatencyModel
 from shared.latency.model import LatencyModel
 
 MASK = (1 << 64) - 1
-
-# Llama-2-7B: parameters, layers, hidden size; bytes per value in half precision.
-PARAMETERS, LAYERS, HIDDEN, VALUE_BYTES = 6.74e9, 32, 4096, 2
-# A100-40G data sheet: bytes/s of HBM, dense fp16 FLOP/s; and what kernels commonly reach of each.
-HBM_BYTES_PER_S, FLOPS_PER_S, HBM_REACHED, FLOPS_REACHED = 1.555e12, 312e12, 0.8, 0.6
-
-
-def llama2_7b_on_a100() -> LinearLatencyModel:
-    """Weights are read once a step, KV once a decode; prefill is compute-bound. No square terms: a roofline."""
-    kv_bytes_per_token = 2 * LAYERS * HIDDEN * VALUE_BYTES
-    bytes_per_ms = HBM_BYTES_PER_S * HBM_REACHED / 1e3
-    flop_ms_per_token = 2 * PARAMETERS / (FLOPS_PER_S * FLOPS_REACHED) * 1e3
-    return LinearLatencyModel(
-        base=PARAMETERS * VALUE_BYTES / bytes_per_ms,
-        prefill_token=flop_ms_per_token,
-        kv_token=kv_bytes_per_token / bytes_per_ms,
-        prefill_square=0.0,
-        kv_square=0.0,
-        prefill_request=0.0,
-        decode_request=flop_ms_per_token,
-    )
 
 
 class SimEngine:

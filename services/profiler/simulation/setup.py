@@ -1,0 +1,98 @@
+"""A simulated executor out of names and files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from loadgen.errors import WorkloadError
+from services.executor.engine import EngineSpec
+from services.executor.settings import ExecutorSettings
+from services.profiler.simulation.simulation import Strategy
+from services.profiler.simulation.virtual_executor import ExecutorSetup
+from shared.latency.architectures import architecture_named
+from shared.latency.devices import device_named
+from shared.latency.linear import LinearLatencyModel
+from shared.latency.model import LatencyModel
+from shared.latency.roofline import RooflineLatencyModel, num_kv_blocks
+from shared.protocol.messages import LatencyModelRecord
+from shared.scheduling.batch import Limits
+from shared.scheduling.presets import preset_named
+
+LIVE = ExecutorSettings(model_path="")  # the executor's own defaults
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The hardware, the model and the executor's limits. ``step_file``: fitted coefficients that steps take;
+    ``plan_file``: those that plans are made with. None is the roofline model, and what steps take."""
+
+    model: str = LIVE.sim_model
+    device: str = LIVE.sim_device
+    tensor_parallel: int = 1
+    max_num_batched_tokens: int = LIVE.max_num_batched_tokens
+    max_num_seqs: int = LIVE.max_num_seqs
+    block_size: int = LIVE.block_size
+    kv_blocks: int | None = None
+    step_file: Path | None = None
+    plan_file: Path | None = None
+    noise: float = 0.0
+
+    def setup(self, strategy: Strategy, seed: int) -> ExecutorSetup:
+        """Raises ValueError for unknown names and what does not fit the memory, WorkloadError for unusable files."""
+        architecture, device = architecture_named(self.model), device_named(self.device)
+        num_blocks = self.kv_blocks or num_kv_blocks(architecture, device, self.tensor_parallel, self.block_size)
+        latency: LatencyModel = (
+            RooflineLatencyModel.of(architecture, device, self.tensor_parallel)
+            if self.step_file is None
+            else read_coefficients(self.step_file)
+        )
+        spec = EngineSpec(
+            model=architecture.name,
+            engine="simulated",
+            device=f"{self.tensor_parallel}x{device.name}",
+            dtype="float16",
+            max_model_len=architecture.max_model_len,
+            vocab_size=architecture.vocab_size,
+            block_size=self.block_size,
+            num_blocks=num_blocks,
+            eos_token_ids=(),
+        )
+        return ExecutorSetup(
+            Limits(self.block_size, num_blocks, self.max_num_batched_tokens, self.max_num_seqs),
+            spec,
+            strategy.preset.policy(strategy.budget_ms),
+            planner=latency if self.plan_file is None else read_coefficients(self.plan_file),
+            latency=latency,
+            noise=self.noise,
+            seed=seed,
+        )
+
+    def url(self, strategy: Strategy) -> str:
+        """Says in a report what was simulated."""
+        budget = "" if strategy.budget_ms is None else f"&budget_ms={strategy.budget_ms:g}"
+        rate = "" if strategy.offline_qps is None else f"&offline_qps={strategy.offline_qps:g}"
+        return f"sim://{self.tensor_parallel}x{self.device}?preset={strategy.preset.name}{budget}{rate}"
+
+
+def make_strategy(preset_name: str, budget_ms: float | None, offline_qps: float | None) -> Strategy:
+    """Raises ValueError for an unknown preset, and for a knob that is missing or not the preset's."""
+    preset = preset_named(preset_name)
+    if preset.uses_latency_budget and budget_ms is None:
+        raise ValueError(f"preset {preset.name} holds offline work to a latency budget: give --budget-ms")
+    if budget_ms is not None and not preset.uses_latency_budget:
+        raise ValueError(f"preset {preset.name} has no latency budget: leave --budget-ms out")
+    preset.offline_rate(offline_qps)
+    return Strategy(preset, budget_ms, offline_qps)
+
+
+def read_coefficients(path: Path) -> LinearLatencyModel:
+    """Of a LatencyModelRecord in JSON, as the predictor publishes it. Raises WorkloadError."""
+    try:
+        return LinearLatencyModel(*msgspec.json.decode(path.read_bytes(), type=LatencyModelRecord).coefficients)
+    except OSError as error:
+        raise WorkloadError(f"{path}: {error.strerror}") from error
+    except (msgspec.DecodeError, ValueError) as error:
+        raise WorkloadError(f"{path}: not a latency model record: {error}") from error

@@ -1,0 +1,165 @@
+"""One executor and its scheduler in virtual time."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from services.executor.engine import EngineSpec, StepResult
+from services.executor.replica import AddressedOutput, Ended, Replica
+from services.executor.sequence import LiveSequence
+from services.profiler.simulation.backlog import Backlog
+from shared.latency.features import BatchFeatures
+from shared.latency.model import LatencyModel
+from shared.protocol.messages import GenerateRequest
+from shared.scheduling.batch import Limits, Policy, Schedule
+from shared.scheduling.offline_rate import OfflineRate
+from shared.scheduling.request import Kind
+from shared.scheduling.schedule import two_phase_schedule
+
+FIRST_OUTPUT_ID = 1 << 24  # beyond every vocabulary, so that no output looks like a prompt
+NUM_OUTPUT_IDS = 1 << 24
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorSetup:
+    """What is fixed about a simulated executor.
+
+    ``planner``: what schedules are made with; ``latency``: how long steps take, times a factor that is lognormal
+    with ``noise`` as its sigma, drawn anew for each step from ``seed``.
+    """
+
+    limits: Limits
+    spec: EngineSpec
+    policy: Policy
+    planner: LatencyModel
+    latency: LatencyModel
+    noise: float = 0.0
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step that ran: who gained a token with others to come, and who left."""
+
+    end_s: float
+    outputs: list[AddressedOutput]
+    ended: list[Ended]
+
+
+class VirtualExecutor:
+    """HyGen Alg. 2 without its queues. The plan of a step is made while the one before it runs, from that one's
+    expected outcome: here it is made when the step has ended and before any later arrival is told, which is the same
+    since the outcome is as expected (lengths are known, no EOS). It is then reconciled with what has arrived."""
+
+    def __init__(self, setup: ExecutorSetup, backlog: Backlog | None, rate: OfflineRate) -> None:
+        self._setup = setup
+        self._backlog = backlog
+        self._rate = rate
+        self._replica = Replica(setup.limits, setup.spec, None)
+        self._noise = random.Random(f"{setup.seed}:noise")
+        self._plan: Schedule | None = None
+        self._has_arrivals = False  # since the plan was made
+        self.num_steps = 0
+
+    @property
+    def replica(self) -> Replica:
+        return self._replica
+
+    def submit(self, request: GenerateRequest) -> None:
+        """An online request arrives."""
+        self._replica.submit(request)
+        self._has_arrivals = True
+
+    def run_step(self, now_s: float) -> Step | None:
+        """Start a step now and run it to its end; None where there is nothing to run."""
+        running = self._next_batch(now_s)
+        if not running:
+            return None
+        features, sampled = _outcome(running)
+        latency_ms = self._setup.latency.predict_ms(features)
+        if self._setup.noise > 0:
+            latency_ms *= self._noise.lognormvariate(0.0, self._setup.noise)
+        outputs = self._replica.finish(StepResult(sampled, latency_ms))
+        self._make_plan(now_s)
+        self.num_steps += 1
+        return Step(now_s + latency_ms / 1e3, outputs, self._replica.take_ended())
+
+    def take_ended(self) -> list[Ended]:
+        """Who left without a step: requests that can never run here."""
+        return self._replica.take_ended()
+
+    def next_s(self, now_s: float) -> float | None:
+        """When the next offline request may enter; None where that is not what an idle executor waits for."""
+        return self._rate.next_s(now_s) if self._backlog and len(self._backlog) > 0 else None
+
+    def _next_batch(self, now_s: float) -> list[tuple[LiveSequence, int]]:
+        """As the live loop has it: the plan; else one made here over what is held; else, idle, the scheduler's."""
+        plan, self._plan = self._plan, None
+        if plan is not None and (running := self._take(plan)):
+            return running
+        policy, planner = self._setup.policy, self._setup.planner
+        if self._replica.has_work and (
+            running := self._replica.allocate(self._replica.schedule(None, policy, planner))
+        ):
+            return running
+        self._make_plan(now_s)
+        plan, self._plan = self._plan, None
+        return self._take(plan) if plan is not None else []
+
+    def _take(self, plan: Schedule) -> list[tuple[LiveSequence, int]]:
+        if not self._stands(plan):
+            plan = self._replica.reconcile(plan.entries, plan.preempted, self._setup.policy, self._setup.planner)
+        return self._replica.allocate(plan)
+
+    def _stands(self, plan: Schedule) -> bool:
+        """Nothing is different from what the plan was made from, so that reconciling it would change nothing."""
+        replica = self._replica
+        return (
+            not self._has_arrivals
+            and not plan.preempted
+            and replica.pool.num_offline_only == replica.table.num_blocks(Kind.OFFLINE)
+        )
+
+    def _make_plan(self, now_s: float) -> None:
+        """Both phases over what is held and the backlog; offline requests of the plan enter."""
+        table = self._replica.table
+        queue = self._rate.open(self._backlog.in_order(), now_s) if self._backlog is not None else ()
+        self._plan = plan = two_phase_schedule(
+            table,
+            queue,
+            self._replica.pool.num_free,
+            table.num_blocks(Kind.OFFLINE),
+            self._setup.limits,
+            self._setup.policy,
+            self._setup.planner,
+        )
+        self._has_arrivals = False
+        if self._backlog is not None:
+            self._let_in(plan, self._backlog)
+
+    def _let_in(self, plan: Schedule, backlog: Backlog) -> None:
+        entering = [
+            entry.request_id
+            for entry in plan.entries
+            if entry.kind is Kind.OFFLINE and entry.request_id not in self._replica.table
+        ]
+        for request_id in entering:
+            self._replica.submit(backlog.take(request_id))
+        self._rate.enter(len(entering))
+
+
+def _outcome(running: list[tuple[LiveSequence, int]]) -> tuple[BatchFeatures, dict[str, int]]:
+    """The batch's features, and a token for each request whose last known token is computed."""
+    features = BatchFeatures()
+    sampled = {}
+    for sequence, num_tokens in running:
+        request = sequence.request
+        num_computed_tokens = request.num_computed_tokens
+        if num_tokens == 1 and num_computed_tokens > 0:
+            features.add_decode(num_computed_tokens + 1)
+        else:
+            features.add_prefill(num_tokens)
+        if num_computed_tokens + num_tokens == request.num_tokens:
+            sampled[request.request_id] = FIRST_OUTPUT_ID + sequence.sampling.seed % NUM_OUTPUT_IDS
+    return features, sampled

@@ -1,0 +1,63 @@
+"""Language models by name: the sizes that decide how long a step takes and how much memory KV needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+HALF_PRECISION_BYTES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """A dense decoder with gated MLPs and untied embeddings, as each model's config.json gives it."""
+
+    name: str
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    intermediate_size: int  # of each of the MLP's three matrices
+    vocab_size: int
+    max_model_len: int  # tokens of context
+    head_dim: int = 128
+
+    @property
+    def layer_parameters(self) -> int:
+        """Of one layer's matrices: query and output, key and value, gate, up and down."""
+        attention = 2 * self.hidden_size * self.head_dim * (self.num_heads + self.num_kv_heads)
+        return attention + 3 * self.hidden_size * self.intermediate_size
+
+    @property
+    def head_parameters(self) -> int:
+        """Of the output projection, which the input embedding equals in size."""
+        return self.vocab_size * self.hidden_size
+
+    @property
+    def parameters(self) -> int:
+        return self.num_layers * self.layer_parameters + 2 * self.head_parameters
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Keys and values of all layers."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * HALF_PRECISION_BYTES
+
+
+ARCHITECTURES = {
+    architecture.name: architecture
+    for architecture in (
+        Architecture("llama2-7b", 32, 4096, 32, 32, 11008, 32000, 4096),  # meta-llama/Llama-2-7b-hf
+        Architecture("llama3.1-8b", 32, 4096, 32, 8, 14336, 128256, 131072),  # meta-llama/Llama-3.1-8B
+        # Qwen/Qwen-14B; its intermediate_size of 27392 counts gate and up together
+        Architecture("qwen-14b", 40, 5120, 40, 40, 13696, 152064, 8192),
+        Architecture("mistral-7b", 32, 4096, 32, 8, 14336, 32000, 32768),  # mistralai/Mistral-7B-v0.1
+        Architecture("yi-34b", 60, 7168, 56, 8, 20480, 64000, 4096),  # 01-ai/Yi-34B
+    )
+}
+
+
+def architecture_named(name: str) -> Architecture:
+    """Raises ValueError that lists the known models."""
+    try:
+        return ARCHITECTURES[name.lower()]
+    except KeyError:
+        raise ValueError(f"unknown model {name!r}; known: {', '.join(ARCHITECTURES)}") from None

@@ -1,0 +1,46 @@
+"""Offline requests at a fixed rate: how HyGen* bounds the interference of offline work (HyGen section 5.1)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from itertools import islice
+
+from shared.scheduling.request import Request
+
+
+class OfflineRate:
+    """Lets one more request enter every ``1 / qps`` seconds, the first at once; those that could not enter when it
+    was their time may enter later. An infinite rate holds nobody back. Raises ValueError for a rate of 0 or less."""
+
+    def __init__(self, qps: float = math.inf) -> None:
+        if not qps > 0:
+            raise ValueError(f"a rate of {qps:g} requests/s lets nobody enter; it must be above 0")
+        self.qps = qps
+        self._start_s: float | None = None
+        self._num_entered = 0
+
+    def open(self, queue: Iterable[Request], now_s: float) -> Iterator[Request]:
+        """As much of the queue as may enter by now."""
+        if math.isinf(self.qps):
+            return iter(queue)
+        if self._start_s is None:
+            self._start_s = now_s
+        num_released = math.floor((now_s - self._start_s) * self.qps + 1e-9) + 1
+        return islice(queue, max(0, num_released - self._num_entered))
+
+    def enter(self, num_requests: int) -> None:
+        """So many of those let through have entered."""
+        self._num_entered += num_requests
+
+    def rest(self) -> None:
+        """Nobody waits: time that passes now gives no right to enter later."""
+        self._start_s = None
+        self._num_entered = 0
+
+    def next_s(self, now_s: float) -> float | None:
+        """When the next request may enter; None where one may already."""
+        if math.isinf(self.qps) or self._start_s is None:
+            return None
+        next_s = self._start_s + self._num_entered / self.qps
+        return next_s if next_s > now_s else None

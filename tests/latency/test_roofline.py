@@ -1,0 +1,104 @@
+"""Roofline models: monotone, marginal costs that are differences, memory that adds up, names that are known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.latency.architectures import ARCHITECTURES, architecture_named
+from shared.latency.devices import DEVICES, device_named
+from shared.latency.features import BatchFeatures
+from shared.latency.roofline import MEMORY_SHARE, RooflineLatencyModel, num_kv_blocks
+
+MODELS = st.builds(
+    RooflineLatencyModel.named, st.sampled_from(sorted(ARCHITECTURES)), st.sampled_from(sorted(DEVICES)), st.just(2)
+) | st.just(RooflineLatencyModel.named("llama2-7b", "a100-40g"))
+FEATURES = st.builds(
+    lambda chunks, contexts: BatchFeatures(sum(chunks), len(chunks), sum(contexts), len(contexts)),
+    st.lists(st.integers(1, 2048), max_size=4),
+    st.lists(st.integers(2, 4096), max_size=64),
+)
+# Published sizes, in billions of parameters.
+PUBLISHED = {"llama2-7b": 6.74, "llama3.1-8b": 8.03, "qwen-14b": 14.17, "mistral-7b": 7.24, "yi-34b": 34.39}
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_sizes_are_the_published_ones(name: str) -> None:
+    assert ARCHITECTURES[name].parameters / 1e9 == pytest.approx(PUBLISHED[name], rel=0.005)
+
+
+@given(MODELS, FEATURES, st.integers(2, 8192))
+def test_a_decode_costs_the_difference(model: RooflineLatencyModel, features: BatchFeatures, context: int) -> None:
+    after = features.copy()
+    after.add_decode(context)
+    cost = model.decode_cost_ms(features, context)
+    assert cost > 0
+    assert model.predict_ms(features) + cost == pytest.approx(model.predict_ms(after))
+
+
+@given(MODELS, FEATURES, st.integers(1, 8192))
+def test_a_chunk_costs_the_difference(model: RooflineLatencyModel, features: BatchFeatures, tokens: int) -> None:
+    after = features.copy()
+    after.add_prefill(tokens)
+    cost = model.prefill_cost_ms(features, tokens)
+    assert model.predict_ms(features) + cost == pytest.approx(model.predict_ms(after))
+    assert 0 < cost < model.prefill_cost_ms(features, tokens + 1)
+
+
+@given(MODELS, FEATURES, st.floats(0, 200), st.integers(0, 4096))
+def test_the_longest_chunk_is_the_longest(
+    model: RooflineLatencyModel, features: BatchFeatures, budget_ms: float, limit: int
+) -> None:
+    tokens = model.max_prefill_tokens(features, budget_ms, limit)
+    assert 0 <= tokens <= limit
+    assert tokens == 0 or model.prefill_cost_ms(features, tokens) <= budget_ms
+    assert tokens == limit or model.prefill_cost_ms(features, tokens + 1) > budget_ms
+
+
+def test_an_empty_batch_takes_no_time() -> None:
+    assert RooflineLatencyModel.named("yi-34b", "h200").predict_ms(BatchFeatures()) == 0.0
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_one_decode_reads_the_weights_and_a_long_prompt_computes(device: str) -> None:
+    figures, model = DEVICES[device], RooflineLatencyModel.named("llama2-7b", device)
+    weight_bytes = ARCHITECTURES["llama2-7b"].parameters * 2
+    assert model.predict_ms(BatchFeatures(0, 0, 100, 1)) > weight_bytes * 0.97 / figures.memory_bytes_per_s * 1e3
+    flops = 2 * ARCHITECTURES["llama2-7b"].parameters * 4096 * 0.97
+    assert model.predict_ms(BatchFeatures(4096, 1, 0, 0)) > flops / figures.half_flops_per_s * 1e3
+
+
+def test_more_gpus_take_less_time_but_not_half() -> None:
+    batch = BatchFeatures(2048, 1, 40_000, 40)
+    alone, shared = (RooflineLatencyModel.named("yi-34b", "a100-80g", tp).predict_ms(batch) for tp in (1, 2))
+    assert alone / 2 < shared < alone
+    slow_link = replace(device_named("a100-80g"), link_bytes_per_s=10e9)
+    assert RooflineLatencyModel.of(architecture_named("yi-34b"), slow_link, 2).predict_ms(batch) > shared
+
+
+@pytest.mark.parametrize(("model", "device", "tp"), [("llama2-7b", "a100-40g", 1), ("llama3.1-8b", "h100", 4)])
+def test_blocks_and_weights_fill_the_memory(model: str, device: str, tp: int) -> None:
+    architecture, gpu = architecture_named(model), device_named(device)
+    blocks = num_kv_blocks(architecture, gpu, tp, 16)
+    block_bytes = architecture.kv_bytes_per_token * 16 / tp
+    weights = architecture.parameters * 2 / tp
+    assert blocks * block_bytes + weights <= gpu.memory_bytes * MEMORY_SHARE < (blocks + 1) * block_bytes + weights
+
+
+def test_kv_heads_are_repeated_where_there_are_too_few() -> None:
+    per_token = [RooflineLatencyModel.named("llama3.1-8b", "h200", tp).ms_per_kv_token for tp in (4, 8, 16)]
+    assert per_token[0] > per_token[1] == per_token[2]
+
+
+def test_what_cannot_be_is_said() -> None:
+    with pytest.raises(ValueError, match=r"unknown model 'gpt'; known: llama2-7b, llama3.1-8b, qwen-14b"):
+        RooflineLatencyModel.named("gpt", "a40")
+    with pytest.raises(ValueError, match=r"unknown device 'tpu'; known: a100-40g, a100-80g, a40, h100, h200"):
+        RooflineLatencyModel.named("yi-34b", "tpu")
+    with pytest.raises(ValueError, match="cannot be shared by 3 GPUs"):
+        RooflineLatencyModel.named("llama2-7b", "a40", 3)
+    with pytest.raises(ValueError, match="share it among more GPUs"):
+        num_kv_blocks(architecture_named("yi-34b"), device_named("a40"), 1, 16)

@@ -1,0 +1,49 @@
+"""Offline requests at a fixed rate."""
+
+from __future__ import annotations
+
+import pytest
+
+from shared.scheduling.offline_rate import OfflineRate
+from shared.scheduling.presets import PRESETS
+from shared.scheduling.request import Kind, Request
+
+QUEUE = [Request(f"r{number}", Kind.OFFLINE, 10, 20) for number in range(8)]
+
+
+def num_open(rate: OfflineRate, now_s: float) -> int:
+    return len(list(rate.open(QUEUE, now_s)))
+
+
+def test_one_more_may_enter_every_period() -> None:
+    rate = OfflineRate(2.0)
+    assert [num_open(rate, now_s) for now_s in (10.0, 10.4, 10.5, 11.1)] == [1, 1, 2, 3]
+    rate.enter(3)
+    assert num_open(rate, 11.1) == 0
+    assert rate.next_s(11.1) == 11.5
+    assert num_open(rate, 11.5) == 1
+    assert rate.next_s(11.5) is None
+
+
+def test_time_without_anybody_waiting_counts_for_nothing() -> None:
+    rate = OfflineRate(1.0)
+    assert num_open(rate, 0.0) == 1
+    rate.enter(1)
+    rate.rest()
+    assert num_open(rate, 100.0) == 1
+
+
+def test_an_infinite_rate_holds_nobody_back() -> None:
+    rate = OfflineRate()
+    assert num_open(rate, 0.0) == len(QUEUE)
+    assert rate.next_s(0.0) is None
+
+
+def test_a_rate_is_for_the_preset_that_uses_it() -> None:
+    assert PRESETS["hygen-star"].offline_rate(3.0).qps == 3.0
+    with pytest.raises(ValueError, match="give --offline-qps"):
+        PRESETS["hygen-star"].offline_rate(None)
+    with pytest.raises(ValueError, match="leave --offline-qps out"):
+        PRESETS["hygen"].offline_rate(3.0)
+    with pytest.raises(ValueError, match="must be above 0"):
+        PRESETS["hygen-star"].offline_rate(0.0)

@@ -1,0 +1,231 @@
+"""The simulator: everything ends once, the same seed tells the same, and offline work without a budget is none."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from loadgen.backlog import OfflinePrompt
+from loadgen.progress import NoProgress
+from loadgen.prompts import token_id_prompts
+from loadgen.replay import ReplayPlan
+from loadgen.report import Report
+from loadgen.scaling import Scaling
+from loadgen.traces import TraceRequest
+from services.profiler.simulation.backlog import Backlog
+from services.profiler.simulation.encoding import PromptEncoder
+from services.profiler.simulation.setup import Machine, make_strategy
+from services.profiler.simulation.simulation import Simulation
+from services.profiler.simulation.virtual_executor import ExecutorSetup, VirtualExecutor
+from services.profiler.simulation.virtual_phase import VirtualPhase
+from shared.protocol.messages import LatencyModelRecord
+from shared.scheduling.batch import Schedule
+from shared.scheduling.offline_order import FcfsOrder
+from shared.scheduling.offline_rate import OfflineRate
+
+DURATION_S = 20.0
+RECORD = LatencyModelRecord("key", (10.0, 0.05, 0.0004, 0.0, 0.0, 0.1, 0.1), 100, 0.01, 0.0)
+
+
+def make_requests(seed: int, count: int = 60) -> list[TraceRequest]:
+    """Some share their beginnings."""
+    rng = random.Random(seed)
+    times = sorted(rng.uniform(0, DURATION_S) for _ in range(count))
+    return [
+        TraceRequest(time_s, rng.randint(1, 900), rng.randint(1, 80), (rng.randint(0, 5),) * rng.randint(0, 1), 128)
+        for time_s in times
+    ]
+
+
+def make_prompts(seed: int, count: int = 80) -> list[OfflinePrompt]:
+    """Lengths, and texts that share a preamble."""
+    rng = random.Random(seed)
+    lengths = [OfflinePrompt(rng.randint(1, 60), num_prompt_tokens=rng.randint(1, 1500)) for _ in range(count)]
+    preamble = "Answer the question in one word. " * 30
+    return lengths + [OfflinePrompt(1, text=f"{preamble}Question {number}") for number in range(count // 4)]
+
+
+def make_plan(requests: Sequence[TraceRequest], prompts: Sequence[OfflinePrompt], **options: bool) -> ReplayPlan:
+    return ReplayPlan(requests, prompts, Scaling(duration_s=DURATION_S), model="llama2-7b", **options)
+
+
+def run(
+    plan: ReplayPlan, preset: str, budget_ms: float | None = None, seed: int = 0, **machine: float
+) -> tuple[Simulation, Report]:
+    strategy = make_strategy(preset, budget_ms, None)
+    setup = replace(Machine(), **machine).setup(strategy, seed)  # type: ignore[arg-type]
+    simulation = Simulation(plan, setup, strategy, "sim://test", NoProgress())
+    simulation.run()
+    return simulation, msgspec.structs.replace(
+        simulation.report(False), run=msgspec.structs.replace(simulation.report(False).run, date="")
+    )
+
+
+@pytest.mark.parametrize(("preset", "budget_ms"), [("hygen", 40.0), ("sarathi++", None)])
+@pytest.mark.parametrize("kv_blocks", [None, 180])
+def test_every_request_ends_once_and_tokens_add_up(preset: str, budget_ms: float | None, kv_blocks: int | None) -> None:
+    requests, prompts = make_requests(1), make_prompts(1)
+    simulation, report = run(make_plan(requests, prompts, drain=True), preset, budget_ms, kv_blocks=kv_blocks)
+    phase = simulation.phases["replay"]
+    replica = phase.executor.replica
+    totals = replica.totals
+    assert (totals.finished_online, totals.finished_offline) == (len(requests), len(prompts))
+    assert totals.online_tokens == sum(request.num_output_tokens for request in requests)
+    assert totals.offline_tokens == sum(prompt.max_tokens for prompt in prompts)
+    assert [len(record.token_times_s) for record in phase.records] == [r.num_output_tokens for r in requests]
+    assert not replica.has_work and replica.pool.num_free == replica.limits.num_blocks
+    replica.pool.check_integrity()
+    assert totals.cached_tokens > 0
+    assert (totals.preemptions > 0) == (kv_blocks is not None)
+    assert report.online is not None and report.online.completed == len(requests)
+
+
+def test_times_run_forwards_and_start_after_arrival() -> None:
+    simulation, _ = run(make_plan(make_requests(2), make_prompts(2)), "hygen", 40.0, noise=0.05)
+    for record in simulation.phases["replay"].records:
+        assert record.due_s < record.token_times_s[0]
+        assert record.token_times_s == sorted(set(record.token_times_s))
+        assert record.finished_s == record.token_times_s[-1]
+
+
+def test_the_same_seed_tells_the_same() -> None:
+    plan = make_plan(make_requests(3), make_prompts(3), baseline=True)
+    first, again, other = (run(plan, "hygen", 40.0, seed, noise=0.05)[1] for seed in (1, 1, 2))
+    assert first == again
+    assert first.online is not None and other.online is not None and first.online.tbt_ms != other.online.tbt_ms
+
+
+def test_without_a_budget_online_work_is_as_if_alone() -> None:
+    plan = make_plan(make_requests(4), make_prompts(4))
+    held, _ = run(plan, "hygen", 0.0, noise=0.05)
+    alone, _ = run(plan, "online-only", noise=0.05)
+    assert held.phases["replay"].records == alone.phases["replay"].records
+    assert held.phases["replay"].num_offline_finished == 0
+
+
+def test_a_budget_bounds_what_offline_work_adds() -> None:
+    plan = make_plan(make_requests(5), make_prompts(5, 400), baseline=True)
+    _, tight = run(plan, "hygen", 20.0)
+    _, wide = run(plan, "sarathi++")
+    assert tight.interference is not None and wide.interference is not None
+    assert tight.interference.tbt_ms.mean is not None and wide.interference.tbt_ms.mean is not None
+    assert 1.0 <= tight.interference.tbt_ms.mean < wide.interference.tbt_ms.mean
+    assert tight.offline is not None and wide.offline is not None
+    assert 0 < tight.offline.completed < wide.offline.completed
+    assert tight.baseline is not None and 0 < (tight.baseline.idle_share or 0) < 1
+    assert tight.harvest is not None and tight.harvest > 0
+
+
+class AlwaysReconciling(VirtualExecutor):
+    """Reconciles every plan, also those from which nothing has changed."""
+
+    def _stands(self, plan: Schedule) -> bool:
+        return False
+
+
+def run_phase(executor_type: type[VirtualExecutor], setup: ExecutorSetup, rate: OfflineRate) -> VirtualPhase:
+    prompts = make_prompts(6)
+    maker = token_id_prompts(None, None, "test")
+    backlog = Backlog(prompts, PromptEncoder(None), maker, 4096, FcfsOrder())
+    executor = executor_type(setup, backlog, rate)
+    phase = VirtualPhase(executor, make_requests(6), maker, len(prompts), DURATION_S)
+    phase.run()
+    return phase
+
+
+@pytest.mark.parametrize("kv_blocks", [None, 180])
+def test_a_plan_that_stands_is_what_reconciling_it_gives(kv_blocks: int | None) -> None:
+    setup = Machine(kv_blocks=kv_blocks).setup(make_strategy("hygen", 40.0, None), 0)
+    ours = run_phase(VirtualExecutor, setup, OfflineRate())
+    theirs = run_phase(AlwaysReconciling, setup, OfflineRate())
+    assert ours.records == theirs.records
+    assert ours.executor.replica.totals == theirs.executor.replica.totals
+
+
+def test_a_fixed_offline_rate_is_kept() -> None:
+    setup = Machine().setup(make_strategy("hygen-star", None, 2.0), 0)
+    phase = run_phase(VirtualExecutor, setup, OfflineRate(2.0))
+    assert 0.9 * 2.0 * DURATION_S - 2 <= phase.num_offline_finished <= 2.0 * phase.now_s + 1
+
+
+def test_a_request_that_cannot_run_is_an_error() -> None:
+    setup = Machine(kv_blocks=20).setup(make_strategy("online-only", None, None), 0)
+    executor = VirtualExecutor(setup, None, OfflineRate())
+    requests = [TraceRequest(0.0, 1000, 10), TraceRequest(1.0, 10, 10)]
+    phase = VirtualPhase(executor, requests, token_id_prompts(None, None, "test"), 0, 5.0)
+    phase.run()
+    assert [record.failed for record in phase.records] == [True, False]
+    assert "do not fit the KV cache of 320 tokens" in (phase.records[0].error or "")
+
+
+def test_texts_that_begin_alike_share_their_tokens() -> None:
+    encoder = PromptEncoder(None)
+    first, second = (encoder.token_ids(OfflinePrompt(1, text="A common beginning, " * 4 + end)) for end in ("x", "y"))
+    assert first is not None and second is not None
+    assert first[:20] == second[:20] and first[20:] != second[20:]
+    messages = ({"role": "user", "content": "hello"},)
+    assert encoder.token_ids(OfflinePrompt(1, messages=messages)) == encoder.token_ids(
+        OfflinePrompt(1, endpoint="/v1/chat/completions", body={"messages": list(messages)})
+    )
+    assert encoder.token_ids(OfflinePrompt(1, body={"prompt": [5, 6]})) == [5, 6]
+    assert encoder.token_ids(OfflinePrompt(1, num_prompt_tokens=9)) is None
+
+
+@pytest.fixture
+def trace_file(tmp_path: Path) -> Path:
+    rows = [f"{r.arrival_s},m,{r.num_prompt_tokens},{r.num_output_tokens},0,Log" for r in make_requests(8)]
+    path = tmp_path / "trace.csv"
+    path.write_text("Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n" + "\n".join(rows) + "\n")
+    return path
+
+
+def simulate(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from services.local.cli import main; main()", "simulate", *arguments]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+def test_the_command_reports_in_the_schema_of_replay(trace_file: Path, tmp_path: Path) -> None:
+    lengths = tmp_path / "lengths.csv"
+    lengths.write_text("num_prefill_tokens,num_decode_tokens\n" + "600,40\n" * 200)
+    fitted = tmp_path / "fitted.json"
+    fitted.write_bytes(msgspec.json.encode(RECORD))
+    done = simulate(
+        *("--online", str(trace_file), "--offline", str(lengths), "--budget-ms", "40", "--duration", "20"),
+        *("--model", "qwen-14b", "--device", "a40", "--tp", "2", "--baseline", "--slo", "tbt_p99<=60ms"),
+        *("--step-model", str(fitted), "--json", "-", "--progress"),
+    )
+    assert done.returncode == 0, done.stderr
+    report = msgspec.json.decode(done.stdout, type=Report)
+    assert report.run.url == "sim://2xa40?preset=hygen&budget_ms=40" and report.run.model == "qwen-14b"
+    assert report.offline is not None and report.offline.completed > 0
+    assert report.slo[0].met and report.harvest is not None
+    assert "offline only" in done.stderr
+    assert set(json.loads(done.stdout)) == {field.name for field in msgspec.structs.fields(Report)}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--device", "tpu"], "unknown device 'tpu'; known: a100-40g, a100-80g, a40, h100, h200"),
+        (["--model", "gpt"], "unknown model 'gpt'; known: llama2-7b"),
+        (["--preset", "none"], "unknown preset 'none'; known: hygen, sarathi++, hygen-star, online-only"),
+        (["--model", "yi-34b"], "share it among more GPUs"),
+        (["--preset", "hygen-star"], "give --offline-qps"),
+        (["--preset", "hygen"], "give --budget-ms"),
+        (["--step-model", "nowhere.json"], "nowhere.json: No such file"),
+        (["--slo", "tbt_mean<=1.1x"], "give --baseline too"),
+    ],
+)
+def test_bad_input_is_one_line(trace_file: Path, arguments: list[str], said: str) -> None:
+    preset = () if "--preset" in arguments else ("--preset", "online-only")
+    done = simulate("--online", str(trace_file), *preset, *arguments)
+    assert done.returncode == 2
+    assert said in done.stderr and done.stderr.count("\n") == 1
