@@ -22,6 +22,7 @@ from shared.protocol.messages import (
 )
 from shared.scheduling.batch import Limits, Policy, Schedule, ScheduledRequest
 from shared.scheduling.blocks import BlockPool
+from shared.scheduling.online_order import OnlineOrder
 from shared.scheduling.request import Kind, Request
 from shared.scheduling.schedule import reconcile, two_phase_schedule
 from shared.scheduling.table import RequestTable
@@ -64,10 +65,12 @@ class Replica:
     ``submit`` and ``abort`` may come at any time; an abort of a request that runs takes effect in ``finish``.
     """
 
-    def __init__(self, limits: Limits, spec: EngineSpec, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, limits: Limits, spec: EngineSpec, tokenizer: Tokenizer, online_order: OnlineOrder | None = None
+    ) -> None:
         self.limits = limits
         self.spec = spec
-        self.table = RequestTable()
+        self.table = RequestTable(online_order)
         self.pool = BlockPool(limits.num_blocks, limits.block_size)
         self.totals = Totals()
         self._tokenizer = tokenizer
@@ -160,6 +163,7 @@ class Replica:
                 continue
             reason = sequence.append(token_id, self.spec)
             if sequence.kind is Kind.ONLINE:
+                self.table.online_order.generate(sequence.request)
                 self.totals.online_tokens += 1
                 if reason is None:
                     outputs.append((sequence.gateway_id, _output(sequence)))
@@ -205,6 +209,8 @@ class Replica:
                 request.num_tokens,
                 request.num_blocks,
                 request.max_total_tokens,
+                request.client_id,
+                request.was_admitted,
             )
             for request in self.table
         ]

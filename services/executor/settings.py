@@ -28,5 +28,8 @@ class ExecutorSettings(msgspec.Struct, frozen=True):
     max_num_batched_tokens: Annotated[int, Meta(ge=1, description="tokens of one step: the chunk size")] = 512
     max_num_seqs: Annotated[int, Meta(ge=1, description="requests of one step")] = 256
     preset: Annotated[str, Meta(description="hygen, sarathi++ or online-only")] = "hygen"
+    online_order: Annotated[str, Meta(description="fcfs, or vtc: fair by client")] = "fcfs"
+    vtc_weight_input: Annotated[float, Meta(ge=0, description="vtc: what a prompt token counts")] = 1.0
+    vtc_weight_output: Annotated[float, Meta(ge=0, description="vtc: what an output token counts")] = 2.0
     sim_time_scale: Annotated[float, Meta(gt=0, description="sim engine: 0.1 runs ten times as fast")] = 1.0
     sim_mean_output_tokens: Annotated[float, Meta(ge=1, description="sim engine: mean output length")] = 128.0

@@ -208,7 +208,14 @@ class StepLoop:
         ended, self._ended = self._ended, []
         replica = self._replica
         return self._publisher.step_message(
-            self._step, source, idle, replica.entries(), replica.states(), ended, replica.pool.num_free
+            self._step,
+            source,
+            idle,
+            replica.entries(),
+            replica.states(),
+            ended,
+            replica.pool.num_free,
+            replica.table.online_order.counters(),
         )
 
     async def _measure_one(self) -> None:

@@ -17,6 +17,7 @@ from services.local.batch_cli import batch_app
 from services.local.command_group import CommandGroup, DeferredCommand
 from services.local.options import DEFAULT_DATA_DIR, DEFAULT_PORT, ENGINES, StackOptions
 from services.local.parameters import DataDirOption, JsonOption, UrlOption, one_of
+from shared.scheduling.online_order import ONLINE_ORDERS
 from shared.scheduling.presets import PRESETS
 
 if TYPE_CHECKING:
@@ -52,6 +53,13 @@ def up(
         int | None, typer.Option(min=1, help="KV blocks of each engine; else sized by memory.")
     ] = None,
     preset: Annotated[str, typer.Option(help=", ".join(PRESETS), callback=one_of("preset", PRESETS))] = "hygen",
+    online_order: Annotated[
+        str,
+        typer.Option(
+            help="fcfs, or vtc: fair between clients, by API key or user.",
+            callback=one_of("online order", ONLINE_ORDERS),
+        ),
+    ] = "fcfs",
     budget_ms: Annotated[float | None, typer.Option(min=0.001, help="A fixed latency budget of each step.")] = None,
     target_tbt_ms: Annotated[
         float | None, typer.Option(min=0.001, help="The time between tokens that online requests are to keep.")
@@ -75,6 +83,7 @@ def up(
         threads=threads,
         kv_blocks=kv_blocks,
         preset=preset,
+        online_order=online_order,
         budget_ms=budget_ms,
         target_tbt_ms=target_tbt_ms,
         data_dir=data_dir,

@@ -25,6 +25,7 @@ class StackOptions:
     threads: int | None = None
     kv_blocks: int | None = None
     preset: str = "hygen"
+    online_order: str = "fcfs"
     budget_ms: float | None = None
     target_tbt_ms: float | None = None
     data_dir: Path = DEFAULT_DATA_DIR

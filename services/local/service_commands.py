@@ -46,6 +46,7 @@ def _executor(options: StackOptions, index: int) -> dict[str, Setting]:
         "threads": options.threads,
         "kv_blocks": options.kv_blocks,
         "preset": options.preset,
+        "online_order": options.online_order,
     }
 
 

@@ -21,6 +21,7 @@ from shared.protocol.messages import (
 )
 from shared.scheduling.batch import Limits, Policy, Schedule, ScheduledRequest
 from shared.scheduling.mirror import ExecutorMirror
+from shared.scheduling.online_order import online_order_named
 from shared.scheduling.request import Kind, Request
 
 logger = logging.getLogger(__name__)
@@ -50,7 +51,8 @@ class AsyncScheduler:
         self._tuning = tuning
         self._clock = clock
         self._mirror = ExecutorMirror(
-            Limits(info.block_size, info.num_blocks, info.max_num_batched_tokens, info.max_num_seqs)
+            Limits(info.block_size, info.num_blocks, info.max_num_batched_tokens, info.max_num_seqs),
+            online_order_named(info.online_order, info.vtc_weight_input, info.vtc_weight_output),
         )
         self._idle_step: int | None = None  # the step that an idle executor waits to be given
         self._plans = 0
@@ -62,8 +64,9 @@ class AsyncScheduler:
         if isinstance(message, GenerateRequest):
             num_tokens = len(message.prompt_token_ids) + len(message.output_token_ids)
             total = len(message.prompt_token_ids) + message.sampling.max_tokens
+            total = min(total, self.info.max_model_len)
             self._mirror.arrive(
-                Request(message.request_id, message.kind, num_tokens, min(total, self.info.max_model_len))
+                Request(message.request_id, message.kind, num_tokens, total, client_id=message.client_id)
             )
         else:
             for request_id in message.request_ids:
@@ -75,10 +78,20 @@ class AsyncScheduler:
         if message.epoch != self.info.epoch:
             return None, None
         states = [
-            Request(s.request_id, s.kind, s.num_tokens, s.max_total_tokens, s.num_computed_tokens, s.num_blocks)
+            Request(
+                s.request_id,
+                s.kind,
+                s.num_tokens,
+                s.max_total_tokens,
+                s.num_computed_tokens,
+                s.num_blocks,
+                s.client_id,
+                s.was_admitted,
+            )
             for s in message.states
         ]
-        self._mirror.observe(states, [ended.request_id for ended in message.ended], message.num_free_blocks)
+        ended = [each.request_id for each in message.ended]
+        self._mirror.observe(states, ended, message.num_free_blocks, message.client_counters)
         unwanted = self._settle(message)
         if message.idle:
             self._idle_step = message.step

@@ -6,6 +6,7 @@ import enum
 
 import msgspec
 
+from shared.scheduling.online_order import ClientCounters
 from shared.scheduling.request import Kind as Kind
 
 
@@ -41,6 +42,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, tag="generate", omit_defaults
     arrival_s: float  # unix time
     gateway_id: str = ""  # where the tokens go; empty for offline requests
     output_token_ids: list[int] = []
+    client_id: str = ""  # whom fairness counts it for; empty for offline requests
 
 
 class AbortRequests(msgspec.Struct, frozen=True, tag="abort"):
@@ -108,6 +110,8 @@ class RequestState(msgspec.Struct, frozen=True, array_like=True):
     num_tokens: int  # prompt and output so far
     num_blocks: int  # 0: waiting or preempted
     max_total_tokens: int  # prompt plus the most output it may have
+    client_id: str = ""
+    was_admitted: bool = False  # had KV before
 
 
 class EndedRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -130,6 +134,7 @@ class StepStarted(msgspec.Struct, frozen=True):
     states: list[RequestState]
     ended: list[EndedRequest]
     num_free_blocks: int
+    client_counters: ClientCounters | None = None  # of an online order that counts by client
 
 
 class BatchShape(msgspec.Struct, frozen=True, array_like=True):
@@ -183,6 +188,9 @@ class ExecutorInfo(msgspec.Struct, frozen=True):
     max_num_seqs: int
     max_num_batched_tokens: int
     eos_token_ids: list[int]
+    online_order: str = "fcfs"  # fcfs or vtc; schedulers follow it
+    vtc_weight_input: float = 1.0
+    vtc_weight_output: float = 2.0
 
 
 class ExecutorCounters(msgspec.Struct, frozen=True):

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from shared.latency.model import LatencyModel
 from shared.scheduling.batch import Limits, Policy, Schedule, ScheduledRequest
+from shared.scheduling.online_order import ClientCounters, OnlineOrder
 from shared.scheduling.request import Kind, Request
 from shared.scheduling.schedule import two_phase_schedule
 from shared.scheduling.table import RequestTable
@@ -28,9 +29,9 @@ class _Arrival:
 class ExecutorMirror:
     """What an executor is expected to hold when it next asks for a plan."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, online_order: OnlineOrder | None = None) -> None:
         self.limits = limits
-        self.table = RequestTable()
+        self.table = RequestTable(online_order)
         self.num_free_blocks = limits.num_blocks
         self._arrivals: dict[str, _Arrival] = {}
 
@@ -47,17 +48,24 @@ class ExecutorMirror:
         if request is not None:
             self.num_free_blocks += request.num_blocks
 
-    def observe(self, states: Iterable[Request], ended: Iterable[str], num_free_blocks: int) -> None:
-        """Take over the executor's word: all that it holds, in its order, before the step that it starts."""
+    def observe(
+        self,
+        states: Iterable[Request],
+        ended: Iterable[str],
+        num_free_blocks: int,
+        counters: ClientCounters | None = None,
+    ) -> None:
+        """Take over the executor's word: all that it holds, in its order, before the step that it starts, and its
+        online order's memory."""
         held = list(states)
         known = {request.request_id for request in held} | set(ended)
         for request_id, arrival in list(self._arrivals.items()):
             arrival.step_messages_left -= 1
             if request_id in known or arrival.step_messages_left <= 0:
                 del self._arrivals[request_id]
-            else:
-                held.append(arrival.request)
-        self.table.replace(held)
+        self.table.replace(held, counters)
+        for arrival in self._arrivals.values():
+            self.table.add(arrival.request)
         self.num_free_blocks = num_free_blocks
 
     def assume(self, entries: Iterable[ScheduledRequest]) -> None:
@@ -72,6 +80,8 @@ class ExecutorMirror:
             if request.num_remaining_tokens > 0:
                 continue
             request.num_tokens += 1
+            if request.kind is Kind.ONLINE:
+                self.table.online_order.generate(request)
             if request.num_tokens >= request.max_total_tokens:
                 self.depart(entry.request_id)
 

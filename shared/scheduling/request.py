@@ -28,6 +28,8 @@ class Request:
     max_total_tokens: int  # prompt plus the most output it may have
     num_computed_tokens: int = 0
     num_blocks: int = 0
+    client_id: str = ""  # whom fairness by client counts it for; empty for offline requests
+    was_admitted: bool = False  # had KV before, so that its prompt is counted already
 
     @property
     def num_remaining_tokens(self) -> int:

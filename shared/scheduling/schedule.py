@@ -104,7 +104,7 @@ def _online_phase(builder: BatchBuilder, table: RequestTable, preempted: Sequenc
             if request.request_id not in victims.lost and victims.make_room(request):
                 builder.try_add(request, bounded=False)
     if not victims.lost:  # a waiting prompt must not enter on blocks taken from a started one
-        for request in table.waiting(Kind.ONLINE).values():
+        for request in table.online_queue():
             if request.request_id in builder.scheduled:
                 continue
             if not builder.fits_whole(request) or not builder.try_prefill(request, bounded=False):

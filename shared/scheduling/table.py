@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from shared.scheduling.online_order import ClientCounters, Fcfs, OnlineOrder
 from shared.scheduling.request import Kind, Request
 
 
@@ -11,9 +12,11 @@ class RequestTable:
     """Waiting and running requests of both kinds, each in the order in which they are scheduled.
 
     Waiting requests stand in arrival order; one that was preempted goes back to the front, since it came first.
+    ``online_order`` says in which order the online ones among them enter.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, online_order: OnlineOrder | None = None) -> None:
+        self.online_order = online_order or Fcfs()
         self._waiting: tuple[dict[str, Request], dict[str, Request]] = ({}, {})
         self._running: tuple[dict[str, Request], dict[str, Request]] = ({}, {})
 
@@ -41,20 +44,28 @@ class RequestTable:
         return self._running[kind]
 
     def waiting(self, kind: Kind) -> dict[str, Request]:
-        """Requests without KV, by id, in scheduling order; not to be changed."""
+        """Requests without KV, by id, in order of arrival; not to be changed."""
         return self._waiting[kind]
+
+    def online_queue(self) -> Iterator[Request]:
+        """Online requests without KV, in the online order; the table must not change while this is read."""
+        return self.online_order.in_order(self._waiting[Kind.ONLINE])
 
     def add(self, request: Request) -> None:
         """At the end of its queue. Raises ValueError for an id that is here already."""
         if request.request_id in self:
             raise ValueError(f"request {request.request_id} is here already")
-        (self._running if request.is_running else self._waiting)[request.kind][request.request_id] = request
+        self._hold(request)
+        if request.kind is Kind.ONLINE:
+            self.online_order.add(request)
 
     def remove(self, request_id: str) -> Request | None:
         """Take it out; None where it is not here."""
         for held in (*self._running, *self._waiting):
             request = held.pop(request_id, None)
             if request is not None:
+                if request.kind is Kind.ONLINE:
+                    self.online_order.remove(request)
                 return request
         return None
 
@@ -62,6 +73,9 @@ class RequestTable:
         """From waiting to the end of running, once it has blocks."""
         del self._waiting[request.kind][request.request_id]
         self._running[request.kind][request.request_id] = request
+        if request.kind is Kind.ONLINE:
+            self.online_order.start(request)
+        request.was_admitted = True
 
     def preempt(self, request: Request) -> None:
         """From running to the front of waiting; its KV is gone, its tokens stay."""
@@ -72,17 +86,24 @@ class RequestTable:
         self._waiting[request.kind].clear()
         self._waiting[request.kind][request.request_id] = request
         self._waiting[request.kind].update(behind)
+        if request.kind is Kind.ONLINE:
+            self.online_order.preempt(request)
 
-    def replace(self, requests: Iterable[Request]) -> None:
-        """Hold exactly these, in this order."""
+    def replace(self, requests: Iterable[Request], counters: ClientCounters | None = None) -> None:
+        """Hold exactly these, in this order, with the online order's memory as its owner tells it."""
         for held in (*self._waiting, *self._running):
             held.clear()
         for request in requests:
-            (self._running if request.is_running else self._waiting)[request.kind][request.request_id] = request
+            self._hold(request)
+        online = (*self._running[Kind.ONLINE].values(), *self._waiting[Kind.ONLINE].values())
+        self.online_order.restore(counters, online)
 
     def num_blocks(self, kind: Kind) -> int:
         """Blocks in the tables of running requests of one kind; a shared block counts for each that shares it."""
         return sum(request.num_blocks for request in self._running[kind].values())
+
+    def _hold(self, request: Request) -> None:
+        (self._running if request.is_running else self._waiting)[request.kind][request.request_id] = request
 
     def check_integrity(self) -> None:
         """Raises AssertionError where the queues disagree with the requests."""
@@ -94,3 +115,4 @@ class RequestTable:
                     assert request.kind is kind and request.is_running == running
                     assert running or request.num_computed_tokens == 0
                     seen.add(request_id)
+        assert sorted(request.request_id for request in self.online_queue()) == sorted(self._waiting[Kind.ONLINE])

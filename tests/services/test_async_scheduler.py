@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import pytest
 
 from services.executor.engine import EngineSpec
@@ -14,6 +15,7 @@ from services.offline_queue.pool import FcfsPool
 from shared.clock import SystemClock
 from shared.latency.linear import LinearLatencyModel
 from shared.latency.model import LatencyModel
+from shared.protocol.codec import decode, encode
 from shared.protocol.messages import (
     AbortRequests,
     EndedRequest,
@@ -27,6 +29,7 @@ from shared.protocol.messages import (
     StepStarted,
 )
 from shared.scheduling.batch import Limits, Policy
+from shared.scheduling.online_order import online_order_named
 from shared.scheduling.request import Kind
 from shared.tokenizer import Tokenizer
 
@@ -44,14 +47,15 @@ def make_offline(number: int, prompt: int = 30, max_tokens: int = 10) -> Offline
 class Peer:
     """An executor's loop, one step per call, with a scheduler that hears everything at once."""
 
-    def __init__(self, tokenizer: Tokenizer, policy: Policy) -> None:
+    def __init__(self, tokenizer: Tokenizer, policy: Policy, online_order: str = "fcfs") -> None:
         spec = EngineSpec("m", "sim", "none", "float16", 512, 49152, 16, 48, (2,))
         self.policy = policy
-        self.replica = Replica(Limits(16, 48, 64, 32), spec, tokenizer)
+        self.replica = Replica(Limits(16, 48, 64, 32), spec, tokenizer, online_order_named(online_order))
         self.engine = SimEngine(spec, LinearLatencyModel(0, 0, 0, 0, 0, 0, 0), 30.0)
         self.discarded: list[str] = []
         self.pool = FcfsPool(lambda: None, lambda _, ids: self.discarded.extend(ids))
-        self.scheduler = AsyncScheduler(INFO, self.pool, self.tuning, SystemClock())
+        info = msgspec.structs.replace(INFO, online_order=online_order)
+        self.scheduler = AsyncScheduler(info, self.pool, self.tuning, SystemClock())
         self.plan: StepPlan | None = None
         self.step = 0
         self.planned_steps = 0
@@ -92,8 +96,9 @@ class Peer:
         entries, states = self.replica.entries(), self.replica.states()
         ended, self.ended = self.ended, []
         free = self.replica.pool.num_free
-        message = StepStarted("executor-0", epoch, self.step, source, idle, entries, states, ended, free)
-        self.plan, abort = self.scheduler.on_step(message)
+        counters = self.replica.table.online_order.counters()
+        message = StepStarted("executor-0", epoch, self.step, source, idle, entries, states, ended, free, counters)
+        self.plan, abort = self.scheduler.on_step(decode(encode(message), StepStarted))
         return abort
 
 
@@ -212,3 +217,20 @@ def test_without_a_budget_no_offline_work_is_planned(tokenizer: Tokenizer) -> No
     plan = peer.scheduler.plan_idle()
     assert plan is not None and [g.request_id for g in plan.admitted] == ["batch_1.1"]
     assert peer.scheduler.plan_idle() is None
+
+
+def test_a_plan_lets_clients_take_turns(tokenizer: Tokenizer) -> None:
+    peer = Peer(tokenizer, Policy(40.0), "vtc")
+    flood = [f"flood-{n}" for n in range(12)]
+    for request_id in flood:
+        peer.arrive(GenerateRequest(request_id, Kind.ONLINE, [5] * 40, SamplingParams(10), 0.0, "g", client_id="flood"))
+    peer.run_step()
+    peer.arrive(GenerateRequest("light", Kind.ONLINE, [6] * 10, SamplingParams(10), 0.0, "g", client_id="light"))
+    peer.run_step()
+    assert peer.plan is not None
+    waiting = [request_id for request_id in peer.replica.table.waiting(Kind.ONLINE) if request_id in flood]
+    entering = [entry.request_id for entry in peer.plan.entries if entry.request_id in ("light", *waiting)]
+    assert entering[0] == "light"
+    while peer.run_step():
+        pass
+    assert peer.replica.totals.finished_online == 13
