@@ -81,6 +81,7 @@ class StepPublisher:
         ended: list[EndedRequest],
         num_free_blocks: int,
         client_counters: ClientCounters | None,
+        in_flight: list[list[PlanEntry]],
     ) -> StepStarted:
         """The message about a step of this executor."""
         return StepStarted(
@@ -94,6 +95,7 @@ class StepPublisher:
             ended,
             num_free_blocks,
             client_counters,
+            in_flight,
         )
 
     async def _publish(self, subject: str, message: object) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
@@ -62,7 +63,9 @@ class Totals:
 class Replica:
     """Call in this order, step by step: ``schedule``, ``begin``, the engine, ``finish`` (or ``fail``).
 
-    ``submit`` and ``abort`` may come at any time; an abort of a request that runs takes effect in ``finish``.
+    As many steps as the engine has pipeline stages may begin before the oldest of them finishes; they finish in the
+    order in which they began. A step in flight keeps its requests from other steps and their KV from others.
+    ``submit`` and ``abort`` may come at any time; an abort of a request in flight takes effect when its step finishes.
     """
 
     def __init__(
@@ -75,7 +78,7 @@ class Replica:
         self.totals = Totals()
         self._tokenizer = tokenizer
         self._sequences: dict[str, LiveSequence] = {}
-        self._running: list[ScheduledRequest] = []  # the step between begin and finish
+        self._in_flight: deque[list[ScheduledRequest]] = deque()  # steps between begin and finish, oldest first
         self._aborting: dict[str, None] = {}
         self._ended: list[Ended] = []  # since take_ended
 
@@ -101,12 +104,14 @@ class Replica:
 
     def abort(self, request_ids: Seq[str]) -> None:
         """Unknown ids are ignored: they have ended."""
-        busy = {entry.request_id for entry in self._running}
         for request_id in request_ids:
-            if request_id in busy:
+            sequence = self._sequences.get(request_id)
+            if sequence is None:
+                continue
+            if sequence.request.is_in_flight:
                 self._aborting[request_id] = None
-            elif request_id in self._sequences:
-                self._end(self._sequences[request_id], FinishReason.ABORT)
+            else:
+                self._end(sequence, FinishReason.ABORT)
 
     def request_ids_of_gateways(self) -> dict[str, list[str]]:
         """Who waits for tokens of which requests."""
@@ -118,7 +123,8 @@ class Replica:
 
     def schedule(self, plan: StepPlan | None, policy: Policy, model: LatencyModel) -> Schedule:
         """The next step: the plan, reconciled; or, without one, planned here over what is here."""
-        num_free, num_offline = self.pool.num_free, self.pool.num_offline_only
+        num_free = self.pool.num_free
+        num_offline = max(0, self.pool.num_offline_only - self.table.num_blocks_in_flight(Kind.OFFLINE))
         if plan is None:
             return two_phase_schedule(self.table, (), num_free, num_offline, self.limits, policy, model)
         for request in plan.admitted:
@@ -132,9 +138,9 @@ class Replica:
         lost: dict[str, None] = {}
         for request_id in schedule.preempted:
             request = self.table.get(request_id)
-            if request is not None and request.is_running:
+            if request is not None and request.is_running and not request.is_in_flight:
                 self._preempt(request, lost)
-        self._running = []
+        running = []
         sequences = []
         for entry in schedule.entries:
             if entry.request_id in lost:
@@ -144,20 +150,24 @@ class Replica:
             if num_tokens == 0:
                 self.totals.offline_dropped += entry.kind is Kind.OFFLINE
                 continue
-            self._running.append(ScheduledRequest(entry.request_id, entry.kind, num_tokens))
+            sequence.request.num_in_flight_tokens = num_tokens
+            running.append(ScheduledRequest(entry.request_id, entry.kind, num_tokens))
             sequences.append(self._engine_sequence(sequence, num_tokens))
         self.totals.offline_dropped += schedule.num_dropped
+        if running:
+            self._in_flight.append(running)
         return StepBatch(step, sequences)
 
     def finish(self, result: StepResult) -> list[AddressedOutput]:
-        """Apply a step's outcome; what online requests gained, in batch order. Ended ones are in ``take_ended``."""
+        """Apply the oldest step's outcome; what online requests gained, in batch order. Ended ones are in
+        ``take_ended``."""
         outputs: list[AddressedOutput] = []
-        for entry in self._running:
+        for entry in self._in_flight.popleft():
             sequence = self._sequences[entry.request_id]
+            sequence.request.num_in_flight_tokens = 0
             self._advance(sequence, entry)
             token_id = result.sampled.get(entry.request_id)
-            if entry.request_id in self._aborting:
-                self._end(sequence, FinishReason.ABORT)
+            if self._aborts(sequence):
                 continue
             if token_id is None:
                 continue
@@ -171,33 +181,30 @@ class Replica:
                 self.totals.offline_tokens += 1
             if reason is not None:
                 self._end(sequence, reason)
-        self._running = []
-        self._aborting.clear()
         return outputs
 
     def fail(self, why: str) -> None:
-        """The engine could not run the step: its KV is void, so every request in it is computed anew, and one that
-        was in too many failed steps ends with an error."""
-        for entry in self._running:
+        """The engine could not run the oldest step: its KV is void, so every request in it is computed anew, and one
+        that was in too many failed steps ends with an error."""
+        for entry in self._in_flight.popleft():
             sequence = self._sequences[entry.request_id]
+            sequence.request.num_in_flight_tokens = 0
             sequence.num_failures += 1
-            if entry.request_id in self._aborting:
-                self._end(sequence, FinishReason.ABORT)
-            elif sequence.num_failures >= MAX_ENGINE_FAILURES:
+            if self._aborts(sequence):
+                continue
+            if sequence.num_failures >= MAX_ENGINE_FAILURES:
                 self._end(sequence, FinishReason.ERROR, why)
             else:
                 self._preempt(sequence.request, {})
-        self._running = []
-        self._aborting.clear()
 
     def take_ended(self) -> list[Ended]:
         """Who left since the last call."""
         ended, self._ended = self._ended, []
         return ended
 
-    def entries(self) -> list[PlanEntry]:
-        """The step that runs."""
-        return [PlanEntry(e.request_id, e.kind, e.num_scheduled_tokens) for e in self._running]
+    def in_flight(self) -> list[list[PlanEntry]]:
+        """The steps that run, oldest first."""
+        return [[PlanEntry(e.request_id, e.kind, e.num_scheduled_tokens) for e in step] for step in self._in_flight]
 
     def states(self) -> list[RequestState]:
         """All that is held."""
@@ -252,7 +259,7 @@ class Replica:
 
     def _offline_victim(self, lost: dict[str, None]) -> Request | None:
         for request in reversed(self.table.running(Kind.OFFLINE).values()):
-            if request.request_id not in lost:
+            if request.request_id not in lost and not request.is_in_flight:
                 return request
         return None
 
@@ -261,6 +268,14 @@ class Replica:
         self.table.preempt(request)
         self.totals.preemptions += 1
         lost[request.request_id] = None
+
+    def _aborts(self, sequence: LiveSequence) -> bool:
+        """End it where that was asked for while it was in flight."""
+        if sequence.request_id not in self._aborting:
+            return False
+        del self._aborting[sequence.request_id]
+        self._end(sequence, FinishReason.ABORT)
+        return True
 
     def _engine_sequence(self, sequence: LiveSequence, num_tokens: int) -> Sequence:
         request = sequence.request

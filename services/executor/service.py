@@ -176,6 +176,7 @@ def executor_info(settings: ExecutorSettings, spec: EngineSpec) -> ExecutorInfo:
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens,
         eos_token_ids=list(spec.eos_token_ids),
+        pipeline_depth=spec.pipeline_depth,
         online_order=settings.online_order,
         vtc_weight_input=settings.vtc_weight_input,
         vtc_weight_output=settings.vtc_weight_output,

@@ -31,5 +31,6 @@ class ExecutorSettings(msgspec.Struct, frozen=True):
     online_order: Annotated[str, Meta(description="fcfs, or vtc: fair by client")] = "fcfs"
     vtc_weight_input: Annotated[float, Meta(ge=0, description="vtc: what a prompt token counts")] = 1.0
     vtc_weight_output: Annotated[float, Meta(ge=0, description="vtc: what an output token counts")] = 2.0
+    pipeline_depth: Annotated[int, Meta(ge=1, le=64, description="steps in flight; over 1 with sim only")] = 1
     sim_time_scale: Annotated[float, Meta(gt=0, description="sim engine: 0.1 runs ten times as fast")] = 1.0
     sim_mean_output_tokens: Annotated[float, Meta(ge=1, description="sim engine: mean output length")] = 128.0

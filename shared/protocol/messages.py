@@ -82,7 +82,8 @@ class PlanEntry(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepPlan(msgspec.Struct, frozen=True):
-    """Q_recv: the plan for exactly one step of one executor's incarnation (``epoch``)."""
+    """Q_recv: the plan for exactly one step of one executor's incarnation (``epoch``); with pipeline depth K it is
+    made when the K-th step before that starts."""
 
     executor_id: str
     epoch: str
@@ -135,6 +136,7 @@ class StepStarted(msgspec.Struct, frozen=True):
     ended: list[EndedRequest]
     num_free_blocks: int
     client_counters: ClientCounters | None = None  # of an online order that counts by client
+    in_flight: list[list[PlanEntry]] = []  # earlier steps that have not ended, oldest first
 
 
 class BatchShape(msgspec.Struct, frozen=True, array_like=True):
@@ -188,6 +190,7 @@ class ExecutorInfo(msgspec.Struct, frozen=True):
     max_num_seqs: int
     max_num_batched_tokens: int
     eos_token_ids: list[int]
+    pipeline_depth: int = 1  # steps in flight at a time
     online_order: str = "fcfs"  # fcfs or vtc; schedulers follow it
     vtc_weight_input: float = 1.0
     vtc_weight_output: float = 2.0

@@ -1,8 +1,8 @@
 """The offline-queue's picture of one executor: the left half of HyGen Alg. 2, without its queues.
 
 Every step message replaces the picture with the executor's truth. On top of the truth the mirror assumes the
-expected outcome of what runs (CALCULATE expected status, HyGen section A.1), so that the next step can be planned
-while this one runs.
+expected outcome of what runs (CALCULATE expected status, HyGen section A.1), so that later steps can be planned
+while earlier ones run.
 """
 
 from __future__ import annotations
@@ -68,14 +68,31 @@ class ExecutorMirror:
             self.table.add(arrival.request)
         self.num_free_blocks = num_free_blocks
 
-    def assume(self, entries: Iterable[ScheduledRequest]) -> None:
-        """The running step's expected outcome: every chunk is computed, every decode and every finished prompt
-        gains one token, and a request at its length limit ends. EOS cannot be foreseen; the next word corrects it."""
+    def preempt(self, request_ids: Iterable[str]) -> None:
+        """These lose their KV before a step; those that do not run are ignored."""
+        for request_id in request_ids:
+            request = self.table.get(request_id)
+            if request is not None and request.is_running:
+                self.num_free_blocks += request.num_blocks
+                self.table.preempt(request)
+
+    def start(self, entries: Iterable[ScheduledRequest]) -> None:
+        """A step starts: its requests have blocks for it and are in flight. Unknown ids are ignored."""
+        for entry in entries:
+            request = self.table.get(entry.request_id)
+            if request is not None:
+                self._grow(request, entry.num_scheduled_tokens)
+                request.num_in_flight_tokens = entry.num_scheduled_tokens
+
+    def finish(self, entries: Iterable[ScheduledRequest]) -> None:
+        """The expected outcome of a step that was started: every chunk is computed, every decode and every finished
+        prompt gains one token, and a request at its length limit ends. EOS cannot be foreseen; the next word
+        corrects it."""
         for entry in entries:
             request = self.table.get(entry.request_id)
             if request is None:
                 continue
-            self._grow(request, entry.num_scheduled_tokens)
+            request.num_in_flight_tokens = 0
             request.num_computed_tokens += entry.num_scheduled_tokens
             if request.num_remaining_tokens > 0:
                 continue
@@ -91,7 +108,7 @@ class ExecutorMirror:
             self.table,
             offline_queue,
             self.num_free_blocks,
-            self.table.num_blocks(Kind.OFFLINE),
+            self.table.num_blocks(Kind.OFFLINE) - self.table.num_blocks_in_flight(Kind.OFFLINE),
             self.limits,
             policy,
             model,

@@ -102,6 +102,10 @@ class RequestTable:
         """Blocks in the tables of running requests of one kind; a shared block counts for each that shares it."""
         return sum(request.num_blocks for request in self._running[kind].values())
 
+    def num_blocks_in_flight(self, kind: Kind) -> int:
+        """Those of them in the tables of requests that are in a step that runs now."""
+        return sum(request.num_blocks for request in self._running[kind].values() if request.is_in_flight)
+
     def _hold(self, request: Request) -> None:
         (self._running if request.is_running else self._waiting)[request.kind][request.request_id] = request
 
@@ -113,6 +117,6 @@ class RequestTable:
                 for request_id, request in held.items():
                     assert request_id == request.request_id and request_id not in seen
                     assert request.kind is kind and request.is_running == running
-                    assert running or request.num_computed_tokens == 0
+                    assert running or request.num_computed_tokens == request.num_in_flight_tokens == 0
                     seen.add(request_id)
         assert sorted(request.request_id for request in self.online_queue()) == sorted(self._waiting[Kind.ONLINE])

@@ -70,7 +70,8 @@ class Site:
         """Q_send: the mirror takes it over and assumes the outcome."""
         states = [copy_of(request) for request in self.table]
         self.mirror.observe(states, self.ended, self.num_free_blocks, self.table.online_order.counters())
-        self.mirror.assume(entries)
+        self.mirror.start(entries)
+        self.mirror.finish(entries)
 
     def _compute(self, entry: ScheduledRequest) -> None:
         request = self._held(entry.request_id)

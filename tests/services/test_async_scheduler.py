@@ -93,12 +93,14 @@ class Peer:
 
     def say(self, idle: bool, epoch: str = INFO.epoch) -> AbortRequests | None:
         source = PlanSource.IDLE if idle else PlanSource.PLAN
-        entries, states = self.replica.entries(), self.replica.states()
+        (entries,), states = self.replica.in_flight() or [[]], self.replica.states()
         ended, self.ended = self.ended, []
         free = self.replica.pool.num_free
         counters = self.replica.table.online_order.counters()
         message = StepStarted("executor-0", epoch, self.step, source, idle, entries, states, ended, free, counters)
-        self.plan, abort = self.scheduler.on_step(decode(encode(message), StepStarted))
+        plans, abort = self.scheduler.on_step(decode(encode(message), StepStarted))
+        self.plan = plans[0] if plans else None
+        assert len(plans) <= 1
         return abort
 
 
@@ -214,9 +216,9 @@ def test_without_a_budget_no_offline_work_is_planned(tokenizer: Tokenizer) -> No
     peer.say(idle=True)
     assert peer.plan is None
     peer.policy = Policy(100.0)
-    plan = peer.scheduler.plan_idle()
-    assert plan is not None and [g.request_id for g in plan.admitted] == ["batch_1.1"]
-    assert peer.scheduler.plan_idle() is None
+    (plan,) = peer.scheduler.plan_idle()
+    assert [g.request_id for g in plan.admitted] == ["batch_1.1"]
+    assert peer.scheduler.plan_idle() == []
 
 
 def test_a_plan_lets_clients_take_turns(tokenizer: Tokenizer) -> None:
