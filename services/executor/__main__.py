@@ -12,6 +12,7 @@ from shared import config
 from shared.bus import Bus
 from shared.clock import SystemClock
 from shared.errors import ConfigError, SlackwaterError
+from shared.scheduling.online_order import online_order_named
 from shared.scheduling.presets import preset_named
 from shared.service import run_service
 from shared.tokenizer import Tokenizer
@@ -22,6 +23,9 @@ def main() -> int:
         settings = config.load(ExecutorSettings, "python -m services.executor")
         try:
             preset = preset_named(settings.preset)
+            online_order = online_order_named(
+                settings.online_order, settings.vtc_weight_input, settings.vtc_weight_output
+            )
         except ValueError as error:
             raise ConfigError(str(error)) from error
         tokenizer = Tokenizer.from_folder(Path(settings.model_path))
@@ -31,7 +35,7 @@ def main() -> int:
         return 2
 
     def make(bus: Bus) -> ExecutorService:
-        return ExecutorService(bus, settings, preset, engine, tokenizer, SystemClock())
+        return ExecutorService(bus, settings, preset, online_order, engine, tokenizer, SystemClock())
 
     return run_service(settings.nats, settings.log_level, settings.executor_id, make)
 

@@ -1,7 +1,8 @@
 """What an executor asks of an engine: run one batch on given KV blocks, and say which tokens came out.
 
 The executor owns scheduling and the KV block tables; an engine owns the model and the KV tensors behind the blocks.
-An engine is called from one thread at a time.
+An engine is called from as many threads at a time as it has pipeline stages, usually one; no request and no block that
+is written is in two of the calls.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ class EngineSpec:
     block_size: int  # tokens of one KV block
     num_blocks: int
     eos_token_ids: tuple[int, ...]
+    pipeline_depth: int = 1  # stages; as many steps are in flight at a time
 
 
 @dataclass(frozen=True, slots=True)

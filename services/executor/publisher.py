@@ -23,6 +23,7 @@ from shared.protocol.messages import (
     StepTokens,
     TokenOutput,
 )
+from shared.scheduling.online_order import ClientCounters
 from shared.scheduling.request import Kind
 
 logger = logging.getLogger(__name__)
@@ -79,10 +80,22 @@ class StepPublisher:
         states: list[RequestState],
         ended: list[EndedRequest],
         num_free_blocks: int,
+        client_counters: ClientCounters | None,
+        in_flight: list[list[PlanEntry]],
     ) -> StepStarted:
         """The message about a step of this executor."""
         return StepStarted(
-            self._info.executor_id, self._info.epoch, step, source, idle, entries, states, ended, num_free_blocks
+            self._info.executor_id,
+            self._info.epoch,
+            step,
+            source,
+            idle,
+            entries,
+            states,
+            ended,
+            num_free_blocks,
+            client_counters,
+            in_flight,
         )
 
     async def _publish(self, subject: str, message: object) -> None:

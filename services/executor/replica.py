@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
@@ -22,6 +23,7 @@ from shared.protocol.messages import (
 )
 from shared.scheduling.batch import Limits, Policy, Schedule, ScheduledRequest
 from shared.scheduling.blocks import BlockPool
+from shared.scheduling.online_order import OnlineOrder
 from shared.scheduling.request import Kind, Request
 from shared.scheduling.schedule import reconcile, two_phase_schedule
 from shared.scheduling.table import RequestTable
@@ -62,19 +64,28 @@ class Replica:
     """Call in this order, step by step: ``schedule`` (or ``reconcile``), ``begin`` (or ``allocate``, where no engine
     needs the batch), the engine, ``finish`` (or ``fail``).
 
-    ``submit`` and ``abort`` may come at any time; an abort of a request that runs takes effect in ``finish``.
+    As many steps as the engine has pipeline stages may begin before the oldest of them finishes; they finish in the
+    order in which they began. A step in flight keeps its requests from other steps and their KV from others.
+    ``submit`` and ``abort`` may come at any time; an abort of a request in flight takes effect when its step finishes.
     """
 
-    def __init__(self, limits: Limits, spec: EngineSpec, tokenizer: Tokenizer | None) -> None:
-        """``tokenizer``: finds stop strings; None where no request has any."""
+    def __init__(
+        self,
+        limits: Limits,
+        spec: EngineSpec,
+        tokenizer: Tokenizer | None,
+        online_order: OnlineOrder | None = None,
+    ) -> None:
+        """``tokenizer``: finds stop strings; None where no request has any. ``online_order``: fcfs unless given."""
         self.limits = limits
         self.spec = spec
-        self.table = RequestTable()
+        self.table = RequestTable(online_order)
         self.pool = BlockPool(limits.num_blocks, limits.block_size)
         self.totals = Totals()
         self._tokenizer = tokenizer
         self._sequences: dict[str, LiveSequence] = {}
-        self._running: list[tuple[LiveSequence, int]] = []  # the step between begin and finish, with its tokens
+        self._in_flight: deque[list[tuple[LiveSequence, int]]] = deque()  # steps between begin and finish, each
+        # sequence with the tokens that it computes, oldest step first
         self._aborting: dict[str, None] = {}
         self._ended: list[Ended] = []  # since take_ended
 
@@ -100,12 +111,14 @@ class Replica:
 
     def abort(self, request_ids: Seq[str]) -> None:
         """Unknown ids are ignored: they have ended."""
-        busy = {sequence.request_id for sequence, _ in self._running}
         for request_id in request_ids:
-            if request_id in busy:
+            sequence = self._sequences.get(request_id)
+            if sequence is None:
+                continue
+            if sequence.request.is_in_flight:
                 self._aborting[request_id] = None
-            elif request_id in self._sequences:
-                self._end(self._sequences[request_id], FinishReason.ABORT)
+            else:
+                self._end(sequence, FinishReason.ABORT)
 
     def request_ids_of_gateways(self) -> dict[str, list[str]]:
         """Who waits for tokens of which requests."""
@@ -118,7 +131,7 @@ class Replica:
     def schedule(self, plan: StepPlan | None, policy: Policy, model: LatencyModel) -> Schedule:
         """The next step: the plan, reconciled; or, without one, planned here over what is here."""
         if plan is None:
-            num_free, num_offline = self.pool.num_free, self.pool.num_offline_only
+            num_free, num_offline = self._blocks()
             return two_phase_schedule(self.table, (), num_free, num_offline, self.limits, policy, model)
         for request in plan.admitted:
             self.submit(request)
@@ -129,13 +142,13 @@ class Replica:
         self, entries: Seq[ScheduledRequest], preempted: Seq[str], policy: Policy, model: LatencyModel
     ) -> Schedule:
         """A plan's entries, fitted to what is here by now."""
-        num_free, num_offline = self.pool.num_free, self.pool.num_offline_only
+        num_free, num_offline = self._blocks()
         return reconcile(entries, preempted, self.table, num_free, num_offline, self.limits, policy, model)
 
     def begin(self, schedule: Schedule, step: int) -> StepBatch:
         """``allocate``, and the batch that the engine is to run."""
-        self.allocate(schedule)
-        return StepBatch(step, [self._engine_sequence(sequence, tokens) for sequence, tokens in self._running])
+        running = self.allocate(schedule)
+        return StepBatch(step, [self._engine_sequence(sequence, tokens) for sequence, tokens in running])
 
     def allocate(self, schedule: Schedule) -> list[tuple[LiveSequence, int]]:
         """Give each entry its blocks; what runs, with the tokens that it computes. Where the counts were too hopeful
@@ -144,9 +157,9 @@ class Replica:
         lost: dict[str, None] = {}
         for request_id in schedule.preempted:
             request = self.table.get(request_id)
-            if request is not None and request.is_running:
+            if request is not None and request.is_running and not request.is_in_flight:
                 self._preempt(request, lost)
-        self._running = []
+        running: list[tuple[LiveSequence, int]] = []
         for entry in schedule.entries:
             if entry.request_id in lost:
                 continue
@@ -155,23 +168,28 @@ class Replica:
             if num_tokens == 0:
                 self.totals.offline_dropped += entry.kind is Kind.OFFLINE
                 continue
-            self._running.append((sequence, num_tokens))
+            sequence.request.num_in_flight_tokens = num_tokens
+            running.append((sequence, num_tokens))
         self.totals.offline_dropped += schedule.num_dropped
-        return self._running
+        if running:
+            self._in_flight.append(running)
+        return running
 
     def finish(self, result: StepResult) -> list[AddressedOutput]:
-        """Apply a step's outcome; what online requests gained, in batch order. Ended ones are in ``take_ended``."""
+        """Apply the oldest step's outcome; what online requests gained, in batch order. Ended ones are in
+        ``take_ended``."""
         outputs: list[AddressedOutput] = []
-        for sequence, num_tokens in self._running:
+        for sequence, num_tokens in self._in_flight.popleft():
+            sequence.request.num_in_flight_tokens = 0
             self._advance(sequence, num_tokens)
             token_id = result.sampled.get(sequence.request_id)
-            if sequence.request_id in self._aborting:
-                self._end(sequence, FinishReason.ABORT)
+            if self._aborts(sequence):
                 continue
             if token_id is None:
                 continue
             reason = sequence.append(token_id, self.spec)
             if sequence.kind is Kind.ONLINE:
+                self.table.online_order.generate(sequence.request)
                 self.totals.online_tokens += 1
                 if reason is None:
                     outputs.append((sequence.gateway_id, _output(sequence)))
@@ -179,32 +197,32 @@ class Replica:
                 self.totals.offline_tokens += 1
             if reason is not None:
                 self._end(sequence, reason)
-        self._running = []
-        self._aborting.clear()
         return outputs
 
     def fail(self, why: str) -> None:
-        """The engine could not run the step: its KV is void, so every request in it is computed anew, and one that
-        was in too many failed steps ends with an error."""
-        for sequence, _ in self._running:
+        """The engine could not run the oldest step: its KV is void, so every request in it is computed anew, and one
+        that was in too many failed steps ends with an error."""
+        for sequence, _ in self._in_flight.popleft():
+            sequence.request.num_in_flight_tokens = 0
             sequence.num_failures += 1
-            if sequence.request_id in self._aborting:
-                self._end(sequence, FinishReason.ABORT)
-            elif sequence.num_failures >= MAX_ENGINE_FAILURES:
+            if self._aborts(sequence):
+                continue
+            if sequence.num_failures >= MAX_ENGINE_FAILURES:
                 self._end(sequence, FinishReason.ERROR, why)
             else:
                 self._preempt(sequence.request, {})
-        self._running = []
-        self._aborting.clear()
 
     def take_ended(self) -> list[Ended]:
         """Who left since the last call."""
         ended, self._ended = self._ended, []
         return ended
 
-    def entries(self) -> list[PlanEntry]:
-        """The step that runs."""
-        return [PlanEntry(sequence.request_id, sequence.kind, tokens) for sequence, tokens in self._running]
+    def in_flight(self) -> list[list[PlanEntry]]:
+        """The steps that run, oldest first."""
+        return [
+            [PlanEntry(sequence.request_id, sequence.kind, tokens) for sequence, tokens in step]
+            for step in self._in_flight
+        ]
 
     def states(self) -> list[RequestState]:
         """All that is held."""
@@ -216,9 +234,16 @@ class Replica:
                 request.num_tokens,
                 request.num_blocks,
                 request.max_total_tokens,
+                request.client_id,
+                request.was_admitted,
             )
             for request in self.table
         ]
+
+    def _blocks(self) -> tuple[int, int]:
+        """Those that nobody holds, and those that only offline requests outside any running step hold."""
+        in_flight = self.table.num_blocks_in_flight(Kind.OFFLINE)
+        return self.pool.num_free, max(0, self.pool.num_offline_only - in_flight)
 
     def _problem(self, request: Request) -> str:
         if request.num_tokens >= self.spec.max_model_len:
@@ -259,7 +284,7 @@ class Replica:
 
     def _offline_victim(self, lost: dict[str, None]) -> Request | None:
         for request in reversed(self.table.running(Kind.OFFLINE).values()):
-            if request.request_id not in lost:
+            if request.request_id not in lost and not request.is_in_flight:
                 return request
         return None
 
@@ -268,6 +293,14 @@ class Replica:
         self.table.preempt(request)
         self.totals.preemptions += 1
         lost[request.request_id] = None
+
+    def _aborts(self, sequence: LiveSequence) -> bool:
+        """End it where that was asked for while it was in flight."""
+        if sequence.request_id not in self._aborting:
+            return False
+        del self._aborting[sequence.request_id]
+        self._end(sequence, FinishReason.ABORT)
+        return True
 
     def _engine_sequence(self, sequence: LiveSequence, num_tokens: int) -> Sequence:
         request = sequence.request

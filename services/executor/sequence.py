@@ -38,6 +38,7 @@ class LiveSequence:
                 request.kind,
                 num_tokens=len(prompt) + len(output),
                 max_total_tokens=min(len(prompt) + request.sampling.max_tokens, spec.max_model_len),
+                client_id=request.client_id,
             ),
             token_ids=prompt + output,
             num_prompt_tokens=len(prompt),

@@ -30,6 +30,7 @@ from shared.protocol.messages import (
     StepPlan,
 )
 from shared.scheduling.batch import Limits, Policy
+from shared.scheduling.online_order import OnlineOrder
 from shared.scheduling.presets import Preset
 from shared.scheduling.request import Kind
 from shared.service import Details
@@ -46,7 +47,14 @@ class ExecutorService:
     """One model replica on the bus. A new instance has a new epoch: it holds nothing of an earlier one."""
 
     def __init__(
-        self, bus: Bus, settings: ExecutorSettings, preset: Preset, engine: Engine, tokenizer: Tokenizer, clock: Clock
+        self,
+        bus: Bus,
+        settings: ExecutorSettings,
+        preset: Preset,
+        online_order: OnlineOrder,
+        engine: Engine,
+        tokenizer: Tokenizer,
+        clock: Clock,
     ) -> None:
         self.name = settings.executor_id
         self._bus = bus
@@ -54,7 +62,7 @@ class ExecutorService:
         self._preset = preset
         self.info = executor_info(settings, engine.spec)
         self._results = ResultStore(bus)
-        self._replica = Replica(limits_of(self.info), engine.spec, tokenizer)
+        self._replica = Replica(limits_of(self.info), engine.spec, tokenizer, online_order)
         self._tuning = Tuning(bus, on_change=self._on_tuning)
         publisher = StepPublisher(bus, self.info, self._results)
         self._loop = StepLoop(self._replica, engine, publisher, self._policy_and_model, clock)
@@ -168,6 +176,10 @@ def executor_info(settings: ExecutorSettings, spec: EngineSpec) -> ExecutorInfo:
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens,
         eos_token_ids=list(spec.eos_token_ids),
+        pipeline_depth=spec.pipeline_depth,
+        online_order=settings.online_order,
+        vtc_weight_input=settings.vtc_weight_input,
+        vtc_weight_output=settings.vtc_weight_output,
     )
 
 

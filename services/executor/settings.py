@@ -28,6 +28,10 @@ class ExecutorSettings(msgspec.Struct, frozen=True):
     max_num_batched_tokens: Annotated[int, Meta(ge=1, description="tokens of one step: the chunk size")] = 512
     max_num_seqs: Annotated[int, Meta(ge=1, description="requests of one step")] = 256
     preset: Annotated[str, Meta(description="hygen, sarathi++, hygen-star or online-only")] = "hygen"
+    online_order: Annotated[str, Meta(description="fcfs, or vtc: fair by client")] = "fcfs"
+    vtc_weight_input: Annotated[float, Meta(ge=0, description="vtc: what a prompt token counts")] = 1.0
+    vtc_weight_output: Annotated[float, Meta(ge=0, description="vtc: what an output token counts")] = 2.0
+    pipeline_depth: Annotated[int, Meta(ge=1, le=64, description="steps in flight; over 1 with sim only")] = 1
     sim_model: Annotated[str, Meta(description="sim engine: the model whose steps it times")] = "llama2-7b"
     sim_device: Annotated[str, Meta(description="sim engine: the GPU that it stands for")] = "a100-40g"
     sim_tensor_parallel: Annotated[int, Meta(ge=1, description="sim engine: GPUs that share the model")] = 1

@@ -1,11 +1,14 @@
-"""The executor's loop: SCHEDULER of HyGen Alg. 2 (lines 22-33) around an engine that runs in its own thread."""
+"""The executor's loop: SCHEDULER of HyGen Alg. 2 (lines 22-33) around an engine that runs in its own threads, one per
+pipeline stage."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 from services.executor.engine import Engine, StepBatch, StepResult
 from services.executor.measure import ScratchBatch
@@ -30,8 +33,19 @@ from shared.scheduling.batch import Policy
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class _Launched:
+    batch: StepBatch
+    running: asyncio.Future[StepResult]
+    start_s: float
+
+
 class StepLoop:
-    """Runs steps while there is work, and waits where there is none."""
+    """Runs steps while there is work, and waits where there is none.
+
+    With pipeline depth K a step is launched whenever fewer than K are in flight and something can run that is in none
+    of them; outcomes are applied in the order of launching.
+    """
 
     def __init__(
         self,
@@ -46,17 +60,20 @@ class StepLoop:
         self._publisher = publisher
         self._tuning = tuning
         self._clock = clock
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine")
+        self._depth = engine.spec.pipeline_depth
+        self._threads = ThreadPoolExecutor(self._depth, thread_name_prefix="engine")
         self._wake = asyncio.Event()
-        self._plan: StepPlan | None = None
+        self._plans: dict[int, StepPlan] = {}  # by step, of steps to come
         self._measurements: asyncio.Queue[tuple[MeasureShape, asyncio.Future[MeasuredShape]]] = asyncio.Queue(16)
         self._measuring: asyncio.Future[MeasuredShape] | None = None
+        self._in_flight: deque[_Launched] = deque()  # oldest first
         self._step = 0
-        self._was_running = False
+        self._steps_since_idle = 0
         self._ended: list[EndedRequest] = []
         self._steps: dict[PlanSource, int] = dict.fromkeys(PlanSource, 0)
         self._plans_stale = 0
         self._busy_s = 0.0
+        self._busy_until_s = 0.0  # monotonic; counted in _busy_s up to here
 
     # What comes in, from the event loop
 
@@ -66,16 +83,16 @@ class StepLoop:
         self._wake.set()
 
     def abort(self, request_ids: list[str]) -> None:
-        """Takes effect at the latest when the running step ends."""
+        """Takes effect at the latest when the steps in flight end."""
         self._replica.abort(request_ids)
         self._wake.set()
 
     def take_plan(self, plan: StepPlan) -> None:
-        """Keep the plan of the next step; one for a step that has started already is stale."""
+        """Keep the plan of a step to come; one for a step that has started already is stale."""
         if plan.step < self._step:
             self._plans_stale += 1
             return
-        self._plan = plan
+        self._plans[plan.step] = plan
         self._wake.set()
 
     def wake(self) -> None:
@@ -94,21 +111,28 @@ class StepLoop:
     # The loop
 
     async def run(self) -> None:
-        """Never returns; the running step is finished before a cancellation goes through."""
+        """Never returns; the steps in flight are finished before a cancellation goes through."""
         await self.announce_idle()
-        while True:
-            self._wake.clear()
-            if await self._run_one_step():
-                continue
-            await self._after_last_step()
-            if not self._measurements.empty():
-                await self._measure_one()
-            elif not self._wake.is_set():
-                await self._wake.wait()
+        try:
+            while True:
+                self._wake.clear()
+                if await self._launch():
+                    continue
+                if self._in_flight:
+                    await self._finish_or_wake()
+                    continue
+                await self._after_last_step()
+                if not self._measurements.empty():
+                    await self._measure_one()
+                elif not self._wake.is_set():
+                    await self._wake.wait()
+        finally:
+            if self._in_flight:
+                await asyncio.wait([launched.running for launched in self._in_flight])
 
     async def announce_idle(self) -> None:
         """Say what is held here while no step runs, so that a plan can come. Nothing while a step runs."""
-        if not self._was_running:
+        if not self._steps_since_idle:
             await self._publisher.step_started(self._message(PlanSource.IDLE, idle=True))
 
     def close(self) -> None:
@@ -118,7 +142,7 @@ class StepLoop:
         if self._measuring is not None:
             _answer(self._measuring, _unmeasured("stopping"))
         self._engine.close()
-        self._thread.shutdown()
+        self._threads.shutdown()
 
     def counters(self) -> ExecutorCounters:
         """Totals since the start."""
@@ -141,32 +165,49 @@ class StepLoop:
             busy_s=self._busy_s,
         )
 
-    async def _run_one_step(self) -> bool:
-        """Schedule, launch, publish while it runs, apply. False where there was nothing to run."""
+    async def _launch(self) -> bool:
+        """Schedule, launch, publish while it runs. False where there is no room, or nothing to run."""
+        if len(self._in_flight) == self._depth:
+            return False
         source, batch = self._next_batch()
         if not batch.sequences:
             return False
         start_s = self._clock.monotonic_s()
-        running = asyncio.get_running_loop().run_in_executor(self._thread, self._engine.execute, batch)
-        self._was_running = True
+        running = asyncio.get_running_loop().run_in_executor(self._threads, self._engine.execute, batch)
+        self._in_flight.append(_Launched(batch, running, start_s))
+        self._steps_since_idle += 1
         self._steps[source] += 1
         before = self._collect_ended([])  # ended without a step: aborted, or never able to run
         await self._publisher.step_started(self._message(source, idle=False))
         await self._publisher.tokens(batch.step, before)
         self._step += 1
-        outputs = await self._finish(running, batch)
-        self._busy_s += self._clock.monotonic_s() - start_s
-        await self._publisher.tokens(batch.step, self._collect_ended(outputs))
         return True
 
+    async def _finish_or_wake(self) -> None:
+        """Apply the oldest step when it ends; or return earlier, where there is room for another and news came."""
+        launched = self._in_flight[0]
+        if len(self._in_flight) < self._depth and not launched.running.done():
+            waking = asyncio.ensure_future(self._wake.wait())
+            try:
+                await asyncio.wait((launched.running, waking), return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                waking.cancel()
+            if not launched.running.done():
+                return
+        outputs = await self._finish(launched)
+        now_s = self._clock.monotonic_s()
+        self._busy_s += now_s - max(launched.start_s, self._busy_until_s)
+        self._busy_until_s = now_s
+        await self._publisher.tokens(launched.batch.step, self._collect_ended(outputs))
+
     def _next_batch(self) -> tuple[PlanSource, StepBatch]:
-        """The plan where it came in time; else, or where nothing of it is left to run, a plan made here."""
-        plan, self._plan = self._plan, None
-        if plan is not None and plan.step != self._step:
-            self._plans_stale += plan.step < self._step
-            plan = None
+        """The plan where it came in time; else, or where nothing of it is left to run, a plan made here. A plan of
+        which nothing can run yet is kept until its step starts."""
+        for step in [step for step in self._plans if step < self._step]:
+            del self._plans[step]
+        plan = self._plans.get(self._step)
         policy, model = self._tuning()
-        source = PlanSource.LOCAL if self._was_running else PlanSource.IDLE
+        source = PlanSource.LOCAL if self._steps_since_idle >= self._depth else PlanSource.IDLE
         if plan is not None:
             batch = self._replica.begin(self._replica.schedule(plan, policy, model), self._step)
             if batch.sequences:
@@ -175,17 +216,16 @@ class StepLoop:
             return source, StepBatch(self._step, [])
         return source, self._replica.begin(self._replica.schedule(None, policy, model), self._step)
 
-    async def _finish(self, running: asyncio.Future[StepResult], batch: StepBatch) -> list[AddressedOutput]:
+    async def _finish(self, launched: _Launched) -> list[AddressedOutput]:
         try:
-            result = await asyncio.shield(running)
+            result = await asyncio.shield(launched.running)
         except EngineError as error:
-            logger.exception("engine step failed", extra={"step": batch.step})
+            logger.exception("engine step failed", extra={"step": launched.batch.step})
+            self._in_flight.popleft()
             self._replica.fail(str(error))
             return []
-        except asyncio.CancelledError:
-            await asyncio.wait((running,))
-            raise
-        await self._publisher.sample(batch.step, batch_shape(batch), result.latency_ms)
+        self._in_flight.popleft()
+        await self._publisher.sample(launched.batch.step, batch_shape(launched.batch), result.latency_ms)
         return self._replica.finish(result)
 
     def _collect_ended(self, outputs: list[AddressedOutput]) -> list[AddressedOutput]:
@@ -200,15 +240,24 @@ class StepLoop:
         """Nothing runs from here on: tell who left, and that a plan is welcome."""
         outputs = self._collect_ended([])
         await self._publisher.tokens(self._step, outputs)
-        if self._was_running or outputs:
-            self._was_running = False
+        if self._steps_since_idle or outputs:
+            self._steps_since_idle = 0
             await self.announce_idle()
 
     def _message(self, source: PlanSource, idle: bool) -> StepStarted:
         ended, self._ended = self._ended, []
         replica = self._replica
+        *before, entries = replica.in_flight() or [[]]
         return self._publisher.step_message(
-            self._step, source, idle, replica.entries(), replica.states(), ended, replica.pool.num_free
+            self._step,
+            source,
+            idle,
+            entries,
+            replica.states(),
+            ended,
+            replica.pool.num_free,
+            replica.table.online_order.counters(),
+            before,
         )
 
     async def _measure_one(self) -> None:
@@ -223,7 +272,7 @@ class StepLoop:
         try:
             loop = asyncio.get_running_loop()
             latencies = [
-                (await loop.run_in_executor(self._thread, self._engine.execute, scratch.batch)).latency_ms
+                (await loop.run_in_executor(self._threads, self._engine.execute, scratch.batch)).latency_ms
                 for _ in range(max(1, shape.repeats))
             ]
             return MeasuredShape(batch_shape(scratch.batch), latencies)

@@ -6,6 +6,7 @@ import asyncio
 
 from fastapi import APIRouter, Request, Response
 
+from services.gateway.client_id import client_id_of
 from services.gateway.context import Context, context_of
 from services.gateway.errors import CLIENT_CLOSED_REQUEST, SERVER_ERROR, error_response
 from services.gateway.event_stream import EventStream, close_on_disconnect, usage_of
@@ -35,7 +36,8 @@ async def text_completions(request: Request) -> Response:
 async def _complete(endpoint: str, request: Request) -> Response:
     context = context_of(request)
     completion = await _parse(endpoint, await read_body(request, MAX_BODY_BYTES), context)
-    generation = await context.tracker.submit(completion)
+    client_id = client_id_of(request.headers.get("authorization"), completion.user)
+    generation = await context.tracker.submit(completion, client_id)
     if not completion.stream:
         return await _whole_answer(request, context, generation)
     writer = ChunkWriter(

@@ -16,9 +16,12 @@ class Generation:
     ``next_tokens`` gives all that came since the last call.
     """
 
-    def __init__(self, request_id: str, request: CompletionRequest, arrival_s: float, started_s: float) -> None:
+    def __init__(
+        self, request_id: str, request: CompletionRequest, client_id: str, arrival_s: float, started_s: float
+    ) -> None:
         self.request_id = request_id
         self.request = request
+        self.client_id = client_id
         self.arrival_s = arrival_s  # unix time
         self.started_s = started_s  # monotonic
         self.output_token_ids: list[int] = []
@@ -52,6 +55,7 @@ class Generation:
             arrival_s=self.arrival_s,
             gateway_id=gateway_id,
             output_token_ids=list(self.output_token_ids),
+            client_id=self.client_id,
         )
 
     def lost_executor(self, now_s: float) -> None:

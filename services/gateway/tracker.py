@@ -57,10 +57,11 @@ class RequestTracker:
             if generation.finish_reason is None:
                 await self._resume(generation)
 
-    async def submit(self, request: CompletionRequest) -> Generation:
+    async def submit(self, request: CompletionRequest, client_id: str) -> Generation:
         """Send it to an executor. The caller must ``close`` it. Raises NoExecutorError and BusError."""
         info = await self._registry.pick_within(SUBMIT_WAIT_S)
-        generation = Generation(uuid.uuid4().hex, request, self._clock.unix_s(), self._clock.monotonic_s())
+        unix_s, now_s = self._clock.unix_s(), self._clock.monotonic_s()
+        generation = Generation(uuid.uuid4().hex, request, client_id, unix_s, now_s)
         try:
             await self._send(generation, info)
         except BusError:

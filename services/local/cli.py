@@ -19,6 +19,7 @@ from services.local.options import DEFAULT_DATA_DIR, DEFAULT_PORT, ENGINES, Stac
 from services.local.parameters import DataDirOption, JsonOption, UrlOption, one_of
 from shared.latency.architectures import ARCHITECTURES
 from shared.latency.devices import DEVICES
+from shared.scheduling.online_order import ONLINE_ORDERS
 from shared.scheduling.presets import PRESETS
 
 if TYPE_CHECKING:
@@ -64,6 +65,13 @@ def up(
         float | None,
         typer.Option(min=0.0, max=1.0, help="The share of offline requests chosen by shared prefix, not by age."),
     ] = None,
+    online_order: Annotated[
+        str,
+        typer.Option(
+            help="fcfs, or vtc: fair between clients, by API key or user.",
+            callback=one_of("online order", ONLINE_ORDERS),
+        ),
+    ] = "fcfs",
     budget_ms: Annotated[float | None, typer.Option(min=0.001, help="A fixed latency budget of each step.")] = None,
     offline_qps: Annotated[
         float | None, typer.Option(min=0.001, help="hygen-star: offline requests per second of each executor.")
@@ -97,6 +105,7 @@ def up(
         sim_device=sim_device,
         preset=preset,
         utility_ratio=utility_ratio,
+        online_order=online_order,
         budget_ms=budget_ms,
         offline_qps=offline_qps,
         target_tbt_ms=target_tbt_ms,

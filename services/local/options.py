@@ -28,6 +28,7 @@ class StackOptions:
     sim_device: str | None = None
     preset: str = "hygen"
     utility_ratio: float | None = None
+    online_order: str = "fcfs"
     budget_ms: float | None = None
     offline_qps: float | None = None
     target_tbt_ms: float | None = None

@@ -56,6 +56,7 @@ def _executor(options: StackOptions, index: int) -> dict[str, Setting]:
         "sim_model": options.sim_model,
         "sim_device": options.sim_device,
         "preset": options.preset,
+        "online_order": options.online_order,
     }
 
 

@@ -22,6 +22,8 @@ from shared.protocol.messages import (
 from shared.scheduling.batch import Limits, Policy, Schedule, ScheduledRequest
 from shared.scheduling.mirror import ExecutorMirror
 from shared.scheduling.offline_rate import OfflineRate
+from shared.scheduling.online_order import online_order_named
+from shared.scheduling.pipeline import Pipeline
 from shared.scheduling.request import Kind, Request
 
 logger = logging.getLogger(__name__)
@@ -53,10 +55,12 @@ class AsyncScheduler:
         self._tuning = tuning
         self._clock = clock
         self._rate = rate or OfflineRate()
+        self._is_idle = False  # the executor waits for a plan of the pipeline's next step
         self._mirror = ExecutorMirror(
-            Limits(info.block_size, info.num_blocks, info.max_num_batched_tokens, info.max_num_seqs)
+            Limits(info.block_size, info.num_blocks, info.max_num_batched_tokens, info.max_num_seqs),
+            online_order_named(info.online_order, info.vtc_weight_input, info.vtc_weight_output),
         )
-        self._idle_step: int | None = None  # the step that an idle executor waits to be given
+        self._pipeline = Pipeline(self._mirror, info.pipeline_depth)
         self._plans = 0
         self._plan_s_total = 0.0
         self._plan_s_max = 0.0
@@ -64,44 +68,43 @@ class AsyncScheduler:
     def on_inbox(self, message: InboxMessage) -> None:
         """An online request reaches executor and scheduler at the same time; so does an abort."""
         if isinstance(message, GenerateRequest):
-            num_tokens = len(message.prompt_token_ids) + len(message.output_token_ids)
-            total = len(message.prompt_token_ids) + message.sampling.max_tokens
-            self._mirror.arrive(
-                Request(message.request_id, message.kind, num_tokens, min(total, self.info.max_model_len))
-            )
+            self._mirror.arrive(self._expected(message))
         else:
             for request_id in message.request_ids:
                 self._mirror.depart(request_id)
 
-    def on_step(self, message: StepStarted) -> tuple[StepPlan | None, AbortRequests | None]:
-        """Q_send.get: take over the executor's word, assume the running step's outcome, plan the next step.
-        Returns the plan, if one is due, and what the executor should stop running."""
+    def on_step(self, message: StepStarted) -> tuple[list[StepPlan], AbortRequests | None]:
+        """Q_send.get: take over the executor's word, assume the outcome of the steps in flight, plan what is due:
+        with pipeline depth K, up to the K-th step after the one that starts. Returns the plans, in order, and what
+        the executor should stop running."""
         if message.epoch != self.info.epoch:
-            return None, None
+            return [], None
         states = [
-            Request(s.request_id, s.kind, s.num_tokens, s.max_total_tokens, s.num_computed_tokens, s.num_blocks)
+            Request(
+                s.request_id,
+                s.kind,
+                s.num_tokens,
+                s.max_total_tokens,
+                s.num_computed_tokens,
+                s.num_blocks,
+                s.client_id,
+                s.was_admitted,
+            )
             for s in message.states
         ]
-        self._mirror.observe(states, [ended.request_id for ended in message.ended], message.num_free_blocks)
+        ended = [each.request_id for each in message.ended]
+        self._mirror.observe(states, ended, message.num_free_blocks, message.client_counters)
+        self._is_idle = message.idle
+        steps = [] if message.idle else [*message.in_flight, message.entries]
+        in_flight = [[ScheduledRequest(e.request_id, e.kind, e.num_scheduled_tokens) for e in step] for step in steps]
+        self._pipeline.observe(message.step if message.idle else message.step + 1, in_flight)
         unwanted = self._settle(message)
-        if message.idle:
-            self._idle_step = message.step
-            plan = self.plan_idle()
-        else:
-            self._idle_step = None
-            self._mirror.assume(ScheduledRequest(e.request_id, e.kind, e.num_scheduled_tokens) for e in message.entries)
-            plan = self._plan(message.step + 1)
-        return plan, AbortRequests(unwanted) if unwanted else None
+        plans = self._plan()
+        return plans, AbortRequests(unwanted) if unwanted else None
 
-    def plan_idle(self) -> StepPlan | None:
-        """A plan for an executor that waits for work; None where it runs, or where there is nothing to give it."""
-        if self._idle_step is None:
-            return None
-        plan = self._plan(self._idle_step)
-        if not plan.entries:
-            return None
-        self._idle_step = None
-        return plan
+    def plan_idle(self) -> list[StepPlan]:
+        """Plans for an executor that waits for work; none where it runs, or where there is nothing to give it."""
+        return self._plan() if self._is_idle else []
 
     def holds(self, request_id: str) -> bool:
         """The executor is expected to hold this request."""
@@ -114,23 +117,43 @@ class AsyncScheduler:
     def _settle(self, message: StepStarted) -> list[str]:
         held = [state.request_id for state in message.states if state.kind is Kind.OFFLINE]
         ended = [e.request_id for e in message.ended if e.finish_reason is not FinishReason.ABORT]
-        unwanted = self._pool.settle(self.info.executor_id, held, ended)
+        coming = [request_id for request_id in self._pipeline.entering if request_id not in set(held)]
+        unwanted = self._pool.settle(self.info.executor_id, [*held, *coming], ended)
+        unwanted = [request_id for request_id in unwanted if request_id not in coming]
         for request_id in unwanted:
             self._mirror.depart(request_id)
         return unwanted
 
-    def _plan(self, step: int) -> StepPlan:
+    def _plan(self) -> list[StepPlan]:
+        plans: list[StepPlan] = []
+        while self._pipeline.is_due:
+            plan = self._plan_step()
+            if not plan.entries:
+                break
+            plans.append(plan)
+            self._is_idle = False
+        return plans
+
+    def _plan_step(self) -> StepPlan:
         start_s = self._clock.monotonic_s()
         policy, model = self._tuning()
         if self._pool.num_waiting == 0:
             self._rate.rest()
-        schedule = self._mirror.plan(self._rate.open(self._pool.in_order(), start_s), policy, model)
-        plan = self._message(step, schedule)
+        schedule = self._pipeline.plan(lambda: self._rate.open(self._pool.in_order(), start_s), policy, model)
+        plan = self._message(self._pipeline.next_step, schedule)
+        if plan.entries:
+            self._pipeline.keep(schedule, [self._expected(request) for request in plan.admitted])
         elapsed_s = self._clock.monotonic_s() - start_s
         self._plans += 1
         self._plan_s_total += elapsed_s
         self._plan_s_max = max(self._plan_s_max, elapsed_s)
         return plan
+
+    def _expected(self, request: GenerateRequest) -> Request:
+        """As it will be on the executor."""
+        num_tokens = len(request.prompt_token_ids) + len(request.output_token_ids)
+        total = min(len(request.prompt_token_ids) + request.sampling.max_tokens, self.info.max_model_len)
+        return Request(request.request_id, request.kind, num_tokens, total, client_id=request.client_id)
 
     def _message(self, step: int, schedule: Schedule) -> StepPlan:
         """Q_recv.send(B, t, m), with the prompt of each offline request that enters."""

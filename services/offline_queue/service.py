@@ -148,8 +148,8 @@ class OfflineQueueService:
             scheduler.on_inbox(message)
 
         async def on_step(message: StepStarted) -> None:
-            plan, abort = scheduler.on_step(message)
-            if plan is not None:
+            plans, abort = scheduler.on_step(message)
+            for plan in plans:
                 await self._send_plan(plan)
             if abort is not None:
                 await self._publish(subjects.inbox(info.executor_id), abort)
@@ -215,8 +215,7 @@ class OfflineQueueService:
             for executor_id, request_ids in aborts.items():
                 await self._publish(subjects.inbox(executor_id), AbortRequests(list(request_ids)))
             for attached in list(self._attached.values()):
-                plan = None if attached.is_silent else attached.scheduler.plan_idle()
-                if plan is not None:
+                for plan in [] if attached.is_silent else attached.scheduler.plan_idle():
                     await self._send_plan(plan)
 
     async def _send_plan(self, plan: StepPlan) -> None:

@@ -6,6 +6,7 @@ import enum
 
 import msgspec
 
+from shared.scheduling.online_order import ClientCounters
 from shared.scheduling.request import Kind as Kind
 
 
@@ -41,6 +42,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, tag="generate", omit_defaults
     arrival_s: float  # unix time
     gateway_id: str = ""  # where the tokens go; empty for offline requests
     output_token_ids: list[int] = []
+    client_id: str = ""  # whom fairness counts it for; empty for offline requests
 
 
 class AbortRequests(msgspec.Struct, frozen=True, tag="abort"):
@@ -80,7 +82,8 @@ class PlanEntry(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepPlan(msgspec.Struct, frozen=True):
-    """Q_recv: the plan for exactly one step of one executor's incarnation (``epoch``)."""
+    """Q_recv: the plan for exactly one step of one executor's incarnation (``epoch``); with pipeline depth K it is
+    made when the K-th step before that starts."""
 
     executor_id: str
     epoch: str
@@ -108,6 +111,8 @@ class RequestState(msgspec.Struct, frozen=True, array_like=True):
     num_tokens: int  # prompt and output so far
     num_blocks: int  # 0: waiting or preempted
     max_total_tokens: int  # prompt plus the most output it may have
+    client_id: str = ""
+    was_admitted: bool = False  # had KV before
 
 
 class EndedRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -130,6 +135,8 @@ class StepStarted(msgspec.Struct, frozen=True):
     states: list[RequestState]
     ended: list[EndedRequest]
     num_free_blocks: int
+    client_counters: ClientCounters | None = None  # of an online order that counts by client
+    in_flight: list[list[PlanEntry]] = []  # earlier steps that have not ended, oldest first
 
 
 class BatchShape(msgspec.Struct, frozen=True, array_like=True):
@@ -183,6 +190,10 @@ class ExecutorInfo(msgspec.Struct, frozen=True):
     max_num_seqs: int
     max_num_batched_tokens: int
     eos_token_ids: list[int]
+    pipeline_depth: int = 1  # steps in flight at a time
+    online_order: str = "fcfs"  # fcfs or vtc; schedulers follow it
+    vtc_weight_input: float = 1.0
+    vtc_weight_output: float = 2.0
 
 
 class ExecutorCounters(msgspec.Struct, frozen=True):

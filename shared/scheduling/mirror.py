@@ -1,8 +1,8 @@
 """The offline-queue's picture of one executor: the left half of HyGen Alg. 2, without its queues.
 
 Every step message replaces the picture with the executor's truth. On top of the truth the mirror assumes the
-expected outcome of what runs (CALCULATE expected status, HyGen section A.1), so that the next step can be planned
-while this one runs.
+expected outcome of what runs (CALCULATE expected status, HyGen section A.1), so that later steps can be planned
+while earlier ones run.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from shared.latency.model import LatencyModel
 from shared.scheduling.batch import Limits, Policy, Schedule, ScheduledRequest
+from shared.scheduling.online_order import ClientCounters, OnlineOrder
 from shared.scheduling.request import Kind, Request
 from shared.scheduling.schedule import two_phase_schedule
 from shared.scheduling.table import RequestTable
@@ -28,9 +29,9 @@ class _Arrival:
 class ExecutorMirror:
     """What an executor is expected to hold when it next asks for a plan."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, online_order: OnlineOrder | None = None) -> None:
         self.limits = limits
-        self.table = RequestTable()
+        self.table = RequestTable(online_order)
         self.num_free_blocks = limits.num_blocks
         self._arrivals: dict[str, _Arrival] = {}
 
@@ -47,31 +48,57 @@ class ExecutorMirror:
         if request is not None:
             self.num_free_blocks += request.num_blocks
 
-    def observe(self, states: Iterable[Request], ended: Iterable[str], num_free_blocks: int) -> None:
-        """Take over the executor's word: all that it holds, in its order, before the step that it starts."""
+    def observe(
+        self,
+        states: Iterable[Request],
+        ended: Iterable[str],
+        num_free_blocks: int,
+        counters: ClientCounters | None = None,
+    ) -> None:
+        """Take over the executor's word: all that it holds, in its order, before the step that it starts, and its
+        online order's memory."""
         held = list(states)
         known = {request.request_id for request in held} | set(ended)
         for request_id, arrival in list(self._arrivals.items()):
             arrival.step_messages_left -= 1
             if request_id in known or arrival.step_messages_left <= 0:
                 del self._arrivals[request_id]
-            else:
-                held.append(arrival.request)
-        self.table.replace(held)
+        self.table.replace(held, counters)
+        for arrival in self._arrivals.values():
+            self.table.add(arrival.request)
         self.num_free_blocks = num_free_blocks
 
-    def assume(self, entries: Iterable[ScheduledRequest]) -> None:
-        """The running step's expected outcome: every chunk is computed, every decode and every finished prompt
-        gains one token, and a request at its length limit ends. EOS cannot be foreseen; the next word corrects it."""
+    def preempt(self, request_ids: Iterable[str]) -> None:
+        """These lose their KV before a step; those that do not run are ignored."""
+        for request_id in request_ids:
+            request = self.table.get(request_id)
+            if request is not None and request.is_running:
+                self.num_free_blocks += request.num_blocks
+                self.table.preempt(request)
+
+    def start(self, entries: Iterable[ScheduledRequest]) -> None:
+        """A step starts: its requests have blocks for it and are in flight. Unknown ids are ignored."""
+        for entry in entries:
+            request = self.table.get(entry.request_id)
+            if request is not None:
+                self._grow(request, entry.num_scheduled_tokens)
+                request.num_in_flight_tokens = entry.num_scheduled_tokens
+
+    def finish(self, entries: Iterable[ScheduledRequest]) -> None:
+        """The expected outcome of a step that was started: every chunk is computed, every decode and every finished
+        prompt gains one token, and a request at its length limit ends. EOS cannot be foreseen; the next word
+        corrects it."""
         for entry in entries:
             request = self.table.get(entry.request_id)
             if request is None:
                 continue
-            self._grow(request, entry.num_scheduled_tokens)
+            request.num_in_flight_tokens = 0
             request.num_computed_tokens += entry.num_scheduled_tokens
             if request.num_remaining_tokens > 0:
                 continue
             request.num_tokens += 1
+            if request.kind is Kind.ONLINE:
+                self.table.online_order.generate(request)
             if request.num_tokens >= request.max_total_tokens:
                 self.depart(entry.request_id)
 
@@ -81,7 +108,7 @@ class ExecutorMirror:
             self.table,
             offline_queue,
             self.num_free_blocks,
-            self.table.num_blocks(Kind.OFFLINE),
+            self.table.num_blocks(Kind.OFFLINE) - self.table.num_blocks_in_flight(Kind.OFFLINE),
             self.limits,
             policy,
             model,

@@ -28,6 +28,9 @@ class Request:
     max_total_tokens: int  # prompt plus the most output it may have
     num_computed_tokens: int = 0
     num_blocks: int = 0
+    client_id: str = ""  # whom fairness by client counts it for; empty for offline requests
+    was_admitted: bool = False  # had KV before, so that its prompt is counted already
+    num_in_flight_tokens: int = 0  # its share of a step that runs now; 0 where it is in none
 
     @property
     def num_remaining_tokens(self) -> int:
@@ -42,6 +45,11 @@ class Request:
     @property
     def is_running(self) -> bool:
         return self.num_blocks > 0
+
+    @property
+    def is_in_flight(self) -> bool:
+        """It is in a step that runs now: neither to be scheduled nor to lose its KV until that ends."""
+        return self.num_in_flight_tokens > 0
 
     def num_new_blocks(self, num_tokens: int, block_size: int) -> int:
         """Blocks to add before ``num_tokens`` more tokens can be computed."""

@@ -24,7 +24,8 @@ def two_phase_schedule(
 
     ``table``: what the executor holds; ``offline_queue``: offline requests that may enter after those, read lazily;
     ``num_free_blocks``: KV blocks that nobody holds; ``num_offline_blocks``: M_off, blocks that only offline
-    requests hold, which the online phase may take. Nothing is changed: the caller applies the schedule.
+    requests hold, which the online phase may take: none of requests in flight, which stay as they are. Nothing is
+    changed: the caller applies the schedule.
     """
     builder = BatchBuilder(limits, model, policy.latency_budget_ms, num_free_blocks + num_offline_blocks)
     preempted = _online_phase(builder, table)
@@ -49,7 +50,7 @@ def reconcile(
 
     ``preempted``: what the plan preempts; those still running lose their KV here too.
     """
-    lost = [request_id for request_id in preempted if _runs(table, request_id)]
+    lost = [request_id for request_id in preempted if _may_lose(table, request_id)]
     freed = {Kind.ONLINE: 0, Kind.OFFLINE: 0}
     for request_id in lost:
         request = table.get(request_id)
@@ -61,7 +62,9 @@ def reconcile(
     )
     for entry in plan:
         request = table.get(entry.request_id)
-        if request is not None and request.kind is Kind.ONLINE and entry.request_id not in lost:
+        if request is None or request.is_in_flight or request.kind is not Kind.ONLINE:
+            continue
+        if entry.request_id not in lost:
             builder.try_add(request, bounded=False, at_most=entry.num_scheduled_tokens)
     lost += _online_phase(builder, table, lost)
     lost += _give_back_offline_blocks(builder, table, max(0, num_offline_blocks - freed[Kind.OFFLINE]), lost)
@@ -93,7 +96,7 @@ class _Victims:
 
 def _online_phase(builder: BatchBuilder, table: RequestTable, preempted: Sequence[str] = ()) -> list[str]:
     """Phase one: decodes, then chunks of started prompts, then waiting prompts, in order. Returns what it preempted."""
-    running = [r for r in table.running(Kind.ONLINE).values() if r.request_id not in preempted]
+    running = _schedulable(table, Kind.ONLINE, preempted)
     victims = _Victims(builder, running)
     for decoding in (True, False):
         for request in running:
@@ -104,7 +107,7 @@ def _online_phase(builder: BatchBuilder, table: RequestTable, preempted: Sequenc
             if request.request_id not in victims.lost and victims.make_room(request):
                 builder.try_add(request, bounded=False)
     if not victims.lost:  # a waiting prompt must not enter on blocks taken from a started one
-        for request in table.waiting(Kind.ONLINE).values():
+        for request in table.online_queue():
             if request.request_id in builder.scheduled:
                 continue
             if not builder.fits_whole(request) or not builder.try_prefill(request, bounded=False):
@@ -121,7 +124,7 @@ def _give_back_offline_blocks(
     for request in reversed(table.running(Kind.OFFLINE).values()):
         if builder.num_blocks_left >= num_offline_blocks:
             break
-        if request.request_id not in preempted:
+        if request.request_id not in preempted and not request.is_in_flight:
             lost.append(request.request_id)
             num_offline_blocks -= min(request.num_blocks, num_offline_blocks)
     builder.num_blocks_left = max(0, builder.num_blocks_left - num_offline_blocks)
@@ -133,7 +136,7 @@ def _offline_phase(
 ) -> list[str]:
     """Phase two: decodes that fit the latency budget, then chunks until one does not fit. Returns what it preempted
     so that started work can go on where blocks, not time, are short."""
-    running = [r for r in table.running(Kind.OFFLINE).values() if r.request_id not in preempted]
+    running = _schedulable(table, Kind.OFFLINE, preempted)
     victims = _Victims(builder, running)
     for request in running:
         if request.is_decode and request.request_id not in victims.lost and victims.make_room(request):
@@ -145,7 +148,7 @@ def _offline_phase(
             return victims.lost
     if preempted or victims.lost:  # what has just lost its KV would only take it from others
         return victims.lost
-    reserve = len(running)  # a block each, so that those running can grow
+    reserve = len(table.running(Kind.OFFLINE))  # a block each, so that those running can grow
     for queue in (table.waiting(Kind.OFFLINE).values(), offline_queue):
         for request in queue:
             if not builder.fits_whole(request, reserve) or not builder.try_prefill(request, bounded=True):
@@ -163,13 +166,18 @@ def _keep_what_fits(
         if entry.kind is not Kind.OFFLINE:
             continue
         request = table.get(entry.request_id)
-        if request is None:
-            continue  # ended since
+        if request is None or request.is_in_flight:
+            continue  # ended since, or runs in a step before
         if entry.request_id in preempted or not builder.try_add(request, True, entry.num_scheduled_tokens):
             num_dropped += 1
     return num_dropped
 
 
-def _runs(table: RequestTable, request_id: str) -> bool:
+def _schedulable(table: RequestTable, kind: Kind, preempted: Sequence[str]) -> list[Request]:
+    """Running requests that the step may take and that may lose their KV for it, in order."""
+    return [r for r in table.running(kind).values() if r.request_id not in preempted and not r.is_in_flight]
+
+
+def _may_lose(table: RequestTable, request_id: str) -> bool:
     request = table.get(request_id)
-    return request is not None and request.is_running
+    return request is not None and request.is_running and not request.is_in_flight

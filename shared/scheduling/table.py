@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator
 
+from shared.scheduling.online_order import ClientCounters, Fcfs, OnlineOrder
 from shared.scheduling.request import Kind, Request
 
 
@@ -14,10 +15,11 @@ class RequestTable:
 
     Waiting requests stand in arrival order, running ones in the order of their first start (for offline requests the
     order in which they were chosen, HyGen section A.2). One that was preempted waits before those that have never run,
-    and keeps its place among all that have.
+    and keeps its place among all that have. ``online_order`` says in which order the waiting online ones enter.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, online_order: OnlineOrder | None = None) -> None:
+        self.online_order = online_order or Fcfs()
         self._waiting: tuple[dict[str, Request], dict[str, Request]] = ({}, {})
         self._running: tuple[dict[str, Request], dict[str, Request]] = ({}, {})
         self._places: dict[str, int] = {}  # of those that have run, by first start
@@ -47,14 +49,20 @@ class RequestTable:
         return self._running[kind]
 
     def waiting(self, kind: Kind) -> dict[str, Request]:
-        """Requests without KV, by id, in scheduling order; not to be changed."""
+        """Requests without KV, by id, in order of arrival; not to be changed."""
         return self._waiting[kind]
+
+    def online_queue(self) -> Iterator[Request]:
+        """Online requests without KV, in the online order; the table must not change while this is read."""
+        return self.online_order.in_order(self._waiting[Kind.ONLINE])
 
     def add(self, request: Request) -> None:
         """At the end of its queue. Raises ValueError for an id that is here already."""
         if request.request_id in self:
             raise ValueError(f"request {request.request_id} is here already")
         self._append(request)
+        if request.kind is Kind.ONLINE:
+            self.online_order.add(request)
 
     def remove(self, request_id: str) -> Request | None:
         """Take it out; None where it is not here."""
@@ -62,6 +70,8 @@ class RequestTable:
         for held in (*self._running, *self._waiting):
             request = held.pop(request_id, None)
             if request is not None:
+                if request.kind is Kind.ONLINE:
+                    self.online_order.remove(request)
                 return request
         return None
 
@@ -70,6 +80,9 @@ class RequestTable:
         del self._waiting[request.kind][request.request_id]
         place = self._places.setdefault(request.request_id, next(self._starts))
         self._insert(self._running[request.kind], request, place)
+        if request.kind is Kind.ONLINE:
+            self.online_order.start(request)
+        request.was_admitted = True
 
     def preempt(self, request: Request) -> None:
         """From running to its place in waiting; its KV is gone, its tokens stay."""
@@ -77,18 +90,26 @@ class RequestTable:
         request.num_computed_tokens = 0
         request.num_blocks = 0
         self._insert(self._waiting[request.kind], request, self._places[request.request_id])
+        if request.kind is Kind.ONLINE:
+            self.online_order.preempt(request)
 
-    def replace(self, requests: Iterable[Request]) -> None:
-        """Hold exactly these, in this order."""
+    def replace(self, requests: Iterable[Request], counters: ClientCounters | None = None) -> None:
+        """Hold exactly these, in this order, with the online order's memory as its owner tells it."""
         self._places.clear()
         for held in (*self._waiting, *self._running):
             held.clear()
         for request in requests:
             self._append(request)
+        online = (*self._running[Kind.ONLINE].values(), *self._waiting[Kind.ONLINE].values())
+        self.online_order.restore(counters, online)
 
     def num_blocks(self, kind: Kind) -> int:
         """Blocks in the tables of running requests of one kind; a shared block counts for each that shares it."""
         return sum(request.num_blocks for request in self._running[kind].values())
+
+    def num_blocks_in_flight(self, kind: Kind) -> int:
+        """Those of them in the tables of requests that are in a step that runs now."""
+        return sum(request.num_blocks for request in self._running[kind].values() if request.is_in_flight)
 
     def _append(self, request: Request) -> None:
         if request.is_running:
@@ -112,8 +133,9 @@ class RequestTable:
                 for request_id, request in held.items():
                     assert request_id == request.request_id and request_id not in seen
                     assert request.kind is kind and request.is_running == running
-                    assert running or request.num_computed_tokens == 0
+                    assert running or request.num_computed_tokens == request.num_in_flight_tokens == 0
                     seen.add(request_id)
                 places = [self._places.get(request_id, math.inf) for request_id in held]
                 assert places == sorted(places) and (not running or math.inf not in places)
         assert seen >= set(self._places)
+        assert sorted(request.request_id for request in self.online_queue()) == sorted(self._waiting[Kind.ONLINE])

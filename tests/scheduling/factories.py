@@ -7,6 +7,7 @@ import math
 
 from shared.latency.linear import LinearLatencyModel
 from shared.scheduling.batch import Limits, Policy, Schedule
+from shared.scheduling.online_order import OnlineOrder
 from shared.scheduling.request import Kind, Request
 from shared.scheduling.schedule import two_phase_schedule
 from shared.scheduling.table import RequestTable
@@ -26,6 +27,7 @@ def make_request(
     computed: int = 0,
     blocks: int | None = None,
     max_tokens: int = 50,
+    client: str = "",
 ) -> Request:
     """A request with blocks for what is computed, unless said otherwise."""
     return Request(
@@ -35,6 +37,7 @@ def make_request(
         max_total_tokens=prompt + max_tokens,
         num_computed_tokens=computed,
         num_blocks=-(-computed // 16) if blocks is None else blocks,
+        client_id=client,
     )
 
 
@@ -43,8 +46,8 @@ def make_decode(request_id: str = "", kind: Kind = Kind.ONLINE, context: int = 1
     return make_request(request_id, kind, prompt=context, output=1, computed=context)
 
 
-def make_table(*requests: Request) -> RequestTable:
-    table = RequestTable()
+def make_table(*requests: Request, order: OnlineOrder | None = None) -> RequestTable:
+    table = RequestTable(order)
     for request in requests:
         table.add(request)
     return table

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from shared.latency.features import BatchFeatures
 from shared.scheduling.batch import Limits, Policy, Schedule, ScheduledRequest
 from shared.scheduling.request import Kind, Request
-from shared.scheduling.schedule import reconcile
+from shared.scheduling.schedule import reconcile, two_phase_schedule
 from shared.scheduling.table import RequestTable
 from tests.scheduling.factories import (
     LIMITS,
@@ -222,3 +222,32 @@ def _features(entries: list[ScheduledRequest], by_id: dict[str, Request]) -> Bat
         else:
             features.add_prefill(e.num_scheduled_tokens)
     return features
+
+
+@given(
+    held=st.lists(st.tuples(requests, st.booleans()), max_size=30),
+    queue=st.lists(st.integers(1, 400), max_size=5),
+    free=st.integers(0, 60),
+)
+def test_what_is_in_flight_is_neither_scheduled_nor_preempted(
+    held: list[tuple[Request, bool]], queue: list[int], free: int
+) -> None:
+    for request, in_flight in held:
+        request.num_in_flight_tokens = int(in_flight and request.is_running)
+    table = make_table(*(request for request, _ in held))
+    busy = {request.request_id for request, _ in held if request.is_in_flight}
+    offline_blocks = table.num_blocks(Kind.OFFLINE) - table.num_blocks_in_flight(Kind.OFFLINE)
+    waiting = [make_request("", Kind.OFFLINE, prompt=prompt) for prompt in queue]
+    planned = two_phase_schedule(table, waiting, free, offline_blocks, LIMITS, UNBOUNDED, MODEL)
+    entries = [entry(request) for request, _ in held]
+    preempted = [request.request_id for request, _ in held[::3]]
+    reconciled = reconcile(entries, preempted, table, free, offline_blocks, LIMITS, UNBOUNDED, MODEL)
+    for schedule in (planned, reconciled):
+        assert not busy & (set(tokens(schedule)) | set(schedule.preempted))
+        needed = sum(
+            request.num_new_blocks(tokens(schedule).get(request.request_id, 0), 16)
+            for request in (*(each for each, _ in held), *waiting)
+            if request.request_id in tokens(schedule)
+        )
+        lost = sum(request.num_blocks for request, _ in held if request.request_id in schedule.preempted)
+        assert needed <= free + lost

@@ -50,13 +50,15 @@ def test_the_mirror_foresees_chunks_decodes_and_length_ends() -> None:
     decode = make_decode("decode", context=16)
     last = make_request("last", prompt=20, output=9, computed=28, max_tokens=10)
     mirror.observe([prompt, decode, last], [], 990)
-    mirror.assume(
-        [
-            ScheduledRequest("prompt", Kind.ONLINE, 60),
-            ScheduledRequest("decode", Kind.ONLINE, 1),
-            ScheduledRequest("last", Kind.ONLINE, 1),
-        ]
-    )
+    step = [
+        ScheduledRequest("prompt", Kind.ONLINE, 60),
+        ScheduledRequest("decode", Kind.ONLINE, 1),
+        ScheduledRequest("last", Kind.ONLINE, 1),
+    ]
+    mirror.start(step)
+    assert [request.num_in_flight_tokens for request in (prompt, decode, last)] == [60, 1, 1]
+    mirror.finish(step)
+    assert not any(request.is_in_flight for request in (prompt, decode, last))
     assert (prompt.num_computed_tokens, prompt.num_tokens, prompt.num_blocks) == (60, 100, 4)
     assert (decode.num_computed_tokens, decode.num_tokens, decode.num_blocks) == (17, 18, 2)
     assert "last" not in mirror.table

@@ -6,6 +6,7 @@ import gc
 import random
 from collections.abc import Callable
 
+import msgspec
 import pytest
 
 from services.executor.engine import EngineSpec
@@ -17,6 +18,7 @@ from services.offline_queue.pool import OfflinePool
 from shared.clock import SystemClock
 from shared.latency.linear import LinearLatencyModel
 from shared.latency.model import LatencyModel
+from shared.protocol.codec import decode, encode
 from shared.protocol.messages import (
     AbortRequests,
     EndedRequest,
@@ -32,6 +34,7 @@ from shared.protocol.messages import (
 from shared.scheduling.batch import Limits, Policy
 from shared.scheduling.offline_order import OFFLINE_ORDERS, make_offline_order
 from shared.scheduling.offline_rate import OfflineRate
+from shared.scheduling.online_order import online_order_named
 from shared.scheduling.request import Kind
 from shared.tokenizer import Tokenizer
 
@@ -54,14 +57,22 @@ def make_pool(order: str, discarded: list[str], utility_ratio: float = 0.5) -> O
 class Peer:
     """An executor's loop, one step per call, with a scheduler that hears everything at once."""
 
-    def __init__(self, tokenizer: Tokenizer, order: str, policy: Policy, rate: OfflineRate | None = None) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        order: str,
+        policy: Policy,
+        rate: OfflineRate | None = None,
+        online_order: str = "fcfs",
+    ) -> None:
         spec = EngineSpec("m", "sim", "none", "float16", 512, 49152, 16, 48, (2,))
         self.policy = policy
-        self.replica = Replica(Limits(16, 48, 64, 32), spec, tokenizer)
+        self.replica = Replica(Limits(16, 48, 64, 32), spec, tokenizer, online_order_named(online_order))
         self.engine = SimEngine(spec, LinearLatencyModel(0, 0, 0, 0, 0, 0, 0), 30.0)
         self.discarded: list[str] = []
         self.pool = make_pool(order, self.discarded)
-        self.scheduler = AsyncScheduler(INFO, self.pool, self.tuning, SystemClock(), rate)
+        info = msgspec.structs.replace(INFO, online_order=online_order)
+        self.scheduler = AsyncScheduler(info, self.pool, self.tuning, SystemClock(), rate)
         self.plan: StepPlan | None = None
         self.step = 0
         self.planned_steps = 0
@@ -99,11 +110,14 @@ class Peer:
 
     def say(self, idle: bool, epoch: str = INFO.epoch) -> AbortRequests | None:
         source = PlanSource.IDLE if idle else PlanSource.PLAN
-        entries, states = self.replica.entries(), self.replica.states()
+        (entries,), states = self.replica.in_flight() or [[]], self.replica.states()
         ended, self.ended = self.ended, []
         free = self.replica.pool.num_free
-        message = StepStarted("executor-0", epoch, self.step, source, idle, entries, states, ended, free)
-        self.plan, abort = self.scheduler.on_step(message)
+        counters = self.replica.table.online_order.counters()
+        message = StepStarted("executor-0", epoch, self.step, source, idle, entries, states, ended, free, counters)
+        plans, abort = self.scheduler.on_step(decode(encode(message), StepStarted))
+        self.plan = plans[0] if plans else None
+        assert len(plans) <= 1
         return abort
 
 
@@ -266,9 +280,9 @@ def test_without_a_budget_no_offline_work_is_planned(make_peer: MakePeer) -> Non
     peer.say(idle=True)
     assert peer.plan is None
     peer.policy = Policy(100.0)
-    plan = peer.scheduler.plan_idle()
-    assert plan is not None and [g.request_id for g in plan.admitted] == ["batch_1.1"]
-    assert peer.scheduler.plan_idle() is None
+    (plan,) = peer.scheduler.plan_idle()
+    assert [g.request_id for g in plan.admitted] == ["batch_1.1"]
+    assert peer.scheduler.plan_idle() == []
 
 
 def test_at_a_fixed_rate_one_enters_at_a_time(tokenizer: Tokenizer) -> None:
@@ -295,3 +309,20 @@ def test_plans_are_not_interrupted_by_walks_over_all_that_waits(make_peer: MakeP
     finally:
         gc.set_threshold(*thresholds)
         gc.unfreeze()
+
+
+def test_a_plan_lets_clients_take_turns(tokenizer: Tokenizer) -> None:
+    peer = Peer(tokenizer, "fcfs", Policy(40.0), online_order="vtc")
+    flood = [f"flood-{n}" for n in range(12)]
+    for request_id in flood:
+        peer.arrive(GenerateRequest(request_id, Kind.ONLINE, [5] * 40, SamplingParams(10), 0.0, "g", client_id="flood"))
+    peer.run_step()
+    peer.arrive(GenerateRequest("light", Kind.ONLINE, [6] * 10, SamplingParams(10), 0.0, "g", client_id="light"))
+    peer.run_step()
+    assert peer.plan is not None
+    waiting = [request_id for request_id in peer.replica.table.waiting(Kind.ONLINE) if request_id in flood]
+    entering = [entry.request_id for entry in peer.plan.entries if entry.request_id in ("light", *waiting)]
+    assert entering[0] == "light"
+    while peer.run_step():
+        pass
+    assert peer.replica.totals.finished_online == 13

@@ -34,6 +34,7 @@ from shared.protocol.messages import (
     StepStarted,
     StepTokens,
 )
+from shared.scheduling.online_order import online_order_named
 from shared.scheduling.presets import preset_named
 from shared.tokenizer import Tokenizer
 
@@ -83,13 +84,18 @@ async def listener(bus: Bus) -> Listener:
     return made
 
 
+def make_service(bus: Bus, settings: ExecutorSettings, tokenizer: Tokenizer) -> ExecutorService:
+    order = online_order_named(settings.online_order)
+    return ExecutorService(bus, settings, preset_named("hygen"), order, load_engine(settings), tokenizer, SystemClock())
+
+
 @pytest.fixture
 async def executor(
     nats_url: str, listener: Listener, model_folder: Path, tokenizer: Tokenizer
 ) -> AsyncIterator[ExecutorService]:
     settings = ExecutorSettings(model_path=str(model_folder), engine="sim", sim_time_scale=0.2, kv_blocks=256)
     own_bus = await Bus.connect(nats_url, "executor-0")
-    service = ExecutorService(own_bus, settings, preset_named("hygen"), load_engine(settings), tokenizer, SystemClock())
+    service = make_service(own_bus, settings, tokenizer)
     await service.start()
     running = asyncio.create_task(service.run())
     yield service
@@ -217,7 +223,7 @@ async def test_requests_of_a_gateway_that_is_gone_stop(
 async def test_registration_and_signing_off(nats_url: str, bus: Bus, model_folder: Path, tokenizer: Tokenizer) -> None:
     settings = ExecutorSettings(model_path=str(model_folder), engine="sim")
     own_bus = await Bus.connect(nats_url, "executor-0")
-    service = ExecutorService(own_bus, settings, preset_named("hygen"), load_engine(settings), tokenizer, SystemClock())
+    service = make_service(own_bus, settings, tokenizer)
     await service.start()
     bucket = await bus.bucket(subjects.EXECUTORS_BUCKET, ExecutorInfo)
     entry = await bucket.get("executor-0")

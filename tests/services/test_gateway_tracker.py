@@ -107,7 +107,7 @@ class Front:
                 await asyncio.sleep(0.005)
 
     async def submit(self, request: CompletionRequest = REQUEST) -> Generation:
-        return await asyncio.wait_for(self.tracker.submit(request), 10)
+        return await asyncio.wait_for(self.tracker.submit(request, "client"), 10)
 
 
 @pytest.fixture

@@ -17,6 +17,10 @@ from shared.model_folder import ModelFacts
 def load_engine(settings: ExecutorSettings) -> Engine:
     """Load what ``settings.engine`` names; takes seconds. Raises ConfigError and ModelError."""
     if settings.engine == "torch":
+        if settings.pipeline_depth != 1:
+            raise ConfigError(
+                "the torch engine has one pipeline stage: leave pipeline_depth at 1, or set engine to sim"
+            )
         from services.executor.engines.torch_engine import TorchEngine
 
         return TorchEngine.load(
@@ -44,15 +48,17 @@ def _load_sim(settings: ExecutorSettings) -> Engine:
         num_blocks = settings.kv_blocks or num_kv_blocks(architecture, device, tensor_parallel, settings.block_size)
     except ValueError as error:
         raise ConfigError(f"sim engine: {error}") from error
+    stages = f"-pp{settings.pipeline_depth}" if settings.pipeline_depth > 1 else ""
     spec = EngineSpec(
         model=settings.model_name,
         engine="sim",
-        device=f"{tensor_parallel}x{device.name}-{architecture.name}-x{settings.sim_time_scale:g}",
+        device=f"{tensor_parallel}x{device.name}-{architecture.name}-x{settings.sim_time_scale:g}{stages}",
         dtype="float16",
         max_model_len=settings.max_model_len or facts.max_model_len,
         vocab_size=facts.vocab_size,
         block_size=settings.block_size,
         num_blocks=num_blocks,
         eos_token_ids=facts.eos_token_ids,
+        pipeline_depth=settings.pipeline_depth,
     )
     return SimEngine(spec, latency, settings.sim_mean_output_tokens, settings.sim_time_scale)

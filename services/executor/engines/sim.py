@@ -16,7 +16,11 @@ MASK = (1 << 64) - 1
 
 
 class SimEngine:
-    """``mean_output_tokens``: EOS comes with this mean, geometrically; ``time_scale``: 0.1 is ten times as fast."""
+    """``mean_output_tokens``: EOS comes with this mean, geometrically; ``time_scale``: 0.1 is ten times as fast.
+
+    The predicted time of a step is shared evenly by the spec's pipeline stages; a step enters each in turn, when the
+    step before has left it.
+    """
 
     def __init__(
         self, spec: EngineSpec, latency: LatencyModel, mean_output_tokens: float = 128.0, time_scale: float = 1.0
@@ -26,9 +30,11 @@ class SimEngine:
         self._eos_threshold = int((1 << 32) / mean_output_tokens)
         self._time_scale = time_scale
         self._closed = threading.Event()
+        self._stages = [0.0] * spec.pipeline_depth  # when each is free, on the performance counter
+        self._stages_lock = threading.Lock()
 
     def execute(self, batch: StepBatch) -> StepResult:
-        """Takes the predicted time, less what choosing the tokens took."""
+        """Takes the predicted time, less what choosing the tokens took, plus what earlier steps block it."""
         start = time.perf_counter()
         features = BatchFeatures()
         sampled = {}
@@ -40,13 +46,22 @@ class SimEngine:
                 features.add_prefill(num_tokens)
             if sequence.needs_sample:
                 sampled[sequence.request_id] = self._token(sequence)
-        end = start + self._latency.predict_ms(features) * self._time_scale / 1e3
+        end = self._leave(start, self._latency.predict_ms(features) * self._time_scale / 1e3)
         self._closed.wait(max(0.0, end - time.perf_counter()))
         return StepResult(sampled, (time.perf_counter() - start) * 1e3)
 
     def close(self) -> None:
         """A step that runs ends at once."""
         self._closed.set()
+
+    def _leave(self, start: float, duration_s: float) -> float:
+        """When a step that starts now has been through all stages."""
+        with self._stages_lock:
+            time_s = start
+            for stage, free in enumerate(self._stages):
+                time_s = max(time_s, free) + duration_s / len(self._stages)
+                self._stages[stage] = time_s
+            return time_s
 
     def _token(self, sequence: Sequence) -> int:
         """A function of seed and position alone."""

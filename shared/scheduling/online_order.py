@@ -1,0 +1,199 @@
+"""The order in which waiting online requests enter: first come, first served, or fair by client.
+
+A table tells its order about every request that comes, starts, loses its KV or goes; whoever knows of a generated
+token tells the order too. Executor and mirror feed the same events, and every step message carries the executor's
+counters, so both order alike.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from shared.scheduling.request import Request
+
+MIN_CLIENTS_TO_PRUNE = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ClientCounters:
+    """What an executor says about its clients. ``tokens``: weighted tokens by client, of those that it holds
+    requests of and of ``last_client_id``, the client that was the last to have none waiting."""
+
+    tokens: dict[str, float]
+    last_client_id: str
+
+
+class OnlineOrder:
+    """What an order hears of, and what it is asked; orders without memory hear nothing."""
+
+    def add(self, request: Request) -> None:
+        """It came; it waits, or runs already."""
+
+    def start(self, request: Request) -> None:
+        """It got KV blocks and waits no more; ``was_admitted`` is still as before."""
+
+    def preempt(self, request: Request) -> None:
+        """It lost its KV and waits again."""
+
+    def remove(self, request: Request) -> None:
+        """It is gone, from where it was."""
+
+    def generate(self, request: Request, num_tokens: int = 1) -> None:
+        """It gained output."""
+
+    def counters(self) -> ClientCounters | None:
+        """For the step message; None for an order without memory."""
+        return None
+
+    def restore(self, counters: ClientCounters | None, requests: Iterable[Request]) -> None:
+        """Take over an executor's word: its counters, and the online requests that it holds, in its order."""
+
+    def in_order(self, waiting: Mapping[str, Request]) -> Iterator[Request]:
+        """``waiting`` (by id, in order of arrival, preempted ones first) in this order, as it is if each enters
+        before the next is asked for. Read lazily; the table must not change meanwhile."""
+        raise NotImplementedError
+
+
+class Fcfs(OnlineOrder):
+    """First come, first served."""
+
+    def in_order(self, waiting: Mapping[str, Request]) -> Iterator[Request]:
+        return iter(waiting.values())
+
+
+class Vtc(OnlineOrder):
+    """Virtual token counters (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024, Alg. 2).
+
+    A client's counter grows by ``weight_input`` for each prompt token when a request enters for the first time, and by
+    ``weight_output`` for each generated token. The next request is the first of the waiting client with the smallest
+    counter, ties by arrival. A client that had nothing waiting is lifted to the smallest counter of those that have
+    (or, where none has, of the last that had), so that nobody saves up idle time. Between two clients that always have
+    requests waiting, counters differ by at most max(weight_input * longest prompt, weight_output * tokens of a batch).
+    """
+
+    def __init__(self, weight_input: float = 1.0, weight_output: float = 2.0) -> None:
+        """Raises ValueError for a negative weight, or where both are 0."""
+        if min(weight_input, weight_output) < 0 or weight_input + weight_output == 0:
+            raise ValueError(f"weights must not be negative, nor both 0: {weight_input:g}, {weight_output:g}")
+        self._weight_input = weight_input
+        self._weight_output = weight_output
+        self._tokens: dict[str, float] = {}
+        self._num_held: dict[str, int] = {}  # requests by client
+        self._queues: dict[str, dict[str, Request]] = {}  # waiting requests in order, of clients that have any
+        self._places: dict[str, int] = {}  # of waiting requests among those of all clients
+        self._first = self._last = 0
+        self._last_client_id = ""
+        self._prune_at = MIN_CLIENTS_TO_PRUNE
+
+    def add(self, request: Request) -> None:
+        self._prune()
+        self._hold(request)
+        if not request.is_running:
+            self._lift(request.client_id)
+            self._wait_last(request)
+
+    def start(self, request: Request) -> None:
+        self._tokens[request.client_id] += self._input_cost(request)
+        self._leave(request)
+
+    def preempt(self, request: Request) -> None:
+        self._lift(request.client_id)
+        self._first -= 1
+        self._places[request.request_id] = self._first
+        behind = self._queues.get(request.client_id, {})
+        self._queues[request.client_id] = {request.request_id: request, **behind}
+
+    def remove(self, request: Request) -> None:
+        if request.request_id in self._places:
+            self._leave(request)
+        self._num_held[request.client_id] -= 1
+        if not self._num_held[request.client_id]:
+            del self._num_held[request.client_id]
+
+    def generate(self, request: Request, num_tokens: int = 1) -> None:
+        self._tokens[request.client_id] += self._weight_output * num_tokens
+
+    def counters(self) -> ClientCounters:
+        told = {**self._num_held, self._last_client_id: 0}
+        return ClientCounters({key: self._tokens[key] for key in told if key in self._tokens}, self._last_client_id)
+
+    def restore(self, counters: ClientCounters | None, requests: Iterable[Request]) -> None:
+        self._num_held.clear()
+        self._queues.clear()
+        self._places.clear()
+        if counters is not None:
+            self._tokens.update(counters.tokens)
+            self._last_client_id = counters.last_client_id
+        for request in requests:
+            self._hold(request)
+            if not request.is_running:
+                self._wait_last(request)
+
+    def in_order(self, waiting: Mapping[str, Request]) -> Iterator[Request]:
+        heads = []
+        for client_id, queue in self._queues.items():
+            rest = iter(queue.values())
+            first = next(rest)
+            heads.append((self._tokens[client_id], self._places[first.request_id], first, rest))
+        heapq.heapify(heads)
+        while heads:
+            tokens, _, request, rest = heapq.heappop(heads)
+            yield request
+            following = next(rest, None)
+            if following is not None:
+                place = self._places[following.request_id]
+                heapq.heappush(heads, (tokens + self._input_cost(request), place, following, rest))
+
+    def _hold(self, request: Request) -> None:
+        self._num_held[request.client_id] = self._num_held.get(request.client_id, 0) + 1
+        self._tokens.setdefault(request.client_id, 0.0)
+
+    def _wait_last(self, request: Request) -> None:
+        self._last += 1
+        self._places[request.request_id] = self._last
+        self._queues.setdefault(request.client_id, {})[request.request_id] = request
+
+    def _leave(self, request: Request) -> None:
+        queue = self._queues[request.client_id]
+        del queue[request.request_id], self._places[request.request_id]
+        if not queue:
+            del self._queues[request.client_id]
+            self._last_client_id = request.client_id
+
+    def _lift(self, client_id: str) -> None:
+        if client_id not in self._queues:
+            self._tokens[client_id] = max(self._tokens[client_id], self._floor())
+
+    def _floor(self) -> float:
+        """What a client starts from, at least."""
+        default = self._tokens.get(self._last_client_id, 0.0)
+        return min((self._tokens[client_id] for client_id in self._queues), default=default)
+
+    def _input_cost(self, request: Request) -> float:
+        return 0.0 if request.was_admitted else self._weight_input * request.num_tokens
+
+    def _prune(self) -> None:
+        """Forget clients that hold nothing and would be lifted anyway, now and then."""
+        if len(self._tokens) < self._prune_at:
+            return
+        floor = self._floor()
+        self._tokens = {
+            key: tokens
+            for key, tokens in self._tokens.items()
+            if tokens > floor or key in self._num_held or key == self._last_client_id
+        }
+        self._prune_at = max(MIN_CLIENTS_TO_PRUNE, 2 * len(self._tokens))
+
+
+ONLINE_ORDERS = ("fcfs", "vtc")
+
+
+def online_order_named(name: str, weight_input: float = 1.0, weight_output: float = 2.0) -> OnlineOrder:
+    """A new order. Raises ValueError that lists the known ones, or says what is wrong with the weights of vtc."""
+    if name == "fcfs":
+        return Fcfs()
+    if name == "vtc":
+        return Vtc(weight_input, weight_output)
+    raise ValueError(f"unknown online order {name!r}; known: {', '.join(ONLINE_ORDERS)}")

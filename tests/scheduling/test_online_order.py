@@ -1,0 +1,290 @@
+"""Who of the waiting online requests is next, and what that is worth to each client."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.scheduling.batch import Limits, Policy, ScheduledRequest
+from shared.scheduling.mirror import ExecutorMirror
+from shared.scheduling.online_order import (
+    MIN_CLIENTS_TO_PRUNE,
+    Fcfs,
+    OnlineOrder,
+    Vtc,
+    online_order_named,
+)
+from shared.scheduling.request import Kind, Request
+from shared.scheduling.table import RequestTable
+from tests.scheduling.factories import LIMITS, UNBOUNDED, make_decode, make_request, make_table, plan, tokens
+
+WEIGHT_INPUT, WEIGHT_OUTPUT = 1.0, 2.0
+
+
+class Site:
+    """An executor whose blocks are never shared: it runs what is scheduled and keeps the books."""
+
+    def __init__(self, limits: Limits, order: OnlineOrder) -> None:
+        self.limits = limits
+        self.table = RequestTable(order)
+        self.mirror = ExecutorMirror(limits, type(order)())
+        self.ended: list[str] = []
+        self._num_arrived = 0
+
+    @property
+    def num_free_blocks(self) -> int:
+        return self.limits.num_blocks - sum(request.num_blocks for request in self.table)
+
+    def arrive(self, client: str, prompt: int = 10, output: int = 5) -> Request:
+        self._num_arrived += 1
+        made = [make_request(f"r{self._num_arrived}", prompt=prompt, max_tokens=output, client=client) for _ in "12"]
+        self.table.add(made[0])
+        self.mirror.arrive(made[1])
+        return made[0]
+
+    def step(self, policy: Policy = UNBOUNDED) -> list[str]:
+        """Run one; the ids of the waiting requests that entered."""
+        schedule = plan(self.table, [], self.limits, policy, self.num_free_blocks)
+        assert schedule.entries or not len(self.table), "idle while somebody waits"
+        for request_id in schedule.preempted:
+            self.table.preempt(self._held(request_id))
+        entered = []
+        for entry in schedule.entries:
+            request = self._held(entry.request_id)
+            if not request.is_running:
+                entered.append(entry.request_id)
+            waited = not request.is_running
+            request.num_blocks += request.num_new_blocks(entry.num_scheduled_tokens, self.limits.block_size)
+            if waited:
+                self.table.start(request)
+        self._tell(schedule.entries)
+        for entry in schedule.entries:
+            self._compute(entry)
+        self.table.check_integrity()
+        return entered
+
+    def _tell(self, entries: list[ScheduledRequest]) -> None:
+        """Q_send: the mirror takes it over and assumes the outcome."""
+        states = [copy_of(request) for request in self.table]
+        self.mirror.observe(states, self.ended, self.num_free_blocks, self.table.online_order.counters())
+        self.mirror.start(entries)
+        self.mirror.finish(entries)
+
+    def _compute(self, entry: ScheduledRequest) -> None:
+        request = self._held(entry.request_id)
+        request.num_computed_tokens += entry.num_scheduled_tokens
+        if request.num_remaining_tokens == 0:
+            request.num_tokens += 1
+            if request.kind is Kind.ONLINE:
+                self.table.online_order.generate(request)
+            if request.num_tokens >= request.max_total_tokens:
+                self.table.remove(request.request_id)
+                self.ended.append(request.request_id)
+
+    def _held(self, request_id: str) -> Request:
+        request = self.table.get(request_id)
+        assert request is not None
+        return request
+
+
+def copy_of(request: Request) -> Request:
+    return Request(*(getattr(request, name) for name in Request.__slots__))
+
+
+def count(order: OnlineOrder, client: str) -> float:
+    counters = order.counters()
+    assert counters is not None
+    return counters.tokens[client]
+
+
+def ids(requests: Iterator[Request]) -> list[str]:
+    return [request.request_id for request in requests]
+
+
+lengths = st.lists(st.tuples(st.integers(1, 120), st.integers(1, 40)), min_size=1, max_size=8)
+
+
+@given(
+    first=lengths,
+    second=lengths,
+    max_seqs=st.integers(1, 12),
+    num_blocks=st.integers(10, 60),
+    chunk=st.integers(8, 256),
+)
+def test_backlogged_clients_get_equal_service(
+    first: list[tuple[int, int]], second: list[tuple[int, int]], max_seqs: int, num_blocks: int, chunk: int
+) -> None:
+    """The bound of the VTC paper (Lemma 4.3), whatever the lengths; and no step is idle while somebody waits."""
+    order = Vtc(WEIGHT_INPUT, WEIGHT_OUTPUT)
+    site = Site(Limits(16, num_blocks, chunk, max_seqs), order)
+    bound = max(WEIGHT_INPUT * 120, WEIGHT_OUTPUT * num_blocks * 16)
+    arrived = {"a": 0, "b": 0}
+    for _ in range(150):
+        for client, sizes in (("a", first), ("b", second)):
+            while sum(r.client_id == client for r in site.table.waiting(Kind.ONLINE).values()) <= max_seqs:
+                site.arrive(client, *sizes[arrived[client] % len(sizes)])
+                arrived[client] += 1
+        site.step()
+        assert abs(count(order, "a") - count(order, "b")) <= bound
+
+
+arrivals = st.lists(
+    st.tuples(st.integers(0, 3), st.sampled_from("abcd"), st.integers(1, 100), st.integers(1, 20)), max_size=40
+)
+
+
+@pytest.mark.parametrize("make_order", [Fcfs, Vtc])
+@given(arriving=arrivals, num_blocks=st.integers(8, 40), max_seqs=st.integers(1, 6))
+def test_work_is_conserved_and_the_mirror_orders_alike(
+    make_order: Callable[[], OnlineOrder], arriving: list[tuple[int, str, int, int]], num_blocks: int, max_seqs: int
+) -> None:
+    """Nobody is left waiting for ever; after each step message, with arrivals since, both sides plan the same."""
+    site = Site(Limits(16, num_blocks, 64, max_seqs), make_order())
+    for gap, client, prompt, output in arriving:
+        for _ in range(gap):
+            site.step()
+        site.arrive(client, prompt, output)
+        assert ids(site.mirror.table.online_queue()) == ids(site.table.online_queue())
+    for _ in range(10_000):
+        if not len(site.table):
+            break
+        site.step()
+        assert ids(site.mirror.table.online_queue()) == ids(site.table.online_queue())
+        assert site.mirror.table.online_order.counters() == site.table.online_order.counters()
+    assert sorted(site.ended) == sorted(f"r{n + 1}" for n in range(len(arriving)))
+
+
+def test_a_flood_does_not_delay_a_light_client() -> None:
+    site = Site(Limits(16, 1000, 64, 2), Vtc())
+    for _ in range(50):
+        site.arrive("flood")
+    for _ in range(7):
+        site.step()
+    light = site.arrive("light")
+    entered = [request_id for _ in range(7) for request_id in site.step()]
+    assert entered[0] == light.request_id
+
+
+def test_first_come_first_served_is_not_changed_by_clients() -> None:
+    requests = [make_request(f"r{n}", client="ab"[n % 3 == 0]) for n in range(9)]
+    table = make_table(*requests)
+    assert ids(table.online_queue()) == [f"r{n}" for n in range(9)]
+    assert table.online_order.counters() is None
+    assert tokens(plan(table)) == {"r0": 100, "r1": 100, "r2": 100, "r3": 100, "r4": 100, "r5": 12}
+
+
+def test_clients_take_turns_by_what_their_prompts_count() -> None:
+    long = [make_request(f"long-{n}", prompt=100, client="a") for n in range(3)]
+    short = [make_request(f"short-{n}", prompt=40, client="b") for n in range(6)]
+    queue = make_table(*long, *short, order=Vtc()).online_queue()
+    assert ids(queue) == [
+        "long-0",
+        "short-0",
+        "short-1",
+        "short-2",
+        "long-1",
+        "short-3",
+        "short-4",
+        "long-2",
+        "short-5",
+    ]
+
+
+def test_idle_time_earns_no_credit() -> None:
+    order = Vtc()
+    site = Site(Limits(16, 1000, 64, 1), order)
+    old, busy = site.arrive("old"), [site.arrive("busy", 20, 10) for _ in range(20)]
+    while busy[9].request_id not in site.ended:
+        site.step()
+    assert old.request_id in site.ended
+    floor = count(order, "busy")
+    for client in ("new", "old"):
+        site.arrive(client)
+        assert count(order, client) == floor
+
+
+def test_a_newcomer_starts_at_the_last_waiting_clients_counter() -> None:
+    order = Vtc()
+    site = Site(LIMITS, order)
+    site.arrive("a", 100, 10)
+    for _ in range(5):
+        site.step()
+    assert count(order, "a") == 100 * WEIGHT_INPUT + 5 * WEIGHT_OUTPUT
+    site.arrive("b")
+    assert count(order, "b") == count(order, "a")
+
+
+def test_a_preempted_request_is_first_of_its_client_and_its_prompt_counts_once() -> None:
+    order = Vtc()
+    first, second = make_request("first", client="a"), make_request("second", client="a")
+    other = make_request("other", prompt=300, client="b")
+    table = make_table(first, second, other, order=order)
+    first.num_blocks = 7
+    table.start(first)
+    assert count(order, "a") == 100
+    first.num_computed_tokens = 100
+    table.preempt(first)
+    assert ids(table.online_queue()) == ["other", "first", "second"]
+    first.num_blocks = 7
+    table.start(first)
+    assert count(order, "a") == 100
+
+
+@given(
+    online=st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 300)), max_size=12),
+    num_decodes=st.integers(0, 5),
+    offline=st.lists(st.integers(1, 300), max_size=12),
+)
+def test_offline_load_never_changes_the_online_order(
+    online: list[tuple[str, int]], num_decodes: int, offline: list[int]
+) -> None:
+    def online_requests() -> list[Request]:
+        decodes = [make_decode(f"d{n}", context=50) for n in range(num_decodes)]
+        return decodes + [make_request(f"r{n}", prompt=p, client=c) for n, (c, p) in enumerate(online)]
+
+    alone = plan(make_table(*online_requests(), order=Vtc()))
+    held = [make_decode(f"off{n}", Kind.OFFLINE, context) for n, context in enumerate(offline)]
+    waiting = [make_request("", Kind.OFFLINE, prompt=prompt) for prompt in offline]
+    together = plan(make_table(*online_requests(), *held, order=Vtc()), waiting, policy=Policy(60.0))
+    assert [e for e in together.entries if e.kind is Kind.ONLINE] == alone.entries
+
+
+def test_the_executors_counters_replace_the_mirrors() -> None:
+    mirror = ExecutorMirror(LIMITS, Vtc())
+    mirror.arrive(make_request("mine", client="a"))
+    told = Vtc()
+    table = make_table(make_request("x", client="b"), make_request("y", client="c"), order=told)
+    for client_of, num_tokens in (("x", 500), ("y", 400)):
+        request = table.get(client_of)
+        assert request is not None
+        told.generate(request, num_tokens)
+    mirror.observe([copy_of(request) for request in table], [], 1000, told.counters())
+    assert ids(mirror.table.online_queue()) == ["y", "mine", "x"]
+    assert count(mirror.table.online_order, "a") == 400 * WEIGHT_OUTPUT
+
+
+def test_clients_that_would_be_lifted_anyway_are_forgotten() -> None:
+    order = Vtc()
+    table = RequestTable(order)
+    stays = make_request("stays", client="stays")
+    table.add(stays)
+    order.generate(stays, 10)
+    for n in range(3 * MIN_CLIENTS_TO_PRUNE):
+        table.add(make_request(f"r{n}", client=f"client-{n}"))
+        table.remove(f"r{n}")
+    assert len(order._tokens) <= MIN_CLIENTS_TO_PRUNE
+    assert count(order, "stays") == 10 * WEIGHT_OUTPUT
+
+
+def test_names_and_weights() -> None:
+    assert isinstance(online_order_named("fcfs"), Fcfs)
+    assert isinstance(online_order_named("vtc", 0.5, 3.0), Vtc)
+    with pytest.raises(ValueError, match="unknown online order 'lifo'; known: fcfs, vtc"):
+        online_order_named("lifo")
+    with pytest.raises(ValueError, match="weights must not be negative, nor both 0: -1, 2"):
+        online_order_named("vtc", -1.0)
+    with pytest.raises(ValueError, match="nor both 0"):
+        Vtc(0.0, 0.0)

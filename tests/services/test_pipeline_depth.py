@@ -1,0 +1,324 @@
+"""Several steps in flight: replica, scheduler and sim engine in lockstep, then the service on a real bus."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from services.executor.engine import EngineSpec, StepBatch
+from services.executor.engines.factory import load_engine
+from services.executor.engines.sim import SimEngine
+from services.executor.replica import Replica, ended_request
+from services.executor.service import ExecutorService
+from services.executor.settings import ExecutorSettings
+from services.offline_queue.async_scheduler import AsyncScheduler
+from services.offline_queue.pool import OfflinePool
+from shared.bus import Bus
+from shared.clock import SystemClock
+from shared.errors import ConfigError
+from shared.latency.linear import LinearLatencyModel
+from shared.latency.model import LatencyModel
+from shared.protocol import subjects
+from shared.protocol.messages import (
+    EndedRequest,
+    ExecutorInfo,
+    FinishReason,
+    GenerateRequest,
+    OfflineRequest,
+    OfflineResult,
+    PlanSource,
+    SamplingParams,
+    StepPlan,
+    StepStarted,
+    StepTokens,
+)
+from shared.scheduling.batch import Limits, Policy
+from shared.scheduling.offline_order import FcfsOrder
+from shared.scheduling.online_order import online_order_named
+from shared.scheduling.presets import preset_named
+from shared.scheduling.request import Kind
+from shared.tokenizer import Tokenizer
+from tests.services.profiling import running
+
+MODEL = LinearLatencyModel(5.0, 0.1, 0.001, 0.0, 0.0, 0.1, 0.5)
+NO_TIME = LinearLatencyModel(0, 0, 0, 0, 0, 0, 0)
+INFO = ExecutorInfo("executor-0", "epoch-1", 1, "m", "sim", "none", "key", 512, 16, 48, 6, 64, [2])
+GATEWAY = "gateway-test"
+
+Outputs = dict[str, list[int]]
+
+
+def make_online(number: int, prompt: int, max_tokens: int) -> GenerateRequest:
+    sampling = SamplingParams(max_tokens=max_tokens, seed=number)
+    client = f"client-{number % 3}"
+    prompt_token_ids = list(range(200 * number, 200 * number + prompt))
+    return GenerateRequest(f"on-{number}", Kind.ONLINE, prompt_token_ids, sampling, 0.0, GATEWAY, client_id=client)
+
+
+def make_offline(
+    batch: str, number: int, prompt: int = 30, max_tokens: int = 10, ignore_eos: bool = False
+) -> OfflineRequest:
+    sampling = SamplingParams(max_tokens=max_tokens, seed=1000 + number, ignore_eos=ignore_eos)
+    start = 10_000 + 200 * number
+    prompt_token_ids = list(range(start, start + prompt))
+    generate = GenerateRequest(f"{batch}.{number}", Kind.OFFLINE, prompt_token_ids, sampling, 0.0)
+    return OfflineRequest(generate, batch, number, f"custom-{number}", "m")
+
+
+class Peer:
+    """An executor's loop with ``depth`` steps in flight, and a scheduler that hears everything at once."""
+
+    def __init__(self, tokenizer: Tokenizer, depth: int, policy: Policy) -> None:
+        spec = EngineSpec("m", "sim", "none", "float16", 512, 49152, 16, 48, (2,), depth)
+        self.policy = policy
+        self.depth = depth
+        self.replica = Replica(Limits(16, 48, 64, 6), spec, tokenizer, online_order_named("vtc"))
+        self.engine = SimEngine(spec, NO_TIME, 30.0)
+        self.pool = OfflinePool(FcfsOrder(), lambda: None, lambda _, __: None)
+        info = msgspec.structs.replace(INFO, pipeline_depth=depth, online_order="vtc")
+        self.scheduler = AsyncScheduler(info, self.pool, self.tuning, SystemClock())
+        self.plans: dict[int, StepPlan] = {}
+        self.in_flight: deque[StepBatch] = deque()
+        self.max_in_flight = 0
+        self.step = 0
+        self.sources: list[PlanSource] = []
+        self.ended: list[EndedRequest] = []
+        self.outputs: Outputs = {}
+
+    def tuning(self) -> tuple[Policy, LatencyModel]:
+        return self.policy, MODEL
+
+    def arrive(self, request: GenerateRequest) -> None:
+        self.replica.submit(request)
+        self.scheduler.on_inbox(request)
+
+    def launch(self, loses_plans: bool = False) -> bool:
+        if len(self.in_flight) == self.depth:
+            return False
+        plan = None if loses_plans else self.plans.get(self.step)
+        source = PlanSource.LOCAL if plan is None else PlanSource.PLAN
+        batch = self.replica.begin(self.replica.schedule(plan, self.policy, MODEL), self.step)
+        if plan is not None and not batch.sequences:
+            source = PlanSource.LOCAL
+            batch = self.replica.begin(self.replica.schedule(None, self.policy, MODEL), self.step)
+        if not batch.sequences:
+            return False
+        in_flight = [sequence.request_id for step in (*self.in_flight, batch) for sequence in step.sequences]
+        assert len(set(in_flight)) == len(in_flight), "in two steps at once"
+        self.in_flight.append(batch)
+        self.max_in_flight = max(self.max_in_flight, len(self.in_flight))
+        self.sources.append(source)
+        self.say(source, idle=False)
+        self.step += 1
+        return True
+
+    def finish(self) -> None:
+        self.replica.finish(self.engine.execute(self.in_flight.popleft()))
+        for ended in self.replica.take_ended():
+            self.ended.append(ended_request(ended))
+            sequence = ended.sequence
+            if ended.finish_reason is not FinishReason.ABORT:
+                assert sequence.request_id not in self.outputs, "ran twice"
+                self.outputs[sequence.request_id] = sequence.output_token_ids
+        self.replica.pool.check_integrity()
+        self.replica.table.check_integrity()
+        self.pool.check_integrity()
+
+    def say(self, source: PlanSource, idle: bool) -> int:
+        """The number of plans that it brings."""
+        *before, entries = self.replica.in_flight() or [[]]
+        ended, self.ended = self.ended, []
+        states, free = self.replica.states(), self.replica.pool.num_free
+        counters = self.replica.table.online_order.counters()
+        plans, abort = self.scheduler.on_step(
+            StepStarted(
+                "executor-0", "epoch-1", self.step, source, idle, entries, states, ended, free, counters, before
+            )
+        )
+        assert abort is None
+        for plan in plans:
+            assert self.step < plan.step + idle <= self.step + self.depth
+            self.plans[plan.step] = plan
+        return len(plans)
+
+    def drain(self) -> None:
+        """Launch what can be, else end the oldest step, until nothing is left anywhere."""
+        while True:
+            if self.launch():
+                continue
+            if self.in_flight:
+                self.finish()
+                continue
+            if not self.say(PlanSource.IDLE, idle=True):
+                return
+
+
+def alone(tokenizer: Tokenizer, requests: list[GenerateRequest]) -> Outputs:
+    """With one step in flight and no scheduler, one request after the other."""
+    spec = EngineSpec("m", "sim", "none", "float16", 512, 49152, 16, 48, (2,))
+    replica, engine = Replica(Limits(16, 48, 64, 6), spec, tokenizer), SimEngine(spec, NO_TIME, 30.0)
+    for request in requests:
+        replica.submit(request)
+        while replica.has_work:
+            replica.finish(engine.execute(replica.begin(replica.schedule(None, Policy(), MODEL), 0)))
+    return {ended.sequence.request_id: ended.sequence.output_token_ids for ended in replica.take_ended()}
+
+
+@pytest.mark.parametrize("depth", [1, 2, 4])
+@pytest.mark.parametrize("seed", range(4))
+def test_outputs_are_those_of_one_step_at_a_time(tokenizer: Tokenizer, depth: int, seed: int) -> None:
+    """Whatever arrives when, with lost plans, few blocks and preemption; nothing is lost or runs twice."""
+    rng = random.Random(seed)
+    peer = Peer(tokenizer, depth, Policy(rng.choice([12.0, 40.0, 1e9])))
+    offline = [make_offline("batch_1", n, rng.randint(1, 120), rng.randint(1, 40)) for n in range(30)]
+    online = [make_online(n, rng.randint(1, 150), rng.randint(1, 30)) for n in range(30)]
+    peer.pool.add(offline)
+    for request in online:
+        for _ in range(rng.randint(0, 6)):
+            if not peer.launch(loses_plans=rng.random() < 0.1) or rng.random() < 0.5:
+                peer.finish() if peer.in_flight else peer.say(PlanSource.IDLE, idle=True)
+        peer.arrive(request)
+        peer.pool.discard([key for key in peer.outputs if rng.random() < 0.3])
+    peer.drain()
+    assert peer.replica.totals.preemptions > 0
+    assert peer.max_in_flight == depth
+    assert peer.replica.pool.num_free == 48
+    assert peer.outputs == alone(tokenizer, [*online, *(request.request for request in offline)])
+
+
+@pytest.mark.parametrize("depth", [1, 2, 4])
+def test_every_step_has_its_plan(tokenizer: Tokenizer, depth: int) -> None:
+    peer = Peer(tokenizer, depth, Policy(1e9))
+    peer.pool.add([make_offline("batch_1", n, 20 + n, 5 + n % 7, ignore_eos=True) for n in range(60)])
+    peer.drain()
+    assert len(peer.outputs) == 60 and peer.max_in_flight == depth
+    assert set(peer.sources) == {PlanSource.PLAN}
+
+
+def test_an_abort_of_a_request_in_flight_waits_for_its_step(tokenizer: Tokenizer) -> None:
+    peer = Peer(tokenizer, 2, Policy())
+    peer.arrive(make_online(1, 64, 9))
+    peer.launch()
+    peer.arrive(make_online(2, 64, 9))
+    peer.launch()
+    peer.replica.abort(["on-1", "on-2"])
+    assert [len(step) for step in peer.replica.in_flight()] == [1, 1]
+    peer.finish()
+    assert [request.request_id for request in peer.replica.table] == ["on-2"]
+    peer.finish()
+    assert not peer.replica.has_work and peer.replica.pool.num_free == 48
+
+
+def test_a_failed_step_leaves_the_others_alone(tokenizer: Tokenizer) -> None:
+    peer = Peer(tokenizer, 2, Policy())
+    requests = [make_online(n, 64, 9) for n in (1, 2)]
+    for request in requests:
+        peer.arrive(request)
+        peer.launch()
+    peer.in_flight.popleft()
+    peer.replica.fail("bad step")
+    peer.drain()
+    assert peer.outputs == alone(tokenizer, requests)
+
+
+def test_a_step_enters_each_stage_when_the_one_before_has_left_it() -> None:
+    engine = SimEngine(EngineSpec("m", "sim", "none", "float16", 512, 100, 16, 48, (2,), 4), NO_TIME)
+    leaves = [
+        engine._leave(start, duration) for start, duration in ((10.0, 4.0), (10.0, 4.0), (10.5, 8.0), (30.0, 4.0))
+    ]
+    assert leaves == [14.0, 15.0, 20.0, 34.0]
+
+
+def test_the_torch_engine_has_one_stage(model_folder: Path) -> None:
+    with pytest.raises(ConfigError, match="torch engine has one pipeline stage: leave pipeline_depth at 1"):
+        load_engine(ExecutorSettings(model_path=str(model_folder), pipeline_depth=2))
+
+
+class Site:
+    """An executor service and a scheduler for it, each with its own bus connection, until all requests have ended."""
+
+    def __init__(self, depth: int, num_offline: int, online: list[GenerateRequest]) -> None:
+        self.depth = depth
+        self.online = online
+        self.outputs: Outputs = {}
+        self.steps: list[StepStarted] = []
+        self._num_expected = len(online) + num_offline
+        self._all_ended = asyncio.Event()
+        self._pool = OfflinePool(FcfsOrder(), lambda: None, lambda _, __: None)
+        self._pool.add([make_offline(f"batch_{depth}", n, 40, 12) for n in range(num_offline)])
+
+    async def run(self, nats_url: str, model_folder: Path, tokenizer: Tokenizer) -> ExecutorService:
+        settings = ExecutorSettings(
+            model_path=str(model_folder),
+            engine="sim",
+            sim_time_scale=0.2,
+            kv_blocks=256,
+            max_num_seqs=4,
+            pipeline_depth=self.depth,
+        )
+        preset, order = preset_named("sarathi++"), online_order_named("fcfs")
+        bus, peer_bus = await Bus.connect(nats_url, "executor-0"), await Bus.connect(nats_url, "test")
+        engine = load_engine(settings)
+        executor = ExecutorService(bus, settings, preset, order, engine, tokenizer, SystemClock())
+        await self._listen(peer_bus, executor.info)
+        async with running(executor):
+            following = asyncio.create_task(self._follow_results(peer_bus))
+            for request in self.online:
+                await peer_bus.publish(subjects.inbox("executor-0"), request)
+            await asyncio.wait_for(self._all_ended.wait(), 30)
+            following.cancel()
+        await bus.close()
+        await peer_bus.close()
+        return executor
+
+    async def _listen(self, bus: Bus, info: ExecutorInfo) -> None:
+        scheduler = AsyncScheduler(info, self._pool, lambda: (Policy(), NO_TIME), SystemClock())
+
+        async def on_step(message: StepStarted) -> None:
+            self.steps.append(message)
+            for plan in scheduler.on_step(message)[0]:
+                await bus.publish(subjects.plan("executor-0"), plan)
+
+        async def on_tokens(message: StepTokens) -> None:
+            for output in message.outputs:
+                self._gain(output.request_id, output.token_ids, output.finish_reason is not None)
+
+        await bus.subscribe(subjects.step("executor-0"), StepStarted, on_step)
+        await bus.subscribe(subjects.tokens(GATEWAY), StepTokens, on_tokens)
+        await bus.flush()
+
+    async def _follow_results(self, bus: Bus) -> None:
+        async for stored in bus.follow(subjects.RESULTS_STREAM, subjects.ALL_RESULTS, OfflineResult):
+            if stored is not None and stored.message.request_id.startswith(f"batch_{self.depth}."):
+                number = stored.message.request_id.partition(".")[2]
+                self._gain(f"off-{number}", stored.message.output_token_ids, ended=True)
+
+    def _gain(self, name: str, token_ids: list[int], ended: bool) -> None:
+        self.outputs.setdefault(name, []).extend(token_ids)
+        self._num_expected -= ended
+        if not self._num_expected:
+            self._all_ended.set()
+
+
+async def test_the_service_keeps_as_many_steps_in_flight(
+    nats_url: str, model_folder: Path, tokenizer: Tokenizer
+) -> None:
+    outputs = {}
+    for depth in (1, 2, 4):
+        site = Site(depth, 24, [make_online(n, 40, 12) for n in range(12)])
+        executor = await site.run(nats_url, model_folder, tokenizer)
+        outputs[depth] = site.outputs
+        details = executor.details()
+        assert (executor.info.pipeline_depth, details["engine"]) == (depth, "sim")
+        assert isinstance(details["steps_planned"], int) and details["steps_planned"] > 0
+        assert max(len(step.in_flight) for step in site.steps) == depth - 1
+        for step in site.steps:
+            ids = [entry.request_id for entries in (*step.in_flight, step.entries) for entry in entries]
+            assert len(set(ids)) == len(ids)
+    assert len(outputs[1]) == 36
+    assert outputs[1] == outputs[2] == outputs[4]
