@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from services.offline_queue.pool import OfflinePool
@@ -128,7 +128,7 @@ class AsyncScheduler:
         plans: list[StepPlan] = []
         while self._pipeline.is_due:
             plan = self._plan_step()
-            if not plan.entries:
+            if not plan.entries and not plan.admitted:
                 break
             plans.append(plan)
             self._is_idle = False
@@ -139,9 +139,10 @@ class AsyncScheduler:
         policy, model = self._tuning()
         if self._pool.num_waiting == 0:
             self._rate.rest()
-        schedule = self._pipeline.plan(lambda: self._rate.open(self._pool.in_order(), start_s), policy, model)
-        plan = self._message(self._pipeline.next_step, schedule)
-        if plan.entries:
+        too_large: dict[str, None] = {}
+        schedule = self._pipeline.plan(lambda: self._candidates(start_s, too_large), policy, model)
+        plan = self._message(self._pipeline.next_step, schedule, list(too_large))
+        if plan.entries or plan.admitted:
             self._pipeline.keep(schedule, [self._expected(request) for request in plan.admitted])
         elapsed_s = self._clock.monotonic_s() - start_s
         self._plans += 1
@@ -149,14 +150,26 @@ class AsyncScheduler:
         self._plan_s_max = max(self._plan_s_max, elapsed_s)
         return plan
 
+    def _candidates(self, now_s: float, too_large: dict[str, None]) -> Iterator[Request]:
+        """What may enter now, in order; requests that the executor can never hold are set aside, so that nobody waits
+        behind them."""
+        context = self.info.max_model_len
+        capacity = self.info.num_blocks * self.info.block_size
+        for request in self._rate.open(self._pool.in_order(), now_s):
+            if request.num_tokens >= context or min(request.max_total_tokens, context) > capacity:
+                too_large[request.request_id] = None
+            else:
+                yield request
+
     def _expected(self, request: GenerateRequest) -> Request:
         """As it will be on the executor."""
         num_tokens = len(request.prompt_token_ids) + len(request.output_token_ids)
         total = min(len(request.prompt_token_ids) + request.sampling.max_tokens, self.info.max_model_len)
         return Request(request.request_id, request.kind, num_tokens, total, client_id=request.client_id)
 
-    def _message(self, step: int, schedule: Schedule) -> StepPlan:
-        """Q_recv.send(B, t, m), with the prompt of each offline request that enters."""
+    def _message(self, step: int, schedule: Schedule, too_large: list[str]) -> StepPlan:
+        """Q_recv.send(B, t, m), with the prompt of each offline request that enters. Those that are too large go
+        along: the executor refuses them, and the refusal is their result."""
         entering = [
             entry.request_id
             for entry in schedule.entries
@@ -168,7 +181,7 @@ class AsyncScheduler:
             epoch=self.info.epoch,
             step=step,
             entries=[PlanEntry(e.request_id, e.kind, e.num_scheduled_tokens) for e in schedule.entries],
-            admitted=[self._pool.take(request_id, self.info.executor_id) for request_id in entering],
+            admitted=[self._pool.take(request_id, self.info.executor_id) for request_id in (*entering, *too_large)],
             preempted=schedule.preempted,
             latency_ms=schedule.latency_ms,
         )

@@ -92,21 +92,25 @@ class Peer:
             plan = None
         assert plan is None or plan.step == self.step
         batch = self.replica.begin(self.replica.schedule(plan, self.policy, MODEL), self.step)
+        self.collect_ended()
         if not batch.sequences:
             self.say(idle=True)
             return False
         self.planned_steps += plan is not None
         self.say(idle=False)
         self.replica.finish(self.engine.execute(batch))
+        self.collect_ended()
+        self.step += 1
+        self.replica.pool.check_integrity()
+        self.pool.check_integrity()
+        return True
+
+    def collect_ended(self) -> None:
         for ended in self.replica.take_ended():
             self.ended.append(ended_request(ended))
             if ended.sequence.kind is Kind.OFFLINE and ended.finish_reason is not FinishReason.ABORT:
                 assert ended.sequence.request_id not in self.results, "ran twice"
                 self.results[ended.sequence.request_id] = ended.sequence.output_token_ids
-        self.step += 1
-        self.replica.pool.check_integrity()
-        self.pool.check_integrity()
-        return True
 
     def say(self, idle: bool, epoch: str = INFO.epoch) -> AbortRequests | None:
         source = PlanSource.IDLE if idle else PlanSource.PLAN
@@ -326,3 +330,15 @@ def test_a_plan_lets_clients_take_turns(tokenizer: Tokenizer) -> None:
     while peer.run_step():
         pass
     assert peer.replica.totals.finished_online == 13
+
+
+def test_what_can_never_fit_is_refused_and_holds_up_nobody(make_peer: MakePeer) -> None:
+    peer = make_peer(Policy(40.0))
+    huge = make_offline(1, prompt=48 * 16 + 1)
+    peer.pool.add([huge, *(make_offline(n) for n in range(2, 6))])
+    peer.say(idle=True)
+    while peer.run_step() or peer.plan is not None:
+        pass
+    assert peer.results.pop("batch_1.1") == []
+    assert set(peer.results) == {f"batch_1.{n}" for n in range(2, 6)}
+    assert peer.pool.num_waiting == 0
