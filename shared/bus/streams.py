@@ -168,6 +168,7 @@ class Streams(Connection):
                     ),
                 )
                 pending = (await consumer.consumer_info()).num_pending or 0
+                check_cancelled()
             except FAILURES as error:
                 if not caught_up and last == 0 and not self._client.is_reconnecting:
                     raise BusError(f"read {stream}: {error!r}") from error
@@ -188,6 +189,7 @@ class Streams(Connection):
                             caught_up = True
                             yield None
                         continue
+                    check_cancelled()
                     for msg in messages:
                         meta = msg.metadata
                         last = meta.sequence.stream
