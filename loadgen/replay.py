@@ -57,6 +57,29 @@ class ReplayPlan:
         if relative and not self.baseline:
             raise WorkloadError(f"SLO {relative!r} is relative to the online-only run: give --baseline too")
 
+    def facts(
+        self, date: str, url: str, model: str, max_context: int | None, prompt_form: str, exact_output: bool
+    ) -> RunFacts:
+        """What a report says of the run."""
+        scaling = self.scaling
+        return RunFacts(
+            date=date,
+            url=url,
+            model=model,
+            trace=self.trace,
+            prompts=self.prompt_file,
+            start_s=scaling.start_s,
+            duration_s=scaling.duration_s,
+            qps=scaling.qps,
+            rate_scale=scaling.rate_scale,
+            time_scale=scaling.time_scale,
+            length_scale=scaling.length_scale,
+            max_context=max_context,
+            seed=scaling.seed,
+            prompt_form=prompt_form,
+            exact_output=exact_output,
+        )
+
 
 class Replay:
     """One run against one server: ``prepare``, ``run``, ``report``. The report may be taken after an interrupt."""
@@ -149,23 +172,9 @@ class Replay:
         return compose(self._facts(), phases, plan.slos, plan.baseline, partial, notes)
 
     def _facts(self) -> RunFacts:
-        scaling, abilities = self._plan.scaling, self._maker.abilities
-        return RunFacts(
-            date=self._date,
-            url=self._client.url,
-            model=self._model,
-            trace=self._plan.trace,
-            prompts=self._plan.prompt_file,
-            start_s=scaling.start_s,
-            duration_s=scaling.duration_s,
-            qps=scaling.qps,
-            rate_scale=scaling.rate_scale,
-            time_scale=scaling.time_scale,
-            length_scale=scaling.length_scale,
-            max_context=self._max_context,
-            seed=scaling.seed,
-            prompt_form=abilities.prompt_form,
-            exact_output=abilities.exact_output,
+        abilities = self._maker.abilities
+        return self._plan.facts(
+            self._date, self._client.url, self._model, self._max_context, abilities.prompt_form, abilities.exact_output
         )
 
     def _trouble_notes(self) -> list[str]:

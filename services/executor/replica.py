@@ -21,7 +21,7 @@ from shared.protocol.messages import (
     StepPlan,
     TokenOutput,
 )
-from shared.scheduling.batch import Limits, Policy, Schedule, ScheduledRequest
+from shared.scheduling.batch import Limits, Policy, Schedule, ScheduledRequest, why_never_held
 from shared.scheduling.blocks import BlockPool
 from shared.scheduling.online_order import OnlineOrder
 from shared.scheduling.request import Kind, Request
@@ -98,7 +98,7 @@ class Replica:
         if request.request_id in self._sequences:
             return
         sequence = LiveSequence.admit(request, self.spec, self._tokenizer)
-        problem = self._problem(sequence.request)
+        problem = why_never_held(sequence.request, self.limits, self.spec.max_model_len)
         if problem:
             self._ended.append(Ended(sequence, FinishReason.ERROR, problem))
             return
@@ -245,14 +245,6 @@ class Replica:
         in_flight = self.table.num_blocks_in_flight(Kind.OFFLINE)
         return self.pool.num_free, max(0, self.pool.num_offline_only - in_flight)
 
-    def _problem(self, request: Request) -> str:
-        if request.num_tokens >= self.spec.max_model_len:
-            return f"{request.num_tokens} tokens leave no room in the model's context of {self.spec.max_model_len}"
-        capacity = self.limits.num_blocks * self.limits.block_size
-        if request.max_total_tokens > capacity:
-            return f"up to {request.max_total_tokens} tokens do not fit the KV cache of {capacity} tokens"
-        return ""
-
     def _allocate(self, sequence: LiveSequence, num_tokens: int, lost: dict[str, None]) -> int:
         """Tokens that can be computed now: ``num_tokens``, less where the prefix cache leaves less; 0 for none."""
         request = sequence.request
@@ -359,10 +351,7 @@ def batch_shape(batch: StepBatch) -> BatchShape:
     """Eq. 1's features of a batch as it ran."""
     features = BatchFeatures()
     for sequence in batch.sequences:
-        if len(sequence.token_ids) == 1 and sequence.num_computed_tokens > 0:
-            features.add_decode(sequence.num_computed_tokens + 1)
-        else:
-            features.add_prefill(len(sequence.token_ids))
+        features.add_scheduled(len(sequence.token_ids), sequence.num_computed_tokens)
     return BatchShape(
         features.prefill_tokens, features.prefill_requests, features.decode_kv_tokens, features.decode_requests
     )

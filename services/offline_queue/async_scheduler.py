@@ -19,7 +19,7 @@ from shared.protocol.messages import (
     StepPlan,
     StepStarted,
 )
-from shared.scheduling.batch import Limits, Policy, Schedule, ScheduledRequest
+from shared.scheduling.batch import Limits, Policy, Schedule, ScheduledRequest, why_never_held
 from shared.scheduling.mirror import ExecutorMirror
 from shared.scheduling.offline_rate import OfflineRate
 from shared.scheduling.online_order import online_order_named
@@ -117,7 +117,9 @@ class AsyncScheduler:
     def _settle(self, message: StepStarted) -> list[str]:
         held = [state.request_id for state in message.states if state.kind is Kind.OFFLINE]
         ended = [e.request_id for e in message.ended if e.finish_reason is not FinishReason.ABORT]
-        coming = [request_id for request_id in self._pipeline.entering if request_id not in set(held)]
+        coming = dict.fromkeys(self._pipeline.entering)
+        for request_id in held:
+            coming.pop(request_id, None)
         unwanted = self._pool.settle(self.info.executor_id, [*held, *coming], ended)
         unwanted = [request_id for request_id in unwanted if request_id not in coming]
         for request_id in unwanted:
@@ -153,10 +155,8 @@ class AsyncScheduler:
     def _candidates(self, now_s: float, too_large: dict[str, None]) -> Iterator[Request]:
         """What may enter now, in order; requests that the executor can never hold are set aside, so that nobody waits
         behind them."""
-        context = self.info.max_model_len
-        capacity = self.info.num_blocks * self.info.block_size
         for request in self._rate.open(self._pool.in_order(), now_s):
-            if request.num_tokens >= context or min(request.max_total_tokens, context) > capacity:
+            if why_never_held(request, self._mirror.limits, self.info.max_model_len):
                 too_large[request.request_id] = None
             else:
                 yield request

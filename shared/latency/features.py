@@ -28,6 +28,13 @@ class BatchFeatures:
         self.decode_kv_tokens += context_len
         self.decode_requests += 1
 
+    def add_scheduled(self, num_tokens: int, num_computed_tokens: int) -> None:
+        """Count what a step computes for one request: one token over KV that is there is a decode, the rest prefill."""
+        if num_tokens == 1 and num_computed_tokens > 0:
+            self.add_decode(num_computed_tokens + 1)
+        else:
+            self.add_prefill(num_tokens)
+
     def remove_prefill(self, num_tokens: int) -> None:
         """Take one counted prefill chunk back."""
         self.prefill_tokens -= num_tokens

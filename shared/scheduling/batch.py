@@ -25,6 +25,17 @@ class Limits:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
 
 
+def why_never_held(request: Request, limits: Limits, max_model_len: int) -> str:
+    """Why an executor with these limits and this context (tokens) can never complete it; empty if it can."""
+    if request.num_tokens >= max_model_len:
+        return f"{request.num_tokens} tokens leave no room in the model's context of {max_model_len}"
+    capacity = limits.num_blocks * limits.block_size
+    num_tokens = min(request.max_total_tokens, max_model_len)
+    if num_tokens > capacity:
+        return f"up to {num_tokens} tokens do not fit the KV cache of {capacity} tokens"
+    return ""
+
+
 @dataclass(frozen=True, slots=True)
 class Policy:
     """The strategies of a preset, as far as one schedule needs them.

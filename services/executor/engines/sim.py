@@ -39,11 +39,7 @@ class SimEngine:
         features = BatchFeatures()
         sampled = {}
         for sequence in batch.sequences:
-            num_tokens = len(sequence.token_ids)
-            if num_tokens == 1 and sequence.num_computed_tokens > 0:
-                features.add_decode(sequence.num_computed_tokens + 1)
-            else:
-                features.add_prefill(num_tokens)
+            features.add_scheduled(len(sequence.token_ids), sequence.num_computed_tokens)
             if sequence.needs_sample:
                 sampled[sequence.request_id] = self._token(sequence)
         end = self._leave(start, self._latency.predict_ms(features) * self._time_scale / 1e3)

@@ -103,21 +103,5 @@ class Simulation:
             self._progress.offline(phase.num_offline_finished, len(self._prompts))
 
     def _facts(self) -> RunFacts:
-        plan, scaling = self._plan, self._plan.scaling
-        return RunFacts(
-            date=datetime.now(UTC).isoformat(timespec="seconds"),
-            url=self._url,
-            model=plan.model or "",
-            trace=plan.trace,
-            prompts=plan.prompt_file,
-            start_s=scaling.start_s,
-            duration_s=scaling.duration_s,
-            qps=scaling.qps,
-            rate_scale=scaling.rate_scale,
-            time_scale=scaling.time_scale,
-            length_scale=scaling.length_scale,
-            max_context=self._max_context,
-            seed=scaling.seed,
-            prompt_form="token ids",
-            exact_output=True,
-        )
+        date = datetime.now(UTC).isoformat(timespec="seconds")
+        return self._plan.facts(date, self._url, self._plan.model or "", self._max_context, "token ids", True)

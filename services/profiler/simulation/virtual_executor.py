@@ -156,10 +156,7 @@ def _outcome(running: list[tuple[LiveSequence, int]]) -> tuple[BatchFeatures, di
     for sequence, num_tokens in running:
         request = sequence.request
         num_computed_tokens = request.num_computed_tokens
-        if num_tokens == 1 and num_computed_tokens > 0:
-            features.add_decode(num_computed_tokens + 1)
-        else:
-            features.add_prefill(num_tokens)
+        features.add_scheduled(num_tokens, num_computed_tokens)
         if num_computed_tokens + num_tokens == request.num_tokens:
             sampled[request.request_id] = FIRST_OUTPUT_ID + sequence.sampling.seed % NUM_OUTPUT_IDS
     return features, sampled
