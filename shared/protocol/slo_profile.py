@@ -1,0 +1,70 @@
+"""What the SLO-aware profiler found (HyGen section 4.2), with its evidence."""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+
+class Knob(enum.StrEnum):
+    """What a search turns: HyGen's latency budget of a step, or the offline rate of its baseline HyGen*."""
+
+    BUDGET_MS = "budget_ms"
+    OFFLINE_QPS = "offline_qps"
+
+
+class SloVerdict(msgspec.Struct, frozen=True):
+    """One SLO in one test run. Milliseconds; None where there was nothing to measure or to compare with."""
+
+    expr: str  # as it was given: "tbt_mean<=1.05x"
+    bound_ms: float | None
+    value_ms: float | None
+    met: bool
+
+
+class Trial(msgspec.Struct, frozen=True):
+    """One test run of the workload. ``value`` is the knob's; 0 is the run without offline work."""
+
+    value: float
+    verdicts: list[SloVerdict]
+    met: bool  # all of them
+    online_completed: int
+    online_errors: int
+    offline_requests_per_s: float
+    offline_tokens_per_s: float  # prompt and output
+    offline_output_tokens_per_s: float
+
+
+class WorkloadFacts(msgspec.Struct, frozen=True):
+    """The online requests that the test runs replayed."""
+
+    source: str  # "recorded", or the trace's file name
+    requests: int
+    duration_s: float
+    input_tokens_mean: float
+    output_tokens_mean: float
+    offline: str = ""  # where the offline work came from; empty where there was none
+    offline_input_tokens_mean: float = 0.0
+    offline_output_tokens_mean: float = 0.0
+
+
+class SloProfileRecord(msgspec.Struct, frozen=True):
+    """The largest value of the knob that keeps every SLO, and the runs that show it, in the order in which they ran.
+
+    ``value`` is None where no run with offline work kept them; ``reachable`` tells whether the run without any did.
+    ``best`` is, for each SLO, its value in the run without offline work: the least that can be promised.
+    """
+
+    profile_key: str
+    slos: list[str]
+    knob: Knob
+    value: float | None
+    reachable: bool
+    best: list[SloVerdict]
+    trials: list[Trial]
+    workload: WorkloadFacts
+    runs_on: str  # "simulator" or "live"
+    profiled_at_s: float
+    model_revision: int = 0  # of the latency model that the runs were made with; 0 where it is no published one
+    why: str = ""  # it was done: "first", "workload drift", "model drift", "asked"
