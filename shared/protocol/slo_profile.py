@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
+from hashlib import blake2b
 
 import msgspec
+
+DIGEST_BYTES = 6
 
 
 class Knob(enum.StrEnum):
@@ -28,7 +32,7 @@ class Trial(msgspec.Struct, frozen=True):
 
     value: float
     verdicts: list[SloVerdict]
-    met: bool  # all of them
+    met: bool  # all of them, and no more online errors than without offline work
     online_completed: int
     online_errors: int
     offline_requests_per_s: float
@@ -68,3 +72,25 @@ class SloProfileRecord(msgspec.Struct, frozen=True):
     profiled_at_s: float
     model_revision: int = 0  # of the latency model that the runs were made with; 0 where it is no published one
     why: str = ""  # it was done: "first", "workload drift", "model drift", "asked"
+
+
+def slo_profile_key(profile_key: str, slos: Iterable[str], knob: Knob) -> str:
+    """The key in SLO_PROFILES_BUCKET: the same for the same SLOs in any order and spacing."""
+    expressions = sorted("".join(expr.lower().split()) for expr in slos)
+    digest = blake2b("\n".join([knob, *expressions]).encode(), digest_size=DIGEST_BYTES).hexdigest()
+    return f"{profile_key}.{digest}"
+
+
+class ProfileRequest(msgspec.Struct, frozen=True):
+    """Ask the profiler service, on subjects.PROFILE, to search anew now. Empty: every kind of executor that it knows,
+    and the SLOs that the stack keeps."""
+
+    profile_key: str = ""
+    slos: list[str] = []
+
+
+class ProfileReply(msgspec.Struct, frozen=True):
+    """Reply to ProfileRequest: what was found, a record for each profile key; or why nothing was."""
+
+    records: list[SloProfileRecord]
+    error: str = ""

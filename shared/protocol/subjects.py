@@ -17,11 +17,13 @@ BATCHES_BUCKET = "slackwater_batches"  # batch id -> BatchRecord
 FILES_BUCKET = "slackwater_files"  # file id -> FileRecord
 LATENCY_MODELS_BUCKET = "slackwater_latency_models"  # profile key -> LatencyModelRecord
 BUDGETS_BUCKET = "slackwater_budgets"  # profile key -> BudgetRecord
+SLO_PROFILES_BUCKET = "slackwater_slo_profiles"  # slo_profile_key -> SloProfileRecord
 
 # Object bucket: file id -> the bytes of the file.
 OBJECTS_BUCKET = "slackwater_objects"
 
 PING = f"{PREFIX}.ping"  # every process answers with a ServiceStatus
+PROFILE = f"{PREFIX}.profile"  # request and reply: ProfileRequest, ProfileReply
 HEARTBEATS = f"{PREFIX}.executor.*.heartbeat"
 LATENCY_SAMPLES = f"{PREFIX}.executor.*.sample"
 STEPS = f"{PREFIX}.executor.*.step"
