@@ -33,6 +33,7 @@ class Generation:
         self.lost_s = 0.0  # monotonic
         self.epoch = ""
         self.attempt = 0
+        self.first_token_s: float | None = None
         self.last_token_s: float | None = None
         self._num_read = 0
         self._changed = asyncio.Event()

@@ -8,6 +8,7 @@ import uuid
 
 from services.gateway.generation import Generation
 from services.gateway.metrics import GenerationMetrics
+from services.gateway.online_reporter import OnlineReporter
 from services.gateway.registry import ExecutorRegistry
 from shared.bus import Bus
 from shared.clock import Clock
@@ -37,6 +38,7 @@ class RequestTracker:
         self._gateway_id = gateway_id
         self._clock = clock
         self._metrics = metrics
+        self._reporter = OnlineReporter(bus, gateway_id, clock)
         self._live: dict[str, Generation] = {}  # wire id -> request
         self._to_resume: asyncio.Queue[Generation] = asyncio.Queue()  # each live request at most once
         registry.on_lost = self._on_executor_lost
@@ -51,21 +53,24 @@ class RequestTracker:
         await self._bus.serve(subjects.alive(self._gateway_id), object, self._on_alive)
 
     async def run(self) -> None:
-        """Resume requests whose executor is gone, in the order in which they lost it."""
-        while True:
-            generation = await self._to_resume.get()
-            if generation.finish_reason is None:
-                await self._resume(generation)
+        """Resume requests whose executor is gone, in the order in which they lost it; report what users get."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._reporter.run())
+            while True:
+                generation = await self._to_resume.get()
+                if generation.finish_reason is None:
+                    await self._resume(generation)
 
     async def submit(self, request: CompletionRequest, client_id: str) -> Generation:
         """Send it to an executor. The caller must ``close`` it. Raises NoExecutorError and BusError."""
-        info = await self._registry.pick_within(SUBMIT_WAIT_S)
         unix_s, now_s = self._clock.unix_s(), self._clock.monotonic_s()
+        info = await self._registry.pick_within(SUBMIT_WAIT_S)
         generation = Generation(uuid.uuid4().hex, request, client_id, unix_s, now_s)
         try:
             await self._send(generation, info)
         except BusError:
             del self._live[generation.wire_id]
+            self._reporter.lost(info.executor_id, generation)
             raise
         self._metrics.started(len(request.prompt_token_ids))
         return generation
@@ -75,6 +80,7 @@ class RequestTracker:
         if self._live.pop(generation.wire_id, None) is None:
             return
         generation.end(FinishReason.ABORT)
+        self._reporter.ended(generation, was_answered=False)
         if generation.executor_id is not None:
             await self._abort(generation.executor_id, generation.wire_id)
 
@@ -101,11 +107,13 @@ class RequestTracker:
     def _take(self, generation: Generation, output: TokenOutput, now_s: float) -> None:
         if output.token_ids:
             self._metrics.tokens(generation.started_s, generation.last_token_s, now_s, len(output.token_ids))
+            self._reporter.tokens(generation, now_s)
             generation.last_token_s = now_s
         generation.take(output)
         if output.finish_reason is not None:
             del self._live[generation.wire_id]
             self._metrics.finished(output.finish_reason, generation.num_cached_tokens)
+            self._reporter.ended(generation, was_answered=output.finish_reason is not FinishReason.ERROR)
 
     def _on_executor_lost(self, executor_id: str, epoch: str) -> None:
         for generation in list(self._live.values()):
@@ -113,6 +121,8 @@ class RequestTracker:
                 self._lose(generation)
 
     def _lose(self, generation: Generation) -> None:
+        if generation.executor_id is not None:
+            self._reporter.lost(generation.executor_id, generation)
         generation.lost_executor(self._clock.monotonic_s())
         self._to_resume.put_nowait(generation)
 
@@ -138,6 +148,7 @@ class RequestTracker:
         """One more attempt, at this executor. Raises BusError; it counts as live in any case."""
         message = generation.next_attempt(info.executor_id, info.epoch, self._gateway_id)
         self._live[generation.wire_id] = generation
+        self._reporter.started(generation)
         await self._bus.publish(subjects.inbox(info.executor_id), message)
 
     def _resume_wait_s(self, generation: Generation) -> float:
@@ -146,6 +157,8 @@ class RequestTracker:
     def _fail(self, generation: Generation, why: str) -> None:
         if self._live.pop(generation.wire_id, None) is None:
             return
+        if generation.executor_id is not None:
+            self._reporter.lost(generation.executor_id, generation)
         logger.error("request lost", extra={"request_id": generation.wire_id, "why": why})
         generation.end(FinishReason.ERROR, why)
         self._metrics.finished(FinishReason.ERROR, generation.num_cached_tokens)

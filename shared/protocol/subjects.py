@@ -28,6 +28,7 @@ HEARTBEATS = f"{PREFIX}.executor.*.heartbeat"
 LATENCY_SAMPLES = f"{PREFIX}.executor.*.sample"
 STEPS = f"{PREFIX}.executor.*.step"
 INBOXES = f"{PREFIX}.executor.*.inbox"
+ONLINE_SERVED = f"{PREFIX}.executor.*.online"
 ALL_REQUESTS = f"{PREFIX}.requests.>"
 ALL_RESULTS = f"{PREFIX}.results.>"
 
@@ -60,6 +61,11 @@ def sample(executor_id: str) -> str:
 def measure(executor_id: str) -> str:
     """Request and reply: run one batch shape on scratch blocks and time it."""
     return f"{PREFIX}.executor.{executor_id}.measure"
+
+
+def online(executor_id: str) -> str:
+    """What online users got from it, once a second from each gateway."""
+    return f"{PREFIX}.executor.{executor_id}.online"
 
 
 def tokens(gateway_id: str) -> str:

@@ -1,0 +1,64 @@
+"""Latencies counted in logarithmic buckets, small enough to send and to add up."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+BUCKET_WIDTH = 1.02  # the upper bound of a bucket over the lower
+SHORTEST_MS = 1e-3  # what is shorter counts as this
+_PER_LOG = 1.0 / math.log(BUCKET_WIDTH)
+
+
+class LatencyHistogram(msgspec.Struct, array_like=True):
+    """Milliseconds. Buckets are 2% wide and count as their geometric middle, so that quantiles are right to 1%; the
+    mean is exact. ``buckets`` maps i to the number of samples from 1.02^i to 1.02^(i + 1) ms."""
+
+    num_samples: int = 0
+    total_ms: float = 0.0
+    buckets: dict[int, int] = {}
+
+    def add(self, latency_ms: float) -> None:
+        """Count one sample."""
+        bucket = math.floor(math.log(latency_ms if latency_ms > SHORTEST_MS else SHORTEST_MS) * _PER_LOG)
+        self.buckets[bucket] = self.buckets.get(bucket, 0) + 1
+        self.num_samples += 1
+        self.total_ms += latency_ms
+
+    def merge(self, other: LatencyHistogram) -> None:
+        """Count the other's samples as well."""
+        for bucket, count in other.buckets.items():
+            self.buckets[bucket] = self.buckets.get(bucket, 0) + count
+        self.num_samples += other.num_samples
+        self.total_ms += other.total_ms
+
+    def mean_ms(self) -> float | None:
+        """None without samples."""
+        return self.total_ms / self.num_samples if self.num_samples else None
+
+    def quantile_ms(self, share: float) -> float | None:
+        """The ``share`` quantile (0 to 1), linear between the two nearest samples as numpy's; None without samples."""
+        if not self.num_samples:
+            return None
+        position = (self.num_samples - 1) * share
+        rank = math.floor(position)
+        below, above = self._at_rank(rank), self._at_rank(min(rank + 1, self.num_samples - 1))
+        return below + (above - below) * (position - rank)
+
+    def num_above(self, bound_ms: float) -> int:
+        """How many samples are longer than the bound, to a bucket."""
+        return sum(count for bucket, count in self.buckets.items() if _middle_ms(bucket) > bound_ms)
+
+    def _at_rank(self, rank: int) -> float:
+        """The sample with so many before it; ``rank`` is below ``num_samples``."""
+        seen = 0
+        for bucket in sorted(self.buckets):
+            seen += self.buckets[bucket]
+            if seen > rank:
+                return _middle_ms(bucket)
+        raise AssertionError(f"rank {rank} of {self.num_samples} samples")
+
+
+def _middle_ms(bucket: int) -> float:
+    return math.exp((bucket + 0.5) / _PER_LOG)
