@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from services.executor.engine import EngineSpec, Sequence, StepBatch
-from shared.protocol.messages import MeasureShape, SamplingParams
+from shared.protocol.messages import MeasureShape, PrefillChunk, SamplingParams
 from shared.scheduling.batch import Limits
 from shared.scheduling.blocks import BlockPool
 from shared.scheduling.request import Kind
@@ -18,18 +18,19 @@ class ScratchBatch:
         """Raises ValueError where the shape does not fit the executor."""
         self._pool = pool
         self._ids: list[str] = []
-        num_tokens = sum(shape.prefill_lens) + len(shape.decode_context_lens)
-        num_seqs = len(shape.prefill_lens) + len(shape.decode_context_lens)
+        chunks = [*shape.prefills, *(PrefillChunk(1, length) for length in shape.decode_context_lens)]
+        num_tokens, num_seqs = sum(chunk.num_tokens for chunk in chunks), len(chunks)
         if not 0 < num_tokens <= limits.max_num_batched_tokens or num_seqs > limits.max_num_seqs:
             raise ValueError(f"{num_tokens} tokens of {num_seqs} requests are not one step of this executor")
-        if min(*shape.prefill_lens, *shape.decode_context_lens, 1, 1) < 1:
+        if any(chunk.num_tokens < 1 or chunk.num_computed_tokens < 0 for chunk in chunks):
             raise ValueError("lengths must be at least 1")
-        longest = max([*shape.prefill_lens, *(length + 1 for length in shape.decode_context_lens)])
+        if min(shape.decode_context_lens, default=1) < 1:
+            raise ValueError("lengths must be at least 1")
+        longest = max(chunk.num_tokens + chunk.num_computed_tokens for chunk in chunks)
         if longest > spec.max_model_len:
             raise ValueError(f"{longest} tokens are beyond the context of {spec.max_model_len}")
         try:
-            sequences = [self._sequence(length, 0, spec) for length in shape.prefill_lens]
-            sequences += [self._sequence(1, length, spec) for length in shape.decode_context_lens]
+            sequences = [self._sequence(chunk, spec) for chunk in chunks]
         except ValueError:
             self.free()
             raise
@@ -40,12 +41,12 @@ class ScratchBatch:
         for request_id in self._ids:
             self._pool.free(request_id)
 
-    def _sequence(self, num_tokens: int, num_computed_tokens: int, spec: EngineSpec) -> Sequence:
+    def _sequence(self, chunk: PrefillChunk, spec: EngineSpec) -> Sequence:
         request_id = f"measure-{len(self._ids)}"
         self._pool.start(request_id, Kind.OFFLINE, ())
         self._ids.append(request_id)
-        if not self._pool.grow(request_id, num_computed_tokens + num_tokens):
+        if not self._pool.grow(request_id, chunk.num_computed_tokens + chunk.num_tokens):
             raise ValueError("not enough free KV blocks")
-        token_ids = [(position * 7919 + len(self._ids)) % spec.vocab_size for position in range(num_tokens)]
+        token_ids = [(position * 7919 + len(self._ids)) % spec.vocab_size for position in range(chunk.num_tokens)]
         block_table = self._pool.table(request_id)
-        return Sequence(request_id, token_ids, num_computed_tokens, block_table, SAMPLING, needs_sample=True)
+        return Sequence(request_id, token_ids, chunk.num_computed_tokens, block_table, SAMPLING, needs_sample=True)

@@ -348,10 +348,8 @@ def ended_request(ended: Ended) -> EndedRequest:
 
 
 def batch_shape(batch: StepBatch) -> BatchShape:
-    """Eq. 1's features of a batch as it ran."""
+    """The features of a batch as it ran."""
     features = BatchFeatures()
     for sequence in batch.sequences:
         features.add_scheduled(len(sequence.token_ids), sequence.num_computed_tokens)
-    return BatchShape(
-        features.prefill_tokens, features.prefill_requests, features.decode_kv_tokens, features.decode_requests
-    )
+    return BatchShape.of(features)

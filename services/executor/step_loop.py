@@ -283,7 +283,7 @@ class StepLoop:
 
 
 def _unmeasured(why: str) -> MeasuredShape:
-    return MeasuredShape(BatchShape(0, 0, 0, 0), [], why)
+    return MeasuredShape(BatchShape(0, 0, 0, 0, 0), [], why)
 
 
 def _answer(waiting: asyncio.Future[MeasuredShape], measured: MeasuredShape) -> None:

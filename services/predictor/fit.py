@@ -1,4 +1,4 @@
-"""Fit Eq. 1 of HyGen (section 4.2) to timed batches. Pure: numbers in, coefficients out."""
+"""Fit Eq. 1 of HyGen (section 4.2), with the prefill pairs, to timed batches. Pure: numbers in, coefficients out."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 from services.predictor.window import Observation, Stratum, stratum
-from shared.latency.linear import NUM_COEFFICIENTS
+from shared.latency.linear import NUM_COEFFICIENTS, Coefficients
 
 logger = logging.getLogger(__name__)
 
-Coefficients = tuple[float, float, float, float, float, float, float]
 Array = NDArray[np.float64]
 
 HOLD_OUT_EVERY = 5
@@ -120,11 +119,11 @@ def _split(observations: Sequence[Observation]) -> tuple[list[Observation], list
 
 
 def _design(observations: Sequence[Observation]) -> tuple[Array, Array, Array]:
-    """Regressors [n, 7] in the order of ``shared.latency.linear.feature_row``, latencies [n] in milliseconds, and
+    """Regressors [n, 8] in the order of ``shared.latency.linear.feature_row``, latencies [n] in milliseconds, and
     weights [n]."""
     sums = np.array([msgspec.structs.astuple(observation.shape) for observation in observations], dtype=np.float64)
-    s_p, n_p, s_d, n_d = sums.T  # in the order of BatchShape's fields
-    rows = np.stack([np.ones_like(s_p), s_p, s_d, s_p * s_p, s_d * s_d, n_p, n_d], axis=1)
+    s_p, n_p, s_d, n_d, pairs = sums.T  # in the order of BatchShape's fields
+    rows = np.stack([np.ones_like(s_p), s_p, s_d, s_p * s_p, s_d * s_d, n_p, n_d, pairs], axis=1)
     timed = np.array([(observation.latency_ms, observation.weight) for observation in observations], dtype=np.float64)
     return rows, timed[:, 0], timed[:, 1]
 
@@ -138,7 +137,7 @@ def _fit_trimmed(observations: Sequence[Observation], prior: Coefficients | None
 
 
 def _solve(relative: Array, weights: Array, prior: Coefficients | None) -> Array:
-    """Non-negative x for relative @ x = 1 in the weighted least-squares sense; relative: [n, 7], weights: [n]."""
+    """Non-negative x for relative @ x = 1 in the weighted least-squares sense; relative: [n, 8], weights: [n]."""
     target = np.sqrt(weights)
     matrix = relative * target[:, None]
     scale = np.sqrt(np.mean(matrix**2, axis=0))
@@ -170,5 +169,5 @@ def _outliers(errors: Array, strata: list[Stratum]) -> NDArray[np.bool_]:
 
 
 def _as_coefficients(solution: Array) -> Coefficients:
-    base, prefill, kv, prefill_square, kv_square, prefill_request, decode_request = map(float, solution)
-    return (base, prefill, kv, prefill_square, kv_square, prefill_request, decode_request)
+    base, prefill, kv, prefill_square, kv_square, prefill_request, decode_request, pair = map(float, solution)
+    return (base, prefill, kv, prefill_square, kv_square, prefill_request, decode_request, pair)

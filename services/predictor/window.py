@@ -22,16 +22,18 @@ class Observation(NamedTuple):
     weight: float = 1.0
 
 
-Stratum = tuple[int, int, int, int]
+Stratum = tuple[int, int, int, int, int]
 
 
 def stratum(shape: BatchShape) -> Stratum:
-    """Shapes whose four sums each lie between the same powers of two are alike."""
+    """Shapes whose sums each lie between the same powers of two are alike, those of pairs, which grow with the square
+    of a length, between the same powers of four."""
     return (
         shape.prefill_tokens.bit_length(),
         shape.prefill_requests.bit_length(),
         shape.decode_kv_tokens.bit_length(),
         shape.decode_requests.bit_length(),
+        shape.prefill_pairs.bit_length() // 2,
     )
 
 

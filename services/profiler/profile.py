@@ -18,7 +18,7 @@ from shared.protocol.messages import ExecutorInfo, MeasuredShape
 
 logger = logging.getLogger(__name__)
 
-VERSION = 1
+VERSION = 2  # 2: shapes tell the context of prefill chunks
 SAFE_KEY = re.compile(r"[A-Za-z0-9_=-][A-Za-z0-9_=.-]*")
 
 

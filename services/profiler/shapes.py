@@ -5,35 +5,45 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import islice, zip_longest
 
-from shared.protocol.messages import ExecutorInfo, MeasureShape
+from shared.protocol.messages import ExecutorInfo, MeasureShape, PrefillChunk
 
 SMALLEST_CHUNK = 16
 SMALLEST_CONTEXT = 32
 PIECES = (1, 4)  # requests that one prefill total is split over
 REPEATS = 2
+NUM_CONTINUED = 8
 NUM_MIXED = 14
+
+Prefills = list[PrefillChunk]
 
 
 def warm_up_shape(info: ExecutorInfo) -> MeasureShape:
     """Small, of both kinds where the limits allow; its time is worth nothing."""
-    mixed = MeasureShape([SMALLEST_CHUNK], [SMALLEST_CHUNK], repeats=1)
-    return mixed if fits(mixed, info) else MeasureShape([1], [], repeats=1)
+    mixed = MeasureShape([PrefillChunk(SMALLEST_CHUNK)], [SMALLEST_CHUNK], repeats=1)
+    return mixed if fits(mixed, info) else MeasureShape([PrefillChunk(1)], [], repeats=1)
 
 
 def sweep_shapes(info: ExecutorInfo) -> list[MeasureShape]:
-    """Prefill chunks, decode batches and mixes, all within the executor's limits; the most informative first, so that
-    a sweep that is cut short has seen the corners of what can come (HyGen section 4.2: varying the number of
-    requests per phase, lengths and batch sizes)."""
+    """Prefill chunks from nothing and over the KV of earlier chunks, decode batches and mixes, all within the
+    executor's limits; the most informative first, so that a sweep that is cut short has seen the corners of what can
+    come (HyGen section 4.2: varying the number of requests per phase, lengths and batch sizes)."""
     prefills = list(_prefills(info))
+    continued = list(islice(_continued(info), NUM_CONTINUED))
     decodes = list(_decodes(info))
-    mixed = list(islice(_mixed(prefills, decodes, info), NUM_MIXED))
-    rounds = zip_longest(_as_shapes((p, []) for p in prefills), _as_shapes(([], d) for d in decodes), _as_shapes(mixed))
+    mixed = list(islice(_mixed(_alternating(prefills, continued), decodes, info), NUM_MIXED))
+    rounds = zip_longest(
+        _as_shapes((p, []) for p in prefills),
+        _as_shapes(([], d) for d in decodes),
+        _as_shapes((p, []) for p in continued),
+        _as_shapes(mixed),
+    )
     return [shape for one_round in rounds for shape in one_round if shape is not None]
 
 
 def fits(shape: MeasureShape, info: ExecutorInfo) -> bool:
     """Whether it is one step that the executor can run with all its KV blocks free."""
-    lengths = [*shape.prefill_lens, *(length + 1 for length in shape.decode_context_lens)]
+    lengths = [chunk.num_tokens + chunk.num_computed_tokens for chunk in shape.prefills]
+    lengths += [length + 1 for length in shape.decode_context_lens]
     num_blocks = sum(-(-length // info.block_size) for length in lengths)
     return (
         0 < num_tokens(shape) <= info.max_num_batched_tokens
@@ -45,20 +55,33 @@ def fits(shape: MeasureShape, info: ExecutorInfo) -> bool:
 
 def num_tokens(shape: MeasureShape) -> int:
     """Tokens that one step computes."""
-    return sum(shape.prefill_lens) + len(shape.decode_context_lens)
+    return sum(chunk.num_tokens for chunk in shape.prefills) + len(shape.decode_context_lens)
 
 
-def _as_shapes(lens: Iterable[tuple[list[int], list[int]]]) -> Iterator[MeasureShape]:
-    return (MeasureShape(prefill_lens, context_lens, REPEATS) for prefill_lens, context_lens in lens)
+def _as_shapes(lens: Iterable[tuple[Prefills, list[int]]]) -> Iterator[MeasureShape]:
+    return (MeasureShape(prefills, context_lens, REPEATS) for prefills, context_lens in lens)
 
 
-def _prefills(info: ExecutorInfo) -> Iterator[list[int]]:
-    """Lengths of the chunks of each prefill batch."""
+def _prefills(info: ExecutorInfo) -> Iterator[Prefills]:
+    """The chunks of each batch that begins prompts."""
     totals = _levels(SMALLEST_CHUNK, info.max_num_batched_tokens, factor=2)
     for total, pieces in _corners_first(totals, list(PIECES)):
-        lens = [total // pieces] * pieces
-        if lens[0] > 0 and fits(MeasureShape(lens, []), info):
-            yield lens
+        chunks = [PrefillChunk(total // pieces)] * pieces
+        if chunks[0].num_tokens > 0 and fits(MeasureShape(chunks, []), info):
+            yield chunks
+
+
+def _continued(info: ExecutorInfo) -> Iterator[Prefills]:
+    """One chunk over KV that is there, which tells what its pairs cost apart from what its tokens cost."""
+    longest = min(info.max_model_len, info.num_blocks * info.block_size)
+    totals = _levels(SMALLEST_CHUNK, info.max_num_batched_tokens, factor=4)
+    contexts = _levels(max(1, longest // 16), longest, factor=4)
+    seen = set()
+    for total, context in _corners_first(totals, contexts):
+        chunk = PrefillChunk(total, min(context, longest - total))
+        if total > 1 and chunk.num_computed_tokens > 0 and chunk not in seen and fits(MeasureShape([chunk], []), info):
+            seen.add(chunk)
+            yield [chunk]
 
 
 def _decodes(info: ExecutorInfo) -> Iterator[list[int]]:
@@ -75,16 +98,21 @@ def _decodes(info: ExecutorInfo) -> Iterator[list[int]]:
 
 
 def _mixed(
-    prefills: list[list[int]], decodes: list[list[int]], info: ExecutorInfo
-) -> Iterator[tuple[list[int], list[int]]]:
+    prefills: list[Prefills], decodes: list[list[int]], info: ExecutorInfo
+) -> Iterator[tuple[Prefills, list[int]]]:
     """Pairs that fit one step, walking both lists at once so that sizes vary."""
     if not prefills or not decodes:
         return
     for offset in range(len(decodes)):
-        for index, prefill_lens in enumerate(prefills):
-            pair = (prefill_lens, decodes[(index + offset) % len(decodes)])
+        for index, chunks in enumerate(prefills):
+            pair = (chunks, decodes[(index + offset) % len(decodes)])
             if fits(MeasureShape(*pair), info):
                 yield pair
+
+
+def _alternating(first: list[Prefills], second: list[Prefills]) -> list[Prefills]:
+    """One of each in turn, as far as they go."""
+    return [each for pair in zip_longest(first, second) for each in pair if each is not None]
 
 
 def _levels(smallest: int, largest: int, factor: int) -> list[int]:

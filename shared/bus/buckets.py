@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+import msgspec
 import nats.js.errors
 from nats.js.kv import KeyValue
 
@@ -96,16 +97,24 @@ class Bucket(Generic[T]):
 
     async def watch(self) -> AsyncIterator[Entry[T] | None]:
         """Every present entry, then one None, then every change as it comes. Never ends; what changes while the bus
-        is away comes after the reconnect."""
+        is away comes after the reconnect. A value that does not parse (another version's) is as good as deleted."""
         while True:
             check_cancelled()
             generation = self._streams.reconnects
             try:
                 async for raw in self._streams.follow_raw(self._stream, f"{self._prefix}>"):
-                    yield None if raw is None else self._entry(raw)
+                    yield None if raw is None else self._readable(raw)
             except BusError as error:  # only before the first entry: what was begun is gone on with by itself
                 logger.warning("watch failed, trying again", extra={"stream": self._stream, "why": str(error)})
                 await self._streams.wait_reconnected(generation, timeout_s=1.0)
+
+    def _readable(self, raw: Raw) -> Entry[T]:
+        try:
+            return self._entry(raw)
+        except msgspec.DecodeError as error:
+            key = raw.subject.removeprefix(self._prefix)
+            logger.warning("a record does not parse", extra={"stream": self._stream, "key": key, "why": str(error)})
+            return Entry(key, None, raw.sequence)
 
     def _entry(self, raw: Raw) -> Entry[T]:
         key = raw.subject.removeprefix(self._prefix)

@@ -5,23 +5,31 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
+def attention_pairs(num_tokens: int, num_computed_tokens: int) -> int:
+    """Query-key pairs that attention computes for a chunk: each token with all before it and itself."""
+    return num_tokens * num_computed_tokens + num_tokens * (num_tokens + 1) // 2
+
+
 @dataclass(slots=True)
 class BatchFeatures:
-    """Eq. 1 of HyGen (section 4.2) as sums over a batch.
+    """Eq. 1 of HyGen (section 4.2) as sums over a batch, and one sum more.
 
     ``decode_kv_tokens`` is S_d read as the KV tokens that the decodes read, their own included: the number of
-    decode tokens is already N_d.
+    decode tokens is already N_d. ``prefill_pairs`` is ours: Eq. 1 does not tell how much context a prefill chunk
+    attends to, and a prompt's last chunk takes longer than its first.
     """
 
     prefill_tokens: int = 0  # S_p
     prefill_requests: int = 0  # N_p
     decode_kv_tokens: int = 0  # S_d
     decode_requests: int = 0  # N_d
+    prefill_pairs: int = 0  # query-key pairs of the prefill chunks, see attention_pairs
 
-    def add_prefill(self, num_tokens: int) -> None:
-        """Count one prefill chunk."""
+    def add_prefill(self, num_tokens: int, num_computed_tokens: int) -> None:
+        """Count one prefill chunk over ``num_computed_tokens`` tokens of KV that are there."""
         self.prefill_tokens += num_tokens
         self.prefill_requests += 1
+        self.prefill_pairs += attention_pairs(num_tokens, num_computed_tokens)
 
     def add_decode(self, context_len: int) -> None:
         """Count one decode that reads ``context_len`` KV tokens."""
@@ -33,12 +41,13 @@ class BatchFeatures:
         if num_tokens == 1 and num_computed_tokens > 0:
             self.add_decode(num_computed_tokens + 1)
         else:
-            self.add_prefill(num_tokens)
+            self.add_prefill(num_tokens, num_computed_tokens)
 
-    def remove_prefill(self, num_tokens: int) -> None:
+    def remove_prefill(self, num_tokens: int, num_computed_tokens: int) -> None:
         """Take one counted prefill chunk back."""
         self.prefill_tokens -= num_tokens
         self.prefill_requests -= 1
+        self.prefill_pairs -= attention_pairs(num_tokens, num_computed_tokens)
 
     def remove_decode(self, context_len: int) -> None:
         """Take one counted decode back."""
@@ -47,7 +56,13 @@ class BatchFeatures:
 
     def copy(self) -> BatchFeatures:
         """An independent copy."""
-        return BatchFeatures(self.prefill_tokens, self.prefill_requests, self.decode_kv_tokens, self.decode_requests)
+        return BatchFeatures(
+            self.prefill_tokens,
+            self.prefill_requests,
+            self.decode_kv_tokens,
+            self.decode_requests,
+            self.prefill_pairs,
+        )
 
     @property
     def is_empty(self) -> bool:

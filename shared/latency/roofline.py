@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from shared.latency.architectures import HALF_PRECISION_BYTES, Architecture, architecture_named
 from shared.latency.devices import Device, device_named
-from shared.latency.features import BatchFeatures
+from shared.latency.features import BatchFeatures, attention_pairs
 
 # What kernels reach of the data sheet's figures: F_g, F_ap, F_ad, M_g, M_a and B_c of OOCO's Table 4 as shares.
 GEMM_FLOPS_REACHED = 0.6
@@ -25,11 +25,12 @@ MEMORY_SHARE = 0.9  # of a GPU's memory, for weights and KV together
 
 @dataclass(frozen=True, slots=True)
 class RooflineLatencyModel:
-    """T = GEMM(tokens) + output projection(requests) + prefill attention(S_p) + decode attention(S_d) + all-reduces
-    + overhead, in milliseconds; every term grows with its argument.
+    """T = GEMM(tokens) + output projection(requests) + prefill attention(S_p, pairs) + decode attention(S_d)
+    + all-reduces + overhead, in milliseconds; every term grows with its arguments.
 
-    A batch's prefill and decode tokens share one pass over the weights. What Eq. 1's features do not tell is assumed:
-    the prefill tokens attend to each other as one prompt would (S_p^2 of Eq. 1), and to no earlier chunk of theirs.
+    A batch's prefill and decode tokens share one pass over the weights. Prefill attention computes each chunk's
+    query-key pairs, those with earlier chunks included; of its memory traffic the KV of earlier chunks is left out,
+    which the features do not tell.
     """
 
     ms_per_token_compute: float  # GEMMs of all layers
@@ -37,7 +38,7 @@ class RooflineLatencyModel:
     ms_per_token_memory: float  # GEMM activations in and out
     ms_per_request_compute: float  # output projection
     head_ms: float  # reading its weights once
-    ms_per_square_token: float  # prefill attention, computing
+    ms_per_pair: float  # prefill attention, computing: one query and one key
     ms_per_prefill_token_memory: float  # prefill attention: queries, keys, values, outputs
     ms_per_kv_token: float  # decode attention: the longer of reading keys and values and computing with them
     ms_per_token_link: float  # all-reduces
@@ -65,8 +66,7 @@ class RooflineLatencyModel:
             ms_per_token_memory=_activation_bytes(architecture, tensor_parallel) / bytes_per_ms,
             ms_per_request_compute=2 * head_parameters / gemm_flops_per_ms,
             head_ms=head_parameters * HALF_PRECISION_BYTES / bytes_per_ms,
-            # a token attends to itself and those before it: half of the square
-            ms_per_square_token=attention_flops / 2 / (flops_per_ms * PREFILL_ATTENTION_FLOPS_REACHED),
+            ms_per_pair=attention_flops / (flops_per_ms * PREFILL_ATTENTION_FLOPS_REACHED),
             ms_per_prefill_token_memory=(query_bytes + kv_bytes) / bytes_per_ms,
             ms_per_kv_token=max(kv_bytes / bytes_per_ms, decode_compute),
             ms_per_token_link=_link_ms_per_token(architecture, device, tensor_parallel),
@@ -81,34 +81,46 @@ class RooflineLatencyModel:
 
     def predict_ms(self, features: BatchFeatures) -> float:
         return self._time_ms(
-            features.prefill_tokens, features.prefill_requests, features.decode_kv_tokens, features.decode_requests
+            features.prefill_tokens,
+            features.prefill_requests,
+            features.decode_kv_tokens,
+            features.decode_requests,
+            features.prefill_pairs,
         )
 
     def decode_cost_ms(self, features: BatchFeatures, context_len: int) -> float:
-        s_p, n_p, s_d, n_d = (
+        after_ms = self._time_ms(
             features.prefill_tokens,
             features.prefill_requests,
+            features.decode_kv_tokens + context_len,
+            features.decode_requests + 1,
+            features.prefill_pairs,
+        )
+        return after_ms - self.predict_ms(features)
+
+    def prefill_cost_ms(self, features: BatchFeatures, num_tokens: int, num_computed_tokens: int) -> float:
+        after_ms = self._time_ms(
+            features.prefill_tokens + num_tokens,
+            features.prefill_requests + 1,
             features.decode_kv_tokens,
             features.decode_requests,
+            features.prefill_pairs + attention_pairs(num_tokens, num_computed_tokens),
         )
-        return self._time_ms(s_p, n_p, s_d + context_len, n_d + 1) - self._time_ms(s_p, n_p, s_d, n_d)
+        return after_ms - self.predict_ms(features)
 
-    def prefill_cost_ms(self, features: BatchFeatures, num_tokens: int) -> float:
-        s_p, n_p, s_d, n_d = (
-            features.prefill_tokens,
-            features.prefill_requests,
-            features.decode_kv_tokens,
-            features.decode_requests,
-        )
-        return self._time_ms(s_p + num_tokens, n_p + 1, s_d, n_d) - self._time_ms(s_p, n_p, s_d, n_d)
-
-    def max_prefill_tokens(self, features: BatchFeatures, budget_ms: float, limit: int) -> int:
+    def max_prefill_tokens(
+        self, features: BatchFeatures, num_computed_tokens: int, budget_ms: float, limit: int
+    ) -> int:
         """By bisection, since the cost grows with the chunk."""
-        if limit <= 0 or self.prefill_cost_ms(features, limit) <= budget_ms:
-            return max(limit, 0)
-        return bisect_right(range(1, limit + 1), budget_ms, key=lambda tokens: self.prefill_cost_ms(features, tokens))
 
-    def _time_ms(self, s_p: int, n_p: int, s_d: int, n_d: int) -> float:
+        def cost_ms(num_tokens: int) -> float:
+            return self.prefill_cost_ms(features, num_tokens, num_computed_tokens)
+
+        if limit <= 0 or cost_ms(limit) <= budget_ms:
+            return max(limit, 0)
+        return bisect_right(range(1, limit + 1), budget_ms, key=cost_ms)
+
+    def _time_ms(self, s_p: int, n_p: int, s_d: int, n_d: int, pairs: int) -> float:
         requests = n_p + n_d
         if requests == 0:
             return 0.0
@@ -116,13 +128,13 @@ class RooflineLatencyModel:
         compute_ms = tokens * self.ms_per_token_compute
         memory_ms = self.weights_ms + tokens * self.ms_per_token_memory
         head_compute_ms = requests * self.ms_per_request_compute
-        square_ms = s_p * s_p * self.ms_per_square_token
+        pairs_ms = pairs * self.ms_per_pair
         prefill_memory_ms = s_p * self.ms_per_prefill_token_memory
         return (
             self.fixed_ms
             + (compute_ms if compute_ms > memory_ms else memory_ms)
             + (head_compute_ms if head_compute_ms > self.head_ms else self.head_ms)
-            + (square_ms if square_ms > prefill_memory_ms else prefill_memory_ms)
+            + (pairs_ms if pairs_ms > prefill_memory_ms else prefill_memory_ms)
             + s_d * self.ms_per_kv_token
             + tokens * self.ms_per_token_link
         )

@@ -6,7 +6,9 @@ import enum
 
 import msgspec
 
+from shared.latency.features import BatchFeatures
 from shared.latency.histogram import LatencyHistogram
+from shared.latency.linear import Coefficients
 from shared.scheduling.online_order import ClientCounters
 from shared.scheduling.request import Kind as Kind
 
@@ -141,12 +143,28 @@ class StepStarted(msgspec.Struct, frozen=True):
 
 
 class BatchShape(msgspec.Struct, frozen=True, array_like=True):
-    """Eq. 1's features of a batch (HyGen section 4.2), as observed."""
+    """The features of a batch (HyGen section 4.2, Eq. 1, and the pairs), as observed."""
 
     prefill_tokens: int  # S_p: tokens computed by prefill chunks
     prefill_requests: int  # N_p
     decode_kv_tokens: int  # S_d: KV tokens that the decodes read
     decode_requests: int  # N_d
+    prefill_pairs: int  # query-key pairs that prefill attention computes
+
+    @classmethod
+    def of(cls, features: BatchFeatures) -> BatchShape:
+        """The sums as they are now."""
+        return cls(
+            features.prefill_tokens,
+            features.prefill_requests,
+            features.decode_kv_tokens,
+            features.decode_requests,
+            features.prefill_pairs,
+        )
+
+    def features(self) -> BatchFeatures:
+        """As a latency model takes them."""
+        return BatchFeatures(*msgspec.structs.astuple(self))
 
 
 class LatencySample(msgspec.Struct, frozen=True):
@@ -159,11 +177,18 @@ class LatencySample(msgspec.Struct, frozen=True):
     latency_ms: float
 
 
+class PrefillChunk(msgspec.Struct, frozen=True, array_like=True):
+    """A part of a prompt that one step computes, over the KV of what came before it."""
+
+    num_tokens: int
+    num_computed_tokens: int = 0
+
+
 class MeasureShape(msgspec.Struct, frozen=True):
     """Ask an executor to time one batch on scratch KV blocks, while it is idle."""
 
-    prefill_lens: list[int]
-    decode_context_lens: list[int]
+    prefills: list[PrefillChunk]
+    decode_context_lens: list[int]  # KV that is there before the decode's own token
     repeats: int = 3
 
 
@@ -292,11 +317,12 @@ class OfflineResult(msgspec.Struct, frozen=True):
 class LatencyModelRecord(msgspec.Struct, frozen=True):
     """Fitted coefficients of Eq. 1, versioned by the KV revision.
 
-    ``coefficients`` weigh 1, S_p, S_d, S_p^2, S_d^2, N_p, N_d in this order, all in milliseconds and not negative.
+    ``coefficients`` weigh 1, S_p, S_d, S_p^2, S_d^2, N_p, N_d and the prefill pairs in this order, all in milliseconds
+    and not negative.
     """
 
     profile_key: str
-    coefficients: tuple[float, float, float, float, float, float, float]
+    coefficients: Coefficients
     num_samples: int
     mape: float  # mean absolute percentage error on held-out samples, 0 to 1
     fitted_at_s: float

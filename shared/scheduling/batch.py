@@ -120,8 +120,8 @@ class BatchBuilder:
         num_tokens = self._max_prefill(request, bounded, at_most)
         if num_tokens <= 0:
             return False
-        cost_ms = self._model.prefill_cost_ms(self.features, num_tokens)
-        self.features.add_prefill(num_tokens)
+        cost_ms = self._model.prefill_cost_ms(self.features, num_tokens, request.num_computed_tokens)
+        self.features.add_prefill(num_tokens, request.num_computed_tokens)
         self._add(request, num_tokens, request.num_new_blocks(num_tokens, self._block_size), cost_ms)
         return True
 
@@ -139,7 +139,8 @@ class BatchBuilder:
             limit = min(limit, at_most)
         if not bounded or limit <= 0:
             return limit
-        return self._model.max_prefill_tokens(self.features, self._latency_budget_ms - self.latency_ms, limit)
+        left_ms = self._latency_budget_ms - self.latency_ms
+        return self._model.max_prefill_tokens(self.features, request.num_computed_tokens, left_ms, limit)
 
     def _add(self, request: Request, num_tokens: int, num_blocks: int, cost_ms: float) -> None:
         self.latency_ms += cost_ms

@@ -36,7 +36,7 @@ BUDGET_MS = 240.0
 DURATION_S = 60.0
 ONLINE_RATE = 5.0
 TOLERANCE = 0.05
-PLANNER = (70.0, 0.4, 0.003, 0.0, 0.0, 0.5, 0.5)  # of Eq. 1; both sides plan with it
+PLANNER = (70.0, 0.4, 0.003, 0.0, 0.0, 0.5, 0.5, 0.0)  # both sides plan with it
 
 
 @dataclass(frozen=True)
@@ -51,11 +51,13 @@ class Slowed:
     def decode_cost_ms(self, features: BatchFeatures, context_len: int) -> float:
         return TIME_SCALE * self.model.decode_cost_ms(features, context_len)
 
-    def prefill_cost_ms(self, features: BatchFeatures, num_tokens: int) -> float:
-        return TIME_SCALE * self.model.prefill_cost_ms(features, num_tokens)
+    def prefill_cost_ms(self, features: BatchFeatures, num_tokens: int, num_computed_tokens: int) -> float:
+        return TIME_SCALE * self.model.prefill_cost_ms(features, num_tokens, num_computed_tokens)
 
-    def max_prefill_tokens(self, features: BatchFeatures, budget_ms: float, limit: int) -> int:
-        return self.model.max_prefill_tokens(features, budget_ms / TIME_SCALE, limit)
+    def max_prefill_tokens(
+        self, features: BatchFeatures, num_computed_tokens: int, budget_ms: float, limit: int
+    ) -> int:
+        return self.model.max_prefill_tokens(features, num_computed_tokens, budget_ms / TIME_SCALE, limit)
 
 
 @pytest.fixture

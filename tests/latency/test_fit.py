@@ -8,28 +8,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.predictor.fit import (
-    Coefficients,
-    bias,
-    calibrated,
-    fit_linear,
-    is_material,
-    mean_relative_error,
-)
+from services.predictor.fit import bias, calibrated, fit_linear, is_material, mean_relative_error
 from services.predictor.window import Observation
 from shared.latency.features import BatchFeatures
-from shared.latency.linear import LinearLatencyModel
+from shared.latency.linear import NUM_COEFFICIENTS, Coefficients, LinearLatencyModel
 from shared.protocol.messages import BatchShape
+from tests.latency.shapes import make_shape
 
-TRUTH: Coefficients = (25.0, 0.8, 2e-3, 3e-4, 2e-8, 1.5, 1.2)
-DRIFTED: Coefficients = (40.0, 1.3, 2e-3, 3e-4, 2e-8, 1.5, 1.2)
+TRUTH: Coefficients = (25.0, 0.8, 2e-3, 3e-4, 2e-8, 1.5, 1.2, 2e-4)
+DRIFTED: Coefficients = (40.0, 1.3, 2e-3, 3e-4, 2e-8, 1.5, 1.2, 2e-4)
 
 
 def predict(coefficients: Coefficients, shape: BatchShape) -> float:
-    features = BatchFeatures(
-        shape.prefill_tokens, shape.prefill_requests, shape.decode_kv_tokens, shape.decode_requests
-    )
-    return LinearLatencyModel(*coefficients).predict_ms(features)
+    return LinearLatencyModel(*coefficients).predict_ms(shape.features())
 
 
 def varied_shapes(rng: random.Random, count: int) -> list[BatchShape]:
@@ -37,9 +28,8 @@ def varied_shapes(rng: random.Random, count: int) -> list[BatchShape]:
     for number in range(count):
         n_p = 0 if number % 3 == 0 else rng.randint(1, 4)
         n_d = 0 if number % 3 == 1 else rng.randint(1, 64)
-        prefill = sum(rng.choice((8, 32, 128, 512)) for _ in range(n_p))
-        kv = sum(rng.choice((16, 128, 512, 2000)) for _ in range(n_d))
-        shapes.append(BatchShape(prefill, n_p, kv, n_d))
+        chunks = [(rng.choice((8, 32, 128, 512)), rng.choice((0, 0, 64, 1024))) for _ in range(n_p)]
+        shapes.append(make_shape(chunks, [rng.choice((16, 128, 512, 2000)) for _ in range(n_d)]))
     return shapes
 
 
@@ -79,8 +69,8 @@ def test_outliers_are_left_out() -> None:
 
 def test_rare_kinds_are_not_taken_for_outliers() -> None:
     rng = random.Random(5)
-    decodes = [BatchShape(0, 0, 500 * n_d, n_d) for n_d in range(1, 33)] * 30
-    prefills = [BatchShape(tokens, 1, 0, 0) for tokens in (16, 64, 128, 256, 512)]
+    decodes = [make_shape((), [500] * n_d) for n_d in range(1, 33)] * 30
+    prefills = [make_shape([tokens]) for tokens in (16, 64, 128, 256, 512)]
     fitted = fit_linear(timed(decodes + prefills, rng, noise=0.01))
     assert fitted is not None
     for shape in prefills:
@@ -88,7 +78,7 @@ def test_rare_kinds_are_not_taken_for_outliers() -> None:
 
 
 def test_collinear_shapes_are_predicted_as_measured() -> None:
-    shapes = [BatchShape(0, 0, 100 * n, n) for n in range(1, 20)] + [BatchShape(64 * n, n, 0, 0) for n in range(1, 20)]
+    shapes = [make_shape((), [100] * n) for n in range(1, 20)] + [make_shape([64] * n) for n in range(1, 20)]
     observations = timed(shapes, random.Random(6), noise=0.0)
     fitted = fit_linear(observations)
     assert fitted is not None
@@ -97,20 +87,21 @@ def test_collinear_shapes_are_predicted_as_measured() -> None:
 
 def test_one_kind_alone_gives_no_model_without_a_prior() -> None:
     rng = random.Random(7)
-    decodes = timed([BatchShape(0, 0, 37 * n * n, n) for n in range(1, 40)], rng, noise=0.01)
+    decodes = timed([make_shape((), [37 * n] * n) for n in range(1, 40)], rng, noise=0.01)
     assert fit_linear(decodes) is None
     assert fit_linear(decodes[:1] * 50) is None
 
 
 def test_a_prior_keeps_what_the_samples_do_not_show() -> None:
     rng = random.Random(8)
-    decodes = timed([BatchShape(0, 0, 37 * n * n, n) for n in range(1, 60)] * 5, rng, 0.01, DRIFTED)
+    decodes = timed([make_shape((), [37 * n] * n) for n in range(1, 60)] * 5, rng, 0.01, DRIFTED)
     fitted = fit_linear(decodes, prior=TRUTH)
     assert fitted is not None
     assert mean_relative_error(fitted.coefficients, decodes) < 0.015
     assert fitted.coefficients[1] == pytest.approx(TRUTH[1])
     assert fitted.coefficients[3] == pytest.approx(TRUTH[3])
     assert fitted.coefficients[5] == pytest.approx(TRUTH[5])
+    assert fitted.coefficients[7] == pytest.approx(TRUTH[7])
 
 
 def test_fresh_samples_outweigh_stale_ones() -> None:
@@ -136,10 +127,10 @@ def test_a_model_is_material_when_it_predicts_better() -> None:
     assert is_material(changed, TRUTH, drifted)
 
 
-batch_shapes = st.builds(BatchShape, *(st.integers(0, 5000) for _ in range(4))).filter(
+batch_shapes = st.builds(BatchShape, *(st.integers(0, 5000) for _ in range(5))).filter(
     lambda shape: shape.prefill_requests + shape.decode_requests > 0
 )
-priors = st.none() | st.tuples(*(st.floats(0, 100) for _ in range(7)))
+priors = st.none() | st.tuples(*(st.floats(0, 100) for _ in range(NUM_COEFFICIENTS)))
 
 
 @settings(max_examples=60)

@@ -12,15 +12,17 @@ from shared.latency.architectures import ARCHITECTURES, architecture_named
 from shared.latency.devices import DEVICES, device_named
 from shared.latency.features import BatchFeatures
 from shared.latency.roofline import MEMORY_SHARE, RooflineLatencyModel, num_kv_blocks
+from tests.latency.shapes import make_shape
 
 MODELS = st.builds(
     RooflineLatencyModel.named, st.sampled_from(sorted(ARCHITECTURES)), st.sampled_from(sorted(DEVICES)), st.just(2)
 ) | st.just(RooflineLatencyModel.named("llama2-7b", "a100-40g"))
 FEATURES = st.builds(
-    lambda chunks, contexts: BatchFeatures(sum(chunks), len(chunks), sum(contexts), len(contexts)),
-    st.lists(st.integers(1, 2048), max_size=4),
+    lambda chunks, contexts: make_shape(chunks, contexts).features(),
+    st.lists(st.tuples(st.integers(1, 2048), st.integers(0, 8192)), max_size=4),
     st.lists(st.integers(2, 4096), max_size=64),
 )
+CONTEXTS = st.integers(0, 8192)
 # Published sizes, in billions of parameters.
 PUBLISHED = {"llama2-7b": 6.74, "llama3.1-8b": 8.03, "qwen-14b": 14.17, "mistral-7b": 7.24, "yi-34b": 34.39}
 
@@ -39,23 +41,38 @@ def test_a_decode_costs_the_difference(model: RooflineLatencyModel, features: Ba
     assert model.predict_ms(features) + cost == pytest.approx(model.predict_ms(after))
 
 
-@given(MODELS, FEATURES, st.integers(1, 8192))
-def test_a_chunk_costs_the_difference(model: RooflineLatencyModel, features: BatchFeatures, tokens: int) -> None:
-    after = features.copy()
-    after.add_prefill(tokens)
-    cost = model.prefill_cost_ms(features, tokens)
-    assert model.predict_ms(features) + cost == pytest.approx(model.predict_ms(after))
-    assert 0 < cost < model.prefill_cost_ms(features, tokens + 1)
-
-
-@given(MODELS, FEATURES, st.floats(0, 200), st.integers(0, 4096))
-def test_the_longest_chunk_is_the_longest(
-    model: RooflineLatencyModel, features: BatchFeatures, budget_ms: float, limit: int
+@given(MODELS, FEATURES, st.integers(1, 8192), CONTEXTS)
+def test_a_chunk_costs_the_difference(
+    model: RooflineLatencyModel, features: BatchFeatures, tokens: int, context: int
 ) -> None:
-    tokens = model.max_prefill_tokens(features, budget_ms, limit)
+    after = features.copy()
+    after.add_prefill(tokens, context)
+    cost = model.prefill_cost_ms(features, tokens, context)
+    assert model.predict_ms(features) + cost == pytest.approx(model.predict_ms(after))
+    assert 0 < cost < model.prefill_cost_ms(features, tokens + 1, context)
+
+
+@given(MODELS, FEATURES, CONTEXTS, st.floats(0, 200), st.integers(0, 4096))
+def test_the_longest_chunk_is_the_longest(
+    model: RooflineLatencyModel, features: BatchFeatures, context: int, budget_ms: float, limit: int
+) -> None:
+    tokens = model.max_prefill_tokens(features, context, budget_ms, limit)
     assert 0 <= tokens <= limit
-    assert tokens == 0 or model.prefill_cost_ms(features, tokens) <= budget_ms
-    assert tokens == limit or model.prefill_cost_ms(features, tokens + 1) > budget_ms
+    assert tokens == 0 or model.prefill_cost_ms(features, tokens, context) <= budget_ms
+    assert tokens == limit or model.prefill_cost_ms(features, tokens + 1, context) > budget_ms
+
+
+def test_the_chunks_of_a_prompt_attend_to_all_of_it() -> None:
+    """Their attention computes what one step over the whole prompt would."""
+    model = RooflineLatencyModel.named("llama2-7b", "a100-40g")
+    whole, parts = BatchFeatures(), [BatchFeatures() for _ in range(8)]
+    whole.add_prefill(4096, 0)
+    for number, part in enumerate(parts):
+        part.add_prefill(512, 512 * number)
+    assert sum(part.prefill_pairs for part in parts) == whole.prefill_pairs
+    last, first = model.predict_ms(parts[-1]), model.predict_ms(parts[0])
+    assert last - first == pytest.approx(512 * 3584 * model.ms_per_pair)
+    assert 1.1 * first < last < 1.3 * first
 
 
 def test_an_empty_batch_takes_no_time() -> None:
@@ -68,11 +85,11 @@ def test_one_decode_reads_the_weights_and_a_long_prompt_computes(device: str) ->
     weight_bytes = ARCHITECTURES["llama2-7b"].parameters * 2
     assert model.predict_ms(BatchFeatures(0, 0, 100, 1)) > weight_bytes * 0.97 / figures.memory_bytes_per_s * 1e3
     flops = 2 * ARCHITECTURES["llama2-7b"].parameters * 4096 * 0.97
-    assert model.predict_ms(BatchFeatures(4096, 1, 0, 0)) > flops / figures.half_flops_per_s * 1e3
+    assert model.predict_ms(make_shape([4096]).features()) > flops / figures.half_flops_per_s * 1e3
 
 
 def test_more_gpus_take_less_time_but_not_half() -> None:
-    batch = BatchFeatures(2048, 1, 40_000, 40)
+    batch = make_shape([2048], [1000] * 40).features()
     alone, shared = (RooflineLatencyModel.named("yi-34b", "a100-80g", tp).predict_ms(batch) for tp in (1, 2))
     assert alone / 2 < shared < alone
     slow_link = replace(device_named("a100-80g"), link_bytes_per_s=10e9)

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from services.predictor.window import STALE_WEIGHT, Observation, SampleWindow, stratum
 from shared.protocol.messages import BatchShape
+from tests.latency.shapes import make_shape
 
-shapes = st.builds(BatchShape, *(st.integers(0, 600) for _ in range(4)))
+shapes = st.builds(BatchShape, *(st.integers(0, 600) for _ in range(5)))
 observations = st.builds(Observation, shapes, st.floats(0.1, 1e4), st.just(1.0))
 
 
@@ -36,31 +37,31 @@ def window_add_checked(window: SampleWindow, observation: Observation) -> bool:
 
 def test_a_flood_of_equal_decodes_leaves_the_rare_shapes_at_a_lower_weight() -> None:
     window = SampleWindow(256)
-    rare = [BatchShape(tokens, 1, 0, 0) for tokens in (16, 32, 64, 128, 256, 512)]
+    rare = [make_shape([tokens]) for tokens in (16, 32, 64, 128, 256, 512)]
     for shape in rare:
         window.add(shape, 10.0)
     assert {o.weight for o in window.observations()} == {1.0}
     for number in range(20_000):
-        window.add(BatchShape(0, 0, 1000, 8), 5.0 + number)
+        window.add(make_shape((), [125] * 8), 5.0 + number)
     kept = window.observations()
     assert {Observation(shape, 10.0, STALE_WEIGHT) for shape in rare} < set(kept)
-    assert Observation(BatchShape(0, 0, 1000, 8), 5.0 + 19_999) in kept
+    assert Observation(make_shape((), [125] * 8), 5.0 + 19_999) in kept
 
 
 @pytest.mark.parametrize("latency_ms", [0.0, -1.0, math.nan, math.inf])
 def test_a_senseless_latency_is_refused(latency_ms: float) -> None:
     window = SampleWindow(64)
-    assert not window.add(BatchShape(1, 1, 0, 0), latency_ms)
+    assert not window.add(make_shape([1]), latency_ms)
     assert len(window) == 0
 
 
 def test_an_empty_batch_is_refused() -> None:
-    assert not SampleWindow(64).add(BatchShape(0, 0, 0, 0), 1.0)
+    assert not SampleWindow(64).add(make_shape(), 1.0)
 
 
 def test_recent_ones_come_newest_first_whatever_their_stratum() -> None:
     window = SampleWindow(64)
     for number in range(1, 21):
-        window.add(BatchShape(1 << (number % 5), 1, 0, 0), float(number))
+        window.add(make_shape([1 << (number % 5)]), float(number))
     assert [o.latency_ms for o in window.recent(6)] == [20.0, 19.0, 18.0, 17.0, 16.0, 15.0]
     assert len(window.recent(100)) == 20

@@ -220,7 +220,7 @@ def _features(entries: list[ScheduledRequest], by_id: dict[str, Request]) -> Bat
         if request.is_decode:
             features.add_decode(request.num_computed_tokens + 1)
         else:
-            features.add_prefill(e.num_scheduled_tokens)
+            features.add_prefill(e.num_scheduled_tokens, request.num_computed_tokens)
     return features
 
 

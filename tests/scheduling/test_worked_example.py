@@ -50,7 +50,7 @@ def test_the_plan() -> None:
     after_online = MODEL.predict_ms(BatchFeatures(30, 1, 500, 1))
     assert after_online == pytest.approx(38.0)
     assert MODEL.decode_cost_ms(BatchFeatures(30, 1, 500, 1), 300) == pytest.approx(1.6)
-    assert MODEL.prefill_cost_ms(BatchFeatures(30, 1, 800, 2), 38) == pytest.approx(20.0)
+    assert MODEL.prefill_cost_ms(BatchFeatures(30, 1, 800, 2), 38, 160) == pytest.approx(20.0)
     assert schedule.latency_ms == pytest.approx(59.6)
 
 

@@ -7,7 +7,6 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 from shared.bus import Bus, Subscription
-from shared.latency.features import BatchFeatures
 from shared.latency.linear import LinearLatencyModel
 from shared.protocol import subjects
 from shared.protocol.messages import (
@@ -20,9 +19,10 @@ from shared.protocol.messages import (
     MeasureShape,
 )
 from shared.service import Service
+from tests.latency.shapes import make_shape
 
 KEY = "model.torch.cpu-2t.float32"
-TRUTH = LinearLatencyModel(25.0, 0.8, 2e-3, 3e-4, 2e-8, 1.5, 1.2)
+TRUTH = LinearLatencyModel(25.0, 0.8, 2e-3, 3e-4, 2e-8, 1.5, 1.2, 2e-4)
 
 
 @contextlib.asynccontextmanager
@@ -80,8 +80,7 @@ def executor_info(executor_id: str = "executor-0", **changes: object) -> Executo
 
 
 def predicted(shape: BatchShape, model: LinearLatencyModel = TRUTH) -> float:
-    sums = BatchFeatures(shape.prefill_tokens, shape.prefill_requests, shape.decode_kv_tokens, shape.decode_requests)
-    return model.predict_ms(sums)
+    return model.predict_ms(shape.features())
 
 
 class MeasuringExecutor:
@@ -118,7 +117,7 @@ class MeasuringExecutor:
         self.asked.append(shape)
         why = "busy" if self.busy else self.refuses(shape)
         if why:
-            return MeasuredShape(BatchShape(0, 0, 0, 0), [], why)
-        kv = sum(length + 1 for length in shape.decode_context_lens)
-        sums = BatchShape(sum(shape.prefill_lens), len(shape.prefill_lens), kv, len(shape.decode_context_lens))
+            return MeasuredShape(make_shape(), [], why)
+        chunks = [(chunk.num_tokens, chunk.num_computed_tokens) for chunk in shape.prefills]
+        sums = make_shape(chunks, [length + 1 for length in shape.decode_context_lens])
         return MeasuredShape(sums, [predicted(sums) * (1 + 0.01 * (n % 3 - 1)) for n in range(shape.repeats)])

@@ -167,3 +167,16 @@ async def test_entries_are_whole_while_many_read_and_write(bus: Bus) -> None:
     seen = await asyncio.gather(*(read() for _ in range(50)), *(write(number) for number in range(20)))
     keys = {f"file-{number}" for number in range(20)}
     assert all(found == keys for found in seen if found is not None)
+
+
+async def test_a_record_of_another_version_is_as_good_as_deleted(bus: Bus) -> None:
+    old = await bus.bucket("test_versions", AbortRequests)
+    await old.put("a", AbortRequests(["x"]))
+    bucket = await bus.bucket("test_versions", FileRecord)
+    await bucket.put("b", file_record("b"))
+    seen: list[tuple[str, bool]] = []
+    async for entry in bucket.watch():
+        if entry is None:
+            break
+        seen.append((entry.key, entry.value is None))
+    assert seen == [("a", True), ("b", False)]

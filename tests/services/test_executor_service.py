@@ -29,6 +29,7 @@ from shared.protocol.messages import (
     OfflineResult,
     PlanEntry,
     PlanSource,
+    PrefillChunk,
     SamplingParams,
     StepPlan,
     StepStarted,
@@ -142,7 +143,7 @@ async def test_a_plan_brings_offline_work_and_its_result_is_durable(
     models = await bus.bucket(subjects.LATENCY_MODELS_BUCKET, LatencyModelRecord)
     budgets = await bus.bucket(subjects.BUDGETS_BUCKET, BudgetRecord)
     key = executor.info.profile_key
-    await models.put(key, LatencyModelRecord(key, (1.0, 0.1, 0.0, 0.0, 0.0, 0.0, 0.1), 9, 0.0, 0.0))
+    await models.put(key, LatencyModelRecord(key, (1.0, 0.1, 0.0, 0.0, 0.0, 0.0, 0.1, 0.0), 9, 0.0, 0.0))
     await budgets.put(key, BudgetRecord(key, 100.0, "fixed"))
     async with asyncio.timeout(10):
         while True:
@@ -184,14 +185,14 @@ async def test_a_plan_of_another_epoch_or_step_is_not_run(
 
 async def test_measuring_waits_for_an_idle_engine(bus: Bus, listener: Listener, executor: ExecutorService) -> None:
     subject = subjects.measure("executor-0")
-    measured = await bus.request(subject, MeasureShape([64], [100, 200], repeats=2), MeasuredShape)
+    measured = await bus.request(subject, MeasureShape([PrefillChunk(64, 16)], [100, 200], repeats=2), MeasuredShape)
     assert measured.error == "" and len(measured.latencies_ms) == 2
     assert (measured.shape.prefill_tokens, measured.shape.decode_kv_tokens) == (64, 302)
-    too_long = await bus.request(subject, MeasureShape([9999], []), MeasuredShape)
+    too_long = await bus.request(subject, MeasureShape([PrefillChunk(9999)], []), MeasuredShape)
     assert "not one step of this executor" in too_long.error
     await bus.publish(subjects.inbox("executor-0"), make_request("a", max_tokens=200))
     await listener.until_step(idle=False)
-    assert (await bus.request(subject, MeasureShape([64], []), MeasuredShape)).error == "busy"
+    assert (await bus.request(subject, MeasureShape([PrefillChunk(64)], []), MeasuredShape)).error == "busy"
 
 
 async def test_requests_of_a_gateway_that_is_gone_stop(

@@ -13,9 +13,10 @@ from shared.clock import SystemClock
 from shared.latency.linear import LinearLatencyModel
 from shared.protocol import subjects
 from shared.protocol.messages import BatchShape, LatencyModelRecord, LatencySample
+from tests.latency.shapes import make_shape
 from tests.services.profiling import KEY, TRUTH, model_of, predicted, running, until
 
-SLOWER = LinearLatencyModel(50.0, 1.6, 4e-3, 6e-4, 4e-8, 3.0, 2.4)
+SLOWER = LinearLatencyModel(*(2 * coefficient for coefficient in TRUTH.coefficients()))
 
 
 def predictor(bus: Bus, **changes: float) -> Predictor:
@@ -29,7 +30,8 @@ def mixed_shapes(count: int) -> list[BatchShape]:
     for number in range(count):
         n_p = 0 if number % 3 == 0 else rng.randint(1, 4)
         n_d = 0 if number % 3 == 1 else rng.randint(1, 32)
-        shapes.append(BatchShape(n_p * rng.randint(8, 128), n_p, n_d * rng.randint(16, 1500), n_d))
+        chunks = [(rng.randint(8, 128), rng.choice((0, 0, 512)))] * n_p
+        shapes.append(make_shape(chunks, [rng.randint(16, 1500)] * n_d))
     return shapes
 
 
@@ -86,7 +88,7 @@ async def test_each_profile_key_has_its_own_model(bus: Bus) -> None:
         await send(bus, mixed_shapes(100))
         await send(bus, mixed_shapes(100), SLOWER, key="other")
         fast, slow = await model_of(bus), await model_of(bus, "other")
-    shape = BatchShape(100, 1, 5000, 10)
+    shape = make_shape([100], [500] * 10)
     assert predicted(shape, LinearLatencyModel(*slow.coefficients)) == pytest.approx(
         2 * predicted(shape, LinearLatencyModel(*fast.coefficients)), rel=0.1
     )
@@ -102,10 +104,10 @@ async def test_a_restarted_predictor_keeps_what_it_knew(bus: Bus) -> None:
         assert restarted.details()["models"] == 1
         models = await bus.bucket(subjects.LATENCY_MODELS_BUCKET, LatencyModelRecord)
         revision = (await models.get(KEY)).revision
-        decodes = [BatchShape(0, 0, 100 * n * (1 + n % 3), n) for n in range(1, 60)]
+        decodes = [make_shape((), [100 * (1 + n % 3)] * n) for n in range(1, 60)]
         await send(bus, decodes * 3, SLOWER)
         after = await model_of(bus, newer_than=revision)
-    prefill = BatchShape(200, 2, 0, 0)
+    prefill = make_shape([100, 100])
     old, new = (predicted(prefill, LinearLatencyModel(*record.coefficients)) for record in (before, after))
     assert new > 0.9 * old
 
@@ -125,8 +127,8 @@ async def test_too_few_samples_and_senseless_ones_make_no_model(bus: Bus) -> Non
     service = predictor(bus)
     async with running(service):
         await send(bus, mixed_shapes(20))
-        await bus.publish(subjects.sample("e"), LatencySample("e", KEY, 1, BatchShape(0, 0, 0, 0), 5.0))
-        await bus.publish(subjects.sample("e"), LatencySample("e", KEY, 1, BatchShape(1, 1, 0, 0), -5.0))
+        await bus.publish(subjects.sample("e"), LatencySample("e", KEY, 1, make_shape(), 5.0))
+        await bus.publish(subjects.sample("e"), LatencySample("e", KEY, 1, make_shape([1]), -5.0))
         await until(lambda: service.details()["samples_refused"] == 2)
         assert service.details()["samples"] == 20
         assert service.details()["fits"] == 0 and service.details()["models"] == 0

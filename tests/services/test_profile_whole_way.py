@@ -15,11 +15,11 @@ from services.profiler.service import Profiler
 from services.profiler.settings import ProfilerSettings
 from shared.bus import Bus
 from shared.clock import SystemClock
-from shared.latency.features import BatchFeatures
 from shared.latency.linear import LinearLatencyModel
 from shared.latency.roofline import RooflineLatencyModel
 from shared.protocol import subjects
 from shared.protocol.messages import BudgetRecord, ExecutorInfo, LatencyModelRecord
+from tests.latency.shapes import make_shape
 from tests.services.profiling import running, until
 
 
@@ -62,7 +62,7 @@ async def test_a_real_executor_is_profiled(bus: Bus, tmp_path: Path, executor_pr
 def _mean_error(model: LinearLatencyModel) -> float:
     truth = RooflineLatencyModel.named("llama2-7b", "a100-40g")
     batches = [
-        BatchFeatures(prefill, int(prefill > 0), decodes * context, decodes)
+        make_shape([prefill] if prefill else [], [context] * decodes).features()
         for prefill in (0, 64, 256, 480)
         for decodes in (1, 16, 32)
         for context in (100, 1000)

@@ -14,15 +14,22 @@ from services.profiler.load_watch import LoadWatch
 from services.profiler.profile import ProfileFiles
 from services.profiler.service import Profiler
 from services.profiler.settings import ProfilerSettings
-from services.profiler.shapes import fits, sweep_shapes
+from services.profiler.shapes import fits, num_tokens, sweep_shapes
 from services.profiler.sweep import ExecutorBusyError, ExecutorSilentError, Sweep
 from shared.bus import Bus
 from shared.clock import SystemClock
 from shared.errors import ConfigError
 from shared.latency.linear import LinearLatencyModel
 from shared.protocol import subjects
-from shared.protocol.messages import BudgetRecord, LatencyModelRecord, LatencySample, MeasuredShape, MeasureShape
-from tests.services.profiling import KEY, MeasuringExecutor, executor_info, model_of, predicted, running, until
+from shared.protocol.messages import (
+    BudgetRecord,
+    LatencyModelRecord,
+    LatencySample,
+    MeasuredShape,
+    MeasureShape,
+    PrefillChunk,
+)
+from tests.services.profiling import KEY, TRUTH, MeasuringExecutor, executor_info, model_of, predicted, running, until
 
 SMALL = {"max_num_batched_tokens": 64, "max_num_seqs": 8, "max_model_len": 256, "num_blocks": 200}
 
@@ -99,7 +106,7 @@ async def test_refresh_and_larger_limits_measure_again(bus: Bus, tmp_path: Path,
         service = profiler(bus, tmp_path)
         async with running(service):
             await until(lambda: is_done(service))
-        assert max(sum(shape.prefill_lens) for shape in larger.asked) == 128
+        assert max(num_tokens(shape) for shape in larger.asked) == 128
 
 
 async def test_a_corrupt_cache_file_is_reported_and_replaced(
@@ -255,15 +262,17 @@ def test_shapes_keep_to_the_limits_and_tell_the_kinds_apart(limits: dict[str, in
     shapes = sweep_shapes(info)
     assert shapes and all(fits(shape, info) for shape in shapes)
     assert any(not shape.decode_context_lens for shape in shapes)
-    assert any(not shape.prefill_lens for shape in shapes)
-    seen = [(tuple(shape.prefill_lens), tuple(shape.decode_context_lens)) for shape in shapes]
+    assert any(not shape.prefills for shape in shapes)
+    seen = [(tuple(shape.prefills), tuple(shape.decode_context_lens)) for shape in shapes]
     assert len(set(seen)) == len(seen)
     if not limits:
         first = shapes[:24]
-        assert {bool(s.prefill_lens) + 2 * bool(s.decode_context_lens) for s in first} == {1, 2, 3}
-        assert max(sum(s.prefill_lens) for s in first) == 512
+        assert {bool(s.prefills) + 2 * bool(s.decode_context_lens) for s in first} == {1, 2, 3}
+        assert max(sum(chunk.num_tokens for chunk in s.prefills) for s in first) == 512
         assert max(len(s.decode_context_lens) for s in first) == 64
         assert max(max(s.decode_context_lens, default=0) for s in first) == 2047
+        ends = {c.num_tokens + c.num_computed_tokens for s in first for c in s.prefills if c.num_computed_tokens}
+        assert max(ends) == 2048
 
 
 @pytest.mark.parametrize("key", ["", "..", "../x", "a/b", ".hidden", "ä"])
@@ -276,13 +285,15 @@ def test_a_shape_beyond_the_kv_cache_does_not_fit() -> None:
     info = executor_info(num_blocks=4, block_size=16)
     assert fits(MeasureShape([], [31, 31]), info)
     assert not fits(MeasureShape([], [31, 32]), info)
+    assert fits(MeasureShape([PrefillChunk(16, 48)], []), info)
+    assert not fits(MeasureShape([PrefillChunk(17, 48)], []), info)
 
 
 async def test_a_model_record_alone_is_kept(bus: Bus, tmp_path: Path, predictor: Predictor) -> None:
     """With a model on the bus already, a sweep ends as soon as it is measured."""
     models = await bus.bucket(subjects.LATENCY_MODELS_BUCKET, LatencyModelRecord)
     service = profiler(bus, tmp_path, first_confirm_s=60.0)
-    await models.put(KEY, LatencyModelRecord(KEY, (25.0, 0.8, 2e-3, 3e-4, 2e-8, 1.5, 1.2), 100, 0.01, 1.0))
+    await models.put(KEY, LatencyModelRecord(KEY, TRUTH.coefficients(), 100, 0.01, 1.0))
     async with running(service), MeasuringExecutor(bus, executor_info(**SMALL)):
         await until(lambda: is_done(service))
     assert (await model_of(bus)).coefficients[0] == pytest.approx(25.0, rel=0.2)

@@ -17,6 +17,7 @@ from shared.protocol.messages import (
     GenerateRequest,
     MeasureShape,
     PlanEntry,
+    PrefillChunk,
     SamplingParams,
     StepPlan,
 )
@@ -212,17 +213,22 @@ def test_a_failed_step_is_computed_anew_and_its_culprit_ends(tokenizer: Tokenize
 
 def test_scratch_batches_leave_nothing_behind(tokenizer: Tokenizer) -> None:
     replica, engine = make_replica(tokenizer)
-    scratch = ScratchBatch(MeasureShape([20, 30], [40, 1]), replica.pool, replica.limits, replica.spec)
+    scratch = ScratchBatch(
+        MeasureShape([PrefillChunk(20), PrefillChunk(30, 100)], [40, 1]), replica.pool, replica.limits, replica.spec
+    )
     engine.execute(scratch.batch)
     assert replica.pool.num_free < 64
     scratch.free()
     assert replica.pool.num_free == 64
     replica.pool.check_integrity()
     for shape, problem in (
-        (MeasureShape([65], []), "not one step"),
+        (MeasureShape([PrefillChunk(65)], []), "not one step"),
         (MeasureShape([], []), "not one step"),
-        (MeasureShape([0], [3]), "at least 1"),
+        (MeasureShape([PrefillChunk(0)], [3]), "at least 1"),
+        (MeasureShape([PrefillChunk(5, -1)], []), "at least 1"),
+        (MeasureShape([], [0]), "at least 1"),
         (MeasureShape([], [600]), "beyond the context"),
+        (MeasureShape([PrefillChunk(20, 500)], []), "beyond the context"),
         (MeasureShape([], [500] * 3), "not enough free"),
     ):
         with pytest.raises(ValueError, match=problem):

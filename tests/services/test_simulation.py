@@ -32,7 +32,7 @@ from shared.scheduling.offline_order import FcfsOrder
 from shared.scheduling.offline_rate import OfflineRate
 
 DURATION_S = 20.0
-RECORD = LatencyModelRecord("key", (10.0, 0.05, 0.0004, 0.0, 0.0, 0.1, 0.1), 100, 0.01, 0.0)
+RECORD = LatencyModelRecord("key", (10.0, 0.05, 0.0004, 0.0, 0.0, 0.1, 0.1, 0.0), 100, 0.01, 0.0)
 
 
 def make_requests(seed: int, count: int = 60) -> list[TraceRequest]:
