@@ -37,18 +37,27 @@ class Slo:
 
     def judge(self, online: OnlineReport, samples: LatencySamples, baseline: OnlineReport | None) -> SloReport:
         """Measured against the bound. An SLO with nothing to measure, or nothing to compare with, is not met."""
-        bound = self._bound_ms(baseline)
-        value = _figure(online, self.metric, self.statistic)
-        if bound is None or value is None:
-            return SloReport(self.expr, bound, value, met=False, attainment=None)
-        met = value < bound if self.strict else value <= bound
-        return SloReport(self.expr, bound, value, met, self._attainment(online, samples, bound))
+        bound, value = self.bound_ms(baseline), self.value_ms(online)
+        attainment = None if bound is None or value is None else self._attainment(online, samples, bound)
+        return SloReport(self.expr, bound, value, self.is_met(value, bound), attainment)
 
-    def _bound_ms(self, baseline: OnlineReport | None) -> float | None:
+    def bound_ms(self, baseline: OnlineReport | None) -> float | None:
+        """None for a relative SLO without a baseline, or where the baseline has no figure."""
         if not self.relative:
             return self.limit
-        figure = None if baseline is None else _figure(baseline, self.metric, self.statistic)
+        figure = None if baseline is None else self.value_ms(baseline)
         return None if figure is None else self.limit * figure
+
+    def value_ms(self, online: OnlineReport) -> float | None:
+        """The figure that is bounded; None where no request was answered."""
+        summary: Summary | None = getattr(online, self.metric)
+        return None if summary is None else getattr(summary, self.statistic)
+
+    def is_met(self, value_ms: float | None, bound_ms: float | None) -> bool:
+        """An unknown figure or bound is not met."""
+        if value_ms is None or bound_ms is None:
+            return False
+        return value_ms < bound_ms if self.strict else value_ms <= bound_ms
 
     def _attainment(self, online: OnlineReport, samples: LatencySamples, bound: float) -> float:
         ordered = sorted(getattr(samples, self.metric))
@@ -76,8 +85,3 @@ def parse_slo(expr: str) -> Slo:
     return Slo(
         expr, METRICS[metric], STATISTICS[statistic], float(number) * factor, unit in RATIOS, strict=operator == "<"
     )
-
-
-def _figure(online: OnlineReport, metric: str, statistic: str) -> float | None:
-    summary: Summary | None = getattr(online, metric)
-    return None if summary is None else getattr(summary, statistic)

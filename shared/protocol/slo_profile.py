@@ -38,6 +38,7 @@ class Trial(msgspec.Struct, frozen=True):
     offline_requests_per_s: float
     offline_tokens_per_s: float  # prompt and output
     offline_output_tokens_per_s: float
+    backlog_ran_out: bool = False  # before the run's end, so that the load was less than it would be
 
 
 class WorkloadFacts(msgspec.Struct, frozen=True):

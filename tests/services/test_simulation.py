@@ -20,12 +20,13 @@ from loadgen.replay import ReplayPlan
 from loadgen.report import Report
 from loadgen.scaling import Scaling
 from loadgen.traces import TraceRequest
-from services.profiler.simulation.backlog import Backlog
+from services.profiler.simulation.backlog import Backlog, PreparedBacklog
 from services.profiler.simulation.encoding import PromptEncoder
 from services.profiler.simulation.setup import Machine, make_strategy
 from services.profiler.simulation.simulation import Simulation
 from services.profiler.simulation.virtual_executor import ExecutorSetup, VirtualExecutor
 from services.profiler.simulation.virtual_phase import VirtualPhase
+from services.profiler.simulation.workload import SimulatedWorkload
 from shared.protocol.messages import LatencyModelRecord
 from shared.scheduling.batch import Schedule
 from shared.scheduling.offline_order import FcfsOrder
@@ -134,7 +135,7 @@ class AlwaysReconciling(VirtualExecutor):
 def run_phase(executor_type: type[VirtualExecutor], setup: ExecutorSetup, rate: OfflineRate) -> VirtualPhase:
     prompts = make_prompts(6)
     maker = token_id_prompts(None, None, "test")
-    backlog = Backlog(prompts, PromptEncoder(None), maker, 4096, FcfsOrder())
+    backlog = Backlog(PreparedBacklog(prompts, PromptEncoder(None), maker, 4096), FcfsOrder())
     executor = executor_type(setup, backlog, rate)
     phase = VirtualPhase(executor, make_requests(6), maker, len(prompts), DURATION_S)
     phase.run()
@@ -229,3 +230,19 @@ def test_bad_input_is_one_line(trace_file: Path, arguments: list[str], said: str
     done = simulate("--online", str(trace_file), *preset, *arguments)
     assert done.returncode == 2
     assert said in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_fairness_lets_the_light_client_in_first() -> None:
+    """Many requests at once from few clients: vtc serves those who send little sooner than arrival order does."""
+    requests = [TraceRequest(0.0, 800, 20) for _ in range(60)]
+    setup = Machine(kv_blocks=400).setup(make_strategy("online-only", None, None), 0)
+    ttfts_s = {}
+    for order in ("fcfs", "vtc"):
+        strategy = make_strategy("online-only", None, None, online_order=order)
+        workload = SimulatedWorkload(make_plan(requests, []), setup, num_clients=3)
+        phase = workload.phase(setup, strategy, DURATION_S, online=True, offline=False)
+        phase.run()
+        of_client = zip(phase.records, workload.client_ids, strict=True)
+        last = [record.token_times_s[0] for record, client in of_client if client == "client-3"]
+        ttfts_s[order] = max(last)
+    assert ttfts_s["vtc"] < ttfts_s["fcfs"]

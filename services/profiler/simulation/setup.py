@@ -10,7 +10,7 @@ import msgspec
 from loadgen.errors import WorkloadError
 from services.executor.engine import EngineSpec
 from services.executor.settings import ExecutorSettings
-from services.profiler.simulation.simulation import Strategy
+from services.profiler.simulation.strategy import Strategy
 from services.profiler.simulation.virtual_executor import ExecutorSetup
 from shared.latency.architectures import architecture_named
 from shared.latency.devices import device_named
@@ -19,7 +19,8 @@ from shared.latency.model import LatencyModel
 from shared.latency.roofline import RooflineLatencyModel, num_kv_blocks
 from shared.protocol.messages import LatencyModelRecord
 from shared.scheduling.batch import Limits
-from shared.scheduling.presets import preset_named
+from shared.scheduling.online_order import online_order_named
+from shared.scheduling.presets import DEFAULT_UTILITY_RATIO, preset_named
 
 LIVE = ExecutorSettings(model_path="")  # the executor's own defaults
 
@@ -63,7 +64,7 @@ class Machine:
         return ExecutorSetup(
             Limits(self.block_size, num_blocks, self.max_num_batched_tokens, self.max_num_seqs),
             spec,
-            strategy.preset.policy(strategy.budget_ms),
+            strategy.policy(),
             planner=latency if self.plan_file is None else read_coefficients(self.plan_file),
             latency=latency,
             noise=self.noise,
@@ -77,15 +78,22 @@ class Machine:
         return f"sim://{self.tensor_parallel}x{self.device}?preset={strategy.preset.name}{budget}{rate}"
 
 
-def make_strategy(preset_name: str, budget_ms: float | None, offline_qps: float | None) -> Strategy:
-    """Raises ValueError for an unknown preset, and for a knob that is missing or not the preset's."""
+def make_strategy(
+    preset_name: str,
+    budget_ms: float | None,
+    offline_qps: float | None,
+    utility_ratio: float = DEFAULT_UTILITY_RATIO,
+    online_order: str = "fcfs",
+) -> Strategy:
+    """Raises ValueError for an unknown preset or order, and for a knob that is missing or not the preset's."""
     preset = preset_named(preset_name)
     if preset.uses_latency_budget and budget_ms is None:
         raise ValueError(f"preset {preset.name} holds offline work to a latency budget: give --budget-ms")
     if budget_ms is not None and not preset.uses_latency_budget:
         raise ValueError(f"preset {preset.name} has no latency budget: leave --budget-ms out")
     preset.offline_rate(offline_qps)
-    return Strategy(preset, budget_ms, offline_qps)
+    online_order_named(online_order)
+    return Strategy(preset, budget_ms, offline_qps, utility_ratio, online_order)
 
 
 def read_coefficients(path: Path) -> LinearLatencyModel:

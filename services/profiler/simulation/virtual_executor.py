@@ -14,6 +14,7 @@ from shared.latency.model import LatencyModel
 from shared.protocol.messages import GenerateRequest
 from shared.scheduling.batch import Limits, Policy, Schedule
 from shared.scheduling.offline_rate import OfflineRate
+from shared.scheduling.online_order import OnlineOrder
 from shared.scheduling.request import Kind
 from shared.scheduling.schedule import two_phase_schedule
 
@@ -52,15 +53,24 @@ class VirtualExecutor:
     expected outcome: here it is made when the step has ended and before any later arrival is told, which is the same
     since the outcome is as expected (lengths are known, no EOS). It is then reconciled with what has arrived."""
 
-    def __init__(self, setup: ExecutorSetup, backlog: Backlog | None, rate: OfflineRate) -> None:
+    def __init__(
+        self,
+        setup: ExecutorSetup,
+        backlog: Backlog | None,
+        rate: OfflineRate,
+        online_order: OnlineOrder | None = None,
+    ) -> None:
+        """``online_order``: a new one; fcfs unless given."""
         self._setup = setup
         self._backlog = backlog
         self._rate = rate
-        self._replica = Replica(setup.limits, setup.spec, None)
+        self._replica = Replica(setup.limits, setup.spec, None, online_order)
         self._noise = random.Random(f"{setup.seed}:noise")
         self._plan: Schedule | None = None
         self._has_arrivals = False  # since the plan was made
         self.num_steps = 0
+        self.num_offline_entered = 0
+        self.longest_plan_ms = 0.0  # of any batch that was planned; under a longer budget all would be the same
 
     @property
     def replica(self) -> Replica:
@@ -99,9 +109,7 @@ class VirtualExecutor:
         if plan is not None and (running := self._take(plan)):
             return running
         policy, planner = self._setup.policy, self._setup.planner
-        if self._replica.has_work and (
-            running := self._replica.allocate(self._replica.schedule(None, policy, planner))
-        ):
+        if self._replica.has_work and (running := self._allocate(self._replica.schedule(None, policy, planner))):
             return running
         self._make_plan(now_s)
         plan, self._plan = self._plan, None
@@ -110,6 +118,10 @@ class VirtualExecutor:
     def _take(self, plan: Schedule) -> list[tuple[LiveSequence, int]]:
         if not self._stands(plan):
             plan = self._replica.reconcile(plan.entries, plan.preempted, self._setup.policy, self._setup.planner)
+        return self._allocate(plan)
+
+    def _allocate(self, plan: Schedule) -> list[tuple[LiveSequence, int]]:
+        self.longest_plan_ms = max(self.longest_plan_ms, plan.latency_ms)
         return self._replica.allocate(plan)
 
     def _stands(self, plan: Schedule) -> bool:
@@ -134,6 +146,7 @@ class VirtualExecutor:
             self._setup.policy,
             self._setup.planner,
         )
+        self.longest_plan_ms = max(self.longest_plan_ms, plan.latency_ms)
         self._has_arrivals = False
         if self._backlog is not None:
             self._let_in(plan, self._backlog)
@@ -147,6 +160,7 @@ class VirtualExecutor:
         for request_id in entering:
             self._replica.submit(backlog.take(request_id))
         self._rate.enter(len(entering))
+        self.num_offline_entered += len(entering)
 
 
 def _outcome(running: list[tuple[LiveSequence, int]]) -> tuple[BatchFeatures, dict[str, int]]:

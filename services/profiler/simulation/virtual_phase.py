@@ -30,8 +30,11 @@ class VirtualPhase:
         backlog_size: int,
         duration_s: float,
         on_change: Callable[[VirtualPhase], None] | None = None,
+        client_ids: Sequence[str] | None = None,
     ) -> None:
+        """``client_ids``: whom each request is from; None is one client."""
         self.executor = executor
+        self.backlog_size = backlog_size
         self.records: list[RequestRecord] = []
         self.num_online_finished = 0
         self.num_online_failed = 0
@@ -40,9 +43,9 @@ class VirtualPhase:
         self.now_s = 0.0
         self._requests = requests
         self._prompts = prompts
-        self._backlog_size = backlog_size
         self._duration_s = duration_s
         self._on_change = on_change
+        self._client_ids = client_ids
         self._open: dict[str, RequestRecord] = {}  # online requests under way
         self._counted = _OfflineCount()
 
@@ -65,7 +68,7 @@ class VirtualPhase:
         has_online = bool(self._requests)
         return PhaseOutcome(
             online=online_report(self.records, 0.0, end_s) if has_online else None,
-            offline=offline_report(self._totals(end_s)) if self._backlog_size else None,
+            offline=offline_report(self._totals(end_s)) if self.backlog_size else None,
             records=self.records,
             idle_share=max(0.0, 1.0 - self.busy_s / end_s),
         )
@@ -73,7 +76,7 @@ class VirtualPhase:
     def _is_over(self, drain: bool) -> bool:
         if self.now_s < self._duration_s or self._open or len(self.records) < len(self._requests):
             return False
-        return not drain or self.num_offline_finished == self._backlog_size
+        return not drain or self.num_offline_finished == self.backlog_size
 
     def _arrive(self) -> None:
         """Submit what is due."""
@@ -96,7 +99,10 @@ class VirtualPhase:
         sampling = SamplingParams(
             max(1, request.num_output_tokens), temperature=0.0, seed=ONLINE_SEEDS + index, ignore_eos=True
         )
-        return GenerateRequest(f"online-{index}", Kind.ONLINE, token_ids, sampling, request.arrival_s)
+        client_id = self._client_ids[index] if self._client_ids else ""
+        return GenerateRequest(
+            f"online-{index}", Kind.ONLINE, token_ids, sampling, request.arrival_s, client_id=client_id
+        )
 
     def _next_event_s(self) -> float | None:
         """When an idle executor gets work; None where it never does."""
@@ -139,10 +145,10 @@ class VirtualPhase:
 
     def _totals(self, end_s: float) -> OfflineTotals:
         counted = self._counted
-        exhausted = counted.completed + counted.errors == self._backlog_size
+        exhausted = counted.completed + counted.errors == self.backlog_size
         return OfflineTotals(
             mode="batch",
-            backlog=self._backlog_size,
+            backlog=self.backlog_size,
             completed=counted.completed,
             errors=counted.errors,
             input_tokens=counted.input_tokens,

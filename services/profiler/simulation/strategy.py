@@ -1,0 +1,39 @@
+"""A preset with what it leaves open."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from shared.scheduling.batch import Policy
+from shared.scheduling.offline_order import OfflineOrder, make_offline_order
+from shared.scheduling.offline_rate import OfflineRate
+from shared.scheduling.online_order import OnlineOrder, online_order_named
+from shared.scheduling.presets import DEFAULT_UTILITY_RATIO, Preset
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """A preset and its two knobs, each None where the preset does not use it; and the orders' settings."""
+
+    preset: Preset
+    budget_ms: float | None = None
+    offline_qps: float | None = None
+    utility_ratio: float = DEFAULT_UTILITY_RATIO
+    online_order: str = "fcfs"
+
+    def policy(self) -> Policy:
+        return self.preset.policy(self.budget_ms)
+
+    def offline_rate(self) -> OfflineRate:
+        """A new one. Raises ValueError where the preset needs a rate that is missing, or does not use the given."""
+        return self.preset.offline_rate(self.offline_qps)
+
+    def make_offline_order(self, seed: int) -> OfflineOrder:
+        """A new one; the same seed draws the same. Raises ValueError for a bad utility ratio."""
+        numbers = iter(random.Random(f"{seed}:order").random, None)
+        return make_offline_order(self.preset.offline_order, self.utility_ratio, numbers)
+
+    def make_online_order(self) -> OnlineOrder:
+        """A new one. Raises ValueError for an unknown name."""
+        return online_order_named(self.online_order)

@@ -1,0 +1,75 @@
+"""What simulated runs replay, read and prepared once for any number of them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from itertools import accumulate
+
+from loadgen.offline import fit_backlog
+from loadgen.prompts import token_id_prompts
+from loadgen.replay import ReplayPlan
+from loadgen.scaling import cap_context
+from services.profiler.simulation.backlog import Backlog, PreparedBacklog
+from services.profiler.simulation.encoding import CHARACTERS_PER_TOKEN, PromptEncoder
+from services.profiler.simulation.strategy import Strategy
+from services.profiler.simulation.virtual_executor import ExecutorSetup, VirtualExecutor
+from services.profiler.simulation.virtual_phase import VirtualPhase
+
+
+class SimulatedWorkload:
+    """A plan's requests and prompts, cut to an executor's context. Each phase made of it is a run of its own: an
+    empty KV cache, the whole backlog, the same random numbers."""
+
+    def __init__(self, plan: ReplayPlan, setup: ExecutorSetup, num_clients: int = 1) -> None:
+        """``num_clients``: whom requests are from, at random by the plan's seed, the k-th client sending 1/k as many
+        as the first. Raises WorkloadError for a model folder without tokenizer."""
+        self.notes: list[str] = []
+        capacity = setup.limits.num_blocks * setup.limits.block_size
+        self.max_context = min(plan.max_context or setup.spec.max_model_len, setup.spec.max_model_len, capacity)
+        encoder = PromptEncoder(plan.model_path)
+        maker = token_id_prompts(plan.model_path, plan.filler, str(plan.scaling.seed))
+        self._online_prompts = maker.salted("online")
+        self.requests = cap_context(plan.requests, self.max_context)
+        self.client_ids = _client_ids(len(self.requests), num_clients, plan.scaling.seed)
+        # Texts are cut by the backlog, which has their tokens; only lengths are left to scale here.
+        prompts = fit_backlog(plan.prompts, plan.scaling.length_scale, self.max_context, None)
+        self.backlog = PreparedBacklog(prompts, encoder, maker.salted("offline"), self.max_context)
+        capped = sum(ours != theirs for ours, theirs in zip(self.requests, plan.requests, strict=True))
+        if capped:
+            self.notes.append(f"{capped} online requests were cut to the context of {self.max_context} tokens")
+        if not encoder.is_exact and any(prompt.num_prompt_tokens is None for prompt in prompts):
+            self.notes.append(
+                f"offline texts count as a token for every {CHARACTERS_PER_TOKEN} characters: give --model-path to "
+                "count them by a tokenizer"
+            )
+
+    def phase(
+        self,
+        setup: ExecutorSetup,
+        strategy: Strategy,
+        duration_s: float,
+        online: bool,
+        offline: bool,
+        on_change: Callable[[VirtualPhase], None] | None = None,
+    ) -> VirtualPhase:
+        """One run, not yet begun, under the policy of ``setup`` and the orders and rate of ``strategy``.
+
+        Raises ValueError for a strategy whose knobs do not fit."""
+        backlog = Backlog(self.backlog, strategy.make_offline_order(setup.seed)) if offline else None
+        executor = VirtualExecutor(setup, backlog, strategy.offline_rate(), strategy.make_online_order())
+        return VirtualPhase(
+            executor,
+            self.requests if online else [],
+            self._online_prompts,
+            len(self.backlog) if offline else 0,
+            duration_s,
+            on_change,
+            self.client_ids,
+        )
+
+
+def _client_ids(num_requests: int, num_clients: int, seed: int) -> list[str]:
+    names = [f"client-{number}" for number in range(1, num_clients + 1)]
+    weights = list(accumulate(1 / number for number in range(1, num_clients + 1)))
+    return random.Random(f"{seed}:clients").choices(names, cum_weights=weights, k=num_requests)

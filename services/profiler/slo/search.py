@@ -1,0 +1,146 @@
+"""The search for the largest value of a knob that keeps every SLO (HyGen section 4.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from loadgen.slo import Slo
+from services.profiler.slo.grid import Grid
+from services.profiler.slo.outcome import TrialOutcome
+from shared.protocol.slo_profile import Knob, SloProfileRecord, SloVerdict, Trial, WorkloadFacts
+
+DEFAULT_PRECISION = 0.05
+ONLINE_ONLY = 0.0  # the knob's value that lets no offline work in
+LOOK_BEYOND = 2  # values above the first that failed, in case that was a blip
+EXTRA_RUNS = 6  # beyond those of a bisection, for what is found by looking beyond
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """What a knob's values may be: from the first that lets offline work in to the first that holds none of it
+    back."""
+
+    lowest: float
+    highest: float
+
+
+class SloSearch:
+    """It says what to run and is told what came of it, so that runs may be simulated or live, awaited or shared.
+
+    First ``next_value`` is 0, the run without offline work: the baseline of relative SLOs, and the best that can be
+    promised. Where that keeps the SLOs, ``open`` gives the span; its largest value is run next and ends the search
+    if it keeps them. Then the span is bisected. Latencies need not grow with the knob all the way: the answer is
+    always a value whose own run kept the SLOs, and values just above the first that failed are tried too. It takes at
+    most 1 + log2(values in the span) + ``EXTRA_RUNS`` runs, rounded up.
+    """
+
+    def __init__(self, slos: Sequence[Slo], knob: Knob, precision: float = DEFAULT_PRECISION) -> None:
+        """``precision``: the ratio between values tried, less one. Raises ValueError for one outside [0.001, 1], or
+        without SLOs."""
+        if not slos:
+            raise ValueError("a search needs at least one SLO to keep")
+        self.knob = knob
+        self.trials: list[Trial] = []  # in the order in which they ran
+        self._slos = slos
+        self._grid = Grid(precision)
+        self._online_only: TrialOutcome | None = None
+        self._kept: dict[int, bool] = {}  # by index in the grid
+        self._first = self._last = 0  # indices of the span
+        self._runs_left = 0
+
+    @property
+    def reachable(self) -> bool:
+        """The run without offline work kept the SLOs."""
+        return bool(self.trials) and self.trials[0].met
+
+    @property
+    def value(self) -> float | None:
+        """The largest value that kept the SLOs so far; None where none did."""
+        index = self._largest_kept()
+        return None if index is None else self._grid.value(index)
+
+    @property
+    def best(self) -> list[SloVerdict]:
+        """Each SLO's figure without offline work."""
+        return self.trials[0].verdicts if self.trials else []
+
+    def open(self, span: Span, known: Mapping[float, TrialOutcome] | None = None) -> None:
+        """After the run without offline work. ``known``: outcomes of other searches' runs on the same workload, by
+        value; the two between which the answer lies by them are taken over."""
+        self._first, self._last = self._grid.at_least(span.lowest), self._grid.at_least(span.highest)
+        self._runs_left = 1 + (self._last - self._first + 1).bit_length() + EXTRA_RUNS
+        judged = {}
+        for value, outcome in (known or {}).items():
+            index = self._grid.at_least(value) if value > 0 else None
+            if index is not None and self._first <= index <= self._last and self._grid.value(index) == value:
+                judged[index] = self._judge(value, outcome)
+        kept = max((index for index, trial in judged.items() if trial.met), default=self._first - 1)
+        failed = min((index for index, trial in judged.items() if not trial.met and index > kept), default=None)
+        for index in (failed, kept):
+            if index is not None and index in judged:
+                self._take(index, judged[index])
+
+    def next_value(self) -> float | None:
+        """What to run next; None where the search is over, or waits for ``open``."""
+        if self._online_only is None:
+            return ONLINE_ONLY
+        index = self._next_index() if self.reachable and self._runs_left > 0 else None
+        return None if index is None else self._grid.value(index)
+
+    def tell(self, value: float, outcome: TrialOutcome) -> Trial:
+        """The outcome of ``next_value``."""
+        if self._online_only is None:
+            self._online_only = outcome
+            self.trials.append(self._judge(value, outcome))
+            return self.trials[-1]
+        self._runs_left -= 1
+        trial = self._judge(value, outcome)
+        self._take(self._grid.at_least(value), trial)
+        return trial
+
+    def record(
+        self,
+        profile_key: str,
+        workload: WorkloadFacts,
+        runs_on: str,
+        profiled_at_s: float,
+        model_revision: int = 0,
+        why: str = "",
+    ) -> SloProfileRecord:
+        """What was found, or is known so far."""
+        return SloProfileRecord(
+            profile_key,
+            [slo.expr for slo in self._slos],
+            self.knob,
+            self.value,
+            self.reachable,
+            self.best,
+            list(self.trials),
+            workload,
+            runs_on,
+            profiled_at_s,
+            model_revision,
+            why,
+        )
+
+    def _judge(self, value: float, outcome: TrialOutcome) -> Trial:
+        return outcome.judge(value, self._slos, self._online_only or outcome)
+
+    def _take(self, index: int, trial: Trial) -> None:
+        self._kept[index] = trial.met
+        self.trials.append(trial)
+
+    def _largest_kept(self) -> int | None:
+        return max((index for index, kept in self._kept.items() if kept), default=None)
+
+    def _next_index(self) -> int | None:
+        if not self._kept:
+            return self._last
+        largest = self._largest_kept()
+        low = self._first - 1 if largest is None else largest
+        high = min((index for index, kept in self._kept.items() if not kept and index > low), default=self._last + 1)
+        if high - low > 1:
+            return self._last if high > self._last else (low + high) // 2
+        beyond = range(high + 1, min(high + LOOK_BEYOND, self._last) + 1)
+        return next((index for index in beyond if index not in self._kept), None)

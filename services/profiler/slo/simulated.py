@@ -1,0 +1,103 @@
+"""Test runs in the simulator."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from loadgen.errors import WorkloadError
+from loadgen.progress import ReplayProgress
+from services.profiler.simulation.simulation import tell
+from services.profiler.simulation.strategy import Strategy
+from services.profiler.simulation.virtual_executor import ExecutorSetup
+from services.profiler.simulation.virtual_phase import VirtualPhase
+from services.profiler.simulation.workload import SimulatedWorkload
+from services.profiler.slo.outcome import TrialOutcome
+from services.profiler.slo.search import ONLINE_ONLY, Span
+from services.profiler.slo.trials import knob_of
+from shared.latency.features import BatchFeatures
+from shared.protocol.slo_profile import Knob
+
+ROUNDING = 1 + 1e-9  # sums of the same costs in another order
+
+
+class SimulatedTrials:
+    """Each run starts with an empty executor, the whole backlog and the same random numbers, so that its outcome does
+    not depend on the runs before; outcomes are kept and run once."""
+
+    def __init__(
+        self,
+        workload: SimulatedWorkload,
+        setup: ExecutorSetup,
+        strategy: Strategy,
+        duration_s: float,
+        progress: ReplayProgress,
+    ) -> None:
+        """``setup``: its policy is replaced in each run; ``strategy``: its knob is. Raises ValueError for a preset
+        without a knob, WorkloadError for a workload that lacks online or offline requests."""
+        if not workload.requests or not len(workload.backlog):
+            raise WorkloadError("a search is about online requests beside offline ones: give --online and --offline")
+        self.knob = knob_of(strategy.preset)
+        self.outcomes: dict[float, TrialOutcome] = {}
+        self._workload = workload
+        self._setup = setup
+        self._strategy = strategy
+        self._duration_s = duration_s
+        self._progress = progress
+        self._span: Span | None = None
+        self._unbounded: TrialOutcome | None = None
+
+    def run(self, value: float) -> TrialOutcome:
+        """A budget that no step reaches is the run that found this out."""
+        if value not in self.outcomes:
+            self.outcomes[value] = self._unbounded_by(value) or self._run(value)[0]
+        return self.outcomes[value]
+
+    def span(self) -> Span:
+        """By a run that holds nothing back, once. A budget matters from the cheapest step on, up to the longest that
+        run planned; a rate from one request in the window on, up to that run's own."""
+        if self._span is None:
+            self._unbounded, phase = self._run(math.inf)
+            self._span = self._budget_span(phase) if self.knob is Knob.BUDGET_MS else self._rate_span(phase)
+        return self._span
+
+    def _budget_span(self, phase: VirtualPhase) -> Span:
+        cheapest = BatchFeatures()
+        cheapest.add_scheduled(1, 0)
+        lowest_ms = self._setup.planner.predict_ms(cheapest)
+        return Span(lowest_ms, max(lowest_ms, phase.executor.longest_plan_ms * ROUNDING))
+
+    def _rate_span(self, phase: VirtualPhase) -> Span:
+        lowest_qps = 1 / self._duration_s
+        return Span(lowest_qps, max(lowest_qps, phase.executor.num_offline_entered / phase.now_s))
+
+    def _unbounded_by(self, value: float) -> TrialOutcome | None:
+        bounds = self.knob is Knob.OFFLINE_QPS or self._span is None or value < self._span.highest
+        return None if bounds else self._unbounded
+
+    def _run(self, value: float) -> tuple[TrialOutcome, VirtualPhase]:
+        has_offline = value != ONLINE_ONLY
+        strategy = self._with_knob(value)
+        self._progress.phase(self._name(value), len(self._workload.requests), has_offline * len(self._workload.backlog))
+        phase = self._workload.phase(
+            replace(self._setup, policy=strategy.policy()),
+            strategy,
+            self._duration_s,
+            online=True,
+            offline=has_offline,
+            on_change=lambda phase: tell(phase, self._progress),
+        )
+        phase.run()
+        return TrialOutcome.of(phase.outcome()), phase
+
+    def _with_knob(self, value: float) -> Strategy:
+        if self.knob is Knob.BUDGET_MS:
+            return replace(self._strategy, budget_ms=value)
+        return replace(self._strategy, offline_qps=math.inf if value == ONLINE_ONLY else value)
+
+    def _name(self, value: float) -> str:
+        if value == ONLINE_ONLY:
+            return "online only"
+        if math.isinf(value):
+            return "nothing held back"
+        return f"budget {value:g} ms" if self.knob is Knob.BUDGET_MS else f"{value:g} offline requests/s"

@@ -1,0 +1,103 @@
+"""Searching in the simulator: what is found keeps the SLOs when it is simulated again."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from loadgen.backlog import OfflinePrompt
+from loadgen.errors import WorkloadError
+from loadgen.progress import NoProgress
+from loadgen.replay import ReplayPlan
+from loadgen.report import Report
+from loadgen.scaling import Scaling
+from loadgen.slo import parse_slo
+from loadgen.traces import TraceRequest
+from services.profiler.simulation.setup import Machine, make_strategy
+from services.profiler.simulation.simulation import Simulation
+from services.profiler.simulation.strategy import Strategy
+from services.profiler.simulation.workload import SimulatedWorkload
+from services.profiler.slo.simulated import SimulatedTrials
+from services.profiler.slo.trials import search_slos
+from shared.protocol.slo_profile import Knob
+from shared.scheduling.presets import PRESETS
+
+DURATION_S = 20.0
+SEED = 3
+MACHINE = Machine(noise=0.02)
+
+
+def make_plan(**options: object) -> ReplayPlan:
+    rng = random.Random(1)
+    times = sorted(rng.uniform(0, DURATION_S) for _ in range(40))
+    requests = [TraceRequest(time_s, rng.randint(50, 900), rng.randint(5, 80)) for time_s in times]
+    prompts = [OfflinePrompt(rng.randint(5, 60), num_prompt_tokens=rng.randint(100, 1500)) for _ in range(600)]
+    return replace(ReplayPlan(requests, prompts, Scaling(duration_s=DURATION_S)), **options)  # type: ignore[arg-type]
+
+
+def make_trials(preset: str) -> SimulatedTrials:
+    strategy = Strategy(PRESETS[preset])
+    setup = MACHINE.setup(strategy, SEED)
+    return SimulatedTrials(SimulatedWorkload(make_plan(), setup), setup, strategy, DURATION_S, NoProgress())
+
+
+def simulate(knob: Knob, value: float, expr: str) -> Report:
+    """A run of its own, as the simulate command makes it."""
+    budget = make_strategy("hygen", value, None) if knob is Knob.BUDGET_MS else make_strategy("hygen-star", None, value)
+    plan = make_plan(slos=[parse_slo(expr)], baseline=True, offline_only_share=0.05)
+    simulation = Simulation(plan, MACHINE.setup(budget, SEED), budget, "sim://test", NoProgress())
+    simulation.run()
+    return simulation.report(partial=False)
+
+
+@pytest.mark.parametrize(("preset", "expr"), [("hygen", "tbt_mean<=1.3x"), ("hygen-star", "tbt_mean<=1.3x")])
+def test_what_is_found_keeps_the_slo_and_more_does_not(preset: str, expr: str) -> None:
+    trials = make_trials(preset)
+    search = search_slos(trials, [parse_slo(expr)])
+    assert search.value is not None
+    found = simulate(trials.knob, search.value, expr)
+    assert found.slo[0].met and found.offline is not None and found.offline.completed > 0
+    trial = next(trial for trial in search.trials if trial.value == search.value)
+    assert trial.verdicts[0].value_ms == found.slo[0].value
+    assert trial.offline_tokens_per_s == found.offline.total_tokens_per_s
+    assert not simulate(trials.knob, search.value * 1.3, expr).slo[0].met
+
+
+def test_outcomes_do_not_depend_on_what_ran_before() -> None:
+    values = [0.0, 40.0, 25.0]
+    first, second = make_trials("hygen"), make_trials("hygen")
+    forwards = {value: first.run(value) for value in values}
+    assert second.span() == first.span()
+    assert {value: second.run(value) for value in reversed(values)} == forwards
+
+
+def test_the_span_ends_where_a_budget_changes_nothing() -> None:
+    trials = make_trials("hygen")
+    span = trials.span()
+    assert trials.run(span.highest * 2) is trials.run(span.highest)
+    simulated = simulate(Knob.BUDGET_MS, span.highest, "tbt_mean<=1ms")
+    assert simulated.online == trials.run(span.highest).online
+    assert simulated.offline == trials.run(span.highest).offline
+    below = simulate(Knob.BUDGET_MS, span.lowest * 0.99, "tbt_mean<=1ms")
+    assert below.offline is not None and below.offline.completed == 0
+    assert below.online == trials.run(0.0).online
+
+
+def test_the_span_of_a_rate_ends_where_requests_no_longer_wait() -> None:
+    trials = make_trials("hygen-star")
+    span = trials.span()
+    highest = trials.run(span.highest).offline
+    beyond = trials.run(span.highest * 3).offline
+    assert highest is not None and beyond is not None
+    assert highest.total_tokens_per_s == pytest.approx(beyond.total_tokens_per_s, rel=0.1)
+
+
+def test_a_search_needs_both_kinds_of_work() -> None:
+    strategy = Strategy(PRESETS["hygen"])
+    setup = MACHINE.setup(strategy, SEED)
+    for missing in ("requests", "prompts"):
+        workload = SimulatedWorkload(make_plan(**{missing: []}), setup)
+        with pytest.raises(WorkloadError, match="give --online and --offline"):
+            SimulatedTrials(workload, setup, strategy, DURATION_S, NoProgress())
