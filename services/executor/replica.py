@@ -49,6 +49,7 @@ class Ended:
 class Totals:
     """Counted since the start; see ExecutorCounters."""
 
+    steps_offline: int = 0
     preemptions: int = 0
     offline_dropped: int = 0
     aborted: int = 0
@@ -173,6 +174,7 @@ class Replica:
         self.totals.offline_dropped += schedule.num_dropped
         if running:
             self._in_flight.append(running)
+            self.totals.steps_offline += running[-1][0].kind is Kind.OFFLINE  # entries are online first
         return running
 
     def finish(self, result: StepResult) -> list[AddressedOutput]:

@@ -152,6 +152,7 @@ class StepLoop:
             steps_planned=self._steps[PlanSource.PLAN],
             steps_local=self._steps[PlanSource.LOCAL],
             steps_idle=self._steps[PlanSource.IDLE],
+            steps_offline=totals.steps_offline,
             plans_stale=self._plans_stale,
             offline_dropped=totals.offline_dropped,
             preemptions=totals.preemptions,

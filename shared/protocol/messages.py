@@ -229,6 +229,7 @@ class ExecutorCounters(msgspec.Struct, frozen=True):
     steps_planned: int = 0  # ran the offline-queue's plan
     steps_local: int = 0  # a plan was due and had not come
     steps_idle: int = 0  # started from idle: no plan was due
+    steps_offline: int = 0  # had offline work in them
     plans_stale: int = 0  # plans that came for a step already started
     offline_dropped: int = 0  # entries dropped by PREEMPT_UNTIL_FIT
     preemptions: int = 0

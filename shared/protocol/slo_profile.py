@@ -52,6 +52,7 @@ class WorkloadFacts(msgspec.Struct, frozen=True):
     offline: str = ""  # where the offline work came from; empty where there was none
     offline_input_tokens_mean: float = 0.0
     offline_output_tokens_mean: float = 0.0
+    burstiness: float = 0.0  # of arrivals: deviation of the times between them over their mean; 0 is not known
 
 
 class SloProfileRecord(msgspec.Struct, frozen=True):

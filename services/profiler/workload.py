@@ -1,0 +1,103 @@
+"""The online workload of an executor as it was served, to be run again."""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from loadgen.traces import TraceRequest
+from shared.protocol.messages import FinishedOnline, OnlineServed
+from shared.protocol.slo_profile import WorkloadFacts
+
+RECORDED = "recorded"
+SPAN_S = 600.0
+CAPACITY = 5000
+LONGEST_OPEN_S = 60.0  # a request that is open for longer does not hold the end of the recording back
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Requests by arrival, in seconds since the beginning. What prompts shared is not recorded: they are taken to share
+    nothing, which is the more work."""
+
+    requests: Sequence[TraceRequest]
+    duration_s: float
+
+    def facts(self) -> WorkloadFacts:
+        """As a profile tells them."""
+        count = max(1, len(self.requests))
+        return WorkloadFacts(
+            source=RECORDED,
+            requests=len(self.requests),
+            duration_s=self.duration_s,
+            input_tokens_mean=sum(request.num_prompt_tokens for request in self.requests) / count,
+            output_tokens_mean=sum(request.num_output_tokens for request in self.requests) / count,
+            burstiness=_burstiness(self.requests),
+        )
+
+
+def drift(now: WorkloadFacts, then: WorkloadFacts, tolerance: float) -> str:
+    """What of the workload differs by more than this share of what it was; empty where nothing does."""
+    pairs = {
+        "requests/s": (now.requests / now.duration_s, then.requests / then.duration_s),
+        "prompt tokens": (now.input_tokens_mean, then.input_tokens_mean),
+        "output tokens": (now.output_tokens_mean, then.output_tokens_mean),
+        "burstiness": (now.burstiness, then.burstiness),
+    }
+    return ", ".join(
+        f"{name} {new:.3g} instead of {old:.3g}"
+        for name, (new, old) in pairs.items()
+        if old > 0 and abs(new - old) > tolerance * old
+    )
+
+
+class WorkloadRecorder:
+    """The requests that arrived at one executor within the last ``span_s`` seconds, the newest ``capacity`` of them.
+
+    Times are unix seconds, as the gateways tell them.
+    """
+
+    def __init__(self, start_s: float, span_s: float = SPAN_S, capacity: int = CAPACITY) -> None:
+        self._start_s = start_s  # what arrived before is not known whole
+        self._span_s = span_s
+        self._finished: deque[FinishedOnline] = deque(maxlen=capacity)
+        self._open: dict[str, float] = {}  # gateway -> arrival of its oldest open request
+
+    def add(self, served: OnlineServed) -> None:
+        """A gateway's report."""
+        for finished in served.finished:
+            if len(self._finished) == self._finished.maxlen:
+                self._start_s = max(self._start_s, self._finished[0].arrival_s)
+            self._finished.append(finished)
+        if served.oldest_open_s is None:
+            self._open.pop(served.gateway_id, None)
+        else:
+            self._open[served.gateway_id] = served.oldest_open_s
+
+    def workload(self, now_s: float) -> Workload | None:
+        """From the first arrival to the last before that of the oldest request still open, so that it holds long
+        answers as well as short ones. None where it holds less than two requests."""
+        end_s = max(min(self._open.values(), default=now_s), now_s - LONGEST_OPEN_S)
+        start_s = max(self._start_s, now_s - self._span_s)
+        arrived = sorted(
+            (each for each in self._finished if start_s <= each.arrival_s < end_s), key=lambda each: each.arrival_s
+        )
+        if len(arrived) < 2:
+            return None
+        first_s = arrived[0].arrival_s
+        requests = [
+            TraceRequest(each.arrival_s - first_s, each.num_prompt_tokens, max(1, each.num_output_tokens))
+            for each in arrived
+        ]
+        return Workload(requests, end_s - first_s)
+
+
+def _burstiness(requests: Sequence[TraceRequest]) -> float:
+    """Standard deviation of the times between arrivals over their mean: 1 for a Poisson process, more for bursts, 0
+    where it is not known."""
+    gaps = [after.arrival_s - before.arrival_s for before, after in pairwise(requests)]
+    mean = statistics.fmean(gaps) if gaps else 0.0
+    return statistics.pstdev(gaps) / mean if mean > 0 else 0.0
