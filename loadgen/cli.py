@@ -14,76 +14,38 @@ import typer
 import uvloop
 from rich.console import Console
 
-from loadgen.backlog import load_backlog
 from loadgen.client import OpenAIClient
 from loadgen.errors import LoadgenError, WorkloadError
+from loadgen.option_groups import ReportOptions, WorkloadOptions, with_option_groups
 from loadgen.options import (
-    BaselineOption,
-    DrainOption,
     DurationOption,
-    FillerOption,
-    JsonFileOption,
-    LengthScaleOption,
-    MaxContextOption,
     ModelOption,
-    ModelPathOption,
     OfflineConcurrencyOption,
-    OfflineLimitOption,
-    OfflineMaxTokensOption,
     OfflineMode,
     OfflineModeOption,
-    OfflineOnlyShareOption,
-    OfflineOption,
-    OnlineOption,
-    ProgressOption,
-    QpsOption,
-    RateScaleOption,
-    SeedOption,
-    SloOption,
-    StartOption,
     TimeoutOption,
-    TimeScaleOption,
     UrlOption,
 )
 from loadgen.progress import progress_on
 from loadgen.replay import Replay, ReplayPlan
 from loadgen.report import Report
-from loadgen.scaling import Scaling
-from loadgen.slo import parse_slo
 from loadgen.table import print_report
-from loadgen.traces import read_trace
 
 EXIT_NOTHING_DONE = 1
 EXIT_BAD_INPUT = 2
 STANDARD_OUTPUT = "-"
 
 
+@with_option_groups
 def replay(
+    workload: WorkloadOptions,
+    reporting: ReportOptions,
     url: UrlOption = "http://127.0.0.1:8000",
-    online: OnlineOption = None,
-    offline: OfflineOption = None,
-    start: StartOption = 0.0,
-    duration: DurationOption = 120.0,
-    qps: QpsOption = None,
-    rate_scale: RateScaleOption = None,
-    time_scale: TimeScaleOption = 1.0,
-    length_scale: LengthScaleOption = 1.0,
-    max_context: MaxContextOption = None,
-    seed: SeedOption = 0,
     model: ModelOption = None,
-    model_path: ModelPathOption = None,
-    filler: FillerOption = None,
-    offline_limit: OfflineLimitOption = None,
-    offline_max_tokens: OfflineMaxTokensOption = None,
+    duration: DurationOption = 120.0,
     offline_mode: OfflineModeOption = OfflineMode.AUTO,
     offline_concurrency: OfflineConcurrencyOption = 16,
-    drain: DrainOption = False,
-    slo: SloOption = None,
-    baseline: BaselineOption = False,
-    offline_only_share: OfflineOnlyShareOption = 0.5,
     timeout: TimeoutOption = 600.0,
-    json_file: JsonFileOption = None,
-    progress: ProgressOption = None,
 ) -> None:
     """Replay a production trace against an OpenAI-compatible server, beside an offline backlog.
 
@@ -92,32 +54,26 @@ def replay(
     """
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     with errors_as_lines(console):
-        scaling = Scaling(start, duration, qps, rate_scale, time_scale, length_scale, seed)
-        plan = ReplayPlan(
-            requests=scaling.apply(read_trace(online)) if online else [],
-            prompts=load_backlog(offline, offline_limit, offline_max_tokens) if offline else [],
-            scaling=scaling,
-            trace=str(online) if online else None,
-            prompt_file=str(offline) if offline else None,
-            model=model,
-            model_path=model_path,
-            filler=filler,
-            max_context=max_context,
-            slos=[parse_slo(expr) for expr in slo or []],
-            baseline=baseline,
-            offline_only_share=offline_only_share,
+        plan = workload.plan(
+            duration,
+            model,
             offline_mode=offline_mode.value,
             offline_concurrency=offline_concurrency,
-            drain=drain,
+            **reporting.plan_options(),
         )
-        shown = sys.stderr.isatty() if progress is None else progress
+        shown = is_shown(reporting.progress)
         report, stopped_by = uvloop.run(run_replay(plan, url, timeout, console, shown))
         if report is not None:
-            write_report(report, json_file)
+            write_report(report, reporting.json_file)
     if stopped_by is not None:
         raise typer.Exit(128 + stopped_by)
     if report is None or not did_something(report):
         raise typer.Exit(EXIT_NOTHING_DONE)
+
+
+def is_shown(progress: bool | None) -> bool:
+    """As asked for; by default on a terminal."""
+    return sys.stderr.isatty() if progress is None else progress
 
 
 @contextlib.contextmanager

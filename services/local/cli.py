@@ -184,6 +184,12 @@ def _load_simulate() -> Callable[..., Any]:
     return simulate
 
 
+def _load_profile() -> Callable[..., Any]:
+    from services.local.profile_cli import profile
+
+    return profile
+
+
 def _announce(line: str) -> None:
     print(line, file=sys.stdout, flush=True)
 
@@ -195,3 +201,4 @@ command.add_command(
 command.add_command(
     DeferredCommand("simulate", "Replay a production trace on a named GPU and model in virtual time.", _load_simulate)
 )
+command.add_command(DeferredCommand("profile", "Find the latency budget that keeps your SLOs.", _load_profile))

@@ -19,7 +19,6 @@ from shared.latency.model import LatencyModel
 from shared.latency.roofline import RooflineLatencyModel, num_kv_blocks
 from shared.protocol.messages import LatencyModelRecord
 from shared.scheduling.batch import Limits
-from shared.scheduling.online_order import online_order_named
 from shared.scheduling.presets import DEFAULT_UTILITY_RATIO, preset_named
 
 LIVE = ExecutorSettings(model_path="")  # the executor's own defaults
@@ -92,8 +91,14 @@ def make_strategy(
     if budget_ms is not None and not preset.uses_latency_budget:
         raise ValueError(f"preset {preset.name} has no latency budget: leave --budget-ms out")
     preset.offline_rate(offline_qps)
-    online_order_named(online_order)
-    return Strategy(preset, budget_ms, offline_qps, utility_ratio, online_order)
+    return checked_orders(Strategy(preset, budget_ms, offline_qps, utility_ratio, online_order))
+
+
+def checked_orders(strategy: Strategy) -> Strategy:
+    """Raises ValueError where its orders cannot be made."""
+    strategy.make_online_order()
+    strategy.make_offline_order(seed=0)
+    return strategy
 
 
 def read_coefficients(path: Path) -> LinearLatencyModel:

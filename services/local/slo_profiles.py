@@ -1,0 +1,52 @@
+"""The SLO profiles of a running stack."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from services.local.data_dir import DataDir
+from shared.bus import Bus
+from shared.errors import BusError, NoResponderError, StackError
+from shared.protocol import subjects
+from shared.protocol.slo_profile import ProfileReply, ProfileRequest, SloProfileRecord
+
+CONNECT_S = 2.0
+SEARCH_S = 3600.0  # a search runs the recorded workload a dozen times, simulated
+
+
+@asynccontextmanager
+async def stack_bus(data_dir: Path, nats: str | None) -> AsyncIterator[Bus]:
+    """The bus of the stack of the data directory, or the given one. Raises StackError where none answers."""
+    try:
+        bus = await Bus.connect(nats or DataDir(data_dir).read_stack().nats_url, "profile", CONNECT_S)
+    except BusError as error:
+        raise StackError(f"the stack does not answer: {error}") from error
+    try:
+        yield bus
+    finally:
+        await bus.close()
+
+
+async def newest_profiles(data_dir: Path, nats: str | None) -> list[SloProfileRecord]:
+    """The latest of each kind of executor, by profile key. Raises StackError where there is none."""
+    async with stack_bus(data_dir, nats) as bus:
+        bucket = await bus.bucket(subjects.SLO_PROFILES_BUCKET, SloProfileRecord)
+        found = [entry.value for entry in await bucket.entries() if entry.value is not None]
+    newest = {record.profile_key: record for record in sorted(found, key=lambda record: record.profiled_at_s)}
+    if not newest:
+        raise StackError("the stack has not searched for a latency budget yet: start it with SLOs to keep (--slo)")
+    return [newest[profile_key] for profile_key in sorted(newest)]
+
+
+async def profile_now(data_dir: Path, nats: str | None, slos: Sequence[str]) -> list[SloProfileRecord]:
+    """Let the stack's profiler search anew; without ``slos``, for those that it keeps. Raises StackError."""
+    async with stack_bus(data_dir, nats) as bus:
+        try:
+            reply = await bus.request(subjects.PROFILE, ProfileRequest(slos=list(slos)), ProfileReply, SEARCH_S)
+        except NoResponderError as error:
+            raise StackError("no profiler answers on the stack's bus") from error
+    if reply.error:
+        raise StackError(f"the profiler did not search: {reply.error}")
+    return reply.records

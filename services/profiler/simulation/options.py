@@ -1,0 +1,89 @@
+"""Options of the commands that simulate, as groups."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from loadgen.errors import WorkloadError
+from services.profiler.simulation.setup import LIVE, Machine
+from shared.latency.architectures import ARCHITECTURES
+from shared.latency.devices import DEVICES
+from shared.scheduling.online_order import ONLINE_ORDERS
+from shared.scheduling.presets import DEFAULT_UTILITY_RATIO, PRESETS
+
+SimDurationOption = Annotated[float, typer.Option("--duration", help="Seconds of virtual time.")]
+ModelNameOption = Annotated[str, typer.Option("--model", help=", ".join(ARCHITECTURES))]
+DeviceOption = Annotated[str, typer.Option(help=", ".join(DEVICES))]
+TensorParallelOption = Annotated[int, typer.Option("--tp", min=1, help="GPUs that share the model.")]
+PresetOption = Annotated[str, typer.Option(help=", ".join(PRESETS))]
+BudgetOption = Annotated[float | None, typer.Option(min=0.0, help="Latency budget of a step, for hygen.")]
+OfflineQpsOption = Annotated[float | None, typer.Option(help="Offline requests per second, for hygen-star.")]
+BatchedTokensOption = Annotated[int, typer.Option(min=1, help="Tokens of one step: the chunk size.")]
+NumSeqsOption = Annotated[int, typer.Option(min=1, help="Requests of one step.")]
+KvBlocksOption = Annotated[int | None, typer.Option(min=1, help="KV blocks; else what fits beside the weights.")]
+StepModelOption = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="A fitted latency model (JSON) that steps take, not the roofline.")
+]
+PlanModelOption = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="A fitted latency model (JSON) to plan with; else what steps take.")
+]
+NoiseOption = Annotated[float, typer.Option(min=0.0, help="Sigma of a lognormal factor on each step's time.")]
+UtilityRatioOption = Annotated[
+    float, typer.Option(min=0.0, max=1.0, help="The share of offline requests chosen by shared prefix, not by age.")
+]
+OnlineOrderOption = Annotated[str, typer.Option(help=", ".join(ONLINE_ORDERS))]
+ClientsOption = Annotated[
+    int, typer.Option(min=1, help="Clients that the trace's requests are from, the k-th sending 1/k of the first's.")
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineOptions:
+    """The GPU and the executor's limits."""
+
+    device: DeviceOption = LIVE.sim_device
+    tp: TensorParallelOption = 1
+    max_num_batched_tokens: BatchedTokensOption = LIVE.max_num_batched_tokens
+    max_num_seqs: NumSeqsOption = LIVE.max_num_seqs
+    kv_blocks: KvBlocksOption = None
+    step_model: StepModelOption = None
+    plan_model: PlanModelOption = None
+    noise: NoiseOption = 0.0
+
+    def machine(self, model: str) -> Machine:
+        return Machine(
+            model,
+            self.device,
+            self.tp,
+            self.max_num_batched_tokens,
+            self.max_num_seqs,
+            kv_blocks=self.kv_blocks,
+            step_file=self.step_model,
+            plan_file=self.plan_model,
+            noise=self.noise,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StrategyOptions:
+    """The preset and the orders' settings."""
+
+    preset: PresetOption = "hygen"
+    utility_ratio: UtilityRatioOption = DEFAULT_UTILITY_RATIO
+    online_order: OnlineOrderOption = "fcfs"
+    clients: ClientsOption = 1
+
+
+@contextmanager
+def value_errors_as_named() -> Iterator[None]:
+    """The pure core's errors, as those of a workload that cannot be."""
+    try:
+        yield
+    except ValueError as error:
+        raise WorkloadError(str(error)) from error

@@ -1,0 +1,60 @@
+"""``slackwater profile`` on a GPU that is not there: a search over simulated runs."""
+
+from __future__ import annotations
+
+import time
+
+from rich.console import Console
+
+from loadgen.cli import is_shown
+from loadgen.errors import SloError
+from loadgen.option_groups import WorkloadOptions
+from loadgen.slo import parse_slo
+from services.profiler.simulation.options import MachineOptions, StrategyOptions, value_errors_as_named
+from services.profiler.simulation.setup import checked_orders
+from services.profiler.simulation.stopping import run_until_stopped
+from services.profiler.simulation.strategy import Strategy
+from services.profiler.simulation.workload import SimulatedWorkload
+from services.profiler.slo.facts import workload_facts
+from services.profiler.slo.options import SearchOptions
+from services.profiler.slo.progress import trial_progress_on
+from services.profiler.slo.search import SloSearch
+from services.profiler.slo.simulated import SimulatedTrials
+from services.profiler.slo.trials import run_search
+from shared.protocol.slo_profile import SloProfileRecord
+from shared.scheduling.presets import preset_named
+
+
+def profile_simulated(
+    workload: WorkloadOptions,
+    machine: MachineOptions,
+    strategy: StrategyOptions,
+    searching: SearchOptions,
+    model: str,
+    duration_s: float,
+    console: Console,
+) -> tuple[SloProfileRecord, int | None]:
+    """What was found, or known when a signal came, and its number. Raises LoadgenError for input that cannot be."""
+    if not searching.slo:
+        raise SloError("nothing to keep: give --slo, for example --slo 'ttft_p99<=800ms'")
+    with value_errors_as_named():
+        chosen = checked_orders(
+            Strategy(
+                preset_named(strategy.preset),
+                utility_ratio=strategy.utility_ratio,
+                online_order=strategy.online_order,
+            )
+        )
+        setup = machine.machine(model).setup(chosen, workload.seed)
+        plan = workload.plan(duration_s, setup.spec.model)
+        prepared = SimulatedWorkload(plan, setup, strategy.clients)
+        for note in prepared.notes:
+            console.print(f"note: {note}", markup=False)
+        with trial_progress_on(console, is_shown(searching.progress)) as bar:
+            trials = SimulatedTrials(prepared, setup, chosen, duration_s, bar)
+            search = SloSearch([parse_slo(expr) for expr in searching.slo], trials.knob, searching.precision)
+            stopped_by = run_until_stopped(lambda: run_search(search, trials))
+    lengths = [(prompt.num_tokens, prompt.max_tokens) for prompt in prepared.backlog.prompts]
+    facts = workload_facts(plan.trace or "", prepared.requests, duration_s, plan.prompt_file or "", lengths)
+    record = search.record(f"{setup.spec.model}-{setup.spec.device}", facts, "simulator", time.time(), why="asked")
+    return record, stopped_by
