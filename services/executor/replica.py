@@ -182,16 +182,17 @@ class Replica:
         ``take_ended``."""
         outputs: list[AddressedOutput] = []
         for sequence, num_tokens in self._in_flight.popleft():
-            sequence.request.num_in_flight_tokens = 0
+            request = sequence.request
+            request.num_in_flight_tokens = 0
             self._advance(sequence, num_tokens)
-            token_id = result.sampled.get(sequence.request_id)
-            if self._aborts(sequence):
+            token_id = result.sampled.get(request.request_id)
+            if self._aborting and self._aborts(sequence):
                 continue
             if token_id is None:
                 continue
             reason = sequence.append(token_id, self.spec)
-            if sequence.kind is Kind.ONLINE:
-                self.table.online_order.generate(sequence.request)
+            if request.kind is Kind.ONLINE:
+                self.table.online_order.generate(request)
                 self.totals.online_tokens += 1
                 if reason is None:
                     outputs.append((sequence.gateway_id, _output(sequence)))

@@ -99,26 +99,30 @@ class RooflineLatencyModel:
         return after_ms - self.predict_ms(features)
 
     def prefill_cost_ms(self, features: BatchFeatures, num_tokens: int, num_computed_tokens: int) -> float:
-        after_ms = self._time_ms(
-            features.prefill_tokens + num_tokens,
-            features.prefill_requests + 1,
-            features.decode_kv_tokens,
-            features.decode_requests,
-            features.prefill_pairs + attention_pairs(num_tokens, num_computed_tokens),
-        )
-        return after_ms - self.predict_ms(features)
+        return self._with_prefill_ms(features, num_tokens, num_computed_tokens) - self.predict_ms(features)
 
     def max_prefill_tokens(
         self, features: BatchFeatures, num_computed_tokens: int, budget_ms: float, limit: int
     ) -> int:
         """By bisection, since the cost grows with the chunk."""
 
+        before_ms = self.predict_ms(features)
+
         def cost_ms(num_tokens: int) -> float:
-            return self.prefill_cost_ms(features, num_tokens, num_computed_tokens)
+            return self._with_prefill_ms(features, num_tokens, num_computed_tokens) - before_ms
 
         if limit <= 0 or cost_ms(limit) <= budget_ms:
             return max(limit, 0)
         return bisect_right(range(1, limit + 1), budget_ms, key=cost_ms)
+
+    def _with_prefill_ms(self, features: BatchFeatures, num_tokens: int, num_computed_tokens: int) -> float:
+        return self._time_ms(
+            features.prefill_tokens + num_tokens,
+            features.prefill_requests + 1,
+            features.decode_kv_tokens,
+            features.decode_requests,
+            features.prefill_pairs + attention_pairs(num_tokens, num_computed_tokens),
+        )
 
     def _time_ms(self, s_p: int, n_p: int, s_d: int, n_d: int, pairs: int) -> float:
         requests = n_p + n_d

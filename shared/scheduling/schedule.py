@@ -104,7 +104,9 @@ def _online_phase(builder: BatchBuilder, table: RequestTable, preempted: Sequenc
                 continue
             if not builder.has_room:
                 return victims.lost
-            if request.request_id not in victims.lost and victims.make_room(request):
+            if request.request_id in victims.lost or builder.try_add(request, bounded=False):
+                continue
+            if victims.make_room(request):
                 builder.try_add(request, bounded=False)
     if not victims.lost:  # a waiting prompt must not enter on blocks taken from a started one
         for request in table.online_queue():
