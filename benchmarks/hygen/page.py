@@ -1,0 +1,72 @@
+"""What a figure leaves behind: its tables in a Markdown page, its picture beside the page."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from matplotlib.figure import Figure
+from PIL import Image
+
+PAGE = "hygen.md"
+IMAGES = "images/hygen"
+MAX_COLOURS = 64  # lines and text need few; a palette keeps a picture under 60 kB
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """``caption``: what was run, in one sentence."""
+
+    caption: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    def markdown(self) -> str:
+        lines = [self.caption, "", "| " + " | ".join(self.header) + " |", "|" + " --- |" * len(self.header)]
+        return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in self.rows)])
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One figure: ``name`` as on the command line."""
+
+    name: str
+    tables: Sequence[Table]
+    picture: Figure
+
+    def markdown(self) -> str:
+        return "\n\n".join(table.markdown() for table in self.tables)
+
+    def write(self, folder: Path) -> None:
+        """The picture into ``folder``/images/hygen, the tables into ``folder``/hygen.md, in the place of those that
+        an earlier run left there, else at its end. Raises OSError."""
+        (folder / IMAGES).mkdir(parents=True, exist_ok=True)
+        write_picture(self.picture, folder / IMAGES / f"{self.name}.png")
+        page = folder / PAGE
+        text = page.read_text() if page.exists() else "# HyGen's figures\n"
+        page.write_text(with_section(text, self.name, self.markdown()))
+
+
+def with_section(text: str, name: str, content: str) -> str:
+    """``text`` with ``content`` between the markers of ``name``, which are appended where they are missing."""
+    begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
+    section = f"{begin}\n\n{content}\n\n{end}"
+    before, found, rest = text.partition(begin)
+    if not found:
+        return f"{text.rstrip()}\n\n{section}\n"
+    _, closed, after = rest.partition(end)
+    if not closed:
+        raise ValueError(f"{begin} has no {end}")
+    return before + section + after
+
+
+def write_picture(picture: Figure, path: Path) -> None:
+    """A PNG with a palette."""
+    buffer = io.BytesIO()
+    picture.savefig(buffer, format="png")
+    buffer.seek(0)
+    with Image.open(buffer) as image:
+        flat = image.convert("RGB").quantize(MAX_COLOURS, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+        flat.save(path, optimize=True)
