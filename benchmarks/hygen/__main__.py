@@ -84,7 +84,7 @@ def make_figures(names: Sequence[str], inputs: Inputs, out: Path, console: Conso
                 result = FIGURES[name].make(lab)
                 result.write(out)
                 done.append(name)
-                sys.stdout.write(f"{result.markdown()}\n\n")
+                print(result.markdown(), end="\n\n", flush=True)
     except OSError as error:
         raise WorkloadError(f"cannot write below {out}: {error.strerror}") from error
     except KeyboardInterrupt:

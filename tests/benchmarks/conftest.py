@@ -1,0 +1,68 @@
+"""Small files in the formats of the real ones."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from benchmarks.hygen.lab import Inputs, Lab
+from benchmarks.hygen.progress import SilentFigures
+
+DURATION_S = 12.0
+
+
+@pytest.fixture(scope="session")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Inputs:
+    folder = tmp_path_factory.mktemp("workload")
+    return Inputs(
+        online=_trace(folder / "online.csv", prompt_tokens=400),
+        offline=_lengths(folder / "offline.csv"),
+        long_online=_trace(folder / "long.csv", prompt_tokens=4000),
+        shots=_questions(folder / "dev.jsonl", count=5),
+        questions=_questions(folder / "test.jsonl", count=40),
+        duration_s=DURATION_S,
+        tolerances=(0.1, 0.5),
+        precision=0.25,
+    )
+
+
+@pytest.fixture(scope="session")
+def lab(inputs: Inputs) -> Lab:
+    return Lab(inputs, SilentFigures())
+
+
+def _trace(path: Path, prompt_tokens: int) -> Path:
+    """BurstGPT's form: two requests a second."""
+    rng = random.Random(path.name)
+    rows = ["Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type"]
+    for index in range(int(2 * DURATION_S)):
+        prompt, output = rng.randint(1, 2 * prompt_tokens), rng.randint(5, 40)
+        rows.append(f"{index / 2},ChatGPT,{prompt},{output},{prompt + output},Conversation log")
+    path.write_text("\n".join(rows) + "\n")
+    return path
+
+
+def _lengths(path: Path) -> Path:
+    rng = random.Random(path.name)
+    rows = [f"{rng.randint(100, 900)},{rng.randint(1, 30)}" for _ in range(50)]
+    path.write_text("\n".join(["num_prefill_tokens,num_decode_tokens", *rows]) + "\n")
+    return path
+
+
+def _questions(path: Path, count: int) -> Path:
+    """``count`` of each of two subjects, one subject after the other."""
+    lines = [
+        {
+            "subject": subject,
+            "question": f"What is fact number {number} of {path.stem} about {subject}? " * 8,
+            "choices": ["this", "that", "both", "neither"],
+            "answer": "B",
+        }
+        for subject in ("moral_disputes", "virology")
+        for number in range(count)
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path

@@ -1,0 +1,75 @@
+"""The command line of the figures."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from benchmarks.hygen.__main__ import app
+from benchmarks.hygen.catalogue import FIGURES
+from benchmarks.hygen.lab import Inputs
+from benchmarks.hygen.page import IMAGES, PAGE, with_section
+
+ROOT = Path(__file__).parents[2]
+
+
+def arguments(inputs: Inputs, out: Path) -> list[str]:
+    files = ("online", "offline", "long_online", "shots", "questions")
+    options = [part for file in files for part in (f"--{file.replace('_', '-')}", str(getattr(inputs, file)))]
+    return [*options, "--out", str(out), "--tolerance", "0.5", "--precision", "0.5", "--no-progress"]
+
+
+def test_a_figure_is_written_and_printed(inputs: Inputs, tmp_path: Path) -> None:
+    (tmp_path / PAGE).write_text("# Kept\n\n<!-- fig7 -->\nold\n<!-- /fig7 -->\n\nKept too.\n")
+    result = CliRunner().invoke(app, ["fig7", *arguments(inputs, tmp_path), "--duration", "5"])
+    assert result.exit_code == 0, result.output
+    page = (tmp_path / PAGE).read_text()
+    assert page.startswith("# Kept\n") and page.endswith("Kept too.\n") and "old" not in page
+    assert "| setting | SLO |" in page and "| setting | SLO |" in result.stdout
+    assert (tmp_path / IMAGES / "fig7.png").exists()
+
+
+def test_missing_files_are_said_before_the_first_run(inputs: Inputs, tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["all", "--online", str(inputs.online), "--out", str(tmp_path)])
+    assert result.exit_code == 2
+    assert "--offline" in result.stderr and "--questions" in result.stderr
+    assert not (tmp_path / PAGE).exists()
+
+
+def test_a_file_that_is_not_there_is_one_line(inputs: Inputs, tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["fig3", "--online", "none.csv", "--offline", str(inputs.offline)])
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: ") and "none.csv" in result.stderr
+
+
+def test_help_names_every_figure() -> None:
+    result = CliRunner().invoke(app, ["--help"])
+    assert all(name in result.stdout for name in [*FIGURES, "all"])
+
+
+def test_an_interrupt_keeps_what_is_done(inputs: Inputs, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks.hygen", "all", *arguments(inputs, tmp_path), "--duration", "12"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout and process.stderr
+        assert process.stdout.readline().strip()  # the first figure is done
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert errors.startswith("stopped; done and written: fig3")
+    assert "<!-- /fig3 -->" in (tmp_path / PAGE).read_text()
+
+
+def test_a_section_is_appended_once_and_replaced_after() -> None:
+    text = with_section("# Page\n", "fig1", "one")
+    assert text == "# Page\n\n<!-- fig1 -->\n\none\n\n<!-- /fig1 -->\n"
+    assert with_section(text, "fig1", "two") == text.replace("one", "two")
+
+
+def test_a_section_without_an_end_is_refused() -> None:
+    with pytest.raises(ValueError, match="fig1"):
+        with_section("<!-- fig1 -->\n", "fig1", "two")
