@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import signal
@@ -29,6 +28,7 @@ from loadgen.options import (
 from loadgen.progress import progress_on
 from loadgen.replay import Replay, ReplayPlan
 from loadgen.report import Report
+from loadgen.stopping import run_until_signalled
 from loadgen.table import print_report
 
 EXIT_NOTHING_DONE = 1
@@ -91,34 +91,15 @@ async def run_replay(
 ) -> tuple[Report | None, signal.Signals | None]:
     """Run to the end or to SIGINT or SIGTERM. Returns the report, partial when stopped (None when stopped before
     anything ran), and the signal that stopped it. A second signal ends the process at once."""
-    running = asyncio.current_task()
-    loop = asyncio.get_running_loop()
-    stopped_by: signal.Signals | None = None
-
-    def stop(number: signal.Signals) -> None:
-        nonlocal stopped_by
-        stopped_by = number
-        for each in (signal.SIGINT, signal.SIGTERM):
-            loop.remove_signal_handler(each)
-        if running is not None:
-            running.cancel()
-
-    for each in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(each, stop, each)
-    _raise_file_limit()
+    raise_file_limit()
     async with OpenAIClient(url, timeout_s, os.environ.get("OPENAI_API_KEY")) as client:
         with progress_on(console, shown) as progress:
             runner = Replay(plan, client, progress)
-            try:
-                await runner.prepare()
-                await runner.run()
-            except asyncio.CancelledError:
-                if stopped_by is None:
-                    raise
+            stopped_by = await run_until_signalled(runner.prepare_and_run())
         return runner.report(stopped_by is not None) if runner.started else None, stopped_by
 
 
-def _raise_file_limit() -> None:
+def raise_file_limit() -> None:
     """Each request under way holds a socket: allow as many as the system does."""
     with contextlib.suppress(ImportError, OSError, ValueError):
         import resource

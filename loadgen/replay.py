@@ -45,6 +45,7 @@ class ReplayPlan:
     offline_mode: str = "auto"  # "auto", "batch" or "requests"
     offline_concurrency: int = 16
     drain: bool = False
+    mark_offline: bool = False  # offline prompts begin with a line of the run's own, to miss what others left cached
 
     def __post_init__(self) -> None:
         if not self.requests and not self.prompts:
@@ -124,6 +125,11 @@ class Replay:
             raise ServerError(f"{self._client.url} does not serve model {wanted or ''}; it serves: {served}")
         return card
 
+    async def prepare_and_run(self) -> None:
+        """Both. Raises ServerError."""
+        await self.prepare()
+        await self.run()
+
     async def run(self) -> None:
         """All phases, one after another. Raises ServerError."""
         plan, duration_s = self._plan, self._plan.scaling.duration_s
@@ -154,7 +160,7 @@ class Replay:
         return replace(self._maker, prompts=self._maker.prompts.salted(salt))
 
     def _offline_driver(self, name: str, salt: str) -> OfflineDriver:
-        mark = f"Set {self._salt}.\n" if name == OFFLINE_ONLY else ""
+        mark = f"Set {self._salt}.\n" if name == OFFLINE_ONLY or self._plan.mark_offline else ""
         maker = OfflineMaker(self._salted(f"{salt}:offline"), mark)
         batches = self._plan.offline_mode == "batch" or (
             self._plan.offline_mode == "auto" and self._maker.abilities.batches

@@ -14,9 +14,11 @@ from rich.console import Console
 from loadgen.cli import STANDARD_OUTPUT, errors_as_lines
 from loadgen.errors import WorkloadError
 from loadgen.option_groups import WorkloadOptions, with_option_groups
+from services.local.live_profile import profile_live
 from services.local.options import DEFAULT_DATA_DIR
-from services.local.parameters import DataDirOption
-from services.local.slo_profiles import newest_profiles, profile_now
+from services.local.parameters import DataDirOption, UrlOption
+from services.local.slo_profiles import newest_profiles, profile_now, stack_bus
+from services.local.target import server_url
 from services.profiler.simulation.options import MachineOptions, ModelNameOption, StrategyOptions
 from services.profiler.simulation.setup import LIVE
 from services.profiler.slo.options import SearchOptions
@@ -25,8 +27,12 @@ from services.profiler.slo.table import print_profile
 from shared.protocol.slo_profile import SloProfileRecord
 
 EXIT_NOTHING_FOUND = 3
+DURATION_S, LIVE_DURATION_S = 600.0, 120.0
 
-DurationOption = Annotated[float, typer.Option("--duration", help="Seconds of each run.")]
+DurationOption = Annotated[
+    float | None, typer.Option("--duration", help="Seconds of each run; 600 simulated, 120 live.", show_default=False)
+]
+LiveOption = Annotated[bool, typer.Option("--live", help="Run the workload on a running stack, and set its budget.")]
 NowOption = Annotated[bool, typer.Option("--now", help="Ask the stack's profiler to search anew, and wait for it.")]
 NatsOption = Annotated[str | None, typer.Option(help="Ask on this bus instead of a local stack's.")]
 
@@ -38,21 +44,32 @@ def profile(
     strategy: StrategyOptions,
     searching: SearchOptions,
     model: ModelNameOption = LIVE.sim_model,
-    duration: DurationOption = 600.0,
+    duration: DurationOption = None,
+    live: LiveOption = False,
     now: NowOption = False,
+    url: UrlOption = None,
     data_dir: DataDirOption = DEFAULT_DATA_DIR,
     nats: NatsOption = None,
 ) -> None:
     """Find the largest latency budget (hygen) or offline rate (hygen-star) that keeps every SLO.
 
-    With --online and --offline: by simulated runs of that workload on a named GPU and model. Without: show what a
-    running stack has found, or with --now let it search anew.
+    With --online and --offline: by runs of that workload, simulated on a named GPU and model, or with --live on a
+    running stack. Without: show what a running stack has found, or with --now let it search anew.
     """
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     stopped_by: int | None = None
     with errors_as_lines(console):
-        if workload.online or workload.offline:
-            record, stopped_by = profile_simulated(workload, machine, strategy, searching, model, duration, console)
+        if live:
+            record, stopped_by = asyncio.run(
+                _live(
+                    workload, searching, duration or LIVE_DURATION_S, server_url(url, data_dir), data_dir, nats, console
+                )
+            )
+            records = [record]
+        elif workload.online or workload.offline:
+            record, stopped_by = profile_simulated(
+                workload, machine, strategy, searching, model, duration or DURATION_S, console
+            )
             records = [record]
         elif now:
             records = asyncio.run(profile_now(data_dir, nats, searching.slo or []))
@@ -63,6 +80,20 @@ def profile(
         raise typer.Exit(128 + stopped_by)
     if any(record.value is None for record in records):
         raise typer.Exit(EXIT_NOTHING_FOUND)
+
+
+async def _live(
+    workload: WorkloadOptions,
+    searching: SearchOptions,
+    duration_s: float,
+    url: str | None,
+    data_dir: Path,
+    nats: str | None,
+    console: Console,
+) -> tuple[SloProfileRecord, int | None]:
+    plan = workload.plan(duration_s, None)
+    async with stack_bus(data_dir, nats) as bus:
+        return await profile_live(bus, server_url(url, data_dir), plan, searching, console)
 
 
 def _write(records: list[SloProfileRecord], json_file: str | None, partial: bool) -> None:

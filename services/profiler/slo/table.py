@@ -71,6 +71,8 @@ def _online(facts: WorkloadFacts) -> str:
 def _offline(facts: WorkloadFacts) -> str:
     if not facts.offline:
         return ""
+    if not facts.offline_input_tokens_mean:
+        return f", beside {facts.offline}"
     lengths = f"{facts.offline_input_tokens_mean:.0f} tokens in, {facts.offline_output_tokens_mean:.0f} out"
     return f", beside {facts.offline} ({lengths})"
 

@@ -1,0 +1,40 @@
+"""Work that Ctrl-C and TERM end in order."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Awaitable
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+async def run_until_signalled(work: Awaitable[None]) -> signal.Signals | None:
+    """To the end, or cancelled by SIGINT or SIGTERM, which is returned. A second signal ends the process at once."""
+    running = asyncio.current_task()
+    loop = asyncio.get_running_loop()
+    stopped_by: signal.Signals | None = None
+
+    def forget() -> None:
+        for each in SIGNALS:
+            loop.remove_signal_handler(each)
+
+    def stop(number: signal.Signals) -> None:
+        nonlocal stopped_by
+        stopped_by = number
+        forget()
+        if running is not None:
+            running.cancel()
+
+    for each in SIGNALS:
+        loop.add_signal_handler(each, stop, each)
+    try:
+        await work
+    except asyncio.CancelledError:
+        if stopped_by is None:
+            raise
+        if running is not None:
+            running.uncancel()
+    finally:
+        forget()
+    return stopped_by

@@ -1,0 +1,77 @@
+"""``slackwater profile --live``: a search by test runs on a running stack."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+from rich.console import Console
+
+from loadgen.cli import is_shown, raise_file_limit
+from loadgen.client import OpenAIClient
+from loadgen.errors import SloError
+from loadgen.replay import ReplayPlan
+from loadgen.slo import parse_slo
+from loadgen.stopping import run_until_signalled
+from services.local.readiness import ping_all
+from services.profiler.slo.facts import workload_facts
+from services.profiler.slo.live import LiveTrials, search_live
+from services.profiler.slo.options import SearchOptions
+from services.profiler.slo.progress import trial_progress_on
+from services.profiler.slo.search import SloSearch
+from shared.bus import Bus
+from shared.errors import StackError
+from shared.protocol import subjects
+from shared.protocol.messages import ExecutorInfo
+from shared.protocol.slo_profile import Knob, SloProfileRecord, slo_profile_key
+from shared.scheduling.presets import PRESETS
+
+REQUEST_TIMEOUT_S = 600.0
+PING_S = 1.0
+OFFLINE_QUEUE = "offline-queue"
+
+
+async def profile_live(
+    bus: Bus, url: str, plan: ReplayPlan, searching: SearchOptions, console: Console
+) -> tuple[SloProfileRecord, signal.Signals | None]:
+    """What was found, and published with its budget; or what is known when a signal came, and which.
+
+    Raises StackError for a stack whose budget cannot be searched for, LoadgenError for a workload or a server that
+    cannot be used."""
+    if not searching.slo:
+        raise SloError("nothing to keep: give --slo, for example --slo 'ttft_p99<=800ms'")
+    search = SloSearch([parse_slo(expr) for expr in searching.slo], Knob.BUDGET_MS, searching.precision)
+    await _require_budget(bus)
+    info = await _executor(bus)
+    raise_file_limit()
+    async with OpenAIClient(url, REQUEST_TIMEOUT_S, os.environ.get("OPENAI_API_KEY")) as client:
+        with trial_progress_on(console, is_shown(searching.progress)) as progress:
+            trials = LiveTrials(bus, client, plan, info, progress)
+            stopped_by = await run_until_signalled(search_live(search, trials))
+    lengths = [(each.num_prompt_tokens, each.max_tokens) for each in plan.prompts if each.num_prompt_tokens is not None]
+    facts = workload_facts(plan.trace or "", plan.requests, plan.scaling.duration_s, plan.prompt_file or "", lengths)
+    record = search.record(info.profile_key, facts, "live", time.time(), why="asked")
+    if stopped_by is None:
+        profiles = await bus.bucket(subjects.SLO_PROFILES_BUCKET, SloProfileRecord)
+        await profiles.put(slo_profile_key(info.profile_key, record.slos, record.knob), record)
+    return record, stopped_by
+
+
+async def _require_budget(bus: Bus) -> None:
+    queue = (await ping_all(bus, PING_S)).get(OFFLINE_QUEUE)
+    if queue is None:
+        raise StackError("no offline-queue answers: without one there is no offline work to find room for")
+    preset = PRESETS.get(str(queue.details.get("preset")))
+    if preset is not None and not preset.uses_latency_budget:
+        raise StackError(f"the stack runs preset {preset.name}, which has no latency budget")
+
+
+async def _executor(bus: Bus) -> ExecutorInfo:
+    """One for all of its kind. Raises StackError for a stack with executors of several kinds, or none."""
+    entries = await (await bus.bucket(subjects.EXECUTORS_BUCKET, ExecutorInfo)).entries()
+    infos = {entry.value.profile_key: entry.value for entry in entries if entry.value is not None}
+    if len(infos) != 1:
+        kinds = ", ".join(sorted(infos)) or "none"
+        raise StackError(f"a search needs executors of one kind, with one budget; there are: {kinds}")
+    return next(iter(infos.values()))

@@ -1,0 +1,173 @@
+"""Test runs on a running stack: its budget is set, and the workload is replayed through its gateway."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+
+from loadgen.client import OpenAIClient
+from loadgen.errors import ServerError, WorkloadError
+from loadgen.progress import ReplayProgress
+from loadgen.replay import Replay, ReplayPlan
+from services.profiler.slo.outcome import TrialOutcome
+from services.profiler.slo.search import ONLINE_ONLY, SloSearch, Span
+from shared.bus import Bucket, Bus
+from shared.errors import NotFoundOnBusError
+from shared.latency.features import BatchFeatures
+from shared.protocol import subjects
+from shared.protocol.messages import BudgetRecord, ExecutorInfo, LatencySample
+from shared.tuning import Tuning
+
+MODEL_S = 60.0  # for a latency model to be known: without one no budget holds anything
+TRYING, FOUND = "profiling", "slo"  # sources of a budget
+
+
+class LiveTrials:
+    """Under a budget that is set for the time of each run; the other work of the stack is part of what it measures.
+
+    Use it within ``holding_budget``, which puts the old budget back unless another was ``adopt``-ed.
+    """
+
+    def __init__(
+        self, bus: Bus, client: OpenAIClient, plan: ReplayPlan, info: ExecutorInfo, progress: ReplayProgress
+    ) -> None:
+        """``info``: any of the stack's executors, all of one kind. Raises WorkloadError for a plan that lacks online
+        or offline requests."""
+        if not plan.requests or not plan.prompts:
+            raise WorkloadError("a search is about online requests beside offline ones: give --online and --offline")
+        self.outcomes: dict[float, TrialOutcome] = {}
+        self._bus = bus
+        self._client = client
+        self._plan = replace(plan, mark_offline=True)
+        self._info = info
+        self._progress = progress
+        self._tuned = asyncio.Event()
+        self._tuning = Tuning(bus, self._tuned.set)
+        self._longest_ms = 0.0  # predicted for any step since it was set to 0
+        self._unbounded: tuple[float, TrialOutcome] | None = None  # of the run that found the span, from where on
+        self._adopted = False
+        self._budgets: Bucket[BudgetRecord]
+
+    @asynccontextmanager
+    async def holding_budget(self) -> AsyncIterator[None]:
+        """Follow the executors' steps, and put the budget back at the end. Raises ServerError where no latency model
+        is published."""
+        self._budgets = await self._bus.bucket(subjects.BUDGETS_BUCKET, BudgetRecord)
+        before = None
+        with suppress(NotFoundOnBusError):
+            before = (await self._budgets.get(self._info.profile_key)).value
+        following = asyncio.create_task(self._tuning.run(), name="tuning")
+        samples = await self._bus.subscribe(subjects.LATENCY_SAMPLES, LatencySample, self._on_sample)
+        try:
+            await self._wait_for_model()
+            yield
+        finally:
+            following.cancel()
+            await samples.stop()
+            if not self._adopted:
+                await self._put_back(before)
+
+    async def run(self, value: float) -> TrialOutcome:
+        """A replay of its own, with prompts of its own. Raises ServerError, BusError."""
+        if self._unbounded is not None and value >= self._unbounded[0]:
+            return self._unbounded[1]
+        if value not in self.outcomes:
+            name = "online only" if value == ONLINE_ONLY else f"budget {value:g} ms"
+            self.outcomes[value] = await self._replay(value, name)
+        return self.outcomes[value]
+
+    async def span(self) -> Span:
+        """By a run under the longest budget that makes sense: a step with all the tokens, requests and KV that the
+        executor takes. What its longest step took by the latency model is the largest that makes a difference."""
+        model = self._tuning.model(self._info.profile_key)
+        cheapest = BatchFeatures()
+        cheapest.add_scheduled(1, 0)
+        lowest_ms = model.predict_ms(cheapest)
+        self._longest_ms = 0.0
+        unbounded = await self._replay(model.predict_ms(fullest_step(self._info)), "nothing held back")
+        span = Span(lowest_ms, max(lowest_ms, self._longest_ms))
+        self._unbounded = span.highest, unbounded
+        return span
+
+    async def adopt(self, budget_ms: float) -> None:
+        """From now on the stack's budget, as found for its SLOs."""
+        await self._set(budget_ms, FOUND)
+        self._adopted = True
+
+    async def _wait_for_model(self) -> None:
+        await self._set(ONLINE_ONLY, TRYING)
+        try:
+            async with asyncio.timeout(MODEL_S):
+                while self._tuning.budget_ms(self._info.profile_key) is None:
+                    await self._tuned.wait()
+                    self._tuned.clear()
+        except TimeoutError:
+            raise ServerError(f"no latency model of {self._info.profile_key} was published in {MODEL_S:g} s") from None
+
+    async def _on_sample(self, sample: LatencySample) -> None:
+        if sample.profile_key == self._info.profile_key:
+            predicted_ms = self._tuning.model(sample.profile_key).predict_ms(sample.shape.features())
+            self._longest_ms = max(self._longest_ms, predicted_ms)
+
+    async def _replay(self, budget_ms: float, name: str) -> TrialOutcome:
+        await self._set(budget_ms, TRYING)
+        plan = self._plan if budget_ms != ONLINE_ONLY else replace(self._plan, prompts=())
+        runner = Replay(plan, self._client, _Named(self._progress, name))
+        await runner.prepare_and_run()
+        report = runner.report(partial=False)
+        if report.online is None:
+            raise ServerError(f"{self._client.url} answered no online request")
+        return TrialOutcome(report.online, report.offline)
+
+    async def _set(self, budget_ms: float, source: str) -> None:
+        profile_key = self._info.profile_key
+        await self._budgets.put(profile_key, BudgetRecord(profile_key, budget_ms, source))
+
+    async def _put_back(self, before: BudgetRecord | None) -> None:
+        if before is None:
+            await self._budgets.delete(self._info.profile_key)
+        else:
+            await self._budgets.put(self._info.profile_key, before)
+
+
+async def search_live(search: SloSearch, trials: LiveTrials) -> None:
+    """To the end, and the stack keeps what was found: where nothing was, no offline work is let in. Where it is
+    interrupted, the stack has its old budget and ``search`` holds what is known so far."""
+    async with trials.holding_budget():
+        search.tell(ONLINE_ONLY, await trials.run(ONLINE_ONLY))
+        if search.reachable:
+            search.open(await trials.span())
+        while (value := search.next_value()) is not None:
+            search.tell(value, await trials.run(value))
+        await trials.adopt(search.value or ONLINE_ONLY)
+
+
+def fullest_step(info: ExecutorInfo) -> BatchFeatures:
+    """As many requests, tokens and KV as a step of the executor can hold: a chunk at the end of the longest prompt,
+    and the rest decodes over what is left of the KV cache."""
+    features = BatchFeatures()
+    num_decodes = min(info.max_num_seqs, info.max_num_batched_tokens) - 1
+    chunk = min(info.max_num_batched_tokens - num_decodes, info.max_model_len)
+    features.add_prefill(chunk, info.max_model_len - chunk)
+    for _ in range(num_decodes):
+        features.add_decode(max(1, min(info.max_model_len, info.num_blocks * info.block_size // num_decodes)))
+    return features
+
+
+class _Named:
+    """Progress whose phases are named after the run."""
+
+    def __init__(self, progress: ReplayProgress, name: str) -> None:
+        self._progress = progress
+        self._name = name
+
+    def phase(self, name: str, num_requests: int, backlog: int) -> None:
+        self._progress.phase(self._name, num_requests, backlog)
+
+    def online(self, sent: int, finished: int, failed: int) -> None:
+        self._progress.online(sent, finished, failed)
+
+    def offline(self, done: int, backlog: int) -> None:
+        self._progress.offline(done, backlog)

@@ -1,0 +1,104 @@
+"""``slackwater profile --live``: a search by replays on a running stack, whose budget it sets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from shared.bus import Bus
+from shared.protocol import subjects
+from shared.protocol.messages import BudgetRecord
+from shared.protocol.slo_profile import SloProfileRecord
+from tests.integration.conftest import SLACKWATER, LocalStack
+
+DURATION_S = 4
+
+
+@pytest.fixture(scope="module")
+def workload(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+    """A few chats a second beside summaries without end."""
+    rng, folder = random.Random(4), tmp_path_factory.mktemp("workload")
+    trace, lengths = folder / "trace.csv", folder / "lengths.csv"
+    times = sorted(rng.uniform(0, DURATION_S) for _ in range(16))
+    rows = [f"{time_s},m,{rng.randint(50, 300)},{rng.randint(5, 30)},0,Log" for time_s in [0.0, *times]]
+    trace.write_text("Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n" + "\n".join(rows) + "\n")
+    lengths.write_text("num_prefill_tokens,num_decode_tokens\n" + "400,20\n" * 1500)
+    return ("--live", "--online", str(trace), "--offline", str(lengths), "--duration", str(DURATION_S))
+
+
+def budget_of(stack: LocalStack) -> BudgetRecord:
+    """The stack's only one."""
+
+    async def read() -> BudgetRecord:
+        bus = await Bus.connect(json.loads((stack.data_dir / "stack.json").read_text())["nats_url"], "test")
+        try:
+            entries = await (await bus.bucket(subjects.BUDGETS_BUCKET, BudgetRecord)).entries()
+        finally:
+            await bus.close()
+        (entry,) = entries
+        assert entry.value is not None
+        return entry.value
+
+    return asyncio.run(read())
+
+
+def test_what_cannot_be_kept_lets_no_offline_work_in(sim_stack: LocalStack, workload: tuple[str, ...]) -> None:
+    sim_stack.wait_healthy()
+    done = sim_stack.run("profile", *workload, "--slo", "ttft_p99<=0.1ms")
+    assert done.returncode == 3, done.stderr
+    assert "cannot be kept even without offline work: ttft_p99<=0.1ms (the best is " in done.stdout
+    budget = budget_of(sim_stack)
+    assert (budget.latency_budget_ms, budget.source) == (0.0, "slo")
+    shown = sim_stack.run("profile", "--json", "-")
+    record = msgspec.json.decode(shown.stdout, type=SloProfileRecord)
+    assert shown.returncode == 3 and not record.reachable and record.runs_on == "live"
+
+
+@pytest.mark.slow
+def test_a_live_search_sets_the_budget_that_it_found(sim_stack: LocalStack, workload: tuple[str, ...]) -> None:
+    sim_stack.wait_healthy()
+    done = sim_stack.run("profile", *workload, "--slo", "tbt_mean<=1.7x", "--precision", "0.4", "--json", "-")
+    assert done.returncode == 0, done.stderr
+    record = msgspec.json.decode(done.stdout, type=SloProfileRecord)
+    assert record.value is not None and record.reachable
+    found = next(trial for trial in record.trials if trial.value == record.value)
+    assert found.met and found.offline_tokens_per_s > 0
+    assert record.value == max(trial.value for trial in record.trials if trial.met)
+    assert budget_of(sim_stack) == BudgetRecord(record.profile_key, record.value, "slo")
+    assert msgspec.json.decode(sim_stack.run("profile", "--json", "-").stdout, type=SloProfileRecord) == record
+
+
+@pytest.mark.slow
+def test_an_interrupted_search_puts_the_budget_back(sim_stack: LocalStack, workload: tuple[str, ...]) -> None:
+    sim_stack.wait_healthy()
+    before = budget_of(sim_stack)
+    data_dir: Path = sim_stack.data_dir
+    command = [*SLACKWATER, "profile", *workload, "--slo", "tbt_mean<=1.05x", "--progress", "--data-dir", str(data_dir)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("run 2"):
+            break
+    assert budget_of(sim_stack).source == "profiling"
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=90)
+    assert process.returncode == 130
+    assert "so far" in out
+    assert budget_of(sim_stack) == before
+
+
+@pytest.mark.slow
+def test_a_stack_without_a_budget_is_refused(make_stack: Callable[..., LocalStack], workload: tuple[str, ...]) -> None:
+    stack = make_stack("--engine", "sim", "--preset", "sarathi++")
+    stack.start()
+    done = stack.run("profile", *workload, "--slo", "tbt_mean<=1.7x")
+    assert done.returncode == 1
+    assert "the stack runs preset sarathi++, which has no latency budget" in done.stderr
