@@ -7,13 +7,13 @@ import json
 import random
 import signal
 import subprocess
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Awaitable, Callable, Iterator
+from typing import TypeVar
 
 import msgspec
 import pytest
 
-from shared.bus import Bus
+from shared.bus import Bucket, Bus
 from shared.protocol import subjects
 from shared.protocol.messages import BudgetRecord
 from shared.protocol.slo_profile import SloProfileRecord
@@ -34,20 +34,52 @@ def workload(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
     return ("--live", "--online", str(trace), "--offline", str(lengths), "--duration", str(DURATION_S))
 
 
+T = TypeVar("T")
+Searches = Callable[[str], subprocess.Popen[str]]
+
+
+def with_budgets(stack: LocalStack, use: Callable[[Bucket[BudgetRecord]], Awaitable[T]]) -> T:
+    """On the stack's bus."""
+
+    async def run() -> T:
+        bus = await Bus.connect(json.loads((stack.data_dir / "stack.json").read_text())["nats_url"], "test")
+        try:
+            return await use(await bus.bucket(subjects.BUDGETS_BUCKET, BudgetRecord))
+        finally:
+            await bus.close()
+
+    return asyncio.run(run())
+
+
 def budget_of(stack: LocalStack) -> BudgetRecord:
     """The stack's only one."""
 
-    async def read() -> BudgetRecord:
-        bus = await Bus.connect(json.loads((stack.data_dir / "stack.json").read_text())["nats_url"], "test")
-        try:
-            entries = await (await bus.bucket(subjects.BUDGETS_BUCKET, BudgetRecord)).entries()
-        finally:
-            await bus.close()
-        (entry,) = entries
+    async def read(budgets: Bucket[BudgetRecord]) -> BudgetRecord:
+        (entry,) = await budgets.entries()
         assert entry.value is not None
         return entry.value
 
-    return asyncio.run(read())
+    return with_budgets(stack, read)
+
+
+@pytest.fixture
+def start_search(sim_stack: LocalStack, workload: tuple[str, ...]) -> Iterator[Searches]:
+    """Searches that have come to the run of this name."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(until: str) -> subprocess.Popen[str]:
+        options = ("--slo", "tbt_mean<=1.05x", "--progress", "--data-dir", str(sim_stack.data_dir))
+        command = [*SLACKWATER, "profile", *workload, *options]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        started.append(process)
+        assert process.stderr is not None
+        assert any(line.startswith(until) for line in process.stderr)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
 
 
 def test_what_cannot_be_kept_lets_no_offline_work_in(sim_stack: LocalStack, workload: tuple[str, ...]) -> None:
@@ -77,22 +109,28 @@ def test_a_live_search_sets_the_budget_that_it_found(sim_stack: LocalStack, work
 
 
 @pytest.mark.slow
-def test_an_interrupted_search_puts_the_budget_back(sim_stack: LocalStack, workload: tuple[str, ...]) -> None:
+def test_an_interrupted_search_puts_the_budget_back(sim_stack: LocalStack, start_search: Searches) -> None:
     sim_stack.wait_healthy()
     before = budget_of(sim_stack)
-    data_dir: Path = sim_stack.data_dir
-    command = [*SLACKWATER, "profile", *workload, "--slo", "tbt_mean<=1.05x", "--progress", "--data-dir", str(data_dir)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    for line in process.stderr:
-        if line.startswith("run 2"):
-            break
+    process = start_search("run 2")
     assert budget_of(sim_stack).source == "profiling"
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate(timeout=90)
     assert process.returncode == 130
     assert "so far" in out
     assert budget_of(sim_stack) == before
+
+
+@pytest.mark.slow
+def test_a_budget_that_another_sets_meanwhile_is_left_to_it(sim_stack: LocalStack, start_search: Searches) -> None:
+    sim_stack.wait_healthy()
+    process = start_search("run 1")
+    other = BudgetRecord(budget_of(sim_stack).profile_key, 33.0, "fixed")
+    with_budgets(sim_stack, lambda budgets: budgets.put(other.profile_key, other))
+    _, said = process.communicate(timeout=90)
+    assert process.returncode == 2
+    assert "the stack's budget was changed while a run measured under 0 ms; it is 33 ms (fixed)" in said
+    assert budget_of(sim_stack) == other
 
 
 @pytest.mark.slow

@@ -116,16 +116,29 @@ class LiveTrials:
         plan = self._plan if budget_ms != ONLINE_ONLY else replace(self._plan, prompts=())
         runner = Replay(plan, self._client, _Named(self._progress, name))
         await runner.prepare_and_run()
+        await self._require_unchanged(budget_ms)
         report = runner.report(partial=False)
         if report.online is None:
             raise ServerError(f"{self._client.url} answered no online request")
         return TrialOutcome(report.online, report.offline)
+
+    async def _require_unchanged(self, budget_ms: float) -> None:
+        record = (await self._budgets.get(self._info.profile_key)).value
+        if record is None or (record.latency_budget_ms, record.source) != (budget_ms, TRYING):
+            now = "none" if record is None else f"{record.latency_budget_ms:g} ms ({record.source})"
+            raise ServerError(
+                f"the stack's budget was changed while a run measured under {budget_ms:g} ms; it is {now}"
+            )
 
     async def _set(self, budget_ms: float, source: str) -> None:
         profile_key = self._info.profile_key
         await self._budgets.put(profile_key, BudgetRecord(profile_key, budget_ms, source))
 
     async def _put_back(self, before: BudgetRecord | None) -> None:
+        """Where it is not another's by now."""
+        record = (await self._budgets.get(self._info.profile_key)).value
+        if record is None or record.source != TRYING:
+            return
         if before is None:
             await self._budgets.delete(self._info.profile_key)
         else:
