@@ -10,7 +10,8 @@ from shared.bus import Bucket, Bus
 from shared.latency.linear import LinearLatencyModel
 from shared.latency.model import LatencyModel
 from shared.protocol import subjects
-from shared.protocol.messages import BudgetRecord, LatencyModelRecord
+from shared.protocol.latency_models import LatencyModelRecord
+from shared.protocol.messages import BudgetRecord
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +24,7 @@ class Tuning:
     def __init__(self, bus: Bus, on_change: Callable[[], None]) -> None:
         self._bus = bus
         self._on_change = on_change
-        self._models: dict[str, LinearLatencyModel] = {}
+        self._models: dict[str, LatencyModel] = {}
         self._budgets: dict[str, float] = {}
 
     def model(self, profile_key: str) -> LatencyModel:
@@ -47,7 +48,7 @@ class Tuning:
             if entry is None or entry.value is None:
                 continue
             try:
-                self._models[entry.key] = LinearLatencyModel(*entry.value.coefficients)
+                self._models[entry.key] = entry.value.latency_model()
             except ValueError as error:
                 logger.warning("ignored a latency model", extra={"profile_key": entry.key, "why": str(error)})
                 continue

@@ -1,4 +1,4 @@
-"""The predictor's life: collect samples, refit when new ones came, publish what is materially better."""
+"""The predictor's life: collect samples, refit when new ones came, publish what is materially better, and see drift."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ from dataclasses import dataclass
 
 import msgspec
 
-from services.predictor.fit import LinearFit, calibrated, fit_linear, is_material
+from services.predictor.fit import Fit, calibrated, fit_best, is_material
+from services.predictor.profile import RECENT_SAMPLES, WatchedProfile
 from services.predictor.settings import PredictorSettings
-from services.predictor.window import SampleWindow
+from services.predictor.window import Observation
 from shared.bus import Bucket, Bus, Subscription
 from shared.clock import Clock
 from shared.errors import BusError, NotFoundOnBusError
+from shared.latency.linear import Coefficients
 from shared.protocol import subjects
-from shared.protocol.messages import LatencyModelRecord, LatencySample
+from shared.protocol.latency_models import FittedModel, LatencyModelRecord, model_record
+from shared.protocol.messages import LatencySample
 from shared.service import Details
 
 logger = logging.getLogger(__name__)
-
-RECENT_SAMPLES = 128  # whose total a model must get right
 
 
 class Predictor:
@@ -32,10 +33,10 @@ class Predictor:
         self._bus = bus
         self._settings = settings
         self._clock = clock
-        self._profiles: dict[str, _Profile] = {}
+        self._profiles: dict[str, WatchedProfile] = {}
         self._arrived = asyncio.Event()
         self._counts = _Counts()
-        self._models: Bucket[LatencyModelRecord] | None = None
+        self._models: Bucket[LatencyModelRecord]
         self._subscription: Subscription | None = None
 
     async def start(self) -> None:
@@ -43,8 +44,8 @@ class Predictor:
         self._models = await self._bus.bucket(subjects.LATENCY_MODELS_BUCKET, LatencyModelRecord)
         try:
             for entry in await self._models.entries():
-                self._profile(entry.key).record = entry.value
-        except msgspec.DecodeError as error:
+                self._profile(entry.key).publish(entry.value, entry.revision)
+        except (msgspec.DecodeError, ValueError) as error:
             logger.warning("a published model does not parse; the next fit replaces it", extra={"error": str(error)})
         self._subscription = await self._bus.subscribe(subjects.LATENCY_SAMPLES, LatencySample, self._on_sample)
 
@@ -69,72 +70,81 @@ class Predictor:
         return "ok"
 
     def details(self) -> Details:
-        """Totals over all profiles; ``worst_mape`` is that of the published models."""
-        records = [profile.record for profile in self._profiles.values() if profile.record is not None]
+        """Totals over all profiles; ``worst_mape`` is that of the published models, ``drift_ratio`` and
+        ``drifted_at_s`` are those of the last drift of any."""
+        profiles = self._profiles.values()
+        records = [profile.record for profile in profiles if profile.record is not None]
+        drifted = [(each.drifted_at_s, each.drift_ratio) for each in profiles if each.drifted_at_s is not None]
+        drifted_at_s, drift_ratio = max(drifted, key=lambda pair: pair[0], default=(None, None))
         return {
             "profiles": len(self._profiles),
             "models": len(records),
+            "boosted": sum(record.kind == "boosted" for record in records),
             "worst_mape": max((record.mape for record in records), default=None),
-            "samples_in_window": sum(len(profile.window) for profile in self._profiles.values()),
+            "samples_in_window": sum(len(profile.window) for profile in profiles),
             "samples": self._counts.samples,
             "samples_refused": self._counts.samples_refused,
             "fits": self._counts.fits,
             "published": self._counts.published,
+            "drifts": sum(profile.drifts for profile in profiles),
+            "drift_ratio": drift_ratio,
+            "drifted_at_s": drifted_at_s,
         }
 
     async def _on_sample(self, sample: LatencySample) -> None:
         profile = self._profile(sample.profile_key)
-        if not profile.window.add(sample.shape, sample.latency_ms):
+        if not profile.add(sample.shape, sample.latency_ms):
             self._counts.samples_refused += 1
             return
         self._counts.samples += 1
-        profile.has_news = True
+        if sample.step > 0:  # a sweep's shapes are all that may come, not what does
+            self._watch(profile, sample)
         if self._is_due(profile):
             self._arrived.set()
 
-    async def _refit(self, profile_key: str, profile: _Profile) -> None:
-        assert self._models is not None
+    def _watch(self, profile: WatchedProfile, sample: LatencySample) -> None:
+        drift = profile.watch(sample.shape, sample.latency_ms, self._clock.unix_s())
+        if drift is not None:
+            ids = {"profile_key": sample.profile_key, "executor_id": sample.executor_id}
+            logger.warning("steps drifted from the model", extra={**ids, "ratio": round(drift.ratio, 3)})
+
+    async def _refit(self, profile_key: str, profile: WatchedProfile) -> None:
         profile.has_news = False
-        observations = profile.window.observations()
         try:
-            profile.record = await _current(self._models, profile_key)
-            prior = profile.record.coefficients if profile.record else None
-            fitted = await asyncio.to_thread(fit_linear, observations, prior)
+            await self._take_over(profile_key, profile)
+            drifts = profile.drifts
+            fitted = await asyncio.to_thread(_Refit.of(profile, self._settings.prediction_limit_us).run)
             self._counts.fits += 1
             if fitted is None:
                 return
-            recent = profile.window.recent(RECENT_SAMPLES)
-            fitted = calibrated(fitted, recent)
-            if prior is not None and not is_material(fitted, prior, observations, recent):
-                return
-            record = _record(profile_key, fitted, self._clock.unix_s())
-            await self._models.put(profile_key, record)
+            record = _record(profile_key, fitted, profile, self._clock.unix_s())
+            revision = await self._models.put(profile_key, record)
         except BusError as error:
             profile.has_news = True
             self._arrived.set()  # tries again in the next round
             logger.warning("model not published", extra={"profile_key": profile_key, "error": str(error)})
             return
-        profile.record = record
+        profile.publish(record, revision)
+        profile.has_drifted = profile.drifts > drifts  # since the samples were taken
         self._counts.published += 1
-        logger.info(
-            "model published",
-            extra={"profile_key": profile_key, "num_samples": record.num_samples, "mape": round(record.mape, 4)},
-        )
+        facts = {"kind": record.kind, "num_samples": record.num_samples, "mape": round(record.mape, 4)}
+        logger.info("model published", extra={"profile_key": profile_key, **facts})
 
-    def _is_due(self, profile: _Profile) -> bool:
+    async def _take_over(self, profile_key: str, profile: WatchedProfile) -> None:
+        """Read anew for each fit, since the bus may have lost its store, or another predictor may have written."""
+        try:
+            entry = await self._models.get(profile_key)
+            profile.publish(entry.value, entry.revision)
+        except (NotFoundOnBusError, msgspec.DecodeError, ValueError):
+            profile.publish(None, 0)
+
+    def _is_due(self, profile: WatchedProfile) -> bool:
         return profile.has_news and len(profile.window) >= self._settings.min_samples
 
-    def _profile(self, profile_key: str) -> _Profile:
+    def _profile(self, profile_key: str) -> WatchedProfile:
         if profile_key not in self._profiles:
-            self._profiles[profile_key] = _Profile(SampleWindow(self._settings.window))
+            self._profiles[profile_key] = WatchedProfile(self._settings.window)
         return self._profiles[profile_key]
-
-
-@dataclass(slots=True)
-class _Profile:
-    window: SampleWindow
-    record: LatencyModelRecord | None = None  # as last read or published
-    has_news: bool = False
 
 
 @dataclass(slots=True)
@@ -145,13 +155,47 @@ class _Counts:
     published: int = 0
 
 
-async def _current(models: Bucket[LatencyModelRecord], profile_key: str) -> LatencyModelRecord | None:
-    """Read anew for each fit, since the bus may have lost its store, or another predictor may have written."""
-    try:
-        return (await models.get(profile_key)).value
-    except (NotFoundOnBusError, msgspec.DecodeError):
-        return None
+@dataclass(frozen=True, slots=True)
+class _Refit:
+    """What a fit needs to know, taken at once, since samples come while it runs."""
+
+    observations: list[Observation]
+    recent: list[Observation]
+    published: FittedModel | None
+    prior: Coefficients | None
+    has_drifted: bool
+    prediction_limit_us: float
+
+    @classmethod
+    def of(cls, profile: WatchedProfile, prediction_limit_us: float) -> _Refit:
+        window = profile.window
+        recent = window.recent(RECENT_SAMPLES)
+        return cls(
+            window.observations(), recent, profile.model, profile.prior, profile.has_drifted, prediction_limit_us
+        )
+
+    def run(self) -> Fit | None:
+        """A model to publish; None where there is none, or none that is worth it."""
+        fitted = fit_best(self.observations, self.prior, self.prediction_limit_us)
+        if fitted is None:
+            return None
+        fitted = calibrated(fitted, self.recent)
+        if self.published is None or self.has_drifted:
+            return fitted
+        return fitted if is_material(fitted, self.published, self.observations, self.recent) else None
 
 
-def _record(profile_key: str, fitted: LinearFit, now_s: float) -> LatencyModelRecord:
-    return LatencyModelRecord(profile_key, fitted.coefficients, fitted.num_samples, fitted.mape, now_s)
+def _record(profile_key: str, fitted: Fit, profile: WatchedProfile, now_s: float) -> LatencyModelRecord:
+    return LatencyModelRecord(
+        profile_key,
+        model_record(fitted.model),
+        fitted.num_samples,
+        fitted.mape,
+        now_s,
+        fitted.noise_floor,
+        list(fitted.candidates),
+        fitted.linear,
+        profile.drifts,
+        profile.drift_ratio,
+        profile.drifted_at_s,
+    )

@@ -15,4 +15,7 @@ class PredictorSettings(msgspec.Struct, frozen=True):
     log_level: Annotated[str, Meta(description="debug, info, warning or error")] = "info"
     window: Annotated[int, Meta(ge=64, description="samples kept for each profile key")] = 4096
     min_samples: Annotated[int, Meta(ge=2, description="samples before the first fit")] = 24
+    prediction_limit_us: Annotated[
+        float, Meta(gt=0, description="a boosted model that takes longer for one prediction is not used")
+    ] = 5.0
     refit_interval_s: Annotated[float, Meta(gt=0, description="shortest time between two rounds of fitting")] = 2.0

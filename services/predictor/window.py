@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from shared.protocol.messages import BatchShape
@@ -37,6 +38,14 @@ def stratum(shape: BatchShape) -> Stratum:
     )
 
 
+def covers_both_kinds(observations: Iterable[Observation], num_shapes: int) -> bool:
+    """Prefills and decodes, in at least ``num_shapes`` distinct shapes."""
+    shapes = {observation.shape for observation in observations}
+    has_prefill = any(shape.prefill_requests for shape in shapes)
+    has_decode = any(shape.decode_requests for shape in shapes)
+    return len(shapes) >= num_shapes and has_prefill and has_decode
+
+
 class SampleWindow:
     """At most ``capacity`` observations. Each stratum keeps its newest ones up to its share; a full window gives up
     the oldest of its largest stratum, so that rare shapes stay until newer ones of their own kind replace them. What
@@ -66,6 +75,15 @@ class SampleWindow:
         elif self._size > self._capacity:
             self._drop_oldest(max(self._strata.values(), key=len))
         return True
+
+    def rescale(self, but_newest: int, factor: float) -> None:
+        """Multiply the latencies of all samples but the ``but_newest`` last added: the machine has become so many times
+        slower since, and of shapes that have not come again nothing better is known."""
+        first_new = self._added - but_newest
+        for members in self._strata.values():
+            for index, (number, shape, latency_ms) in enumerate(members):
+                if number < first_new:
+                    members[index] = _Numbered(number, shape, latency_ms * factor)
 
     def observations(self) -> list[Observation]:
         """Stratum by stratum, oldest first in each."""

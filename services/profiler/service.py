@@ -23,7 +23,8 @@ from shared.bus import Bucket, Bus, Entry
 from shared.clock import Clock
 from shared.errors import BusError, ConfigError, NotFoundOnBusError
 from shared.protocol import subjects
-from shared.protocol.messages import BudgetRecord, ExecutorInfo, LatencyModelRecord
+from shared.protocol.latency_models import LatencyModelRecord
+from shared.protocol.messages import BudgetRecord, ExecutorInfo
 from shared.service import Details
 
 logger = logging.getLogger(__name__)

@@ -96,6 +96,10 @@ class LinearLatencyModel:
         # Coefficients so far apart in size that the root lost its digits: ask the cost itself.
         return bisect_right(range(1, limit + 1), budget_ms, key=cost_ms)
 
+    def scaled(self, factor: float) -> LinearLatencyModel:
+        """The same batches, each ``factor`` times as long."""
+        return LinearLatencyModel(*(coefficient * factor for coefficient in self.coefficients()))
+
     def _prefill_root(self, features: BatchFeatures, num_computed_tokens: int, budget_ms: float) -> float:
         """The n >= 0 at which square n^2 + slope n meets what the fixed costs leave of the budget; a chunk's pairs
         are n^2 / 2 + (num_computed_tokens + 1/2) n."""

@@ -8,7 +8,6 @@ import msgspec
 
 from shared.latency.features import BatchFeatures
 from shared.latency.histogram import LatencyHistogram
-from shared.latency.linear import Coefficients
 from shared.scheduling.online_order import ClientCounters
 from shared.scheduling.request import Kind as Kind
 
@@ -313,20 +312,6 @@ class OfflineResult(msgspec.Struct, frozen=True):
     finish_reason: FinishReason
     num_cached_tokens: int = 0
     error: str = ""
-
-
-class LatencyModelRecord(msgspec.Struct, frozen=True):
-    """Fitted coefficients of Eq. 1, versioned by the KV revision.
-
-    ``coefficients`` weigh 1, S_p, S_d, S_p^2, S_d^2, N_p, N_d and the prefill pairs in this order, all in milliseconds
-    and not negative.
-    """
-
-    profile_key: str
-    coefficients: Coefficients
-    num_samples: int
-    mape: float  # mean absolute percentage error on held-out samples, 0 to 1
-    fitted_at_s: float
 
 
 class BudgetRecord(msgspec.Struct, frozen=True):

@@ -28,7 +28,8 @@ from shared.latency.features import BatchFeatures
 from shared.latency.linear import LinearLatencyModel
 from shared.latency.roofline import RooflineLatencyModel
 from shared.protocol import subjects
-from shared.protocol.messages import BudgetRecord, LatencyModelRecord
+from shared.protocol.latency_models import LatencyModelRecord, LinearCoefficients
+from shared.protocol.messages import BudgetRecord
 from tests.services.gateway_rig import GatewayRig, model_folder
 
 TIME_SCALE = 6.0  # steps of 70 ms and more, beside which the live loop's own few milliseconds are small
@@ -95,7 +96,7 @@ async def tune(nats_url: str, profile_key: str) -> None:
     try:
         await bus.ensure_streams()
         models = await bus.bucket(subjects.LATENCY_MODELS_BUCKET, LatencyModelRecord)
-        await models.put(profile_key, LatencyModelRecord(profile_key, PLANNER, 100, 0.01, 0.0))
+        await models.put(profile_key, LatencyModelRecord(profile_key, LinearCoefficients(PLANNER), 100, 0.01, 0.0))
         budgets = await bus.bucket(subjects.BUDGETS_BUCKET, BudgetRecord)
         await budgets.put(profile_key, BudgetRecord(profile_key, BUDGET_MS, "fixed"))
     finally:

@@ -1,11 +1,17 @@
-"""Makers of batch shapes."""
+"""Makers of batch shapes, and of samples that a known linear model times."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable
 
+from services.predictor.window import Observation
 from shared.latency.features import BatchFeatures
+from shared.latency.linear import Coefficients, LinearLatencyModel
 from shared.protocol.messages import BatchShape
+
+TRUTH: Coefficients = (25.0, 0.8, 2e-3, 3e-4, 2e-8, 1.5, 1.2, 2e-4)
+DRIFTED: Coefficients = (40.0, 1.3, 2e-3, 3e-4, 2e-8, 1.5, 1.2, 2e-4)
 
 
 def make_shape(chunks: Iterable[tuple[int, int] | int] = (), contexts: Iterable[int] = ()) -> BatchShape:
@@ -16,3 +22,21 @@ def make_shape(chunks: Iterable[tuple[int, int] | int] = (), contexts: Iterable[
     for context_len in contexts:
         features.add_decode(context_len)
     return BatchShape.of(features)
+
+
+def predict(coefficients: Coefficients, shape: BatchShape) -> float:
+    return LinearLatencyModel(*coefficients).predict_ms(shape.features())
+
+
+def varied_shapes(rng: random.Random, count: int) -> list[BatchShape]:
+    shapes = []
+    for number in range(count):
+        n_p = 0 if number % 3 == 0 else rng.randint(1, 4)
+        n_d = 0 if number % 3 == 1 else rng.randint(1, 64)
+        chunks = [(rng.choice((8, 32, 128, 512)), rng.choice((0, 0, 64, 1024))) for _ in range(n_p)]
+        shapes.append(make_shape(chunks, [rng.choice((16, 128, 512, 2000)) for _ in range(n_d)]))
+    return shapes
+
+
+def timed(shapes: list[BatchShape], rng: random.Random, noise: float, truth: Coefficients = TRUTH) -> list[Observation]:
+    return [Observation(shape, predict(truth, shape) * rng.gauss(1.0, noise)) for shape in shapes]

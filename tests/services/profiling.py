@@ -8,13 +8,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 from shared.bus import Bus, Subscription
 from shared.latency.linear import LinearLatencyModel
+from shared.latency.model import LatencyModel
 from shared.protocol import subjects
+from shared.protocol.latency_models import LatencyModelRecord
 from shared.protocol.messages import (
     BatchShape,
     ExecutorCounters,
     ExecutorInfo,
     Heartbeat,
-    LatencyModelRecord,
     MeasuredShape,
     MeasureShape,
 )
@@ -79,7 +80,7 @@ def executor_info(executor_id: str = "executor-0", **changes: object) -> Executo
     return ExecutorInfo(**(fields | changes))  # type: ignore[arg-type]
 
 
-def predicted(shape: BatchShape, model: LinearLatencyModel = TRUTH) -> float:
+def predicted(shape: BatchShape, model: LatencyModel = TRUTH) -> float:
     return model.predict_ms(shape.features())
 
 

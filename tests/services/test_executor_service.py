@@ -15,6 +15,7 @@ from shared.bus import Bus
 from shared.clock import SystemClock
 from shared.errors import ConfigError, ModelError
 from shared.protocol import subjects
+from shared.protocol.latency_models import LatencyModelRecord, LinearCoefficients
 from shared.protocol.messages import (
     BudgetRecord,
     ExecutorInfo,
@@ -22,7 +23,6 @@ from shared.protocol.messages import (
     GenerateRequest,
     Heartbeat,
     Kind,
-    LatencyModelRecord,
     LatencySample,
     MeasuredShape,
     MeasureShape,
@@ -143,7 +143,9 @@ async def test_a_plan_brings_offline_work_and_its_result_is_durable(
     models = await bus.bucket(subjects.LATENCY_MODELS_BUCKET, LatencyModelRecord)
     budgets = await bus.bucket(subjects.BUDGETS_BUCKET, BudgetRecord)
     key = executor.info.profile_key
-    await models.put(key, LatencyModelRecord(key, (1.0, 0.1, 0.0, 0.0, 0.0, 0.0, 0.1, 0.0), 9, 0.0, 0.0))
+    await models.put(
+        key, LatencyModelRecord(key, LinearCoefficients((1.0, 0.1, 0.0, 0.0, 0.0, 0.0, 0.1, 0.0)), 9, 0.0, 0.0)
+    )
     await budgets.put(key, BudgetRecord(key, 100.0, "fixed"))
     async with asyncio.timeout(10):
         while True:

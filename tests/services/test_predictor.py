@@ -12,7 +12,8 @@ from shared.bus import Bus
 from shared.clock import SystemClock
 from shared.latency.linear import LinearLatencyModel
 from shared.protocol import subjects
-from shared.protocol.messages import BatchShape, LatencyModelRecord, LatencySample
+from shared.protocol.latency_models import LatencyModelRecord
+from shared.protocol.messages import BatchShape, LatencySample
 from tests.latency.shapes import make_shape
 from tests.services.profiling import KEY, TRUTH, model_of, predicted, running, until
 
@@ -47,7 +48,7 @@ async def test_samples_become_a_published_model(bus: Bus) -> None:
     async with running(predictor(bus)):
         await send(bus, mixed_shapes(200))
         record = await model_of(bus)
-    model = LinearLatencyModel(*record.coefficients)
+    model = record.latency_model()
     assert record.profile_key == KEY and record.num_samples >= 24 and record.mape < 0.05
     for shape in mixed_shapes(40):
         assert predicted(shape, model) == pytest.approx(predicted(shape), rel=0.08)
@@ -76,7 +77,7 @@ async def test_a_slower_machine_gets_a_new_version(bus: Bus) -> None:
         async def is_slower() -> bool:
             value = (await models.get(KEY)).value
             assert value is not None
-            model = LinearLatencyModel(*value.coefficients)
+            model = value.latency_model()
             errors = [abs(predicted(shape, model) / predicted(shape, SLOWER) - 1) for shape in slow]
             return sum(errors) / len(errors) < 0.1
 
@@ -89,9 +90,7 @@ async def test_each_profile_key_has_its_own_model(bus: Bus) -> None:
         await send(bus, mixed_shapes(100), SLOWER, key="other")
         fast, slow = await model_of(bus), await model_of(bus, "other")
     shape = make_shape([100], [500] * 10)
-    assert predicted(shape, LinearLatencyModel(*slow.coefficients)) == pytest.approx(
-        2 * predicted(shape, LinearLatencyModel(*fast.coefficients)), rel=0.1
-    )
+    assert predicted(shape, slow.latency_model()) == pytest.approx(2 * predicted(shape, fast.latency_model()), rel=0.1)
 
 
 async def test_a_restarted_predictor_keeps_what_it_knew(bus: Bus) -> None:
@@ -108,7 +107,7 @@ async def test_a_restarted_predictor_keeps_what_it_knew(bus: Bus) -> None:
         await send(bus, decodes * 3, SLOWER)
         after = await model_of(bus, newer_than=revision)
     prefill = make_shape([100, 100])
-    old, new = (predicted(prefill, LinearLatencyModel(*record.coefficients)) for record in (before, after))
+    old, new = (predicted(prefill, record.latency_model()) for record in (before, after))
     assert new > 0.9 * old
 
 

@@ -15,10 +15,11 @@ from services.profiler.service import Profiler
 from services.profiler.settings import ProfilerSettings
 from shared.bus import Bus
 from shared.clock import SystemClock
-from shared.latency.linear import LinearLatencyModel
+from shared.latency.model import LatencyModel
 from shared.latency.roofline import RooflineLatencyModel
 from shared.protocol import subjects
-from shared.protocol.messages import BudgetRecord, ExecutorInfo, LatencyModelRecord
+from shared.protocol.latency_models import LatencyModelRecord
+from shared.protocol.messages import BudgetRecord, ExecutorInfo
 from tests.latency.shapes import make_shape
 from tests.services.profiling import running, until
 
@@ -51,7 +52,7 @@ async def test_a_real_executor_is_profiled(bus: Bus, tmp_path: Path, executor_pr
         async def model_follows_the_sim() -> bool:
             record = (await models.get(key)).value
             assert record is not None
-            return record.mape < 0.1 and _mean_error(LinearLatencyModel(*record.coefficients)) < 0.1
+            return record.mape < 0.1 and _mean_error(record.latency_model()) < 0.1
 
         await until(model_follows_the_sim, timeout_s=10)
     budgets = await bus.bucket(subjects.BUDGETS_BUCKET, BudgetRecord)
@@ -59,7 +60,7 @@ async def test_a_real_executor_is_profiled(bus: Bus, tmp_path: Path, executor_pr
     assert (tmp_path / "profiles" / f"{key}.json").exists()
 
 
-def _mean_error(model: LinearLatencyModel) -> float:
+def _mean_error(model: LatencyModel) -> float:
     truth = RooflineLatencyModel.named("llama2-7b", "a100-40g")
     batches = [
         make_shape([prefill] if prefill else [], [context] * decodes).features()

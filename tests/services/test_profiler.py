@@ -19,11 +19,11 @@ from services.profiler.sweep import ExecutorBusyError, ExecutorSilentError, Swee
 from shared.bus import Bus
 from shared.clock import SystemClock
 from shared.errors import ConfigError
-from shared.latency.linear import LinearLatencyModel
+from shared.latency.features import BatchFeatures
 from shared.protocol import subjects
+from shared.protocol.latency_models import LatencyModelRecord, LinearCoefficients
 from shared.protocol.messages import (
     BudgetRecord,
-    LatencyModelRecord,
     LatencySample,
     MeasuredShape,
     MeasureShape,
@@ -70,7 +70,7 @@ async def test_a_new_executor_gets_a_profile_a_model_and_a_budget(
         samples = sum(shape.repeats for shape in executor.asked[1:])  # the first is the warm-up
         await until(lambda: predictor.details()["samples"] == samples)
         await until(lambda: predictor.details()["fits"] != 0)
-    model = LinearLatencyModel(*(await model_of(bus)).coefficients)
+    model = (await model_of(bus)).latency_model()
     stored = ProfileFiles(tmp_path / "profiles").load(KEY)
     assert stored is not None and len(stored.measurements) == len(executor.asked) - 1
     for measured in stored.measurements:
@@ -293,7 +293,7 @@ async def test_a_model_record_alone_is_kept(bus: Bus, tmp_path: Path, predictor:
     """With a model on the bus already, a sweep ends as soon as it is measured."""
     models = await bus.bucket(subjects.LATENCY_MODELS_BUCKET, LatencyModelRecord)
     service = profiler(bus, tmp_path, first_confirm_s=60.0)
-    await models.put(KEY, LatencyModelRecord(KEY, TRUTH.coefficients(), 100, 0.01, 1.0))
+    await models.put(KEY, LatencyModelRecord(KEY, LinearCoefficients(TRUTH.coefficients()), 100, 0.01, 1.0))
     async with running(service), MeasuringExecutor(bus, executor_info(**SMALL)):
         await until(lambda: is_done(service))
-    assert (await model_of(bus)).coefficients[0] == pytest.approx(25.0, rel=0.2)
+    assert (await model_of(bus)).latency_model().predict_ms(BatchFeatures(0, 0, 1, 1)) == pytest.approx(26.2, rel=0.2)

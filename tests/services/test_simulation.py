@@ -27,13 +27,13 @@ from services.profiler.simulation.simulation import Simulation
 from services.profiler.simulation.virtual_executor import ExecutorSetup, VirtualExecutor
 from services.profiler.simulation.virtual_phase import VirtualPhase
 from services.profiler.simulation.workload import SimulatedWorkload
-from shared.protocol.messages import LatencyModelRecord
+from shared.protocol.latency_models import LatencyModelRecord, LinearCoefficients
 from shared.scheduling.batch import Schedule
 from shared.scheduling.offline_order import FcfsOrder
 from shared.scheduling.offline_rate import OfflineRate
 
 DURATION_S = 20.0
-RECORD = LatencyModelRecord("key", (10.0, 0.05, 0.0004, 0.0, 0.0, 0.1, 0.1, 0.0), 100, 0.01, 0.0)
+RECORD = LatencyModelRecord("key", LinearCoefficients((10.0, 0.05, 0.0004, 0.0, 0.0, 0.1, 0.1, 0.0)), 100, 0.01, 0.0)
 
 
 def make_requests(seed: int, count: int = 60) -> list[TraceRequest]:

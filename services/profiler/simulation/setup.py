@@ -14,10 +14,9 @@ from services.profiler.simulation.strategy import Strategy
 from services.profiler.simulation.virtual_executor import ExecutorSetup
 from shared.latency.architectures import architecture_named
 from shared.latency.devices import device_named
-from shared.latency.linear import LinearLatencyModel
 from shared.latency.model import LatencyModel
 from shared.latency.roofline import RooflineLatencyModel, num_kv_blocks
-from shared.protocol.messages import LatencyModelRecord
+from shared.protocol.latency_models import LatencyModelRecord
 from shared.scheduling.batch import Limits
 from shared.scheduling.presets import DEFAULT_UTILITY_RATIO, preset_named
 
@@ -47,7 +46,7 @@ class Machine:
         latency: LatencyModel = (
             RooflineLatencyModel.of(architecture, device, self.tensor_parallel)
             if self.step_file is None
-            else read_coefficients(self.step_file)
+            else read_latency_model(self.step_file)
         )
         spec = EngineSpec(
             model=architecture.name,
@@ -64,7 +63,7 @@ class Machine:
             Limits(self.block_size, num_blocks, self.max_num_batched_tokens, self.max_num_seqs),
             spec,
             strategy.policy(),
-            planner=latency if self.plan_file is None else read_coefficients(self.plan_file),
+            planner=latency if self.plan_file is None else read_latency_model(self.plan_file),
             latency=latency,
             noise=self.noise,
             seed=seed,
@@ -101,10 +100,10 @@ def checked_orders(strategy: Strategy) -> Strategy:
     return strategy
 
 
-def read_coefficients(path: Path) -> LinearLatencyModel:
+def read_latency_model(path: Path) -> LatencyModel:
     """Of a LatencyModelRecord in JSON, as the predictor publishes it. Raises WorkloadError."""
     try:
-        return LinearLatencyModel(*msgspec.json.decode(path.read_bytes(), type=LatencyModelRecord).coefficients)
+        return msgspec.json.decode(path.read_bytes(), type=LatencyModelRecord).latency_model()
     except OSError as error:
         raise WorkloadError(f"{path}: {error.strerror}") from error
     except (msgspec.DecodeError, ValueError) as error:

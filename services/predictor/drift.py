@@ -1,0 +1,82 @@
+"""Seeing that a machine no longer does what its model says. Pure: errors in, alarms out."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+ALLOWED = 0.05  # a lasting error that is no drift: no model is right about every shape
+ALLOWED_SIGMAS = 1.5
+ALARM = 3.0  # a factor of 1.3 gets there in 14 steps, one of 1.1 in 60
+ALARM_SIGMAS = 16.0
+SIGMA_PER_MEAN_DEVIATION = math.sqrt(math.pi / 2)  # of a normal distribution
+FORGETTING = 1 / 128  # of a change of the model, for each sample
+MOST = 1.0  # what a single error counts at most, so that a few stalled steps are no drift
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """``ratio``: measured over predicted time since the drift began, ``num_samples`` samples ago."""
+
+    ratio: float
+    num_samples: int
+
+
+class DriftDetector:
+    """Two CUSUM tests (Page, 1954) on the logarithm of measured over predicted time, one for slower and one for faster.
+
+    Each sums up what the errors exceed the allowed one by, and begins anew where the sum falls to 0; an alarm is a sum
+    beyond a limit. Both grow with the spread of the errors that the model itself has, so that noise alone stays silent.
+
+    A model that is published anew follows the machine before the test has seen enough, so what it changed counts as an
+    error for a while: the test is about the machine, not about the newest model.
+    """
+
+    def __init__(self, mean_error: float) -> None:
+        """``mean_error``: the mean absolute relative error to expect, 0 to 1: the model's own on held-out samples, or
+        the noise floor, whichever is larger."""
+        sigma = SIGMA_PER_MEAN_DEVIATION * mean_error
+        self._alarm = max(ALARM, ALARM_SIGMAS * sigma)
+        self._allowed = max(ALLOWED, ALLOWED_SIGMAS * sigma)
+        self._slower, self._faster = _Side(), _Side()
+        self._change = 0.0
+
+    def follow(self, ratio: float) -> None:
+        """Another model is published, which predicts ``ratio`` times as long for what runs. What error to expect stays:
+        that of a model fitted while the machine changes is larger."""
+        self._change += math.log(ratio)
+
+    def add(self, measured_ms: float, predicted_ms: float) -> Drift | None:
+        """Both positive. After an alarm the test has no memory of what came before."""
+        error = math.log(measured_ms / predicted_ms) + self._change
+        self._change *= 1 - FORGETTING
+        counted = min(max(error, -MOST), MOST)
+        self._slower.add(counted - self._allowed, error)
+        self._faster.add(-counted - self._allowed, error)
+        for side in (self._slower, self._faster):
+            if side.total > self._alarm:
+                drift = Drift(math.exp(side.errors / side.length), side.length)
+                self._slower.reset()
+                self._faster.reset()
+                return drift
+        return None
+
+
+class _Side:
+    """One of the two tests."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self.total = 0.0
+        self.errors = 0.0  # of the logarithms, since the total last was 0
+        self.length = 0
+
+    def add(self, exceeding: float, error: float) -> None:
+        self.total += exceeding
+        if self.total <= 0:
+            self.reset()
+            return
+        self.errors += error
+        self.length += 1

@@ -1,0 +1,49 @@
+"""Fit Eq. 1 of HyGen (section 4.2), with the prefill pairs, to timed batches."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import numpy as np
+
+from services.predictor.regression import Array, Samples, Wishes, solve_trimmed
+from services.predictor.window import Observation, covers_both_kinds
+from shared.latency.linear import NUM_COEFFICIENTS, Coefficients, LinearLatencyModel
+
+PRIOR_WEIGHT = 1e-4  # of the data's: decides only what the data leave open
+
+logger = logging.getLogger(__name__)
+
+
+def fit_linear(observations: Sequence[Observation], prior: Coefficients | None = None) -> LinearLatencyModel | None:
+    """Non-negative least squares on relative errors, once more without the outliers.
+
+    ``prior`` (an earlier fit) settles what the observations leave open, such as the cost of prefills where only
+    decodes were seen. Without a prior the observations must tell prefills and decodes alike: None where they have
+    fewer distinct shapes than the model has coefficients, or lack one of the two kinds.
+    """
+    if prior is None and not covers_both_kinds(observations, NUM_COEFFICIENTS):
+        return None
+    samples = Samples.of(observations)
+    try:
+        rows = _rows(samples)
+        solution = solve_trimmed(rows, samples, None if prior is None else _near(prior, rows, samples))
+    except RuntimeError as error:  # how nnls says that it did not converge
+        logger.warning("fit did not converge", extra={"num_samples": len(observations), "error": str(error)})
+        return None
+    return LinearLatencyModel(*map(float, solution))
+
+
+def _rows(samples: Samples) -> Array:
+    """[n, 8], in the order of ``shared.latency.linear.feature_row``."""
+    s_p, n_p, s_d, n_d, pairs = samples.sums.T  # in the order of BatchShape's fields
+    return np.stack([np.ones_like(s_p), s_p, s_d, s_p * s_p, s_d * s_d, n_p, n_d, pairs], axis=1)
+
+
+def _near(prior: Coefficients, rows: Array, samples: Samples) -> Wishes:
+    """A regressor that no sample has keeps its coefficient."""
+    scale = np.sqrt(np.mean((rows / samples.latencies[:, None]) ** 2 * samples.weights[:, None], axis=0))
+    scale[scale == 0] = 1.0
+    pull = np.sqrt(PRIOR_WEIGHT * len(rows)) * scale
+    return Wishes(np.diag(pull), pull * np.asarray(prior))

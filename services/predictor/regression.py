@@ -1,0 +1,84 @@
+"""Non-negative least squares on relative errors, for models that are linear in their coefficients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import nnls
+
+from services.predictor.window import Observation, Stratum, stratum
+
+Array = NDArray[np.float64]
+
+OUTLIER_SIGMAS = 4.0
+SIGMA_PER_MAD = 1.4826  # of a normal distribution
+MIN_OUTLIER_ERROR = 0.05  # a relative error below this is no outlier, however regular the others are
+MAX_ITERATIONS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """Observations as columns."""
+
+    sums: Array  # [n, 5], in the order of BatchShape's fields
+    latencies: Array  # [n], milliseconds
+    weights: Array  # [n]
+    strata: list[Stratum]  # [n]
+
+    @classmethod
+    def of(cls, observations: Sequence[Observation]) -> Samples:
+        sums = np.array([msgspec.structs.astuple(observation.shape) for observation in observations], dtype=np.float64)
+        timed = np.array([(each.latency_ms, each.weight) for each in observations], dtype=np.float64)
+        return cls(sums, timed[:, 0], timed[:, 1], [stratum(observation.shape) for observation in observations])
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What coefficients x [k] should be like besides fitting the samples: rows @ x near targets, in units of one
+    sample's relative error."""
+
+    rows: Array  # [m, k]
+    targets: Array  # [m]
+
+
+def solve_trimmed(rows: Array, samples: Samples, wishes: Wishes | None = None) -> Array:
+    """Non-negative coefficients [k] of ``rows`` [n, k], fitted once more without the outliers. What neither samples nor
+    wishes decide becomes 0. Raises RuntimeError where the solver does not converge."""
+    relative = rows / samples.latencies[:, None]
+    first = _solve(relative, samples.weights, wishes)
+    outliers = _outliers(relative @ first - 1.0, samples.strata)
+    return _solve(relative[~outliers], samples.weights[~outliers], wishes) if outliers.any() else first
+
+
+def _solve(relative: Array, weights: Array, wishes: Wishes | None) -> Array:
+    """Non-negative x for relative @ x = 1 in the weighted least-squares sense; relative: [n, k], weights: [n]."""
+    target = np.sqrt(weights)
+    matrix = relative * target[:, None]
+    if wishes is not None:
+        matrix = np.vstack([matrix, wishes.rows])
+        target = np.concatenate([target, wishes.targets])
+    scale = np.sqrt(np.mean(matrix**2, axis=0))
+    scale[scale == 0] = 1.0  # a regressor that no sample has
+    solution, _ = nnls(matrix / scale, target, maxiter=MAX_ITERATIONS)
+    return np.asarray(solution / scale, dtype=np.float64)
+
+
+def _outliers(errors: Array, strata: list[Stratum]) -> NDArray[np.bool_]:
+    """Samples [n] far outside the spread of the errors, and in the worse half of their own stratum: where all
+    samples of a kind are off, the model is wrong about that kind, not the samples."""
+    center = float(np.median(errors))
+    deviation = np.abs(errors - center)
+    cut = max(OUTLIER_SIGMAS * SIGMA_PER_MAD * float(np.median(deviation)), MIN_OUTLIER_ERROR)
+    members: dict[Stratum, list[int]] = {}
+    for index, key in enumerate(strata):
+        members.setdefault(key, []).append(index)
+    outliers = np.zeros(len(errors), dtype=np.bool_)
+    for indices in members.values():
+        ranked = sorted(indices, key=lambda index: (deviation[index], index))
+        worse = ranked[(len(ranked) + 1) // 2 :]
+        outliers[worse] = deviation[worse] > cut
+    return outliers

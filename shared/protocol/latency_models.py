@@ -1,0 +1,85 @@
+"""Fitted latency models on the bus."""
+
+from __future__ import annotations
+
+import msgspec
+
+from shared.latency.boosted import BoostedLatencyModel, Curve, Sum
+from shared.latency.linear import Coefficients, LinearLatencyModel
+
+FittedModel = LinearLatencyModel | BoostedLatencyModel
+
+
+class LinearCoefficients(msgspec.Struct, frozen=True, tag_field="kind", tag="linear"):
+    """They weigh 1, S_p, S_d, S_p^2, S_d^2, N_p, N_d and the prefill pairs in this order, all in milliseconds and not
+    negative."""
+
+    coefficients: Coefficients
+
+
+class CurveRecord(msgspec.Struct, frozen=True):
+    """Piecewise linear: ``slopes[i]``, milliseconds per unit, from ``knots[i]`` to the next knot or for ever."""
+
+    of: Sum
+    knots: tuple[int, ...]  # ascending, from 0
+    slopes: tuple[float, ...]  # not negative
+
+
+class BoostedCurves(msgspec.Struct, frozen=True, tag_field="kind", tag="boosted"):
+    """``base`` milliseconds, and a curve for each sum that matters."""
+
+    base: float
+    curves: list[CurveRecord]
+
+
+class Candidate(msgspec.Struct, frozen=True):
+    """One kind of model, fitted to the same samples."""
+
+    kind: str  # "linear", "boosted"
+    mape: float  # on held-out samples, 0 to 1
+    prediction_us: float  # one marginal cost of a decode, on the predictor's machine
+
+
+class LatencyModelRecord(msgspec.Struct, frozen=True):
+    """The model of one profile key, versioned by the KV revision, and how good it is."""
+
+    profile_key: str
+    model: LinearCoefficients | BoostedCurves
+    num_samples: int
+    mape: float  # mean absolute percentage error on held-out samples, 0 to 1
+    fitted_at_s: float
+    noise_floor: float | None = None  # what equal batches deviate by, 0 to 1; None where none was repeated
+    candidates: list[Candidate] = []
+    linear_fit: Coefficients | None = None  # what the next linear fit starts from
+    drifts: int = 0  # how often measured times left the published model
+    drift_ratio: float | None = None  # measured over predicted, when they last did
+    drifted_at_s: float | None = None
+
+    @property
+    def kind(self) -> str:
+        return kind_of(self.model)
+
+    def latency_model(self) -> FittedModel:
+        """Raises ValueError for coefficients that are no model."""
+        return model_from(self.model)
+
+
+def kind_of(record: LinearCoefficients | BoostedCurves) -> str:
+    """The record's tag."""
+    return "linear" if isinstance(record, LinearCoefficients) else "boosted"
+
+
+def model_from(record: LinearCoefficients | BoostedCurves) -> FittedModel:
+    """Raises ValueError for coefficients that are no model."""
+    if isinstance(record, LinearCoefficients):
+        return LinearLatencyModel(*record.coefficients)
+    curves = {curve.of: Curve(curve.knots, curve.slopes) for curve in record.curves}
+    return BoostedLatencyModel(record.base, curves)
+
+
+def model_record(model: FittedModel) -> LinearCoefficients | BoostedCurves:
+    """What ``model_from`` makes the model of again."""
+    if isinstance(model, LinearLatencyModel):
+        return LinearCoefficients(model.coefficients())
+    curves = [CurveRecord(of, curve.knots, curve.slopes) for of, curve in model.curves.items()]
+    return BoostedCurves(model.base, curves)

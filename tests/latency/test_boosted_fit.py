@@ -1,0 +1,99 @@
+"""The boosted fit: as good as noise lets it be on batches of a real schedule, smooth, and sensible beyond them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from functools import cache
+
+import pytest
+
+from services.predictor.boosted_fit import fit_boosted
+from services.predictor.fit import fit_best, mean_relative_error
+from services.predictor.window import Observation
+from services.profiler.simulation.setup import Machine
+from shared.latency.boosted import BoostedLatencyModel
+from shared.latency.roofline import RooflineLatencyModel
+from shared.protocol.messages import BatchShape
+from tests.latency.schedules import scheduled_shapes, window_of
+from tests.latency.shapes import make_shape, varied_shapes
+
+MEAN_DEVIATION = 0.798  # of a normal distribution, in sigmas
+MACHINES = {"llama2-7b": "a100-40g", "qwen-14b": "a40", "llama3.1-8b": "h100"}
+
+
+def truth_of(model: str) -> RooflineLatencyModel:
+    return RooflineLatencyModel.named(model, MACHINES[model])
+
+
+@cache
+def windowed(model: str, noise: float) -> list[Observation]:
+    shapes = scheduled_shapes(Machine(model, MACHINES[model]), seed=1)
+    return window_of(shapes, truth_of(model), noise, seed=2).observations()
+
+
+@cache
+def boosted(model: str, noise: float) -> BoostedLatencyModel:
+    fitted = fit_boosted(windowed(model, noise))
+    assert fitted is not None
+    return fitted
+
+
+@pytest.mark.parametrize("model", MACHINES)
+def test_on_a_real_schedule_the_error_is_that_of_the_noise(model: str) -> None:
+    """HyGen reports 1.07 to 1.78%."""
+    fitted = fit_best(windowed(model, 0.01))
+    assert fitted is not None
+    assert fitted.mape < 0.015
+    assert fitted.candidates[1].mape < 0.01 * MEAN_DEVIATION + 0.002
+    unseen = scheduled_shapes(Machine(model, MACHINES[model]), seed=3)
+    without_noise = window_of(unseen, truth_of(model), noise=0.0, seed=4).observations()
+    assert mean_relative_error(boosted(model, 0.01), without_noise) < 0.005
+
+
+def test_outliers_are_left_out() -> None:
+    spoiled = [
+        Observation(shape, latency_ms * 6 if n % 15 == 0 else latency_ms)
+        for n, (shape, latency_ms, _) in enumerate(windowed("llama2-7b", 0.01))
+    ]
+    fitted = fit_boosted(spoiled)
+    assert fitted is not None
+    assert mean_relative_error(fitted, windowed("llama2-7b", 0.0)) < 0.02
+
+
+@pytest.mark.parametrize("num_decodes", [0, 1, 5, 20, 40])
+@pytest.mark.parametrize("context", [100, 1000, 3000])
+def test_one_more_decode_always_costs_what_it_takes(num_decodes: int, context: int) -> None:
+    """A staircase would say nothing for most and much for some."""
+    model, truth = boosted("llama2-7b", 0.01), truth_of("llama2-7b")
+    batch = make_shape([300], [800] * num_decodes).features()
+    cost_ms, expected_ms = model.decode_cost_ms(batch, context), truth.decode_cost_ms(batch, context)
+    assert cost_ms == pytest.approx(expected_ms, rel=0.2, abs=0.1)
+
+
+def test_a_chunk_grows_with_the_budget_as_it_should() -> None:
+    model, truth = boosted("llama2-7b", 0.01), truth_of("llama2-7b")
+    batch = make_shape((), [1000] * 20).features()
+    for budget_ms in (5.0, 10.0, 15.0, 20.0):
+        expected = truth.max_prefill_tokens(batch, 500, budget_ms, 512)
+        assert model.max_prefill_tokens(batch, 500, budget_ms, 512) == pytest.approx(expected, abs=16)
+
+
+@pytest.mark.parametrize("batch", [make_shape([1500]), make_shape((), [3000] * 60), make_shape([700] * 2, [2000] * 60)])
+def test_beyond_what_was_seen_the_trend_goes_on(batch: BatchShape) -> None:
+    """Nothing of the kind ran: chunks of at most 512 tokens, and half as much KV."""
+    predicted = boosted("llama2-7b", 0.01).predict_ms(batch.features())
+    assert predicted == pytest.approx(truth_of("llama2-7b").predict_ms(batch.features()), rel=0.15)
+
+
+def test_one_kind_alone_or_few_shapes_give_none() -> None:
+    rng, truth = random.Random(1), truth_of("llama2-7b")
+    shapes = varied_shapes(rng, 300)
+
+    def timed(wanted: Callable[[BatchShape], bool]) -> list[Observation]:
+        return [Observation(s, truth.predict_ms(s.features())) for s in shapes if wanted(s)]
+
+    assert fit_boosted(timed(lambda s: s.prefill_requests == 0)) is None
+    assert fit_boosted(timed(lambda s: s.decode_requests == 0)) is None
+    assert fit_boosted(timed(lambda _: True)[:20] * 10) is None
+    assert fit_boosted(timed(lambda _: True)) is not None
