@@ -79,19 +79,28 @@ def up(
     target_tbt_ms: Annotated[
         float | None, typer.Option(min=0.001, help="The time between tokens that online requests are to keep.")
     ] = None,
+    slo: Annotated[
+        list[str] | None,
+        typer.Option(help="Keep this SLO, as ttft_p99<=800ms or tbt_mean<=1.05x of online work alone; repeatable."),
+    ] = None,
     data_dir: DataDirOption = DEFAULT_DATA_DIR,
     nats: Annotated[str | None, typer.Option(help="An existing NATS server with JetStream.")] = None,
     log_level: Annotated[str, typer.Option(help=", ".join(LOG_LEVELS), callback=one_of("level", LOG_LEVELS))] = "info",
 ) -> None:
     """Start a whole stack on this machine and keep it running until Ctrl-C."""
+    from loadgen.errors import SloError
+    from loadgen.slo import parse_slo
     from services.local.progress import stderr_progress
     from services.local.supervisor import Supervisor
 
-    if budget_ms is not None and target_tbt_ms is not None:
-        raise typer.BadParameter("give --budget-ms or --target-tbt-ms, not both")
+    if sum(bool(given) for given in (budget_ms, target_tbt_ms, slo)) > 1:
+        raise typer.BadParameter("give one of --budget-ms, --target-tbt-ms and --slo, not two")
+    if slo and not PRESETS[preset].uses_latency_budget:
+        raise typer.BadParameter(f"preset {preset} has no latency budget to keep an SLO with: leave --slo out")
     try:
         PRESETS[preset].offline_rate(offline_qps)
-    except ValueError as error:
+        slos = tuple(parse_slo(expr).expr for expr in slo or ())
+    except (ValueError, SloError) as error:
         raise typer.BadParameter(str(error)) from error
     options = StackOptions(
         model=model,
@@ -109,6 +118,7 @@ def up(
         budget_ms=budget_ms,
         offline_qps=offline_qps,
         target_tbt_ms=target_tbt_ms,
+        slos=slos,
         data_dir=data_dir,
         nats=nats,
         log_level=log_level,

@@ -32,6 +32,7 @@ class StackOptions:
     budget_ms: float | None = None
     offline_qps: float | None = None
     target_tbt_ms: float | None = None
+    slos: tuple[str, ...] = ()
     data_dir: Path = DEFAULT_DATA_DIR
     nats: str | None = None  # None: a server of our own
     log_level: str = "info"

@@ -26,7 +26,13 @@ def service_commands(options: StackOptions, data_dir: DataDir, nats_url: str, mo
         "predictor": ("services.predictor", {}),
         "profiler": (
             "services.profiler",
-            {"budget_ms": options.budget_ms, "target_tbt_ms": options.target_tbt_ms},
+            {
+                "budget_ms": options.budget_ms,
+                "target_tbt_ms": options.target_tbt_ms,
+                "slo": ",".join(options.slos) or None,
+                "preset": options.preset,
+                "utility_ratio": options.utility_ratio,
+            },
         ),
         "offline-queue": (
             "services.offline_queue",

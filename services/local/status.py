@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -11,11 +12,13 @@ from rich.console import Console
 from rich.table import Table
 
 from services.local.data_dir import DataDir, StackFile, is_alive
-from services.local.readiness import ping_all
+from services.local.readiness import PROFILER, ping_all
+from services.local.slo_status import slo_text
 from shared.bus import Bus
-from shared.errors import BusError, StackError
+from shared.errors import BusError, NoResponderError, StackError
 from shared.protocol import subjects
-from shared.protocol.messages import ExecutorInfo, Heartbeat, ServiceStatus
+from shared.protocol.messages import BudgetRecord, ExecutorInfo, Heartbeat, ServiceStatus
+from shared.protocol.slo_status import SloReport, SloStatus
 from shared.service import Details
 
 ANSWER_S = 1.0
@@ -44,6 +47,8 @@ class Status(msgspec.Struct, frozen=True):
     ready: bool | None
     processes: list[ProcessStatus]
     executors: list[Heartbeat]
+    budgets: list[BudgetRecord]  # of a step, by profile key
+    slos: list[SloStatus]  # how they are kept, by profile key; empty where the stack has none
     queues: Details
 
 
@@ -59,9 +64,11 @@ async def read_status(data_dir: Path, nats: str | None) -> Status:
         async with asyncio.TaskGroup() as group:
             pinging = group.create_task(ping_all(bus, ANSWER_S))
             beating = group.create_task(_heartbeats(bus))
+            budgeting = group.create_task(_budgets(bus))
+        answers, executors = pinging.result(), beating.result()
+        slos = await _slos(bus) if PROFILER in answers else []
     finally:
         await bus.close()
-    answers, executors = pinging.result(), beating.result()
     if not answers and stack is None:
         raise StackError(f"no service answers on {url}")
     processes = _processes(answers, stack)
@@ -72,6 +79,8 @@ async def read_status(data_dir: Path, nats: str | None) -> Status:
         ready=stack.ready if stack else None,
         processes=processes,
         executors=executors,
+        budgets=_current(budgeting.result(), executors),
+        slos=slos,
         queues=_queues(executors, answers.get(OFFLINE_QUEUE)),
     )
 
@@ -84,6 +93,11 @@ def show(status: Status) -> None:
     console.print(_process_table(status.processes))
     for beat in status.executors:
         console.print(_describe(beat), highlight=False, markup=False)
+    for budget in status.budgets:
+        line = f"budget     {budget.latency_budget_ms:g} ms a step ({budget.source})  {budget.profile_key}"
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    for slo in status.slos:
+        console.print(slo_text(slo, time.time()), highlight=False, markup=False, soft_wrap=True)
     console.print("queues")
     console.print(_queue_table(status.queues))
 
@@ -108,6 +122,24 @@ async def _heartbeats(bus: Bus) -> list[Heartbeat]:
     finally:
         await subscription.stop()
     return [beats[executor_id] for executor_id in sorted(beats)]
+
+
+async def _budgets(bus: Bus) -> list[BudgetRecord]:
+    entries = await (await bus.bucket(subjects.BUDGETS_BUCKET, BudgetRecord)).entries()
+    return sorted((entry.value for entry in entries if entry.value), key=lambda budget: budget.profile_key)
+
+
+def _current(budgets: Iterable[BudgetRecord], executors: Iterable[Heartbeat]) -> list[BudgetRecord]:
+    """Not those that executors of an earlier time have left."""
+    keys = {beat.info.profile_key for beat in executors}
+    return [budget for budget in budgets if budget.profile_key in keys]
+
+
+async def _slos(bus: Bus) -> list[SloStatus]:
+    try:
+        return (await bus.request(subjects.SLO_STATUS, {}, SloReport, ANSWER_S)).executors
+    except NoResponderError:
+        return []
 
 
 def _processes(answers: dict[str, ServiceStatus], stack: StackFile | None) -> list[ProcessStatus]:

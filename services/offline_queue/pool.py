@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
+from itertools import islice
 
 import msgspec
 from msgspec.structs import replace
 
 from shared.protocol.codec import decode, encode
-from shared.protocol.messages import GenerateRequest, OfflineRequest
+from shared.protocol.messages import GenerateRequest, OfflineLength, OfflineRequest
 from shared.scheduling.offline_order import OfflineOrder
 from shared.scheduling.packed_prompt import pack_tokens, unpack_tokens
 from shared.scheduling.request import Kind, Request
@@ -77,6 +78,12 @@ class OfflinePool:
     def in_order(self) -> Iterator[Request]:
         """What waits, next first; the pool must not change while this is read."""
         return self._order.in_order()
+
+    def sample(self, count: int) -> list[OfflineLength]:
+        """The lengths of about so many requests, evenly spread by age."""
+        spread = islice(self._items.values(), 0, None, max(1, len(self._items) // count))
+        requests = (item.unpack() for item in islice(spread, count))
+        return [OfflineLength(len(request.prompt_token_ids), request.sampling.max_tokens) for request in requests]
 
     def take(self, request_id: str, executor_id: str) -> GenerateRequest:
         """A waiting request enters an executor with a plan."""

@@ -19,6 +19,7 @@ from shared.protocol.messages import (
     ExecutorInfo,
     Heartbeat,
     InboxMessage,
+    OfflineSample,
     StepPlan,
     StepStarted,
 )
@@ -31,6 +32,7 @@ from shared.tuning import Tuning
 
 logger = logging.getLogger(__name__)
 
+SAMPLE_SIZE = 256
 SILENCE_S = 5.0  # an executor that is silent for so long holds nothing any more, as far as we know
 
 
@@ -79,6 +81,7 @@ class OfflineQueueService:
         await self._bus.ensure_streams()
         await self._batches.start()
         await self._bus.subscribe(subjects.HEARTBEATS, Heartbeat, self._on_heartbeat)
+        await self._bus.serve(subjects.OFFLINE_SAMPLE, object, self._on_sample)
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -114,6 +117,9 @@ class OfflineQueueService:
             "plan_ms_mean": sum(each.plan_ms_mean * each.plans for each in stats) / plans if plans else 0.0,
             "plan_ms_max": max((each.plan_ms_max for each in stats), default=0.0),
         }
+
+    async def _on_sample(self, _: object) -> OfflineSample:
+        return OfflineSample(self._pool.sample(SAMPLE_SIZE))
 
     # Executors come and go
 

@@ -8,12 +8,17 @@ from services.profiler.service import Profiler
 from services.profiler.settings import ProfilerSettings
 from shared.clock import SystemClock
 from shared.config import load
+from shared.errors import ConfigError
 from shared.service import run_service
 
 
 def main() -> int:
     """Run until SIGINT or SIGTERM."""
-    settings = load(ProfilerSettings, "python -m services.profiler")
+    try:
+        settings = load(ProfilerSettings, "python -m services.profiler")
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 2
     clock = SystemClock()
     return run_service(settings.nats, settings.log_level, Profiler.name, lambda bus: Profiler(bus, settings, clock))
 

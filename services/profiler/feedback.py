@@ -26,16 +26,19 @@ MEMORY_S = 600.0
 
 @dataclass(slots=True)
 class Target:
-    """An SLO and its bound. ``alone_ms``: of a relative one, the figure without offline work that it multiplies."""
+    """An SLO and its bound. ``alone_ms``: of a relative one, the figure without offline work that it multiplies;
+    ``overhead``: that over the profile's."""
 
     slo: Slo
     bound_ms: float
     alone_ms: float | None = None
+    overhead: float = 1.0
 
     def measured_alone(self, value_ms: float) -> None:
         """The figure of a window in which no offline work ran: where a profile promised less than there is without
         offline work, it is the machine's own, and no budget helps."""
         if self.alone_ms is not None and value_ms > self.alone_ms:
+            self.overhead *= value_ms / self.alone_ms
             self.alone_ms = value_ms
             self.bound_ms = self.slo.limit * value_ms
 
@@ -57,16 +60,31 @@ class BudgetFeedback:
     ``floor_ms``, which lets no offline work in, it comes back in the same steps.
     """
 
-    def __init__(self, profiled_ms: float, floor_ms: float, targets: Sequence[Target], now_s: float) -> None:
-        self.budget_ms = profiled_ms
+    def __init__(
+        self,
+        profiled_ms: float,
+        floor_ms: float,
+        targets: Sequence[Target],
+        now_s: float,
+        share: float = 1.0,
+        largest_share: float = BEYOND_PROFILE,
+    ) -> None:
+        """``share``: of the profiled budget, to begin with; ``largest_share``: where there is room."""
+        self.budget_ms = max(min(floor_ms, profiled_ms), share * profiled_ms)
         self.is_broken_alone = False  # an SLO was last seen broken without offline work
         self._profiled_ms = profiled_ms
+        self._largest_share = largest_share
         self._floor_ms = min(floor_ms, profiled_ms)
         self._targets = targets
         self._window = _Window(now_s + SETTLE_S, now_s + SETTLE_S)
         self._num_quiet = 0
         self._broke_ms = math.inf
         self._broke_s = now_s
+
+    @property
+    def share(self) -> float:
+        """Of the profiled budget, as it is now."""
+        return self.budget_ms / self._profiled_ms
 
     def observe(self, now_s: float, latencies: OnlineLatencies, offline_ran: bool) -> bool:
         """What users got since the call before, perhaps nothing. True where the budget is another from now on."""
@@ -111,7 +129,7 @@ class BudgetFeedback:
         if self._num_quiet < QUIET_WINDOWS:
             return False
         self._num_quiet = 0
-        highest_ms = self._profiled_ms * (BEYOND_PROFILE if has_room else 1.0)
+        highest_ms = self._profiled_ms * (self._largest_share if has_room else 1.0)
         if now_s - self._broke_s < MEMORY_S:
             highest_ms = min(highest_ms, BACK_OFF * self._broke_ms)
         return self._change(now_s, min(max(highest_ms, self.budget_ms), self.budget_ms + STEP * self._profiled_ms))

@@ -12,6 +12,8 @@ from services.profiler.load_watch import LoadWatch
 from services.profiler.profile import Profile, ProfileFiles, profile_of
 from services.profiler.progress import ProfileProgress, ProfileState
 from services.profiler.settings import ProfilerSettings
+from services.profiler.slo_budgets import SloBudgets
+from services.profiler.slo_settings import parse_slos
 from services.profiler.sweep import (
     ExecutorBusyError,
     ExecutorSilentError,
@@ -48,6 +50,8 @@ class Profiler:
         self._first_confirm_s = first_confirm_s
         self._files = ProfileFiles(settings.profiles_dir())
         self._load = LoadWatch(bus)
+        self._has_slos = bool(settings.slo)
+        self._slo_budgets = SloBudgets(bus, parse_slos(settings.slo), settings, clock)
         self._progress = ProfileProgress()
         self._registered: asyncio.Queue[ExecutorInfo] = asyncio.Queue(MAX_QUEUED)
         self._profiles: dict[str, Profile] = {}  # measured or replayed by this process
@@ -62,11 +66,13 @@ class Profiler:
         self._models = await self._bus.bucket(subjects.LATENCY_MODELS_BUCKET, LatencyModelRecord)
         self._budgets = await self._bus.bucket(subjects.BUDGETS_BUCKET, BudgetRecord)
         await self._load.start()
+        await self._slo_budgets.start()
 
     async def run(self) -> None:
         """Until cancelled; a registration that comes again is served again, at little cost."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._watch_executors())
+            group.create_task(self._slo_budgets.run())
             while True:
                 info = await self._registered.get()
                 try:
@@ -76,13 +82,14 @@ class Profiler:
 
     async def stop(self) -> None:
         """An unfinished sweep starts anew with the next process."""
+        await self._slo_budgets.stop()
         await self._load.stop()
 
     def health(self) -> str:
         return "ok"
 
     def details(self) -> Details:
-        return self._progress.details()
+        return self._progress.details() | self._slo_budgets.details()
 
     async def _watch_executors(self) -> None:
         async for entry in self._executors.watch():
@@ -100,16 +107,16 @@ class Profiler:
             self._progress.forget(info.profile_key)
         except ExecutorBusyError as error:
             logger.warning("executor not profiled; it will be when it is idle", extra=_ids(info, error))
-            await self._publish_budget(info.profile_key)
+            await self._publish_budget(info)
             self._progress.enter(info.profile_key, ProfileState.DEFERRED)
             group.create_task(self._again_when_idle(info))
         except NothingMeasuredError as error:
             logger.error("executor cannot be profiled; its own steps will tell", extra=_ids(info, error))
-            await self._publish_budget(info.profile_key)
+            await self._publish_budget(info)
             self._progress.enter(info.profile_key, ProfileState.FAILED)
         else:
             self._profiles[info.profile_key] = profile
-            await self._publish_budget(info.profile_key)
+            await self._publish_budget(info)
             if info.profile_key not in self._confirming:
                 self._confirming.add(info.profile_key)
                 self._progress.enter(info.profile_key, ProfileState.FITTING)
@@ -173,7 +180,11 @@ class Profiler:
             pass
         return False
 
-    async def _publish_budget(self, profile_key: str) -> None:
+    async def _publish_budget(self, info: ExecutorInfo) -> None:
+        await self._slo_budgets.admit(info)
+        if self._has_slos:
+            return
+        profile_key = info.profile_key
         fixed_ms = self._settings.budget_ms
         source = "fixed" if fixed_ms > 0 else "target-tbt"
         budget = BudgetRecord(profile_key, fixed_ms or self._settings.target_tbt_ms, source)

@@ -9,6 +9,10 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from loadgen.errors import SloError
+from services.profiler.slo_settings import parse_slos
+from shared.scheduling.presets import DEFAULT_UTILITY_RATIO, preset_named
+
 
 class ProfilerSettings(msgspec.Struct, frozen=True):
     """Measure the batch shapes of each new kind of executor once, and publish latency budgets."""
@@ -22,7 +26,28 @@ class ProfilerSettings(msgspec.Struct, frozen=True):
     target_tbt_ms: Annotated[float, Meta(gt=0, description="time between tokens that online requests are promised")] = (
         100.0
     )
+    slo: Annotated[
+        str, Meta(description="SLOs to keep, as ttft_p99<=800ms,tbt_mean<=1.05x; empty keeps the target TBT")
+    ] = ""
+    slo_min_requests: Annotated[int, Meta(ge=2, description="online requests before a budget is searched for")] = 100
+    slo_min_s: Annotated[float, Meta(gt=0, description="seconds that they must have taken to arrive")] = 60.0
+    slo_check_s: Annotated[float, Meta(gt=0, description="seconds between looks for drift")] = 60.0
+    slo_drift: Annotated[float, Meta(gt=0, description="share by which the workload must differ for a new search")] = (
+        0.3
+    )
+    preset: Annotated[str, Meta(description="hygen: what the offline-queue schedules by")] = "hygen"
+    utility_ratio: Annotated[float, Meta(ge=0, le=1, description="as the offline-queue's")] = DEFAULT_UTILITY_RATIO
     refresh: Annotated[bool, Meta(description="true measures again what is cached")] = False
+
+    def __post_init__(self) -> None:
+        if self.slo and self.budget_ms:
+            raise ValueError("slo and budget_ms exclude each other: give one of them")
+        try:
+            slos = parse_slos(self.slo)
+        except SloError as error:
+            raise ValueError(str(error)) from error
+        if slos and not preset_named(self.preset).uses_latency_budget:
+            raise ValueError(f"preset {self.preset} has no latency budget to keep SLOs with")
 
     def profiles_dir(self) -> Path:
         """Where the profiles are; the folder may not exist yet."""

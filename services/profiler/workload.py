@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+import msgspec
+
 from loadgen.traces import TraceRequest
+from services.profiler.slo.facts import workload_facts
 from shared.protocol.messages import FinishedOnline, OnlineServed
 from shared.protocol.slo_profile import WorkloadFacts
 
@@ -26,21 +30,16 @@ class Workload:
     requests: Sequence[TraceRequest]
     duration_s: float
 
-    def facts(self) -> WorkloadFacts:
-        """As a profile tells them."""
-        count = max(1, len(self.requests))
-        return WorkloadFacts(
-            source=RECORDED,
-            requests=len(self.requests),
-            duration_s=self.duration_s,
-            input_tokens_mean=sum(request.num_prompt_tokens for request in self.requests) / count,
-            output_tokens_mean=sum(request.num_output_tokens for request in self.requests) / count,
-            burstiness=_burstiness(self.requests),
-        )
+    def facts(self, offline: str = "", offline_lengths: Sequence[tuple[int, int]] = ()) -> WorkloadFacts:
+        """As a profile tells them; ``offline``: what it was beside, and the prompt and output tokens of that."""
+        facts = workload_facts(RECORDED, self.requests, self.duration_s, offline, offline_lengths)
+        return msgspec.structs.replace(facts, burstiness=_burstiness(self.requests))
 
 
 def drift(now: WorkloadFacts, then: WorkloadFacts, tolerance: float) -> str:
-    """What of the workload differs by more than this share of what it was; empty where nothing does."""
+    """What of the workload differs by more than this share of what it was, and twice the deviation that chance makes
+    of so few requests; empty where nothing does."""
+    tolerance += 2 / math.sqrt(min(now.requests, then.requests))
     pairs = {
         "requests/s": (now.requests / now.duration_s, then.requests / then.duration_s),
         "prompt tokens": (now.input_tokens_mean, then.input_tokens_mean),

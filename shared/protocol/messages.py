@@ -304,6 +304,19 @@ class OfflineRequest(msgspec.Struct, frozen=True):
     model: str
 
 
+class OfflineLength(msgspec.Struct, frozen=True, array_like=True):
+    """One offline request, as a workload knows it."""
+
+    num_prompt_tokens: int
+    max_tokens: int
+
+
+class OfflineSample(msgspec.Struct, frozen=True):
+    """The offline-queue's answer on OFFLINE_SAMPLE: some of its requests without a result, evenly spread by age."""
+
+    lengths: list[OfflineLength]
+
+
 class OfflineResult(msgspec.Struct, frozen=True):
     """The one result of an offline request, stored in RESULTS_STREAM."""
 

@@ -23,6 +23,8 @@ SLO_PROFILES_BUCKET = "slackwater_slo_profiles"  # slo_profile_key -> SloProfile
 OBJECTS_BUCKET = "slackwater_objects"
 
 PING = f"{PREFIX}.ping"  # every process answers with a ServiceStatus
+OFFLINE_SAMPLE = f"{PREFIX}.offline.sample"  # request and reply: the offline-queue answers with an OfflineSample
+SLO_STATUS = f"{PREFIX}.slo-status"  # request and reply: the profiler answers with an SloReport
 PROFILE = f"{PREFIX}.profile"  # request and reply: ProfileRequest, ProfileReply
 HEARTBEATS = f"{PREFIX}.executor.*.heartbeat"
 LATENCY_SAMPLES = f"{PREFIX}.executor.*.sample"

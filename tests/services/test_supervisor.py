@@ -248,8 +248,19 @@ def test_services_get_the_settings_that_were_given_and_no_others(tmp_path: Path)
     assert "--threads" not in by_name["executor-0"]
     assert "--budget-ms 12.5" in by_name["profiler"] and "--target-tbt-ms" not in by_name["profiler"]
     assert by_name["offline-queue"].endswith("--preset hygen --utility-ratio 0.0")
-    assert [name for name, line in by_name.items() if "--utility-ratio" in line] == ["offline-queue"]
+    assert [name for name, line in by_name.items() if "--utility-ratio" in line] == ["profiler", "offline-queue"]
+    assert "--slo" not in by_name["profiler"]
     assert all("--nats nats://127.0.0.1:1" in line for line in by_name.values())
+
+
+def test_slos_are_the_profilers(tmp_path: Path) -> None:
+    options = StackOptions(slos=("ttft_p99<=800ms", "tbt_mean<=1.05x"), data_dir=tmp_path)
+    commands = service_commands(options, DataDir(tmp_path), "nats://127.0.0.1:1", tmp_path / "model")
+    given = {command.name: command.argv for command in commands if "--slo" in command.argv}
+    assert list(given) == ["profiler"]
+    words = given["profiler"]
+    assert words[words.index("--slo") + 1] == "ttft_p99<=800ms,tbt_mean<=1.05x"
+    assert words[words.index("--preset") + 1] == "hygen"
 
 
 async def test_the_bus_starts_with_durable_streams_and_large_messages(tmp_path: Path) -> None:

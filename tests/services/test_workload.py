@@ -72,10 +72,10 @@ def test_facts_tell_means_and_burstiness() -> None:
 
 
 def test_drift_names_what_differs() -> None:
-    then = steady(100, 1.0).facts()
-    assert drift(steady(80, 1.1).facts(), then, 0.3) == ""
-    assert drift(steady(100, 0.5).facts(), then, 0.3) == "requests/s 2 instead of 1"
-    assert drift(steady(100, 1.0, prompt=50).facts(), then, 0.3) == "prompt tokens 50 instead of 100"
+    then = steady(400, 1.0).facts()
+    assert drift(steady(350, 1.1).facts(), then, 0.3) == ""
+    assert drift(steady(400, 0.5).facts(), then, 0.3) == "requests/s 2 instead of 1"
+    assert drift(steady(400, 1.0, prompt=50).facts(), then, 0.3) == "prompt tokens 50 instead of 100"
     known, other = (msgspec.structs.replace(then, burstiness=value) for value in (1.0, 2.0))
     assert "burstiness 2 instead of 1" in drift(other, known, 0.3)
     assert drift(other, then, 0.3) == ""  # steady arrivals have none to compare with

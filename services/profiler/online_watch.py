@@ -1,0 +1,48 @@
+"""What executors of one kind serve to online users, as gateways and heartbeats tell it."""
+
+from __future__ import annotations
+
+from services.profiler.online_latencies import OnlineLatencies, RollingLatencies
+from services.profiler.workload import Workload, WorkloadRecorder
+from shared.protocol.messages import Heartbeat, OnlineServed
+
+
+class OnlineWatch:
+    """Latencies of all executors together; a workload of each, since each has a schedule of its own."""
+
+    def __init__(self, start_unix_s: float) -> None:
+        self._start_unix_s = start_unix_s
+        self._recorders: dict[str, WorkloadRecorder] = {}  # by executor
+        self._last_minute = RollingLatencies()
+        self._fresh = OnlineLatencies()
+        self._steps_offline: dict[str, tuple[str, int]] = {}  # executor -> its epoch and its counter
+        self._offline_ran = False
+
+    def on_served(self, now_s: float, served: OnlineServed) -> None:
+        """A gateway's report; ``now_s`` is monotonic."""
+        recorder = self._recorders.setdefault(served.executor_id, WorkloadRecorder(self._start_unix_s))
+        recorder.add(served)
+        self._last_minute.add(now_s, served)
+        self._fresh.merge(served)
+
+    def on_heartbeat(self, beat: Heartbeat) -> None:
+        """Tells whether offline work has run since the one before."""
+        info, steps_offline = beat.info, beat.counters.steps_offline
+        epoch, before = self._steps_offline.get(info.executor_id, (info.epoch, steps_offline))
+        self._offline_ran |= epoch != info.epoch or steps_offline > before
+        self._steps_offline[info.executor_id] = info.epoch, steps_offline
+
+    def take(self) -> tuple[OnlineLatencies, bool]:
+        """Latencies since the last call, and whether offline work ran since then."""
+        fresh, self._fresh = self._fresh, OnlineLatencies()
+        ran, self._offline_ran = self._offline_ran, False
+        return fresh, ran
+
+    def last_minute(self, now_s: float) -> OnlineLatencies:
+        """For people."""
+        return self._last_minute.latencies(now_s)
+
+    def workload(self, unix_s: float) -> Workload | None:
+        """Of the executor with the most requests; None where none has two."""
+        recorded = (self._recorders[executor_id].workload(unix_s) for executor_id in sorted(self._recorders))
+        return max((each for each in recorded if each), key=lambda each: len(each.requests), default=None)

@@ -1,0 +1,221 @@
+"""The budgets that keep a stack's SLOs: searched for, published, corrected."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from loadgen.errors import SloError
+from loadgen.slo import Slo, parse_slo
+from services.profiler.settings import ProfilerSettings
+from services.profiler.slo_keeper import FittedModel, SloKeeper, rename, why_unreachable
+from services.profiler.slo_search import SearchError, search_aside
+from shared.bus import Bucket, Bus, Subscription
+from shared.clock import Clock
+from shared.errors import BusError, NotFoundOnBusError
+from shared.protocol import subjects
+from shared.protocol.messages import (
+    BudgetRecord,
+    ExecutorInfo,
+    Heartbeat,
+    LatencyModelRecord,
+    OfflineSample,
+    OnlineServed,
+)
+from shared.protocol.slo_profile import Knob, ProfileReply, ProfileRequest, SloProfileRecord, slo_profile_key
+from shared.protocol.slo_status import SloReport
+from shared.service import Details
+
+logger = logging.getLogger(__name__)
+
+TICK_S = 1.0
+SAMPLE_WAIT_S = 2.0
+
+
+class SloBudgets:
+    """One keeper for each kind of executor. Without SLOs it keeps none, but may be asked to search for some."""
+
+    def __init__(self, bus: Bus, slos: Sequence[Slo], settings: ProfilerSettings, clock: Clock) -> None:
+        self._bus = bus
+        self._slos = slos
+        self._settings = settings
+        self._clock = clock
+        self._keepers: dict[str, SloKeeper] = {}  # by profile key
+        self._keys: dict[str, str] = {}  # executor -> profile key
+        self._latency_models: dict[str, FittedModel] = {}
+        self._published: dict[str, BudgetRecord] = {}
+        self._searching = asyncio.Lock()  # one at a time: they take a core each
+        self._subscriptions: list[Subscription] = []
+        self._models: Bucket[LatencyModelRecord]
+        self._budgets: Bucket[BudgetRecord]
+        self._profiles: Bucket[SloProfileRecord]
+
+    async def start(self) -> None:
+        """Open the buckets; hear what gateways and executors tell, and who asks."""
+        self._models = await self._bus.bucket(subjects.LATENCY_MODELS_BUCKET, LatencyModelRecord)
+        self._budgets = await self._bus.bucket(subjects.BUDGETS_BUCKET, BudgetRecord)
+        self._profiles = await self._bus.bucket(subjects.SLO_PROFILES_BUCKET, SloProfileRecord)
+        self._subscriptions = [
+            await self._bus.subscribe(subjects.ONLINE_SERVED, OnlineServed, self._on_served),
+            await self._bus.subscribe(subjects.HEARTBEATS, Heartbeat, self._on_heartbeat),
+            await self._bus.serve(subjects.PROFILE, ProfileRequest, self._on_profile_request),
+            await self._bus.serve(subjects.SLO_STATUS, object, self._on_status_request),
+        ]
+
+    async def run(self) -> None:
+        """Until cancelled; a search that runs is killed then."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._follow_models())
+            while True:
+                for keeper in list(self._keepers.values()):
+                    await self._tick(keeper, group)
+                await asyncio.sleep(TICK_S)
+
+    async def stop(self) -> None:
+        for subscription in self._subscriptions:
+            await subscription.stop()
+
+    async def admit(self, info: ExecutorInfo) -> None:
+        """An executor is ready: its kind gets a budget, that of an earlier search for these SLOs where there is one.
+        Raises BusError."""
+        self._keys[info.executor_id] = info.profile_key
+        keeper = self._keepers.get(info.profile_key)
+        if keeper is not None:
+            keeper.info = info
+            self._published.pop(info.profile_key, None)  # the bus may have lost its store
+            await self._publish(keeper)
+            return
+        keeper = SloKeeper(info, self._slos, self._settings, self._clock.monotonic_s(), self._clock.unix_s())
+        if info.profile_key in self._latency_models:
+            keeper.model = self._latency_models[info.profile_key]
+        if self._slos:
+            await self._adopt(keeper)
+        self._keepers[info.profile_key] = keeper
+        await self._publish(keeper)
+
+    def details(self) -> Details:
+        """Nothing where the stack keeps no SLOs."""
+        if not self._slos:
+            return {}
+        now_s, unix_s = self._clock.monotonic_s(), self._clock.unix_s()
+        statuses = [keeper.status(now_s, unix_s) for keeper in self._keepers.values()]
+        return {
+            "slos": ", ".join(slo.expr for slo in self._slos),
+            "slo_states": ", ".join(f"{status.profile_key}: {status.state}" for status in statuses),
+        }
+
+    async def _adopt(self, keeper: SloKeeper) -> None:
+        key = slo_profile_key(keeper.info.profile_key, (slo.expr for slo in self._slos), Knob.BUDGET_MS)
+        try:
+            record = (await self._profiles.get(key)).value
+        except NotFoundOnBusError:
+            return
+        if record is not None:
+            keeper.on_found(rename(record, self._slos), self._clock.monotonic_s())
+
+    async def _tick(self, keeper: SloKeeper, group: asyncio.TaskGroup) -> None:
+        if not self._slos:
+            return
+        now_s, unix_s = self._clock.monotonic_s(), self._clock.unix_s()
+        keeper.correct(now_s)
+        try:
+            await self._publish(keeper)
+        except BusError as error:
+            logger.warning("budget not published", extra=_ids(keeper, error))
+        why = keeper.search_because(now_s, unix_s)
+        if why:
+            keeper.is_searching = True
+            group.create_task(self._search_because(keeper, why))
+
+    async def _search_because(self, keeper: SloKeeper, why: str) -> None:
+        try:
+            await self._search(keeper, self._slos, why)
+        except (SearchError, BusError) as error:
+            keeper.on_failed(str(error))
+            logger.warning("no budget found", extra=_ids(keeper, error))
+        finally:
+            keeper.is_searching = False
+
+    async def _search(self, keeper: SloKeeper, slos: Sequence[Slo], why: str) -> SloProfileRecord:
+        """Search, publish the record, and where the SLOs are those of the stack the budget. Raises SearchError and
+        BusError."""
+        async with self._searching:
+            await self._ask_offline_lengths(keeper)
+            job = keeper.job([slo.expr for slo in slos], self._clock.unix_s(), why)
+            if job is None:
+                raise SearchError(
+                    f"no latency model, or no online requests recorded yet, for {keeper.info.profile_key}"
+                )
+            logger.info("search started", extra={**_ids(keeper), "why": why, "requests": len(job.requests)})
+            record = await search_aside(job)
+            await self._profiles.put(slo_profile_key(record.profile_key, record.slos, record.knob), record)
+            if [slo.expr for slo in slos] == [slo.expr for slo in self._slos]:
+                keeper.on_found(record, self._clock.monotonic_s(), job.model)
+                await self._publish(keeper)
+        if record.value is None:
+            logger.warning("SLOs cannot be kept", extra={**_ids(keeper), "why": why_unreachable(record)})
+        return record
+
+    async def _ask_offline_lengths(self, keeper: SloKeeper) -> None:
+        try:
+            sample = await self._bus.request(subjects.OFFLINE_SAMPLE, {}, OfflineSample, SAMPLE_WAIT_S)
+        except BusError as error:
+            logger.info("offline lengths not known", extra=_ids(keeper, error))
+        else:
+            keeper.on_offline(sample.lengths)
+
+    async def _publish(self, keeper: SloKeeper) -> None:
+        if not self._slos:
+            return
+        budget = keeper.budget()
+        if self._published.get(budget.profile_key) == budget:
+            return
+        await self._budgets.put(budget.profile_key, budget)
+        self._published[budget.profile_key] = budget
+        figures = {"latency_budget_ms": budget.latency_budget_ms, "source": budget.source}
+        logger.info("budget published", extra={**_ids(keeper), **figures})
+
+    async def _follow_models(self) -> None:
+        async for entry in self._models.watch():
+            if entry is None or entry.value is None:
+                continue
+            fitted = self._latency_models[entry.key] = FittedModel(entry.value, entry.revision)
+            if entry.key in self._keepers:
+                self._keepers[entry.key].model = fitted
+
+    async def _on_served(self, served: OnlineServed) -> None:
+        keeper = self._keepers.get(self._keys.get(served.executor_id, ""))
+        if keeper is not None:
+            keeper.online.on_served(self._clock.monotonic_s(), served)
+
+    async def _on_heartbeat(self, beat: Heartbeat) -> None:
+        keeper = self._keepers.get(beat.info.profile_key)
+        if keeper is not None:
+            keeper.online.on_heartbeat(beat)
+
+    async def _on_status_request(self, _: object) -> SloReport:
+        if not self._slos:
+            return SloReport([], [])
+        now_s, unix_s = self._clock.monotonic_s(), self._clock.unix_s()
+        statuses = [self._keepers[key].status(now_s, unix_s) for key in sorted(self._keepers)]
+        return SloReport([slo.expr for slo in self._slos], statuses)
+
+    async def _on_profile_request(self, request: ProfileRequest) -> ProfileReply:
+        try:
+            slos = [parse_slo(expr) for expr in request.slos] or self._slos
+            if not slos:
+                raise SearchError("the stack keeps no SLOs: name some")
+            keys = [request.profile_key] if request.profile_key else sorted(self._keepers)
+            keepers = [self._keepers[key] for key in keys if key in self._keepers]
+            if not keepers:
+                known = ", ".join(sorted(self._keepers)) or "none"
+                raise SearchError(f"no executor of kind {request.profile_key or 'any'}; known: {known}")
+            return ProfileReply([await self._search(keeper, slos, "asked") for keeper in keepers])
+        except (SloError, SearchError, BusError) as error:
+            return ProfileReply([], str(error))
+
+
+def _ids(keeper: SloKeeper, error: Exception | None = None) -> dict[str, str]:
+    ids = {"profile_key": keeper.info.profile_key}
+    return ids if error is None else {**ids, "error": str(error)}

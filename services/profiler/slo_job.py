@@ -1,0 +1,138 @@
+"""One search for a budget, in a process of its own: ``python -m services.profiler.slo_job`` reads a SloJob in JSON on
+stdin and writes a SloProfileRecord on stdout."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from itertools import cycle, islice
+
+import msgspec
+
+from loadgen.backlog import OfflinePrompt
+from loadgen.errors import LoadgenError
+from loadgen.progress import NoProgress
+from loadgen.replay import ReplayPlan
+from loadgen.scaling import Scaling
+from loadgen.slo import parse_slo
+from loadgen.traces import TraceRequest
+from services.executor.engine import EngineSpec
+from services.executor.service import limits_of
+from services.profiler.simulation.strategy import Strategy
+from services.profiler.simulation.virtual_executor import FIRST_OUTPUT_ID, ExecutorSetup
+from services.profiler.simulation.workload import SimulatedWorkload
+from services.profiler.slo.simulated import SimulatedTrials
+from services.profiler.slo.trials import search_slos
+from services.profiler.workload import Workload
+from shared.latency.features import BatchFeatures
+from shared.latency.linear import LinearLatencyModel
+from shared.latency.model import LatencyModel
+from shared.protocol.messages import ExecutorInfo, LatencyModelRecord, OfflineLength
+from shared.protocol.slo_profile import SloProfileRecord
+from shared.scheduling.presets import preset_named
+
+RUNS_ON = "simulator"
+MAX_BACKLOG = 20_000  # offline requests of a run
+SPARE = 1.2  # of the most that a run can take
+SIGMA_PER_MAPE = 1.2533  # a normal error with sigma 1 has a mean absolute value of sqrt(2 / pi)
+NICENESS = 10
+
+
+class SloJob(msgspec.Struct, frozen=True):
+    """All that a search needs: the executor as it is registered, the fitted model, the recorded workload."""
+
+    info: ExecutorInfo
+    model: LatencyModelRecord
+    model_revision: int
+    slos: list[str]
+    preset: str
+    utility_ratio: float
+    requests: list[tuple[float, int, int]]  # arrival in seconds from the beginning, prompt and output tokens
+    duration_s: float
+    offline: list[OfflineLength]
+    offline_source: str
+    now_s: float  # unix time
+    why: str
+
+    def run(self) -> SloProfileRecord:
+        """Raises ValueError and LoadgenError for what cannot be simulated."""
+        slos = [parse_slo(expr) for expr in self.slos]
+        workload = Workload([TraceRequest(*request) for request in self.requests], self.duration_s)
+        model = latency_model(self.model)
+        strategy = Strategy(
+            preset_named(self.preset), utility_ratio=self.utility_ratio, online_order=self.info.online_order
+        )
+        limits = limits_of(self.info)
+        noise = SIGMA_PER_MAPE * self.model.mape
+        setup = ExecutorSetup(limits, self._spec(), strategy.policy(), planner=model, latency=model, noise=noise)
+        plan = ReplayPlan(workload.requests, self._prompts(model), Scaling(duration_s=self.duration_s), slos=())
+        simulated = SimulatedWorkload(plan, setup)
+        search = search_slos(SimulatedTrials(simulated, setup, strategy, self.duration_s, NoProgress()), slos)
+        facts = workload.facts(
+            self.offline_source, [(each.num_prompt_tokens, each.max_tokens) for each in self.offline]
+        )
+        return search.record(self.info.profile_key, facts, RUNS_ON, self.now_s, self.model_revision, self.why)
+
+    def _spec(self) -> EngineSpec:
+        info = self.info
+        return EngineSpec(
+            model=info.model,
+            engine=info.engine,
+            device=info.device,
+            dtype="",
+            max_model_len=info.max_model_len,
+            vocab_size=FIRST_OUTPUT_ID,
+            block_size=info.block_size,
+            num_blocks=info.num_blocks,
+            eos_token_ids=(),
+        )
+
+    def _prompts(self, model: LatencyModel) -> list[OfflinePrompt]:
+        """The backlog's lengths over and over, more of them than a run with nothing else to do could take."""
+        mean_s = sum(_marginal_ms(model, self.info, each) for each in self.offline) / len(self.offline) / 1e3
+        most = self.duration_s / mean_s if mean_s > 0 else MAX_BACKLOG
+        count = max(len(self.offline), min(MAX_BACKLOG, int(SPARE * most) + self.info.max_num_seqs))
+        return [
+            OfflinePrompt(max_tokens=each.max_tokens, num_prompt_tokens=each.num_prompt_tokens)
+            for each in islice(cycle(self.offline), count)
+        ]
+
+
+def latency_model(record: LatencyModelRecord) -> LatencyModel:
+    """Raises ValueError for one that cannot be used."""
+    return LinearLatencyModel(*record.coefficients)
+
+
+def _marginal_ms(model: LatencyModel, info: ExecutorInfo, length: OfflineLength) -> float:
+    """The least that a request costs: a share of full prefill steps for its prompt and of full decode steps for its
+    output, their fixed cost left out."""
+    prefill, decodes = BatchFeatures(), BatchFeatures()
+    prefill.add_scheduled(info.max_num_batched_tokens, 0)
+    for _ in range(info.max_num_seqs):
+        decodes.add_scheduled(1, length.num_prompt_tokens)
+    one = BatchFeatures()
+    one.add_scheduled(1, length.num_prompt_tokens)
+    fixed_ms = model.predict_ms(one)
+    per_prompt_token_ms = max(0.0, model.predict_ms(prefill) - fixed_ms) / info.max_num_batched_tokens
+    per_output_token_ms = max(0.0, model.predict_ms(decodes) - fixed_ms) / info.max_num_seqs
+    return length.num_prompt_tokens * per_prompt_token_ms + length.max_tokens * per_output_token_ms
+
+
+def main() -> int:
+    """At a low priority: executors on the same machine come first."""
+    os.nice(NICENESS)
+    job = msgspec.json.decode(sys.stdin.buffer.read(), type=SloJob)
+    start_s = time.monotonic()
+    try:
+        record = job.run()
+    except (ValueError, LoadgenError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    sys.stdout.buffer.write(msgspec.json.encode(record))
+    print(f"{len(record.trials)} runs in {time.monotonic() - start_s:.1f} s", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

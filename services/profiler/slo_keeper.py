@@ -1,0 +1,236 @@
+"""How one kind of executor keeps its SLOs: when to search for a budget, and what the budget is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from loadgen.slo import Slo
+from services.profiler.feedback import BudgetFeedback, Target
+from services.profiler.model_drift import model_drift
+from services.profiler.online_watch import OnlineWatch
+from services.profiler.settings import ProfilerSettings
+from services.profiler.slo_job import SloJob, latency_model
+from services.profiler.slo_settings import start_budget_ms
+from services.profiler.workload import Workload, drift
+from shared.latency.features import BatchFeatures
+from shared.protocol.messages import BudgetRecord, ExecutorInfo, LatencyModelRecord, OfflineLength
+from shared.protocol.slo_profile import SloProfileRecord, SloVerdict
+from shared.protocol.slo_status import SloState, SloStatus
+
+START, PROFILED, CORRECTED = "slo-start", "slo", "feedback"
+NO_OFFLINE_WORK_MS = 0.0
+LONGER = 3.0  # a recording, to be worth another search: the first are short, and a p99 of few requests says little
+USUAL_OFFLINE = [OfflineLength(num_prompt_tokens=1024, max_tokens=128)]  # until offline requests have been seen
+
+
+@dataclass(frozen=True, slots=True)
+class FittedModel:
+    """A published latency model and its revision."""
+
+    record: LatencyModelRecord
+    revision: int
+
+
+class SloKeeper:
+    """Decides; others measure, search and publish. ``now_s`` is monotonic, ``unix_s`` the time of day."""
+
+    def __init__(
+        self, info: ExecutorInfo, slos: Sequence[Slo], settings: ProfilerSettings, now_s: float, unix_s: float
+    ) -> None:
+        self.info = info
+        self.online = OnlineWatch(unix_s)
+        self.record: SloProfileRecord | None = None
+        self.is_searching = False
+        self.model: FittedModel | None = None  # the newest
+        self._slos = slos
+        self._settings = settings
+        self._start_ms = start_budget_ms(slos, settings.target_tbt_ms)
+        self._targets = [Target(slo, slo.limit) for slo in slos if not slo.relative]
+        self._feedback: BudgetFeedback | None = None  # None where no budget keeps the SLOs
+        self._profiled_model: LatencyModelRecord | None = None
+        self._offline: list[OfflineLength] = []
+        self._failure = ""
+        self._next_check_s = now_s
+        if self._targets:  # relative ones are not known before the first search
+            self._feedback = BudgetFeedback(self._start_ms, NO_OFFLINE_WORK_MS, self._targets, now_s, largest_share=1.0)
+
+    def on_offline(self, lengths: list[OfflineLength]) -> None:
+        """Offline requests that are there now; the last that were seen are remembered."""
+        self._offline = lengths or self._offline
+
+    def is_check_due(self, now_s: float) -> bool:
+        """Once in a while there is a look for drift; before the first search more often."""
+        return now_s >= self._next_check_s
+
+    def search_because(self, now_s: float, unix_s: float) -> str:
+        """Why a search is due; empty where none is."""
+        if self.is_searching or self.model is None or not self.is_check_due(now_s):
+            return ""
+        waits = self.record is None and not self._failure
+        self._next_check_s = now_s if waits else now_s + self._settings.slo_check_s
+        workload = self.online.workload(unix_s)
+        if workload is None or not self._is_enough(workload):
+            return ""
+        return self._drift(workload) if self.record is not None else "first"
+
+    def job(self, slos: Sequence[str], unix_s: float, why: str) -> SloJob | None:
+        """What to search with; None while the latency model or the workload is lacking."""
+        workload = self.online.workload(unix_s)
+        if workload is None or self.model is None:
+            return None
+        return SloJob(
+            info=self.info,
+            model=self.model.record,
+            model_revision=self.model.revision,
+            slos=list(slos),
+            preset=self._settings.preset,
+            utility_ratio=self._settings.utility_ratio,
+            requests=[(each.arrival_s, each.num_prompt_tokens, each.num_output_tokens) for each in workload.requests],
+            duration_s=workload.duration_s,
+            offline=self._offline or USUAL_OFFLINE,
+            offline_source="backlog" if self._offline else "usual lengths",
+            now_s=unix_s,
+            why=why,
+        )
+
+    def on_failed(self, why: str) -> None:
+        """A search came to no end; the budget stays, and the next look may search again."""
+        self._failure = why
+
+    def on_found(self, record: SloProfileRecord, now_s: float, model: LatencyModelRecord | None = None) -> None:
+        """A search ended, with this model, or a record of an earlier one was found. What feedback has learned stays: a
+        cut is not undone at once, and what the machine takes alone beyond the simulator's figure is kept."""
+        overheads = {target.slo.expr: target.overhead for target in self._targets}
+        was_cut = self.record is not None and self._feedback is not None
+        share = min(1.0, self._feedback.share) if was_cut and self._feedback is not None else 1.0
+        self.record, self._profiled_model, self._failure = record, model, ""
+        self._next_check_s = now_s + self._settings.slo_check_s
+        self._targets, self._feedback = [], None
+        if record.value is not None:
+            best = {verdict.expr: verdict for verdict in record.best}
+            self._targets = [_target(slo, best[slo.expr], overheads.get(slo.expr, 1.0)) for slo in self._slos]
+            self._feedback = BudgetFeedback(record.value, self._floor_ms(), self._targets, now_s, share)
+
+    def correct(self, now_s: float) -> None:
+        """Once a second: let what users got since the last call correct the budget."""
+        latencies, offline_ran = self.online.take()
+        if self._feedback is not None:
+            self._feedback.observe(now_s, latencies, offline_ran)
+
+    def budget(self) -> BudgetRecord:
+        """As of now."""
+        key, source = self.info.profile_key, START if self.record is None else PROFILED
+        if self._feedback is None:
+            budget_ms = self._start_ms if self.record is None else NO_OFFLINE_WORK_MS
+            return BudgetRecord(key, budget_ms, source)
+        return BudgetRecord(
+            key, round(self._feedback.budget_ms, 3), source if self._feedback.share == 1.0 else CORRECTED
+        )
+
+    def status(self, now_s: float, unix_s: float) -> SloStatus:
+        """For people."""
+        budget, record = self.budget(), self.record
+        return SloStatus(
+            profile_key=self.info.profile_key,
+            state=self._state(),
+            budget_ms=budget.latency_budget_ms,
+            source=budget.source,
+            measured=self._measured(now_s),
+            profiled_ms=record.value if record else None,
+            profiled_at_s=record.profiled_at_s if record else None,
+            profiled_because=record.why if record else "",
+            note=self._note(unix_s),
+        )
+
+    def _is_enough(self, workload: Workload) -> bool:
+        settings = self._settings
+        return len(workload.requests) >= settings.slo_min_requests and workload.duration_s >= settings.slo_min_s
+
+    def _drift(self, workload: Workload) -> str:
+        assert self.record is not None and self.model is not None
+        then = self.record.workload
+        changed = drift(workload.facts(), then, self._settings.slo_drift)
+        if changed:
+            return f"workload drift: {changed}"
+        if workload.duration_s >= LONGER * then.duration_s:
+            return f"longer recording: {workload.duration_s:.0f} s instead of {then.duration_s:.0f} s"
+        if self.record.model_revision == self.model.revision:
+            return ""
+        changed = model_drift(self.model.record, self._profiled_model, self.record.workload, self.info)
+        return f"model drift: {changed}" if changed else ""
+
+    def _floor_ms(self) -> float:
+        """Just below the cheapest step."""
+        if self.model is None:
+            return NO_OFFLINE_WORK_MS
+        cheapest = BatchFeatures()
+        cheapest.add_scheduled(1, 0)
+        return 0.99 * latency_model(self.model.record).predict_ms(cheapest)
+
+    def _state(self) -> SloState:
+        if self.record is not None:
+            return SloState.UNREACHABLE if self.record.value is None else SloState.PROFILED
+        if self._failure:
+            return SloState.FAILED
+        if self.is_searching:
+            return SloState.SEARCHING
+        return SloState.WAITING if self.model is None else SloState.RECORDING
+
+    def _measured(self, now_s: float) -> list[SloVerdict]:
+        latencies = self.online.last_minute(now_s)
+        bounds = {target.slo.expr: target.bound_ms for target in self._targets}
+        best = {verdict.expr: verdict.bound_ms for verdict in self.record.best} if self.record else {}
+        verdicts = []
+        for slo in self._slos:
+            bound_ms = bounds.get(slo.expr) or best.get(slo.expr) or slo.bound_ms(None)
+            value_ms = latencies.value_ms(slo)
+            verdicts.append(SloVerdict(slo.expr, bound_ms, value_ms, slo.is_met(value_ms, bound_ms)))
+        return verdicts
+
+    def _note(self, unix_s: float) -> str:
+        if self._failure:
+            return f"the search failed: {self._failure}"
+        if self.record is not None and self.record.value is None:
+            return why_unreachable(self.record)
+        if self._feedback is not None and self._feedback.is_broken_alone:
+            return "broken although no offline work runs"
+        if self._state() is SloState.RECORDING:
+            workload = self.online.workload(unix_s)
+            count, seconds = (len(workload.requests), workload.duration_s) if workload else (0, 0.0)
+            return (
+                f"{count} of {self._settings.slo_min_requests} requests, "
+                f"{seconds:.0f} of {self._settings.slo_min_s:g} s recorded"
+            )
+        return ""
+
+
+def why_unreachable(record: SloProfileRecord) -> str:
+    """Which SLOs no budget keeps, and the best that can be promised."""
+    broken = [verdict for verdict in record.best if not verdict.met]
+    if broken:
+        return "not kept even without offline work: " + ", ".join(map(_shown, broken))
+    least = min((trial for trial in record.trials if trial.value > 0), key=lambda trial: trial.value)
+    return "not kept with any offline work: " + ", ".join(_shown(each) for each in least.verdicts if not each.met)
+
+
+def _shown(verdict: SloVerdict) -> str:
+    if verdict.value_ms is None:
+        return f"{verdict.expr} (nothing to measure)"
+    return f"{verdict.expr} (at best {verdict.value_ms:.4g} ms)"
+
+
+def _target(slo: Slo, best: SloVerdict, overhead: float) -> Target:
+    assert best.bound_ms is not None and best.value_ms is not None
+    if not slo.relative:
+        return Target(slo, best.bound_ms)
+    return Target(slo, best.bound_ms * overhead, best.value_ms * overhead, overhead)
+
+
+def rename(record: SloProfileRecord, slos: Sequence[Slo]) -> SloProfileRecord:
+    """A record of the same SLOs in another spelling and order, in ours."""
+    spelled = {"".join(slo.expr.lower().split()): slo.expr for slo in slos}
+    best = [msgspec.structs.replace(v, expr=spelled["".join(v.expr.lower().split())]) for v in record.best]
+    return msgspec.structs.replace(record, slos=[slo.expr for slo in slos], best=best)

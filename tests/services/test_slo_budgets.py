@@ -1,0 +1,199 @@
+"""SLO budgets on a real bus: what gateways and executors tell comes in, records and budgets go out."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+from services.profiler.settings import ProfilerSettings
+from services.profiler.slo_budgets import SloBudgets
+from services.profiler.slo_settings import parse_slos
+from shared.bus import Bus
+from shared.clock import SystemClock
+from shared.errors import NotFoundOnBusError
+from shared.latency.histogram import LatencyHistogram
+from shared.protocol import subjects
+from shared.protocol.messages import (
+    BudgetRecord,
+    ExecutorCounters,
+    FinishedOnline,
+    Heartbeat,
+    LatencyModelRecord,
+    OfflineLength,
+    OfflineSample,
+    OnlineServed,
+)
+from shared.protocol.slo_profile import (
+    Knob,
+    ProfileReply,
+    ProfileRequest,
+    SloProfileRecord,
+    slo_profile_key,
+)
+from shared.protocol.slo_status import SloReport, SloState
+from tests.services.profiling import KEY, executor_info, until
+from tests.services.test_slo_keeper import model
+
+SLO = "tbt_mean<=30ms"
+INFO = executor_info()
+NUM_REQUESTS = 60
+
+
+class Stack:
+    """What runs around the budgets, as far as they hear of it."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._clock = SystemClock()
+        self._steps_offline = 0
+
+    async def publish_model(self) -> None:
+        models = await self._bus.bucket(subjects.LATENCY_MODELS_BUCKET, LatencyModelRecord)
+        await models.put(KEY, model().record)
+
+    async def serve(self, tbt_ms: float = 20.0) -> None:
+        """A minute of requests, up to now."""
+        rng, now_s, tbt = random.Random(5), self._clock.unix_s(), LatencyHistogram()
+        finished = [FinishedOnline(now_s + rng.uniform(0.0, 12.0), 100, 10) for _ in range(NUM_REQUESTS)]
+        for _ in range(200):
+            tbt.add(tbt_ms)
+        ttft, tpot, normalized = (LatencyHistogram() for _ in range(3))
+        served = OnlineServed(
+            INFO.executor_id, "g", now_s, now_s + 100.0, len(finished), finished, ttft, tbt, tpot, normalized
+        )
+        await self._bus.publish(subjects.online(INFO.executor_id), served)
+
+    async def beat(self) -> None:
+        """With one more step that had offline work in it."""
+        self._steps_offline += 1
+        counters = ExecutorCounters(steps_offline=self._steps_offline)
+        beat = Heartbeat(INFO, counters, False, 1, 1, 1, 1, 10)
+        await self._bus.publish(subjects.heartbeat(INFO.executor_id), beat)
+
+    async def offline_queue(self, *lengths: OfflineLength) -> None:
+        async def answer(_: object) -> OfflineSample:
+            return OfflineSample(list(lengths))
+
+        await self._bus.serve(subjects.OFFLINE_SAMPLE, object, answer)
+
+    async def budget(self) -> BudgetRecord | None:
+        budgets = await self._bus.bucket(subjects.BUDGETS_BUCKET, BudgetRecord)
+        try:
+            return (await budgets.get(KEY)).value
+        except NotFoundOnBusError:
+            return None
+
+    async def has_budget(self, source: str) -> bool:
+        budget = await self.budget()
+        return budget is not None and budget.source == source
+
+    async def record(self, *slos: str) -> SloProfileRecord:
+        profiles = await self._bus.bucket(subjects.SLO_PROFILES_BUCKET, SloProfileRecord)
+        record = (await profiles.get(slo_profile_key(KEY, slos, Knob.BUDGET_MS))).value
+        assert record is not None
+        return record
+
+    async def status(self) -> SloReport:
+        return await self._bus.request(subjects.SLO_STATUS, {}, SloReport)
+
+    async def profile(self, *slos: str, key: str = "") -> ProfileReply:
+        return await self._bus.request(subjects.PROFILE, ProfileRequest(key, list(slos)), ProfileReply, 60.0)
+
+
+@pytest.fixture
+def stack(bus: Bus) -> Stack:
+    return Stack(bus)
+
+
+Start = Callable[[str], "asyncio.Future[SloBudgets]"]
+
+
+@pytest.fixture
+async def start(bus: Bus) -> AsyncIterator[Start]:
+    """Starts budgets for SLOs, with the executor admitted."""
+    running: list[tuple[SloBudgets, asyncio.Task[None]]] = []
+
+    async def make(slos: str) -> SloBudgets:
+        settings = ProfilerSettings(slo=slos, slo_min_requests=50, slo_min_s=5.0, slo_check_s=1.0)
+        budgets = SloBudgets(bus, parse_slos(slos), settings, SystemClock())
+        await budgets.start()
+        running.append((budgets, asyncio.create_task(budgets.run())))
+        await budgets.admit(INFO)
+        await bus.flush()
+        return budgets
+
+    yield lambda slos: asyncio.ensure_future(make(slos))
+    for budgets, task in running:
+        assert not task.done(), task
+        task.cancel()
+        await asyncio.wait([task])
+        await budgets.stop()
+
+
+async def test_a_workload_and_a_model_give_a_profile_and_a_budget(stack: Stack, start: Start) -> None:
+    await stack.offline_queue(OfflineLength(300, 20))
+    budgets = await start(SLO)
+    assert await stack.budget() == BudgetRecord(KEY, 30.0, "slo-start")
+    assert budgets.details() == {"slos": SLO, "slo_states": f"{KEY}: waiting for a latency model"}
+    await stack.publish_model()
+    await until(lambda: "recording" in str(budgets.details()["slo_states"]))
+    await stack.serve()
+    await until(lambda: stack.has_budget("slo"), timeout_s=60.0)
+    record, budget = await stack.record(SLO), await stack.budget()
+    assert budget is not None and record.value is not None
+    assert budget.latency_budget_ms == round(record.value, 3)
+    assert (record.why, record.workload.offline, record.runs_on) == ("first", "backlog", "simulator")
+    (status,) = (await stack.status()).executors
+    assert (status.state, status.profiled_ms) == (SloState.PROFILED, record.value)
+    assert status.measured[0].value_ms == pytest.approx(20.0)
+
+
+async def test_what_users_get_corrects_the_budget_while_offline_work_runs(stack: Stack, start: Start) -> None:
+    await start(SLO)
+    await until(lambda: _breach(stack), timeout_s=30.0)
+    budget = await stack.budget()
+    assert budget is not None and budget.latency_budget_ms == pytest.approx(30.0 * 30 / 60)
+
+
+async def _breach(stack: Stack) -> bool:
+    await stack.beat()
+    await stack.serve(tbt_ms=60.0)
+    return await stack.has_budget("feedback")
+
+
+async def test_an_unreachable_slo_lets_nothing_in(stack: Stack, start: Start) -> None:
+    await stack.publish_model()
+    await start("tbt_mean<=2ms")
+    await stack.serve()
+    await until(lambda: stack.has_budget("slo"), timeout_s=60.0)
+    assert await stack.budget() == BudgetRecord(KEY, 0.0, "slo")
+    (status,) = (await stack.status()).executors
+    assert status.state is SloState.UNREACHABLE and "tbt_mean<=2ms (at best" in status.note
+
+
+async def test_an_earlier_profile_is_used_at_once_after_a_restart(stack: Stack, start: Start) -> None:
+    await stack.publish_model()
+    await start(SLO)
+    await stack.serve()
+    await until(lambda: stack.has_budget("slo"), timeout_s=60.0)
+    value = (await stack.record(SLO)).value
+    await start("tbt_mean <= 30 ms")
+    assert value is not None
+    assert await stack.budget() == BudgetRecord(KEY, round(value, 3), "slo")
+
+
+async def test_who_asks_gets_a_search_of_any_slos_or_why_there_is_none(stack: Stack, start: Start) -> None:
+    await start("")
+    assert "the stack keeps no SLOs" in (await stack.profile()).error
+    assert "is not understood" in (await stack.profile("fast")).error
+    assert f"known: {KEY}" in (await stack.profile(SLO, key="other")).error
+    assert "no latency model, or no online requests" in (await stack.profile(SLO)).error
+    await stack.publish_model()
+    await stack.serve()
+    reply = await stack.profile(SLO)
+    assert reply.error == "" and [record.why for record in reply.records] == ["asked"]
+    assert reply.records[0] == await stack.record(SLO)
+    assert await stack.budget() is None and await stack.status() == SloReport([], [])

@@ -1,0 +1,202 @@
+"""When a budget is searched for, what it is, and what is said about it."""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+import pytest
+
+from loadgen.slo import parse_slo
+from services.profiler.settings import ProfilerSettings
+from services.profiler.slo_job import SloJob
+from services.profiler.slo_keeper import USUAL_OFFLINE, FittedModel, SloKeeper, rename
+from services.profiler.slo_settings import parse_slos, start_budget_ms
+from shared.latency.histogram import LatencyHistogram
+from shared.protocol.messages import FinishedOnline, LatencyModelRecord, OfflineLength, OnlineServed
+from shared.protocol.slo_profile import Knob, SloProfileRecord
+from shared.protocol.slo_status import SloState
+from tests.services.profiling import KEY, executor_info
+
+SLOS = "tbt_mean<=30ms, ttft_p99<=500ms"
+COEFFICIENTS = (10.0, 0.1, 1e-4, 0.0, 0.0, 0.2, 0.2, 0.0)
+BEGIN_S = 1000.0
+
+
+def model(factor: float = 1.0, revision: int = 1) -> FittedModel:
+    coefficients = tuple(factor * value for value in COEFFICIENTS)
+    return FittedModel(LatencyModelRecord(KEY, coefficients, 100, 0.01, 0.0), revision)  # type: ignore[arg-type]
+
+
+def keeper(slos: str = SLOS, **settings: float) -> SloKeeper:
+    given = ProfilerSettings(slo=slos, **({"slo_min_requests": 50, "slo_min_s": 10.0} | settings))  # type: ignore[arg-type]
+    return SloKeeper(executor_info(), parse_slos(slos), given, 0.0, BEGIN_S)
+
+
+def serve(kept: SloKeeper, first_s: float, last_s: float, rate: float, prompt: int = 100, tbt_ms: float = 20.0) -> None:
+    """Requests at random times from one second to another after the beginning."""
+    rng, now_s, finished = random.Random(3), first_s, []
+    while now_s < last_s:
+        finished.append(FinishedOnline(BEGIN_S + now_s, prompt, 20))
+        now_s += rng.expovariate(rate)
+    tbt = LatencyHistogram()
+    for _ in finished:
+        tbt.add(tbt_ms)
+    empty = [LatencyHistogram() for _ in range(3)]
+    served = OnlineServed("executor-0", "g", 0.0, None, len(finished), finished, empty[0], tbt, *empty[1:])
+    kept.online.on_served(last_s, served)
+
+
+def found(kept: SloKeeper, now_s: float, why: str = "first") -> SloProfileRecord:
+    """A real search over what is recorded."""
+    job = kept.job([slo.expr for slo in parse_slos(SLOS)], BEGIN_S + now_s, why)
+    assert job is not None
+    record = msgspec.json.decode(msgspec.json.encode(job), type=SloJob).run()
+    kept.on_found(record, now_s, job.model)
+    return record
+
+
+def test_the_start_is_what_the_slos_say_themselves() -> None:
+    assert start_budget_ms(parse_slos("ttft_p99<=1s;tbt_p99<=50ms,tpot_mean<=40ms"), 100.0) == 40.0
+    assert start_budget_ms(parse_slos("tbt_mean<=1.05x"), 100.0) == 100.0
+    assert parse_slos("") == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"slo": "fast"}, "write METRIC_STATISTIC<=BOUND"),
+        ({"slo": "tbt_p99<=9ms", "budget_ms": 5.0}, "exclude each other"),
+        ({"slo": "tbt_p99<=9ms", "preset": "sarathi++"}, "no latency budget"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(fields: dict[str, object], message: str) -> None:
+    with pytest.raises(msgspec.ValidationError, match=message):
+        msgspec.convert(fields, ProfilerSettings)
+
+
+def test_a_search_comes_when_model_and_workload_are_there() -> None:
+    kept = keeper()
+    assert kept.status(0.0, BEGIN_S).state is SloState.WAITING
+    kept.model = model()
+    assert kept.search_because(1.0, BEGIN_S + 1) == ""
+    serve(kept, 0.0, 5.0, rate=5)
+    status = kept.status(5.0, BEGIN_S + 5)
+    assert status.state is SloState.RECORDING and "of 50 requests" in status.note and status.source == "slo-start"
+    assert kept.budget().latency_budget_ms == 30.0
+    assert kept.search_because(5.0, BEGIN_S + 5) == ""
+    serve(kept, 5.0, 20.0, rate=5)
+    assert kept.search_because(20.0, BEGIN_S + 20) == "first"
+    kept.is_searching = True
+    assert kept.search_because(21.0, BEGIN_S + 21) == ""
+
+
+def test_what_is_found_becomes_the_budget_with_its_evidence() -> None:
+    kept = keeper()
+    kept.model = model(revision=7)
+    serve(kept, 0.0, 20.0, rate=5)
+    record = found(kept, 20.0)
+    assert record.value is not None and record.reachable and len(record.trials) > 3
+    assert (record.model_revision, record.knob, record.workload.source) == (7, Knob.BUDGET_MS, "recorded")
+    assert record.workload.offline_input_tokens_mean == USUAL_OFFLINE[0].num_prompt_tokens
+    assert record.workload.burstiness > 0.5
+    budget = kept.budget()
+    assert (budget.latency_budget_ms, budget.source) == (round(record.value, 3), "slo")
+    status = kept.status(20.0, BEGIN_S + 20)
+    assert status.state is SloState.PROFILED and status.profiled_ms == record.value
+    assert [(v.expr, v.bound_ms) for v in status.measured] == [("tbt_mean<=30ms", 30.0), ("ttft_p99<=500ms", 500.0)]
+    assert status.measured[0].value_ms == 20.0 and status.measured[0].met
+    assert status.measured[1].value_ms is None
+
+
+def test_the_last_backlog_that_was_seen_is_searched_with() -> None:
+    kept = keeper()
+    kept.model = model()
+    serve(kept, 0.0, 20.0, rate=5)
+    kept.on_offline([OfflineLength(300, 10), OfflineLength(500, 30)])
+    kept.on_offline([])
+    record = found(kept, 20.0)
+    workload = record.workload
+    assert workload.offline == "backlog"
+    assert (workload.offline_input_tokens_mean, workload.offline_output_tokens_mean) == (400, 20)
+    assert not any(trial.backlog_ran_out for trial in record.trials)
+
+
+def test_an_slo_that_cannot_be_kept_lets_no_offline_work_in_and_says_the_best() -> None:
+    kept = keeper("tbt_mean<=5ms")
+    kept.model = model()
+    serve(kept, 0.0, 20.0, rate=5)
+    job = kept.job(["tbt_mean<=5ms"], BEGIN_S + 20, "first")
+    assert job is not None
+    kept.on_found(job.run(), 20.0, job.model)
+    budget, status = kept.budget(), kept.status(20.0, BEGIN_S + 20)
+    assert (budget.latency_budget_ms, budget.source) == (0.0, "slo")
+    assert status.state is SloState.UNREACHABLE
+    assert "not kept even without offline work: tbt_mean<=5ms (at best 1" in status.note
+
+
+def test_drift_of_workload_and_model_asks_for_another_search() -> None:
+    kept = keeper(slo_check_s=60.0)
+    kept.model = model()
+    serve(kept, 0.0, 20.0, rate=5)
+    assert kept.search_because(20.0, BEGIN_S + 20) == "first"
+    record = found(kept, 20.0)
+    serve(kept, 20.0, 35.0, rate=30)
+    assert kept.search_because(35.0, BEGIN_S + 35) == ""  # not looked at yet
+    assert "workload drift: requests/s" in kept.search_because(81.0, BEGIN_S + 35)
+    workload = kept.online.workload(BEGIN_S + 35)
+    assert workload is not None
+    kept.on_found(msgspec.structs.replace(record, workload=workload.facts()), 81.0, model().record)
+    kept.model = model(1.02, revision=2)
+    assert kept.search_because(200.0, BEGIN_S + 35) == ""
+    kept.model = model(1.2, revision=3)
+    assert "model drift: a batch is predicted at" in kept.search_because(300.0, BEGIN_S + 35)
+
+
+def test_a_recording_that_is_three_times_as_long_is_searched_again() -> None:
+    kept = keeper()
+    kept.model = model()
+    serve(kept, 0.0, 20.0, rate=5)
+    found(kept, 20.0)
+    serve(kept, 20.0, 61.0, rate=5)
+    assert "longer recording: 61 s instead of 20 s" in kept.search_because(90.0, BEGIN_S + 61)
+
+
+def test_a_cut_outlives_the_next_search() -> None:
+    kept = keeper()
+    kept.model = model()
+    serve(kept, 0.0, 20.0, rate=5)
+    profiled_ms = found(kept, 20.0).value
+    assert profiled_ms is not None
+    kept.online.take()
+    serve(kept, 20.0, 40.0, rate=10, tbt_ms=45.0)
+    kept.online._offline_ran = True
+    kept.correct(40.0)
+    cut = kept.budget()
+    assert cut.source == "feedback" and cut.latency_budget_ms == pytest.approx(profiled_ms * 30 / 45, rel=0.01)
+    again_ms = found(kept, 41.0, "asked").value
+    assert again_ms is not None
+    assert kept.budget().latency_budget_ms == pytest.approx(again_ms * 30 / 45, rel=0.01)
+
+
+def test_a_failed_search_is_said_and_tried_again_at_the_next_look() -> None:
+    kept = keeper()
+    kept.model = model()
+    serve(kept, 0.0, 20.0, rate=5)
+    kept.search_because(20.0, BEGIN_S + 20)
+    kept.on_failed("out of luck")
+    status = kept.status(20.0, BEGIN_S + 20)
+    assert status.state is SloState.FAILED and "out of luck" in status.note
+    assert kept.search_because(21.0, BEGIN_S + 21) == "first"
+    kept.on_failed("out of luck")
+    assert kept.search_because(22.0, BEGIN_S + 22) == ""
+
+
+def test_a_record_of_the_same_slos_in_another_spelling_is_ours() -> None:
+    kept = keeper()
+    kept.model = model()
+    serve(kept, 0.0, 20.0, rate=5)
+    record = found(kept, 20.0)
+    spelled = rename(record, [parse_slo("TTFT_p99 <= 500 ms"), parse_slo("tbt_mean<= 30ms")])
+    assert spelled.slos == ["TTFT_p99 <= 500 ms", "tbt_mean<= 30ms"]
+    assert [verdict.expr for verdict in spelled.best] == ["tbt_mean<= 30ms", "TTFT_p99 <= 500 ms"]
