@@ -56,6 +56,7 @@ class Profiler:
         self._registered: asyncio.Queue[ExecutorInfo] = asyncio.Queue(MAX_QUEUED)
         self._profiles: dict[str, Profile] = {}  # measured or replayed by this process
         self._confirming: set[str] = set()  # profile keys
+        self._budgeted: set[str] = set()  # profile keys that got a budget from this process
         self._executors: Bucket[ExecutorInfo]
         self._models: Bucket[LatencyModelRecord]
         self._budgets: Bucket[BudgetRecord]
@@ -192,6 +193,9 @@ class Profiler:
             published = (await self._budgets.get(profile_key)).value
         except NotFoundOnBusError:
             published = None
+        if published is not None and profile_key in self._budgeted:
+            return  # perhaps what a live search has found since
+        self._budgeted.add(profile_key)
         if published != budget:
             await self._budgets.put(profile_key, budget)
             logger.info(

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from loadgen.errors import SloError
 from loadgen.slo import Slo, parse_slo
 from services.profiler.settings import ProfilerSettings
+from services.profiler.slo.live import TRYING
 from services.profiler.slo_keeper import FittedModel, SloKeeper, rename, why_unreachable
 from services.profiler.slo_search import SearchError, search_aside
 from shared.bus import Bucket, Bus, Subscription
@@ -29,6 +30,7 @@ from shared.service import Details
 
 logger = logging.getLogger(__name__)
 
+LIVE = "live"  # what a record of a search by live runs says that it ran on
 TICK_S = 1.0
 SAMPLE_WAIT_S = 2.0
 
@@ -44,7 +46,8 @@ class SloBudgets:
         self._keepers: dict[str, SloKeeper] = {}  # by profile key
         self._keys: dict[str, str] = {}  # executor -> profile key
         self._latency_models: dict[str, FittedModel] = {}
-        self._published: dict[str, BudgetRecord] = {}
+        self._published: dict[str, BudgetRecord] = {}  # by profile key, as it is in the bucket
+        self._held: dict[str, None] = {}  # profile keys whose budget a live search sets now
         self._searching = asyncio.Lock()  # one at a time: they take a core each
         self._subscriptions: list[Subscription] = []
         self._models: Bucket[LatencyModelRecord]
@@ -67,6 +70,9 @@ class SloBudgets:
         """Until cancelled; a search that runs is killed then."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._follow_models())
+            if self._slos:
+                group.create_task(self._follow_budgets())
+                group.create_task(self._follow_profiles())
             while True:
                 for keeper in list(self._keepers.values()):
                     await self._tick(keeper, group)
@@ -106,16 +112,19 @@ class SloBudgets:
         }
 
     async def _adopt(self, keeper: SloKeeper) -> None:
-        key = slo_profile_key(keeper.info.profile_key, (slo.expr for slo in self._slos), Knob.BUDGET_MS)
         try:
-            record = (await self._profiles.get(key)).value
+            record = (await self._profiles.get(self._key(keeper))).value
         except NotFoundOnBusError:
             return
         if record is not None:
             keeper.on_found(rename(record, self._slos), self._clock.monotonic_s())
 
+    def _key(self, keeper: SloKeeper) -> str:
+        return slo_profile_key(keeper.info.profile_key, (slo.expr for slo in self._slos), Knob.BUDGET_MS)
+
     async def _tick(self, keeper: SloKeeper, group: asyncio.TaskGroup) -> None:
-        if not self._slos:
+        if not self._slos or keeper.info.profile_key in self._held:
+            keeper.online.take()  # under a budget that is not ours
             return
         now_s, unix_s = self._clock.monotonic_s(), self._clock.unix_s()
         keeper.correct(now_s)
@@ -166,7 +175,7 @@ class SloBudgets:
             keeper.on_offline(sample.lengths)
 
     async def _publish(self, keeper: SloKeeper) -> None:
-        if not self._slos:
+        if not self._slos or keeper.info.profile_key in self._held:
             return
         budget = keeper.budget()
         if self._published.get(budget.profile_key) == budget:
@@ -175,6 +184,29 @@ class SloBudgets:
         self._published[budget.profile_key] = budget
         figures = {"latency_budget_ms": budget.latency_budget_ms, "source": budget.source}
         logger.info("budget published", extra={**_ids(keeper), **figures})
+
+    async def _follow_budgets(self) -> None:
+        """A search by live runs has the budget to itself; what others put there is replaced by ours."""
+        async for entry in self._budgets.watch():
+            if entry is None:
+                continue
+            if entry.value is None:
+                self._published.pop(entry.key, None)
+                continue
+            self._published[entry.key] = entry.value
+            if entry.value.source == TRYING:
+                self._held[entry.key] = None
+            else:
+                self._held.pop(entry.key, None)
+
+    async def _follow_profiles(self) -> None:
+        """What a search by live runs found for our SLOs is ours."""
+        async for entry in self._profiles.watch():
+            if entry is None or entry.value is None or entry.value.runs_on != LIVE:
+                continue
+            keeper = self._keepers.get(entry.value.profile_key)
+            if keeper is not None and keeper.record != entry.value and entry.key == self._key(keeper):
+                keeper.on_found(rename(entry.value, self._slos), self._clock.monotonic_s())
 
     async def _follow_models(self) -> None:
         async for entry in self._models.watch():

@@ -6,9 +6,11 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Callable
 
+import msgspec
 import pytest
 
 from services.profiler.settings import ProfilerSettings
+from services.profiler.slo.live import TRYING
 from services.profiler.slo_budgets import SloBudgets
 from services.profiler.slo_settings import parse_slos
 from shared.bus import Bus
@@ -185,6 +187,38 @@ async def test_an_earlier_profile_is_used_at_once_after_a_restart(stack: Stack, 
     assert await stack.budget() == BudgetRecord(KEY, round(value, 3), "slo")
 
 
+async def test_a_live_search_has_the_budget_to_itself_and_its_record_is_taken_over(
+    bus: Bus, stack: Stack, start: Start
+) -> None:
+    await stack.publish_model()
+    await start(SLO)
+    await stack.serve()
+    await until(lambda: stack.has_budget("slo"), timeout_s=60.0)
+    budgets = await bus.bucket(subjects.BUDGETS_BUCKET, BudgetRecord)
+    await budgets.put(KEY, BudgetRecord(KEY, 77.0, TRYING))
+    record = msgspec.structs.replace(await stack.record(SLO), value=25.0, runs_on="live")
+    seen: list[BudgetRecord | None] = []
+
+    async def is_watched_for_some_ticks() -> bool:
+        await stack.beat()
+        await stack.serve(tbt_ms=300.0)  # what would be corrected at once
+        seen.append(await stack.budget())
+        return len(seen) == 500
+
+    await until(is_watched_for_some_ticks, timeout_s=30.0)
+    assert all(budget == BudgetRecord(KEY, 77.0, TRYING) for budget in seen[-100:])
+    profiles = await bus.bucket(subjects.SLO_PROFILES_BUCKET, SloProfileRecord)
+    await profiles.put(slo_profile_key(KEY, [SLO], Knob.BUDGET_MS), record)
+    await budgets.put(KEY, BudgetRecord(KEY, 25.0, "slo"))
+
+    async def is_taken_over() -> bool:
+        return (await stack.status()).executors[0].profiled_ms == 25.0
+
+    await until(is_taken_over)
+    budget = await stack.budget()
+    assert budget is not None and budget.source in ("slo", "feedback") and budget.latency_budget_ms <= 25.0
+
+
 async def test_who_asks_gets_a_search_of_any_slos_or_why_there_is_none(stack: Stack, start: Start) -> None:
     await start("")
     assert "the stack keeps no SLOs" in (await stack.profile()).error
@@ -193,7 +227,14 @@ async def test_who_asks_gets_a_search_of_any_slos_or_why_there_is_none(stack: St
     assert "no latency model, or no online requests" in (await stack.profile(SLO)).error
     await stack.publish_model()
     await stack.serve()
-    reply = await stack.profile(SLO)
-    assert reply.error == "" and [record.why for record in reply.records] == ["asked"]
+    replies: list[ProfileReply] = []
+
+    async def is_found() -> bool:
+        replies.append(await stack.profile(SLO))
+        return replies[-1].error == ""
+
+    await until(is_found, timeout_s=60.0)  # model and workload come on other subjects
+    reply = replies[-1]
+    assert [record.why for record in reply.records] == ["asked"]
     assert reply.records[0] == await stack.record(SLO)
     assert await stack.budget() is None and await stack.status() == SloReport([], [])
