@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from services.profiler.slo_job import latency_model
 from shared.latency.features import BatchFeatures
-from shared.protocol.messages import ExecutorInfo, LatencyModelRecord
+from shared.protocol.latency_models import LatencyModelRecord
+from shared.protocol.messages import ExecutorInfo
 from shared.protocol.slo_profile import WorkloadFacts
 
 TOLERANCE = 0.05
@@ -16,11 +16,14 @@ DECODES = (1, 4, 16, 64)
 def model_drift(
     model: LatencyModelRecord, before: LatencyModelRecord | None, workload: WorkloadFacts, info: ExecutorInfo
 ) -> str:
-    """By how much it differs where it differs most, beyond 5%; empty where it does not. A model that is not known any
-    more counts as different."""
+    """By how much it differs where it differs most, beyond 5%, or that the machine has left the model before; empty
+    where neither is so. A model that is not known any more counts as different."""
     if before is None:
         return "the model of the profile is not known any more"
-    new, old = latency_model(model), latency_model(before)
+    if model.drifts > before.drifts:
+        ratio = "" if model.drift_ratio is None else f" by {model.drift_ratio:.3g}"
+        return f"measured times have left the model{ratio}"
+    new, old = model.latency_model(), before.latency_model()
     pairs = [(new.predict_ms(batch), old.predict_ms(batch)) for batch in typical_batches(workload, info)]
     new_ms, old_ms = max(pairs, key=lambda pair: abs(pair[0] - pair[1]) / max(*pair, 1e-9))
     if abs(new_ms - old_ms) <= TOLERANCE * max(new_ms, old_ms):

@@ -10,17 +10,17 @@ from loadgen.errors import SloError
 from loadgen.slo import Slo, parse_slo
 from services.profiler.settings import ProfilerSettings
 from services.profiler.slo.live import TRYING
-from services.profiler.slo_keeper import FittedModel, SloKeeper, rename, why_unreachable
+from services.profiler.slo_keeper import PublishedModel, SloKeeper, rename, why_unreachable
 from services.profiler.slo_search import SearchError, search_aside
 from shared.bus import Bucket, Bus, Subscription
 from shared.clock import Clock
 from shared.errors import BusError, NotFoundOnBusError
 from shared.protocol import subjects
+from shared.protocol.latency_models import LatencyModelRecord
 from shared.protocol.messages import (
     BudgetRecord,
     ExecutorInfo,
     Heartbeat,
-    LatencyModelRecord,
     OfflineSample,
     OnlineServed,
 )
@@ -45,7 +45,7 @@ class SloBudgets:
         self._clock = clock
         self._keepers: dict[str, SloKeeper] = {}  # by profile key
         self._keys: dict[str, str] = {}  # executor -> profile key
-        self._latency_models: dict[str, FittedModel] = {}
+        self._latency_models: dict[str, PublishedModel] = {}
         self._published: dict[str, BudgetRecord] = {}  # by profile key, as it is in the bucket
         self._held: dict[str, None] = {}  # profile keys whose budget a live search sets now
         self._searching = asyncio.Lock()  # one at a time: they take a core each
@@ -212,7 +212,7 @@ class SloBudgets:
         async for entry in self._models.watch():
             if entry is None or entry.value is None:
                 continue
-            fitted = self._latency_models[entry.key] = FittedModel(entry.value, entry.revision)
+            fitted = self._latency_models[entry.key] = PublishedModel(entry.value, entry.revision)
             if entry.key in self._keepers:
                 self._keepers[entry.key].model = fitted
 

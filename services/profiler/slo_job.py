@@ -26,9 +26,9 @@ from services.profiler.slo.simulated import SimulatedTrials
 from services.profiler.slo.trials import search_slos
 from services.profiler.workload import Workload
 from shared.latency.features import BatchFeatures
-from shared.latency.linear import LinearLatencyModel
 from shared.latency.model import LatencyModel
-from shared.protocol.messages import ExecutorInfo, LatencyModelRecord, OfflineLength
+from shared.protocol.latency_models import LatencyModelRecord
+from shared.protocol.messages import ExecutorInfo, OfflineLength
 from shared.protocol.slo_profile import SloProfileRecord
 from shared.scheduling.presets import preset_named
 
@@ -59,7 +59,7 @@ class SloJob(msgspec.Struct, frozen=True):
         """Raises ValueError and LoadgenError for what cannot be simulated."""
         slos = [parse_slo(expr) for expr in self.slos]
         workload = Workload([TraceRequest(*request) for request in self.requests], self.duration_s)
-        model = latency_model(self.model)
+        model = self.model.latency_model()
         strategy = Strategy(
             preset_named(self.preset), utility_ratio=self.utility_ratio, online_order=self.info.online_order
         )
@@ -97,11 +97,6 @@ class SloJob(msgspec.Struct, frozen=True):
             OfflinePrompt(max_tokens=each.max_tokens, num_prompt_tokens=each.num_prompt_tokens)
             for each in islice(cycle(self.offline), count)
         ]
-
-
-def latency_model(record: LatencyModelRecord) -> LatencyModel:
-    """Raises ValueError for one that cannot be used."""
-    return LinearLatencyModel(*record.coefficients)
 
 
 def _marginal_ms(model: LatencyModel, info: ExecutorInfo, length: OfflineLength) -> float:

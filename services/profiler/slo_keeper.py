@@ -12,11 +12,12 @@ from services.profiler.feedback import BudgetFeedback, Target
 from services.profiler.model_drift import model_drift
 from services.profiler.online_watch import OnlineWatch
 from services.profiler.settings import ProfilerSettings
-from services.profiler.slo_job import SloJob, latency_model
+from services.profiler.slo_job import SloJob
 from services.profiler.slo_settings import start_budget_ms
 from services.profiler.workload import Workload, drift
 from shared.latency.features import BatchFeatures
-from shared.protocol.messages import BudgetRecord, ExecutorInfo, LatencyModelRecord, OfflineLength
+from shared.protocol.latency_models import LatencyModelRecord
+from shared.protocol.messages import BudgetRecord, ExecutorInfo, OfflineLength
 from shared.protocol.slo_profile import SloProfileRecord, SloVerdict
 from shared.protocol.slo_status import SloState, SloStatus
 
@@ -27,7 +28,7 @@ USUAL_OFFLINE = [OfflineLength(num_prompt_tokens=1024, max_tokens=128)]  # until
 
 
 @dataclass(frozen=True, slots=True)
-class FittedModel:
+class PublishedModel:
     """A published latency model and its revision."""
 
     record: LatencyModelRecord
@@ -44,7 +45,7 @@ class SloKeeper:
         self.online = OnlineWatch(unix_s)
         self.record: SloProfileRecord | None = None
         self.is_searching = False
-        self.model: FittedModel | None = None  # the newest
+        self.model: PublishedModel | None = None  # the newest
         self._slos = slos
         self._settings = settings
         self._start_ms = start_budget_ms(slos, settings.target_tbt_ms)
@@ -168,7 +169,7 @@ class SloKeeper:
             return NO_OFFLINE_WORK_MS
         cheapest = BatchFeatures()
         cheapest.add_scheduled(1, 0)
-        return 0.99 * latency_model(self.model.record).predict_ms(cheapest)
+        return 0.99 * self.model.record.latency_model().predict_ms(cheapest)
 
     def _state(self) -> SloState:
         if self.record is not None:

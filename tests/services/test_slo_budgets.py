@@ -18,12 +18,12 @@ from shared.clock import SystemClock
 from shared.errors import NotFoundOnBusError
 from shared.latency.histogram import LatencyHistogram
 from shared.protocol import subjects
+from shared.protocol.latency_models import LatencyModelRecord
 from shared.protocol.messages import (
     BudgetRecord,
     ExecutorCounters,
     FinishedOnline,
     Heartbeat,
-    LatencyModelRecord,
     OfflineLength,
     OfflineSample,
     OnlineServed,

@@ -10,10 +10,11 @@ import pytest
 from loadgen.slo import parse_slo
 from services.profiler.settings import ProfilerSettings
 from services.profiler.slo_job import SloJob
-from services.profiler.slo_keeper import USUAL_OFFLINE, FittedModel, SloKeeper, rename
+from services.profiler.slo_keeper import USUAL_OFFLINE, PublishedModel, SloKeeper, rename
 from services.profiler.slo_settings import parse_slos, start_budget_ms
 from shared.latency.histogram import LatencyHistogram
-from shared.protocol.messages import FinishedOnline, LatencyModelRecord, OfflineLength, OnlineServed
+from shared.protocol.latency_models import LatencyModelRecord, LinearCoefficients
+from shared.protocol.messages import FinishedOnline, OfflineLength, OnlineServed
 from shared.protocol.slo_profile import Knob, SloProfileRecord
 from shared.protocol.slo_status import SloState
 from tests.services.profiling import KEY, executor_info
@@ -23,9 +24,9 @@ COEFFICIENTS = (10.0, 0.1, 1e-4, 0.0, 0.0, 0.2, 0.2, 0.0)
 BEGIN_S = 1000.0
 
 
-def model(factor: float = 1.0, revision: int = 1) -> FittedModel:
-    coefficients = tuple(factor * value for value in COEFFICIENTS)
-    return FittedModel(LatencyModelRecord(KEY, coefficients, 100, 0.01, 0.0), revision)  # type: ignore[arg-type]
+def model(factor: float = 1.0, revision: int = 1) -> PublishedModel:
+    coefficients = LinearCoefficients(tuple(factor * value for value in COEFFICIENTS))  # type: ignore[arg-type]
+    return PublishedModel(LatencyModelRecord(KEY, coefficients, 100, 0.01, 0.0), revision)
 
 
 def keeper(slos: str = SLOS, **settings: float) -> SloKeeper:
@@ -151,6 +152,9 @@ def test_drift_of_workload_and_model_asks_for_another_search() -> None:
     assert kept.search_because(200.0, BEGIN_S + 35) == ""
     kept.model = model(1.2, revision=3)
     assert "model drift: a batch is predicted at" in kept.search_because(300.0, BEGIN_S + 35)
+    left = msgspec.structs.replace(model().record, drifts=1, drift_ratio=1.3)
+    kept.model = PublishedModel(left, revision=4)
+    assert "model drift: measured times have left the model by 1.3" in kept.search_because(400.0, BEGIN_S + 35)
 
 
 def test_a_recording_that_is_three_times_as_long_is_searched_again() -> None:
