@@ -103,16 +103,13 @@ class Found:
 class Bench:
     """Runs systems on one load; what was run before is not run again."""
 
-    def __init__(
-        self, setting: Setting, load: Load, precision: float, progress: ReplayProgress, noise: float = 0.0
-    ) -> None:
-        """``precision``: between two values that a search tries; ``noise``: sigma of each step's time."""
+    def __init__(self, setting: Setting, load: Load, precision: float, progress: ReplayProgress) -> None:
+        """``precision``: between two values that a search tries."""
         self.setting = setting
         self.load = load
         self.planners: dict[str, LatencyModel] = {}
         self._precision = precision
         self._progress = progress
-        self._noise = noise
         scaling = Scaling(duration_s=load.duration_s, seed=SEED)
         plan = ReplayPlan(load.requests, load.prompts, scaling)
         self._workload = SimulatedWorkload(plan, self._setup(ONLINE_ONLY))
@@ -148,9 +145,11 @@ class Bench:
         system: System,
         value: float | None = None,
         on_change: Callable[[VirtualPhase], None] | None = None,
+        latency: LatencyModel | None = None,
     ) -> VirtualPhase:
-        """A run of its own, not yet begun."""
+        """A run of its own, not yet begun. ``latency``: how long steps take, else the setting's own."""
         setup, strategy = self._setup(system, value), self._strategy(system, value)
+        setup = replace(setup, latency=latency or setup.latency)
         offline = strategy.preset.serves_offline
         return self._workload.phase(setup, strategy, self.load.duration_s, True, offline, on_change)
 
@@ -171,8 +170,7 @@ class Bench:
         )
 
     def _setup(self, system: System, value: float | None = None) -> ExecutorSetup:
-        machine = replace(self.setting.machine, noise=self._noise)
-        setup = machine.setup(self._strategy(system, value), SEED)
+        setup = self.setting.machine.setup(self._strategy(system, value), SEED)
         return replace(setup, planner=self.planners[system.planner]) if system.planner else setup
 
 

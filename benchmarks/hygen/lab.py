@@ -53,9 +53,9 @@ class Lab:
             self._benches[setting] = self.bench_of(setting, load)
         return self._benches[setting]
 
-    def bench_of(self, setting: Setting, load: Load, noise: float = 0.0) -> Bench:
+    def bench_of(self, setting: Setting, load: Load) -> Bench:
         """Of a load of its own, which no other figure shares."""
-        return Bench(setting, load, self.inputs.precision, self._progress, noise)
+        return Bench(setting, load, self.inputs.precision, self._progress)
 
     def load(self, setting: Setting, prompts: list[OfflinePrompt], duration_s: float | None = None) -> Load:
         """The window of the setting's trace, at its rate, beside ``prompts``. Raises LoadgenError."""
