@@ -200,6 +200,12 @@ def _load_profile() -> Callable[..., Any]:
     return profile
 
 
+def _load_predict() -> Callable[..., Any]:
+    from services.local.predict_cli import predict
+
+    return predict
+
+
 def _announce(line: str) -> None:
     print(line, file=sys.stdout, flush=True)
 
@@ -210,5 +216,8 @@ command.add_command(
 )
 command.add_command(
     DeferredCommand("simulate", "Replay a production trace on a named GPU and model in virtual time.", _load_simulate)
+)
+command.add_command(
+    DeferredCommand("predict", "Say how long a batch takes, by the fitted latency model.", _load_predict)
 )
 command.add_command(DeferredCommand("profile", "Find the latency budget that keeps your SLOs.", _load_profile))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from services.predictor.answers import answer
 from services.predictor.fit import Fit, calibrated, fit_best, is_material
 from services.predictor.profile import RECENT_SAMPLES, WatchedProfile
 from services.predictor.settings import PredictorSettings
@@ -18,7 +19,8 @@ from shared.errors import BusError, NotFoundOnBusError
 from shared.latency.linear import Coefficients
 from shared.protocol import subjects
 from shared.protocol.latency_models import FittedModel, LatencyModelRecord, model_record
-from shared.protocol.messages import LatencySample
+from shared.protocol.messages import ExecutorInfo, LatencySample
+from shared.protocol.prediction import PredictBatch, Prediction
 from shared.service import Details
 
 logger = logging.getLogger(__name__)
@@ -37,7 +39,8 @@ class Predictor:
         self._arrived = asyncio.Event()
         self._counts = _Counts()
         self._models: Bucket[LatencyModelRecord]
-        self._subscription: Subscription | None = None
+        self._executors: Bucket[ExecutorInfo]
+        self._subscriptions: list[Subscription] = []
 
     async def start(self) -> None:
         """Read what earlier runs published, then listen."""
@@ -47,7 +50,11 @@ class Predictor:
                 self._profile(entry.key).publish(entry.value, entry.revision)
         except (msgspec.DecodeError, ValueError) as error:
             logger.warning("a published model does not parse; the next fit replaces it", extra={"error": str(error)})
-        self._subscription = await self._bus.subscribe(subjects.LATENCY_SAMPLES, LatencySample, self._on_sample)
+        self._executors = await self._bus.bucket(subjects.EXECUTORS_BUCKET, ExecutorInfo)
+        self._subscriptions = [
+            await self._bus.subscribe(subjects.LATENCY_SAMPLES, LatencySample, self._on_sample),
+            await self._bus.serve(subjects.PREDICT, PredictBatch, self._on_question, queue=self.name),
+        ]
 
     async def run(self) -> None:
         """Refit each profile that gained samples, in rounds at least ``refit_interval_s`` apart."""
@@ -63,8 +70,8 @@ class Predictor:
 
     async def stop(self) -> None:
         """Nothing is lost: what was published stays, and samples come again."""
-        if self._subscription is not None:
-            await self._subscription.stop()
+        for subscription in self._subscriptions:
+            await subscription.stop()
 
     def health(self) -> str:
         return "ok"
@@ -101,6 +108,13 @@ class Predictor:
             self._watch(profile, sample)
         if self._is_due(profile):
             self._arrived.set()
+
+    async def _on_question(self, asked: PredictBatch) -> Prediction:
+        try:
+            executors = [entry.value for entry in await self._executors.entries() if entry.value is not None]
+        except (BusError, msgspec.DecodeError) as error:
+            return Prediction(error=f"the executors cannot be read: {error}")
+        return answer(asked, self._profiles, executors)
 
     def _watch(self, profile: WatchedProfile, sample: LatencySample) -> None:
         drift = profile.watch(sample.shape, sample.latency_ms, self._clock.unix_s())

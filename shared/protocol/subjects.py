@@ -26,6 +26,7 @@ PING = f"{PREFIX}.ping"  # every process answers with a ServiceStatus
 OFFLINE_SAMPLE = f"{PREFIX}.offline.sample"  # request and reply: the offline-queue answers with an OfflineSample
 SLO_STATUS = f"{PREFIX}.slo-status"  # request and reply: the profiler answers with an SloReport
 PROFILE = f"{PREFIX}.profile"  # request and reply: ProfileRequest, ProfileReply
+PREDICT = f"{PREFIX}.predict"  # request and reply: PredictBatch, Prediction
 HEARTBEATS = f"{PREFIX}.executor.*.heartbeat"
 LATENCY_SAMPLES = f"{PREFIX}.executor.*.sample"
 STEPS = f"{PREFIX}.executor.*.step"

@@ -126,7 +126,7 @@ def slackwater(*args: str, stdin: str = "") -> tuple[int, str, str]:
 
 def test_help_lists_every_command() -> None:
     shown = subprocess.run([*SLACKWATER, "--help"], capture_output=True, text=True, check=True).stdout
-    for command in ("up", "status", "chat", "batch", "replay", "version"):
+    for command in ("up", "status", "chat", "batch", "replay", "predict", "version"):
         assert f" {command} " in shown
 
 

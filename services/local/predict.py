@@ -1,0 +1,94 @@
+"""``slackwater predict``: ask the predictor of a stack, or list its models."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import msgspec
+
+from services.local.data_dir import DataDir
+from shared.bus import Bus, Entry
+from shared.errors import BusError, NoResponderError, StackError
+from shared.protocol import subjects
+from shared.protocol.latency_models import LatencyModelRecord
+from shared.protocol.messages import PrefillChunk
+from shared.protocol.prediction import PredictBatch, Prediction
+
+CONNECT_S = 2.0
+ANSWER_S = 5.0
+PREFILL = re.compile(r"(?:(?P<count>\d+)x)?(?P<tokens>\d+)(?:@(?P<computed>\d+))?")
+DECODE = re.compile(r"(?:(?P<count>\d+)x)?(?P<context>\d+)")
+MAX_REQUESTS = 65_536  # of one shape
+
+
+class ListedModel(msgspec.Struct, frozen=True):
+    """One published model. ``revision``: of its record on the bus."""
+
+    revision: int
+    record: LatencyModelRecord
+
+
+def parse_prefills(shapes: list[str]) -> list[PrefillChunk]:
+    """``128``, ``256@1024`` (256 tokens over 1,024 computed ones), ``4x128``. Raises ValueError."""
+    chunks = []
+    for shape in shapes:
+        match = PREFILL.fullmatch(shape)
+        if match is None or int(match["tokens"]) < 1:
+            raise ValueError(f"{shape!r} is no prefill: write TOKENS, TOKENS@COMPUTED or COUNTxTOKENS, as in 256@1024")
+        chunks += [PrefillChunk(int(match["tokens"]), int(match["computed"] or 0))] * _count(match)
+    return chunks
+
+
+def parse_decodes(shapes: list[str]) -> list[int]:
+    """``300`` (a decode that reads 300 tokens), ``8x512``. Raises ValueError."""
+    context_lens = []
+    for shape in shapes:
+        match = DECODE.fullmatch(shape)
+        if match is None or int(match["context"]) < 1:
+            raise ValueError(f"{shape!r} is no decode: write CONTEXT or COUNTxCONTEXT, as in 8x512")
+        context_lens += [int(match["context"])] * _count(match)
+    return context_lens
+
+
+async def ask(asked: PredictBatch, data_dir: Path, nats: str | None) -> Prediction:
+    """Raises StackError where nobody answers, or the answer is that there is none."""
+    bus = await _connect(data_dir, nats)
+    try:
+        prediction = await bus.request(subjects.PREDICT, asked, Prediction, ANSWER_S)
+    except NoResponderError as error:
+        raise StackError("the predictor does not answer") from error
+    finally:
+        await bus.close()
+    if prediction.error:
+        raise StackError(prediction.error)
+    return prediction
+
+
+async def list_models(data_dir: Path, nats: str | None) -> list[ListedModel]:
+    """By profile key. Raises StackError where no bus is there."""
+    bus = await _connect(data_dir, nats)
+    try:
+        bucket = await bus.bucket(subjects.LATENCY_MODELS_BUCKET, LatencyModelRecord)
+        entries: list[Entry[LatencyModelRecord]] = await bucket.entries()
+    except msgspec.DecodeError as error:
+        raise StackError(f"the bus holds latency models of another version: {error}") from error
+    finally:
+        await bus.close()
+    listed = [ListedModel(entry.revision, entry.value) for entry in entries if entry.value is not None]
+    return sorted(listed, key=lambda each: each.record.profile_key)
+
+
+def _count(match: re.Match[str]) -> int:
+    count = int(match["count"] or 1)
+    if not 1 <= count <= MAX_REQUESTS:
+        raise ValueError(f"{match.group()!r}: give 1 to {MAX_REQUESTS} of them")
+    return count
+
+
+async def _connect(data_dir: Path, nats: str | None) -> Bus:
+    url = nats or DataDir(data_dir).read_stack().nats_url
+    try:
+        return await Bus.connect(url, "predict", CONNECT_S)
+    except BusError as error:
+        raise StackError(f"the stack does not answer: {error}") from error

@@ -1,0 +1,54 @@
+"""The command line of ``slackwater predict``."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from services.local.options import DEFAULT_DATA_DIR
+from services.local.parameters import DataDirOption, JsonOption
+from services.local.predict import ask, list_models, parse_decodes, parse_prefills
+from services.local.predict_table import show_models, show_prediction
+from shared.protocol.prediction import PredictBatch
+
+
+def predict(
+    prefill: Annotated[
+        list[str] | None,
+        typer.Option(metavar="SHAPE", help="128; 256@1024: over 1,024 computed tokens; 4x128: four of them."),
+    ] = None,
+    decode: Annotated[
+        list[str] | None,
+        typer.Option(metavar="SHAPE", help="300: reads 300 tokens of KV, its own included; 8x512: eight of them."),
+    ] = None,
+    whose: Annotated[
+        str, typer.Option("--of", help="A profile key, a model or an executor, where there are several.")
+    ] = "",
+    data_dir: DataDirOption = DEFAULT_DATA_DIR,
+    nats: Annotated[str | None, typer.Option(help="Ask on this bus instead of a local stack's.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """How long a step with this batch takes, and what each of its requests adds. Without a batch: the models known."""
+    try:
+        asked = PredictBatch(parse_prefills(prefill or []), parse_decodes(decode or []), whose)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    if not asked.prefills and not asked.decode_context_lens:
+        models = asyncio.run(list_models(data_dir, nats))
+        if as_json:
+            _print_json(models)
+        else:
+            show_models(models)
+        return
+    prediction = asyncio.run(ask(asked, data_dir, nats))
+    if as_json:
+        _print_json(prediction)
+    else:
+        show_prediction(asked, prediction)
+
+
+def _print_json(value: Any) -> None:
+    print(msgspec.json.format(msgspec.json.encode(value)).decode())

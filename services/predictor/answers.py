@@ -1,0 +1,75 @@
+"""What the predictor answers to people who ask how long a batch takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from services.predictor.profile import WatchedProfile
+from shared.latency.features import BatchFeatures
+from shared.protocol.latency_models import FittedModel
+from shared.protocol.messages import ExecutorInfo
+from shared.protocol.prediction import PredictBatch, Prediction
+
+
+def answer(
+    asked: PredictBatch, profiles: Mapping[str, WatchedProfile], executors: Iterable[ExecutorInfo]
+) -> Prediction:
+    """The whole and its parts, or why not."""
+    fitted = {key: profile for key, profile in profiles.items() if profile.model is not None}
+    problem = _why_not(asked) or ("" if fitted else "no latency model has been fitted yet")
+    if problem:
+        return Prediction(error=problem)
+    keys = _keys(asked.whose, fitted, executors)
+    if len(keys) != 1:
+        what = f"several models fit {asked.whose!r}" if keys else f"no latency model of {asked.whose!r}"
+        return Prediction(error=f"{what if asked.whose else 'say whose'}; known: {', '.join(sorted(keys or fitted))}")
+    return _predict(asked, keys[0], fitted[keys[0]])
+
+
+def _why_not(asked: PredictBatch) -> str:
+    if not asked.prefills and not asked.decode_context_lens:
+        return "an empty batch takes no time: give prefills or decodes"
+    if any(chunk.num_tokens < 1 or chunk.num_computed_tokens < 0 for chunk in asked.prefills):
+        return "a prefill computes at least 1 token over at least 0"
+    if min(asked.decode_context_lens, default=1) < 1:
+        return "a decode reads at least 1 token"
+    return ""
+
+
+def _keys(whose: str, fitted: Mapping[str, WatchedProfile], executors: Iterable[ExecutorInfo]) -> list[str]:
+    """Profile keys with a model that the name may mean."""
+    if whose in fitted:
+        return [whose]
+    if not whose:
+        return list(fitted)
+    named = [info.profile_key for info in executors if whose in (info.executor_id, info.model)]
+    return [key for key in dict.fromkeys(named) if key in fitted]
+
+
+def _predict(asked: PredictBatch, profile_key: str, profile: WatchedProfile) -> Prediction:
+    assert profile.model is not None and profile.record is not None
+    prefill_costs_ms, decode_costs_ms = _costs(asked, profile.model)
+    return Prediction(
+        sum(prefill_costs_ms) + sum(decode_costs_ms),
+        prefill_costs_ms,
+        decode_costs_ms,
+        profile_key,
+        profile.record.kind,
+        profile.record.mape,
+        profile.record.noise_floor,
+        profile.revision,
+        profile.record.fitted_at_s,
+    )
+
+
+def _costs(asked: PredictBatch, model: FittedModel) -> tuple[list[float], list[float]]:
+    """Of each prefill and each decode, added one after another; what any step takes is the first one's."""
+    features = BatchFeatures()
+    prefills, decodes = [], []
+    for chunk in asked.prefills:
+        prefills.append(model.prefill_cost_ms(features, chunk.num_tokens, chunk.num_computed_tokens))
+        features.add_prefill(chunk.num_tokens, chunk.num_computed_tokens)
+    for context_len in asked.decode_context_lens:
+        decodes.append(model.decode_cost_ms(features, context_len))
+        features.add_decode(context_len)
+    return prefills, decodes
