@@ -23,6 +23,7 @@ from services.profiler.slo.search import SloSearch
 from shared.bus import Bus
 from shared.errors import StackError
 from shared.protocol import subjects
+from shared.protocol.latency_models import LatencyModelRecord
 from shared.protocol.messages import ExecutorInfo
 from shared.protocol.slo_profile import Knob, SloProfileRecord, slo_profile_key
 from shared.scheduling.presets import PRESETS
@@ -51,7 +52,9 @@ async def profile_live(
             stopped_by = await run_until_signalled(search_live(search, trials))
     lengths = [(each.num_prompt_tokens, each.max_tokens) for each in plan.prompts if each.num_prompt_tokens is not None]
     facts = workload_facts(plan.trace or "", plan.requests, plan.scaling.duration_s, plan.prompt_file or "", lengths)
-    record = search.record(info.profile_key, facts, "live", time.time(), why="asked")
+    models = await bus.bucket(subjects.LATENCY_MODELS_BUCKET, LatencyModelRecord)
+    revision = (await models.get(info.profile_key)).revision
+    record = search.record(info.profile_key, facts, "live", time.time(), revision, why="asked")
     if stopped_by is None:
         profiles = await bus.bucket(subjects.SLO_PROFILES_BUCKET, SloProfileRecord)
         await profiles.put(slo_profile_key(info.profile_key, record.slos, record.knob), record)

@@ -100,7 +100,7 @@ def test_a_live_search_sets_the_budget_that_it_found(sim_stack: LocalStack, work
     done = sim_stack.run("profile", *workload, "--slo", "tbt_mean<=1.7x", "--precision", "0.4", "--json", "-")
     assert done.returncode == 0, done.stderr
     record = msgspec.json.decode(done.stdout, type=SloProfileRecord)
-    assert record.value is not None and record.reachable
+    assert record.value is not None and record.reachable and record.model_revision > 0
     found = next(trial for trial in record.trials if trial.value == record.value)
     assert found.met and found.offline_tokens_per_s > 0
     assert record.value == max(trial.value for trial in record.trials if trial.met)
