@@ -36,7 +36,7 @@ RUNS_ON = "simulator"
 MAX_BACKLOG = 20_000  # offline requests of a run
 SPARE = 1.2  # of the most that a run can take
 SIGMA_PER_MAPE = 1.2533  # a normal error with sigma 1 has a mean absolute value of sqrt(2 / pi)
-NICENESS = 10
+NICENESS = 5
 
 
 class SloJob(msgspec.Struct, frozen=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -103,17 +104,19 @@ class SloKeeper:
 
     def on_found(self, record: SloProfileRecord, now_s: float, model: LatencyModelRecord | None = None) -> None:
         """A search ended, with this model, or a record of an earlier one was found. What feedback has learned stays: a
-        cut is not undone at once, and what the machine takes alone beyond the simulator's figure is kept."""
+        budget that it has cut goes up slowly, and what the machine takes alone beyond the simulator's figure."""
+        cut = self._feedback is not None and self._feedback.share < 1.0
+        held_ms = self._feedback.budget_ms if cut and self._feedback is not None else math.inf
         overheads = {target.slo.expr: target.overhead for target in self._targets}
-        was_cut = self.record is not None and self._feedback is not None
-        share = min(1.0, self._feedback.share) if was_cut and self._feedback is not None else 1.0
         self.record, self._profiled_model, self._failure = record, model, ""
         self._next_check_s = now_s + self._settings.slo_check_s
         self._targets, self._feedback = [], None
         if record.value is not None:
             best = {verdict.expr: verdict for verdict in record.best}
             self._targets = [_target(slo, best[slo.expr], overheads.get(slo.expr, 1.0)) for slo in self._slos]
-            self._feedback = BudgetFeedback(record.value, self._floor_ms(), self._targets, now_s, share)
+            self._feedback = BudgetFeedback(
+                record.value, self._floor_ms(), self._targets, now_s, min(1.0, held_ms / record.value)
+            )
 
     def correct(self, now_s: float) -> None:
         """Once a second: let what users got since the last call correct the budget."""

@@ -81,6 +81,11 @@ class GatewayRig:
         """Returns at once."""
         self._start_service("offline-queue", "offline_queue", *options)
 
+    def start_profiler(self, *options: str) -> None:
+        """Returns at once; what it keeps lies in the rig's folder."""
+        common = ("--nats", self.nats_url, "--cache-dir", str(self._folder))
+        self._spawn("profiler", sys.executable, "-m", "services.profiler", *common, *options)
+
     def wait_ready(self) -> None:
         wait_until(lambda: self.http.get("/ready").status_code == 200, self.logs())
 
