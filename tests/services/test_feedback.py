@@ -6,15 +6,23 @@ import itertools
 import math
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from loadgen.backlog import OfflinePrompt
+from loadgen.metrics import LatencySamples
+from loadgen.replay import ReplayPlan
+from loadgen.scaling import Scaling
 from loadgen.slo import parse_slo
+from loadgen.traces import TraceRequest
 from services.profiler.feedback import BEYOND_PROFILE, MEMORY_S, STEP, WINDOW_S, BudgetFeedback, Target
 from services.profiler.online_latencies import OnlineLatencies
+from services.profiler.simulation.setup import Machine, make_strategy
+from services.profiler.simulation.workload import SimulatedWorkload
+from shared.latency.linear import LinearLatencyModel
 
 PROFILED_MS = 100.0
 FLOOR_MS = 10.0
@@ -189,3 +197,34 @@ def _budgets(feedback: BudgetFeedback, second: Callable[[int], OnlineLatencies],
         feedback.observe(float(number), second(number), offline_ran=True)
         budgets.append(feedback.budget_ms)
     return budgets
+
+
+def test_a_simulated_executor_slower_than_its_plans_is_brought_under_its_bound() -> None:
+    """The real schedule and KV accounting; steps take 1.3 times what is planned. Windows of 20 seconds."""
+    planner = LinearLatencyModel(20.0, 0.1, 1e-3, 0.0, 0.0, 0.5, 0.5)
+    steps = LinearLatencyModel(*(1.3 * coefficient for coefficient in planner.coefficients()))
+    rng, bound_ms = random.Random(5), 60.0
+    requests = [TraceRequest(rng.uniform(0, 20), rng.randint(50, 200), rng.randint(10, 40)) for _ in range(80)]
+    plan = ReplayPlan(
+        sorted(requests, key=lambda request: request.arrival_s),
+        [OfflinePrompt(max_tokens=20, num_prompt_tokens=300)] * 1000,
+        Scaling(duration_s=20.0),
+    )
+    strategy = make_strategy("hygen", bound_ms, None)
+    setup = replace(Machine(kv_blocks=2000).setup(strategy, seed=0), planner=planner, latency=steps)
+    workload = SimulatedWorkload(plan, setup)
+    slo = parse_slo(f"tbt_mean<={bound_ms}ms")
+    feedback = BudgetFeedback(bound_ms, 19.0, [Target(slo, bound_ms)], 0.0)
+    means = []
+    for window in range(1, 11):
+        policy = replace(strategy, budget_ms=feedback.budget_ms).policy()
+        phase = workload.phase(replace(setup, policy=policy), strategy, 20.0, online=True, offline=True)
+        phase.run()
+        latencies = OnlineLatencies()
+        for gap_ms in LatencySamples.of(phase.records).tbt_ms:
+            latencies.tbt_ms.add(gap_ms)
+        means.append(latencies.tbt_ms.mean_ms() or 0.0)
+        feedback.observe(20.0 * window, latencies, offline_ran=True)
+    assert means[0] > 1.1 * bound_ms
+    assert max(means[3:]) <= bound_ms
+    assert min(means[3:]) > 0.8 * bound_ms
