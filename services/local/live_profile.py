@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -21,7 +22,7 @@ from services.profiler.slo.options import SearchOptions
 from services.profiler.slo.progress import trial_progress_on
 from services.profiler.slo.search import SloSearch
 from shared.bus import Bus
-from shared.errors import StackError
+from shared.errors import NotFoundOnBusError, StackError
 from shared.protocol import subjects
 from shared.protocol.latency_models import LatencyModelRecord
 from shared.protocol.messages import ExecutorInfo
@@ -52,8 +53,7 @@ async def profile_live(
             stopped_by = await run_until_signalled(search_live(search, trials))
     lengths = [(each.num_prompt_tokens, each.max_tokens) for each in plan.prompts if each.num_prompt_tokens is not None]
     facts = workload_facts(plan.trace or "", plan.requests, plan.scaling.duration_s, plan.prompt_file or "", lengths)
-    models = await bus.bucket(subjects.LATENCY_MODELS_BUCKET, LatencyModelRecord)
-    revision = (await models.get(info.profile_key)).revision
+    revision = await _model_revision(bus, info.profile_key)
     record = search.record(info.profile_key, facts, "live", time.time(), revision, why="asked")
     if stopped_by is None:
         profiles = await bus.bucket(subjects.SLO_PROFILES_BUCKET, SloProfileRecord)
@@ -78,3 +78,11 @@ async def _executor(bus: Bus) -> ExecutorInfo:
         kinds = ", ".join(sorted(infos)) or "none"
         raise StackError(f"a search needs executors of one kind, with one budget; there are: {kinds}")
     return next(iter(infos.values()))
+
+
+async def _model_revision(bus: Bus, profile_key: str) -> int:
+    """0 where none is published yet."""
+    models = await bus.bucket(subjects.LATENCY_MODELS_BUCKET, LatencyModelRecord)
+    with contextlib.suppress(NotFoundOnBusError):
+        return (await models.get(profile_key)).revision
+    return 0

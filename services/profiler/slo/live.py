@@ -65,6 +65,7 @@ class LiveTrials:
             yield
         finally:
             following.cancel()
+            await asyncio.wait((following,))
             await samples.stop()
             if not self._adopted:
                 await self._put_back(before)
