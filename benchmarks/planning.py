@@ -1,7 +1,8 @@
 """Planning time of one step against queue sizes: ``python -m benchmarks.planning``.
 
 A plan of HyGen Alg. 2 as the offline-queue makes it: the executor's word taken over, the running step's outcome
-assumed, both phases scheduled, the message made. Half of the running requests are online.
+assumed, both phases scheduled, the message made. Half of the running requests are online. The latency model is linear;
+the last rows plan with a boosted one, fitted to batches of a simulated schedule.
 """
 
 from __future__ import annotations
@@ -12,12 +13,16 @@ import time
 from itertools import product
 
 from benchmarks.figures import print_table, quantile
+from benchmarks.schedules import scheduled_shapes, window_of
 from services.offline_queue.async_scheduler import AsyncScheduler
 from services.offline_queue.garbage import collect_seldom
 from services.offline_queue.pool import OfflinePool
+from services.predictor.boosted_fit import fit_boosted
+from services.profiler.simulation.setup import Machine
 from shared.clock import SystemClock
 from shared.latency.linear import LinearLatencyModel
 from shared.latency.model import LatencyModel
+from shared.latency.roofline import RooflineLatencyModel
 from shared.protocol.codec import encode
 from shared.protocol.messages import (
     ExecutorInfo,
@@ -34,7 +39,7 @@ from shared.scheduling.offline_order import OFFLINE_ORDERS, make_offline_order
 from shared.scheduling.presets import DEFAULT_UTILITY_RATIO
 from shared.scheduling.request import Kind
 
-MODEL = LinearLatencyModel(10.0, 0.07, 0.0004, 1e-7, 1e-12, 0.05, 0.05)
+LINEAR = LinearLatencyModel(10.0, 0.07, 0.0004, 1e-7, 1e-12, 0.05, 0.05, 3e-6)
 INFO = ExecutorInfo("executor-0", "epoch", 1, "m", "sim", "none", "key", 4096, 16, 40_000, 512, 2048, [2])
 
 
@@ -54,7 +59,18 @@ def make_step(num_running: int) -> StepStarted:
     return StepStarted("executor-0", "epoch", 7, PlanSource.PLAN, False, entries, states, [], 20_000)
 
 
-def measure(order: str, num_running: int, num_waiting: int, rounds: int) -> tuple[list[float], list[float]]:
+def boosted() -> LatencyModel:
+    """Of Llama-2-7B on an A100."""
+    truth = RooflineLatencyModel.named("llama2-7b", "a100-40g")
+    shapes = scheduled_shapes(Machine("llama2-7b", "a100-40g"), seed=1)
+    model = fit_boosted(window_of(shapes, truth, noise=0.01, seed=2).observations())
+    assert model is not None
+    return model
+
+
+def measure(
+    order: str, num_running: int, num_waiting: int, rounds: int, model: LatencyModel
+) -> tuple[list[float], list[float]]:
     """Milliseconds of each planning, fastest first: by the clock, and of this thread's CPU time, which leaves out
     what else the machine does."""
     made = make_offline_order(order, DEFAULT_UTILITY_RATIO, iter(random.Random(1).random, None))
@@ -62,7 +78,7 @@ def measure(order: str, num_running: int, num_waiting: int, rounds: int) -> tupl
     pool.add([make_offline(n, 256) for n in range(1, num_waiting + num_running, 1)])
 
     def tuning() -> tuple[Policy, LatencyModel]:
-        return Policy(100.0), MODEL
+        return Policy(100.0), model
 
     message = make_step(num_running)
     times, cpu_times = [], []
@@ -82,12 +98,17 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1000)
     rounds = parser.parse_args().rounds
     collect_seldom()
+    runs: list[tuple[str, LatencyModel, str, int, int]] = [
+        ("linear", LINEAR, *each) for each in product(OFFLINE_ORDERS, (16, 64, 256), (100, 10_000))
+    ]
+    curves = boosted()
+    runs += [("boosted", curves, "psm-fair", num_running, 10_000) for num_running in (64, 256)]
     rows = []
-    for order, num_running, num_waiting in product(OFFLINE_ORDERS, (16, 64, 256), (100, 10_000)):
-        times, cpu_times = measure(order, num_running, num_waiting, rounds)
+    for kind, model, order, num_running, num_waiting in runs:
+        times, cpu_times = measure(order, num_running, num_waiting, rounds, model)
         figures = [quantile(times, q) for q in (0.5, 0.99)] + [quantile(cpu_times, 0.99), times[-1]]
-        rows.append([order, str(num_running), str(num_waiting), *(f"{figure:.3f}" for figure in figures)])
-    print_table(["order", "running", "waiting", "p50 ms", "p99 ms", "p99 CPU ms", "max ms"], rows)
+        rows.append([kind, order, str(num_running), str(num_waiting), *(f"{figure:.3f}" for figure in figures)])
+    print_table(["model", "order", "running", "waiting", "p50 ms", "p99 ms", "p99 CPU ms", "max ms"], rows)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from functools import cache
 
 import pytest
 
+from benchmarks.schedules import scheduled_shapes, window_of
 from services.predictor.boosted_fit import fit_boosted
 from services.predictor.fit import fit_best, mean_relative_error
 from services.predictor.window import Observation
@@ -15,7 +16,6 @@ from services.profiler.simulation.setup import Machine
 from shared.latency.boosted import BoostedLatencyModel
 from shared.latency.roofline import RooflineLatencyModel
 from shared.protocol.messages import BatchShape
-from tests.latency.schedules import scheduled_shapes, window_of
 from tests.latency.shapes import make_shape, varied_shapes
 
 MEAN_DEVIATION = 0.798  # of a normal distribution, in sigmas

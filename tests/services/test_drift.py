@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from benchmarks.schedules import scheduled_shapes
 from services.predictor.service import Predictor
 from services.predictor.settings import PredictorSettings
 from services.profiler.simulation.setup import Machine
@@ -14,7 +15,6 @@ from shared.clock import SystemClock
 from shared.latency.roofline import RooflineLatencyModel
 from shared.protocol import subjects
 from shared.protocol.messages import BatchShape, LatencySample
-from tests.latency.schedules import scheduled_shapes
 from tests.services.profiling import KEY, model_of, running, until
 
 GPU = RooflineLatencyModel.named("llama2-7b", "a100-40g")

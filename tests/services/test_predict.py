@@ -6,6 +6,7 @@ import asyncio
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from services.local.predict import ListedModel, parse_decodes, parse_prefills
 from services.predictor.service import Predictor
 from services.predictor.settings import PredictorSettings
+from services.profiler.simulation.setup import read_latency_model
 from shared.bus import Bus
 from shared.clock import SystemClock
 from shared.latency.boosted import BoostedLatencyModel, Curve, Sum
@@ -153,6 +155,13 @@ async def test_errors_are_said_in_a_line(
     exit_code, out, err = await slackwater("--nats", nats_url, *arguments)
     assert exit_code == code and out == ""
     assert said in " ".join(err.replace("│", " ").split())
+
+
+@pytest.mark.parametrize("record", [LINEAR, BOOSTED])
+def test_a_listed_record_is_a_file_for_the_simulator(tmp_path: Path, record: LatencyModelRecord) -> None:
+    path = tmp_path / "model.json"
+    path.write_bytes(msgspec.json.encode(record))
+    assert read_latency_model(path) == record.latency_model()
 
 
 def test_shapes_are_read() -> None:
