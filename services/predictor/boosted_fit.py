@@ -8,11 +8,12 @@ linear curve, whose slopes are fitted anew, none negative.
 
 from __future__ import annotations
 
+import importlib
 import logging
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
-import lightgbm
 import numpy as np
 
 from services.predictor.regression import Array, Samples, Wishes, solve_trimmed
@@ -43,22 +44,34 @@ PARAMETERS = {
 
 
 def fit_boosted(observations: Sequence[Observation]) -> BoostedLatencyModel | None:
-    """None where the observations tell only one of prefills and decodes, or too few distinct shapes.
+    """None where the observations tell only one of prefills and decodes, or too few distinct shapes, and on a machine
+    that lacks what LightGBM needs.
 
     Slopes on both sides of a knot are pulled a little together, so that a curve goes on sensibly where samples are few
     and beyond them. The same observations give the same model.
     """
-    if not covers_both_kinds(observations, MIN_SHAPES):
+    lightgbm = _lightgbm()
+    if lightgbm is None or not covers_both_kinds(observations, MIN_SHAPES):
         return None
     samples = Samples.of(observations)
     values = _sums(samples)
     try:
-        knots = _knots(values, samples)
+        knots = _knots(lightgbm, values, samples)
         solution = solve_trimmed(_ramps(values, knots), samples, _smooth(values, knots, samples))
     except RuntimeError as error:  # how nnls says that it did not converge
         logger.warning("fit did not converge", extra={"num_samples": len(observations), "error": str(error)})
         return None
     return _model(knots, solution)
+
+
+@cache
+def _lightgbm() -> Any | None:
+    """The library; None, with a word in the log, where it cannot be loaded: its wheels need the system's OpenMP."""
+    try:
+        return importlib.import_module("lightgbm")
+    except (ImportError, OSError) as error:
+        logger.warning("no boosted models: LightGBM cannot be loaded", extra={"error": str(error)})
+        return None
 
 
 def _sums(samples: Samples) -> Array:
@@ -89,7 +102,7 @@ def _smooth(values: Array, knots: list[list[int]], samples: Samples) -> Wishes:
     return Wishes(np.array(rows).reshape(-1, 1 + sum(map(len, knots))), np.zeros(len(rows)))
 
 
-def _knots(values: Array, samples: Samples) -> list[list[int]]:
+def _knots(lightgbm: Any, values: Array, samples: Samples) -> list[list[int]]:
     """Of each sum, in the order of ``Sum``: 0, edges of its staircase, and quantiles."""
     weights = samples.weights / samples.latencies**2  # squared errors become relative ones
     data = lightgbm.Dataset(values, samples.latencies, weight=weights)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Callable
 from functools import cache
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from benchmarks.schedules import scheduled_shapes, window_of
+from services.predictor import boosted_fit
 from services.predictor.boosted_fit import fit_boosted
 from services.predictor.fit import fit_best, mean_relative_error
 from services.predictor.window import Observation
@@ -84,6 +88,43 @@ def test_beyond_what_was_seen_the_trend_goes_on(batch: BatchShape) -> None:
     """Nothing of the kind ran: chunks of at most 512 tokens, and half as much KV."""
     predicted = boosted("llama2-7b", 0.01).predict_ms(batch.features())
     assert predicted == pytest.approx(truth_of("llama2-7b").predict_ms(batch.features()), rel=0.15)
+
+
+def test_without_the_library_the_fit_is_linear(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    boosted_fit._lightgbm.cache_clear()
+    try:
+        with monkeypatch.context() as patched:
+            patched.setitem(sys.modules, "lightgbm", None)
+            fitted = fit_best(windowed("llama2-7b", 0.01))
+    finally:
+        boosted_fit._lightgbm.cache_clear()
+    assert fitted is not None and [candidate.kind for candidate in fitted.candidates] == ["linear"]
+    assert caplog.messages.count("no boosted models: LightGBM cannot be loaded") == 1
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(
+        st.builds(
+            Observation,
+            st.builds(
+                make_shape,
+                st.lists(st.tuples(st.integers(1, 2000), st.integers(0, 5000)), max_size=3),
+                st.lists(st.integers(1, 5000), min_size=1, max_size=30),
+            ),
+            st.floats(1e-3, 1e5),
+            st.sampled_from((0.1, 1.0)),
+        ),
+        min_size=30,
+        max_size=80,
+    )
+)
+def test_any_samples_give_a_usable_model_or_none(observations: list[Observation]) -> None:
+    fitted = fit_boosted(observations)
+    if fitted is not None:  # a model refuses slopes that are negative or not finite
+        assert fitted.predict_ms(make_shape([10], [10]).features()) >= 0
 
 
 def test_one_kind_alone_or_few_shapes_give_none() -> None:

@@ -65,3 +65,13 @@ def test_recent_ones_come_newest_first_whatever_their_stratum() -> None:
         window.add(make_shape([1 << (number % 5)]), float(number))
     assert [o.latency_ms for o in window.recent(6)] == [20.0, 19.0, 18.0, 17.0, 16.0, 15.0]
     assert len(window.recent(100)) == 20
+
+
+def test_what_is_older_than_a_drift_is_rescaled() -> None:
+    window = SampleWindow(64)
+    for number in range(1, 21):
+        window.add(make_shape([1 << (number % 5)]), float(number))
+    window.rescale(but_newest=5, factor=10.0)
+    window.check_integrity()
+    expected = [*(10.0 * number for number in range(1, 16)), *(float(number) for number in range(16, 21))]
+    assert sorted(o.latency_ms for o in window.observations()) == sorted(expected)
