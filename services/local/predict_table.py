@@ -12,6 +12,7 @@ from services.local.predict import ListedModel
 from shared.protocol.latency_models import BoostedCurves, LatencyModelRecord, LinearCoefficients
 from shared.protocol.prediction import PredictBatch, Prediction
 
+PROFILE_WIDTH = 20  # so that a narrow terminal folds the key, not the figures
 REGRESSORS = ("", "S_p", "S_d", "S_p²", "S_d²", "N_p", "N_d", "pairs")
 
 
@@ -37,11 +38,14 @@ def show_models(models: list[ListedModel]) -> None:
     if not models:
         console.print("no latency model has been fitted yet")
         return
-    header = ("profile", "model", "samples", "linear off", "boosted off", "noise floor", "us", "drifts", "revision")
-    table = Table(*header, box=None, header_style="bold")
+    table = Table(box=None, header_style="bold")
+    table.add_column("profile", overflow="fold", min_width=PROFILE_WIDTH)
+    for name in ("model", "samples", "linear", "boosted", "noise", "drifts", "rev"):
+        table.add_column(name, no_wrap=True)
     for listed in models:
         table.add_row(*_row(listed.revision, listed.record))
     console.print(table)
+    console.print(" linear, boosted: how far off on batches not fitted to; noise: what equal batches differ by")
     for listed in models:
         console.print(f"\n{listed.record.profile_key}, ms\n  {_formula(listed.record.model)}")
         if listed.record.drifts:
@@ -50,7 +54,7 @@ def show_models(models: list[ListedModel]) -> None:
 
 def _row(revision: int, record: LatencyModelRecord) -> list[str]:
     of_kind = {candidate.kind: candidate for candidate in record.candidates}
-    linear, boosted, chosen = of_kind.get("linear"), of_kind.get("boosted"), of_kind.get(record.kind)
+    linear, boosted = of_kind.get("linear"), of_kind.get("boosted")
     return [
         record.profile_key,
         record.kind,
@@ -58,7 +62,6 @@ def _row(revision: int, record: LatencyModelRecord) -> list[str]:
         "" if linear is None else _percent(linear.mape),
         "" if boosted is None else _percent(boosted.mape),
         _percent(record.noise_floor),
-        "" if chosen is None else f"{chosen.prediction_us:.2f}",
         str(record.drifts),
         str(revision),
     ]
