@@ -26,21 +26,16 @@ MEMORY_S = 600.0
 
 @dataclass(slots=True)
 class Target:
-    """An SLO and its bound. ``alone_ms``: of a relative one, the figure without offline work that it multiplies;
-    ``overhead``: that over the profile's."""
+    """An SLO and its bound. A relative one multiplies the figure without offline work, ``alone_ms`` by its profile;
+    where the machine was last measured to take longer than that, ``measured_alone_ms``: no budget would help."""
 
     slo: Slo
-    bound_ms: float
-    alone_ms: float | None = None
-    overhead: float = 1.0
+    alone_ms: float = 0.0
+    measured_alone_ms: float = 0.0
 
-    def measured_alone(self, value_ms: float) -> None:
-        """The figure of a window in which no offline work ran: where a profile promised less than there is without
-        offline work, it is the machine's own, and no budget helps."""
-        if self.alone_ms is not None and value_ms > self.alone_ms:
-            self.overhead *= value_ms / self.alone_ms
-            self.alone_ms = value_ms
-            self.bound_ms = self.slo.limit * value_ms
+    @property
+    def bound_ms(self) -> float:
+        return self.slo.limit * max(self.alone_ms, self.measured_alone_ms) if self.slo.relative else self.slo.limit
 
 
 @dataclass(slots=True)
@@ -173,4 +168,4 @@ class BudgetFeedback:
         for target in self._targets:
             value_ms = self._window.latencies.value_ms(target.slo)
             if not self._window.offline_ran and value_ms is not None and self._is_measured(target):
-                target.measured_alone(value_ms)
+                target.measured_alone_ms = value_ms

@@ -157,10 +157,12 @@ class SloBudgets:
                     f"no latency model, or no online requests recorded yet, for {keeper.info.profile_key}"
                 )
             logger.info("search started", extra={**_ids(keeper), "why": why, "requests": len(job.requests)})
+            start_s = self._clock.monotonic_s()
             record = await search_aside(job)
+            now_s = self._clock.monotonic_s()
             await self._profiles.put(slo_profile_key(record.profile_key, record.slos, record.knob), record)
             if [slo.expr for slo in slos] == [slo.expr for slo in self._slos]:
-                keeper.on_found(record, self._clock.monotonic_s(), job.model)
+                keeper.on_found(record, now_s, job.model, took_s=now_s - start_s)
                 await self._publish(keeper)
         if record.value is None:
             logger.warning("SLOs cannot be kept", extra={**_ids(keeper), "why": why_unreachable(record)})

@@ -22,6 +22,7 @@ from shared.protocol.messages import BudgetRecord, ExecutorInfo, OfflineLength
 from shared.protocol.slo_profile import SloProfileRecord, SloVerdict
 from shared.protocol.slo_status import SloState, SloStatus
 
+REST = 10.0  # between searches, times what the last one took: they get a tenth of a core
 START, PROFILED, CORRECTED = "slo-start", "slo", "feedback"
 NO_OFFLINE_WORK_MS = 0.0
 LONGER = 3.0  # a recording, to be worth another search: the first are short, and a p99 of few requests says little
@@ -50,7 +51,7 @@ class SloKeeper:
         self._slos = slos
         self._settings = settings
         self._start_ms = start_budget_ms(slos, settings.target_tbt_ms)
-        self._targets = [Target(slo, slo.limit) for slo in slos if not slo.relative]
+        self._targets = [Target(slo) for slo in slos if not slo.relative]
         self._feedback: BudgetFeedback | None = None  # None where no budget keeps the SLOs
         self._profiled_model: LatencyModelRecord | None = None
         self._offline: list[OfflineLength] = []
@@ -102,18 +103,22 @@ class SloKeeper:
         """A search came to no end; the budget stays, and the next look may search again."""
         self._failure = why
 
-    def on_found(self, record: SloProfileRecord, now_s: float, model: LatencyModelRecord | None = None) -> None:
+    def on_found(
+        self, record: SloProfileRecord, now_s: float, model: LatencyModelRecord | None = None, took_s: float = 0.0
+    ) -> None:
         """A search ended, with this model, or a record of an earlier one was found. What feedback has learned stays: a
         budget that it has cut goes up slowly, and what the machine takes alone beyond the simulator's figure."""
         cut = self._feedback is not None and self._feedback.share < 1.0
         held_ms = self._feedback.budget_ms if cut and self._feedback is not None else math.inf
-        overheads = {target.slo.expr: target.overhead for target in self._targets}
+        measured_alone_ms = {target.slo.expr: target.measured_alone_ms for target in self._targets}
         self.record, self._profiled_model, self._failure = record, model, ""
-        self._next_check_s = now_s + self._settings.slo_check_s
+        self._next_check_s = now_s + max(self._settings.slo_check_s, REST * took_s)
         self._targets, self._feedback = [], None
         if record.value is not None:
-            best = {verdict.expr: verdict for verdict in record.best}
-            self._targets = [_target(slo, best[slo.expr], overheads.get(slo.expr, 1.0)) for slo in self._slos]
+            alone_ms = {verdict.expr: verdict.value_ms or 0.0 for verdict in record.best}
+            self._targets = [
+                Target(slo, alone_ms[slo.expr], measured_alone_ms.get(slo.expr, 0.0)) for slo in self._slos
+            ]
             self._feedback = BudgetFeedback(
                 record.value, self._floor_ms(), self._targets, now_s, min(1.0, held_ms / record.value)
             )
@@ -224,13 +229,6 @@ def _shown(verdict: SloVerdict) -> str:
     if verdict.value_ms is None:
         return f"{verdict.expr} (nothing to measure)"
     return f"{verdict.expr} (at best {verdict.value_ms:.4g} ms)"
-
-
-def _target(slo: Slo, best: SloVerdict, overhead: float) -> Target:
-    assert best.bound_ms is not None and best.value_ms is not None
-    if not slo.relative:
-        return Target(slo, best.bound_ms)
-    return Target(slo, best.bound_ms * overhead, best.value_ms * overhead, overhead)
 
 
 def rename(record: SloProfileRecord, slos: Sequence[Slo]) -> SloProfileRecord:

@@ -79,7 +79,7 @@ class Loop:
 
 def loop(plant: Plant, *exprs: str) -> Loop:
     slos = [parse_slo(expr) for expr in exprs or (f"tbt_mean<={TBT_BOUND_MS}ms",)]
-    targets = [Target(slo, slo.limit) for slo in slos]
+    targets = [Target(slo) for slo in slos]
     return Loop(plant, BudgetFeedback(PROFILED_MS, FLOOR_MS, targets, 0.0))
 
 
@@ -158,19 +158,22 @@ def test_what_is_broken_without_offline_work_cuts_nothing_and_is_said() -> None:
 def test_a_relative_bound_follows_what_the_machine_does_alone() -> None:
     """The profile promised 20 ms alone, the machine takes 26: a bound of 1.1 times 20 ms no budget would ever keep."""
     slo = parse_slo("tbt_mean<=1.1x")
-    target = Target(slo, 22.0, alone_ms=20.0)
+    target = Target(slo, alone_ms=20.0)
     plant = Plant(1.3, random.Random(1), alone_ms=20.0)
     driven = Loop(plant, BudgetFeedback(PROFILED_MS, FLOOR_MS, [target], 0.0))
     driven.run(60)
     assert target.bound_ms == pytest.approx(1.1 * 26, rel=0.02)
     driven.run(600)
     assert driven.plant.means[-1] <= target.bound_ms * 1.02
+    plant.bias, plant.has_offline = 1.0, False  # the machine is faster again, and alone
+    driven.run(60)
+    assert target.bound_ms == pytest.approx(22.0, rel=0.02)
 
 
 @pytest.mark.parametrize(("num_slow", "is_cut"), [(3, False), (8, True)])
 def test_a_quantile_needs_more_slow_samples_than_chance_makes(num_slow: int, is_cut: bool) -> None:
     slo = parse_slo("ttft_p99<=800ms")
-    feedback = BudgetFeedback(PROFILED_MS, FLOOR_MS, [Target(slo, 800.0)], 0.0)
+    feedback = BudgetFeedback(PROFILED_MS, FLOOR_MS, [Target(slo)], 0.0)
     latencies = OnlineLatencies()
     for index in range(20):
         latencies.ttft_ms.add(1000.0 if index < num_slow else 100.0)
@@ -180,7 +183,7 @@ def test_a_quantile_needs_more_slow_samples_than_chance_makes(num_slow: int, is_
 def test_a_rare_breach_is_seen_in_the_long_run() -> None:
     """One request a second, 4% of them too late: no minute of it says much."""
     slo = parse_slo("ttft_p99<=800ms")
-    feedback = BudgetFeedback(PROFILED_MS, FLOOR_MS, [Target(slo, 800.0)], 0.0)
+    feedback = BudgetFeedback(PROFILED_MS, FLOOR_MS, [Target(slo)], 0.0)
 
     def second(number: int) -> OnlineLatencies:
         latencies = OnlineLatencies()
@@ -214,7 +217,7 @@ def test_a_simulated_executor_slower_than_its_plans_is_brought_under_its_bound()
     setup = replace(Machine(kv_blocks=2000).setup(strategy, seed=0), planner=planner, latency=steps)
     workload = SimulatedWorkload(plan, setup)
     slo = parse_slo(f"tbt_mean<={bound_ms}ms")
-    feedback = BudgetFeedback(bound_ms, 19.0, [Target(slo, bound_ms)], 0.0)
+    feedback = BudgetFeedback(bound_ms, 19.0, [Target(slo)], 0.0)
     means = []
     for window in range(1, 11):
         policy = replace(strategy, budget_ms=feedback.budget_ms).policy()
