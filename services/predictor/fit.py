@@ -11,12 +11,14 @@ import numpy as np
 from services.predictor.boosted_fit import fit_boosted
 from services.predictor.linear_fit import fit_linear
 from services.predictor.noise import noise_floor
+from services.predictor.regression import Array
 from services.predictor.window import Observation
 from shared.latency.linear import Coefficients, LinearLatencyModel
 from shared.protocol.latency_models import Candidate, FittedModel, kind_of, model_record
 
 HOLD_OUT_EVERY = 5
 BETTER_MAPE = 0.005
+SURE_SIGMAS = 2.0
 MAX_BIAS = 0.03  # of a published model's total over recent samples; their noise alone makes about 1%
 CALIBRATION_LIMITS = (0.5, 2.0)  # beyond it is not drift: something else is wrong
 DIFFERENT_PREDICTION = 0.05
@@ -41,9 +43,9 @@ class Fit:
 def fit_best(
     observations: Sequence[Observation], prior: Coefficients | None = None, prediction_limit_us: float = 5.0
 ) -> Fit | None:
-    """The kind with the lower error on held-out samples, among those that predict within the limit; linear where the
-    two are within half a percentage point, or boosted cannot be fitted. ``prior`` is an earlier linear fit. None where
-    the samples do not tell enough for either."""
+    """The kind with the lower error on held-out samples, among those that predict within the limit; linear where
+    boosted cannot be fitted, or the samples do not tell for sure that it is better. ``prior`` is an earlier linear
+    fit. None where the samples do not tell enough for either."""
     train, held_out = split(observations)
     linear = fit_linear(observations, prior)
     linear_trained = fit_linear(train, prior)
@@ -54,7 +56,8 @@ def fit_best(
     boosted, boosted_trained = fit_boosted(observations), fit_boosted(train)
     if boosted is not None and boosted_trained is not None:
         candidates.append(_candidate(boosted, mean_relative_error(boosted_trained, held_out), observations))
-        if _is_better(candidates[1], candidates[0], prediction_limit_us):
+        is_fast = candidates[1].prediction_us <= prediction_limit_us
+        if is_fast and surely_better(boosted_trained, linear_trained, held_out):
             model = boosted
     mape = candidates[0].mape if model is linear else candidates[1].mape
     floor = noise_floor(observations)
@@ -102,9 +105,17 @@ def is_material(
 
 def mean_relative_error(model: FittedModel, observations: Sequence[Observation]) -> float:
     """Weighted mean of |predicted - measured| / measured."""
-    latencies = np.array([observation.latency_ms for observation in observations])
-    weights = [observation.weight for observation in observations]
-    return float(np.average(np.abs(_predictions(model, observations) / latencies - 1.0), weights=weights))
+    return float(np.average(_relative_errors(model, observations), weights=[o.weight for o in observations]))
+
+
+def surely_better(model: FittedModel, other: FittedModel, observations: Sequence[Observation]) -> bool:
+    """Its mean relative error is lower by more than two standard errors of the difference, sample by sample."""
+    weights = np.array([observation.weight for observation in observations])
+    gains = _relative_errors(other, observations) - _relative_errors(model, observations)
+    gain = np.average(gains, weights=weights)
+    variance = np.average((gains - gain) ** 2, weights=weights)
+    num_effective = weights.sum() ** 2 / (weights**2).sum()
+    return bool(gain > SURE_SIGMAS * np.sqrt(variance / num_effective))
 
 
 def split(observations: Sequence[Observation]) -> tuple[list[Observation], list[Observation]]:
@@ -134,11 +145,11 @@ def _candidate(model: FittedModel, mape: float, observations: Sequence[Observati
     return Candidate(kind_of(model_record(model)), mape, prediction_us(model, observations))
 
 
-def _is_better(boosted: Candidate, linear: Candidate, prediction_limit_us: float) -> bool:
-    return linear.mape - boosted.mape > BETTER_MAPE and boosted.prediction_us <= prediction_limit_us
+def _relative_errors(model: FittedModel, observations: Sequence[Observation]) -> Array:
+    latencies = np.array([observation.latency_ms for observation in observations])
+    errors: Array = np.abs(_predictions(model, observations) / latencies - 1.0)
+    return errors
 
 
-def _predictions(
-    model: FittedModel, observations: Sequence[Observation]
-) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def _predictions(model: FittedModel, observations: Sequence[Observation]) -> Array:
     return np.array([model.predict_ms(observation.shape.features()) for observation in observations])

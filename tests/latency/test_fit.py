@@ -8,7 +8,7 @@ from itertools import chain
 
 import pytest
 
-from services.predictor.fit import Fit, bias, calibrated, fit_best, is_material, mean_relative_error
+from services.predictor.fit import Fit, bias, calibrated, fit_best, is_material, mean_relative_error, surely_better
 from services.predictor.noise import noise_floor
 from services.predictor.window import Observation
 from shared.latency.boosted import BoostedLatencyModel
@@ -57,6 +57,17 @@ def test_a_model_too_slow_to_plan_with_is_not_chosen() -> None:
     assert fitted is not None and isinstance(fitted.model, LinearLatencyModel)
     assert fitted.mape == fitted.candidates[0].mape
     assert all(candidate.prediction_us > 1e-3 for candidate in fitted.candidates)
+
+
+def test_a_difference_that_chance_can_make_is_none() -> None:
+    """10% of bias beside 10% of noise shows in thousands of samples, 2% not in twenty."""
+    rng = random.Random(3)
+    truth, biased = LinearLatencyModel(*TRUTH), LinearLatencyModel(*TRUTH).scaled(1.1)
+    few, many = (timed(varied_shapes(rng, count), rng, noise=0.1) for count in (20, 5000))
+    assert surely_better(truth, biased, many)
+    assert not surely_better(biased, truth, many)
+    assert not surely_better(truth, LinearLatencyModel(*TRUTH).scaled(1.02), few)
+    assert not surely_better(truth, truth, many)
 
 
 def test_few_shapes_are_fitted_with_a_line() -> None:
