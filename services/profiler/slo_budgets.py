@@ -92,11 +92,11 @@ class SloBudgets:
             self._published.pop(info.profile_key, None)  # the bus may have lost its store
             await self._publish(keeper)
             return
+        record = await self._earlier_record(info.profile_key)
         keeper = SloKeeper(info, self._slos, self._settings, self._clock.monotonic_s(), self._clock.unix_s())
-        if info.profile_key in self._latency_models:
-            keeper.model = self._latency_models[info.profile_key]
-        if self._slos:
-            await self._adopt(keeper)
+        keeper.model = self._latency_models.get(info.profile_key)
+        if record is not None:
+            keeper.on_found(rename(record, self._slos), self._clock.monotonic_s())
         self._keepers[info.profile_key] = keeper
         await self._publish(keeper)
 
@@ -111,16 +111,14 @@ class SloBudgets:
             "slo_states": ", ".join(f"{status.profile_key}: {status.state}" for status in statuses),
         }
 
-    async def _adopt(self, keeper: SloKeeper) -> None:
+    async def _earlier_record(self, profile_key: str) -> SloProfileRecord | None:
         try:
-            record = (await self._profiles.get(self._key(keeper))).value
+            return (await self._profiles.get(self._key(profile_key))).value if self._slos else None
         except NotFoundOnBusError:
-            return
-        if record is not None:
-            keeper.on_found(rename(record, self._slos), self._clock.monotonic_s())
+            return None
 
-    def _key(self, keeper: SloKeeper) -> str:
-        return slo_profile_key(keeper.info.profile_key, (slo.expr for slo in self._slos), Knob.BUDGET_MS)
+    def _key(self, profile_key: str) -> str:
+        return slo_profile_key(profile_key, (slo.expr for slo in self._slos), Knob.BUDGET_MS)
 
     async def _tick(self, keeper: SloKeeper, group: asyncio.TaskGroup) -> None:
         if not self._slos or keeper.info.profile_key in self._held:
@@ -160,9 +158,10 @@ class SloBudgets:
             start_s = self._clock.monotonic_s()
             record = await search_aside(job)
             now_s = self._clock.monotonic_s()
-            await self._profiles.put(slo_profile_key(record.profile_key, record.slos, record.knob), record)
-            if [slo.expr for slo in slos] == [slo.expr for slo in self._slos]:
-                keeper.on_found(record, now_s, job.model, took_s=now_s - start_s)
+            key = slo_profile_key(record.profile_key, record.slos, record.knob)
+            await self._profiles.put(key, record)
+            if self._slos and key == self._key(record.profile_key):
+                keeper.on_found(rename(record, self._slos), now_s, job.model, took_s=now_s - start_s)
                 await self._publish(keeper)
         if record.value is None:
             logger.warning("SLOs cannot be kept", extra={**_ids(keeper), "why": why_unreachable(record)})
@@ -207,7 +206,7 @@ class SloBudgets:
             if entry is None or entry.value is None or entry.value.runs_on != LIVE:
                 continue
             keeper = self._keepers.get(entry.value.profile_key)
-            if keeper is not None and keeper.record != entry.value and entry.key == self._key(keeper):
+            if keeper is not None and keeper.record != entry.value and entry.key == self._key(entry.value.profile_key):
                 keeper.on_found(rename(entry.value, self._slos), self._clock.monotonic_s())
 
     async def _follow_models(self) -> None:

@@ -111,7 +111,8 @@ class SloStack:
         lengths.write_text("num_prefill_tokens,num_decode_tokens\n" + "300,12\n" * 1500)
         files = ("--url", self.rig.url, "--online", str(trace), "--offline", str(lengths))
         command = [sys.executable, "-m", "loadgen", "replay", *files, "--duration", str(LOAD_S), "--no-progress"]
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        with (self.folder / "replay.log").open("wb") as log:
+            process = subprocess.Popen(command, stdout=log, stderr=log)
         try:
             yield
         finally:
