@@ -39,7 +39,7 @@ def make(lab: Lab) -> Result:
             shown = unseen[:: max(1, len(unseen) // SHOWN)]
             errors = [100 * _error(model, each) for each in shown]
             panel.plot(
-                [each.latency_ms for each in shown], errors, ".", color=colour, markersize=2.5, label=label, alpha=0.7
+                [each.latency_ms for each in shown], errors, ".", color=colour, markersize=4, label=label, alpha=0.6
             )
         panel.set_title(bench.setting.name)
         panel.set_xlabel("step time (ms)")

@@ -10,6 +10,8 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from PIL import Image
 
+from loadgen.errors import WorkloadError
+
 PAGE = "hygen.md"
 IMAGES = "images/hygen"
 MAX_COLOURS = 64  # lines and text need few; a palette keeps a picture under 60 kB
@@ -41,7 +43,7 @@ class Result:
 
     def write(self, folder: Path) -> None:
         """The picture into ``folder``/images/hygen, the tables into ``folder``/hygen.md, in the place of those that
-        an earlier run left there, else at its end. Raises OSError."""
+        an earlier run left there, else at its end. Raises OSError, and WorkloadError for a page with half a place."""
         (folder / IMAGES).mkdir(parents=True, exist_ok=True)
         write_picture(self.picture, folder / IMAGES / f"{self.name}.png")
         page = folder / PAGE
@@ -50,7 +52,9 @@ class Result:
 
 
 def with_section(text: str, name: str, content: str) -> str:
-    """``text`` with ``content`` between the markers of ``name``, which are appended where they are missing."""
+    """``text`` with ``content`` between the markers of ``name``, which are appended where they are missing.
+
+    Raises WorkloadError where only the first is there."""
     begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
     section = f"{begin}\n\n{content}\n\n{end}"
     before, found, rest = text.partition(begin)
@@ -58,7 +62,7 @@ def with_section(text: str, name: str, content: str) -> str:
         return f"{text.rstrip()}\n\n{section}\n"
     _, closed, after = rest.partition(end)
     if not closed:
-        raise ValueError(f"{begin} has no {end}")
+        raise WorkloadError(f"{PAGE}: {begin} has no {end}")
     return before + section + after
 
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from benchmarks.hygen.__main__ import app
 from benchmarks.hygen.catalogue import FIGURES
 from benchmarks.hygen.lab import Inputs
 from benchmarks.hygen.page import IMAGES, PAGE, with_section
+from benchmarks.hygen.progress import figure_progress
+from loadgen.errors import WorkloadError
 
 ROOT = Path(__file__).parents[2]
 
@@ -71,5 +75,15 @@ def test_a_section_is_appended_once_and_replaced_after() -> None:
 
 
 def test_a_section_without_an_end_is_refused() -> None:
-    with pytest.raises(ValueError, match="fig1"):
+    with pytest.raises(WorkloadError, match="fig1"):
         with_section("<!-- fig1 -->\n", "fig1", "two")
+
+
+def test_bars_tell_the_figure_and_the_run() -> None:
+    shown = io.StringIO()
+    with figure_progress(Console(file=shown, force_terminal=True, width=120), True, num_figures=2) as progress:
+        progress.figure("fig3")
+        progress.phase("a machine, hygen: budget 20 ms", 50, 0)
+        progress.online(30, 20, 0)
+    assert "fig3" in shown.getvalue() and "0/2" in shown.getvalue()
+    assert "a machine, hygen: budget 20 ms" in shown.getvalue() and "20/50" in shown.getvalue()
