@@ -23,7 +23,7 @@ class Setting:
 
 
 LLAMA = Setting(Machine(model="llama2-7b", device="a100-40g"), qps=1.0)
-# One A40 would have room for 18,000 tokens of KV beside the weights: four of the paper's requests.
+# One A40 would have room for 18,000 tokens of KV beside the weights: six arXiv summaries.
 QWEN = Setting(Machine(model="qwen-14b", device="a40", tensor_parallel=2), qps=0.5)
 MISTRAL = Setting(Machine(model="mistral-7b", device="a100-40g"), qps=0.2, has_long=True)
 
