@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from benchmarks.hygen.bench import HYGEN, Bench, Measured
-from benchmarks.hygen.charts import BLUE, ORANGE, legend_above, panels
+from benchmarks.hygen.charts import BLUE, ORANGE, from_zero, legend_above, panels
 from benchmarks.hygen.lab import Lab, rates
 from benchmarks.hygen.page import Result, Table
 from benchmarks.hygen.settings import LLAMA
@@ -33,7 +33,7 @@ def make(lab: Lab) -> Result:
             throughputs.append(tokens_per_s)
             rows.append([label, f"{budget_ms:g}", *cells])
         panel.plot(BUDGETS_MS, throughputs, style, color=colour, label=label)
-    panel.set_ylim(bottom=0)
+    from_zero(panel)
     panel.set_xlabel("latency budget (ms)")
     panel.set_ylabel("offline tokens/s")
     legend_above(figure, *panel.get_legend_handles_labels())

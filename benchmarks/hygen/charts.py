@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from matplotlib import rcParams
 from matplotlib.artist import Artist
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
@@ -25,6 +26,11 @@ def panels(rows: int, columns: int, height_inches: float) -> tuple[Figure, NDArr
 def legend_above(figure: Figure, handles: Sequence[Artist], labels: Sequence[str]) -> None:
     """One legend for all panels."""
     figure.legend(handles, labels, loc="outside upper center", ncols=len(labels), fontsize=9)
+
+
+def from_zero(panel: Axes) -> None:
+    """The y axis begins at 0, and the highest points are clear of its end."""
+    panel.set_ylim(0, 1.08 * panel.get_ylim()[1])
 
 
 def percent(shares: Sequence[float]) -> list[float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from benchmarks.hygen.bench import HYGEN, STAR
-from benchmarks.hygen.charts import BLUE, ORANGE, legend_above, panels
+from benchmarks.hygen.charts import BLUE, ORANGE, from_zero, legend_above, panels
 from benchmarks.hygen.lab import Lab, rates
 from benchmarks.hygen.page import Result, Table
 from benchmarks.hygen.settings import LLAMA, MEAN_TBT, P99_TBT
@@ -32,7 +32,7 @@ def make(lab: Lab) -> Result:
         panel.plot(CHUNKS, values, style, color=colour, label=label)
     panel.set_xscale("log", base=2)
     panel.set_xticks(CHUNKS, [str(chunk) for chunk in CHUNKS])
-    panel.set_ylim(bottom=0)
+    from_zero(panel)
     panel.set_xlabel("tokens of one step at most")
     panel.set_ylabel("hygen over hygen-star")
     legend_above(figure, *panel.get_legend_handles_labels())

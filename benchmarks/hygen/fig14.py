@@ -6,8 +6,10 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from matplotlib.axes import Axes
+
 from benchmarks.hygen.bench import HYGEN, ONLINE_ONLY, SARATHI, Bench, Found
-from benchmarks.hygen.charts import BLUE, GREY, ORANGE, PINK, legend_above, panels
+from benchmarks.hygen.charts import BLUE, GREY, ORANGE, PINK, from_zero, legend_above, panels
 from benchmarks.hygen.lab import Lab, rates
 from benchmarks.hygen.page import Result, Table
 from benchmarks.hygen.samples import run_samples, sweep_samples, windowed
@@ -48,20 +50,23 @@ def make(lab: Lab) -> Result:
     exact = bench.largest(HYGEN, [slo])
     planners = list(_planners(lab, bench, exact))
     figure, axes = panels(1, 1, 3.2)
-    panel = axes[0][0]
+    _draw(axes[0][0], planners, exact)
+    legend_above(figure, *axes[0][0].get_legend_handles_labels())
+    rows = [_row(bench, planner, exact) for planner in [Planner("what steps take", "", 0.0, exact), *planners]]
+    caption = f"Under {slo}, each model with the budget that the profiler finds for it. {rates([bench])}; {lab.window}."
+    return Result("fig14", [Table(caption, HEADER, rows)], figure)
+
+
+def _draw(panel: Axes, planners: Sequence[Planner], exact: Found) -> None:
     panel.axhline(exact.measured.offline_tokens_per_s, linestyle="--", color=GREY, label="no error")
     for kind, (style, colour) in {OWN: ("o", BLUE), OTHER: ("s", ORANGE), DISTORTED: ("^", PINK)}.items():
         of_kind = [planner for planner in planners if planner.kind == kind]
         y = [planner.found.measured.offline_tokens_per_s for planner in of_kind]
         panel.plot([100 * planner.mape for planner in of_kind], y, style, color=colour, label=kind)
-    panel.set_ylim(bottom=0)
+    from_zero(panel)
     panel.set_xlim(left=0)
     panel.set_xlabel("mean absolute percentage error of the model that plans (%)")
     panel.set_ylabel("offline tokens/s")
-    legend_above(figure, *panel.get_legend_handles_labels())
-    rows = [_row(bench, planner, exact) for planner in [Planner("what steps take", "", 0.0, exact), *planners]]
-    caption = f"Under {slo}, each model with the budget that the profiler finds for it. {rates([bench])}; {lab.window}."
-    return Result("fig14", [Table(caption, HEADER, rows)], figure)
 
 
 def _planners(lab: Lab, bench: Bench, exact: Found) -> Iterator[Planner]:

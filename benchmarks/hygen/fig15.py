@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from benchmarks.hygen.bench import HYGEN, SARATHI, STAR, Bench
-from benchmarks.hygen.charts import BLUE, GREY, ORANGE, PINK, legend_above, panels
+from benchmarks.hygen.charts import BLUE, GREY, ORANGE, PINK, from_zero, legend_above, panels
 from benchmarks.hygen.lab import Lab
 from benchmarks.hygen.page import Result, Table
 from benchmarks.hygen.settings import LLAMA, P99_TBT
@@ -44,7 +44,7 @@ def make(lab: Lab) -> Result:
         for label, (style, colour, runs) in lines.items():
             panel.plot(RATES, [getattr(run, figure_of) for run in runs], style, color=colour, label=label)
         panel.set_xlabel("online requests/s")
-        panel.set_ylim(bottom=0)
+        from_zero(panel)
     offline.set_ylabel("offline tokens/s")
     total.set_ylabel("online and offline tokens/s")
     legend_above(figure, *total.get_legend_handles_labels())

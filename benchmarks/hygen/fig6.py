@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise, repeat
 
 from benchmarks.hygen.bench import ONLINE_ONLY, Bench, System
-from benchmarks.hygen.charts import BLUE, GREEN, GREY, legend_above, panels
+from benchmarks.hygen.charts import BLUE, GREEN, GREY, from_zero, legend_above, panels
 from benchmarks.hygen.lab import Lab, rates
 from benchmarks.hygen.page import Result, Table
 from benchmarks.hygen.settings import LLAMA
@@ -52,7 +52,7 @@ def make(lab: Lab) -> Result:
             panel.plot(BUDGETS_MS, [each.questions_per_s for each in served], style, color=colour, label=order)
         panel.set_title(title)
         panel.set_xlabel("latency budget (ms)")
-        panel.set_ylim(bottom=0)
+        from_zero(panel)
     axes[0][0].set_ylabel("questions/s")
     legend_above(figure, *axes[0][0].get_legend_handles_labels())
     where = f"{rates([bench])}; {bench.load.duration_s:g} s of the trace from {lab.inputs.start_s:g} s on"

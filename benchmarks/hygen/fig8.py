@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from statistics import StatisticsError, correlation
 
 from benchmarks.hygen.bench import HYGEN, ONLINE_ONLY, STAR, Bench, Found, System
-from benchmarks.hygen.charts import BLUE, GREY, PINK, SKY, legend_above, panels
+from benchmarks.hygen.charts import BLUE, GREY, PINK, SKY, from_zero, legend_above, panels
 from benchmarks.hygen.lab import Lab, rates
 from benchmarks.hygen.page import Result, Table
 from benchmarks.hygen.settings import LLAMA, MEAN_TBT
@@ -76,7 +76,7 @@ def make(lab: Lab) -> Result:
     for label, colour, _, timeline in lines:
         offline.plot(minutes, timeline.per_s(timeline.offline), color=colour, label=label)
     for panel in (online, offline):
-        panel.set_ylim(bottom=0)
+        from_zero(panel)
         panel.set_xlim(0, first.duration_s / 60)
     offline.set_ylabel("offline tokens/s")
     offline.set_xlabel("minutes")

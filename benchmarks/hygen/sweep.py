@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from matplotlib.axes import Axes
 
 from benchmarks.hygen.bench import HYGEN, SARATHI, STAR, Bench, Found, System
-from benchmarks.hygen.charts import BLUE, GREY, ORANGE, PINK, percent
+from benchmarks.hygen.charts import BLUE, GREY, ORANGE, PINK, from_zero, percent
 from benchmarks.hygen.settings import METRICS, Metric
 
 
@@ -80,7 +80,7 @@ def draw_throughputs(panel: Axes, bench: Bench, points: Sequence[Point]) -> None
     panel.axhline(bench.run(SARATHI).offline_tokens_per_s, color=ORANGE, label="sarathi++ (no SLO)")
     panel.plot(tolerances, [p.star.measured.offline_tokens_per_s for p in points], "s-", color=PINK, label="hygen-star")
     panel.plot(tolerances, [p.hygen.measured.offline_tokens_per_s for p in points], "o-", color=BLUE, label="hygen")
-    panel.set_ylim(bottom=0)
+    from_zero(panel)
 
 
 def ratio_cell(bench: Bench) -> Callable[[Point], str]:
