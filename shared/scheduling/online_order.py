@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from shared.scheduling.request import Request
 
@@ -60,6 +61,13 @@ class Fcfs(OnlineOrder):
     """First come, first served."""
 
 
+class _Place(NamedTuple):
+    """As in a request table: preempted requests by their first start, then those that have never run by arrival."""
+
+    is_new: bool
+    number: int
+
+
 class Vtc(OnlineOrder):
     """Virtual token counters (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024, Alg. 2).
 
@@ -79,30 +87,36 @@ class Vtc(OnlineOrder):
         self._tokens: dict[str, float] = {}
         self._num_held: dict[str, int] = {}  # requests by client
         self._queues: dict[str, dict[str, Request]] = {}  # waiting requests in order, of clients that have any
-        self._places: dict[str, int] = {}  # of waiting requests among those of all clients
-        self._first = self._last = 0
+        self._places: dict[str, _Place] = {}  # of waiting requests among those of all clients
+        self._starts: dict[str, int] = {}  # of those that have run, in the order of their first start
+        self._num_starts = self._num_waited = 0
         self._last_client_id = ""
         self._prune_at = MIN_CLIENTS_TO_PRUNE
 
     def add(self, request: Request) -> None:
         self._prune()
         self._hold(request)
-        if not request.is_running:
+        if request.is_running:
+            self._has_started(request)
+        else:
             self._lift(request.client_id)
             self._wait_last(request)
 
     def start(self, request: Request) -> None:
         self._tokens[request.client_id] += self._input_cost(request)
         self._leave(request)
+        self._has_started(request)
 
     def preempt(self, request: Request) -> None:
         self._lift(request.client_id)
-        self._first -= 1
-        self._places[request.request_id] = self._first
-        behind = self._queues.get(request.client_id, {})
-        self._queues[request.client_id] = {request.request_id: request, **behind}
+        place = self._places[request.request_id] = _Place(False, self._starts[request.request_id])
+        queue = list(self._queues.get(request.client_id, {}).values())
+        num_ahead = sum(self._places[other.request_id] < place for other in queue)
+        queue.insert(num_ahead, request)
+        self._queues[request.client_id] = {each.request_id: each for each in queue}
 
     def remove(self, request: Request) -> None:
+        self._starts.pop(request.request_id, None)
         if request.request_id in self._places:
             self._leave(request)
         self._num_held[request.client_id] -= 1
@@ -120,12 +134,15 @@ class Vtc(OnlineOrder):
         self._num_held.clear()
         self._queues.clear()
         self._places.clear()
+        self._starts.clear()
         if counters is not None:
             self._tokens.update(counters.tokens)
             self._last_client_id = counters.last_client_id
         for request in requests:
             self._hold(request)
-            if not request.is_running:
+            if request.is_running:
+                self._has_started(request)
+            else:
                 self._wait_last(request)
 
     def in_order(self, waiting: Mapping[str, Request]) -> Iterator[Request]:
@@ -147,9 +164,13 @@ class Vtc(OnlineOrder):
         self._num_held[request.client_id] = self._num_held.get(request.client_id, 0) + 1
         self._tokens.setdefault(request.client_id, 0.0)
 
+    def _has_started(self, request: Request) -> None:
+        self._num_starts += 1
+        self._starts.setdefault(request.request_id, self._num_starts)
+
     def _wait_last(self, request: Request) -> None:
-        self._last += 1
-        self._places[request.request_id] = self._last
+        self._num_waited += 1
+        self._places[request.request_id] = _Place(True, self._num_waited)
         self._queues.setdefault(request.client_id, {})[request.request_id] = request
 
     def _leave(self, request: Request) -> None:

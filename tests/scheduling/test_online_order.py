@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shared.scheduling.batch import Limits, Policy, ScheduledRequest
@@ -138,6 +138,11 @@ arrivals = st.lists(
 
 @pytest.mark.parametrize("make_order", [Fcfs, Vtc])
 @given(arriving=arrivals, num_blocks=st.integers(8, 40), max_seqs=st.integers(1, 6))
+@example(  # two clients with equal counters, both of whose requests were preempted, at different times
+    arriving=[(0, "a", 44, 2), (0, "a", 89, 9), (0, "b", 46, 1), (0, "b", 10, 9), (0, "d", 47, 3), (0, "d", 65, 2)],
+    num_blocks=8,
+    max_seqs=2,
+)
 def test_work_is_conserved_and_the_mirror_orders_alike(
     make_order: Callable[[], OnlineOrder], arriving: list[tuple[int, str, int, int]], num_blocks: int, max_seqs: int
 ) -> None:
