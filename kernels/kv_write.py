@@ -16,5 +16,10 @@ def write_kv(key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor, slo
     ``slot_mapping`` [num_tokens], int64: token i goes to block ``slot // block_size``, row ``slot % block_size``.
     The slots of one call are distinct.
     """
+    if kv_cache.is_cuda:
+        from kernels.gpu.kv_write import write_kv as write_by_triton
+
+        write_by_triton(key, value, kv_cache, slot_mapping)
+        return
     slots = kv_cache.view(-1, kv_cache.shape[2], kv_cache.shape[3])
     slots.index_copy_(0, slot_mapping, torch.cat((key, value), dim=-1))

@@ -39,6 +39,7 @@ class Sequence:
     block_table: list[int]  # block ids; covers num_computed_tokens + len(token_ids) slots
     sampling: SamplingParams
     needs_sample: bool  # the last of token_ids is the last known token: sample the one after it
+    fills_right: bool = False  # the KV fills its blocks from the right end: see kernels.slots
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,16 +114,8 @@ class TorchEngine:
 
     @torch.inference_mode()
     def _run(self, sequences: list[Sequence]) -> dict[str, int]:
-        metadata = AttentionMetadata.build(sequences, next(iter(self._kv_caches.values())))
-        try:
-            return self._forward(sequences, metadata)
-        except Exception:
-            with contextlib.suppress(RuntimeError):  # a lost device cannot be written; the step's error says so
-                self._clear(metadata.slot_mapping)
-            raise
-
-    def _forward(self, sequences: list[Sequence], metadata: AttentionMetadata) -> dict[str, int]:
         """Returns the sampled token of each sequence that needs one."""
+        metadata = AttentionMetadata.build(sequences, next(iter(self._kv_caches.values())))
         input_ids = np.array([token for sequence in sequences for token in sequence.token_ids])
         if input_ids.min() < 0 or input_ids.max() >= self.spec.vocab_size:
             raise EngineError(f"a token id is outside the vocabulary of {self.spec.vocab_size}")
@@ -140,11 +132,6 @@ class TorchEngine:
         chosen = [sequences[i] for i in sampling]
         rows = [SampleRow(s.sampling, s.num_computed_tokens + len(s.token_ids)) for s in chosen]
         return dict(zip([s.request_id for s in chosen], sample(logits, rows), strict=True))
-
-    def _clear(self, slots: torch.Tensor) -> None:
-        """Attention multiplies stale slots by zero, and zero times NaN is NaN: a failed step must leave none."""
-        for kv_cache in self._kv_caches.values():
-            kv_cache.flatten(0, 1)[slots] = 0
 
     def _claim_thread(self) -> None:
         """OpenMP's thread count belongs to the calling thread, not to the process."""

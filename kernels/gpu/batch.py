@@ -1,0 +1,101 @@
+"""A step as the Triton kernels read it: block tables and lengths on the device, in one copy from the host."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from kernels.gpu.tiles import LARGE_SHARED_BYTES, Gpu, Tiles, cut_chunks
+from kernels.step_layout import StepLayout
+
+ALIGNMENT = 16  # bytes: Triton compiles a kernel anew for a pointer that is aligned otherwise
+
+
+@dataclass(slots=True)
+class PagedBatch:
+    """One step's sequences; the first ``num_decodes`` have one new token each, the others are chunks."""
+
+    block_tables: torch.Tensor  # [num_sequences, longest table], int32; what lies behind a shorter table is not read
+    seq_lens: torch.Tensor  # [num_sequences], int32, the new tokens included
+    query_start_loc: torch.Tensor  # [num_sequences + 1], int32, rows of the flattened batch
+    fills_right: torch.Tensor | None  # [num_sequences], int32, 0 or 1; None where no sequence fills from the right
+    gpu: Gpu
+    layout: StepLayout
+    _chunk_tiles: dict[int, Tiles] = field(default_factory=dict)
+
+    @classmethod
+    def build(cls, layout: StepLayout, device: torch.device) -> tuple[PagedBatch, torch.Tensor, torch.Tensor]:
+        """Returns the batch, and position ids and slot mapping, [num_tokens], int64, from the same copy."""
+        tables = np.zeros((len(layout.tables), max(len(table) for table in layout.tables)), np.int32)
+        for row, table in zip(tables, layout.tables, strict=True):
+            row[: len(table)] = table
+        positions, slots, block_tables, seq_lens, starts, fills_right = upload(
+            (
+                layout.positions,
+                layout.slot_mapping,
+                tables,
+                layout.seq_lens.astype(np.int32),
+                np.concatenate(([0], layout.row_ends)).astype(np.int32),
+                layout.fills_right.astype(np.int32),
+            ),
+            device,
+        )
+        directions = fills_right if layout.fills_right.any() else None
+        batch = cls(block_tables, seq_lens, starts, directions, gpu_of(device), layout)
+        return batch, positions, slots
+
+    @property
+    def num_decodes(self) -> int:
+        return self.layout.num_decodes
+
+    @property
+    def num_sequences(self) -> int:
+        return len(self.layout.num_new)
+
+    def decode_tiles(self) -> Tiles:
+        """One tile a decode. Needs nothing on the device, so that a captured graph serves every step of its size."""
+        count = self.num_decodes
+        return Tiles(count, None, None, 0, count, int(self.layout.seq_lens[:count].max()), 1)
+
+    def chunk_tiles(self, tile_tokens: int) -> Tiles:
+        """The chunks in tiles of ``tile_tokens`` new tokens, cut once a step."""
+        if tile_tokens not in self._chunk_tiles:
+            layout, first = self.layout, self.num_decodes
+            cut = cut_chunks(layout.num_new[first:], layout.num_computed[first:], tile_tokens)
+            cut[0] += first
+            sequences, first_tokens = upload((cut[0], cut[1]), self.seq_lens.device)
+            longest = int(layout.seq_lens[first:].max())
+            num_rows = int(layout.num_new[first:].sum())
+            self._chunk_tiles[tile_tokens] = Tiles(
+                cut.shape[1], sequences, first_tokens, first, num_rows, longest, tile_tokens
+            )
+        return self._chunk_tiles[tile_tokens]
+
+
+def upload(arrays: Sequence[npt.NDArray[np.int64] | npt.NDArray[np.int32]], device: torch.device) -> list[torch.Tensor]:
+    """``arrays`` on the device, by one copy from pinned memory that the host does not wait for."""
+    sizes = [-(-array.nbytes // ALIGNMENT) * ALIGNMENT for array in arrays]
+    starts = np.cumsum([0, *sizes]).tolist()
+    packed = torch.empty(starts[-1], dtype=torch.uint8, pin_memory=device.type == "cuda")
+    host = packed.numpy()
+    for array, start in zip(arrays, starts, strict=False):
+        host[start : start + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    there = packed.to(device, non_blocking=True)
+    return [
+        there[start : start + array.nbytes].view(torch.from_numpy(array[:0]).dtype).view(array.shape)
+        for array, start in zip(arrays, starts, strict=False)
+    ]
+
+
+@functools.cache
+def gpu_of(device: torch.device) -> Gpu:
+    """Triton's interpreter, on the CPU, runs one program after the other."""
+    if device.type != "cuda":
+        return Gpu(1, LARGE_SHARED_BYTES)
+    properties = torch.cuda.get_device_properties(device)
+    return Gpu(properties.multi_processor_count, properties.shared_memory_per_block_optin)

@@ -1,0 +1,46 @@
+"""Combine the partial results that the splits of one query row left behind."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+
+def reduce_splits(partial: torch.Tensor, lse: torch.Tensor, out: torch.Tensor) -> None:
+    """``partial`` [num_rows, num_heads, num_splits, v_dim], each split's own softmax-weighted mean, float32; ``lse``
+    [num_rows, num_heads, num_splits], log2 of each split's sum of weights, -inf where a split read nothing. Writes
+    ``out`` [num_rows, num_heads, v_dim], contiguous (flash-decoding's second step, Dao et al. 2023)."""
+    num_rows, num_heads, num_splits, v_dim = partial.shape
+    reduce_splits_kernel[(num_rows * num_heads,)](
+        partial,
+        lse,
+        out,
+        num_splits,
+        V_DIM=v_dim,
+        V_PAD=triton.next_power_of_2(v_dim),
+        SPLITS_PAD=triton.next_power_of_2(num_splits),
+        num_warps=4,
+    )
+
+
+@triton.jit(do_not_specialize=["num_splits"])
+def reduce_splits_kernel(
+    partial,
+    lse,
+    out,
+    num_splits,
+    V_DIM: tl.constexpr,
+    V_PAD: tl.constexpr,
+    SPLITS_PAD: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    split = tl.arange(0, SPLITS_PAD)
+    lane = tl.arange(0, V_PAD)
+    split_lse = tl.load(lse + row * num_splits + split, mask=split < num_splits, other=float("-inf"))
+    # Every row reads at least its own token, so some split has a finite sum.
+    weights = tl.math.exp2(split_lse - tl.max(split_lse, axis=0))
+    mask = (split < num_splits)[:, None] & (lane < V_DIM)[None, :]
+    rows = tl.load(partial + (row * num_splits + split)[:, None] * V_DIM + lane[None, :], mask=mask, other=0.0)
+    mean = tl.sum(rows * weights[:, None], axis=0) / tl.sum(weights, axis=0)
+    tl.store(out + row * V_DIM + lane, mean.to(out.dtype.element_ty), mask=lane < V_DIM)

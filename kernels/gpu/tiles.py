@@ -1,0 +1,106 @@
+"""How attention is cut into programs: tile shapes by head size and dtype, the tiles of chunks, splits of the KV."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+MAX_SPLITS = 64
+MIN_SPLIT_KEYS = 256  # below that, a split's start and its part of the reduction cost more than it saves
+LARGE_SHARED_BYTES = 160 << 10  # of the data center's GPUs; the others have 99 KiB
+GOOD_FILL = 0.85  # of the best fill of the last wave that any number of splits gives
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """What the cut depends on."""
+
+    num_sms: int  # streaming multiprocessors
+    shared_bytes: int  # that one program may take
+
+
+@dataclass(frozen=True, slots=True)
+class TileShape:
+    """One program's work, and how Triton compiles it."""
+
+    rows: int  # query rows: tokens times the query heads of one KV head
+    keys: int  # KV positions of one turn of the loop
+    num_warps: int
+    kv_buffers: int  # turns whose keys and values are on their way or in use
+    programs_per_sm: int  # that an SM holds at a time, by registers and shared memory
+
+    @property
+    def num_stages(self) -> int:
+        """Block ids are loaded ahead of the KV that they lead to: Triton gives half of its stages to each."""
+        return 2 * self.kv_buffers + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """The tiles of one launch over rows [first_row, first_row + num_rows) of the flattened batch."""
+
+    count: int
+    sequences: torch.Tensor | None  # [count], int32, on the device; None: tile i is sequence i with its one new token
+    first_tokens: torch.Tensor | None  # [count], int32, counted from the sequence's first new token
+    first_row: int
+    num_rows: int
+    max_kv_len: int
+    max_tile_tokens: int
+
+
+def decode_tile_shape(group_size: int, head_dim: int, dtype: torch.dtype) -> TileShape:
+    """For one new token a sequence: bound by memory, so few rows and many bytes of KV on their way.
+
+    These shapes, and those of chunks, are the largest that ptxas compiles without spilling registers and that fit the
+    shared memory of every GPU from compute capability 8.0 on; float32 at head size 256 spills a little.
+    """
+    rows = max(16, 1 << (group_size - 1).bit_length())
+    if dtype == torch.float32:
+        return TileShape(rows, 32, 4, 2, 2) if head_dim <= 128 else TileShape(rows, 16, 4, 1, 2)
+    keys = 128 if head_dim <= 64 else 64 if head_dim <= 128 else 32
+    return TileShape(rows, keys, 4, 2, 2)
+
+
+def chunk_tile_shape(group_size: int, head_dim: int, dtype: torch.dtype, shared_bytes: int) -> TileShape:
+    """For prefill chunks: bound by arithmetic, so many rows for each key that is loaded."""
+    least = 1 << (group_size - 1).bit_length()
+    if dtype == torch.float32:
+        if head_dim <= 64:
+            return TileShape(max(64, least), 32, 8, 1, 1)
+        return TileShape(max(32, least), 32, 4, 1, 2) if head_dim <= 128 else TileShape(max(16, least), 16, 4, 1, 2)
+    if head_dim <= 128:
+        return TileShape(max(128, least), 64, 8, 2, 1)
+    return TileShape(max(64, least), 32, 8, 2 if shared_bytes >= LARGE_SHARED_BYTES else 1, 1)
+
+
+def cut_chunks(
+    num_new: npt.NDArray[np.int64], num_computed: npt.NDArray[np.int64], tile_tokens: int
+) -> npt.NDArray[np.int32]:
+    """[2, num_tiles]: the sequence and the first new token of each tile, those with most KV to read first, so that no
+    long tile starts when all others are done."""
+    counts = -(-num_new // tile_tokens)
+    sequences = np.repeat(np.arange(len(num_new)), counts)
+    first_tokens = (np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)) * tile_tokens
+    order = np.argsort(-(num_computed[sequences] + first_tokens), kind="stable")
+    return np.stack((sequences[order], first_tokens[order])).astype(np.int32)
+
+
+def choose_num_splits(num_programs: int, max_kv_len: int, shape: TileShape, num_sms: int) -> int:
+    """Into how many parts the KV of each tile is cut, so that ``num_programs`` tiles fill ``num_sms`` SMs.
+
+    The fewest whose last wave is nearly as full as that of the best number (as flash-decoding chooses).
+    """
+    places = num_sms * shape.programs_per_sm
+    most = min(MAX_SPLITS, max_kv_len // max(MIN_SPLIT_KEYS, shape.keys))
+    if most <= 1 or num_programs >= GOOD_FILL * places:
+        return 1
+    fills = [_fill(num_programs * splits, places) for splits in range(1, most + 1)]
+    return next(i for i, fill in enumerate(fills, start=1) if fill >= GOOD_FILL * max(fills))
+
+
+def _fill(num_programs: int, places: int) -> float:
+    """How much of its waves ``num_programs`` programs use, in (0, 1]."""
+    return num_programs / (-(-num_programs // places) * places)

@@ -1,0 +1,70 @@
+"""Where the tokens of one step's sequences lie, on the host: what every way of reading the KV starts from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from kernels.slots import Ints, slots_of
+
+
+class Scheduled(Protocol):
+    """One sequence's share of a step: at least one token, and blocks for all its tokens so far."""
+
+    @property
+    def num_computed_tokens(self) -> int: ...
+    @property
+    def token_ids(self) -> list[int]: ...
+    @property
+    def block_table(self) -> list[int]: ...
+    @property
+    def fills_right(self) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class StepLayout:
+    """The sequences of a step, their new tokens flattened in one row of ``num_tokens``."""
+
+    block_size: int
+    num_decodes: int  # sequences that lead the batch with one new token each; the others are chunks
+    num_new: Ints  # [num_sequences]
+    num_computed: Ints  # [num_sequences]
+    tables: list[Ints]  # of each sequence, cut to the blocks that its tokens need
+    fills_right: npt.NDArray[np.bool_]  # [num_sequences]
+    positions: Ints  # [num_tokens]
+    slot_mapping: Ints  # [num_tokens]
+
+    @classmethod
+    def of(cls, sequences: Sequence[Scheduled], num_pool_blocks: int, block_size: int) -> StepLayout:
+        """Raises ValueError if a sequence has no token, or not the blocks it needs."""
+        num_new = np.array([len(sequence.token_ids) for sequence in sequences])
+        computed = np.array([sequence.num_computed_tokens for sequence in sequences])
+        fills_right = np.array([sequence.fills_right for sequence in sequences])
+        counts = (-(-(computed + num_new) // block_size)).tolist()
+        tables = [np.array(s.block_table[:count]) for s, count in zip(sequences, counts, strict=True)]
+        if num_new.min() < 1 or any(len(t) != count for t, count in zip(tables, counts, strict=True)):
+            raise ValueError("a sequence has no token, or its block table does not cover its tokens")
+        all_blocks = np.concatenate(tables)
+        if all_blocks.min() < 0 or all_blocks.max() >= num_pool_blocks:
+            raise ValueError(f"a block id is outside the pool of {num_pool_blocks} blocks")
+        ends = np.cumsum(num_new)
+        positions = np.arange(ends[-1]) + np.repeat(computed - (ends - num_new), num_new)
+        first_blocks = np.cumsum([0, *counts[:-1]])
+        in_all_blocks = positions + np.repeat(first_blocks * block_size, num_new)
+        slots = slots_of(all_blocks, in_all_blocks, block_size, np.repeat(fills_right, num_new))
+        num_decodes = int(np.argmax(num_new > 1)) if (num_new > 1).any() else len(num_new)
+        return cls(block_size, num_decodes, num_new, computed, tables, fills_right, positions, slots)
+
+    @property
+    def seq_lens(self) -> Ints:
+        """[num_sequences], KV tokens that each sequence's last new token reads, its own included."""
+        return self.num_computed + self.num_new
+
+    @property
+    def row_ends(self) -> Ints:
+        """[num_sequences], one past the row of each sequence's last new token."""
+        return np.cumsum(self.num_new)
