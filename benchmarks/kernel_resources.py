@@ -14,7 +14,6 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,8 +26,8 @@ from benchmarks.figures import print_table
 from kernels.gpu.attention import attend
 from kernels.gpu.batch import PagedBatch
 from kernels.gpu.kv_write import write_kv
-from kernels.gpu.tiles import Gpu
 from kernels.gpu.slot_copy import gather_slots, scatter_slots
+from kernels.gpu.tiles import Gpu
 from kernels.slot_copy import KVLayers
 from kernels.step_layout import StepLayout
 from services.executor.engine import Sequence
@@ -101,7 +100,9 @@ class CompileOnlyDriver(DriverBase):
         return False
 
 
-def launch_all(capability: int, head_dim: int, group_size: int, dtype: torch.dtype, window: int | None, directed: bool) -> None:
+def launch_all(
+    capability: int, head_dim: int, group_size: int, dtype: torch.dtype, window: int | None, directed: bool
+) -> None:
     """Every launcher once: decodes with and without splits, a chunk, KV write, gather and scatter."""
     num_kv_heads, block_size = 8, 16
     kv_cache = torch.zeros(64, block_size, num_kv_heads, 2 * head_dim, dtype=dtype)
@@ -169,3 +170,44 @@ def _resources(capability: int, case: str, kernel: Any) -> Resources:
         len(re.findall(r"\b(?:mma\.sync|wgmma\.mma_async)", ptx)),
         len(re.findall(r"ld\.global\S*\.v4\.b32|ld\.global\S*\.v2\.b64", ptx)),
     )
+
+
+CASES = [
+    (64, 3, torch.bfloat16, None, True),
+    (80, 1, torch.float16, None, True),
+    (96, 1, torch.bfloat16, 2047, True),
+    (128, 4, torch.bfloat16, None, False),
+    (128, 4, torch.bfloat16, None, True),
+    (128, 8, torch.float16, 4096, True),
+    (256, 2, torch.bfloat16, None, True),
+    (64, 3, torch.float32, None, True),
+    (128, 4, torch.float32, None, True),
+    (256, 2, torch.float32, None, True),
+]
+
+
+def row(found: Resources) -> list[str]:
+    place = f"sm_{found.capability}, {found.case}"
+    figures = (found.num_warps, found.registers, found.stack_bytes, f"{found.shared_bytes:,}", found.programs_per_sm)
+    return [place, found.kernel, *map(str, figures)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.kernel_resources", description=__doc__)
+    parser.add_argument("--capability", type=int, nargs="*", default=[80, 90], choices=sorted(SHARED_BYTES))
+    parser.add_argument("--case", type=int, nargs="*", default=range(len(CASES)), help="numbers (default: all)")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    if triton.knobs.runtime.interpret:
+        sys.exit("the interpreter compiles nothing: unset TRITON_INTERPRET")
+    cases = [CASES[number] for number in arguments.case]
+    found = [resources for capability in arguments.capability for resources in measure(capability, cases)]
+    if arguments.json:
+        print(json.dumps([asdict(resources) for resources in found]))
+        return
+    header = ("compiled for", "kernel", "warps", "registers", "stack bytes", "shared bytes", "programs an SM")
+    print_table(header, [row(resources) for resources in found])
+
+
+if __name__ == "__main__":
+    main()

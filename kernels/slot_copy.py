@@ -36,7 +36,7 @@ class KVLayers:
 
     @classmethod
     def of(cls, kv_caches: Sequence[torch.Tensor]) -> KVLayers:
-        """All of one dtype, on one device, contiguous. Layers of equal slots stand together, else in the order given."""
+        """All of one dtype, on one device, contiguous. Layers with slots of one size are put side by side."""
         widths = [_slot_values(cache) for cache in kv_caches]
         size = kv_caches[0].element_size()
         word = next(word for word in WORDS if all(width * size % word.itemsize == 0 for width in widths))

@@ -16,6 +16,7 @@ import pytest
 # Triton reads this when it is first imported: without a GPU its interpreter runs the kernels in their tests.
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # of its small products in numpy: threads only get in the way
 
 from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, prepare
 from shared.bus import Bus

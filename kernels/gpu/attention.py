@@ -19,7 +19,7 @@ import triton.language as tl
 
 from kernels.gpu.batch import PagedBatch
 from kernels.gpu.reduce_splits import reduce_splits
-from kernels.gpu.tiles import TileShape, Tiles, choose_num_splits, chunk_tile_shape, decode_tile_shape
+from kernels.gpu.tiles import Tiles, TileShape, choose_num_splits, chunk_tile_shape, decode_tile_shape
 
 
 def attend(
@@ -208,7 +208,9 @@ def attention_kernel(
     out_row = (query_start + token - first_row).to(tl.int64) * num_heads + head
     if lse is not None:
         out_row = out_row * tl.num_programs(2) + tl.program_id(2)
-        row_lse = tl.where(row_sum == 0.0, float("-inf"), row_max + tl.math.log2(tl.where(row_sum == 0.0, 1.0, row_sum)))
+        row_lse = tl.where(
+            row_sum == 0.0, float("-inf"), row_max + tl.math.log2(tl.where(row_sum == 0.0, 1.0, row_sum))
+        )
         tl.store(lse + out_row, row_lse, mask=is_row)
     store_mask = is_row[:, None] & (v_lane < V_DIM)[None, :]
     tl.store(out + out_row[:, None] * V_DIM + v_lane[None, :], acc.to(out.dtype.element_ty), mask=store_mask)
@@ -223,11 +225,7 @@ def _attend_keys(
     """Take KV positions [start, start + TILE_KEYS) into the running softmax; MASKED where some row reads not all."""
     key = start + tl.arange(0, TILE_KEYS)
     is_key = key < high
-    if MASKED:
-        # Slots from ``high`` on may be another request's: they are not loaded, since 0 times NaN is NaN.
-        block = tl.load(table + key // BLOCK_SIZE, mask=is_key, other=0)
-    else:
-        block = tl.load(table + key // BLOCK_SIZE)
+    block = tl.load(table + key // BLOCK_SIZE, mask=is_key, other=0)
     slot = block.to(tl.int64) * BLOCK_SIZE + ((key % BLOCK_SIZE) ^ flip)
     rows = kv_head_start + slot * slot_stride
     k_lane = tl.arange(0, K_PAD)
@@ -235,6 +233,7 @@ def _attend_keys(
     k_mask = (k_lane < K_DIM)[None, :]
     v_mask = (v_lane < V_DIM)[None, :]
     if MASKED:
+        # Slots from ``high`` on may be another request's: they are not loaded, since 0 times NaN is NaN.
         k_mask = is_key[:, None] & k_mask
         v_mask = is_key[:, None] & v_mask
     k = tl.load(rows[:, None] + k_lane[None, :], mask=k_mask, other=0.0)

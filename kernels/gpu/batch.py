@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -97,5 +98,5 @@ def gpu_of(device: torch.device) -> Gpu:
     """Triton's interpreter, on the CPU, runs one program after the other."""
     if device.type != "cuda":
         return Gpu(1, LARGE_SHARED_BYTES)
-    properties = torch.cuda.get_device_properties(device)
+    properties: Any = torch.cuda.get_device_properties(device)
     return Gpu(properties.multi_processor_count, properties.shared_memory_per_block_optin)

@@ -68,8 +68,6 @@ def chunk_tile_shape(group_size: int, head_dim: int, dtype: torch.dtype, shared_
     """For prefill chunks: bound by arithmetic, so many rows for each key that is loaded."""
     least = 1 << (group_size - 1).bit_length()
     if dtype == torch.float32:
-        if head_dim <= 64:
-            return TileShape(max(64, least), 32, 8, 1, 1)
         return TileShape(max(32, least), 32, 4, 1, 2) if head_dim <= 128 else TileShape(max(16, least), 16, 4, 1, 2)
     if head_dim <= 128:
         return TileShape(max(128, least), 64, 8, 2, 1)

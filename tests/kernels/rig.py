@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 import torch
 
+from kernels.cpu.attention import GatherBuffer
 from kernels.kv_write import write_kv
 from kernels.metadata import AttentionMetadata
-from kernels.paged_attention import GatherBuffer, paged_attention
+from kernels.paged_attention import paged_attention
 from kernels.reference import reference_paged_attention
 from kernels.slots import slots_of
 
@@ -23,9 +24,9 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"  # where the Triton kernels run
 
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
-triton_path = pytest.param(True, id="triton", marks=needs_triton)
-torch_path = pytest.param(False, id="torch")
-both_paths = pytest.mark.parametrize("paged", [torch_path, triton_path])
+both_paths = pytest.mark.parametrize(
+    "paged", [pytest.param(False, id="torch"), pytest.param(True, id="triton", marks=needs_triton)]
+)
 dtypes = pytest.mark.parametrize("dtype", list(TOLERANCE), ids=lambda dtype: str(dtype).removeprefix("torch."))
 
 
@@ -70,7 +71,10 @@ class Case:
         device = DEVICE if paged else "cpu"
         width = shape.head_dim + v_dim
         kv_cache = torch.full((num_blocks, shape.block_size, shape.num_kv_heads, width), float("nan"), dtype=dtype)
-        whole = [Scheduled([0] * sum(part), 0, s.block_table, s.fills_right) for s, part in zip(sequences, shape.parts)]
+        whole = [
+            Scheduled([0] * sum(part), 0, sequence.block_table, sequence.fills_right)
+            for sequence, part in zip(sequences, shape.parts, strict=True)
+        ]
         kv_cache = kv_cache.to(device)
         slots = AttentionMetadata.build(whole, kv_cache, paged).slot_mapping
         key = torch.randn(len(slots), shape.num_kv_heads, shape.head_dim, dtype=dtype, device=device)
@@ -117,7 +121,7 @@ def sequences_of(shape: Shape, rng: random.Random) -> tuple[list[Scheduled], int
     for i in shape.right:
         used = sum(shape.parts[i]) % shape.block_size
         peer = next(
-            (j for j in alone if 0 < used and 0 < sum(shape.parts[j]) % shape.block_size <= shape.block_size - used),
+            (j for j in alone if used > 0 and 0 < sum(shape.parts[j]) % shape.block_size <= shape.block_size - used),
             None,
         )
         if peer is not None:

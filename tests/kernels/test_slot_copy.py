@@ -71,10 +71,14 @@ def test_round_trip_through_pinned_host_memory() -> None:
     assert host.is_pinned()
     gather_slots(layers, slots, host)
     torch.cuda.synchronize()
-    expected = torch.stack([torch.cat([cache.view(36, -1)[slot] for cache in layers.caches]) for slot in slots.tolist()])
+    expected = torch.stack(
+        [torch.cat([cache.view(36, -1)[slot] for cache in layers.caches]) for slot in slots.tolist()]
+    )
     assert torch.equal(host, expected.cpu())
     for cache in layers.caches:
         cache.zero_()
     scatter_slots(layers, slots, host)
-    restored = torch.stack([torch.cat([cache.view(36, -1)[slot] for cache in layers.caches]) for slot in slots.tolist()])
+    restored = torch.stack(
+        [torch.cat([cache.view(36, -1)[slot] for cache in layers.caches]) for slot in slots.tolist()]
+    )
     assert torch.equal(restored, expected)

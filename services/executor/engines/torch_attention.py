@@ -13,9 +13,10 @@ import torch
 import torch.nn.functional as F
 from transformers import AttentionInterface
 
+from kernels.cpu.attention import GatherBuffer
 from kernels.kv_write import write_kv
 from kernels.metadata import AttentionMetadata
-from kernels.paged_attention import GatherBuffer, paged_attention
+from kernels.paged_attention import paged_attention
 from shared.errors import EngineError
 
 ATTENTION_NAME = "slackwater_paged"

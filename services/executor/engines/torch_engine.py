@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from kernels.cpu.attention import GatherBuffer
 from kernels.metadata import AttentionMetadata
-from kernels.paged_attention import GatherBuffer
 from services.executor.engine import EngineSpec, Sequence, StepBatch, StepResult
 from services.executor.engines.torch_attention import ATTENTION_NAME, PagedStep, ShapeProbe
 from services.executor.engines.torch_device import choose_device, choose_dtype, device_name, kv_memory_bytes

@@ -1,0 +1,60 @@
+"""The kernels compile for real GPUs, which needs none: they fit an SM, spill no registers, and keep loads in flight."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SHARED_BYTES = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10}  # that CUDA lets one program have
+
+
+def cuobjdump() -> bool:
+    """In Triton's wheel for Linux."""
+    spec = importlib.util.find_spec("triton")
+    return bool(spec and spec.origin and (Path(spec.origin).parent / "backends/nvidia/bin/cuobjdump").exists())
+
+
+pytestmark = pytest.mark.skipif(not cuobjdump(), reason="needs the tools in Triton's wheel")
+
+
+def compiled(capability: int, case: int) -> list[dict[str, Any]]:
+    """In a process of its own: this one may run Triton's interpreter."""
+    command = [sys.executable, "-m", "benchmarks.kernel_resources", "--json"]
+    command += ["--capability", str(capability), "--case", str(case)]
+    environment = {**os.environ, "TRITON_INTERPRET": "0"}
+    finished = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert finished.returncode == 0, finished.stderr
+    found: list[dict[str, Any]] = json.loads(finished.stdout)
+    return found
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("case", [4, *(pytest.param(i, marks=pytest.mark.slow) for i in (0, 1, 2, 3, 5, 6, 7, 8, 9))])
+def test_kernels_fit_an_sm(case: int, capability: int) -> None:
+    kernels = compiled(capability, case)
+    attention = [kernel for kernel in kernels if kernel["kernel"] == "attention_kernel"]
+    assert len(attention) == 3, "decodes without and with splits, and chunks"
+    assert {"reduce_splits_kernel", "write_kv_kernel", "copy_slots_kernel"} <= {kernel["kernel"] for kernel in kernels}
+    for kernel in kernels:
+        assert kernel["shared_bytes"] <= SHARED_BYTES[capability], kernel
+        float32_256 = "float32, head 256" in kernel["case"]
+        assert kernel["stack_bytes"] <= (128 if float32_256 else 0), kernel
+    for kernel in attention:
+        assert kernel["async_copies"] and kernel["tensor_core_instructions"], kernel
+    for kernel in kernels:
+        if kernel["kernel"] == "copy_slots_kernel":
+            assert kernel["wide_loads"], kernel
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", range(10))
+def test_kernels_fit_an_sm_with_little_shared_memory(case: int) -> None:
+    for kernel in compiled(89, case):
+        assert kernel["shared_bytes"] <= SHARED_BYTES[89], kernel
