@@ -135,6 +135,28 @@ def test_sampling_does_not_depend_on_the_schedule(engine: TorchEngine, prompts: 
     assert other_seeds != plain
 
 
+def test_two_directions_share_a_block(engine: TorchEngine, prompts: list[list[int]]) -> None:
+    """One request fills a block from the left and another fills the same block from the right, until it is full."""
+    left, right = prompts[12], prompts[13]  # a few tokens each
+    steps = (engine.spec.block_size - len(left) - len(right)) // 2
+    assert steps > 2
+
+    def generate(tables: dict[str, int]) -> dict[str, list[int]]:
+        greedy = SamplingParams(max_tokens=steps, temperature=0.0)
+        tokens = {"left": list(left), "right": list(right)}
+        for step in range(steps):
+            computed = {name: len(own) - 1 if step else 0 for name, own in tokens.items()}
+            sequences = [
+                Sequence(name, own[computed[name] :], computed[name], [tables[name]], greedy, True, name == "right")
+                for name, own in tokens.items()
+            ]
+            for name, token in engine.execute(StepBatch(step, sequences)).sampled.items():
+                tokens[name].append(token)
+        return tokens
+
+    assert generate({"left": 7, "right": 7}) == generate({"left": 3, "right": 5})
+
+
 def test_only_asked_rows_are_sampled(engine: TorchEngine) -> None:
     sampling = SamplingParams(max_tokens=1, temperature=0.0)
     sequences = [
