@@ -6,12 +6,16 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.gpu.tiles import MAX_SPLITS
+
 
 def reduce_splits(partial: torch.Tensor, lse: torch.Tensor, out: torch.Tensor) -> None:
     """``partial`` [num_rows, num_heads, num_splits, v_dim], each split's own softmax-weighted mean, float32; ``lse``
     [num_rows, num_heads, num_splits], log2 of each split's sum of weights, -inf where a split read nothing. Writes
     ``out`` [num_rows, num_heads, v_dim], contiguous (flash-decoding's second step, Dao et al. 2023)."""
     num_rows, num_heads, num_splits, v_dim = partial.shape
+    assert num_splits <= MAX_SPLITS
+    # One width for any number of splits: what is masked is not loaded, and a new number compiles nothing.
     reduce_splits_kernel[(num_rows * num_heads,)](
         partial,
         lse,
@@ -19,7 +23,7 @@ def reduce_splits(partial: torch.Tensor, lse: torch.Tensor, out: torch.Tensor) -
         num_splits,
         V_DIM=v_dim,
         V_PAD=triton.next_power_of_2(v_dim),
-        SPLITS_PAD=triton.next_power_of_2(num_splits),
+        SPLITS_PAD=MAX_SPLITS,
         num_warps=4,
     )
 

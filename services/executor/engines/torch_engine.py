@@ -27,6 +27,7 @@ from services.executor.engines.torch_attention import ATTENTION_NAME, PagedStep,
 from services.executor.engines.torch_device import choose_device, choose_dtype, device_name, kv_memory_bytes
 from services.executor.engines.torch_linear import pack_linears
 from services.executor.engines.torch_sampler import SampleRow, sample
+from services.executor.engines.torch_warm_up import warm_up_batches
 from shared.errors import ConfigError, EngineError, ModelError
 from shared.model_folder import ModelFacts
 
@@ -62,7 +63,8 @@ class TorchEngine:
         num_threads: int | None = None,
         max_model_len: int | None = None,
     ) -> TorchEngine:
-        """Load the model folder ``path`` under the name that clients use; takes seconds.
+        """Load the model folder ``path`` under the name that clients use; takes seconds, on a GPU for the first time
+        more, until every kernel is compiled.
 
         ``num_blocks`` None sizes the KV cache from memory, ``num_threads`` None takes every core, ``max_model_len``
         None takes the model's own context, or what the KV blocks hold if that is less. Raises ModelError for a
@@ -87,8 +89,12 @@ class TorchEngine:
             num_blocks=blocks,
             eos_token_ids=facts.eos_token_ids,
         )
+        engine = cls(spec, model, kv_caches, threads)
+        if chosen.type == "cuda":
+            for batch in warm_up_batches(spec):
+                engine.execute(batch)
         logger.info("model loaded", extra={"model": name, "device": spec.device, "num_blocks": blocks})
-        return cls(spec, model, kv_caches, threads)
+        return engine
 
     def execute(self, batch: StepBatch) -> StepResult:
         """Run one step; see ``Engine.execute``."""

@@ -1,0 +1,27 @@
+"""Steps that make Triton compile every kernel before the first request: later, each would cost a step seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from services.executor.engine import EngineSpec, Sequence, StepBatch
+from shared.protocol.messages import SamplingParams
+
+LONG_CONTEXT = 2048  # enough that one sequence alone is split over the SMs of any GPU
+GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
+
+
+def warm_up_batches(spec: EngineSpec) -> Iterator[StepBatch]:
+    """Decodes and chunks, over short and long contexts, from the left and from the right. They read whatever block 0
+    holds, and write to it."""
+    longest = min(LONG_CONTEXT, spec.max_model_len, spec.block_size * spec.num_blocks)
+    step = 0
+    for fills_right in (False, True):
+        for num_new in (1, 2):
+            for length in dict.fromkeys((min(8, longest), longest)):
+                table = [0] * -(-length // spec.block_size)
+                computed = max(0, length - num_new)
+                tokens = [0] * (length - computed)
+                sequence = Sequence("warm-up", tokens, computed, table, GREEDY, True, fills_right)
+                yield StepBatch(step, [sequence])
+                step += 1

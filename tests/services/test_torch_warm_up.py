@@ -1,0 +1,50 @@
+"""The warm-up makes every attention kernel launch, whatever the GPU."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from kernels.gpu.tiles import choose_num_splits, chunk_tile_shape, decode_tile_shape
+from kernels.step_layout import StepLayout
+from services.executor.engine import EngineSpec
+from services.executor.engines.torch_engine import TorchEngine
+from services.executor.engines.torch_warm_up import warm_up_batches
+from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, prepare
+
+SPEC = EngineSpec("m", "torch", "cuda-x", "bfloat16", 8192, 1000, 16, 4096, (0,))
+
+
+@pytest.mark.parametrize("num_sms", [20, 132])
+def test_every_variant_is_launched(num_sms: int) -> None:
+    """Decodes and chunks, split and not, with and without direction."""
+    variants = set()
+    for batch in warm_up_batches(SPEC):
+        layout = StepLayout.of(batch.sequences, SPEC.num_blocks, SPEC.block_size)
+        is_decode = layout.num_decodes == 1
+        shape = (
+            decode_tile_shape(4, 128, torch.bfloat16)
+            if is_decode
+            else chunk_tile_shape(4, 128, torch.bfloat16, shared_bytes=1 << 18)
+        )
+        splits = choose_num_splits(8, int(layout.seq_lens[0]), shape, num_sms)
+        variants.add((is_decode, splits > 1, bool(layout.fills_right[0])))
+    assert len(variants) == 8
+
+
+def test_a_small_pool_is_enough() -> None:
+    small = dataclasses.replace(SPEC, num_blocks=1)
+    for batch in warm_up_batches(small):
+        [sequence] = batch.sequences
+        assert len(sequence.block_table) == 1
+        assert 1 <= sequence.num_computed_tokens + len(sequence.token_ids) <= small.block_size
+
+
+def test_an_engine_executes_it() -> None:
+    path = prepare(DEFAULT_MODEL, default_cache_dir(), print).path
+    engine = TorchEngine.load(path, "test", device="cpu", num_blocks=8, num_threads=1)
+    for batch in warm_up_batches(engine.spec):
+        assert set(engine.execute(batch).sampled) == {"warm-up"}
+    engine.close()
