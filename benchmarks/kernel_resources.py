@@ -33,8 +33,8 @@ from kernels.step_layout import StepLayout
 from services.executor.engine import Sequence
 from shared.protocol.messages import SamplingParams
 
-SHARED_BYTES = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10}  # that a program may take, by capability
-SM_SHARED_BYTES = {80: 164 << 10, 86: 100 << 10, 89: 100 << 10, 90: 228 << 10}  # of the SM; 1 KiB a program is lost
+SM_SHARED_KIB = {80: 164, 86: 100, 89: 100, 90: 228, 100: 228, 120: 100}  # by capability
+SYSTEM_SHARED_BYTES = 1024  # that CUDA adds for itself to what a program takes
 SM_REGISTERS = 65536
 GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
 
@@ -58,7 +58,9 @@ class Resources:
     def programs_per_sm(self) -> int:
         """That registers and shared memory leave room for."""
         by_registers = SM_REGISTERS // (-(-self.registers // 8) * 8 * 32 * self.num_warps)
-        return min(by_registers, SM_SHARED_BYTES[self.capability] // (self.shared_bytes + 1024), 32)
+        return min(
+            by_registers, (SM_SHARED_KIB[self.capability] << 10) // (self.shared_bytes + SYSTEM_SHARED_BYTES), 32
+        )
 
 
 class CompileOnlyDriver(DriverBase):
@@ -111,7 +113,7 @@ def launch_all(
         sequences = [Sequence("r", [0] * num_new, 1024 - num_new, tables, GREEDY, True, directed)]
         layout = StepLayout.of(sequences, 64, block_size)
         batch, _, slots = PagedBatch.build(layout, kv_cache.device)
-        batch.gpu = Gpu(sms, SHARED_BYTES[capability])
+        batch.gpu = Gpu(sms, (SM_SHARED_KIB[capability] << 10) - SYSTEM_SHARED_BYTES)
         query = torch.zeros(num_new, num_kv_heads * group_size, head_dim, dtype=dtype)
         attend(query, kv_cache, batch, head_dim**-0.5, window)
     key = torch.zeros(num_new, num_kv_heads, head_dim, dtype=dtype)
@@ -194,7 +196,7 @@ def row(found: Resources) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.kernel_resources", description=__doc__)
-    parser.add_argument("--capability", type=int, nargs="*", default=[80, 90], choices=sorted(SHARED_BYTES))
+    parser.add_argument("--capability", type=int, nargs="*", default=[80, 90], choices=sorted(SM_SHARED_KIB))
     parser.add_argument("--case", type=int, nargs="*", default=range(len(CASES)), help="numbers (default: all)")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()

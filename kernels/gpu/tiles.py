@@ -54,8 +54,8 @@ class Tiles:
 def decode_tile_shape(group_size: int, head_dim: int, dtype: torch.dtype) -> TileShape:
     """For one new token a sequence: bound by memory, so few rows and many bytes of KV on their way.
 
-    These shapes, and those of chunks, are the largest that ptxas compiles without spilling registers and that fit the
-    shared memory of every GPU from compute capability 8.0 on; float32 at head size 256 spills a little.
+    These shapes, and those of chunks, are the largest that fit the shared memory of every GPU from compute capability
+    8.0 on and that ptxas compiles for 8.0 and 9.0 without spilling registers; float32 at head size 256 spills a little.
     """
     rows = max(16, 1 << (group_size - 1).bit_length())
     if dtype == torch.float32:
