@@ -125,35 +125,23 @@ def attention_kernel(
     fills_right,  # [num_sequences], int32, 0 or 1; None where no sequence fills from the right
     tile_sequences,  # [num_tiles], int32; None: tile i is sequence i
     tile_first_tokens,  # [num_tiles], int32, counted from the sequence's first new token
-    scale_log2,
-    first_row,
-    table_stride,
-    query_token_stride,
-    query_head_stride,
-    slot_stride,
-    kv_head_stride,
-    GROUP: tl.constexpr,
-    K_DIM: tl.constexpr,
-    V_DIM: tl.constexpr,
-    K_PAD: tl.constexpr,
-    V_PAD: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    WINDOW: tl.constexpr,
-    TILE_ROWS: tl.constexpr,
-    TILE_KEYS: tl.constexpr,
-    ONE_TOKEN: tl.constexpr,
-    DOT: tl.constexpr,
-):
+    scale_log2, first_row, table_stride, query_token_stride, query_head_stride, slot_stride, kv_head_stride,
+    GROUP: tl.constexpr, K_DIM: tl.constexpr, V_DIM: tl.constexpr, K_PAD: tl.constexpr, V_PAD: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, TILE_ROWS: tl.constexpr, TILE_KEYS: tl.constexpr,
+    ONE_TOKEN: tl.constexpr, DOT: tl.constexpr,
+):  # fmt: skip
     kv_head = tl.program_id(0)
     sequence = tl.program_id(1)
     first_token = 0
     if tile_sequences is not None:
         first_token = tl.load(tile_first_tokens + sequence)
         sequence = tl.load(tile_sequences + sequence)
-    seq_len = tl.load(seq_lens + sequence)
     query_start = tl.load(query_start_loc + sequence)
     num_new = tl.load(query_start_loc + sequence + 1) - query_start
-    num_computed = seq_len - num_new
+    num_computed = tl.load(seq_lens + sequence) - num_new
+    flip = 0
+    if fills_right is not None:
+        flip = tl.load(fills_right + sequence) * (BLOCK_SIZE - 1)
 
     # Row r of the tile is query head r % GROUP of token r // GROUP; rows over whole tokens stay empty.
     TOKENS: tl.constexpr = TILE_ROWS // GROUP
@@ -162,63 +150,57 @@ def attention_kernel(
     head = kv_head * GROUP + row % GROUP
     is_row = (row < TOKENS * GROUP) & (token < num_new)
     position = num_computed + token
-    first_position = num_computed + first_token
-    last_position = num_computed + tl.minimum(first_token + TOKENS, num_new) - 1
     k_lane = tl.arange(0, K_PAD)
     query_rows = query + (query_start + token).to(tl.int64) * query_token_stride + head * query_head_stride
     q = tl.load(query_rows[:, None] + k_lane[None, :], mask=is_row[:, None] & (k_lane < K_DIM)[None, :], other=0.0)
 
-    # KV positions [low, high) concern this program: those that some row of the tile reads, or this split's share.
-    low = 0
-    if WINDOW > 0:
-        low = tl.maximum(first_position - WINDOW + 1, 0)
-    high = last_position + 1
-    if lse is not None:
-        share = tl.cdiv(tl.cdiv(high - low, TILE_KEYS), tl.num_programs(2)) * TILE_KEYS
-        low = low + tl.program_id(2) * share
-        high = tl.minimum(high, low + share)
-    plain_end = low  # tiles below it are read in full by every row and need no mask
-    if WINDOW == 0 and not ONE_TOKEN:
-        plain_end = low + tl.maximum(tl.minimum(high, first_position + 1) - low, 0) // TILE_KEYS * TILE_KEYS
-
-    flip = 0
-    if fills_right is not None:
-        flip = tl.load(fills_right + sequence) * (BLOCK_SIZE - 1)
+    first_position = num_computed + first_token
+    last_position = num_computed + tl.minimum(first_token + TOKENS, num_new) - 1
+    low, plain_end, high = _key_range(first_position, last_position, lse is not None, TILE_KEYS, WINDOW, ONE_TOKEN)
     table = block_tables + sequence.to(tl.int64) * table_stride
-    kv_head_start = kv_cache + kv_head * kv_head_stride
+    keys = kv_cache + kv_head * kv_head_stride
     acc = tl.zeros([TILE_ROWS, V_PAD], dtype=tl.float32)
     row_max = tl.full([TILE_ROWS], float("-inf"), dtype=tl.float32)
     row_sum = tl.zeros([TILE_ROWS], dtype=tl.float32)
     if WINDOW == 0 and not ONE_TOKEN:
         for start in range(low, plain_end, TILE_KEYS):
             acc, row_max, row_sum = _attend_keys(
-                q, acc, row_max, row_sum, start, high, position, flip, table, kv_head_start, slot_stride, scale_log2,
+                q, acc, row_max, row_sum, start, high, position, flip, table, keys, slot_stride, scale_log2,
                 K_DIM, V_DIM, K_PAD, V_PAD, BLOCK_SIZE, WINDOW, TILE_KEYS, False, DOT,
             )  # fmt: skip
     for start in range(plain_end, high, TILE_KEYS):
         acc, row_max, row_sum = _attend_keys(
-            q, acc, row_max, row_sum, start, high, position, flip, table, kv_head_start, slot_stride, scale_log2,
+            q, acc, row_max, row_sum, start, high, position, flip, table, keys, slot_stride, scale_log2,
             K_DIM, V_DIM, K_PAD, V_PAD, BLOCK_SIZE, WINDOW, TILE_KEYS, True, DOT,
         )  # fmt: skip
+    out_row = (query_start + token - first_row).to(tl.int64) * (GROUP * tl.num_programs(0)) + head
+    _store_rows(out, lse, out_row, is_row, acc, row_max, row_sum, V_DIM, V_PAD)
 
-    # A row that read nothing here (a split beyond its KV) has a sum of 0 and yields a weight of 0, not NaN.
-    acc = acc / tl.where(row_sum == 0.0, 1.0, row_sum)[:, None]
-    v_lane = tl.arange(0, V_PAD)
-    num_heads = GROUP * tl.num_programs(0)
-    out_row = (query_start + token - first_row).to(tl.int64) * num_heads + head
-    if lse is not None:
-        out_row = out_row * tl.num_programs(2) + tl.program_id(2)
-        row_lse = tl.where(
-            row_sum == 0.0, float("-inf"), row_max + tl.math.log2(tl.where(row_sum == 0.0, 1.0, row_sum))
-        )
-        tl.store(lse + out_row, row_lse, mask=is_row)
-    store_mask = is_row[:, None] & (v_lane < V_DIM)[None, :]
-    tl.store(out + out_row[:, None] * V_DIM + v_lane[None, :], acc.to(out.dtype.element_ty), mask=store_mask)
+
+@triton.jit
+def _key_range(
+    first_position, last_position, SPLIT: tl.constexpr,
+    TILE_KEYS: tl.constexpr, WINDOW: tl.constexpr, ONE_TOKEN: tl.constexpr,
+):  # fmt: skip
+    """KV positions [low, high) concern this program: those that some row of the tile reads, or this split's share.
+    Tiles below ``plain_end`` are read in full by every row and need no mask."""
+    low = 0
+    if WINDOW > 0:
+        low = tl.maximum(first_position - WINDOW + 1, 0)
+    high = last_position + 1
+    if SPLIT:
+        share = tl.cdiv(tl.cdiv(high - low, TILE_KEYS), tl.num_programs(2)) * TILE_KEYS
+        low = low + tl.program_id(2) * share
+        high = tl.minimum(high, low + share)
+    plain_end = low
+    if WINDOW == 0 and not ONE_TOKEN:
+        plain_end = low + tl.maximum(tl.minimum(high, first_position + 1) - low, 0) // TILE_KEYS * TILE_KEYS
+    return low, plain_end, high
 
 
 @triton.jit
 def _attend_keys(
-    q, acc, row_max, row_sum, start, high, position, flip, table, kv_head_start, slot_stride, scale_log2,
+    q, acc, row_max, row_sum, start, high, position, flip, table, keys, slot_stride, scale_log2,
     K_DIM: tl.constexpr, V_DIM: tl.constexpr, K_PAD: tl.constexpr, V_PAD: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, TILE_KEYS: tl.constexpr, MASKED: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
@@ -227,7 +209,7 @@ def _attend_keys(
     is_key = key < high
     block = tl.load(table + key // BLOCK_SIZE, mask=is_key, other=0)
     slot = block.to(tl.int64) * BLOCK_SIZE + ((key % BLOCK_SIZE) ^ flip)
-    rows = kv_head_start + slot * slot_stride
+    rows = keys + slot * slot_stride
     k_lane = tl.arange(0, K_PAD)
     v_lane = tl.arange(0, V_PAD)
     k_mask = (k_lane < K_DIM)[None, :]
@@ -254,3 +236,15 @@ def _attend_keys(
     row_sum = row_sum * decay + tl.sum(weights, axis=1)
     acc = tl.dot(weights.to(v.dtype).to(DOT), v.to(DOT), acc * decay[:, None], input_precision="tf32x3")
     return acc, new_max, row_sum
+
+
+@triton.jit
+def _store_rows(out, lse, out_row, is_row, acc, row_max, row_sum, V_DIM: tl.constexpr, V_PAD: tl.constexpr):
+    # A row that read nothing here (a split beyond its KV) has a sum of 0 and yields a weight of 0, not NaN.
+    total = tl.where(row_sum == 0.0, 1.0, row_sum)
+    if lse is not None:
+        out_row = out_row * tl.num_programs(2) + tl.program_id(2)
+        tl.store(lse + out_row, tl.where(row_sum == 0.0, float("-inf"), row_max + tl.math.log2(total)), mask=is_row)
+    lane = tl.arange(0, V_PAD)
+    mask = is_row[:, None] & (lane < V_DIM)[None, :]
+    tl.store(out + out_row[:, None] * V_DIM + lane[None, :], (acc / total[:, None]).to(out.dtype.element_ty), mask=mask)
