@@ -31,7 +31,10 @@ class PagedBatch:
 
     @classmethod
     def build(cls, layout: StepLayout, device: torch.device) -> tuple[PagedBatch, torch.Tensor, torch.Tensor]:
-        """Returns the batch, and position ids and slot mapping, [num_tokens], int64, from the same copy."""
+        """Returns the batch, and position ids and slot mapping, [num_tokens], int64, from the same copy. Raises
+        ValueError for a block size that is no power of two: direction flips the bits of offsets."""
+        if layout.block_size & (layout.block_size - 1):
+            raise ValueError(f"block size {layout.block_size} is no power of two")
         tables = np.zeros((len(layout.tables), max(len(table) for table in layout.tables)), np.int32)
         for row, table in zip(tables, layout.tables, strict=True):
             row[: len(table)] = table

@@ -100,3 +100,8 @@ def test_a_window_gathers_only_what_it_shows() -> None:
 def test_refuses_what_would_write_elsewhere(sequence: Scheduled, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         AttentionMetadata.build([Scheduled([0], 0, [1]), sequence], torch.empty(8, 4, 1, 8))
+
+
+def test_the_kernels_refuse_a_block_size_that_is_no_power_of_two() -> None:
+    with pytest.raises(ValueError, match="block size 12"):
+        AttentionMetadata.build([Scheduled([0], 0, [1])], torch.empty(8, 12, 1, 8), paged=True)
