@@ -64,17 +64,14 @@ class Resources:
 
 
 class CompileOnlyDriver(DriverBase):
-    """Stands where Triton's CUDA driver does; keeps what was compiled and runs nothing."""
+    """Stands where Triton's CUDA driver does, and runs nothing."""
 
     def __init__(self, capability: int) -> None:
         self.capability = capability
-        self.binaries: dict[str, bytes] = {}
-        self.compiled: list[tuple[Any, str]] = []
         self.utils = SimpleNamespace(
             get_device_properties=lambda device: {"max_shared_mem": 1 << 30},
             load_binary=lambda name, binary, shared, device: (None, None, 0, 0, 1024),
         )
-        self.case = ""
 
     def launcher_cls(self, source: Any, metadata: Any) -> Any:
         return lambda *arguments: None

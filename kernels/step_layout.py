@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -44,17 +45,18 @@ class StepLayout:
         num_new = np.array([len(sequence.token_ids) for sequence in sequences])
         computed = np.array([sequence.num_computed_tokens for sequence in sequences])
         fills_right = np.array([sequence.fills_right for sequence in sequences])
-        counts = (-(-(computed + num_new) // block_size)).tolist()
-        tables = [np.array(s.block_table[:count]) for s, count in zip(sequences, counts, strict=True)]
-        if num_new.min() < 1 or any(len(t) != count for t, count in zip(tables, counts, strict=True)):
+        counts = -(-(computed + num_new) // block_size)
+        if num_new.min() < 1 or any(len(s.block_table) < count for s, count in zip(sequences, counts, strict=True)):
             raise ValueError("a sequence has no token, or its block table does not cover its tokens")
-        all_blocks = np.concatenate(tables)
+        used = (itertools.islice(s.block_table, count) for s, count in zip(sequences, counts.tolist(), strict=True))
+        all_blocks = np.fromiter(itertools.chain.from_iterable(used), np.int64, int(counts.sum()))
         if all_blocks.min() < 0 or all_blocks.max() >= num_pool_blocks:
             raise ValueError(f"a block id is outside the pool of {num_pool_blocks} blocks")
+        table_ends = np.cumsum(counts)
+        tables = np.split(all_blocks, table_ends[:-1])
         ends = np.cumsum(num_new)
         positions = np.arange(ends[-1]) + np.repeat(computed - (ends - num_new), num_new)
-        first_blocks = np.cumsum([0, *counts[:-1]])
-        in_all_blocks = positions + np.repeat(first_blocks * block_size, num_new)
+        in_all_blocks = positions + np.repeat((table_ends - counts) * block_size, num_new)
         slots = slots_of(all_blocks, in_all_blocks, block_size, np.repeat(fills_right, num_new))
         num_decodes = int(np.argmax(num_new > 1)) if (num_new > 1).any() else len(num_new)
         return cls(block_size, num_decodes, num_new, computed, tables, fills_right, positions, slots)

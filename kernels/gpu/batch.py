@@ -62,7 +62,7 @@ class PagedBatch:
         return len(self.layout.num_new)
 
     def decode_tiles(self) -> Tiles:
-        """One tile a decode. Needs nothing on the device, so that a captured graph serves every step of its size."""
+        """One tile a decode: its launch needs no table on the device."""
         count = self.num_decodes
         return Tiles(count, None, None, 0, count, int(self.layout.seq_lens[:count].max()), 1)
 
