@@ -38,6 +38,12 @@ class BlockStats:
     num_offline_only: int  # held by offline requests and no online one: M_off of HyGen Alg. 2
 
 
+def block_hash(parent: bytes, token_ids: Sequence[int]) -> bytes:
+    """Of a full block's tokens and of everything before them. ``parent``: the hash of the block before, or what sets
+    chains apart that begin with the same tokens."""
+    return blake2b(parent + array("I", token_ids).tobytes(), digest_size=16).digest()
+
+
 class BlockPool:
     """All KV blocks of one executor, with prefix caching."""
 
@@ -73,7 +79,7 @@ class BlockPool:
         table = _Table(kind, [], [])
         self._tables[request_id] = table
         for start in range(0, len(token_ids) - self.block_size, self.block_size):
-            key = self._hash(table.hashes[-1] if table.hashes else b"", token_ids[start : start + self.block_size])
+            key = block_hash(table.hashes[-1] if table.hashes else b"", token_ids[start : start + self.block_size])
             block_id = self._by_hash.get(key)
             if block_id is None:
                 break
@@ -106,7 +112,7 @@ class BlockPool:
         for index in range(len(table.hashes), num_full):
             start = index * self.block_size
             parent = table.hashes[-1] if table.hashes else b""
-            key = self._hash(parent, token_ids[start : start + self.block_size])
+            key = block_hash(parent, token_ids[start : start + self.block_size])
             table.hashes.append(key)
             block = self._blocks[table.blocks[index]]
             if key not in self._by_hash and block.hash is None:
@@ -121,9 +127,6 @@ class BlockPool:
             return
         for block_id in reversed(table.blocks):
             self._release(block_id, table.kind)
-
-    def _hash(self, parent: bytes, token_ids: Sequence[int]) -> bytes:
-        return blake2b(parent + array("I", token_ids).tobytes(), digest_size=16).digest()
 
     def _hold(self, block_id: int, kind: Kind) -> None:
         refs = self._blocks[block_id].refs

@@ -1,0 +1,337 @@
+"""Bidirectional KV: blocks that an online and an offline request share, growing towards each other (BROS, section 5).
+
+Online requests fill their blocks from the left, offline ones from the right. An online request that finds no free
+block takes one that only offline requests hold, and overwrites no more of it than it needs: those slots, the latest
+positions first, are checkpointed before that (lazy checkpointing). Their owner is paused: it keeps what it holds, and
+runs again once it is whole, either in place, because the online request has gone, or in other blocks.
+
+Differences from the paper. FindPreemptBlock takes the block with the most empty slots of all; here it takes that of
+requests that are paused already, then room beside a running request's last page that costs it nothing, and leaves it
+to the caller to pause one more. Otherwise each block would come from another request, and none could go on. Blocks of
+paused requests serve offline requests too, since those could otherwise wait for each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from shared.scheduling.blocks import BlockStats, block_hash
+from shared.scheduling.pages import Page, PageStore
+from shared.scheduling.request import Kind
+from shared.scheduling.slot_transfers import SlotOperations, SlotTransfers
+
+
+@dataclass(slots=True)
+class _Table:
+    kind: Kind
+    pages: list[Page] = field(default_factory=list)
+    blocks: list[int] = field(default_factory=list)  # of the pages, as far as they are in one
+    hashes: list[bytes] = field(default_factory=list)  # of the leading full pages, as far as computed
+    num_computed_tokens: int = 0
+    is_paused: bool = False
+    is_locked: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PreemptedBlock:
+    """An entry of the preemption table (BROS, section 5.2)."""
+
+    block_id: int | None  # None where nothing of the page is left on the device
+    online: list[str]  # requests that hold the block's left side
+    offline: list[str]  # requests that hold the page
+    checkpointed: dict[int, int]  # position in the page -> host slot
+
+
+class BidirectionalPool:
+    """All KV blocks of one executor, with prefix caching, and the host slots that back them. The interface is that of
+    BlockPool, and what goes beyond it: ``pause``, ``lock`` and ``unlock``, and what ``take_operations``,
+    ``take_paused`` and ``take_dropped`` tell.
+
+    A page in the cache is found by requests of its own kind only: the other kind reads blocks the other way. A page
+    that several requests share is given up only when all of them are paused, is checkpointed once, and is whole again
+    for all of them once it is for one.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int, num_host_slots: int) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self._transfers = SlotTransfers(num_host_slots)
+        self._store = PageStore(num_blocks, block_size, self._transfers)
+        self._tables: dict[str, _Table] = {}
+        self._paused: list[str] = []
+        self._dropped: list[str] = []
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that anybody may take: held by nobody, or by paused requests alone."""
+        return self._store.num_free + self._store.num_idle
+
+    @property
+    def num_offline_only(self) -> int:
+        """Blocks that only offline requests hold that are not paused: M_off of HyGen Alg. 2."""
+        return self._store.num_alone - self._store.num_idle
+
+    @property
+    def num_host_slots(self) -> int:
+        return self._transfers.num_host_slots
+
+    @property
+    def num_host_slots_free(self) -> int:
+        return self._transfers.num_host_free
+
+    def stats(self) -> BlockStats:
+        return BlockStats(self.num_blocks, self.num_free, len(self._store.by_hash), self.num_offline_only)
+
+    def table(self, request_id: str) -> list[int]:
+        """The block ids of a request that is not paused, in the order of its tokens; not to be changed."""
+        return self._tables[request_id].blocks
+
+    def fills_right(self, kind: Kind) -> bool:
+        """Which way requests of this kind fill their blocks."""
+        return kind is Kind.OFFLINE
+
+    def num_missing_slots(self, request_id: str) -> int:
+        """Slots to bring back before it can run: M^cpu of BROS (section 4.1), in slots."""
+        return sum(len(page.host_slots) for page in self._tables[request_id].pages)
+
+    def start(self, request_id: str, kind: Kind, token_ids: Sequence[int]) -> int:
+        """Give a request the cached pages of its prefix, as far as they are whole; returns how many of its tokens
+        need no computing. At least one token is left to compute. Raises ValueError where it has a table already."""
+        if request_id in self._tables:
+            raise ValueError(f"request {request_id} has blocks already")
+        table = self._tables[request_id] = _Table(kind)
+        for start in range(0, len(token_ids) - self.block_size, self.block_size):
+            key = self._key(table, token_ids[start : start + self.block_size])
+            page = self._store.by_hash.get(key)
+            if page is None or not page.is_whole:
+                break
+            assert page.block_id is not None
+            table.hashes.append(key)
+            self._store.hold(page, request_id)
+            table.pages.append(page)
+            table.blocks.append(page.block_id)
+        table.num_computed_tokens = len(table.pages) * self.block_size
+        return table.num_computed_tokens
+
+    def grow(self, request_id: str, num_slots: int) -> bool:
+        """Make the request whole, and its table cover ``num_slots`` tokens, the last of which the next step writes.
+        False, and nothing changed, where blocks are short. Offline requests may be paused or dropped for it."""
+        table = self._tables[request_id]
+        was_paused = table.is_paused
+        self._set_paused(request_id, table, False)
+        first = 0 if was_paused else max(0, len(table.pages) - 1)  # only the last page of the others can be in trouble
+        sizes = self._sizes(table, num_slots)
+        homes = self._find_homes(table, first, sizes)
+        if homes is None:
+            self._set_paused(request_id, table, was_paused)
+            return False
+        for page in table.pages[first:]:
+            if page.index in homes:
+                self._relocate(page, homes[page.index], sizes[page.index])
+            else:
+                self._stay(page, sizes[page.index])
+        for index in range(len(table.pages), len(sizes)):
+            block_id = self._take(table.kind, sizes[index]) if homes[index] is None else homes[index]
+            assert block_id is not None
+            page = self._store.new_page(table.kind, index, block_id, sizes[index])
+            self._store.hold(page, request_id)
+            table.pages.append(page)
+            table.blocks.append(block_id)
+        return True
+
+    def commit(self, request_id: str, token_ids: Sequence[int], num_computed_tokens: int) -> None:
+        """Make the full pages among the first ``num_computed_tokens`` findable; their KV is written."""
+        table = self._tables[request_id]
+        for index in range(len(table.hashes), num_computed_tokens // self.block_size):
+            start = index * self.block_size
+            key = self._key(table, token_ids[start : start + self.block_size])
+            table.hashes.append(key)
+            self._store.publish(table.pages[index], key)
+
+    def free(self, request_id: str) -> None:
+        """Let go of a request's pages; a request without a table is no error. Its last blocks are reused first, since
+        others are less likely to share them."""
+        table = self._tables.pop(request_id, None)
+        if table is None:
+            return
+        for page in reversed(table.pages):
+            self._store.let_go(page, request_id, not table.is_paused)
+
+    def pause(self, request_id: str) -> None:
+        """Its blocks may be taken from here on; it is whole until they are. Nothing where it is paused already."""
+        table = self._tables[request_id]
+        assert table.kind is Kind.OFFLINE and not table.is_locked
+        self._set_paused(request_id, table, True)
+
+    def lock(self, request_id: str) -> None:
+        """A step that reads and writes its KV begins: nobody may touch it."""
+        self._tables[request_id].is_locked = True
+
+    def unlock(self, request_id: str, num_computed_tokens: int) -> None:
+        """The step has ended; KV is written for so many of its tokens. A request without a table is no error."""
+        table = self._tables.get(request_id)
+        if table is None:
+            return
+        table.is_locked = False
+        for page in table.pages[table.num_computed_tokens // self.block_size :]:
+            written = num_computed_tokens - page.index * self.block_size
+            page.computed = max(page.computed, min(self.block_size, written))
+        table.num_computed_tokens = num_computed_tokens
+
+    def take_operations(self) -> SlotOperations:
+        """What the next step has to copy before its forward pass."""
+        return self._transfers.take()
+
+    def peek_operations(self) -> SlotOperations:
+        """What ``take_operations`` would return."""
+        return self._transfers.peek()
+
+    def take_paused(self) -> list[str]:
+        """Offline requests that were paused for others since the last call."""
+        paused, self._paused = self._paused, []
+        return paused
+
+    def take_dropped(self) -> list[str]:
+        """Offline requests that have lost all their KV since the last call, because the host is full."""
+        dropped, self._dropped = self._dropped, []
+        return dropped
+
+    def void(self, operations: SlotOperations) -> list[str]:
+        """Operations failed: what they wrote is worthless. Returns who holds it; each is to be freed."""
+        slots = {slot for _, slot in (*operations.moves, *operations.restores)}
+        host_slots = {slot for _, slot in operations.checkpoints}
+        holders: dict[str, None] = {}
+        pages = dict.fromkeys(self._pages())
+        for page in dict.fromkeys((*pages, *self._store.by_hash.values())):
+            on_device = page.block_id is not None and any(
+                self._store.slot(page, position) in slots for position in range(page.resident)
+            )
+            if on_device or not host_slots.isdisjoint(page.host_slots):
+                holders.update(page.holders)
+                self._store.void(page)
+        return list(holders)
+
+    def preemption_table(self) -> list[PreemptedBlock]:
+        """Every page of which something is on the host, in the order of the requests."""
+        table = []
+        for page in dict.fromkeys(self._pages()):
+            if not page.is_whole:
+                peer = self._store.peer(page)
+                checkpointed = {page.used - 1 - k: host_slot for k, host_slot in enumerate(page.host_slots)}
+                online = list(peer.holders) if peer is not None else []
+                table.append(PreemptedBlock(page.block_id, online, list(page.holders), checkpointed))
+        return table
+
+    def _pages(self) -> Iterator[Page]:
+        return (page for table in self._tables.values() for page in table.pages)
+
+    def _key(self, table: _Table, token_ids: Sequence[int]) -> bytes:
+        return block_hash(table.hashes[-1] if table.hashes else bytes([table.kind]), token_ids)
+
+    def _sizes(self, table: _Table, num_slots: int) -> list[int]:
+        """Positions of each page once ``num_slots`` tokens are covered."""
+        num_pages = max(len(table.pages), -(-num_slots // self.block_size))
+        sizes = [self.block_size] * num_pages
+        if num_pages:
+            used = table.pages[-1].used if num_pages == len(table.pages) else 0
+            sizes[-1] = max(used, num_slots - (num_pages - 1) * self.block_size)
+        return sizes
+
+    def _find_homes(self, table: _Table, first: int, sizes: list[int]) -> dict[int, int | None] | None:
+        """FindBlock and FindPreemptBlock of BROS: which table entries need another block, and which is to be shared
+        with a request of the other kind; the others' is any that is free or idle. None where blocks are short."""
+        homes: dict[int, int | None] = {
+            page.index: None for page in table.pages[first:] if not self._fits(page, sizes[page.index])
+        }
+        homes |= dict.fromkeys(range(len(table.pages), len(sizes)))
+        num_short = len(homes) - self.num_free
+        if num_short == 1 and len(sizes) - 1 in homes:
+            home = self._home_beside(Kind(1 - table.kind), sizes[-1])
+            if home is not None:
+                homes[len(sizes) - 1] = home
+                return homes
+        return homes if num_short <= 0 else None
+
+    def _fits(self, page: Page, size: int) -> bool:
+        """It can have ``size`` slots of its block. An online page's peer gives way, unless a step works on it."""
+        peer = self._store.peer(page)
+        if peer is None or peer.resident + size <= self.block_size:
+            return page.block_id is not None
+        return page.kind is Kind.ONLINE and not any(self._tables[holder].is_locked for holder in peer.holders)
+
+    def _home_beside(self, kind: Kind, size: int) -> int | None:
+        """The block with the most empty slots beside the last page of a running request of this kind, at least
+        ``size`` of them; ties by arrival."""
+        best, most = None, size - 1
+        for table in self._tables.values():
+            if table.kind is not kind or table.is_paused or not table.pages:
+                continue
+            page = table.pages[-1]
+            if self._store.peer(page) is None and self.block_size - page.resident > most:
+                best, most = page.block_id, self.block_size - page.resident
+        return best
+
+    def _take(self, kind: Kind, size: int) -> int:
+        """A free block, else one of paused requests, emptied as far as ``size`` slots of this kind need it."""
+        block_id = self._store.first_free()
+        if block_id is None:
+            page = self._store.emptiest_idle()
+            assert page is not None and page.block_id is not None
+            block_id = page.block_id
+            self._make_room(page, self.block_size - size if kind is Kind.ONLINE else 0)
+        if self._store.is_free(block_id):
+            self._store.claim(block_id)
+        return block_id
+
+    def _relocate(self, page: Page, home: int | None, size: int) -> None:
+        block_id = self._take(page.kind, size) if home is None else home
+        self._store.relocate(page, block_id)
+        self._store.grow(page, size)
+        for holder in page.holders:
+            self._tables[holder].blocks[page.index] = block_id
+
+    def _stay(self, page: Page, size: int) -> None:
+        """Whole and larger where it is; what an offline peer has there goes to the host."""
+        peer = self._store.peer(page)
+        if peer is not None and peer.resident + size > self.block_size:
+            for holder in peer.holders:
+                if not self._tables[holder].is_paused:
+                    self._set_paused(holder, self._tables[holder], True)
+                    self._paused.append(holder)
+            self._make_room(peer, self.block_size - size)
+        self._store.restore(page)
+        if size > page.used:
+            self._store.grow(page, size)
+
+    def _make_room(self, page: Page, keep: int) -> None:
+        """All of its holders are paused. Where the host is full they lose their KV."""
+        if not self._store.evict(page, keep):
+            for holder in list(page.holders):
+                self._dropped.append(holder)
+                self.free(holder)
+
+    def _set_paused(self, request_id: str, table: _Table, is_paused: bool) -> None:
+        if table.is_paused != is_paused:
+            table.is_paused = is_paused
+            for page in table.pages:
+                self._store.count_active(page, -1 if is_paused else +1)
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError where tables, pages, blocks, host slots and counts disagree."""
+        self._transfers.check_integrity()
+        pages = dict.fromkeys(self._pages())
+        self._store.check_integrity(list(pages))
+        for page in pages:
+            holders = [key for key, table in self._tables.items() if page in table.pages]
+            assert holders == sorted(page.holders, key=holders.index)
+            assert page.num_active == sum(1 for key in holders if not self._tables[key].is_paused)
+            assert page.num_active == 0 or (page.is_whole and page.block_id is not None)
+            assert len(holders) == 1 or page.computed == page.used == self.block_size
+        for request_id, table in self._tables.items():
+            assert table.kind is Kind.OFFLINE or not table.is_paused
+            assert not (table.is_locked and table.is_paused)
+            assert [page.index for page in table.pages] == list(range(len(table.pages)))
+            assert all(page.kind is table.kind and request_id in page.holders for page in table.pages)
+            if not table.is_paused:
+                assert table.blocks == [page.block_id for page in table.pages]

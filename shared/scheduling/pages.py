@@ -1,0 +1,273 @@
+"""Pages of KV, and the two sides of the blocks that they lie in: the block structure of BROS (section 5.1).
+
+A page holds the KV of one table entry: ``block_size`` positions of a request. An online page fills its block from the
+left, an offline page from the right, so that one of each may share a block and grow towards the other. Where an
+online page needs slots that an offline page holds, the offline page's latest positions leave for the host; a page of
+which nothing is left on the device lies in no block at all.
+
+A page that nobody holds keeps its contents while it is findable and nobody needs its block. Such a page is whole and
+alone in its block.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from sortedcontainers import SortedDict
+
+from shared.scheduling.request import Kind
+from shared.scheduling.slot_transfers import SlotTransfers
+
+
+@dataclass(slots=True, eq=False)
+class Page:
+    """Positions [0, used) of a table entry; those below ``resident`` are on the device, the rest on the host."""
+
+    number: int  # by creation
+    index: int  # of its entry in the tables that hold it
+    kind: Kind
+    block_id: int | None = None
+    used: int = 0
+    resident: int = 0
+    computed: int = 0  # positions whose KV is written
+    host_slots: list[int] = field(default_factory=list)  # of positions used - 1, used - 2, ... resident
+    holders: dict[str, None] = field(default_factory=dict)
+    num_active: int = 0  # holders that are not paused
+    hash: bytes | None = None  # set while its full contents are findable
+    is_alone: bool = False  # offline, held, and without an online page in its block
+    idle_key: tuple[int, int] | None = None  # place among the idle ones, which see
+
+    @property
+    def is_whole(self) -> bool:
+        return not self.host_slots
+
+
+class PageStore:
+    """All blocks of one executor, by what lies in them. It moves pages and finds room; who may have it, and what
+    becomes of requests, is decided by the pool above it."""
+
+    def __init__(self, num_blocks: int, block_size: int, transfers: SlotTransfers) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.transfers = transfers
+        self.by_hash: dict[bytes, Page] = {}
+        self._sides: tuple[list[Page | None], list[Page | None]] = ([None] * num_blocks, [None] * num_blocks)
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))  # first is taken first
+        self._idle: SortedDict[tuple[int, int], Page] = SortedDict()
+        self._num_alone = 0
+        self._num_pages = 0
+
+    @property
+    def num_free(self) -> int:
+        """Blocks in which no page is held."""
+        return len(self._free)
+
+    @property
+    def num_idle(self) -> int:
+        """Blocks that hold nothing but a page of paused offline requests."""
+        return len(self._idle)
+
+    @property
+    def num_alone(self) -> int:
+        """Blocks that hold nothing but an offline page, idle or not."""
+        return self._num_alone
+
+    def peer(self, page: Page) -> Page | None:
+        """The page on the other side of its block."""
+        return None if page.block_id is None else self._sides[1 - page.kind][page.block_id]
+
+    def emptiest_idle(self) -> Page | None:
+        """The idle page with the most empty slots in its block (FindPreemptBlock), ties by age, youngest first."""
+        return self._idle.peekitem(0)[1] if self._idle else None
+
+    def first_free(self) -> int | None:
+        return next(iter(self._free), None)
+
+    def slot(self, page: Page, position: int) -> int:
+        """Where a position of a page in a block lies."""
+        assert page.block_id is not None
+        start = page.block_id * self.block_size
+        return start + position if page.kind is Kind.ONLINE else start + self.block_size - 1 - position
+
+    def new_page(self, kind: Kind, index: int, block_id: int, used: int) -> Page:
+        """A page that nobody holds yet, with slots for ``used`` positions to be written."""
+        page = Page(self._num_pages, index, kind)
+        self._num_pages += 1
+        self._attach(page, block_id)
+        page.used = page.resident = used
+        return page
+
+    def hold(self, page: Page, request_id: str) -> None:
+        """One more holder, an active one."""
+        if not page.holders and page.block_id is not None:
+            self._free.pop(page.block_id, None)
+        page.holders[request_id] = None
+        page.num_active += 1
+        self._index(page)
+
+    def let_go(self, page: Page, request_id: str, is_active: bool) -> None:
+        """One holder less. What nobody holds stays while it can be found."""
+        del page.holders[request_id]
+        page.num_active -= is_active
+        self._index(page)
+        if page.holders:
+            return
+        if page.hash is not None and page.is_whole and self.peer(page) is None:
+            assert page.block_id is not None
+            self._free[page.block_id] = None
+        else:
+            self._discard(page)
+
+    def count_active(self, page: Page, change: int) -> None:
+        """A holder was paused (-1), or is active again (+1)."""
+        page.num_active += change
+        self._index(page)
+
+    def grow(self, page: Page, used: int) -> None:
+        """In place: the slots are empty."""
+        peer = self.peer(page)
+        assert page.is_whole and used + (peer.resident if peer is not None else 0) <= self.block_size
+        page.used = page.resident = used
+        self._index(page)
+
+    def evict(self, page: Page, keep: int) -> bool:
+        """Leave at most the first ``keep`` positions on the device: the latest go to the host, as far as they are
+        computed. False where the host is full; what has gone by then is gone."""
+        if page.is_whole:
+            page.used = page.resident = min(page.used, page.computed)
+        while page.resident > keep:
+            host_slot = self.transfers.checkpoint(self.slot(page, page.resident - 1))
+            if host_slot is None:
+                self._index(page)
+                return False
+            page.host_slots.append(host_slot)
+            page.resident -= 1
+        if page.resident == 0:
+            self._detach(page)
+        self._index(page)
+        return True
+
+    def restore(self, page: Page) -> None:
+        """Bring back what is on the host, in place."""
+        while page.host_slots:
+            self.transfers.restore(page.host_slots.pop(), self.slot(page, page.resident))
+            page.resident += 1
+        self._index(page)
+
+    def relocate(self, page: Page, block_id: int) -> None:
+        """To a block with room for all of it, and make it whole there."""
+        before = [self.slot(page, position) for position in range(page.resident)]
+        if page.block_id is not None:
+            self._detach(page)
+        self._attach(page, block_id)
+        for position, source in enumerate(before):
+            self.transfers.move(source, self.slot(page, position))
+        self.restore(page)
+
+    def claim(self, block_id: int) -> None:
+        """Take a free block; what could still be found in it is lost."""
+        for kind in Kind:
+            page = self._sides[kind][block_id]
+            if page is not None:
+                self._forget(page)
+                self._sides[kind][block_id] = None
+        del self._free[block_id]
+
+    def is_free(self, block_id: int) -> bool:
+        return block_id in self._free
+
+    def publish(self, page: Page, key: bytes) -> None:
+        """Make a full page findable, unless another one with these contents is."""
+        if key not in self.by_hash and page.hash is None:
+            page.hash = key
+            self.by_hash[key] = page
+
+    def void(self, page: Page) -> None:
+        """Its contents are not what they should be: nobody may find it from here on."""
+        if page.hash is not None:
+            del self.by_hash[page.hash]
+            page.hash = None
+        if not page.holders:
+            self._discard(page)
+
+    def _attach(self, page: Page, block_id: int) -> None:
+        assert self._sides[page.kind][block_id] is None and block_id not in self._free
+        self._sides[page.kind][block_id] = page
+        page.block_id = block_id
+        self._index_block(block_id)
+
+    def _detach(self, page: Page) -> None:
+        """Out of its block; the block is free where nothing else lies in it, and taken before any with a find."""
+        block_id = page.block_id
+        assert block_id is not None
+        self._sides[page.kind][block_id] = None
+        page.block_id = None
+        self._index(page)
+        self._index_block(block_id)
+        if self._sides[1 - page.kind][block_id] is None:
+            self._free[block_id] = None
+            self._free.move_to_end(block_id, last=False)
+
+    def _discard(self, page: Page) -> None:
+        self._forget(page)
+        if page.block_id is not None:
+            self._detach(page)
+
+    def _forget(self, page: Page) -> None:
+        """Its contents are worthless."""
+        if page.hash is not None:
+            del self.by_hash[page.hash]
+            page.hash = None
+        for host_slot in page.host_slots:
+            self.transfers.release(host_slot)
+        page.host_slots.clear()
+        if page.block_id is not None:
+            for position in range(page.resident):
+                self.transfers.forget(self.slot(page, position))
+
+    def _index_block(self, block_id: int) -> None:
+        page = self._sides[Kind.OFFLINE][block_id]
+        if page is not None:
+            self._index(page)
+
+    def _index(self, page: Page) -> None:
+        """Count it, and place it among the idle ones, by what it is now."""
+        if page.kind is Kind.ONLINE:
+            return
+        is_alone = bool(page.holders) and page.block_id is not None and self.peer(page) is None
+        key = (page.resident, -page.number) if is_alone and page.num_active == 0 else None
+        self._num_alone += is_alone - page.is_alone
+        page.is_alone = is_alone
+        if page.idle_key != key:
+            if page.idle_key is not None:
+                del self._idle[page.idle_key]
+            if key is not None:
+                self._idle[key] = page
+            page.idle_key = key
+
+    def check_integrity(self, held: list[Page]) -> None:
+        """``held``: all pages that somebody holds. Raises AssertionError where blocks, counts and pages disagree."""
+        cached = [page for page in self.by_hash.values() if not page.holders]
+        assert all(page.is_whole and page.used == self.block_size and self.peer(page) is None for page in cached)
+        sides: tuple[list[Page | None], list[Page | None]] = ([None] * self.num_blocks, [None] * self.num_blocks)
+        for page in (*held, *cached):
+            assert page.computed <= page.used <= self.block_size
+            assert page.used - page.resident == len(page.host_slots) and (
+                page.resident == 0 or page.block_id is not None
+            )
+            if page.block_id is not None:
+                assert sides[page.kind][page.block_id] is None
+                sides[page.kind][page.block_id] = page
+                peer = self.peer(page)
+                assert page.resident + (peer.resident if peer is not None else 0) <= self.block_size
+        assert sides == self._sides
+        busy = {page.block_id for page in held}
+        assert {*self._free} == {block_id for block_id in range(self.num_blocks) if block_id not in busy}
+        alone = [p for p in held if p.kind is Kind.OFFLINE and p.block_id is not None and self.peer(p) is None]
+        idle = [page for page in alone if page.num_active == 0]
+        assert self._num_alone == len(alone)
+        assert dict(self._idle) == {(page.resident, -page.number): page for page in idle}
+        host_slots = [host_slot for page in held for host_slot in page.host_slots]
+        assert sorted(host_slots) == list(self.transfers.held())
+        assert {key: page.hash for key, page in self.by_hash.items()} == {key: key for key in self.by_hash}
