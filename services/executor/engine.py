@@ -7,10 +7,11 @@ is written is in two of the calls.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from shared.protocol.messages import SamplingParams
+from shared.scheduling.slot_transfers import SlotOperations
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,7 @@ class EngineSpec:
     num_blocks: int
     eos_token_ids: tuple[int, ...]
     pipeline_depth: int = 1  # stages; as many steps are in flight at a time
+    num_host_slots: int = 0  # KV slots of host memory that slots of the device can be checkpointed to
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,7 @@ class StepBatch:
 
     step: int
     sequences: list[Sequence]
+    operations: SlotOperations = field(default_factory=SlotOperations)  # done before the forward pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +58,7 @@ class StepResult:
     """What came out."""
 
     sampled: dict[str, int]  # request id -> token id, for each sequence that needs_sample
-    latency_ms: float  # wall time of the step inside the engine
+    latency_ms: float  # wall time of the step inside the engine, less what it waited for slots to be copied
 
 
 class Engine(Protocol):
@@ -65,7 +68,8 @@ class Engine(Protocol):
 
     def execute(self, batch: StepBatch) -> StepResult:
         """Run one step. Sampling is a function of (seed, position) alone, so that a request that was preempted or
-        moved goes on with the same tokens. Raises EngineError; the KV of every sequence in the batch is then void."""
+        moved goes on with the same tokens. Raises EngineError; the KV of every sequence in the batch is then void, and
+        so is what the batch's operations wrote. Operations of steps in flight are done in the order of the steps."""
 
     def close(self) -> None:
         """Free the model and the KV blocks."""

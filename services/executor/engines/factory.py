@@ -11,7 +11,9 @@ from shared.errors import ConfigError
 from shared.latency.architectures import architecture_named
 from shared.latency.devices import device_named
 from shared.latency.roofline import RooflineLatencyModel, num_kv_blocks
+from shared.latency.swap import SwapModel
 from shared.model_folder import ModelFacts
+from shared.scheduling.kv_policy import KV_POLICIES
 
 
 def load_engine(settings: ExecutorSettings) -> Engine:
@@ -32,6 +34,7 @@ def load_engine(settings: ExecutorSettings) -> Engine:
             num_blocks=settings.kv_blocks or None,
             num_threads=settings.threads or None,
             max_model_len=settings.max_model_len or None,
+            num_host_slots=_host_slots(settings),
         )
     if settings.engine == "sim":
         return _load_sim(settings)
@@ -48,6 +51,7 @@ def _load_sim(settings: ExecutorSettings) -> Engine:
         num_blocks = settings.kv_blocks or num_kv_blocks(architecture, device, tensor_parallel, settings.block_size)
     except ValueError as error:
         raise ConfigError(f"sim engine: {error}") from error
+    host_slots = _host_slots(settings)
     stages = f"-pp{settings.pipeline_depth}" if settings.pipeline_depth > 1 else ""
     spec = EngineSpec(
         model=settings.model_name,
@@ -60,5 +64,16 @@ def _load_sim(settings: ExecutorSettings) -> Engine:
         num_blocks=num_blocks,
         eos_token_ids=facts.eos_token_ids,
         pipeline_depth=settings.pipeline_depth,
+        num_host_slots=num_blocks * settings.block_size if host_slots is None else host_slots,
     )
-    return SimEngine(spec, latency, settings.sim_mean_output_tokens, settings.sim_time_scale)
+    swap = SwapModel.of(architecture, device, tensor_parallel)
+    return SimEngine(spec, latency, settings.sim_mean_output_tokens, settings.sim_time_scale, swap)
+
+
+def _host_slots(settings: ExecutorSettings) -> int | None:
+    """None leaves it to the engine, which knows the memory."""
+    if settings.kv_policy not in KV_POLICIES:
+        raise ConfigError(f"unknown KV policy {settings.kv_policy!r}; known: {', '.join(KV_POLICIES)}")
+    if settings.kv_policy == "lru":
+        return 0
+    return settings.host_kv_slots or None

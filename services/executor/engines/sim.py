@@ -11,6 +11,7 @@ import time
 from services.executor.engine import EngineSpec, Sequence, StepBatch, StepResult
 from shared.latency.features import BatchFeatures
 from shared.latency.model import LatencyModel
+from shared.latency.swap import SwapModel
 
 MASK = (1 << 64) - 1
 
@@ -19,13 +20,19 @@ class SimEngine:
     """``mean_output_tokens``: EOS comes with this mean, geometrically; ``time_scale``: 0.1 is ten times as fast.
 
     The predicted time of a step is shared evenly by the spec's pipeline stages; a step enters each in turn, when the
-    step before has left it.
+    step before has left it. Slots are copied beside it, as long as ``swap`` says: a step takes the longer of both.
     """
 
     def __init__(
-        self, spec: EngineSpec, latency: LatencyModel, mean_output_tokens: float = 128.0, time_scale: float = 1.0
+        self,
+        spec: EngineSpec,
+        latency: LatencyModel,
+        mean_output_tokens: float = 128.0,
+        time_scale: float = 1.0,
+        swap: SwapModel | None = None,
     ) -> None:
         self.spec = spec
+        self._swap = swap or SwapModel()
         self._latency = latency
         self._eos_threshold = int((1 << 32) / mean_output_tokens)
         self._time_scale = time_scale
@@ -44,7 +51,12 @@ class SimEngine:
                 sampled[sequence.request_id] = self._token(sequence)
         end = self._leave(start, self._latency.predict_ms(features) * self._time_scale / 1e3)
         self._closed.wait(max(0.0, end - time.perf_counter()))
-        return StepResult(sampled, (time.perf_counter() - start) * 1e3)
+        latency_ms = (time.perf_counter() - start) * 1e3
+        operations = batch.operations
+        if operations:
+            swap_ms = self._swap.predict_ms(len(operations.restores), len(operations.checkpoints)) * self._time_scale
+            self._closed.wait(max(0.0, start + swap_ms / 1e3 - time.perf_counter()))
+        return StepResult(sampled, latency_ms)
 
     def close(self) -> None:
         """A step that runs ends at once."""

@@ -13,6 +13,7 @@ from shared.errors import ConfigError
 
 CPU_KV_BYTES = 1 << 30
 CPU_KV_SHARE = 0.25  # of the memory that is free, where that is less
+HOST_KV_SHARE = 0.25  # of the memory that is free, for checkpointed KV
 CUDA_KV_SHARE = 0.9  # of the memory that is free after loading
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -49,6 +50,11 @@ def kv_memory_bytes(device: torch.device) -> int:
         free, _ = torch.cuda.mem_get_info(device)
         return int(free * CUDA_KV_SHARE)
     return min(CPU_KV_BYTES, int(_available_memory_bytes() * CPU_KV_SHARE))
+
+
+def host_memory_bytes() -> int:
+    """What checkpointed KV may take when nobody says how much it should be."""
+    return int(_available_memory_bytes() * HOST_KV_SHARE)
 
 
 def device_name(device: torch.device, num_threads: int) -> str:

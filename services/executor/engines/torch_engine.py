@@ -22,14 +22,23 @@ import torch
 
 from kernels.cpu.attention import GatherBuffer
 from kernels.metadata import AttentionMetadata
+from kernels.slot_copy import KVLayers
 from services.executor.engine import EngineSpec, Sequence, StepBatch, StepResult
 from services.executor.engines.torch_attention import ATTENTION_NAME, PagedStep, ShapeProbe
-from services.executor.engines.torch_device import choose_device, choose_dtype, device_name, kv_memory_bytes
+from services.executor.engines.torch_device import (
+    choose_device,
+    choose_dtype,
+    device_name,
+    host_memory_bytes,
+    kv_memory_bytes,
+)
+from services.executor.engines.torch_host_pool import HostPool
 from services.executor.engines.torch_linear import pack_linears
 from services.executor.engines.torch_sampler import SampleRow, sample
 from services.executor.engines.torch_warm_up import warm_up_batches
 from shared.errors import ConfigError, EngineError, ModelError
 from shared.model_folder import ModelFacts
+from shared.scheduling.slot_transfers import SlotOperations
 
 logger = logging.getLogger(__name__)
 
@@ -42,8 +51,11 @@ KVShapes = dict[torch.nn.Module, tuple[int, int, int]]  # of each attention laye
 class TorchEngine:
     """A loaded model with its KV blocks; see ``services.executor.engine.Engine``."""
 
-    def __init__(self, spec: EngineSpec, model: torch.nn.Module, kv_caches: KVCaches, num_threads: int) -> None:
+    def __init__(
+        self, spec: EngineSpec, model: torch.nn.Module, kv_caches: KVCaches, host: HostPool | None, num_threads: int
+    ) -> None:
         self.spec = spec
+        self._host = host
         self._model = model
         self._kv_caches = kv_caches
         self._buffer = GatherBuffer()
@@ -62,13 +74,15 @@ class TorchEngine:
         num_blocks: int | None = None,
         num_threads: int | None = None,
         max_model_len: int | None = None,
+        num_host_slots: int | None = 0,
     ) -> TorchEngine:
         """Load the model folder ``path`` under the name that clients use; takes seconds, on a GPU for the first time
         more, until every kernel is compiled.
 
         ``num_blocks`` None sizes the KV cache from memory, ``num_threads`` None takes every core, ``max_model_len``
-        None takes the model's own context, or what the KV blocks hold if that is less. Raises ModelError for a
-        model that cannot be run, ConfigError for settings that cannot be met.
+        None takes the model's own context, or what the KV blocks hold if that is less, ``num_host_slots`` None as
+        many slots of host memory as the blocks have, or what memory allows. Raises ModelError for a model that cannot
+        be run, ConfigError for settings that cannot be met.
         """
         facts = ModelFacts.read(path)
         threads = num_threads or cpu_count()
@@ -77,6 +91,7 @@ class TorchEngine:
         with torch.inference_mode():
             model, model_dtype, kv_shapes = _load_model(path, chosen, dtype)
             kv_caches = _allocate(kv_shapes, block_size, num_blocks, chosen, model_dtype)
+            host = _host_pool(kv_caches, num_host_slots)
         blocks = next(iter(kv_caches.values())).shape[0]
         spec = EngineSpec(
             model=name,
@@ -88,8 +103,9 @@ class TorchEngine:
             block_size=block_size,
             num_blocks=blocks,
             eos_token_ids=facts.eos_token_ids,
+            num_host_slots=host.num_slots if host is not None else 0,
         )
-        engine = cls(spec, model, kv_caches, threads)
+        engine = cls(spec, model, kv_caches, host, threads)
         if chosen.type == "cuda":
             for batch in warm_up_batches(spec):
                 engine.execute(batch)
@@ -98,27 +114,29 @@ class TorchEngine:
 
     def execute(self, batch: StepBatch) -> StepResult:
         """Run one step; see ``Engine.execute``."""
-        started = time.perf_counter()
         if not batch.sequences:
             return StepResult({}, 0.0)
         self._claim_thread()
         # Decodes lead, longest first, so that the kernels can group those of like length.
         sequences = sorted(batch.sequences, key=lambda s: (len(s.token_ids) > 1, -s.num_computed_tokens))
         try:
-            sampled = self._run(sequences)
+            with torch.inference_mode(), self._slots_copied(batch.operations):
+                started = time.perf_counter()
+                sampled = self._run(sequences)
+                latency_ms = (time.perf_counter() - started) * 1000.0
         except Exception as error:  # torch raises what it likes; the executor needs one kind
             raise EngineError(f"step {batch.step} failed: {type(error).__name__}: {error}") from error
-        return StepResult(sampled, (time.perf_counter() - started) * 1000.0)
+        return StepResult(sampled, latency_ms)
 
     def close(self) -> None:
         """Free the model and the KV blocks; the engine cannot be used afterwards."""
         self._kv_caches.clear()
+        self._host = None
         self._buffer = GatherBuffer()
         del self._model
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
-    @torch.inference_mode()
     def _run(self, sequences: list[Sequence]) -> dict[str, int]:
         """Returns the sampled token of each sequence that needs one."""
         metadata = AttentionMetadata.build(sequences, next(iter(self._kv_caches.values())))
@@ -138,6 +156,14 @@ class TorchEngine:
         chosen = [sequences[i] for i in sampling]
         rows = [SampleRow(s.sampling, s.num_computed_tokens + len(s.token_ids)) for s in chosen]
         return dict(zip([s.request_id for s in chosen], sample(logits, rows), strict=True))
+
+    def _slots_copied(self, operations: SlotOperations) -> contextlib.AbstractContextManager[None]:
+        """Around a step's forward pass."""
+        if not operations:
+            return contextlib.nullcontext()
+        if self._host is None:
+            raise EngineError("slots cannot be copied: the engine was loaded without host slots")
+        return self._host.copied(operations)
 
     def _claim_thread(self) -> None:
         """OpenMP's thread count belongs to the calling thread, not to the process."""
@@ -227,6 +253,20 @@ def _allocate(
         }
     except RuntimeError as error:
         raise ConfigError(f"no memory for {blocks} KV blocks of {block_bytes} bytes: ask for fewer") from error
+
+
+def _host_pool(kv_caches: KVCaches, num_slots: int | None) -> HostPool | None:
+    if num_slots == 0:
+        return None
+    layers = KVLayers.of(list(kv_caches.values()))
+    slot_bytes = layers.slot_values * layers.caches[0].element_size()
+    if num_slots is None:
+        num_blocks, block_size = layers.caches[0].shape[:2]
+        num_slots = min(num_blocks * block_size, max(1, host_memory_bytes() // slot_bytes))
+    try:
+        return HostPool(layers, num_slots)
+    except RuntimeError as error:
+        raise ConfigError(f"no memory for {num_slots} host slots of {slot_bytes} bytes: ask for fewer") from error
 
 
 def _context(asked: int | None, of_model: int, of_blocks: int) -> int:

@@ -1,0 +1,90 @@
+"""KV slots in host memory, and the copies between them and the device: the checkpoint engine of BROS (section 6).
+
+A step's copies are one simultaneous assignment, so every source is gathered before anything is written. On CUDA they
+run on a stream of their own: the forward pass waits for what it reads (moves and restores), and checkpoints cross the
+bus while it runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from kernels.slot_copy import KVLayers, gather_slots, scatter_slots
+from shared.scheduling.slot_transfers import SlotOperations
+
+
+class HostPool:
+    """A bounded number of slots of host memory, pinned where the device is a GPU."""
+
+    def __init__(self, layers: KVLayers, num_slots: int) -> None:
+        """Raises RuntimeError where there is no memory for them."""
+        self.num_slots = num_slots
+        self._layers = layers
+        self._rows = layers.new_buffer(num_slots, "cpu")  # [num_slots, slot_values]
+        is_gpu = layers.device.type == "cuda"
+        self._stream = torch.cuda.Stream(layers.device) if is_gpu else None  # type: ignore[no-untyped-call]
+
+    @contextmanager
+    def copied(self, operations: SlotOperations) -> Iterator[None]:
+        """Around a forward pass: what it reads is in place when it begins, checkpoints are when this ends."""
+        if self._stream is None:
+            self._copy(operations)
+            yield
+            return
+        outgoing, done = self._copy_on_stream(operations, self._stream)
+        try:
+            yield
+        finally:
+            done.synchronize()
+            self._keep(operations, outgoing)
+
+    def _copy(self, operations: SlotOperations) -> None:
+        leaving, incoming = self._gather(operations), self._incoming(operations)
+        num_moves = len(operations.moves)
+        self._keep(operations, leaving[num_moves:])
+        self._scatter(operations, leaving[:num_moves], incoming)
+
+    def _copy_on_stream(
+        self, operations: SlotOperations, stream: torch.cuda.Stream
+    ) -> tuple[torch.Tensor, torch.cuda.Event]:
+        """Returns the checkpoints, pinned, and the event after which they are there."""
+        current = torch.cuda.current_stream(self._layers.device)
+        stream.wait_stream(current)
+        with torch.cuda.stream(stream):
+            leaving = self._gather(operations)
+            num_moves = len(operations.moves)
+            incoming = self._incoming(operations).to(self._layers.device, non_blocking=True)
+            self._scatter(operations, leaving[:num_moves], incoming)
+            ready = stream.record_event()
+            outgoing = self._layers.new_buffer(len(operations.checkpoints), "cpu")
+            outgoing.copy_(leaving[num_moves:], non_blocking=True)
+            done = stream.record_event()
+        current.wait_event(ready)
+        return outgoing, done
+
+    def _gather(self, operations: SlotOperations) -> torch.Tensor:
+        """[num_moves + num_checkpoints, slot_values], on the device: what is read of it."""
+        sources = [source for source, _ in (*operations.moves, *operations.checkpoints)]
+        leaving = self._layers.new_buffer(len(sources))
+        gather_slots(self._layers, self._indices(sources), leaving)
+        return leaving
+
+    def _incoming(self, operations: SlotOperations) -> torch.Tensor:
+        """[num_restores, slot_values], on the host."""
+        incoming = self._layers.new_buffer(len(operations.restores), "cpu")
+        sources = torch.tensor([source for source, _ in operations.restores], dtype=torch.int64)
+        return torch.index_select(self._rows, 0, sources, out=incoming)
+
+    def _scatter(self, operations: SlotOperations, moved: torch.Tensor, incoming: torch.Tensor) -> None:
+        slots = self._indices([slot for _, slot in (*operations.moves, *operations.restores)])
+        scatter_slots(self._layers, slots, torch.cat((moved, incoming)))
+
+    def _keep(self, operations: SlotOperations, outgoing: torch.Tensor) -> None:
+        slots = torch.tensor([slot for _, slot in operations.checkpoints], dtype=torch.int64)
+        self._rows.index_copy_(0, slots, outgoing)
+
+    def _indices(self, slots: list[int]) -> torch.Tensor:
+        return torch.tensor(slots, dtype=torch.int64, device=self._layers.device)

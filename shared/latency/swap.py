@@ -1,0 +1,28 @@
+"""How long KV slots take between a GPU and its host: t_swap of BROS (section 4.1). A step executes beside it, and so
+takes max(t_exec, t_swap)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shared.latency.architectures import Architecture
+from shared.latency.devices import Device
+from shared.latency.roofline import LINK_REACHED, kv_heads_per_device
+
+
+@dataclass(frozen=True, slots=True)
+class SwapModel:
+    """Linear in the slots; both directions have the bus to themselves."""
+
+    ms_per_slot: float = 0.0
+
+    @classmethod
+    def of(cls, architecture: Architecture, device: Device, tensor_parallel: int = 1) -> SwapModel:
+        """Each GPU swaps its own heads. Raises ValueError where the heads cannot be shared out."""
+        kv_heads = kv_heads_per_device(architecture, tensor_parallel)
+        slot_bytes = architecture.kv_bytes_per_token / architecture.num_kv_heads * kv_heads
+        return cls(slot_bytes / (device.host_bytes_per_s * LINK_REACHED / 1e3))
+
+    def predict_ms(self, num_restored: int, num_checkpointed: int) -> float:
+        """Of one step."""
+        return max(num_restored, num_checkpointed) * self.ms_per_slot
