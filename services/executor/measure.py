@@ -5,7 +5,7 @@ from __future__ import annotations
 from services.executor.engine import EngineSpec, Sequence, StepBatch
 from shared.protocol.messages import MeasureShape, PrefillChunk, SamplingParams
 from shared.scheduling.batch import Limits
-from shared.scheduling.blocks import BlockPool
+from shared.scheduling.kv_policy import KVPool
 from shared.scheduling.request import Kind
 
 SAMPLING = SamplingParams(max_tokens=1, temperature=0.0)
@@ -14,7 +14,7 @@ SAMPLING = SamplingParams(max_tokens=1, temperature=0.0)
 class ScratchBatch:
     """Blocks for one measured batch; ``free`` gives them back. Nothing in them is ever findable as a prefix."""
 
-    def __init__(self, shape: MeasureShape, pool: BlockPool, limits: Limits, spec: EngineSpec) -> None:
+    def __init__(self, shape: MeasureShape, pool: KVPool, limits: Limits, spec: EngineSpec) -> None:
         """Raises ValueError where the shape does not fit the executor."""
         self._pool = pool
         self._ids: list[str] = []
@@ -49,4 +49,12 @@ class ScratchBatch:
             raise ValueError("not enough free KV blocks")
         token_ids = [(position * 7919 + len(self._ids)) % spec.vocab_size for position in range(chunk.num_tokens)]
         block_table = self._pool.table(request_id)
-        return Sequence(request_id, token_ids, chunk.num_computed_tokens, block_table, SAMPLING, needs_sample=True)
+        return Sequence(
+            request_id,
+            token_ids,
+            chunk.num_computed_tokens,
+            block_table,
+            SAMPLING,
+            needs_sample=True,
+            fills_right=self._pool.fills_right(Kind.OFFLINE),
+        )

@@ -8,7 +8,9 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from services.executor.engine import EngineSpec, Sequence, StepBatch, StepResult
+from services.executor.kv_allocation import KVAllocation
 from services.executor.sequence import LiveSequence
+from services.executor.totals import Totals
 from shared.latency.features import BatchFeatures
 from shared.latency.model import LatencyModel
 from shared.protocol.messages import (
@@ -22,10 +24,11 @@ from shared.protocol.messages import (
     TokenOutput,
 )
 from shared.scheduling.batch import Limits, Policy, Schedule, ScheduledRequest, why_never_held
-from shared.scheduling.blocks import BlockPool
+from shared.scheduling.kv_policy import make_pool
 from shared.scheduling.online_order import OnlineOrder
-from shared.scheduling.request import Kind, Request
+from shared.scheduling.request import Kind
 from shared.scheduling.schedule import reconcile, two_phase_schedule
+from shared.scheduling.slot_transfers import SlotOperations
 from shared.scheduling.table import RequestTable
 from shared.tokenizer import Tokenizer
 
@@ -45,20 +48,12 @@ class Ended:
     error: str = ""
 
 
-@dataclass(slots=True)
-class Totals:
-    """Counted since the start; see ExecutorCounters."""
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """Between begin and finish."""
 
-    steps_offline: int = 0
-    preemptions: int = 0
-    offline_dropped: int = 0
-    aborted: int = 0
-    finished_online: int = 0
-    finished_offline: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    online_tokens: int = 0
-    offline_tokens: int = 0
+    running: list[tuple[LiveSequence, int]]  # each sequence with the tokens that it computes
+    operations: SlotOperations
 
 
 class Replica:
@@ -76,18 +71,21 @@ class Replica:
         spec: EngineSpec,
         tokenizer: Tokenizer | None,
         online_order: OnlineOrder | None = None,
+        kv_policy: str = "lru",
     ) -> None:
-        """``tokenizer``: finds stop strings; None where no request has any. ``online_order``: fcfs unless given."""
+        """``tokenizer``: finds stop strings; None where no request has any. ``online_order``: fcfs unless given.
+        Raises ValueError for an unknown KV policy."""
         self.limits = limits
         self.spec = spec
         self.table = RequestTable(online_order)
-        self.pool = BlockPool(limits.num_blocks, limits.block_size)
+        self.pool = make_pool(kv_policy, limits.num_blocks, limits.block_size, spec.num_host_slots)
         self.totals = Totals()
+        self._kv = KVAllocation(limits, self.table, self.pool, self.totals)
         self._tokenizer = tokenizer
         self._sequences: dict[str, LiveSequence] = {}
-        self._in_flight: deque[list[tuple[LiveSequence, int]]] = deque()  # steps between begin and finish, each
-        # sequence with the tokens that it computes, oldest step first
+        self._in_flight: deque[_Step] = deque()  # oldest first
         self._aborting: dict[str, None] = {}
+        self._voided: dict[str, None] = {}  # in flight on KV that another step's failure made worthless
         self._ended: list[Ended] = []  # since take_ended
 
     @property
@@ -132,7 +130,7 @@ class Replica:
     def schedule(self, plan: StepPlan | None, policy: Policy, model: LatencyModel) -> Schedule:
         """The next step: the plan, reconciled; or, without one, planned here over what is here."""
         if plan is None:
-            num_free, num_offline = self._blocks()
+            num_free, num_offline = self._kv.num_blocks()
             return two_phase_schedule(self.table, (), num_free, num_offline, self.limits, policy, model)
         for request in plan.admitted:
             self.submit(request)
@@ -143,37 +141,26 @@ class Replica:
         self, entries: Seq[ScheduledRequest], preempted: Seq[str], policy: Policy, model: LatencyModel
     ) -> Schedule:
         """A plan's entries, fitted to what is here by now."""
-        num_free, num_offline = self._blocks()
+        num_free, num_offline = self._kv.num_blocks()
         return reconcile(entries, preempted, self.table, num_free, num_offline, self.limits, policy, model)
 
     def begin(self, schedule: Schedule, step: int) -> StepBatch:
         """``allocate``, and the batch that the engine is to run."""
         running = self.allocate(schedule)
-        return StepBatch(step, [self._engine_sequence(sequence, tokens) for sequence, tokens in running])
+        sequences = [self._engine_sequence(sequence, tokens) for sequence, tokens in running]
+        return StepBatch(step, sequences, self.operations) if running else StepBatch(step, [])
+
+    @property
+    def operations(self) -> SlotOperations:
+        """What the newest step in flight copies before its forward pass."""
+        return self._in_flight[-1].operations
 
     def allocate(self, schedule: Schedule) -> list[tuple[LiveSequence, int]]:
-        """Give each entry its blocks; what runs, with the tokens that it computes. Where the counts were too hopeful
-        (shared blocks free less than they count), offline requests lose their KV for online ones, and offline
-        entries are dropped."""
-        lost: dict[str, None] = {}
-        for request_id in schedule.preempted:
-            request = self.table.get(request_id)
-            if request is not None and request.is_running and not request.is_in_flight:
-                self._preempt(request, lost)
-        running: list[tuple[LiveSequence, int]] = []
-        for entry in schedule.entries:
-            if entry.request_id in lost:
-                continue
-            sequence = self._sequences[entry.request_id]
-            num_tokens = self._allocate(sequence, entry.num_scheduled_tokens, lost)
-            if num_tokens == 0:
-                self.totals.offline_dropped += entry.kind is Kind.OFFLINE
-                continue
-            sequence.request.num_in_flight_tokens = num_tokens
-            running.append((sequence, num_tokens))
-        self.totals.offline_dropped += schedule.num_dropped
+        """Give each entry its blocks; what runs, with the tokens that it computes. Entries whose blocks are short are
+        dropped."""
+        running = self._kv.allocate(schedule, self._sequences)
         if running:
-            self._in_flight.append(running)
+            self._in_flight.append(_Step(running, self._kv.take_operations()))
             self.totals.steps_offline += running[-1][0].kind is Kind.OFFLINE  # entries are online first
         return running
 
@@ -181,10 +168,12 @@ class Replica:
         """Apply the oldest step's outcome; what online requests gained, in batch order. Ended ones are in
         ``take_ended``."""
         outputs: list[AddressedOutput] = []
-        for sequence, num_tokens in self._in_flight.popleft():
+        for sequence, num_tokens in self._in_flight.popleft().running:
             request = sequence.request
             request.num_in_flight_tokens = 0
-            self._advance(sequence, num_tokens)
+            if self._voided and self._recomputes(sequence):
+                continue
+            self._kv.advance(sequence, num_tokens)
             token_id = result.sampled.get(request.request_id)
             if self._aborting and self._aborts(sequence):
                 continue
@@ -203,17 +192,24 @@ class Replica:
         return outputs
 
     def fail(self, why: str) -> None:
-        """The engine could not run the oldest step: its KV is void, so every request in it is computed anew, and one
-        that was in too many failed steps ends with an error."""
-        for sequence, _ in self._in_flight.popleft():
+        """The engine could not run the oldest step: its KV is void, so every request in it is computed anew, as is
+        whoever holds slots that it was to copy; one that was in too many failed steps ends with an error."""
+        failed = self._in_flight.popleft()
+        for sequence, _ in failed.running:
             sequence.request.num_in_flight_tokens = 0
             sequence.num_failures += 1
+            self._voided.pop(sequence.request_id, None)
             if self._aborts(sequence):
                 continue
             if sequence.num_failures >= MAX_ENGINE_FAILURES:
                 self._end(sequence, FinishReason.ERROR, why)
             else:
-                self._preempt(sequence.request, {})
+                self._kv.lose(sequence.request)
+        for request in self._kv.void(failed.operations):
+            if request.is_in_flight:
+                self._voided[request.request_id] = None
+            else:
+                self._kv.lose(request)
 
     def take_ended(self) -> list[Ended]:
         """Who left since the last call."""
@@ -223,7 +219,7 @@ class Replica:
     def in_flight(self) -> list[list[PlanEntry]]:
         """The steps that run, oldest first."""
         return [
-            [PlanEntry(sequence.request_id, sequence.kind, tokens) for sequence, tokens in step]
+            [PlanEntry(sequence.request_id, sequence.kind, tokens) for sequence, tokens in step.running]
             for step in self._in_flight
         ]
 
@@ -239,55 +235,19 @@ class Replica:
                 request.max_total_tokens,
                 request.client_id,
                 request.was_admitted,
+                request.num_kept_blocks,
             )
             for request in self.table
         ]
 
-    def _blocks(self) -> tuple[int, int]:
-        """Those that nobody holds, and those that only offline requests outside any running step hold."""
-        in_flight = self.table.num_blocks_in_flight(Kind.OFFLINE)
-        return self.pool.num_free, max(0, self.pool.num_offline_only - in_flight)
-
-    def _allocate(self, sequence: LiveSequence, num_tokens: int, lost: dict[str, None]) -> int:
-        """Tokens that can be computed now: ``num_tokens``, less where the prefix cache leaves less; 0 for none."""
-        request = sequence.request
-        was_running = request.is_running
-        if not was_running:
-            request.num_computed_tokens = self.pool.start(request.request_id, request.kind, sequence.token_ids)
-        num_tokens = min(num_tokens, request.num_remaining_tokens)
-        if request.num_computed_tokens + num_tokens <= request.num_blocks * self.limits.block_size:
-            return num_tokens  # most decodes: the last block has room
-        while not self.pool.grow(request.request_id, request.num_computed_tokens + num_tokens):
-            victim = self._offline_victim(lost) if request.kind is Kind.ONLINE else None
-            if victim is None:
-                if not was_running:
-                    self.pool.free(request.request_id)
-                    request.num_computed_tokens = 0
-                return 0
-            self._preempt(victim, lost)
-        request.num_blocks = len(self.pool.table(request.request_id))
-        if not was_running:
-            self._count_start(sequence)
-            self.table.start(request)
-        return num_tokens
-
-    def _count_start(self, sequence: LiveSequence) -> None:
-        self.totals.cached_tokens += sequence.request.num_computed_tokens
-        if not sequence.has_started:
-            sequence.has_started = True
-            sequence.num_cached_tokens = min(sequence.request.num_computed_tokens, sequence.num_prompt_tokens)
-
-    def _offline_victim(self, lost: dict[str, None]) -> Request | None:
-        for request in reversed(self.table.running(Kind.OFFLINE).values()):
-            if request.request_id not in lost and not request.is_in_flight:
-                return request
-        return None
-
-    def _preempt(self, request: Request, lost: dict[str, None]) -> None:
-        self.pool.free(request.request_id)
-        self.table.preempt(request)
-        self.totals.preemptions += 1
-        lost[request.request_id] = None
+    def _recomputes(self, sequence: LiveSequence) -> bool:
+        """Take its KV where it was made worthless while it was in flight."""
+        if sequence.request_id not in self._voided:
+            return False
+        del self._voided[sequence.request_id]
+        if not self._aborts(sequence):
+            self._kv.lose(sequence.request)
+        return True
 
     def _aborts(self, sequence: LiveSequence) -> bool:
         """End it where that was asked for while it was in flight."""
@@ -307,17 +267,8 @@ class Replica:
             self.pool.table(request.request_id),
             sequence.sampling,
             needs_sample=end == request.num_tokens,
+            fills_right=self.pool.fills_right(request.kind),
         )
-
-    def _advance(self, sequence: LiveSequence, num_tokens: int) -> None:
-        request = sequence.request
-        num_before = request.num_computed_tokens
-        request.num_computed_tokens = num_after = num_before + num_tokens
-        if num_before < sequence.num_prompt_tokens:
-            self.totals.prompt_tokens += min(num_after, sequence.num_prompt_tokens) - num_before
-        block_size = self.limits.block_size
-        if num_after // block_size > num_before // block_size:
-            self.pool.commit(request.request_id, sequence.token_ids, num_after)
 
     def _end(self, sequence: LiveSequence, reason: FinishReason, error: str = "") -> None:
         self.pool.free(sequence.request_id)

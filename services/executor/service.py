@@ -62,7 +62,7 @@ class ExecutorService:
         self._preset = preset
         self.info = executor_info(settings, engine.spec)
         self._results = ResultStore(bus)
-        self._replica = Replica(limits_of(self.info), engine.spec, tokenizer, online_order)
+        self._replica = Replica(limits_of(self.info), engine.spec, tokenizer, online_order, settings.kv_policy)
         self._tuning = Tuning(bus, on_change=self._on_tuning)
         publisher = StepPublisher(bus, self.info, self._results)
         self._loop = StepLoop(self._replica, engine, publisher, self._policy_and_model, clock)
@@ -180,6 +180,7 @@ def executor_info(settings: ExecutorSettings, spec: EngineSpec) -> ExecutorInfo:
         online_order=settings.online_order,
         vtc_weight_input=settings.vtc_weight_input,
         vtc_weight_output=settings.vtc_weight_output,
+        kv_policy=settings.kv_policy,
     )
 
 

@@ -59,6 +59,7 @@ class AsyncScheduler:
         self._mirror = ExecutorMirror(
             Limits(info.block_size, info.num_blocks, info.max_num_batched_tokens, info.max_num_seqs),
             online_order_named(info.online_order, info.vtc_weight_input, info.vtc_weight_output),
+            pauses=info.kv_policy == "bidirectional",
         )
         self._pipeline = Pipeline(self._mirror, info.pipeline_depth)
         self._plans = 0
@@ -89,6 +90,7 @@ class AsyncScheduler:
                 s.num_blocks,
                 s.client_id,
                 s.was_admitted,
+                num_kept_blocks=s.num_kept_blocks,
             )
             for s in message.states
         ]

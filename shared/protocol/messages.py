@@ -92,7 +92,7 @@ class StepPlan(msgspec.Struct, frozen=True):
     step: int
     entries: list[PlanEntry]  # online first, then offline, each in scheduling order
     admitted: list[GenerateRequest]  # offline requests that enter with this plan
-    preempted: list[str]  # requests whose KV is dropped before the step
+    preempted: list[str]  # whose KV is dropped before the step; offline ones are paused where the KV policy can
     latency_ms: float  # predicted for the whole batch
 
 
@@ -115,6 +115,7 @@ class RequestState(msgspec.Struct, frozen=True, array_like=True):
     max_total_tokens: int  # prompt plus the most output it may have
     client_id: str = ""
     was_admitted: bool = False  # had KV before
+    num_kept_blocks: int | None = None  # paused: those of its blocks that others cannot take; None: not paused
 
 
 class EndedRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -219,6 +220,7 @@ class ExecutorInfo(msgspec.Struct, frozen=True):
     online_order: str = "fcfs"  # fcfs or vtc; schedulers follow it
     vtc_weight_input: float = 1.0
     vtc_weight_output: float = 2.0
+    kv_policy: str = "lru"  # lru or bidirectional
 
 
 class ExecutorCounters(msgspec.Struct, frozen=True):
@@ -231,7 +233,10 @@ class ExecutorCounters(msgspec.Struct, frozen=True):
     steps_offline: int = 0  # had offline work in them
     plans_stale: int = 0  # plans that came for a step already started
     offline_dropped: int = 0  # entries dropped by PREEMPT_UNTIL_FIT
-    preemptions: int = 0
+    preemptions: int = 0  # requests that lost their KV
+    pauses: int = 0  # offline requests that gave way and kept it
+    checkpointed_slots: int = 0  # KV slots copied to the host
+    restored_slots: int = 0  # and back
     aborted: int = 0
     finished_online: int = 0
     finished_offline: int = 0

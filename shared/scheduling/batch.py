@@ -63,7 +63,7 @@ class Schedule:
     """What one step runs. The entries are in scheduling order, online first."""
 
     entries: list[ScheduledRequest]
-    preempted: list[str]  # lose their KV before the step, in the order of preemption
+    preempted: list[str]  # lose their KV before the step (bidirectional: offline ones are paused), in this order
     latency_ms: float  # predicted for the whole batch
     num_dropped: int = 0  # entries of a plan that no longer fitted
 
@@ -105,8 +105,8 @@ class BatchBuilder:
         return request.num_new_blocks(1, self._block_size) > self.num_blocks_left
 
     def fits_whole(self, request: Request, reserve_blocks: int = 0) -> bool:
-        """All known tokens of a waiting request fit the free blocks, ``reserve_blocks`` of them left: one that
-        cannot be completed would only hold blocks that others need."""
+        """All known tokens of a waiting or paused request fit the free blocks, ``reserve_blocks`` of them left: one
+        that cannot be completed would only hold blocks that others need."""
         num_blocks = request.num_new_blocks(request.num_remaining_tokens, self._block_size)
         return num_blocks + reserve_blocks <= self.num_blocks_left
 
@@ -148,7 +148,7 @@ class BatchBuilder:
 
     def _max_prefill(self, request: Request, bounded: bool, at_most: int | None) -> int:
         """get_max_prefill(t, c, m, r)."""
-        room = (request.num_blocks + self.num_blocks_left) * self._block_size - request.num_computed_tokens
+        room = (request.num_own_blocks + self.num_blocks_left) * self._block_size - request.num_computed_tokens
         limit = min(request.num_remaining_tokens, self.num_tokens_left, room)
         if at_most is not None:
             limit = min(limit, at_most)

@@ -95,6 +95,11 @@ class BidirectionalPool:
         """Slots to bring back before it can run: M^cpu of BROS (section 4.1), in slots."""
         return sum(len(page.host_slots) for page in self._tables[request_id].pages)
 
+    def num_kept_blocks(self, request_id: str) -> int:
+        """Blocks of a paused request that others cannot take and in which it can go on: beside an online request that
+        leaves it its slots, or shared with offline requests that are not paused."""
+        return self._store.num_kept(request_id)
+
     def start(self, request_id: str, kind: Kind, token_ids: Sequence[int]) -> int:
         """Give a request the cached pages of its prefix, as far as they are whole; returns how many of its tokens
         need no computing. At least one token is left to compute. Raises ValueError where it has a table already."""
@@ -317,6 +322,11 @@ class BidirectionalPool:
             for page in table.pages:
                 self._store.count_active(page, -1 if is_paused else +1)
 
+    def _is_kept(self, page: Page) -> bool:
+        peer = self._store.peer(page)
+        beside = peer is not None and peer.resident + page.used <= self.block_size
+        return page.kind is Kind.OFFLINE and (page.num_active > 0 or beside)
+
     def check_integrity(self) -> None:
         """Raises AssertionError where tables, pages, blocks, host slots and counts disagree."""
         self._transfers.check_integrity()
@@ -333,5 +343,6 @@ class BidirectionalPool:
             assert not (table.is_locked and table.is_paused)
             assert [page.index for page in table.pages] == list(range(len(table.pages)))
             assert all(page.kind is table.kind and request_id in page.holders for page in table.pages)
+            assert self._store.num_kept(request_id) == sum(1 for page in table.pages if self._is_kept(page))
             if not table.is_paused:
                 assert table.blocks == [page.block_id for page in table.pages]

@@ -71,6 +71,10 @@ class BlockPool:
         """The block ids of a request, in the order of its tokens; not to be changed."""
         return self._tables[request_id].blocks
 
+    def fills_right(self, kind: Kind) -> bool:
+        """Which way requests of this kind fill their blocks: all from the left."""
+        return False
+
     def start(self, request_id: str, kind: Kind, token_ids: Sequence[int]) -> int:
         """Give a request the cached blocks of its prefix; returns how many of its tokens need no computing.
         At least one token is left to compute. Raises ValueError where it has a table already."""

@@ -29,8 +29,10 @@ class _Arrival:
 class ExecutorMirror:
     """What an executor is expected to hold when it next asks for a plan."""
 
-    def __init__(self, limits: Limits, online_order: OnlineOrder | None = None) -> None:
+    def __init__(self, limits: Limits, online_order: OnlineOrder | None = None, pauses: bool = False) -> None:
+        """``pauses``: offline requests that give way are paused, not preempted."""
         self.limits = limits
+        self._pauses = pauses
         self.table = RequestTable(online_order)
         self.num_free_blocks = limits.num_blocks
         self._arrivals: dict[str, _Arrival] = {}
@@ -46,7 +48,7 @@ class ExecutorMirror:
         self._arrivals.pop(request_id, None)
         request = self.table.remove(request_id)
         if request is not None:
-            self.num_free_blocks += request.num_blocks
+            self.num_free_blocks += request.num_own_blocks
 
     def observe(
         self,
@@ -69,12 +71,15 @@ class ExecutorMirror:
         self.num_free_blocks = num_free_blocks
 
     def preempt(self, request_ids: Iterable[str]) -> None:
-        """These lose their KV before a step; those that do not run are ignored."""
+        """These lose their KV before a step, or are paused; those that do not run are ignored."""
         for request_id in request_ids:
             request = self.table.get(request_id)
             if request is not None and request.is_running:
-                self.num_free_blocks += request.num_blocks
-                self.table.preempt(request)
+                self.num_free_blocks += request.num_own_blocks
+                if self._pauses and request.kind is Kind.OFFLINE:
+                    request.num_kept_blocks = request.num_kept_blocks or 0
+                else:
+                    self.table.preempt(request)
 
     def start(self, entries: Iterable[ScheduledRequest]) -> None:
         """A step starts: its requests have blocks for it and are in flight. Unknown ids are ignored."""
@@ -117,7 +122,8 @@ class ExecutorMirror:
     def _grow(self, request: Request, num_tokens: int) -> None:
         new_blocks = request.num_new_blocks(num_tokens, self.limits.block_size)
         was_running = request.is_running
-        request.num_blocks += new_blocks
+        request.num_blocks = request.num_own_blocks + new_blocks
+        request.num_kept_blocks = None
         self.num_free_blocks = max(0, self.num_free_blocks - new_blocks)
         if not was_running and request.is_running:
             self.table.start(request)

@@ -12,6 +12,7 @@ alone in its block.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from sortedcontainers import SortedDict
@@ -36,6 +37,7 @@ class Page:
     num_active: int = 0  # holders that are not paused
     hash: bytes | None = None  # set while its full contents are findable
     is_alone: bool = False  # offline, held, and without an online page in its block
+    is_kept: bool = False  # offline, and neither idle nor without room in its block
     idle_key: tuple[int, int] | None = None  # place among the idle ones, which see
 
     @property
@@ -56,6 +58,7 @@ class PageStore:
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))  # first is taken first
         self._idle: SortedDict[tuple[int, int], Page] = SortedDict()
         self._num_alone = 0
+        self._num_kept: dict[str, int] = {}  # by holder, where there are any
         self._num_pages = 0
 
     @property
@@ -90,12 +93,17 @@ class PageStore:
         start = page.block_id * self.block_size
         return start + position if page.kind is Kind.ONLINE else start + self.block_size - 1 - position
 
+    def num_kept(self, request_id: str) -> int:
+        """Pages of a request that are kept, which see."""
+        return self._num_kept.get(request_id, 0)
+
     def new_page(self, kind: Kind, index: int, block_id: int, used: int) -> Page:
         """A page that nobody holds yet, with slots for ``used`` positions to be written."""
         page = Page(self._num_pages, index, kind)
         self._num_pages += 1
         self._attach(page, block_id)
         page.used = page.resident = used
+        self._index_block(block_id)
         return page
 
     def hold(self, page: Page, request_id: str) -> None:
@@ -104,12 +112,14 @@ class PageStore:
             self._free.pop(page.block_id, None)
         page.holders[request_id] = None
         page.num_active += 1
+        self._count_kept((request_id,), page.is_kept)
         self._index(page)
 
     def let_go(self, page: Page, request_id: str, is_active: bool) -> None:
         """One holder less. What nobody holds stays while it can be found."""
         del page.holders[request_id]
         page.num_active -= is_active
+        self._count_kept((request_id,), -page.is_kept)
         self._index(page)
         if page.holders:
             return
@@ -129,6 +139,8 @@ class PageStore:
         peer = self.peer(page)
         assert page.is_whole and used + (peer.resident if peer is not None else 0) <= self.block_size
         page.used = page.resident = used
+        if peer is not None:
+            self._index(peer)
         self._index(page)
 
     def evict(self, page: Page, keep: int) -> bool:
@@ -235,7 +247,12 @@ class PageStore:
         """Count it, and place it among the idle ones, by what it is now."""
         if page.kind is Kind.ONLINE:
             return
-        is_alone = bool(page.holders) and page.block_id is not None and self.peer(page) is None
+        peer = self.peer(page)
+        is_alone = bool(page.holders) and page.block_id is not None and peer is None
+        is_kept = page.num_active > 0 or (peer is not None and peer.resident + page.used <= self.block_size)
+        if page.is_kept != is_kept:
+            page.is_kept = is_kept
+            self._count_kept(page.holders, 1 if is_kept else -1)
         key = (page.resident, -page.number) if is_alone and page.num_active == 0 else None
         self._num_alone += is_alone - page.is_alone
         page.is_alone = is_alone
@@ -245,6 +262,12 @@ class PageStore:
             if key is not None:
                 self._idle[key] = page
             page.idle_key = key
+
+    def _count_kept(self, holders: Iterable[str], change: int) -> None:
+        for request_id in holders if change else ():
+            count = self._num_kept.pop(request_id, 0) + change
+            if count:
+                self._num_kept[request_id] = count
 
     def check_integrity(self, held: list[Page]) -> None:
         """``held``: all pages that somebody holds. Raises AssertionError where blocks, counts and pages disagree."""

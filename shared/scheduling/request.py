@@ -18,8 +18,8 @@ class Request:
     """One request on one executor, or waiting for one.
 
     ``num_tokens`` counts prompt and output so far; KV exists for the first ``num_computed_tokens`` of them, in
-    ``num_blocks`` blocks. A request with blocks is running (or held); one without is waiting or was preempted, and
-    keeps its tokens: preemption loses computed KV, never output.
+    ``num_blocks`` blocks. A request with blocks is running (or held, or paused); one without is waiting or was
+    preempted, and keeps its tokens: preemption loses computed KV, never output.
     """
 
     request_id: str
@@ -31,6 +31,7 @@ class Request:
     client_id: str = ""  # whom fairness by client counts it for; empty for offline requests
     was_admitted: bool = False  # had KV before, so that its prompt is counted already
     num_in_flight_tokens: int = 0  # its share of a step that runs now; 0 where it is in none
+    num_kept_blocks: int | None = None  # set while it is paused: those of its blocks that others cannot take
 
     @property
     def num_remaining_tokens(self) -> int:
@@ -51,7 +52,19 @@ class Request:
         """It is in a step that runs now: neither to be scheduled nor to lose its KV until that ends."""
         return self.num_in_flight_tokens > 0
 
+    @property
+    def is_paused(self) -> bool:
+        """Others may take its blocks, and may have: it runs once it has them all again."""
+        return self.num_kept_blocks is not None
+
+    @property
+    def num_own_blocks(self) -> int:
+        """Blocks that others cannot take."""
+        return self.num_blocks if self.num_kept_blocks is None else self.num_kept_blocks
+
     def num_new_blocks(self, num_tokens: int, block_size: int) -> int:
         """Blocks to add before ``num_tokens`` more tokens can be computed."""
-        missing = -(-(self.num_computed_tokens + num_tokens) // block_size) - self.num_blocks
+        kept = self.num_kept_blocks
+        num_own_blocks = self.num_blocks if kept is None else kept
+        missing = -(-(self.num_computed_tokens + num_tokens) // block_size) - num_own_blocks
         return missing if missing > 0 else 0

@@ -24,8 +24,8 @@ def two_phase_schedule(
 
     ``table``: what the executor holds; ``offline_queue``: offline requests that may enter after those, read lazily;
     ``num_free_blocks``: KV blocks that nobody holds; ``num_offline_blocks``: M_off, blocks that only offline
-    requests hold, which the online phase may take: none of requests in flight, which stay as they are. Nothing is
-    changed: the caller applies the schedule.
+    requests hold, which the online phase may take: none of requests in flight, which stay as they are. Blocks of paused
+    requests count as free. Nothing is changed: the caller applies the schedule.
     """
     builder = BatchBuilder(limits, model, policy.latency_budget_ms, num_free_blocks + num_offline_blocks)
     preempted = _online_phase(builder, table)
@@ -55,7 +55,7 @@ def reconcile(
     for request_id in lost:
         request = table.get(request_id)
         assert request is not None
-        freed[request.kind] += request.num_blocks
+        freed[request.kind] += request.num_own_blocks
     # What the plan takes from online requests is free; what it takes from offline ones is M_off already.
     builder = BatchBuilder(
         limits, model, policy.latency_budget_ms, num_free_blocks + num_offline_blocks + freed[Kind.ONLINE]
@@ -126,7 +126,7 @@ def _give_back_offline_blocks(
     for request in reversed(table.running(Kind.OFFLINE).values()):
         if builder.num_blocks_left >= num_offline_blocks:
             break
-        if request.request_id not in preempted and not request.is_in_flight:
+        if request.request_id not in preempted and not (request.is_in_flight or request.is_paused):
             lost.append(request.request_id)
             num_offline_blocks -= min(request.num_blocks, num_offline_blocks)
     builder.num_blocks_left = max(0, builder.num_blocks_left - num_offline_blocks)
@@ -136,9 +136,11 @@ def _give_back_offline_blocks(
 def _offline_phase(
     builder: BatchBuilder, table: RequestTable, offline_queue: Iterable[Request], preempted: Sequence[str]
 ) -> list[str]:
-    """Phase two: decodes that fit the latency budget, then chunks until one does not fit. Returns what it preempted
-    so that started work can go on where blocks, not time, are short."""
-    running = _schedulable(table, Kind.OFFLINE, preempted)
+    """Phase two: decodes that fit the latency budget, then chunks until one does not fit; then those that are paused,
+    those that wait and those that may enter, in order. Returns what it preempted so that started work can go on where
+    blocks, not time, are short."""
+    schedulable = _schedulable(table, Kind.OFFLINE, preempted)
+    running = [request for request in schedulable if not request.is_paused]
     victims = _Victims(builder, running)
     for request in running:
         if request.is_decode and request.request_id not in victims.lost and victims.make_room(request):
@@ -150,10 +152,11 @@ def _offline_phase(
             return victims.lost
     if preempted or victims.lost:  # what has just lost its KV would only take it from others
         return victims.lost
-    reserve = len(table.running(Kind.OFFLINE))  # a block each, so that those running can grow
-    for queue in (table.waiting(Kind.OFFLINE).values(), offline_queue):
+    paused = [request for request in schedulable if request.is_paused]
+    reserve = len(table.running(Kind.OFFLINE)) - len(paused)  # a block each, so that those running can grow
+    for queue in (paused, table.waiting(Kind.OFFLINE).values(), offline_queue):
         for request in queue:
-            if not builder.fits_whole(request, reserve) or not builder.try_prefill(request, bounded=True):
+            if not builder.fits_whole(request, reserve) or not builder.try_add(request, bounded=True):
                 return victims.lost
             reserve += 1
     return victims.lost

@@ -89,6 +89,7 @@ class RequestTable:
         del self._running[request.kind][request.request_id]
         request.num_computed_tokens = 0
         request.num_blocks = 0
+        request.num_kept_blocks = None
         self._insert(self._waiting[request.kind], request, self._places[request.request_id])
         if request.kind is Kind.ONLINE:
             self.online_order.preempt(request)
@@ -104,8 +105,9 @@ class RequestTable:
         self.online_order.restore(counters, online)
 
     def num_blocks(self, kind: Kind) -> int:
-        """Blocks in the tables of running requests of one kind; a shared block counts for each that shares it."""
-        return sum(request.num_blocks for request in self._running[kind].values())
+        """Blocks in the tables of running requests of one kind that are not paused; a shared block counts for each that
+        shares it."""
+        return sum(request.num_own_blocks for request in self._running[kind].values())
 
     def num_blocks_in_flight(self, kind: Kind) -> int:
         """Those of them in the tables of requests that are in a step that runs now."""
@@ -134,6 +136,7 @@ class RequestTable:
                     assert request_id == request.request_id and request_id not in seen
                     assert request.kind is kind and request.is_running == running
                     assert running or request.num_computed_tokens == request.num_in_flight_tokens == 0
+                    assert not request.is_paused or (running and kind is Kind.OFFLINE and not request.is_in_flight)
                     seen.add(request_id)
                 places = [self._places.get(request_id, math.inf) for request_id in held]
                 assert places == sorted(places) and (not running or math.inf not in places)

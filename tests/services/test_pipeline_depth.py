@@ -38,12 +38,14 @@ from shared.protocol.messages import (
     StepTokens,
 )
 from shared.scheduling.batch import Limits, Policy
+from shared.scheduling.kv_policy import KV_POLICIES
 from shared.scheduling.offline_order import FcfsOrder
 from shared.scheduling.online_order import online_order_named
 from shared.scheduling.presets import preset_named
 from shared.scheduling.request import Kind
 from shared.tokenizer import Tokenizer
 from tests.services.profiling import running
+from tests.services.slot_engine import SlotEngine
 
 MODEL = LinearLatencyModel(5.0, 0.1, 0.001, 0.0, 0.0, 0.1, 0.5)
 NO_TIME = LinearLatencyModel(0, 0, 0, 0, 0, 0, 0)
@@ -73,14 +75,14 @@ def make_offline(
 class Peer:
     """An executor's loop with ``depth`` steps in flight, and a scheduler that hears everything at once."""
 
-    def __init__(self, tokenizer: Tokenizer, depth: int, policy: Policy) -> None:
-        spec = EngineSpec("m", "sim", "none", "float16", 512, 49152, 16, 48, (2,), depth)
+    def __init__(self, tokenizer: Tokenizer, depth: int, policy: Policy, kv_policy: str = "lru") -> None:
+        spec = EngineSpec("m", "sim", "none", "float16", 512, 49152, 16, 48, (2,), depth, num_host_slots=300)
         self.policy = policy
         self.depth = depth
-        self.replica = Replica(Limits(16, 48, 64, 6), spec, tokenizer, online_order_named("vtc"))
-        self.engine = SimEngine(spec, NO_TIME, 30.0)
+        self.replica = Replica(Limits(16, 48, 64, 6), spec, tokenizer, online_order_named("vtc"), kv_policy)
+        self.engine = SlotEngine(spec)
         self.pool = OfflinePool(FcfsOrder(), lambda: None, lambda _, __: None)
-        info = msgspec.structs.replace(INFO, pipeline_depth=depth, online_order="vtc")
+        info = msgspec.structs.replace(INFO, pipeline_depth=depth, online_order="vtc", kv_policy=kv_policy)
         self.scheduler = AsyncScheduler(info, self.pool, self.tuning, SystemClock())
         self.plans: dict[int, StepPlan] = {}
         self.in_flight: deque[StepBatch] = deque()
@@ -161,7 +163,7 @@ class Peer:
 def alone(tokenizer: Tokenizer, requests: list[GenerateRequest]) -> Outputs:
     """With one step in flight and no scheduler, one request after the other."""
     spec = EngineSpec("m", "sim", "none", "float16", 512, 49152, 16, 48, (2,))
-    replica, engine = Replica(Limits(16, 48, 64, 6), spec, tokenizer), SimEngine(spec, NO_TIME, 30.0)
+    replica, engine = Replica(Limits(16, 48, 64, 6), spec, tokenizer), SlotEngine(spec)
     for request in requests:
         replica.submit(request)
         while replica.has_work:
@@ -169,12 +171,13 @@ def alone(tokenizer: Tokenizer, requests: list[GenerateRequest]) -> Outputs:
     return {ended.sequence.request_id: ended.sequence.output_token_ids for ended in replica.take_ended()}
 
 
+@pytest.mark.parametrize("kv_policy", KV_POLICIES)
 @pytest.mark.parametrize("depth", [1, 2, 4])
 @pytest.mark.parametrize("seed", range(4))
-def test_outputs_are_those_of_one_step_at_a_time(tokenizer: Tokenizer, depth: int, seed: int) -> None:
+def test_outputs_are_those_of_one_step_at_a_time(tokenizer: Tokenizer, depth: int, seed: int, kv_policy: str) -> None:
     """Whatever arrives when, with lost plans, few blocks and preemption; nothing is lost or runs twice."""
     rng = random.Random(seed)
-    peer = Peer(tokenizer, depth, Policy(rng.choice([12.0, 40.0, 1e9])))
+    peer = Peer(tokenizer, depth, Policy(rng.choice([12.0, 40.0, 1e9])), kv_policy)
     offline = [make_offline("batch_1", n, rng.randint(1, 120), rng.randint(1, 40)) for n in range(30)]
     online = [make_online(n, rng.randint(1, 150), rng.randint(1, 30)) for n in range(30)]
     peer.pool.add(offline)
@@ -185,7 +188,8 @@ def test_outputs_are_those_of_one_step_at_a_time(tokenizer: Tokenizer, depth: in
         peer.arrive(request)
         peer.pool.discard([key for key in peer.outputs if rng.random() < 0.3])
     peer.drain()
-    assert peer.replica.totals.preemptions > 0
+    totals = peer.replica.totals
+    assert totals.preemptions if kv_policy == "lru" else totals.pauses and totals.restored_slots
     assert peer.max_in_flight == depth
     assert peer.replica.pool.num_free == 48
     assert peer.outputs == alone(tokenizer, [*online, *(request.request for request in offline)])

@@ -1,0 +1,166 @@
+"""Who gets KV blocks for the next step, and who gives way: a schedule made true in the pool."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from services.executor.sequence import LiveSequence
+from services.executor.totals import Totals
+from shared.scheduling.batch import Limits, Schedule
+from shared.scheduling.bidirectional import BidirectionalPool
+from shared.scheduling.kv_policy import KVPool
+from shared.scheduling.request import Kind, Request
+from shared.scheduling.slot_transfers import SlotOperations
+from shared.scheduling.table import RequestTable
+
+NO_OPERATIONS = SlotOperations()
+
+
+class KVAllocation:
+    """Keeps the table's requests and the pool in step. Online requests that give way lose their KV; so do offline
+    ones, unless the pool shares blocks between both kinds: then they are paused."""
+
+    def __init__(self, limits: Limits, table: RequestTable, pool: KVPool, totals: Totals) -> None:
+        self._block_size = limits.block_size
+        self._table = table
+        self._pool = pool
+        self._sharing = pool if isinstance(pool, BidirectionalPool) else None
+        self._totals = totals
+
+    def num_blocks(self) -> tuple[int, int]:
+        """Those that anybody may take, and those that only offline requests outside any running step hold."""
+        self._count_kept()
+        in_flight = self._table.num_blocks_in_flight(Kind.OFFLINE)
+        return self._pool.num_free, max(0, self._pool.num_offline_only - in_flight)
+
+    def allocate(self, schedule: Schedule, sequences: Mapping[str, LiveSequence]) -> list[tuple[LiveSequence, int]]:
+        """Give each entry its blocks; what runs, with the tokens that it computes. Where the counts were too hopeful
+        (shared blocks free less than they count), offline requests give way to online ones, and offline entries are
+        dropped."""
+        lost: dict[str, None] = {}
+        for request_id in schedule.preempted:
+            request = self._table.get(request_id)
+            if request is not None and request.is_running and not request.is_in_flight:
+                self._give_way(request, lost)
+        running: list[tuple[LiveSequence, int]] = []
+        for entry in schedule.entries:
+            if entry.request_id in lost:
+                continue
+            sequence = sequences[entry.request_id]
+            num_tokens = self._allocate(sequence, entry.num_scheduled_tokens, lost)
+            if num_tokens == 0:
+                self._totals.offline_dropped += entry.kind is Kind.OFFLINE
+                continue
+            sequence.request.num_in_flight_tokens = num_tokens
+            running.append((sequence, num_tokens))
+        self._totals.offline_dropped += schedule.num_dropped
+        return running
+
+    def take_operations(self) -> SlotOperations:
+        """What the step that was allocated copies before its forward pass."""
+        if self._sharing is None:
+            return NO_OPERATIONS
+        operations = self._sharing.take_operations()
+        self._totals.checkpointed_slots += len(operations.checkpoints)
+        self._totals.restored_slots += len(operations.restores)
+        return operations
+
+    def advance(self, sequence: LiveSequence, num_tokens: int) -> None:
+        """KV is written for so many more of its tokens; full blocks can be found from here on."""
+        request = sequence.request
+        num_before = request.num_computed_tokens
+        request.num_computed_tokens = num_after = num_before + num_tokens
+        if num_before < sequence.num_prompt_tokens:
+            self._totals.prompt_tokens += min(num_after, sequence.num_prompt_tokens) - num_before
+        if self._sharing is not None:
+            self._sharing.unlock(request.request_id, num_after)
+        if num_after // self._block_size > num_before // self._block_size:
+            self._pool.commit(request.request_id, sequence.token_ids, num_after)
+
+    def lose(self, request: Request) -> None:
+        """Its KV is gone, its tokens stay."""
+        self._pool.free(request.request_id)
+        self._table.preempt(request)
+        self._totals.preemptions += 1
+
+    def void(self, operations: SlotOperations) -> list[Request]:
+        """Operations failed; who holds what they were to write."""
+        if self._sharing is None:
+            return []
+        holders = (self._table.get(request_id) for request_id in self._sharing.void(operations))
+        return [request for request in holders if request is not None]
+
+    def _allocate(self, sequence: LiveSequence, num_tokens: int, lost: dict[str, None]) -> int:
+        """Tokens that can be computed now: ``num_tokens``, less where the prefix cache leaves less; 0 for none."""
+        request = sequence.request
+        was_running = request.is_running
+        if not was_running:
+            request.num_computed_tokens = self._pool.start(request.request_id, request.kind, sequence.token_ids)
+        num_tokens = min(num_tokens, request.num_remaining_tokens)
+        num_slots = request.num_computed_tokens + num_tokens
+        if self._sharing is None and num_slots <= request.num_blocks * self._block_size:
+            return num_tokens  # most decodes: the last block has room
+        while not self._grow(request, num_slots, lost):
+            victim = self._offline_victim(lost) if request.kind is Kind.ONLINE else None
+            if victim is None:
+                if not was_running:
+                    self._pool.free(request.request_id)
+                    request.num_computed_tokens = 0
+                return 0
+            self._give_way(victim, lost)
+        request.num_blocks = len(self._pool.table(request.request_id))
+        if not was_running:
+            self._count_start(sequence)
+            self._table.start(request)
+        return num_tokens
+
+    def _grow(self, request: Request, num_slots: int, lost: dict[str, None]) -> bool:
+        """In the pool; and say in the table who was paused or has lost its KV for it."""
+        if self._sharing is None:
+            return self._pool.grow(request.request_id, num_slots)
+        has_grown = self._sharing.grow(request.request_id, num_slots)
+        for request_id in self._sharing.take_paused():
+            self._pause(request_id)
+        for request_id in self._sharing.take_dropped():
+            dropped = self._table.get(request_id)
+            assert dropped is not None
+            self.lose(dropped)
+            lost[request_id] = None
+        if has_grown:
+            request.num_kept_blocks = None
+            self._sharing.lock(request.request_id)
+        return has_grown
+
+    def _give_way(self, request: Request, lost: dict[str, None]) -> None:
+        """It is not to run in the coming step, and its blocks are for others."""
+        lost[request.request_id] = None
+        if self._sharing is None or request.kind is Kind.ONLINE:
+            self.lose(request)
+        else:
+            self._sharing.pause(request.request_id)
+            self._pause(request.request_id)
+
+    def _pause(self, request_id: str) -> None:
+        request = self._table.get(request_id)
+        assert request is not None
+        self._totals.pauses += not request.is_paused
+        request.num_kept_blocks = 0
+
+    def _count_kept(self) -> None:
+        """What paused requests still have of their own, which others change."""
+        if self._sharing is not None:
+            for request in self._table.running(Kind.OFFLINE).values():
+                if request.is_paused:
+                    request.num_kept_blocks = self._sharing.num_kept_blocks(request.request_id)
+
+    def _offline_victim(self, lost: dict[str, None]) -> Request | None:
+        for request in reversed(self._table.running(Kind.OFFLINE).values()):
+            if request.request_id not in lost and not (request.is_in_flight or request.is_paused):
+                return request
+        return None
+
+    def _count_start(self, sequence: LiveSequence) -> None:
+        self._totals.cached_tokens += sequence.request.num_computed_tokens
+        if not sequence.has_started:
+            sequence.has_started = True
+            sequence.num_cached_tokens = min(sequence.request.num_computed_tokens, sequence.num_prompt_tokens)

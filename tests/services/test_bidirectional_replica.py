@@ -1,0 +1,203 @@
+"""A replica whose requests share blocks: each output is that of its request alone, whatever was paused or dropped."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from services.executor.engine import EngineSpec
+from services.executor.measure import ScratchBatch
+from services.executor.replica import Replica
+from shared.errors import EngineError
+from shared.latency.linear import LinearLatencyModel
+from shared.protocol.messages import (
+    FinishReason,
+    GenerateRequest,
+    MeasureShape,
+    PlanEntry,
+    PrefillChunk,
+    SamplingParams,
+    StepPlan,
+)
+from shared.scheduling.batch import Limits, Policy
+from shared.scheduling.request import Kind
+from tests.services.slot_engine import SlotEngine
+
+MODEL = LinearLatencyModel(5.0, 0.1, 0.001, 0.0, 0.0, 0.1, 0.5)
+ANY = Policy()
+Results = dict[str, tuple[list[int], FinishReason]]
+
+
+def make_replica(
+    num_blocks: int, num_host_slots: int = 1000, tokens: int = 64, fail: float = 0.0, seed: int = 0
+) -> tuple[Replica, SlotEngine]:
+    spec = EngineSpec("m", "sim", "none", "float16", 512, 49152, 16, num_blocks, (2,), num_host_slots=num_host_slots)
+    replica = Replica(Limits(16, num_blocks, tokens, 32), spec, None, kv_policy="bidirectional")
+    return replica, SlotEngine(spec, fail=fail, seed=seed)
+
+
+def make_request(request_id: str, prompt: int, max_tokens: int, kind: Kind, first: int = 5) -> GenerateRequest:
+    """One with a name, not a number, generates all its tokens."""
+    params = SamplingParams(
+        max_tokens=max_tokens, seed=sum(request_id.encode()), ignore_eos=not request_id[0].isdigit()
+    )
+    return GenerateRequest(request_id, kind, list(range(first, first + prompt)), params, 0.0, "gateway")
+
+
+def step(replica: Replica, engine: SlotEngine, policy: Policy = ANY, plan: StepPlan | None = None) -> int:
+    """One step; returns how many requests ran."""
+    batch = replica.begin(replica.schedule(plan, policy, MODEL), 0)
+    replica.pool.check_integrity()
+    replica.table.check_integrity()
+    if batch.sequences:
+        try:
+            replica.finish(engine.execute(batch))
+        except EngineError as error:
+            replica.fail(str(error))
+        replica.pool.check_integrity()
+    return len(batch.sequences)
+
+
+def collect(replica: Replica, results: Results) -> None:
+    for ended in replica.take_ended():
+        results[ended.sequence.request_id] = (ended.sequence.output_token_ids, ended.finish_reason)
+
+
+def alone(requests: list[GenerateRequest]) -> Results:
+    results: Results = {}
+    for request in requests:
+        replica, engine = make_replica(num_blocks=64, tokens=512)
+        replica.submit(request)
+        while replica.has_work:
+            assert step(replica, engine) == 1
+        collect(replica, results)
+    return results
+
+
+def random_plan(replica: Replica, rng: random.Random) -> StepPlan:
+    """Any subset in any order, with wrong lengths, and any preemptions."""
+    held = list(replica.table)
+    rng.shuffle(held)
+    entries = [PlanEntry(r.request_id, r.kind, rng.randint(1, 80)) for r in held[: rng.randint(0, len(held))]]
+    lost = [r.request_id for r in held if rng.random() < 0.1]
+    return StepPlan("executor-0", "epoch", 0, entries, [], lost, 0.0)
+
+
+@pytest.mark.parametrize("num_host_slots", [1000, 40])
+@pytest.mark.parametrize("seed", range(6))
+def test_outputs_do_not_depend_on_who_shares_what(seed: int, num_host_slots: int) -> None:
+    rng = random.Random(seed)
+    requests = [
+        make_request(
+            f"{seed}-{n}", rng.randint(1, 150), rng.randint(1, 60), rng.choice(list(Kind)), rng.choice([5, 900])
+        )
+        for n in range(40)
+    ]
+    replica, engine = make_replica(24, num_host_slots)
+    results: Results = {}
+    waiting = list(requests)
+    while waiting or replica.has_work:
+        if waiting and rng.random() < 0.3:
+            replica.submit(waiting.pop())
+        plan = random_plan(replica, rng) if rng.random() < 0.3 else None
+        step(replica, engine, Policy(rng.choice([8.0, 30.0, 1e9])), plan)
+        collect(replica, results)
+    totals = replica.totals
+    assert min(totals.pauses, totals.checkpointed_slots, totals.restored_slots) > 0
+    assert results == alone(requests)
+    assert replica.pool.num_free == 24
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_failed_steps_leave_no_garbage_in_any_output(seed: int) -> None:
+    rng = random.Random(seed)
+    requests = [
+        make_request(f"{n}", rng.randint(1, 150), rng.randint(1, 60), rng.choice(list(Kind))) for n in range(40)
+    ]
+    replica, engine = make_replica(24, 200, fail=0.02, seed=seed)
+    results: Results = {}
+    waiting = list(requests)
+    while waiting or replica.has_work:
+        if waiting and rng.random() < 0.3:
+            replica.submit(waiting.pop())
+        step(replica, engine)
+        collect(replica, results)
+    undisturbed = alone(requests)
+    errors = [request_id for request_id, (_, reason) in results.items() if reason is FinishReason.ERROR]
+    assert replica.totals.checkpointed_slots > 0 and len(errors) < 30
+    assert {key: results[key] for key in results if key not in errors} == {
+        key: undisturbed[key] for key in results if key not in errors
+    }
+    assert replica.pool.num_free == 24
+
+
+def test_an_online_request_takes_blocks_and_their_owner_goes_on_afterwards_without_recomputing() -> None:
+    replica, engine = make_replica(num_blocks=12, tokens=256)
+    replica.submit(make_request("off", 150, 30, Kind.OFFLINE))
+    for _ in range(3):
+        step(replica, engine)
+    replica.submit(make_request("on", 120, 8, Kind.ONLINE))
+    while any(state.request_id == "on" for state in replica.states()):
+        assert step(replica, engine) == 1
+        assert {state.request_id: state.num_kept_blocks is not None for state in replica.states()}["off"]
+    assert step(replica, engine) == 1, "it runs again in the first step after"
+    while replica.has_work:
+        step(replica, engine)
+    assert (replica.totals.preemptions, replica.totals.prompt_tokens) == (0, 270)
+    assert replica.totals.restored_slots == replica.totals.checkpointed_slots > 0
+
+
+def test_beside_an_online_request_an_offline_one_goes_on_and_then_moves() -> None:
+    """Both have room in one block for some steps; where they meet, the offline request moves to a free block."""
+    replica, engine = make_replica(num_blocks=3, tokens=256)
+    requests = [make_request("off", 17, 24, Kind.OFFLINE), make_request("first", 10, 6, Kind.ONLINE, 500)]
+    requests.append(make_request("beside", 4, 20, Kind.ONLINE, 900))
+    together = 0
+    results: Results = {}
+    for request in requests:
+        replica.submit(request)
+        step(replica, engine)
+    while replica.has_work:
+        tables = {state.request_id: state for state in replica.states()}
+        ran = step(replica, engine)
+        together += ran == len(tables) > 1
+        collect(replica, results)
+    assert together > 4 and engine.num_moved > 0 and replica.totals.preemptions == 0
+    assert results == alone(requests)
+
+
+def test_with_a_full_host_offline_requests_are_computed_anew() -> None:
+    replica, engine = make_replica(num_blocks=12, num_host_slots=1, tokens=256)
+    requests = [make_request("off", 150, 30, Kind.OFFLINE), make_request("on", 120, 8, Kind.ONLINE)]
+    replica.submit(requests[0])
+    step(replica, engine)
+    replica.submit(requests[1])
+    results: Results = {}
+    while replica.has_work:
+        step(replica, engine)
+        collect(replica, results)
+    assert replica.totals.preemptions == 1 and results == alone(requests)
+
+
+def test_a_paused_request_can_be_aborted() -> None:
+    replica, engine = make_replica(num_blocks=12, tokens=256)
+    replica.submit(make_request("off", 150, 30, Kind.OFFLINE))
+    step(replica, engine)
+    replica.submit(make_request("on", 150, 20, Kind.ONLINE))
+    step(replica, engine)
+    replica.abort(["off"])
+    while replica.has_work:
+        step(replica, engine)
+    assert replica.pool.num_free == 12
+    replica.pool.check_integrity()
+
+
+def test_scratch_batches_leave_nothing_behind() -> None:
+    replica, _ = make_replica(num_blocks=24)
+    shape = MeasureShape([PrefillChunk(20), PrefillChunk(30, 100)], [])
+    scratch = ScratchBatch(shape, replica.pool, replica.limits, replica.spec)
+    assert all(sequence.fills_right for sequence in scratch.batch.sequences)
+    scratch.free()
+    assert replica.pool.num_free == 24
+    replica.pool.check_integrity()
