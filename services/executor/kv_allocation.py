@@ -8,7 +8,7 @@ from services.executor.sequence import LiveSequence
 from services.executor.totals import Totals
 from shared.scheduling.batch import Limits, Schedule
 from shared.scheduling.bidirectional import BidirectionalPool
-from shared.scheduling.kv_policy import KVPool
+from shared.scheduling.kv_pool import KVPool
 from shared.scheduling.request import Kind, Request
 from shared.scheduling.slot_transfers import SlotOperations
 from shared.scheduling.table import RequestTable
@@ -29,9 +29,16 @@ class KVAllocation:
 
     def num_blocks(self) -> tuple[int, int]:
         """Those that anybody may take, and those that only offline requests outside any running step hold."""
-        self._count_kept()
+        self.count_kept_blocks()
         in_flight = self._table.num_blocks_in_flight(Kind.OFFLINE)
         return self._pool.num_free, max(0, self._pool.num_offline_only - in_flight)
+
+    def count_kept_blocks(self) -> None:
+        """Note how many blocks of their own paused requests have now: others change that."""
+        if self._sharing is not None:
+            for request in self._table.running(Kind.OFFLINE).values():
+                if request.is_paused:
+                    request.num_kept_blocks = self._sharing.num_kept_blocks(request.request_id)
 
     def allocate(self, schedule: Schedule, sequences: Mapping[str, LiveSequence]) -> list[tuple[LiveSequence, int]]:
         """Give each entry its blocks; what runs, with the tokens that it computes. Where the counts were too hopeful
@@ -145,13 +152,6 @@ class KVAllocation:
         assert request is not None
         self._totals.pauses += not request.is_paused
         request.num_kept_blocks = 0
-
-    def _count_kept(self) -> None:
-        """What paused requests still have of their own, which others change."""
-        if self._sharing is not None:
-            for request in self._table.running(Kind.OFFLINE).values():
-                if request.is_paused:
-                    request.num_kept_blocks = self._sharing.num_kept_blocks(request.request_id)
 
     def _offline_victim(self, lost: dict[str, None]) -> Request | None:
         for request in reversed(self._table.running(Kind.OFFLINE).values()):

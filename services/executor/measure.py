@@ -5,7 +5,7 @@ from __future__ import annotations
 from services.executor.engine import EngineSpec, Sequence, StepBatch
 from shared.protocol.messages import MeasureShape, PrefillChunk, SamplingParams
 from shared.scheduling.batch import Limits
-from shared.scheduling.kv_policy import KVPool
+from shared.scheduling.kv_pool import KVPool
 from shared.scheduling.request import Kind
 
 SAMPLING = SamplingParams(max_tokens=1, temperature=0.0)

@@ -24,7 +24,7 @@ from shared.protocol.messages import (
     TokenOutput,
 )
 from shared.scheduling.batch import Limits, Policy, Schedule, ScheduledRequest, why_never_held
-from shared.scheduling.kv_policy import make_pool
+from shared.scheduling.kv_pool import make_pool
 from shared.scheduling.online_order import OnlineOrder
 from shared.scheduling.request import Kind
 from shared.scheduling.schedule import reconcile, two_phase_schedule
@@ -216,6 +216,10 @@ class Replica:
         ended, self._ended = self._ended, []
         return ended
 
+    def count_kept_blocks(self) -> None:
+        """Bring the table's paused requests up to date, for whoever plans over it."""
+        self._kv.count_kept_blocks()
+
     def in_flight(self) -> list[list[PlanEntry]]:
         """The steps that run, oldest first."""
         return [
@@ -225,6 +229,7 @@ class Replica:
 
     def states(self) -> list[RequestState]:
         """All that is held."""
+        self._kv.count_kept_blocks()
         return [
             RequestState(
                 request.request_id,

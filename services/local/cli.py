@@ -19,6 +19,7 @@ from services.local.options import DEFAULT_DATA_DIR, DEFAULT_PORT, ENGINES, Stac
 from services.local.parameters import DataDirOption, JsonOption, UrlOption, one_of
 from shared.latency.architectures import ARCHITECTURES
 from shared.latency.devices import DEVICES
+from shared.scheduling.kv_policy import KV_POLICIES
 from shared.scheduling.online_order import ONLINE_ORDERS
 from shared.scheduling.presets import PRESETS
 
@@ -54,6 +55,13 @@ def up(
     kv_blocks: Annotated[
         int | None, typer.Option(min=1, help="KV blocks of each engine; else sized by memory.")
     ] = None,
+    kv_policy: Annotated[
+        str,
+        typer.Option(
+            help="lru, or bidirectional: online and offline requests share KV blocks.",
+            callback=one_of("KV policy", KV_POLICIES),
+        ),
+    ] = "lru",
     sim_model: Annotated[
         str | None, typer.Option(help="The model that the sim engine times.", callback=one_of("model", ARCHITECTURES))
     ] = None,
@@ -110,6 +118,7 @@ def up(
         executors=executors,
         threads=threads,
         kv_blocks=kv_blocks,
+        kv_policy=kv_policy,
         sim_model=sim_model,
         sim_device=sim_device,
         preset=preset,

@@ -59,6 +59,7 @@ def _executor(options: StackOptions, index: int) -> dict[str, Setting]:
         "engine": options.engine,
         "threads": options.threads,
         "kv_blocks": options.kv_blocks,
+        "kv_policy": options.kv_policy,
         "sim_model": options.sim_model,
         "sim_device": options.sim_device,
         "preset": options.preset,

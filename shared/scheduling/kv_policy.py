@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from shared.scheduling.bidirectional import BidirectionalPool
-from shared.scheduling.blocks import BlockPool
-
 KV_POLICIES = ("lru", "bidirectional")  # lose it and compute it anew; share blocks from both ends, and checkpoint
 
-KVPool = BlockPool | BidirectionalPool
 
-
-def make_pool(kv_policy: str, num_blocks: int, block_size: int, num_host_slots: int) -> KVPool:
-    """A new, empty one. Raises ValueError for an unknown policy."""
-    if kv_policy == "lru":
-        return BlockPool(num_blocks, block_size)
-    if kv_policy == "bidirectional":
-        return BidirectionalPool(num_blocks, block_size, num_host_slots)
-    raise ValueError(f"unknown KV policy {kv_policy!r}; known: {', '.join(KV_POLICIES)}")
+def require_kv_policy(name: str) -> str:
+    """The name. Raises ValueError that lists the known ones."""
+    if name not in KV_POLICIES:
+        raise ValueError(f"unknown KV policy {name!r}; known: {', '.join(KV_POLICIES)}")
+    return name

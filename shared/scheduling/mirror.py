@@ -48,7 +48,7 @@ class ExecutorMirror:
         self._arrivals.pop(request_id, None)
         request = self.table.remove(request_id)
         if request is not None:
-            self.num_free_blocks += request.num_own_blocks
+            self.num_free_blocks += request.num_freed_blocks
 
     def observe(
         self,
@@ -75,7 +75,7 @@ class ExecutorMirror:
         for request_id in request_ids:
             request = self.table.get(request_id)
             if request is not None and request.is_running:
-                self.num_free_blocks += request.num_own_blocks
+                self.num_free_blocks += request.num_freed_blocks
                 if self._pauses and request.kind is Kind.OFFLINE:
                     request.num_kept_blocks = request.num_kept_blocks or 0
                 else:

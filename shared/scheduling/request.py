@@ -58,8 +58,13 @@ class Request:
         return self.num_kept_blocks is not None
 
     @property
+    def num_freed_blocks(self) -> int:
+        """Blocks that are free once it gives way or ends, and are not now."""
+        return self.num_blocks if self.num_kept_blocks is None else 0
+
+    @property
     def num_own_blocks(self) -> int:
-        """Blocks that others cannot take."""
+        """Blocks that it can go on in; others cannot take them."""
         return self.num_blocks if self.num_kept_blocks is None else self.num_kept_blocks
 
     def num_new_blocks(self, num_tokens: int, block_size: int) -> int:

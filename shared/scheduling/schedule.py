@@ -55,7 +55,7 @@ def reconcile(
     for request_id in lost:
         request = table.get(request_id)
         assert request is not None
-        freed[request.kind] += request.num_own_blocks
+        freed[request.kind] += request.num_freed_blocks
     # What the plan takes from online requests is free; what it takes from offline ones is M_off already.
     builder = BatchBuilder(
         limits, model, policy.latency_budget_ms, num_free_blocks + num_offline_blocks + freed[Kind.ONLINE]

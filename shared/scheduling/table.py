@@ -107,7 +107,7 @@ class RequestTable:
     def num_blocks(self, kind: Kind) -> int:
         """Blocks in the tables of running requests of one kind that are not paused; a shared block counts for each that
         shares it."""
-        return sum(request.num_own_blocks for request in self._running[kind].values())
+        return sum(request.num_freed_blocks for request in self._running[kind].values())
 
     def num_blocks_in_flight(self, kind: Kind) -> int:
         """Those of them in the tables of requests that are in a step that runs now."""

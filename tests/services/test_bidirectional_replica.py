@@ -148,6 +148,33 @@ def test_an_online_request_takes_blocks_and_their_owner_goes_on_afterwards_witho
     assert replica.totals.restored_slots == replica.totals.checkpointed_slots > 0
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_online_requests_never_wait_for_blocks_that_offline_requests_hold(seed: int) -> None:
+    """Step by step they run as in a replica that has nothing else to do."""
+    rng = random.Random(seed)
+    (replica, engine), (other, other_engine) = make_replica(24), make_replica(24)
+    for n in range(12):
+        replica.submit(make_request(f"off-{n}", rng.randint(20, 150), 60, Kind.OFFLINE, 1000 * n))
+    waiting = [make_request(f"on-{n}", rng.randint(1, 60), rng.randint(1, 30), Kind.ONLINE, 200 * n) for n in range(40)]
+    while waiting or other.has_work:
+        if waiting and len(other.table) < 3 and rng.random() < 0.5:
+            request = waiting.pop()
+            replica.submit(request)
+            other.submit(request)
+        batch, alone_batch = (
+            replica.begin(replica.schedule(None, ANY, MODEL), 0),
+            other.begin(other.schedule(None, ANY, MODEL), 0),
+        )
+        online = [each for each in batch.sequences if not each.fills_right]
+        assert [(e.request_id, e.token_ids) for e in online] == [
+            (e.request_id, e.token_ids) for e in alone_batch.sequences
+        ]
+        for each, its_engine, its_batch in ((replica, engine, batch), (other, other_engine, alone_batch)):
+            if its_batch.sequences:
+                each.finish(its_engine.execute(its_batch))
+    assert replica.totals.pauses > 0 and replica.totals.finished_online == 40
+
+
 def test_beside_an_online_request_an_offline_one_goes_on_and_then_moves() -> None:
     """Both have room in one block for some steps; where they meet, the offline request moves to a free block."""
     replica, engine = make_replica(num_blocks=3, tokens=256)

@@ -27,8 +27,10 @@ from services.profiler.simulation.simulation import Simulation
 from services.profiler.simulation.virtual_executor import ExecutorSetup, VirtualExecutor
 from services.profiler.simulation.virtual_phase import VirtualPhase
 from services.profiler.simulation.workload import SimulatedWorkload
+from shared.latency.swap import SwapModel
 from shared.protocol.latency_models import LatencyModelRecord, LinearCoefficients
 from shared.scheduling.batch import Schedule
+from shared.scheduling.kv_policy import KV_POLICIES
 from shared.scheduling.offline_order import FcfsOrder
 from shared.scheduling.offline_rate import OfflineRate
 
@@ -59,7 +61,7 @@ def make_plan(requests: Sequence[TraceRequest], prompts: Sequence[OfflinePrompt]
 
 
 def run(
-    plan: ReplayPlan, preset: str, budget_ms: float | None = None, seed: int = 0, **machine: float
+    plan: ReplayPlan, preset: str, budget_ms: float | None = None, seed: int = 0, **machine: float | str | None
 ) -> tuple[Simulation, Report]:
     strategy = make_strategy(preset, budget_ms, None)
     setup = replace(Machine(), **machine).setup(strategy, seed)  # type: ignore[arg-type]
@@ -87,6 +89,35 @@ def test_every_request_ends_once_and_tokens_add_up(preset: str, budget_ms: float
     assert totals.cached_tokens > 0
     assert (totals.preemptions > 0) == (kv_blocks is not None)
     assert report.online is not None and report.online.completed == len(requests)
+
+
+@pytest.mark.parametrize("host_kv_slots", [None, 200])
+def test_with_shared_blocks_every_request_ends_once_too(host_kv_slots: int | None) -> None:
+    requests, prompts = make_requests(1), make_prompts(1)
+    pressed = {"kv_blocks": 180, "kv_policy": "bidirectional", "host_kv_slots": host_kv_slots}
+    simulation, report = run(make_plan(requests, prompts, drain=True), "hygen", 40.0, **pressed)
+    replica = simulation.phases["replay"].executor.replica
+    totals = replica.totals
+    assert (totals.finished_online, totals.finished_offline) == (len(requests), len(prompts))
+    assert totals.offline_tokens == sum(prompt.max_tokens for prompt in prompts)
+    assert not replica.has_work and replica.pool.num_free == replica.limits.num_blocks
+    replica.pool.check_integrity()
+    assert min(totals.pauses, totals.checkpointed_slots, totals.restored_slots) > 0
+    assert (totals.restored_slots == totals.checkpointed_slots) == (host_kv_slots is None)
+    assert report.online is not None and report.online.completed == len(requests)
+
+
+def test_a_step_takes_as_long_as_its_copies() -> None:
+    plan = make_plan(make_requests(1), make_prompts(1), drain=True)
+    strategy = make_strategy("hygen", 40.0, None)
+    setup = Machine(kv_blocks=180, kv_policy="bidirectional").setup(strategy, 0)
+    busy_s = []
+    for swap in (SwapModel(), setup.swap, SwapModel(1000.0)):
+        simulation = Simulation(plan, replace(setup, swap=swap), strategy, "sim://test", NoProgress())
+        simulation.run()
+        busy_s.append(simulation.phases["replay"].now_s)
+    assert abs(busy_s[1] - busy_s[0]) < 0.1 * busy_s[0], "hidden behind the execution on a named GPU"
+    assert busy_s[2] > 2 * busy_s[0]
 
 
 def test_times_run_forwards_and_start_after_arrival() -> None:
@@ -142,9 +173,10 @@ def run_phase(executor_type: type[VirtualExecutor], setup: ExecutorSetup, rate: 
     return phase
 
 
+@pytest.mark.parametrize("kv_policy", KV_POLICIES)
 @pytest.mark.parametrize("kv_blocks", [None, 180])
-def test_a_plan_that_stands_is_what_reconciling_it_gives(kv_blocks: int | None) -> None:
-    setup = Machine(kv_blocks=kv_blocks).setup(make_strategy("hygen", 40.0, None), 0)
+def test_a_plan_that_stands_is_what_reconciling_it_gives(kv_blocks: int | None, kv_policy: str) -> None:
+    setup = Machine(kv_blocks=kv_blocks, kv_policy=kv_policy).setup(make_strategy("hygen", 40.0, None), 0)
     ours = run_phase(VirtualExecutor, setup, OfflineRate())
     theirs = run_phase(AlwaysReconciling, setup, OfflineRate())
     assert ours.records == theirs.records

@@ -13,7 +13,7 @@ from shared.latency.devices import device_named
 from shared.latency.roofline import RooflineLatencyModel, num_kv_blocks
 from shared.latency.swap import SwapModel
 from shared.model_folder import ModelFacts
-from shared.scheduling.kv_policy import KV_POLICIES
+from shared.scheduling.kv_policy import require_kv_policy
 
 
 def load_engine(settings: ExecutorSettings) -> Engine:
@@ -72,8 +72,8 @@ def _load_sim(settings: ExecutorSettings) -> Engine:
 
 def _host_slots(settings: ExecutorSettings) -> int | None:
     """None leaves it to the engine, which knows the memory."""
-    if settings.kv_policy not in KV_POLICIES:
-        raise ConfigError(f"unknown KV policy {settings.kv_policy!r}; known: {', '.join(KV_POLICIES)}")
-    if settings.kv_policy == "lru":
-        return 0
-    return settings.host_kv_slots or None
+    try:
+        kv_policy = require_kv_policy(settings.kv_policy)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    return 0 if kv_policy == "lru" else settings.host_kv_slots or None

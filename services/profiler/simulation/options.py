@@ -14,6 +14,7 @@ from loadgen.errors import WorkloadError
 from services.profiler.simulation.setup import LIVE, Machine
 from shared.latency.architectures import ARCHITECTURES
 from shared.latency.devices import DEVICES
+from shared.scheduling.kv_policy import KV_POLICIES
 from shared.scheduling.online_order import ONLINE_ORDERS
 from shared.scheduling.presets import DEFAULT_UTILITY_RATIO, PRESETS
 
@@ -27,6 +28,10 @@ OfflineQpsOption = Annotated[float | None, typer.Option(help="Offline requests p
 BatchedTokensOption = Annotated[int, typer.Option(min=1, help="Tokens of one step: the chunk size.")]
 NumSeqsOption = Annotated[int, typer.Option(min=1, help="Requests of one step.")]
 KvBlocksOption = Annotated[int | None, typer.Option(min=1, help="KV blocks; else what fits beside the weights.")]
+KvPolicyOption = Annotated[str, typer.Option(help=", ".join(KV_POLICIES))]
+HostKvSlotsOption = Annotated[
+    int | None, typer.Option(min=1, help="bidirectional: tokens of KV that the host takes; else as many as the GPU.")
+]
 StepModelOption = Annotated[
     Path | None, typer.Option(metavar="FILE", help="A fitted latency model (JSON) that steps take, not the roofline.")
 ]
@@ -52,6 +57,8 @@ class MachineOptions:
     max_num_batched_tokens: BatchedTokensOption = LIVE.max_num_batched_tokens
     max_num_seqs: NumSeqsOption = LIVE.max_num_seqs
     kv_blocks: KvBlocksOption = None
+    kv_policy: KvPolicyOption = LIVE.kv_policy
+    host_kv_slots: HostKvSlotsOption = None
     step_model: StepModelOption = None
     plan_model: PlanModelOption = None
     noise: NoiseOption = 0.0
@@ -67,6 +74,8 @@ class MachineOptions:
             step_file=self.step_model,
             plan_file=self.plan_model,
             noise=self.noise,
+            kv_policy=self.kv_policy,
+            host_kv_slots=self.host_kv_slots,
         )
 
 

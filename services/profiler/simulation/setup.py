@@ -16,8 +16,10 @@ from shared.latency.architectures import architecture_named
 from shared.latency.devices import device_named
 from shared.latency.model import LatencyModel
 from shared.latency.roofline import RooflineLatencyModel, num_kv_blocks
+from shared.latency.swap import SwapModel
 from shared.protocol.latency_models import LatencyModelRecord
 from shared.scheduling.batch import Limits
+from shared.scheduling.kv_policy import require_kv_policy
 from shared.scheduling.presets import DEFAULT_UTILITY_RATIO, preset_named
 
 LIVE = ExecutorSettings(model_path="")  # the executor's own defaults
@@ -26,7 +28,8 @@ LIVE = ExecutorSettings(model_path="")  # the executor's own defaults
 @dataclass(frozen=True, slots=True)
 class Machine:
     """The hardware, the model and the executor's limits. ``step_file``: fitted coefficients that steps take;
-    ``plan_file``: those that plans are made with. None is the roofline model, and what steps take."""
+    ``plan_file``: those that plans are made with. None is the roofline model, and what steps take. ``host_kv_slots``:
+    of the bidirectional KV policy; None is as many as the blocks have."""
 
     model: str = LIVE.sim_model
     device: str = LIVE.sim_device
@@ -38,6 +41,8 @@ class Machine:
     step_file: Path | None = None
     plan_file: Path | None = None
     noise: float = 0.0
+    kv_policy: str = LIVE.kv_policy
+    host_kv_slots: int | None = None
 
     def setup(self, strategy: Strategy, seed: int) -> ExecutorSetup:
         """Raises ValueError for unknown names and what does not fit the memory, WorkloadError for unusable files."""
@@ -58,6 +63,7 @@ class Machine:
             block_size=self.block_size,
             num_blocks=num_blocks,
             eos_token_ids=(),
+            num_host_slots=num_blocks * self.block_size if self.host_kv_slots is None else self.host_kv_slots,
         )
         return ExecutorSetup(
             Limits(self.block_size, num_blocks, self.max_num_batched_tokens, self.max_num_seqs),
@@ -67,13 +73,16 @@ class Machine:
             latency=latency,
             noise=self.noise,
             seed=seed,
+            kv_policy=require_kv_policy(self.kv_policy),
+            swap=SwapModel.of(architecture, device, self.tensor_parallel),
         )
 
     def url(self, strategy: Strategy) -> str:
         """Says in a report what was simulated."""
         budget = "" if strategy.budget_ms is None else f"&budget_ms={strategy.budget_ms:g}"
         rate = "" if strategy.offline_qps is None else f"&offline_qps={strategy.offline_qps:g}"
-        return f"sim://{self.tensor_parallel}x{self.device}?preset={strategy.preset.name}{budget}{rate}"
+        policy = "" if self.kv_policy == LIVE.kv_policy else f"&kv_policy={self.kv_policy}"
+        return f"sim://{self.tensor_parallel}x{self.device}?preset={strategy.preset.name}{budget}{rate}{policy}"
 
 
 def make_strategy(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from services.executor.engine import EngineSpec, StepResult
 from services.executor.replica import AddressedOutput, Ended, Replica
@@ -11,6 +11,7 @@ from services.executor.sequence import LiveSequence
 from services.profiler.simulation.backlog import Backlog
 from shared.latency.features import BatchFeatures
 from shared.latency.model import LatencyModel
+from shared.latency.swap import SwapModel
 from shared.protocol.messages import GenerateRequest
 from shared.scheduling.batch import Limits, Policy, Schedule
 from shared.scheduling.offline_rate import OfflineRate
@@ -27,7 +28,8 @@ class ExecutorSetup:
     """What is fixed about a simulated executor.
 
     ``planner``: what schedules are made with; ``latency``: how long steps take, times a factor that is lognormal
-    with ``noise`` as its sigma, drawn anew for each step from ``seed``.
+    with ``noise`` as its sigma, drawn anew for each step from ``seed``; ``swap``: how long its copies of KV slots take
+    beside that.
     """
 
     limits: Limits
@@ -37,6 +39,8 @@ class ExecutorSetup:
     latency: LatencyModel
     noise: float = 0.0
     seed: int = 0
+    kv_policy: str = "lru"
+    swap: SwapModel = field(default_factory=SwapModel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +68,7 @@ class VirtualExecutor:
         self._setup = setup
         self._backlog = backlog
         self._rate = rate
-        self._replica = Replica(setup.limits, setup.spec, None, online_order)
+        self._replica = Replica(setup.limits, setup.spec, None, online_order, setup.kv_policy)
         self._noise = random.Random(f"{setup.seed}:noise")
         self._plan: Schedule | None = None
         self._has_arrivals = False  # since the plan was made
@@ -90,6 +94,9 @@ class VirtualExecutor:
         latency_ms = self._setup.latency.predict_ms(features)
         if self._setup.noise > 0:
             latency_ms *= self._noise.lognormvariate(0.0, self._setup.noise)
+        operations = self._replica.operations
+        swap_ms = self._setup.swap.predict_ms(len(operations.restores), len(operations.checkpoints))
+        latency_ms = max(latency_ms, swap_ms)
         outputs = self._replica.finish(StepResult(sampled, latency_ms))
         self._make_plan(now_s)
         self.num_steps += 1
@@ -135,6 +142,7 @@ class VirtualExecutor:
 
     def _make_plan(self, now_s: float) -> None:
         """Both phases over what is held and the backlog; offline requests of the plan enter."""
+        self._replica.count_kept_blocks()
         table = self._replica.table
         queue = self._rate.open(self._backlog.in_order(), now_s) if self._backlog is not None else ()
         self._plan = plan = two_phase_schedule(
