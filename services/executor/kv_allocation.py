@@ -110,9 +110,7 @@ class KVAllocation:
         while not self._grow(request, num_slots, lost):
             victim = self._offline_victim(lost) if request.kind is Kind.ONLINE else None
             if victim is None:
-                if not was_running:
-                    self._pool.free(request.request_id)
-                    request.num_computed_tokens = 0
+                self._hold(request, was_running, lost)
                 return 0
             self._give_way(victim, lost)
         request.num_blocks = len(self._pool.table(request.request_id))
@@ -120,6 +118,14 @@ class KVAllocation:
             self._count_start(sequence)
             self._table.start(request)
         return num_tokens
+
+    def _hold(self, request: Request, was_running: bool, lost: dict[str, None]) -> None:
+        """Its blocks are short. An offline request that cannot go on would only keep others from its blocks."""
+        if not was_running:
+            self._pool.free(request.request_id)
+            request.num_computed_tokens = 0
+        elif self._sharing is not None and request.kind is Kind.OFFLINE:
+            self._give_way(request, lost)
 
     def _grow(self, request: Request, num_slots: int, lost: dict[str, None]) -> bool:
         """In the pool; and say in the table who was paused or has lost its KV for it."""

@@ -192,7 +192,17 @@ def _describe(beat: Heartbeat) -> str:
         f"{counters.finished_offline} finished, {counters.offline_tokens} tokens\n"
         f"  steps    {counters.steps}: {counters.steps_planned} planned, {counters.steps_local} local, "
         f"{counters.steps_idle} from idle\n"
-        f"  blocks   {beat.num_free_blocks} of {info.num_blocks} free"
+        f"  blocks   {beat.num_free_blocks} of {info.num_blocks} free{_describe_sharing(beat)}"
+    )
+
+
+def _describe_sharing(beat: Heartbeat) -> str:
+    counters = beat.counters
+    if beat.info.kv_policy == "lru":
+        return ""
+    return (
+        f", {counters.pauses} times an offline request was paused, {counters.checkpointed_slots} slots to the host, "
+        f"{counters.restored_slots} back"
     )
 
 

@@ -123,6 +123,8 @@ class BidirectionalPool:
         """Make the request whole, and its table cover ``num_slots`` tokens, the last of which the next step writes.
         False, and nothing changed, where blocks are short. Offline requests may be paused or dropped for it."""
         table = self._tables[request_id]
+        if self._has_room(table, num_slots):
+            return True
         was_paused = table.is_paused
         self._set_paused(request_id, table, False)
         first = 0 if was_paused else max(0, len(table.pages) - 1)  # only the last page of the others can be in trouble
@@ -234,6 +236,18 @@ class BidirectionalPool:
     def _key(self, table: _Table, token_ids: Sequence[int]) -> bytes:
         return block_hash(table.hashes[-1] if table.hashes else bytes([table.kind]), token_ids)
 
+    def _has_room(self, table: _Table, num_slots: int) -> bool:
+        """Grow in the last block where nothing else lies in it, as most decodes do."""
+        if table.is_paused or not table.pages:
+            return False
+        page = table.pages[-1]
+        size = num_slots - page.index * self.block_size
+        if size > self.block_size or self._store.peer(page) is not None:
+            return False
+        if size > page.used:
+            self._store.grow(page, size)
+        return True
+
     def _sizes(self, table: _Table, num_slots: int) -> list[int]:
         """Positions of each page once ``num_slots`` tokens are covered."""
         num_pages = max(len(table.pages), -(-num_slots // self.block_size))
@@ -324,7 +338,7 @@ class BidirectionalPool:
 
     def _is_kept(self, page: Page) -> bool:
         peer = self._store.peer(page)
-        beside = peer is not None and peer.resident + page.used <= self.block_size
+        beside = peer is not None and peer.resident + min(page.used + 1, self.block_size) <= self.block_size
         return page.kind is Kind.OFFLINE and (page.num_active > 0 or beside)
 
     def check_integrity(self) -> None:

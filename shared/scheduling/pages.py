@@ -135,13 +135,12 @@ class PageStore:
         self._index(page)
 
     def grow(self, page: Page, used: int) -> None:
-        """In place: the slots are empty."""
+        """In place: the slots are empty, and its holder is not paused."""
         peer = self.peer(page)
-        assert page.is_whole and used + (peer.resident if peer is not None else 0) <= self.block_size
+        assert page.num_active > 0 and used + (peer.resident if peer is not None else 0) <= self.block_size
         page.used = page.resident = used
         if peer is not None:
             self._index(peer)
-        self._index(page)
 
     def evict(self, page: Page, keep: int) -> bool:
         """Leave at most the first ``keep`` positions on the device: the latest go to the host, as far as they are
@@ -249,7 +248,7 @@ class PageStore:
             return
         peer = self.peer(page)
         is_alone = bool(page.holders) and page.block_id is not None and peer is None
-        is_kept = page.num_active > 0 or (peer is not None and peer.resident + page.used <= self.block_size)
+        is_kept = page.num_active > 0 or (peer is not None and self._can_go_on(page, peer))
         if page.is_kept != is_kept:
             page.is_kept = is_kept
             self._count_kept(page.holders, 1 if is_kept else -1)
@@ -262,6 +261,10 @@ class PageStore:
             if key is not None:
                 self._idle[key] = page
             page.idle_key = key
+
+    def _can_go_on(self, page: Page, peer: Page) -> bool:
+        """Beside its peer, by one more position where it is not full."""
+        return peer.resident + min(page.used + 1, self.block_size) <= self.block_size
 
     def _count_kept(self, holders: Iterable[str], change: int) -> None:
         for request_id in holders if change else ():
