@@ -58,7 +58,7 @@ class StepResult:
     """What came out."""
 
     sampled: dict[str, int]  # request id -> token id, for each sequence that needs_sample
-    latency_ms: float  # wall time of the step inside the engine, less what it waited for slots to be copied
+    latency_ms: float  # wall time of the step inside the engine, copies of slots beside it not counted
 
 
 class Engine(Protocol):

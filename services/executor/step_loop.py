@@ -229,7 +229,8 @@ class StepLoop:
             self._replica.fail(str(error))
             return []
         self._in_flight.popleft()
-        await self._publisher.sample(launched.batch.step, batch_shape(launched.batch), result.latency_ms)
+        if not launched.batch.operations.delays_execution:
+            await self._publisher.sample(launched.batch.step, batch_shape(launched.batch), result.latency_ms)
         return self._replica.finish(result)
 
     def _collect_ended(self, outputs: list[AddressedOutput]) -> list[AddressedOutput]:

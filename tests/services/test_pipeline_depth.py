@@ -246,22 +246,36 @@ def test_the_torch_engine_has_one_stage(model_folder: Path) -> None:
 class Site:
     """An executor service and a scheduler for it, each with its own bus connection, until all requests have ended."""
 
-    def __init__(self, depth: int, num_offline: int, online: list[GenerateRequest]) -> None:
+    def __init__(
+        self,
+        depth: int,
+        num_offline: int,
+        online: list[GenerateRequest],
+        kv_policy: str = "lru",
+        kv_blocks: int = 256,
+        late: list[GenerateRequest] | None = None,
+    ) -> None:
+        """``late``: online requests that come when offline ones run."""
         self.depth = depth
+        self.kv_policy = kv_policy
+        self.kv_blocks = kv_blocks
+        self.late = late or []
+        self.batch = f"batch_{depth}_{kv_policy}_{kv_blocks}"
         self.online = online
         self.outputs: Outputs = {}
         self.steps: list[StepStarted] = []
-        self._num_expected = len(online) + num_offline
+        self._num_expected = len(online) + len(self.late) + num_offline
         self._all_ended = asyncio.Event()
         self._pool = OfflinePool(FcfsOrder(), lambda: None, lambda _, __: None)
-        self._pool.add([make_offline(f"batch_{depth}", n, 40, 12) for n in range(num_offline)])
+        self._pool.add([make_offline(self.batch, n, 40, 12) for n in range(num_offline)])
 
     async def run(self, nats_url: str, model_folder: Path, tokenizer: Tokenizer) -> ExecutorService:
         settings = ExecutorSettings(
             model_path=str(model_folder),
             engine="sim",
             sim_time_scale=0.2,
-            kv_blocks=256,
+            kv_blocks=self.kv_blocks,
+            kv_policy=self.kv_policy,
             max_num_seqs=4,
             pipeline_depth=self.depth,
         )
@@ -285,6 +299,9 @@ class Site:
 
         async def on_step(message: StepStarted) -> None:
             self.steps.append(message)
+            if sum(state.kind is Kind.OFFLINE and state.num_blocks > 0 for state in message.states) > 2:
+                while self.late:
+                    await bus.publish(subjects.inbox("executor-0"), self.late.pop())
             for plan in scheduler.on_step(message)[0]:
                 await bus.publish(subjects.plan("executor-0"), plan)
 
@@ -298,7 +315,7 @@ class Site:
 
     async def _follow_results(self, bus: Bus) -> None:
         async for stored in bus.follow(subjects.RESULTS_STREAM, subjects.ALL_RESULTS, OfflineResult):
-            if stored is not None and stored.message.request_id.startswith(f"batch_{self.depth}."):
+            if stored is not None and stored.message.request_id.startswith(f"{self.batch}."):
                 number = stored.message.request_id.partition(".")[2]
                 self._gain(f"off-{number}", stored.message.output_token_ids, ended=True)
 
@@ -326,3 +343,17 @@ async def test_the_service_keeps_as_many_steps_in_flight(
             assert len(set(ids)) == len(ids)
     assert len(outputs[1]) == 36
     assert outputs[1] == outputs[2] == outputs[4]
+
+
+async def test_the_service_pauses_what_gives_way(nats_url: str, model_folder: Path, tokenizer: Tokenizer) -> None:
+    outputs = {}
+    for kv_policy in KV_POLICIES:
+        online = [make_online(n, 60, 20) for n in range(12)]
+        site = Site(1, 12, online[:1], kv_policy, kv_blocks=14, late=online[1:])
+        executor = await site.run(nats_url, model_folder, tokenizer)
+        assert executor.info.kv_policy == kv_policy
+        outputs[kv_policy] = site.outputs
+        is_paused = [state.num_kept_blocks is not None for step in site.steps for state in step.states]
+        assert any(is_paused) == (kv_policy == "bidirectional")
+    assert len(outputs["lru"]) == 24
+    assert outputs["lru"] == outputs["bidirectional"]
