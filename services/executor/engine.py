@@ -29,6 +29,7 @@ class EngineSpec:
     eos_token_ids: tuple[int, ...]
     pipeline_depth: int = 1  # stages; as many steps are in flight at a time
     num_host_slots: int = 0  # KV slots of host memory that slots of the device can be checkpointed to
+    swap_ms_per_slot: float = 0.0  # what a slot takes from the host to the device, where many are copied
 
 
 @dataclass(frozen=True, slots=True)

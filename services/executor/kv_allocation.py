@@ -29,16 +29,17 @@ class KVAllocation:
 
     def num_blocks(self) -> tuple[int, int]:
         """Those that anybody may take, and those that only offline requests outside any running step hold."""
-        self.count_kept_blocks()
+        self.update_paused()
         in_flight = self._table.num_blocks_in_flight(Kind.OFFLINE)
         return self._pool.num_free, max(0, self._pool.num_offline_only - in_flight)
 
-    def count_kept_blocks(self) -> None:
-        """Note how many blocks of their own paused requests have now: others change that."""
+    def update_paused(self) -> None:
+        """Note what paused requests have now of what they need: others change that."""
         if self._sharing is not None:
             for request in self._table.running(Kind.OFFLINE).values():
                 if request.is_paused:
                     request.num_kept_blocks = self._sharing.num_kept_blocks(request.request_id)
+                    request.num_missing_slots = self._sharing.num_missing_slots(request.request_id)
 
     def allocate(self, schedule: Schedule, sequences: Mapping[str, LiveSequence]) -> list[tuple[LiveSequence, int]]:
         """Give each entry its blocks; what runs, with the tokens that it computes. Where the counts were too hopeful
@@ -141,6 +142,7 @@ class KVAllocation:
             lost[request_id] = None
         if has_grown:
             request.num_kept_blocks = None
+            request.num_missing_slots = 0
             self._sharing.lock(request.request_id)
         return has_grown
 

@@ -216,9 +216,9 @@ class Replica:
         ended, self._ended = self._ended, []
         return ended
 
-    def count_kept_blocks(self) -> None:
+    def update_paused(self) -> None:
         """Bring the table's paused requests up to date, for whoever plans over it."""
-        self._kv.count_kept_blocks()
+        self._kv.update_paused()
 
     def in_flight(self) -> list[list[PlanEntry]]:
         """The steps that run, oldest first."""
@@ -229,7 +229,7 @@ class Replica:
 
     def states(self) -> list[RequestState]:
         """All that is held."""
-        self._kv.count_kept_blocks()
+        self._kv.update_paused()
         return [
             RequestState(
                 request.request_id,
@@ -241,6 +241,7 @@ class Replica:
                 request.client_id,
                 request.was_admitted,
                 request.num_kept_blocks,
+                request.num_missing_slots,
             )
             for request in self.table
         ]

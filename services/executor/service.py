@@ -181,9 +181,12 @@ def executor_info(settings: ExecutorSettings, spec: EngineSpec) -> ExecutorInfo:
         vtc_weight_input=settings.vtc_weight_input,
         vtc_weight_output=settings.vtc_weight_output,
         kv_policy=settings.kv_policy,
+        swap_ms_per_slot=spec.swap_ms_per_slot,
     )
 
 
 def limits_of(info: ExecutorInfo) -> Limits:
     """What a schedule for this executor must keep to."""
-    return Limits(info.block_size, info.num_blocks, info.max_num_batched_tokens, info.max_num_seqs)
+    return Limits(
+        info.block_size, info.num_blocks, info.max_num_batched_tokens, info.max_num_seqs, info.swap_ms_per_slot
+    )

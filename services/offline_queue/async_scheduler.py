@@ -57,7 +57,13 @@ class AsyncScheduler:
         self._rate = rate or OfflineRate()
         self._is_idle = False  # the executor waits for a plan of the pipeline's next step
         self._mirror = ExecutorMirror(
-            Limits(info.block_size, info.num_blocks, info.max_num_batched_tokens, info.max_num_seqs),
+            Limits(
+                info.block_size,
+                info.num_blocks,
+                info.max_num_batched_tokens,
+                info.max_num_seqs,
+                info.swap_ms_per_slot,
+            ),
             online_order_named(info.online_order, info.vtc_weight_input, info.vtc_weight_output),
             pauses=info.kv_policy == "bidirectional",
         )
@@ -91,6 +97,7 @@ class AsyncScheduler:
                 s.client_id,
                 s.was_admitted,
                 num_kept_blocks=s.num_kept_blocks,
+                num_missing_slots=s.num_missing_slots,
             )
             for s in message.states
         ]

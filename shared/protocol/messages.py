@@ -116,6 +116,7 @@ class RequestState(msgspec.Struct, frozen=True, array_like=True):
     client_id: str = ""
     was_admitted: bool = False  # had KV before
     num_kept_blocks: int | None = None  # paused: those of its blocks that others cannot take; None: not paused
+    num_missing_slots: int = 0  # KV slots on the host, to come back before it runs
 
 
 class EndedRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -221,6 +222,7 @@ class ExecutorInfo(msgspec.Struct, frozen=True):
     vtc_weight_input: float = 1.0
     vtc_weight_output: float = 2.0
     kv_policy: str = "lru"  # lru or bidirectional
+    swap_ms_per_slot: float = 0.0  # what a KV slot takes from the host to the device
 
 
 class ExecutorCounters(msgspec.Struct, frozen=True):

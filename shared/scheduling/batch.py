@@ -14,17 +14,20 @@ from shared.scheduling.request import Kind, Request
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What is fixed about one executor. Raises ValueError for a limit under 1."""
+    """What is fixed about one executor. Raises ValueError for a limit under 1, and for a negative time."""
 
     block_size: int  # tokens of a KV block
     num_blocks: int  # KV blocks in all
     max_num_batched_tokens: int  # C of HyGen Alg. 2: tokens of one step
     max_num_seqs: int  # requests of one step
+    swap_ms_per_slot: float = 0.0  # what a KV slot takes from the host to the device
 
     def __post_init__(self) -> None:
-        for name in self.__slots__:
+        for name in ("block_size", "num_blocks", "max_num_batched_tokens", "max_num_seqs"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.swap_ms_per_slot < 0:
+            raise ValueError(f"swap_ms_per_slot must not be negative, not {self.swap_ms_per_slot:g}")
 
 
 def why_never_held(request: Request, limits: Limits, max_model_len: int) -> str:
@@ -84,6 +87,8 @@ class BatchBuilder:
         self._num_seqs_left = limits.max_num_seqs
         self._block_size = limits.block_size
         self._latency_budget_ms = latency_budget_ms
+        self._swap_ms_per_slot = limits.swap_ms_per_slot
+        self._swap_ms = 0.0  # of what comes back from the host: t_swap of BROS, beside which the batch executes
         self._is_bounded = latency_budget_ms < math.inf
         self._model = model
         self._latency_ms: float | None = 0.0  # None after unbounded additions, which do not ask what they cost
@@ -141,10 +146,18 @@ class BatchBuilder:
         return True
 
     def try_add(self, request: Request, bounded: bool, at_most: int | None = None) -> bool:
-        """A decode or a prefill chunk, whichever the request needs next."""
+        """A decode or a prefill chunk, whichever the request needs next. Of bounded requests that wait for KV to come
+        back from the host, only the first may take that longer than the budget."""
+        swap_ms = self._swap_ms + request.num_missing_slots * self._swap_ms_per_slot
+        if bounded and 0 < self._swap_ms < swap_ms > self._latency_budget_ms:
+            return False
         if request.is_decode:
-            return self.try_decode(request, bounded)
-        return self.try_prefill(request, bounded, at_most)
+            is_added = self.try_decode(request, bounded)
+        else:
+            is_added = self.try_prefill(request, bounded, at_most)
+        if is_added:
+            self._swap_ms = swap_ms
+        return is_added
 
     def _max_prefill(self, request: Request, bounded: bool, at_most: int | None) -> int:
         """get_max_prefill(t, c, m, r)."""

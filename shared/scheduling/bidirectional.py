@@ -93,7 +93,7 @@ class BidirectionalPool:
 
     def num_missing_slots(self, request_id: str) -> int:
         """Slots to bring back before it can run: M^cpu of BROS (section 4.1), in slots."""
-        return sum(len(page.host_slots) for page in self._tables[request_id].pages)
+        return self._store.num_missing(request_id)
 
     def num_kept_blocks(self, request_id: str) -> int:
         """Blocks of a paused request that others cannot take and in which it can go on: beside an online request that
@@ -357,6 +357,7 @@ class BidirectionalPool:
             assert not (table.is_locked and table.is_paused)
             assert [page.index for page in table.pages] == list(range(len(table.pages)))
             assert all(page.kind is table.kind and request_id in page.holders for page in table.pages)
+            assert self._store.num_missing(request_id) == sum(len(page.host_slots) for page in table.pages)
             assert self._store.num_kept(request_id) == sum(1 for page in table.pages if self._is_kept(page))
             if not table.is_paused:
                 assert table.blocks == [page.block_id for page in table.pages]

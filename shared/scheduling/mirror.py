@@ -124,6 +124,7 @@ class ExecutorMirror:
         was_running = request.is_running
         request.num_blocks = request.num_own_blocks + new_blocks
         request.num_kept_blocks = None
+        request.num_missing_slots = 0
         self.num_free_blocks = max(0, self.num_free_blocks - new_blocks)
         if not was_running and request.is_running:
             self.table.start(request)

@@ -58,7 +58,8 @@ class PageStore:
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))  # first is taken first
         self._idle: SortedDict[tuple[int, int], Page] = SortedDict()
         self._num_alone = 0
-        self._num_kept: dict[str, int] = {}  # by holder, where there are any
+        self._num_kept: dict[str, int] = {}  # pages by holder, where there are any
+        self._num_missing: dict[str, int] = {}  # host slots by holder, where there are any
         self._num_pages = 0
 
     @property
@@ -97,6 +98,10 @@ class PageStore:
         """Pages of a request that are kept, which see."""
         return self._num_kept.get(request_id, 0)
 
+    def num_missing(self, request_id: str) -> int:
+        """Slots of a request's pages that are on the host."""
+        return self._num_missing.get(request_id, 0)
+
     def new_page(self, kind: Kind, index: int, block_id: int, used: int) -> Page:
         """A page that nobody holds yet, with slots for ``used`` positions to be written."""
         page = Page(self._num_pages, index, kind)
@@ -112,14 +117,15 @@ class PageStore:
             self._free.pop(page.block_id, None)
         page.holders[request_id] = None
         page.num_active += 1
-        self._count_kept((request_id,), page.is_kept)
+        _count(self._num_kept, (request_id,), page.is_kept)
         self._index(page)
 
     def let_go(self, page: Page, request_id: str, is_active: bool) -> None:
         """One holder less. What nobody holds stays while it can be found."""
         del page.holders[request_id]
         page.num_active -= is_active
-        self._count_kept((request_id,), -page.is_kept)
+        _count(self._num_kept, (request_id,), -page.is_kept)
+        _count(self._num_missing, (request_id,), -len(page.host_slots))
         self._index(page)
         if page.holders:
             return
@@ -147,20 +153,26 @@ class PageStore:
         computed. False where the host is full; what has gone by then is gone."""
         if page.is_whole:
             page.used = page.resident = min(page.used, page.computed)
-        while page.resident > keep:
-            host_slot = self.transfers.checkpoint(self.slot(page, page.resident - 1))
-            if host_slot is None:
-                self._index(page)
-                return False
-            page.host_slots.append(host_slot)
-            page.resident -= 1
+        num_resident = page.resident
+        is_done = self._checkpoint(page, keep)
+        _count(self._num_missing, page.holders, num_resident - page.resident)
         if page.resident == 0:
             self._detach(page)
         self._index(page)
+        return is_done
+
+    def _checkpoint(self, page: Page, keep: int) -> bool:
+        while page.resident > keep:
+            host_slot = self.transfers.checkpoint(self.slot(page, page.resident - 1))
+            if host_slot is None:
+                return False
+            page.host_slots.append(host_slot)
+            page.resident -= 1
         return True
 
     def restore(self, page: Page) -> None:
         """Bring back what is on the host, in place."""
+        _count(self._num_missing, page.holders, -len(page.host_slots))
         while page.host_slots:
             self.transfers.restore(page.host_slots.pop(), self.slot(page, page.resident))
             page.resident += 1
@@ -251,7 +263,7 @@ class PageStore:
         is_kept = page.num_active > 0 or (peer is not None and self._can_go_on(page, peer))
         if page.is_kept != is_kept:
             page.is_kept = is_kept
-            self._count_kept(page.holders, 1 if is_kept else -1)
+            _count(self._num_kept, page.holders, 1 if is_kept else -1)
         key = (page.resident, -page.number) if is_alone and page.num_active == 0 else None
         self._num_alone += is_alone - page.is_alone
         page.is_alone = is_alone
@@ -265,12 +277,6 @@ class PageStore:
     def _can_go_on(self, page: Page, peer: Page) -> bool:
         """Beside its peer, by one more position where it is not full."""
         return peer.resident + min(page.used + 1, self.block_size) <= self.block_size
-
-    def _count_kept(self, holders: Iterable[str], change: int) -> None:
-        for request_id in holders if change else ():
-            count = self._num_kept.pop(request_id, 0) + change
-            if count:
-                self._num_kept[request_id] = count
 
     def check_integrity(self, held: list[Page]) -> None:
         """``held``: all pages that somebody holds. Raises AssertionError where blocks, counts and pages disagree."""
@@ -297,3 +303,11 @@ class PageStore:
         host_slots = [host_slot for page in held for host_slot in page.host_slots]
         assert sorted(host_slots) == list(self.transfers.held())
         assert {key: page.hash for key, page in self.by_hash.items()} == {key: key for key in self.by_hash}
+
+
+def _count(counts: dict[str, int], holders: Iterable[str], change: int) -> None:
+    """Counts of 0 are left out."""
+    for request_id in holders if change else ():
+        count = counts.pop(request_id, 0) + change
+        if count:
+            counts[request_id] = count

@@ -32,6 +32,7 @@ class Request:
     was_admitted: bool = False  # had KV before, so that its prompt is counted already
     num_in_flight_tokens: int = 0  # its share of a step that runs now; 0 where it is in none
     num_kept_blocks: int | None = None  # set while it is paused: those of its blocks that others cannot take
+    num_missing_slots: int = 0  # KV slots that have to come back from the host first: M^cpu of BROS, in slots
 
     @property
     def num_remaining_tokens(self) -> int:

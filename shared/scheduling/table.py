@@ -90,6 +90,7 @@ class RequestTable:
         request.num_computed_tokens = 0
         request.num_blocks = 0
         request.num_kept_blocks = None
+        request.num_missing_slots = 0
         self._insert(self._waiting[request.kind], request, self._places[request.request_id])
         if request.kind is Kind.ONLINE:
             self.online_order.preempt(request)

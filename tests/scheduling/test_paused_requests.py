@@ -72,3 +72,13 @@ def test_the_mirror_pauses_and_brings_back() -> None:
     assert mirror.num_free_blocks == 20
     assert tokens(mirror.plan([], UNBOUNDED, MODEL)) == {"on": 101}
     mirror.table.check_integrity()
+
+
+def test_what_comes_back_in_one_step_is_held_to_the_budget_but_for_the_first() -> None:
+    limits = Limits(16, 40, 512, 64, swap_ms_per_slot=1.0)
+    for missing, expected in (((100, 40, 1), ["p0", "p1"]), ((100, 60, 1), ["p0"]), ((900, 1, 1), ["p0"])):
+        paused = [make_paused(f"p{index}", 100) for index in range(3)]
+        for request, num_missing_slots in zip(paused, missing, strict=True):
+            request.num_missing_slots = num_missing_slots
+        schedule = plan(make_table(*paused), limits=limits, policy=Policy(140.0), num_free_blocks=40)
+        assert list(tokens(schedule)) == expected

@@ -52,6 +52,7 @@ def _load_sim(settings: ExecutorSettings) -> Engine:
     except ValueError as error:
         raise ConfigError(f"sim engine: {error}") from error
     host_slots = _host_slots(settings)
+    swap = SwapModel.of(architecture, device, tensor_parallel)
     stages = f"-pp{settings.pipeline_depth}" if settings.pipeline_depth > 1 else ""
     spec = EngineSpec(
         model=settings.model_name,
@@ -65,8 +66,8 @@ def _load_sim(settings: ExecutorSettings) -> Engine:
         eos_token_ids=facts.eos_token_ids,
         pipeline_depth=settings.pipeline_depth,
         num_host_slots=num_blocks * settings.block_size if host_slots is None else host_slots,
+        swap_ms_per_slot=swap.ms_per_slot * settings.sim_time_scale,
     )
-    swap = SwapModel.of(architecture, device, tensor_parallel)
     return SimEngine(spec, latency, settings.sim_mean_output_tokens, settings.sim_time_scale, swap)
 
 

@@ -104,6 +104,7 @@ class TorchEngine:
             num_blocks=blocks,
             eos_token_ids=facts.eos_token_ids,
             num_host_slots=host.num_slots if host is not None else 0,
+            swap_ms_per_slot=host.ms_per_slot if host is not None else 0.0,
         )
         engine = cls(spec, model, kv_caches, host, threads)
         if chosen.type == "cuda":

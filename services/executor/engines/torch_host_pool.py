@@ -7,6 +7,7 @@ bus while it runs.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -15,17 +16,22 @@ import torch
 from kernels.slot_copy import KVLayers, gather_slots, scatter_slots
 from shared.scheduling.slot_transfers import SlotOperations
 
+MEASURED_SLOTS = 512  # to time their copying
+
 
 class HostPool:
-    """A bounded number of slots of host memory, pinned where the device is a GPU."""
+    """A bounded number of slots of host memory, pinned where the device is a GPU. ``ms_per_slot``: how long one takes
+    to come back, measured here on some."""
 
     def __init__(self, layers: KVLayers, num_slots: int) -> None:
-        """Raises RuntimeError where there is no memory for them."""
+        """Before the KV caches hold anything. Raises RuntimeError where there is no memory for the slots."""
         self.num_slots = num_slots
         self._layers = layers
         self._rows = layers.new_buffer(num_slots, "cpu")  # [num_slots, slot_values]
         is_gpu = layers.device.type == "cuda"
         self._stream = torch.cuda.Stream(layers.device) if is_gpu else None  # type: ignore[no-untyped-call]
+
+        self.ms_per_slot = self._measure()
 
     @contextmanager
     def copied(self, operations: SlotOperations) -> Iterator[None]:
@@ -40,6 +46,19 @@ class HostPool:
         finally:
             done.synchronize()
             self._keep(operations, outgoing)
+
+    def _measure(self) -> float:
+        num_blocks, block_size = self._layers.caches[0].shape[:2]
+        num_slots = min(self.num_slots, num_blocks * block_size, MEASURED_SLOTS)
+        there = SlotOperations(checkpoints=[(slot, slot) for slot in range(num_slots)])
+        back = SlotOperations(restores=[(slot, slot) for slot in range(num_slots)])
+        for operations in (there, back, back):  # the last is warm
+            start_s = time.perf_counter()
+            with self.copied(operations):
+                if self._stream is not None:
+                    torch.cuda.current_stream(self._layers.device).synchronize()
+            elapsed_s = time.perf_counter() - start_s
+        return elapsed_s * 1e3 / num_slots
 
     def _copy(self, operations: SlotOperations) -> None:
         leaving, incoming = self._gather(operations), self._incoming(operations)

@@ -53,6 +53,7 @@ class Machine:
             if self.step_file is None
             else read_latency_model(self.step_file)
         )
+        swap = SwapModel.of(architecture, device, self.tensor_parallel)
         spec = EngineSpec(
             model=architecture.name,
             engine="simulated",
@@ -66,7 +67,7 @@ class Machine:
             num_host_slots=num_blocks * self.block_size if self.host_kv_slots is None else self.host_kv_slots,
         )
         return ExecutorSetup(
-            Limits(self.block_size, num_blocks, self.max_num_batched_tokens, self.max_num_seqs),
+            Limits(self.block_size, num_blocks, self.max_num_batched_tokens, self.max_num_seqs, swap.ms_per_slot),
             spec,
             strategy.policy(),
             planner=latency if self.plan_file is None else read_latency_model(self.plan_file),
@@ -74,7 +75,7 @@ class Machine:
             noise=self.noise,
             seed=seed,
             kv_policy=require_kv_policy(self.kv_policy),
-            swap=SwapModel.of(architecture, device, self.tensor_parallel),
+            swap=swap,
         )
 
     def url(self, strategy: Strategy) -> str:

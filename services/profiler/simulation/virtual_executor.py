@@ -142,7 +142,7 @@ class VirtualExecutor:
 
     def _make_plan(self, now_s: float) -> None:
         """Both phases over what is held and the backlog; offline requests of the plan enter."""
-        self._replica.count_kept_blocks()
+        self._replica.update_paused()
         table = self._replica.table
         queue = self._rate.open(self._backlog.in_order(), now_s) if self._backlog is not None else ()
         self._plan = plan = two_phase_schedule(
