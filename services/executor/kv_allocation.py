@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from services.executor.sequence import LiveSequence
 from services.executor.totals import Totals
@@ -91,11 +91,11 @@ class KVAllocation:
         self._table.preempt(request)
         self._totals.preemptions += 1
 
-    def void(self, operations: SlotOperations) -> list[Request]:
-        """Operations failed; who holds what they were to write."""
+    def void(self, failed: SlotOperations, later: Iterable[SlotOperations]) -> list[Request]:
+        """A step's operations failed; who holds what they, and those of later steps in flight, were to write."""
         if self._sharing is None:
             return []
-        holders = (self._table.get(request_id) for request_id in self._sharing.void(operations))
+        holders = (self._table.get(request_id) for request_id in self._sharing.void(failed, later))
         return [request for request in holders if request is not None]
 
     def _allocate(self, sequence: LiveSequence, num_tokens: int, lost: dict[str, None]) -> int:

@@ -205,7 +205,7 @@ class Replica:
                 self._end(sequence, FinishReason.ERROR, why)
             else:
                 self._kv.lose(sequence.request)
-        for request in self._kv.void(failed.operations):
+        for request in self._kv.void(failed.operations, [step.operations for step in self._in_flight]):
             if request.is_in_flight:
                 self._voided[request.request_id] = None
             else:

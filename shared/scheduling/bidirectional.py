@@ -13,13 +13,13 @@ paused requests serve offline requests too, since those could otherwise wait for
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from shared.scheduling.blocks import BlockStats, block_hash
 from shared.scheduling.pages import Page, PageStore
 from shared.scheduling.request import Kind
-from shared.scheduling.slot_transfers import SlotOperations, SlotTransfers
+from shared.scheduling.slot_transfers import SlotOperations, SlotTransfers, worthless
 
 
 @dataclass(slots=True)
@@ -204,10 +204,10 @@ class BidirectionalPool:
         dropped, self._dropped = self._dropped, []
         return dropped
 
-    def void(self, operations: SlotOperations) -> list[str]:
-        """Operations failed: what they wrote is worthless. Returns who holds it; each is to be freed."""
-        slots = {slot for _, slot in (*operations.moves, *operations.restores)}
-        host_slots = {slot for _, slot in operations.checkpoints}
+    def void(self, failed: SlotOperations, later: Iterable[SlotOperations]) -> list[str]:
+        """A step's operations failed: what they wrote is worthless, and what those of ``later`` steps, which are in
+        flight, copy of it. Returns who holds it; each is to be freed."""
+        slots, host_slots = worthless(failed, (*later, self._transfers.peek()))
         holders: dict[str, None] = {}
         pages = dict.fromkeys(self._pages())
         for page in dict.fromkeys((*pages, *self._store.by_hash.values())):

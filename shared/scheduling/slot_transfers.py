@@ -7,7 +7,7 @@ where they are now, so that a step executes at most one copy into each slot.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 
@@ -33,6 +33,21 @@ class SlotOperations:
 
     def __bool__(self) -> bool:
         return bool(self.moves or self.restores or self.checkpoints)
+
+
+def worthless(failed: SlotOperations, later: Iterable[SlotOperations]) -> tuple[set[int], set[int]]:
+    """Device and host slots whose contents are not what they should be: what failed operations were to write, and
+    what ``later`` ones, in their order, make of that."""
+    device = {slot for _, slot in (*failed.moves, *failed.restores)}
+    host = {slot for _, slot in failed.checkpoints}
+    for operations in later:
+        sources = [(slot, source in device) for source, slot in operations.moves]
+        sources += [(slot, source in host) for source, slot in operations.restores]
+        checkpoints = [(slot, source in device) for source, slot in operations.checkpoints]
+        for slots, copies in ((device, sources), (host, checkpoints)):
+            for slot, is_worthless in copies:
+                (slots.add if is_worthless else slots.discard)(slot)
+    return device, host
 
 
 class SlotTransfers:

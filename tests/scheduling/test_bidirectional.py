@@ -306,10 +306,10 @@ def test_failed_operations_void_what_they_wrote() -> None:
     bench.pool.pause("off")
     bench.add("on", Kind.ONLINE, [50])
     assert bench.pool.grow("on", 1)
-    assert bench.pool.void(bench.pool.take_operations()) == []
+    assert bench.pool.void(bench.pool.take_operations(), []) == []
     bench.add("more", Kind.ONLINE, [60, 61, 62, 63])
     assert bench.pool.grow("more", 4)
-    assert bench.pool.void(bench.pool.take_operations()) == ["off"]
+    assert bench.pool.void(bench.pool.take_operations(), []) == ["off"]
 
 
 def test_starting_twice_is_refused() -> None:

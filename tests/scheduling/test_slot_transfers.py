@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shared.scheduling.slot_transfers import SlotTransfers
+from shared.scheduling.slot_transfers import SlotOperations, SlotTransfers, worthless
 
 
 def test_moves_in_a_row_are_one_and_back_is_none() -> None:
@@ -66,3 +66,11 @@ def test_what_nobody_needs_is_not_copied() -> None:
     assert host_slot is not None
     transfers.release(host_slot)
     assert not transfers.take() and list(transfers.held()) == []
+
+
+def test_what_failed_operations_wrote_is_followed_through_later_ones() -> None:
+    failed = SlotOperations(moves=[(1, 2)], restores=[(0, 3)], checkpoints=[(4, 7)])
+    copied_on = SlotOperations(moves=[(2, 5), (9, 2)], restores=[(7, 8)], checkpoints=[(3, 6)])
+    assert worthless(failed, []) == ({2, 3}, {7})
+    assert worthless(failed, [copied_on]) == ({3, 5, 8}, {6, 7})
+    assert worthless(failed, [copied_on, SlotOperations(moves=[(0, 3), (1, 5), (1, 8)])]) == (set(), {6, 7})

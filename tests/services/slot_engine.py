@@ -62,7 +62,8 @@ class SlotEngine(SimEngine):
     def _token(self, sequence: Sequence) -> int:
         end = sequence.num_computed_tokens + len(sequence.token_ids)
         read = [self.slots[self._slot(sequence, position)] for position in range(end)]
-        assert [position for position, _ in read] == list(range(end)), "reads what is not its own"
+        is_own = [position for position, _ in read] == list(range(end))
+        assert is_own or self._fail, "reads what is not its own"
         seed = zlib.crc32(repr(read).encode(), sequence.sampling.seed)
         sampling = msgspec.structs.replace(sequence.sampling, seed=seed)
         return super()._token(dataclasses.replace(sequence, sampling=sampling))

@@ -20,7 +20,7 @@ from services.offline_queue.async_scheduler import AsyncScheduler
 from services.offline_queue.pool import OfflinePool
 from shared.bus import Bus
 from shared.clock import SystemClock
-from shared.errors import ConfigError
+from shared.errors import ConfigError, EngineError
 from shared.latency.linear import LinearLatencyModel
 from shared.latency.model import LatencyModel
 from shared.protocol import subjects
@@ -75,12 +75,15 @@ def make_offline(
 class Peer:
     """An executor's loop with ``depth`` steps in flight, and a scheduler that hears everything at once."""
 
-    def __init__(self, tokenizer: Tokenizer, depth: int, policy: Policy, kv_policy: str = "lru") -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, depth: int, policy: Policy, kv_policy: str = "lru", fail: float = 0.0
+    ) -> None:
         spec = EngineSpec("m", "sim", "none", "float16", 512, 49152, 16, 48, (2,), depth, num_host_slots=300)
         self.policy = policy
         self.depth = depth
         self.replica = Replica(Limits(16, 48, 64, 6), spec, tokenizer, online_order_named("vtc"), kv_policy)
-        self.engine = SlotEngine(spec)
+        self.engine = SlotEngine(spec, fail=fail)
+        self.failed: set[str] = set()
         self.pool = OfflinePool(FcfsOrder(), lambda: None, lambda _, __: None)
         info = msgspec.structs.replace(INFO, pipeline_depth=depth, online_order="vtc", kv_policy=kv_policy)
         self.scheduler = AsyncScheduler(info, self.pool, self.tuning, SystemClock())
@@ -120,10 +123,15 @@ class Peer:
         return True
 
     def finish(self) -> None:
-        self.replica.finish(self.engine.execute(self.in_flight.popleft()))
+        try:
+            self.replica.finish(self.engine.execute(self.in_flight.popleft()))
+        except EngineError as error:
+            self.replica.fail(str(error))
         for ended in self.replica.take_ended():
             self.ended.append(ended_request(ended))
             sequence = ended.sequence
+            if ended.finish_reason is FinishReason.ERROR:
+                self.failed.add(sequence.request_id)
             if ended.finish_reason is not FinishReason.ABORT:
                 assert sequence.request_id not in self.outputs, "ran twice"
                 self.outputs[sequence.request_id] = sequence.output_token_ids
@@ -193,6 +201,29 @@ def test_outputs_are_those_of_one_step_at_a_time(tokenizer: Tokenizer, depth: in
     assert peer.max_in_flight == depth
     assert peer.replica.pool.num_free == 48
     assert peer.outputs == alone(tokenizer, [*online, *(request.request for request in offline)])
+
+
+@pytest.mark.parametrize("depth", [2, 4])
+@pytest.mark.parametrize("seed", range(4))
+def test_what_a_failed_step_was_to_copy_is_in_no_output(tokenizer: Tokenizer, depth: int, seed: int) -> None:
+    """Not even where a step behind it, launched already, copies it on."""
+    rng = random.Random(seed)
+    peer = Peer(tokenizer, depth, Policy(), "bidirectional", fail=0.04)
+    offline = [make_offline("batch_1", n, rng.randint(1, 120), rng.randint(1, 40)) for n in range(30)]
+    online = [make_online(n, rng.randint(1, 150), rng.randint(1, 30)) for n in range(30)]
+    peer.pool.add(offline)
+    for request in online:
+        for _ in range(rng.randint(0, 6)):
+            if not peer.launch() or rng.random() < 0.5:
+                peer.finish() if peer.in_flight else peer.say(PlanSource.IDLE, idle=True)
+        peer.arrive(request)
+    peer.drain()
+    undisturbed = alone(tokenizer, [*online, *(request.request for request in offline)])
+    assert peer.replica.totals.restored_slots > 0 and 0 < len(peer.failed) < 40
+    assert {key: output for key, output in peer.outputs.items() if key not in peer.failed} == {
+        key: output for key, output in undisturbed.items() if key not in peer.failed
+    }
+    assert peer.replica.pool.num_free == 48
 
 
 @pytest.mark.parametrize("depth", [1, 2, 4])

@@ -17,6 +17,7 @@ from shared.scheduling.batch import Limits, Policy
 from shared.scheduling.request import Kind
 from shared.scheduling.slot_transfers import SlotOperations
 from tests.scheduling.factories import MODEL
+from tests.services.test_torch_host_pool import DEVICES
 
 NUM_BLOCKS, NUM_HOST_SLOTS, MAX_TOKENS = 40, 300, 14
 TEXTS = [
@@ -27,10 +28,17 @@ TEXTS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def engine(model_folder: Path) -> Iterator[TorchEngine]:
+@pytest.fixture(scope="module", params=DEVICES)
+def engine(request: pytest.FixtureRequest, model_folder: Path) -> Iterator[TorchEngine]:
+    """In float32: a bit of rounding is not to decide between two tokens."""
     loaded = TorchEngine.load(
-        model_folder, "test", device="cpu", num_blocks=NUM_BLOCKS, num_threads=1, num_host_slots=NUM_HOST_SLOTS
+        model_folder,
+        "test",
+        device=request.param,
+        dtype="float32",
+        num_blocks=NUM_BLOCKS,
+        num_threads=1,
+        num_host_slots=NUM_HOST_SLOTS,
     )
     yield loaded
     loaded.close()
