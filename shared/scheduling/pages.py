@@ -245,7 +245,7 @@ class PageStore:
         for host_slot in page.host_slots:
             self.transfers.release(host_slot)
         page.host_slots.clear()
-        if page.block_id is not None:
+        if page.block_id is not None and self.transfers.has_arrivals:
             for position in range(page.resident):
                 self.transfers.forget(self.slot(page, position))
 

@@ -66,6 +66,11 @@ class SlotTransfers:
     def num_host_free(self) -> int:
         return self.num_host_slots - self._num_touched + len(self._freed)
 
+    @property
+    def has_arrivals(self) -> bool:
+        """Some device slot is to be written."""
+        return bool(self._moves or self._restores)
+
     def checkpoint(self, slot: int) -> int | None:
         """Bring a device slot to the host; returns the host slot, None where there is none left."""
         restored = self._restores.pop(slot, None)
