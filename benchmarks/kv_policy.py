@@ -2,8 +2,8 @@
 
 Online requests with the lengths of ShareGPT and offline ones of 512 to 1,024 tokens in and 32 to 128 out (BROS, section
 7.1) on a named GPU whose KV cache is made small: what online requests wait and what offline requests get done, where
-offline requests that give way are computed anew (lru) and where they share blocks (bidirectional), against online
-requests alone.
+offline requests that give way are computed anew (lru), share blocks (bidirectional) or do not give way (keep-resident),
+against online requests alone.
 """
 
 from __future__ import annotations

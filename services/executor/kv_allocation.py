@@ -8,6 +8,7 @@ from services.executor.sequence import LiveSequence
 from services.executor.totals import Totals
 from shared.scheduling.batch import Limits, Schedule
 from shared.scheduling.bidirectional import BidirectionalPool
+from shared.scheduling.kv_policy import KVPolicy
 from shared.scheduling.kv_pool import KVPool
 from shared.scheduling.request import Kind, Request
 from shared.scheduling.slot_transfers import SlotOperations
@@ -17,19 +18,23 @@ NO_OPERATIONS = SlotOperations()
 
 
 class KVAllocation:
-    """Keeps the table's requests and the pool in step. Online requests that give way lose their KV; so do offline
-    ones, unless the pool shares blocks between both kinds: then they are paused."""
+    """Keeps the table's requests and the pool in step. Online requests that give way lose their KV; offline ones too,
+    or are paused, as the policy says."""
 
-    def __init__(self, limits: Limits, table: RequestTable, pool: KVPool, totals: Totals) -> None:
+    def __init__(self, limits: Limits, table: RequestTable, pool: KVPool, kv_policy: KVPolicy, totals: Totals) -> None:
         self._block_size = limits.block_size
         self._table = table
         self._pool = pool
+        self._gives_way = kv_policy.gives_way
         self._sharing = pool if isinstance(pool, BidirectionalPool) else None
         self._totals = totals
 
     def num_blocks(self) -> tuple[int, int]:
-        """Those that anybody may take, and those that only offline requests outside any running step hold."""
+        """Those that anybody may take, and those that online requests may take from offline ones: what only offline
+        requests outside any running step hold."""
         self.update_paused()
+        if not self._gives_way:
+            return self._pool.num_free, 0
         in_flight = self._table.num_blocks_in_flight(Kind.OFFLINE)
         return self._pool.num_free, max(0, self._pool.num_offline_only - in_flight)
 
@@ -109,7 +114,8 @@ class KVAllocation:
         if self._sharing is None and num_slots <= request.num_blocks * self._block_size:
             return num_tokens  # most decodes: the last block has room
         while not self._grow(request, num_slots, lost):
-            victim = self._offline_victim(lost) if request.kind is Kind.ONLINE else None
+            takes = request.kind is Kind.ONLINE and self._gives_way
+            victim = self._offline_victim(lost) if takes else None
             if victim is None:
                 self._hold(request, was_running, lost)
                 return 0

@@ -24,6 +24,7 @@ from shared.protocol.messages import (
     TokenOutput,
 )
 from shared.scheduling.batch import Limits, Policy, Schedule, ScheduledRequest, why_never_held
+from shared.scheduling.kv_policy import LRU, KVPolicy
 from shared.scheduling.kv_pool import make_pool
 from shared.scheduling.online_order import OnlineOrder
 from shared.scheduling.request import Kind
@@ -71,16 +72,15 @@ class Replica:
         spec: EngineSpec,
         tokenizer: Tokenizer | None,
         online_order: OnlineOrder | None = None,
-        kv_policy: str = "lru",
+        kv_policy: KVPolicy = LRU,
     ) -> None:
-        """``tokenizer``: finds stop strings; None where no request has any. ``online_order``: fcfs unless given.
-        Raises ValueError for an unknown KV policy."""
+        """``tokenizer``: finds stop strings; None where no request has any. ``online_order``: fcfs unless given."""
         self.limits = limits
         self.spec = spec
         self.table = RequestTable(online_order)
         self.pool = make_pool(kv_policy, limits.num_blocks, limits.block_size, spec.num_host_slots)
         self.totals = Totals()
-        self._kv = KVAllocation(limits, self.table, self.pool, self.totals)
+        self._kv = KVAllocation(limits, self.table, self.pool, kv_policy, self.totals)
         self._tokenizer = tokenizer
         self._sequences: dict[str, LiveSequence] = {}
         self._in_flight: deque[_Step] = deque()  # oldest first

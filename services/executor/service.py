@@ -30,6 +30,7 @@ from shared.protocol.messages import (
     StepPlan,
 )
 from shared.scheduling.batch import Limits, Policy
+from shared.scheduling.kv_policy import kv_policy_named
 from shared.scheduling.online_order import OnlineOrder
 from shared.scheduling.presets import Preset
 from shared.scheduling.request import Kind
@@ -62,7 +63,9 @@ class ExecutorService:
         self._preset = preset
         self.info = executor_info(settings, engine.spec)
         self._results = ResultStore(bus)
-        self._replica = Replica(limits_of(self.info), engine.spec, tokenizer, online_order, settings.kv_policy)
+        self._replica = Replica(
+            limits_of(self.info), engine.spec, tokenizer, online_order, kv_policy_named(settings.kv_policy)
+        )
         self._tuning = Tuning(bus, on_change=self._on_tuning)
         publisher = StepPublisher(bus, self.info, self._results)
         self._loop = StepLoop(self._replica, engine, publisher, self._policy_and_model, clock)

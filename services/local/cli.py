@@ -58,7 +58,7 @@ def up(
     kv_policy: Annotated[
         str,
         typer.Option(
-            help="lru, or bidirectional: online and offline requests share KV blocks.",
+            help="lru, bidirectional: online and offline requests share KV blocks, or keep-resident.",
             callback=one_of("KV policy", KV_POLICIES),
         ),
     ] = "lru",

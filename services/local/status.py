@@ -198,7 +198,7 @@ def _describe(beat: Heartbeat) -> str:
 
 def _describe_sharing(beat: Heartbeat) -> str:
     counters = beat.counters
-    if beat.info.kv_policy == "lru":
+    if beat.info.kv_policy != "bidirectional":
         return ""
     return (
         f", {counters.pauses} times an offline request was paused, {counters.checkpointed_slots} slots to the host, "

@@ -20,6 +20,7 @@ from shared.protocol.messages import (
     StepStarted,
 )
 from shared.scheduling.batch import Limits, Policy, Schedule, ScheduledRequest, why_never_held
+from shared.scheduling.kv_policy import kv_policy_named
 from shared.scheduling.mirror import ExecutorMirror
 from shared.scheduling.offline_rate import OfflineRate
 from shared.scheduling.online_order import online_order_named
@@ -65,7 +66,7 @@ class AsyncScheduler:
                 info.swap_ms_per_slot,
             ),
             online_order_named(info.online_order, info.vtc_weight_input, info.vtc_weight_output),
-            pauses=info.kv_policy == "bidirectional",
+            kv_policy_named(info.kv_policy),
         )
         self._pipeline = Pipeline(self._mirror, info.pipeline_depth)
         self._plans = 0

@@ -221,7 +221,7 @@ class ExecutorInfo(msgspec.Struct, frozen=True):
     online_order: str = "fcfs"  # fcfs or vtc; schedulers follow it
     vtc_weight_input: float = 1.0
     vtc_weight_output: float = 2.0
-    kv_policy: str = "lru"  # lru or bidirectional
+    kv_policy: str = "lru"  # a name in shared.scheduling.kv_policy; schedulers follow it
     swap_ms_per_slot: float = 0.0  # what a KV slot takes from the host to the device
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from shared.latency.model import LatencyModel
 from shared.scheduling.batch import Limits, Policy, Schedule, ScheduledRequest
+from shared.scheduling.kv_policy import LRU, KVPolicy
 from shared.scheduling.online_order import ClientCounters, OnlineOrder
 from shared.scheduling.request import Kind, Request
 from shared.scheduling.schedule import two_phase_schedule
@@ -29,10 +30,9 @@ class _Arrival:
 class ExecutorMirror:
     """What an executor is expected to hold when it next asks for a plan."""
 
-    def __init__(self, limits: Limits, online_order: OnlineOrder | None = None, pauses: bool = False) -> None:
-        """``pauses``: offline requests that give way are paused, not preempted."""
+    def __init__(self, limits: Limits, online_order: OnlineOrder | None = None, kv_policy: KVPolicy = LRU) -> None:
         self.limits = limits
-        self._pauses = pauses
+        self._kv_policy = kv_policy
         self.table = RequestTable(online_order)
         self.num_free_blocks = limits.num_blocks
         self._arrivals: dict[str, _Arrival] = {}
@@ -76,7 +76,7 @@ class ExecutorMirror:
             request = self.table.get(request_id)
             if request is not None and request.is_running:
                 self.num_free_blocks += request.num_freed_blocks
-                if self._pauses and request.kind is Kind.OFFLINE:
+                if self._kv_policy.shares_blocks and request.kind is Kind.OFFLINE:
                     request.num_kept_blocks = request.num_kept_blocks or 0
                 else:
                     self.table.preempt(request)
@@ -109,11 +109,12 @@ class ExecutorMirror:
 
     def plan(self, offline_queue: Iterable[Request], policy: Policy, model: LatencyModel) -> Schedule:
         """Phase one and phase two over the expected state."""
+        num_offline_blocks = self.table.num_blocks(Kind.OFFLINE) - self.table.num_blocks_in_flight(Kind.OFFLINE)
         return two_phase_schedule(
             self.table,
             offline_queue,
             self.num_free_blocks,
-            self.table.num_blocks(Kind.OFFLINE) - self.table.num_blocks_in_flight(Kind.OFFLINE),
+            num_offline_blocks if self._kv_policy.gives_way else 0,
             self.limits,
             policy,
             model,

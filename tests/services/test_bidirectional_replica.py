@@ -21,6 +21,7 @@ from shared.protocol.messages import (
     StepPlan,
 )
 from shared.scheduling.batch import Limits, Policy
+from shared.scheduling.kv_policy import kv_policy_named
 from shared.scheduling.request import Kind
 from tests.services.slot_engine import SlotEngine
 
@@ -33,7 +34,7 @@ def make_replica(
     num_blocks: int, num_host_slots: int = 1000, tokens: int = 64, fail: float = 0.0, seed: int = 0
 ) -> tuple[Replica, SlotEngine]:
     spec = EngineSpec("m", "sim", "none", "float16", 512, 49152, 16, num_blocks, (2,), num_host_slots=num_host_slots)
-    replica = Replica(Limits(16, num_blocks, tokens, 32), spec, None, kv_policy="bidirectional")
+    replica = Replica(Limits(16, num_blocks, tokens, 32), spec, None, kv_policy=kv_policy_named("bidirectional"))
     return replica, SlotEngine(spec, fail=fail, seed=seed)
 
 

@@ -38,7 +38,7 @@ from shared.protocol.messages import (
     StepTokens,
 )
 from shared.scheduling.batch import Limits, Policy
-from shared.scheduling.kv_policy import KV_POLICIES
+from shared.scheduling.kv_policy import KV_POLICIES, kv_policy_named
 from shared.scheduling.offline_order import FcfsOrder
 from shared.scheduling.online_order import online_order_named
 from shared.scheduling.presets import preset_named
@@ -81,7 +81,9 @@ class Peer:
         spec = EngineSpec("m", "sim", "none", "float16", 512, 49152, 16, 48, (2,), depth, num_host_slots=300)
         self.policy = policy
         self.depth = depth
-        self.replica = Replica(Limits(16, 48, 64, 6), spec, tokenizer, online_order_named("vtc"), kv_policy)
+        self.replica = Replica(
+            Limits(16, 48, 64, 6), spec, tokenizer, online_order_named("vtc"), kv_policy_named(kv_policy)
+        )
         self.engine = SlotEngine(spec, fail=fail)
         self.failed: set[str] = set()
         self.pool = OfflinePool(FcfsOrder(), lambda: None, lambda _, __: None)
@@ -197,7 +199,7 @@ def test_outputs_are_those_of_one_step_at_a_time(tokenizer: Tokenizer, depth: in
         peer.pool.discard([key for key in peer.outputs if rng.random() < 0.3])
     peer.drain()
     totals = peer.replica.totals
-    assert totals.preemptions if kv_policy == "lru" else totals.pauses and totals.restored_slots
+    assert totals.pauses and totals.restored_slots if kv_policy == "bidirectional" else totals.preemptions
     assert peer.max_in_flight == depth
     assert peer.replica.pool.num_free == 48
     assert peer.outputs == alone(tokenizer, [*online, *(request.request for request in offline)])
@@ -387,4 +389,4 @@ async def test_the_service_pauses_what_gives_way(nats_url: str, model_folder: Pa
         is_paused = [state.num_kept_blocks is not None for step in site.steps for state in step.states]
         assert any(is_paused) == (kv_policy == "bidirectional")
     assert len(outputs["lru"]) == 24
-    assert outputs["lru"] == outputs["bidirectional"]
+    assert outputs["lru"] == outputs["bidirectional"] == outputs["keep-resident"]

@@ -22,6 +22,7 @@ from shared.protocol.messages import (
     StepPlan,
 )
 from shared.scheduling.batch import Limits, Policy
+from shared.scheduling.kv_policy import LRU, kv_policy_named
 from shared.scheduling.request import Kind
 from shared.tokenizer import Tokenizer
 
@@ -234,6 +235,21 @@ def test_scratch_batches_leave_nothing_behind(tokenizer: Tokenizer) -> None:
         with pytest.raises(ValueError, match=problem):
             ScratchBatch(shape, replica.pool, replica.limits, replica.spec)
     assert replica.pool.num_free == 64
+
+
+def test_where_offline_requests_keep_what_they_hold_online_ones_wait_for_it(tokenizer: Tokenizer) -> None:
+    requests = [make_request("off", 100, 20, Kind.OFFLINE, ignore_eos=True), make_request("on", 60, 5)]
+    preemptions = {}
+    for kv_policy in (LRU, kv_policy_named("keep-resident")):
+        spec = make_spec(8)
+        replica = Replica(Limits(16, 8, 128, 32), spec, tokenizer, kv_policy=kv_policy)
+        engine = SimEngine(spec, NO_TIME, 30.0)
+        replica.submit(requests[0])
+        run(replica, engine)
+        replica.submit(requests[1])
+        assert drain(replica, engine) == {request.request_id: alone(tokenizer, request) for request in requests}
+        preemptions[kv_policy.name] = replica.totals.preemptions
+    assert preemptions == {"lru": 1, "keep-resident": 0}
 
 
 def test_offline_requests_keep_their_order_when_they_lose_their_kv(tokenizer: Tokenizer) -> None:

@@ -14,6 +14,7 @@ from services.executor.replica import Replica
 from shared.errors import ConfigError, EngineError
 from shared.protocol.messages import GenerateRequest, PlanEntry, SamplingParams, StepPlan
 from shared.scheduling.batch import Limits, Policy
+from shared.scheduling.kv_policy import kv_policy_named
 from shared.scheduling.request import Kind
 from shared.scheduling.slot_transfers import SlotOperations
 from tests.scheduling.factories import MODEL
@@ -81,7 +82,7 @@ def random_plan(replica: Replica, rng: random.Random) -> StepPlan:
 
 def test_outputs_equal_an_undisturbed_run(engine: TorchEngine, requests: list[GenerateRequest]) -> None:
     rng = random.Random(3)
-    replica = Replica(Limits(16, 9, 64, 32), engine.spec, None, kv_policy="bidirectional")
+    replica = Replica(Limits(16, 9, 64, 32), engine.spec, None, kv_policy=kv_policy_named("bidirectional"))
     waiting = sorted(requests, key=lambda request: request.kind)
     outputs: dict[str, list[int]] = {}
     while waiting or replica.has_work:

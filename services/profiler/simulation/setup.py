@@ -19,7 +19,7 @@ from shared.latency.roofline import RooflineLatencyModel, num_kv_blocks
 from shared.latency.swap import SwapModel
 from shared.protocol.latency_models import LatencyModelRecord
 from shared.scheduling.batch import Limits
-from shared.scheduling.kv_policy import require_kv_policy
+from shared.scheduling.kv_policy import kv_policy_named
 from shared.scheduling.presets import DEFAULT_UTILITY_RATIO, preset_named
 
 LIVE = ExecutorSettings(model_path="")  # the executor's own defaults
@@ -74,7 +74,7 @@ class Machine:
             latency=latency,
             noise=self.noise,
             seed=seed,
-            kv_policy=require_kv_policy(self.kv_policy),
+            kv_policy=kv_policy_named(self.kv_policy),
             swap=swap,
         )
 

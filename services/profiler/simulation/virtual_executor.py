@@ -14,6 +14,7 @@ from shared.latency.model import LatencyModel
 from shared.latency.swap import SwapModel
 from shared.protocol.messages import GenerateRequest
 from shared.scheduling.batch import Limits, Policy, Schedule
+from shared.scheduling.kv_policy import LRU, KVPolicy
 from shared.scheduling.offline_rate import OfflineRate
 from shared.scheduling.online_order import OnlineOrder
 from shared.scheduling.request import Kind
@@ -39,7 +40,7 @@ class ExecutorSetup:
     latency: LatencyModel
     noise: float = 0.0
     seed: int = 0
-    kv_policy: str = "lru"
+    kv_policy: KVPolicy = LRU
     swap: SwapModel = field(default_factory=SwapModel)
 
 
@@ -149,7 +150,7 @@ class VirtualExecutor:
             table,
             queue,
             self._replica.pool.num_free,
-            table.num_blocks(Kind.OFFLINE),
+            table.num_blocks(Kind.OFFLINE) if self._setup.kv_policy.gives_way else 0,
             self._setup.limits,
             self._setup.policy,
             self._setup.planner,
