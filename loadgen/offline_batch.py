@@ -161,8 +161,8 @@ class OfflineBatch:
             if not batch.ended and batch.status != "cancelling":
                 try:
                     await self._client.post_json(f"/v1/batches/{batch.id}/cancel")
-                except ServerError as error:
-                    logger.warning("cancel failed", extra={"batch_id": batch.id, "error": str(error)})
+                except ServerError as error:  # it may have ended meanwhile; if not, it is asked again
+                    logger.info("not cancelled yet", extra={"batch_id": batch.id, "error": str(error)})
 
     def _ended(self) -> bool:
         return all(batch.ended for batch in self.batches)
