@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 ALLOWED = 0.05  # a lasting error that is no drift: no model is right about every shape
 ALLOWED_SIGMAS = 1.5
-ALARM = 3.0  # a factor of 1.3 gets there in 14 steps, one of 1.1 in 60
+ALARM = 3.0  # a factor of 1.1 gets there in 66 steps
 ALARM_SIGMAS = 16.0
+FEWEST = 24  # steps that make a drift, however much longer they take: a stall of a second is none
 SIGMA_PER_MEAN_DEVIATION = math.sqrt(math.pi / 2)  # of a normal distribution
 FORGETTING = 1 / 128  # of a change of the model, for each sample
-MOST = 1.0  # what a single error counts at most, so that a few stalled steps are no drift
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,8 @@ class DriftDetector:
     """Two CUSUM tests (Page, 1954) on the logarithm of measured over predicted time, one for slower and one for faster.
 
     Each sums up what the errors exceed the allowed one by, and begins anew where the sum falls to 0; an alarm is a sum
-    beyond a limit. Both grow with the spread of the errors that the model itself has, so that noise alone stays silent.
+    beyond a limit, of which no error counts more than its share of FEWEST. Both grow with the spread of the errors that
+    the model itself has, so that noise alone stays silent.
 
     A model that is published anew follows the machine before the test has seen enough, so what it changed counts as an
     error for a while: the test is about the machine, not about the newest model.
@@ -38,6 +39,7 @@ class DriftDetector:
         sigma = SIGMA_PER_MEAN_DEVIATION * mean_error
         self._alarm = max(ALARM, ALARM_SIGMAS * sigma)
         self._allowed = max(ALLOWED, ALLOWED_SIGMAS * sigma)
+        self._most = self._alarm / FEWEST
         self._slower, self._faster = _Side(), _Side()
         self._change = 0.0
 
@@ -50,9 +52,8 @@ class DriftDetector:
         """Both positive. After an alarm the test has no memory of what came before."""
         error = math.log(measured_ms / predicted_ms) + self._change
         self._change *= 1 - FORGETTING
-        counted = min(max(error, -MOST), MOST)
-        self._slower.add(counted - self._allowed, error)
-        self._faster.add(-counted - self._allowed, error)
+        self._slower.add(self._counted(error), error)
+        self._faster.add(self._counted(-error), error)
         for side in (self._slower, self._faster):
             if side.total > self._alarm:
                 drift = Drift(math.exp(side.errors / side.length), side.length)
@@ -60,6 +61,9 @@ class DriftDetector:
                 self._faster.reset()
                 return drift
         return None
+
+    def _counted(self, error: float) -> float:
+        return max(-self._most, min(error - self._allowed, self._most))
 
 
 class _Side:

@@ -31,12 +31,12 @@ def test_noise_alone_is_no_drift(sigma: float) -> None:
 
 @pytest.mark.parametrize("sigma", [0.0, 0.01, 0.05])
 @pytest.mark.parametrize("factor", [1.3, 1 / 1.3])
-def test_a_third_more_or_less_is_seen_within_twenty_steps(sigma: float, factor: float) -> None:
+def test_a_third_more_or_less_is_seen_within_thirty_steps(sigma: float, factor: float) -> None:
     for seed in range(20):
         found = first_drift(sigma, factor, seed, num_samples=600, before=500)
         assert found is not None
         number, drift = found
-        assert 500 + 5 <= number < 500 + 25
+        assert 500 + 20 <= number < 500 + 32
         assert drift.ratio == pytest.approx(factor, rel=0.06)
         assert drift.num_samples == pytest.approx(number - 500 + 1, abs=6)
 
@@ -47,11 +47,14 @@ def test_a_tenth_is_seen_and_a_fiftieth_allowed() -> None:
     assert first_drift(0.01, 1.02, seed=3, num_samples=100_000) is None
 
 
-def test_a_few_stalled_steps_are_no_drift() -> None:
-    detector = DriftDetector(0.01)
-    for number in range(2000):
-        stalled = 50.0 if number % 200 < 2 else 1.0
-        assert detector.add(20.0 * stalled, 20.0) is None
+@pytest.mark.parametrize("sigma", [0.01, 0.15])
+@pytest.mark.parametrize("factor", [50.0, 4.0])
+def test_a_stall_is_no_drift(sigma: float, factor: float) -> None:
+    rng = random.Random(6)
+    detector = DriftDetector(sigma * MEAN_DEVIATION)
+    for number in range(5000):
+        stalled = factor if number % 200 < 12 else 1.0
+        assert detector.add(20.0 * stalled * rng.lognormvariate(0, sigma), 20.0) is None
 
 
 @pytest.mark.parametrize("every", [3, 10, 30])
@@ -62,7 +65,7 @@ def test_a_model_that_follows_at_once_does_not_hide_a_drift(every: int) -> None:
         measured_ms = 26.0 * rng.lognormvariate(0, 0.01)
         drift = detector.add(measured_ms, predicted_ms)
         if drift is not None:
-            assert number < 20 and drift.ratio == pytest.approx(1.3, rel=0.03)
+            assert number < 30 and drift.ratio == pytest.approx(1.3, rel=0.04)
             return
         if number % every == 0:
             detector.follow(measured_ms / predicted_ms)
