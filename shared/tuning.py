@@ -31,6 +31,10 @@ class Tuning:
         """A model that predicts nothing until one was fitted; ``budget_ms`` is None until then."""
         return self._models.get(profile_key, NO_LATENCY_KNOWN)
 
+    def knows_model(self, profile_key: str) -> bool:
+        """A model was fitted."""
+        return profile_key in self._models
+
     def budget_ms(self, profile_key: str) -> float | None:
         """None until both a budget and a latency model to hold it with are known."""
         return self._budgets.get(profile_key) if profile_key in self._models else None

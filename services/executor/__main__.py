@@ -23,9 +23,8 @@ def main() -> int:
         settings = config.load(ExecutorSettings, "python -m services.executor")
         try:
             preset = preset_named(settings.preset)
-            online_order = online_order_named(
-                settings.online_order, settings.vtc_weight_input, settings.vtc_weight_output
-            )
+            order_name = preset.require_online_order(settings.online_order)
+            online_order = online_order_named(order_name, settings.vtc_weight_input, settings.vtc_weight_output)
         except ValueError as error:
             raise ConfigError(str(error)) from error
         tokenizer = Tokenizer.from_folder(Path(settings.model_path))

@@ -24,6 +24,7 @@ from shared.protocol.messages import (
     TokenOutput,
 )
 from shared.scheduling.online_order import ClientCounters
+from shared.scheduling.pace import Pace
 from shared.scheduling.request import Kind
 
 logger = logging.getLogger(__name__)
@@ -82,6 +83,7 @@ class StepPublisher:
         num_free_blocks: int,
         client_counters: ClientCounters | None,
         in_flight: list[list[PlanEntry]],
+        pace: Pace,
     ) -> StepStarted:
         """The message about a step of this executor."""
         return StepStarted(
@@ -96,6 +98,7 @@ class StepPublisher:
             num_free_blocks,
             client_counters,
             in_flight,
+            pace,
         )
 
     async def _publish(self, subject: str, message: object) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
@@ -27,10 +28,13 @@ from shared.scheduling.batch import Limits, Policy, Schedule, ScheduledRequest, 
 from shared.scheduling.kv_policy import LRU, KVPolicy
 from shared.scheduling.kv_pool import make_pool
 from shared.scheduling.online_order import OnlineOrder
+from shared.scheduling.pace import Pace
+from shared.scheduling.packing import StepState
+from shared.scheduling.packings import packing_named
 from shared.scheduling.request import Kind
-from shared.scheduling.schedule import reconcile, two_phase_schedule
 from shared.scheduling.slot_transfers import SlotOperations
 from shared.scheduling.table import RequestTable
+from shared.scheduling.token_slo import TokenSlo
 from shared.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -73,14 +77,20 @@ class Replica:
         tokenizer: Tokenizer | None,
         online_order: OnlineOrder | None = None,
         kv_policy: KVPolicy = LRU,
+        slo: TokenSlo | None = None,
+        now_ms: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """``tokenizer``: finds stop strings; None where no request has any. ``online_order``: fcfs unless given."""
+        """``tokenizer``: finds stop strings; None where no request has any. ``online_order``: fcfs unless given.
+        ``slo``: when tokens of online requests are due, on the clock ``now_ms``."""
         self.limits = limits
         self.spec = spec
         self.table = RequestTable(online_order)
         self.pool = make_pool(kv_policy, limits.num_blocks, limits.block_size, spec.num_host_slots)
         self.totals = Totals()
         self._kv = KVAllocation(limits, self.table, self.pool, kv_policy, self.totals)
+        self._slo = slo or TokenSlo()
+        self._now_ms = now_ms
+        self._pace = Pace()
         self._tokenizer = tokenizer
         self._sequences: dict[str, LiveSequence] = {}
         self._in_flight: deque[_Step] = deque()  # oldest first
@@ -91,6 +101,11 @@ class Replica:
     @property
     def has_work(self) -> bool:
         return bool(self._sequences)
+
+    @property
+    def pace(self) -> Pace:
+        """Now, for the next step."""
+        return self._pace.at(self._now_ms())
 
     def submit(self, request: GenerateRequest) -> None:
         """Take a request; a known id is ignored. One that can never run here ends at once with an error."""
@@ -105,6 +120,8 @@ class Replica:
         if reason is not None:
             self._ended.append(Ended(sequence, reason))
             return
+        if sequence.kind is Kind.ONLINE:
+            self._slo.arrive(sequence.request, self._now_ms())
         self._sequences[request.request_id] = sequence
         self.table.add(sequence.request)
 
@@ -130,8 +147,7 @@ class Replica:
     def schedule(self, plan: StepPlan | None, policy: Policy, model: LatencyModel) -> Schedule:
         """The next step: the plan, reconciled; or, without one, planned here over what is here."""
         if plan is None:
-            num_free, num_offline = self._kv.num_blocks()
-            return two_phase_schedule(self.table, (), num_free, num_offline, self.limits, policy, model)
+            return packing_named(policy.packing).schedule(self.step_state(policy, model), ())
         for request in plan.admitted:
             self.submit(request)
         entries = [ScheduledRequest(e.request_id, e.kind, e.num_scheduled_tokens) for e in plan.entries]
@@ -141,8 +157,12 @@ class Replica:
         self, entries: Seq[ScheduledRequest], preempted: Seq[str], policy: Policy, model: LatencyModel
     ) -> Schedule:
         """A plan's entries, fitted to what is here by now."""
+        return packing_named(policy.packing).reconcile(self.step_state(policy, model), entries, preempted)
+
+    def step_state(self, policy: Policy, model: LatencyModel) -> StepState:
+        """What the next step is packed from."""
         num_free, num_offline = self._kv.num_blocks()
-        return reconcile(entries, preempted, self.table, num_free, num_offline, self.limits, policy, model)
+        return StepState(self.table, num_free, num_offline, self.limits, policy, model, self.pace)
 
     def begin(self, schedule: Schedule, step: int) -> StepBatch:
         """``allocate``, and the batch that the engine is to run."""
@@ -161,6 +181,7 @@ class Replica:
         running = self._kv.allocate(schedule, self._sequences)
         if running:
             self._in_flight.append(_Step(running, self._kv.take_operations()))
+            self._pace = self._pace.after(schedule, self.limits.max_num_seqs)
             self.totals.steps_offline += running[-1][0].kind is Kind.OFFLINE  # entries are online first
         return running
 
@@ -168,6 +189,7 @@ class Replica:
         """Apply the oldest step's outcome; what online requests gained, in batch order. Ended ones are in
         ``take_ended``."""
         outputs: list[AddressedOutput] = []
+        self._pace, now_ms = self._pace.measured(result.latency_ms), self._now_ms()
         for sequence, num_tokens in self._in_flight.popleft().running:
             request = sequence.request
             request.num_in_flight_tokens = 0
@@ -182,6 +204,7 @@ class Replica:
             reason = sequence.append(token_id, self.spec)
             if request.kind is Kind.ONLINE:
                 self.table.online_order.generate(request)
+                self._slo.advance(request, now_ms)
                 self.totals.online_tokens += 1
                 if reason is None:
                     outputs.append((sequence.gateway_id, _output(sequence)))
@@ -230,6 +253,7 @@ class Replica:
     def states(self) -> list[RequestState]:
         """All that is held."""
         self._kv.update_paused()
+        now_ms = self._now_ms()
         return [
             RequestState(
                 request.request_id,
@@ -242,6 +266,9 @@ class Replica:
                 request.was_admitted,
                 request.num_kept_blocks,
                 request.num_missing_slots,
+                request.arrival_s,
+                request.deadline_ms - now_ms if request.kind is Kind.ONLINE else None,
+                request.num_group_tokens_left,
             )
             for request in self.table
         ]

@@ -39,6 +39,7 @@ class LiveSequence:
                 num_tokens=len(prompt) + len(output),
                 max_total_tokens=min(len(prompt) + request.sampling.max_tokens, spec.max_model_len),
                 client_id=request.client_id,
+                arrival_s=request.arrival_s,
             ),
             token_ids=prompt + output,
             num_prompt_tokens=len(prompt),

@@ -34,6 +34,7 @@ from shared.scheduling.kv_policy import kv_policy_named
 from shared.scheduling.online_order import OnlineOrder
 from shared.scheduling.presets import Preset
 from shared.scheduling.request import Kind
+from shared.scheduling.token_slo import TokenSlo
 from shared.service import Details
 from shared.tokenizer import Tokenizer
 from shared.tuning import Tuning
@@ -64,7 +65,13 @@ class ExecutorService:
         self.info = executor_info(settings, engine.spec)
         self._results = ResultStore(bus)
         self._replica = Replica(
-            limits_of(self.info), engine.spec, tokenizer, online_order, kv_policy_named(settings.kv_policy)
+            limits_of(self.info),
+            engine.spec,
+            tokenizer,
+            online_order,
+            kv_policy_named(settings.kv_policy),
+            self.info.token_slo,
+            lambda: clock.monotonic_s() * 1e3,
         )
         self._tuning = Tuning(bus, on_change=self._on_tuning)
         publisher = StepPublisher(bus, self.info, self._results)
@@ -119,7 +126,8 @@ class ExecutorService:
 
     def _policy_and_model(self) -> tuple[Policy, LatencyModel]:
         key = self.info.profile_key
-        return self._preset.policy(self._tuning.budget_ms(key)), self._tuning.model(key)
+        policy = self._preset.policy(self._tuning.budget_ms(key), self._tuning.knows_model(key))
+        return policy, self._tuning.model(key)
 
     def _on_tuning(self) -> None:
         self._loop.wake()
@@ -185,6 +193,7 @@ def executor_info(settings: ExecutorSettings, spec: EngineSpec) -> ExecutorInfo:
         vtc_weight_output=settings.vtc_weight_output,
         kv_policy=settings.kv_policy,
         swap_ms_per_slot=spec.swap_ms_per_slot,
+        token_slo=TokenSlo(settings.ttft_slo_ms, settings.tpot_slo_ms, settings.slo_group_tokens),
     )
 
 

@@ -29,7 +29,14 @@ class ExecutorSettings(msgspec.Struct, frozen=True):
     max_model_len: Annotated[int, Meta(ge=0, description="context limit in tokens; 0 is the model's own")] = 0
     max_num_batched_tokens: Annotated[int, Meta(ge=1, description="tokens of one step: the chunk size")] = 512
     max_num_seqs: Annotated[int, Meta(ge=1, description="requests of one step")] = 256
-    preset: Annotated[str, Meta(description="hygen, sarathi++, hygen-star or online-only")] = "hygen"
+    preset: Annotated[str, Meta(description="hygen, sarathi++, hygen-star, online-only, bros, round-robin or fcfs")] = (
+        "hygen"
+    )
+    ttft_slo_ms: Annotated[float, Meta(gt=0, description="bros: a first token is due so long after arrival")] = 400.0
+    tpot_slo_ms: Annotated[float, Meta(gt=0, description="bros: a later one is due so long after the last")] = 200.0
+    slo_group_tokens: Annotated[
+        int, Meta(ge=1, description="bros: later tokens are due in groups of so many, after their times together")
+    ] = 1
     online_order: Annotated[str, Meta(description="fcfs, or vtc: fair by client")] = "fcfs"
     vtc_weight_input: Annotated[float, Meta(ge=0, description="vtc: what a prompt token counts")] = 1.0
     vtc_weight_output: Annotated[float, Meta(ge=0, description="vtc: what an output token counts")] = 2.0

@@ -263,6 +263,7 @@ class StepLoop:
             replica.pool.num_free,
             replica.table.online_order.counters(),
             before,
+            replica.pace,
         )
 
     async def _measure_one(self) -> None:

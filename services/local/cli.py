@@ -98,16 +98,20 @@ def up(
     """Start a whole stack on this machine and keep it running until Ctrl-C."""
     from loadgen.errors import SloError
     from loadgen.slo import parse_slo
+    from services.local.deadlines import deadlines_of
     from services.local.progress import stderr_progress
     from services.local.supervisor import Supervisor
 
+    chosen = PRESETS[preset]
     if sum(bool(given) for given in (budget_ms, target_tbt_ms, slo)) > 1:
         raise typer.BadParameter("give one of --budget-ms, --target-tbt-ms and --slo, not two")
-    if slo and not PRESETS[preset].uses_latency_budget:
+    if slo and not (chosen.uses_latency_budget or chosen.uses_deadlines):
         raise typer.BadParameter(f"preset {preset} has no latency budget to keep an SLO with: leave --slo out")
     try:
-        PRESETS[preset].offline_rate(offline_qps)
-        slos = tuple(parse_slo(expr).expr for expr in slo or ())
+        chosen.offline_rate(offline_qps)
+        chosen.require_online_order(online_order)
+        slos = [parse_slo(expr) for expr in slo or ()]
+        ttft_slo_ms, tpot_slo_ms = deadlines_of(slos) if chosen.uses_deadlines else (None, None)
     except (ValueError, SloError) as error:
         raise typer.BadParameter(str(error)) from error
     options = StackOptions(
@@ -127,7 +131,9 @@ def up(
         budget_ms=budget_ms,
         offline_qps=offline_qps,
         target_tbt_ms=target_tbt_ms,
-        slos=slos,
+        ttft_slo_ms=ttft_slo_ms,
+        tpot_slo_ms=tpot_slo_ms,
+        slos=tuple(each.expr for each in slos) if chosen.uses_latency_budget else (),
         data_dir=data_dir,
         nats=nats,
         log_level=log_level,

@@ -33,6 +33,8 @@ class StackOptions:
     budget_ms: float | None = None
     offline_qps: float | None = None
     target_tbt_ms: float | None = None
+    ttft_slo_ms: float | None = None  # the deadlines of bros
+    tpot_slo_ms: float | None = None
     slos: tuple[str, ...] = ()
     data_dir: Path = DEFAULT_DATA_DIR
     nats: str | None = None  # None: a server of our own

@@ -64,6 +64,8 @@ def _executor(options: StackOptions, index: int) -> dict[str, Setting]:
         "sim_device": options.sim_device,
         "preset": options.preset,
         "online_order": options.online_order,
+        "ttft_slo_ms": options.ttft_slo_ms,
+        "tpot_slo_ms": options.tpot_slo_ms,
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ from shared.protocol.messages import (
     GenerateRequest,
     InboxMessage,
     PlanEntry,
+    RequestState,
     StepPlan,
     StepStarted,
 )
@@ -24,6 +26,7 @@ from shared.scheduling.kv_policy import kv_policy_named
 from shared.scheduling.mirror import ExecutorMirror
 from shared.scheduling.offline_rate import OfflineRate
 from shared.scheduling.online_order import online_order_named
+from shared.scheduling.pace import Pace
 from shared.scheduling.pipeline import Pipeline
 from shared.scheduling.request import Kind, Request
 
@@ -67,6 +70,7 @@ class AsyncScheduler:
             ),
             online_order_named(info.online_order, info.vtc_weight_input, info.vtc_weight_output),
             kv_policy_named(info.kv_policy),
+            info.token_slo,
         )
         self._pipeline = Pipeline(self._mirror, info.pipeline_depth)
         self._plans = 0
@@ -76,7 +80,7 @@ class AsyncScheduler:
     def on_inbox(self, message: InboxMessage) -> None:
         """An online request reaches executor and scheduler at the same time; so does an abort."""
         if isinstance(message, GenerateRequest):
-            self._mirror.arrive(self._expected(message))
+            self._mirror.arrive(self._expected(message), self._clock.monotonic_s() * 1e3)
         else:
             for request_id in message.request_ids:
                 self._mirror.depart(request_id)
@@ -87,23 +91,11 @@ class AsyncScheduler:
         the executor should stop running."""
         if message.epoch != self.info.epoch:
             return [], None
-        states = [
-            Request(
-                s.request_id,
-                s.kind,
-                s.num_tokens,
-                s.max_total_tokens,
-                s.num_computed_tokens,
-                s.num_blocks,
-                s.client_id,
-                s.was_admitted,
-                num_kept_blocks=s.num_kept_blocks,
-                num_missing_slots=s.num_missing_slots,
-            )
-            for s in message.states
-        ]
+        now_ms = self._clock.monotonic_s() * 1e3
+        states = [_held(state, now_ms) for state in message.states]
         ended = [each.request_id for each in message.ended]
-        self._mirror.observe(states, ended, message.num_free_blocks, message.client_counters)
+        pace = (message.pace or Pace()).at(now_ms)
+        self._mirror.observe(states, ended, message.num_free_blocks, message.client_counters, pace)
         self._is_idle = message.idle
         steps = [] if message.idle else [*message.in_flight, message.entries]
         in_flight = [[ScheduledRequest(e.request_id, e.kind, e.num_scheduled_tokens) for e in step] for step in steps]
@@ -175,7 +167,14 @@ class AsyncScheduler:
         """As it will be on the executor."""
         num_tokens = len(request.prompt_token_ids) + len(request.output_token_ids)
         total = min(len(request.prompt_token_ids) + request.sampling.max_tokens, self.info.max_model_len)
-        return Request(request.request_id, request.kind, num_tokens, total, client_id=request.client_id)
+        return Request(
+            request.request_id,
+            request.kind,
+            num_tokens,
+            total,
+            client_id=request.client_id,
+            arrival_s=request.arrival_s,
+        )
 
     def _message(self, step: int, schedule: Schedule, too_large: list[str]) -> StepPlan:
         """Q_recv.send(B, t, m), with the prompt of each offline request that enters. Those that are too large go
@@ -195,3 +194,22 @@ class AsyncScheduler:
             preempted=schedule.preempted,
             latency_ms=schedule.latency_ms,
         )
+
+
+def _held(state: RequestState, now_ms: float) -> Request:
+    """As the executor told it just now."""
+    return Request(
+        state.request_id,
+        state.kind,
+        state.num_tokens,
+        state.max_total_tokens,
+        state.num_computed_tokens,
+        state.num_blocks,
+        state.client_id,
+        state.was_admitted,
+        num_kept_blocks=state.num_kept_blocks,
+        num_missing_slots=state.num_missing_slots,
+        arrival_s=state.arrival_s,
+        deadline_ms=math.inf if state.remaining_ms is None else now_ms + state.remaining_ms,
+        num_group_tokens_left=state.num_group_tokens_left,
+    )

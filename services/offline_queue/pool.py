@@ -142,4 +142,5 @@ class OfflinePool:
 
 def _schedulable(generate: GenerateRequest) -> Request:
     num_tokens = len(generate.prompt_token_ids)
-    return Request(generate.request_id, Kind.OFFLINE, num_tokens, num_tokens + generate.sampling.max_tokens)
+    total = num_tokens + generate.sampling.max_tokens
+    return Request(generate.request_id, Kind.OFFLINE, num_tokens, total, arrival_s=generate.arrival_s)

@@ -197,7 +197,9 @@ class OfflineQueueService:
             self._work.set()
 
     def _policy_and_model(self, profile_key: str) -> tuple[Policy, LatencyModel]:
-        return self._preset.policy(self._tuning.budget_ms(profile_key)), self._tuning.model(profile_key)
+        tuning = self._tuning
+        policy = self._preset.policy(tuning.budget_ms(profile_key), tuning.knows_model(profile_key))
+        return policy, tuning.model(profile_key)
 
     # Work for executors that wait
 

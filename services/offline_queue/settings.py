@@ -18,7 +18,9 @@ class OfflineQueueSettings(msgspec.Struct, frozen=True):
     log_level: Annotated[str, Meta(description="debug, info, warning or error")] = "info"
     model_name: Annotated[str, Meta(description="the name that clients use")] = "smollm2-135m-instruct"
     max_model_len: Annotated[int, Meta(ge=0, description="context limit in tokens; 0 is the model's own")] = 0
-    preset: Annotated[str, Meta(description="hygen, sarathi++, hygen-star or online-only")] = "hygen"
+    preset: Annotated[str, Meta(description="hygen, sarathi++, hygen-star, online-only, bros, round-robin or fcfs")] = (
+        "hygen"
+    )
     offline_qps: Annotated[float, Meta(ge=0, description="hygen-star: offline requests/s of each executor")] = 0.0
     utility_ratio: Annotated[
         float,

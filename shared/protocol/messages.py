@@ -9,7 +9,9 @@ import msgspec
 from shared.latency.features import BatchFeatures
 from shared.latency.histogram import LatencyHistogram
 from shared.scheduling.online_order import ClientCounters
+from shared.scheduling.pace import Pace
 from shared.scheduling.request import Kind as Kind
+from shared.scheduling.token_slo import TokenSlo
 
 
 class FinishReason(enum.StrEnum):
@@ -117,6 +119,9 @@ class RequestState(msgspec.Struct, frozen=True, array_like=True):
     was_admitted: bool = False  # had KV before
     num_kept_blocks: int | None = None  # paused: those of its blocks that others cannot take; None: not paused
     num_missing_slots: int = 0  # KV slots on the host, to come back before it runs
+    arrival_s: float = 0.0
+    remaining_ms: float | None = None  # until its next token group is due, when the message is sent; online only
+    num_group_tokens_left: int = 1
 
 
 class EndedRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -141,6 +146,7 @@ class StepStarted(msgspec.Struct, frozen=True):
     num_free_blocks: int
     client_counters: ClientCounters | None = None  # of an online order that counts by client
     in_flight: list[list[PlanEntry]] = []  # earlier steps that have not ended, oldest first
+    pace: Pace | None = None  # for the step after the one that starts
 
 
 class BatchShape(msgspec.Struct, frozen=True, array_like=True):
@@ -223,6 +229,7 @@ class ExecutorInfo(msgspec.Struct, frozen=True):
     vtc_weight_output: float = 2.0
     kv_policy: str = "lru"  # a name in shared.scheduling.kv_policy; schedulers follow it
     swap_ms_per_slot: float = 0.0  # what a KV slot takes from the host to the device
+    token_slo: TokenSlo = TokenSlo()  # what bros schedules online requests by
 
 
 class ExecutorCounters(msgspec.Struct, frozen=True):

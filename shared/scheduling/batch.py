@@ -46,10 +46,12 @@ class Policy:
     """The strategies of a preset, as far as one schedule needs them.
 
     ``latency_budget_ms``: L of HyGen Alg. 2, the time that offline work may fill a step up to; infinite is none.
+    ``packing``: how a step is filled, a name that ``packing_named`` knows.
     """
 
     latency_budget_ms: float = math.inf
     offline_enabled: bool = True
+    packing: str = "two-phase"
 
 
 class ScheduledRequest(msgspec.Struct, frozen=True, gc=False):
@@ -69,6 +71,7 @@ class Schedule:
     preempted: list[str]  # lose their KV before the step (bidirectional: offline ones are paused), in this order
     latency_ms: float  # predicted for the whole batch
     num_dropped: int = 0  # entries of a plan that no longer fitted
+    hit_time_limit: bool = False  # an online request stayed out because the step would have taken too long
 
 
 class BatchBuilder:
@@ -158,6 +161,28 @@ class BatchBuilder:
         if is_added:
             self._swap_ms = swap_ms
         return is_added
+
+    def take_out(self, index: int, request: Request) -> int:
+        """Undo what added ``entries[index]``, which is this request's; the tokens that it had."""
+        entry = self.entries.pop(index)
+        num_tokens = entry.num_scheduled_tokens
+        if request.is_decode:
+            self.features.remove_decode(request.num_computed_tokens + 1)
+        else:
+            self.features.remove_prefill(num_tokens, request.num_computed_tokens)
+        self._latency_ms = None
+        self._swap_ms -= request.num_missing_slots * self._swap_ms_per_slot
+        self.num_tokens_left += num_tokens
+        self.num_blocks_left += request.num_new_blocks(num_tokens, self._block_size)
+        self._num_seqs_left += 1
+        self.scheduled.discard(entry.request_id)
+        return num_tokens
+
+    def put_back(self, index: int, request: Request, num_tokens: int) -> None:
+        """Undo a ``take_out``; what was added since must be taken out again."""
+        was_added = self.try_add(request, bounded=False, at_most=num_tokens)
+        assert was_added, f"{request.request_id} was in the batch before"
+        self.entries.insert(index, self.entries.pop())
 
     def _max_prefill(self, request: Request, bounded: bool, at_most: int | None) -> int:
         """get_max_prefill(t, c, m, r)."""

@@ -10,13 +10,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from shared.latency.features import BatchFeatures
 from shared.latency.model import LatencyModel
 from shared.scheduling.batch import Limits, Policy, Schedule, ScheduledRequest
 from shared.scheduling.kv_policy import LRU, KVPolicy
 from shared.scheduling.online_order import ClientCounters, OnlineOrder
+from shared.scheduling.pace import Pace
+from shared.scheduling.packing import StepState
+from shared.scheduling.packings import packing_named
 from shared.scheduling.request import Kind, Request
-from shared.scheduling.schedule import two_phase_schedule
 from shared.scheduling.table import RequestTable
+from shared.scheduling.token_slo import TokenSlo
 
 ARRIVAL_GRACE_STEPS = 3  # an online request may be seen here before the executor's next messages mention it
 
@@ -28,17 +32,27 @@ class _Arrival:
 
 
 class ExecutorMirror:
-    """What an executor is expected to hold when it next asks for a plan."""
+    """What an executor is expected to hold when it next asks for a plan. ``pace``: at the time for which is planned."""
 
-    def __init__(self, limits: Limits, online_order: OnlineOrder | None = None, kv_policy: KVPolicy = LRU) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        online_order: OnlineOrder | None = None,
+        kv_policy: KVPolicy = LRU,
+        slo: TokenSlo | None = None,
+    ) -> None:
+        """``slo``: of online requests."""
         self.limits = limits
+        self.pace = Pace()
+        self._slo = slo or TokenSlo()
         self._kv_policy = kv_policy
         self.table = RequestTable(online_order)
         self.num_free_blocks = limits.num_blocks
         self._arrivals: dict[str, _Arrival] = {}
 
-    def arrive(self, request: Request) -> None:
+    def arrive(self, request: Request, now_ms: float = 0.0) -> None:
         """An online request was sent to the executor; known ids are ignored."""
+        self._slo.arrive(request, now_ms)
         if request.request_id not in self.table and request.request_id not in self._arrivals:
             self._arrivals[request.request_id] = _Arrival(request, ARRIVAL_GRACE_STEPS)
             self.table.add(request)
@@ -56,9 +70,10 @@ class ExecutorMirror:
         ended: Iterable[str],
         num_free_blocks: int,
         counters: ClientCounters | None = None,
+        pace: Pace | None = None,
     ) -> None:
-        """Take over the executor's word: all that it holds, in its order, before the step that it starts, and its
-        online order's memory."""
+        """Take over the executor's word: all that it holds, in its order, before the step that it starts, its online
+        order's memory, and its pace."""
         held = list(states)
         known = {request.request_id for request in held} | set(ended)
         for request_id, arrival in list(self._arrivals.items()):
@@ -69,6 +84,7 @@ class ExecutorMirror:
         for arrival in self._arrivals.values():
             self.table.add(arrival.request)
         self.num_free_blocks = num_free_blocks
+        self.pace = pace or Pace()
 
     def preempt(self, request_ids: Iterable[str]) -> None:
         """These lose their KV before a step, or are paused; those that do not run are ignored."""
@@ -89,10 +105,11 @@ class ExecutorMirror:
                 self._grow(request, entry.num_scheduled_tokens)
                 request.num_in_flight_tokens = entry.num_scheduled_tokens
 
-    def finish(self, entries: Iterable[ScheduledRequest]) -> None:
-        """The expected outcome of a step that was started: every chunk is computed, every decode and every finished
-        prompt gains one token, and a request at its length limit ends. EOS cannot be foreseen; the next word
-        corrects it."""
+    def finish(self, entries: Iterable[ScheduledRequest], elapsed_ms: float = 0.0) -> None:
+        """The expected outcome of a step that was started, ``elapsed_ms`` from now on: every chunk is computed, every
+        decode and every finished prompt gains one token, and a request at its length limit ends. EOS cannot be
+        foreseen; the next word corrects it."""
+        self.pace = self.pace.at(self.pace.now_ms + elapsed_ms)
         for entry in entries:
             request = self.table.get(entry.request_id)
             if request is None:
@@ -104,21 +121,25 @@ class ExecutorMirror:
             request.num_tokens += 1
             if request.kind is Kind.ONLINE:
                 self.table.online_order.generate(request)
+                self._slo.advance(request, self.pace.now_ms)
             if request.num_tokens >= request.max_total_tokens:
                 self.depart(entry.request_id)
 
     def plan(self, offline_queue: Iterable[Request], policy: Policy, model: LatencyModel) -> Schedule:
-        """Phase one and phase two over the expected state."""
-        num_offline_blocks = self.table.num_blocks(Kind.OFFLINE) - self.table.num_blocks_in_flight(Kind.OFFLINE)
-        return two_phase_schedule(
-            self.table,
-            offline_queue,
-            self.num_free_blocks,
-            num_offline_blocks if self._kv_policy.gives_way else 0,
-            self.limits,
-            policy,
-            model,
-        )
+        """A step over the expected state."""
+        num_offline = self.table.num_blocks(Kind.OFFLINE) - self.table.num_blocks_in_flight(Kind.OFFLINE)
+        num_offline = num_offline if self._kv_policy.gives_way else 0
+        state = StepState(self.table, self.num_free_blocks, num_offline, self.limits, policy, model, self.pace)
+        return packing_named(policy.packing).schedule(state, offline_queue)
+
+    def expected_ms(self, entries: Iterable[ScheduledRequest], model: LatencyModel) -> float:
+        """How long a step with these takes, before its outcome is assumed; requests that are gone count for nothing."""
+        features = BatchFeatures()
+        for entry in entries:
+            request = self.table.get(entry.request_id)
+            if request is not None:
+                features.add_scheduled(entry.num_scheduled_tokens, request.num_computed_tokens)
+        return model.predict_ms(features)
 
     def _grow(self, request: Request, num_tokens: int) -> None:
         new_blocks = request.num_new_blocks(num_tokens, self.limits.block_size)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from shared.latency.model import LatencyModel
 from shared.scheduling.batch import Policy, Schedule, ScheduledRequest
 from shared.scheduling.mirror import ExecutorMirror
+from shared.scheduling.packings import packing_named
 from shared.scheduling.request import Request
 
 
@@ -67,20 +68,20 @@ class Pipeline:
         """``next_step`` over the expected state: as soon as there is room in the pipeline and something to run that
         is not in flight. Without entries where nothing will be left to run. ``offline_queue`` may be read again."""
         while self._num_played < len(self._plans):
-            self._play(self._plans[self._num_played])
+            self._play(self._plans[self._num_played], policy, model)
             self._num_played += 1
         while True:
             if len(self._in_flight) < self._depth:
                 schedule = self._mirror.plan(offline_queue(), policy, model)
                 if schedule.entries or not self._in_flight:
                     return schedule
-            self._end_oldest()
+            self._end_oldest(policy, model)
 
     def keep(self, schedule: Schedule, entering: list[Request]) -> None:
         """The plan of ``next_step`` is sent, with the offline requests that enter by it."""
         self._plans.append(_Plan(self.next_step, schedule, entering))
 
-    def _play(self, plan: _Plan) -> None:
+    def _play(self, plan: _Plan, policy: Policy, model: LatencyModel) -> None:
         """Start a planned step when the executor can."""
         table = self._mirror.table
         for request in plan.entering:
@@ -88,16 +89,21 @@ class Pipeline:
                 table.add(dataclasses.replace(request))
         entries = [entry for entry in plan.schedule.entries if entry.request_id in table]
         while len(self._in_flight) >= self._depth or any(self._is_in_flight(entry) for entry in entries):
-            self._end_oldest()
+            self._end_oldest(policy, model)
         self._mirror.preempt(plan.schedule.preempted)
         self._start(entries)
+        self._mirror.pace = self._mirror.pace.after(plan.schedule, self._mirror.limits.max_num_seqs)
 
     def _start(self, entries: list[ScheduledRequest]) -> None:
         self._mirror.start(entries)
         self._in_flight.append(entries)
 
-    def _end_oldest(self) -> None:
-        self._mirror.finish(self._in_flight.popleft())
+    def _end_oldest(self, policy: Policy, model: LatencyModel) -> None:
+        """Steps leave a pipeline one after another, a K-th of their time apart."""
+        entries, elapsed_ms = self._in_flight.popleft(), 0.0
+        if packing_named(policy.packing).uses_time:
+            elapsed_ms = self._mirror.expected_ms(entries, model) / self._depth
+        self._mirror.finish(entries, elapsed_ms)
 
     def _is_in_flight(self, entry: ScheduledRequest) -> bool:
         request = self._mirror.table.get(entry.request_id)

@@ -15,13 +15,19 @@ DEFAULT_UTILITY_RATIO = 0.9  # u of HyGen Alg. 4, which gives none: nearly all o
 class Preset:
     """``uses_latency_budget``: offline work is held to a step's latency budget; ``serves_offline``: it runs at all;
     ``uses_offline_rate``: its requests enter at a fixed rate; ``offline_order``: a name that ``make_offline_order``
-    knows."""
+    knows; ``packing``: one that ``packing_named`` knows."""
 
     name: str
     uses_latency_budget: bool
     serves_offline: bool
     offline_order: str = "fcfs"
     uses_offline_rate: bool = False
+    packing: str = "two-phase"
+
+    @property
+    def uses_deadlines(self) -> bool:
+        """Online requests are scheduled by when their tokens are due."""
+        return self.packing == "deadline"
 
     def offline_rate(self, qps: float | None) -> OfflineRate:
         """At which offline requests enter. Raises ValueError where a rate is missing, or given and not used."""
@@ -33,10 +39,18 @@ class Preset:
             raise ValueError(f"preset {self.name} has no fixed offline rate: leave --offline-qps out")
         return OfflineRate()
 
-    def policy(self, latency_budget_ms: float | None) -> Policy:
-        """The policy under a budget; without a known one, a preset that needs it serves no offline work yet."""
+    def require_online_order(self, name: str) -> str:
+        """The name. Raises ValueError where the preset has an order of its own."""
+        if name != "fcfs" and self.packing != "two-phase":
+            raise ValueError(f"preset {self.name} orders online requests itself: leave --online-order {name} out")
+        return name
+
+    def policy(self, latency_budget_ms: float | None, model_is_known: bool = True) -> Policy:
+        """The policy under a budget; without a known one, or without a latency model to keep deadlines with, a preset
+        that needs it serves no offline work yet."""
         if not self.uses_latency_budget:
-            return Policy(math.inf, self.serves_offline)
+            serves_offline = self.serves_offline and (model_is_known or not self.uses_deadlines)
+            return Policy(math.inf, serves_offline, self.packing)
         if latency_budget_ms is None:
             return Policy(0.0, offline_enabled=False)
         return Policy(latency_budget_ms, self.serves_offline)
@@ -50,6 +64,10 @@ PRESETS = {
         # HyGen section 5.1: sarathi++ at an offline QPS that keeps the SLO
         Preset("hygen-star", uses_latency_budget=False, serves_offline=True, uses_offline_rate=True),
         Preset("online-only", uses_latency_budget=False, serves_offline=False),
+        # BROS: Alg. 1, and what section 7 compares it with: turns (section 2.2), and no priorities, as vLLM
+        Preset("bros", uses_latency_budget=False, serves_offline=True, offline_order="psm-fair", packing="deadline"),
+        Preset("round-robin", uses_latency_budget=False, serves_offline=True, packing="round-robin"),
+        Preset("fcfs", uses_latency_budget=False, serves_offline=True, packing="fcfs"),
     )
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 from dataclasses import dataclass
 
 
@@ -33,6 +34,9 @@ class Request:
     num_in_flight_tokens: int = 0  # its share of a step that runs now; 0 where it is in none
     num_kept_blocks: int | None = None  # set while it is paused: those of its blocks that others cannot take
     num_missing_slots: int = 0  # KV slots that have to come back from the host first: M^cpu of BROS, in slots
+    arrival_s: float = 0.0  # unix time, at the gateway; of the whole batch for one of its lines
+    deadline_ms: float = math.inf  # of the token group that it waits for, on the clock of whoever holds it
+    num_group_tokens_left: int = 1  # of that group, not returned yet: k_i of BROS Alg. 1
 
     @property
     def num_remaining_tokens(self) -> int:

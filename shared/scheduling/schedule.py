@@ -9,6 +9,7 @@ from shared.latency.model import LatencyModel
 from shared.scheduling.batch import BatchBuilder, Limits, Policy, Schedule, ScheduledRequest
 from shared.scheduling.request import Kind, Request
 from shared.scheduling.table import RequestTable
+from shared.scheduling.victims import Victims, give_back_offline_blocks, schedulable
 
 
 def two_phase_schedule(
@@ -29,7 +30,7 @@ def two_phase_schedule(
     """
     builder = BatchBuilder(limits, model, policy.latency_budget_ms, num_free_blocks + num_offline_blocks)
     preempted = _online_phase(builder, table)
-    preempted += _give_back_offline_blocks(builder, table, num_offline_blocks)
+    preempted += give_back_offline_blocks(builder, table, num_offline_blocks)
     if policy.offline_enabled:
         preempted += _offline_phase(builder, table, offline_queue, preempted)
     return Schedule(builder.entries, preempted, builder.latency_ms)
@@ -67,37 +68,15 @@ def reconcile(
         if entry.request_id not in lost:
             builder.try_add(request, bounded=False, at_most=entry.num_scheduled_tokens)
     lost += _online_phase(builder, table, lost)
-    lost += _give_back_offline_blocks(builder, table, max(0, num_offline_blocks - freed[Kind.OFFLINE]), lost)
+    lost += give_back_offline_blocks(builder, table, max(0, num_offline_blocks - freed[Kind.OFFLINE]), lost)
     num_dropped = _keep_what_fits(builder, table, plan, lost) if policy.offline_enabled else 0
     return Schedule(builder.entries, lost, builder.latency_ms, num_dropped)
 
 
-class _Victims:
-    """Running requests of one kind that may lose their KV for one of the same kind: the latest first, and none
-    that is in the batch already (PERFORM_PREEMPTION, Alg. 1 line 23)."""
-
-    def __init__(self, builder: BatchBuilder, running: list[Request]) -> None:
-        self._builder = builder
-        self._left = list(running)
-        self.lost: list[str] = []
-
-    def make_room(self, request: Request) -> bool:
-        """Free blocks until one more token of ``request`` fits; False where it must be held for now."""
-        while self._builder.lacks_blocks(request):
-            while self._left and self._left[-1].request_id in self._builder.scheduled:
-                self._left.pop()
-            if not self._left or self._left[-1] is request:
-                return False
-            victim = self._left.pop()
-            self._builder.num_blocks_left += victim.num_blocks
-            self.lost.append(victim.request_id)
-        return True
-
-
 def _online_phase(builder: BatchBuilder, table: RequestTable, preempted: Sequence[str] = ()) -> list[str]:
     """Phase one: decodes, then chunks of started prompts, then waiting prompts, in order. Returns what it preempted."""
-    running = _schedulable(table, Kind.ONLINE, preempted)
-    victims = _Victims(builder, running)
+    running = schedulable(table, Kind.ONLINE, preempted)
+    victims = Victims(builder, running)
     for decoding in (True, False):
         for request in running:
             if request.is_decode != decoding or request.request_id in builder.scheduled:
@@ -117,31 +96,15 @@ def _online_phase(builder: BatchBuilder, table: RequestTable, preempted: Sequenc
     return victims.lost
 
 
-def _give_back_offline_blocks(
-    builder: BatchBuilder, table: RequestTable, num_offline_blocks: int, preempted: Sequence[str] = ()
-) -> list[str]:
-    """Alg. 2 lines 14-17: where the online phase ate into M_off, offline requests lose their KV from the tail;
-    what the others hold is no longer free for phase two. Returns what it preempted."""
-    lost: list[str] = []
-    for request in reversed(table.running(Kind.OFFLINE).values()):
-        if builder.num_blocks_left >= num_offline_blocks:
-            break
-        if request.request_id not in preempted and not (request.is_in_flight or request.is_paused):
-            lost.append(request.request_id)
-            num_offline_blocks -= min(request.num_blocks, num_offline_blocks)
-    builder.num_blocks_left = max(0, builder.num_blocks_left - num_offline_blocks)
-    return lost
-
-
 def _offline_phase(
     builder: BatchBuilder, table: RequestTable, offline_queue: Iterable[Request], preempted: Sequence[str]
 ) -> list[str]:
     """Phase two: decodes that fit the latency budget, then chunks until one does not fit; then those that are paused,
     those that wait and those that may enter, in order. Returns what it preempted so that started work can go on where
     blocks, not time, are short."""
-    schedulable = _schedulable(table, Kind.OFFLINE, preempted)
-    running = [request for request in schedulable if not request.is_paused]
-    victims = _Victims(builder, running)
+    held = schedulable(table, Kind.OFFLINE, preempted)
+    running = [request for request in held if not request.is_paused]
+    victims = Victims(builder, running)
     for request in running:
         if request.is_decode and request.request_id not in victims.lost and victims.make_room(request):
             builder.try_decode(request, bounded=True)
@@ -152,7 +115,7 @@ def _offline_phase(
             return victims.lost
     if preempted or victims.lost:  # what has just lost its KV would only take it from others
         return victims.lost
-    paused = [request for request in schedulable if request.is_paused]
+    paused = [request for request in held if request.is_paused]
     reserve = len(table.running(Kind.OFFLINE)) - len(paused)  # a block each, so that those running can grow
     for queue in (paused, table.waiting(Kind.OFFLINE).values(), offline_queue):
         for request in queue:
@@ -176,11 +139,6 @@ def _keep_what_fits(
         if entry.request_id in preempted or not builder.try_add(request, True, entry.num_scheduled_tokens):
             num_dropped += 1
     return num_dropped
-
-
-def _schedulable(table: RequestTable, kind: Kind, preempted: Sequence[str]) -> list[Request]:
-    """Running requests that the step may take and that may lose their KV for it, in order."""
-    return [r for r in table.running(kind).values() if r.request_id not in preempted and not r.is_in_flight]
 
 
 def _may_lose(table: RequestTable, request_id: str) -> bool:

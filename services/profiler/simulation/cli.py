@@ -40,7 +40,14 @@ def simulate(
     """
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     with errors_as_lines(console), value_errors_as_named():
-        chosen = make_strategy(strategy.preset, budget_ms, offline_qps, strategy.utility_ratio, strategy.online_order)
+        chosen = make_strategy(
+            strategy.preset,
+            budget_ms,
+            offline_qps,
+            strategy.utility_ratio,
+            strategy.online_order,
+            strategy.token_slo,
+        )
         hardware = machine.machine(model)
         setup = hardware.setup(chosen, workload.seed)
         plan = workload.plan(duration, setup.spec.model, **reporting.plan_options())

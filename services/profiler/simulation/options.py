@@ -17,6 +17,7 @@ from shared.latency.devices import DEVICES
 from shared.scheduling.kv_policy import KV_POLICIES
 from shared.scheduling.online_order import ONLINE_ORDERS
 from shared.scheduling.presets import DEFAULT_UTILITY_RATIO, PRESETS
+from shared.scheduling.token_slo import TokenSlo
 
 SimDurationOption = Annotated[float, typer.Option("--duration", help="Seconds of virtual time.")]
 ModelNameOption = Annotated[str, typer.Option("--model", help=", ".join(ARCHITECTURES))]
@@ -42,6 +43,9 @@ NoiseOption = Annotated[float, typer.Option(min=0.0, help="Sigma of a lognormal 
 UtilityRatioOption = Annotated[
     float, typer.Option(min=0.0, max=1.0, help="The share of offline requests chosen by shared prefix, not by age.")
 ]
+TtftSloOption = Annotated[float, typer.Option(min=0.001, help="bros: a first token is due so long after arrival.")]
+TpotSloOption = Annotated[float, typer.Option(min=0.001, help="bros: a later token is due so long after the last.")]
+GroupTokensOption = Annotated[int, typer.Option(min=1, help="bros: later tokens are due in groups of so many.")]
 OnlineOrderOption = Annotated[str, typer.Option(help=", ".join(ONLINE_ORDERS))]
 ClientsOption = Annotated[
     int, typer.Option(min=1, help="Clients that the trace's requests are from, the k-th sending 1/k of the first's.")
@@ -87,6 +91,14 @@ class StrategyOptions:
     utility_ratio: UtilityRatioOption = DEFAULT_UTILITY_RATIO
     online_order: OnlineOrderOption = "fcfs"
     clients: ClientsOption = 1
+    ttft_slo_ms: TtftSloOption = LIVE.ttft_slo_ms
+    tpot_slo_ms: TpotSloOption = LIVE.tpot_slo_ms
+    slo_group_tokens: GroupTokensOption = LIVE.slo_group_tokens
+
+    @property
+    def token_slo(self) -> TokenSlo:
+        """By which deadlines go."""
+        return TokenSlo(self.ttft_slo_ms, self.tpot_slo_ms, self.slo_group_tokens)
 
 
 @contextmanager

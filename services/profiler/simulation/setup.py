@@ -21,6 +21,7 @@ from shared.protocol.latency_models import LatencyModelRecord
 from shared.scheduling.batch import Limits
 from shared.scheduling.kv_policy import kv_policy_named
 from shared.scheduling.presets import DEFAULT_UTILITY_RATIO, preset_named
+from shared.scheduling.token_slo import TokenSlo
 
 LIVE = ExecutorSettings(model_path="")  # the executor's own defaults
 
@@ -76,6 +77,7 @@ class Machine:
             seed=seed,
             kv_policy=kv_policy_named(self.kv_policy),
             swap=swap,
+            slo=strategy.slo,
         )
 
     def url(self, strategy: Strategy) -> str:
@@ -92,6 +94,7 @@ def make_strategy(
     offline_qps: float | None,
     utility_ratio: float = DEFAULT_UTILITY_RATIO,
     online_order: str = "fcfs",
+    slo: TokenSlo | None = None,
 ) -> Strategy:
     """Raises ValueError for an unknown preset or order, and for a knob that is missing or not the preset's."""
     preset = preset_named(preset_name)
@@ -100,7 +103,7 @@ def make_strategy(
     if budget_ms is not None and not preset.uses_latency_budget:
         raise ValueError(f"preset {preset.name} has no latency budget: leave --budget-ms out")
     preset.offline_rate(offline_qps)
-    return checked_orders(Strategy(preset, budget_ms, offline_qps, utility_ratio, online_order))
+    return checked_orders(Strategy(preset, budget_ms, offline_qps, utility_ratio, online_order, slo or TokenSlo()))
 
 
 def checked_orders(strategy: Strategy) -> Strategy:

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from shared.scheduling.batch import Policy
 from shared.scheduling.offline_order import OfflineOrder, make_offline_order
 from shared.scheduling.offline_rate import OfflineRate
 from shared.scheduling.online_order import OnlineOrder, online_order_named
 from shared.scheduling.presets import DEFAULT_UTILITY_RATIO, Preset
+from shared.scheduling.token_slo import TokenSlo
 
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """A preset and its two knobs, each None where the preset does not use it; and the orders' settings."""
+    """A preset and its two knobs, each None where the preset does not use it; the orders' settings; and by which SLO
+    deadlines go."""
 
     preset: Preset
     budget_ms: float | None = None
     offline_qps: float | None = None
     utility_ratio: float = DEFAULT_UTILITY_RATIO
     online_order: str = "fcfs"
+    slo: TokenSlo = field(default_factory=TokenSlo)
 
     def policy(self) -> Policy:
         return self.preset.policy(self.budget_ms)
@@ -35,5 +38,5 @@ class Strategy:
         return make_offline_order(self.preset.offline_order, self.utility_ratio, numbers)
 
     def make_online_order(self) -> OnlineOrder:
-        """A new one. Raises ValueError for an unknown name."""
-        return online_order_named(self.online_order)
+        """A new one. Raises ValueError for an unknown name, or one that the preset does not go by."""
+        return online_order_named(self.preset.require_online_order(self.online_order))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from services.executor.engine import EngineSpec, StepResult
 from services.executor.replica import AddressedOutput, Ended, Replica
@@ -17,8 +17,9 @@ from shared.scheduling.batch import Limits, Policy, Schedule
 from shared.scheduling.kv_policy import LRU, KVPolicy
 from shared.scheduling.offline_rate import OfflineRate
 from shared.scheduling.online_order import OnlineOrder
+from shared.scheduling.packings import packing_named
 from shared.scheduling.request import Kind
-from shared.scheduling.schedule import two_phase_schedule
+from shared.scheduling.token_slo import TokenSlo
 
 FIRST_OUTPUT_ID = 1 << 24  # beyond every vocabulary, so that no output looks like a prompt
 NUM_OUTPUT_IDS = 1 << 24
@@ -42,6 +43,7 @@ class ExecutorSetup:
     seed: int = 0
     kv_policy: KVPolicy = LRU
     swap: SwapModel = field(default_factory=SwapModel)
+    slo: TokenSlo = field(default_factory=TokenSlo)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +71,14 @@ class VirtualExecutor:
         self._setup = setup
         self._backlog = backlog
         self._rate = rate
-        self._replica = Replica(setup.limits, setup.spec, None, online_order, setup.kv_policy)
+        self._now_ms = 0.0
+        self._replica = Replica(
+            setup.limits, setup.spec, None, online_order, setup.kv_policy, setup.slo, lambda: self._now_ms
+        )
+        self._packing = packing_named(setup.policy.packing)
         self._noise = random.Random(f"{setup.seed}:noise")
         self._plan: Schedule | None = None
+        self._planned_for_ms = 0.0
         self._has_arrivals = False  # since the plan was made
         self.num_steps = 0
         self.num_offline_entered = 0
@@ -83,11 +90,13 @@ class VirtualExecutor:
 
     def submit(self, request: GenerateRequest) -> None:
         """An online request arrives."""
+        self._now_ms = request.arrival_s * 1e3
         self._replica.submit(request)
         self._has_arrivals = True
 
     def run_step(self, now_s: float) -> Step | None:
         """Start a step now and run it to its end; None where there is nothing to run."""
+        self._now_ms = now_s * 1e3
         running = self._next_batch(now_s)
         if not running:
             return None
@@ -98,10 +107,14 @@ class VirtualExecutor:
         operations = self._replica.operations
         swap_ms = self._setup.swap.predict_ms(len(operations.restores), len(operations.checkpoints))
         latency_ms = max(latency_ms, swap_ms)
+        end_s = now_s + latency_ms / 1e3
+        self._now_ms = end_s * 1e3
         outputs = self._replica.finish(StepResult(sampled, latency_ms))
+        if self._packing.uses_time:
+            self._now_ms = (now_s + self._setup.planner.predict_ms(features) / 1e3) * 1e3
         self._make_plan(now_s)
         self.num_steps += 1
-        return Step(now_s + latency_ms / 1e3, outputs, self._replica.take_ended())
+        return Step(end_s, outputs, self._replica.take_ended())
 
     def take_ended(self) -> list[Ended]:
         """Who left without a step: requests that can never run here."""
@@ -137,6 +150,7 @@ class VirtualExecutor:
         replica = self._replica
         return (
             not self._has_arrivals
+            and not (self._packing.uses_time and self._now_ms != self._planned_for_ms)
             and not plan.preempted
             and replica.pool.num_offline_only == replica.table.num_blocks(Kind.OFFLINE)
         )
@@ -144,17 +158,13 @@ class VirtualExecutor:
     def _make_plan(self, now_s: float) -> None:
         """Both phases over what is held and the backlog; offline requests of the plan enter."""
         self._replica.update_paused()
+        self._planned_for_ms = self._now_ms
         table = self._replica.table
         queue = self._rate.open(self._backlog.in_order(), now_s) if self._backlog is not None else ()
-        self._plan = plan = two_phase_schedule(
-            table,
-            queue,
-            self._replica.pool.num_free,
-            table.num_blocks(Kind.OFFLINE) if self._setup.kv_policy.gives_way else 0,
-            self._setup.limits,
-            self._setup.policy,
-            self._setup.planner,
-        )
+        num_offline = table.num_blocks(Kind.OFFLINE) if self._setup.kv_policy.gives_way else 0
+        state = self._replica.step_state(self._setup.policy, self._setup.planner)
+        state = replace(state, num_offline_blocks=num_offline)  # as far as a scheduler knows
+        self._plan = plan = self._packing.schedule(state, queue)
         self.longest_plan_ms = max(self.longest_plan_ms, plan.latency_ms)
         self._has_arrivals = False
         if self._backlog is not None:

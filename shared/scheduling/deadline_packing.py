@@ -1,0 +1,144 @@
+"""Priority-based packing: Alg. 1 of BROS (section 4.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from shared.scheduling.batch import BatchBuilder, Schedule, ScheduledRequest
+from shared.scheduling.deadline_queue import DeadlineQueue, Timed
+from shared.scheduling.packing import OfflineWork, StepState, num_left_out
+from shared.scheduling.request import Request
+from shared.scheduling.victims import Victims, give_back_offline_blocks
+
+
+class DeadlinePacking:
+    """Online requests by remaining time, then offline ones, as long as the step ends before the first deadline.
+
+    T_min_res is what is left to the most urgent online request that can still meet its deadline: that one is always in
+    the batch, and the batch takes no longer. A request that is too late cannot be saved and bounds nobody: it comes
+    after all that can be, and while one is, no offline request adds to its lateness. So some online request always
+    runs, and where all are late the step is bounded by its tokens alone.
+    """
+
+    uses_time = True
+
+    def schedule(self, state: StepState, offline_queue: Iterable[Request]) -> Schedule:
+        return _pack(state, OfflineWork.of_queue(state.table, offline_queue))
+
+    def reconcile(self, state: StepState, plan: Sequence[ScheduledRequest], preempted: Iterable[str]) -> Schedule:
+        """Packed anew, since what is urgent changes with every arrival and every millisecond; of offline requests only
+        with the plan's."""
+        made = _pack(state, OfflineWork.of_plan(state.table, plan))
+        return replace(made, num_dropped=num_left_out(state, plan, made.entries))
+
+
+def _pack(state: StepState, offline: OfflineWork) -> Schedule:
+    queue = DeadlineQueue(state)
+    limits = replace(state.limits, max_num_seqs=min(state.pace.batch_size, state.limits.max_num_seqs))
+    # FindPreemptBlock: an online request takes the blocks of offline ones where no others are free.
+    num_blocks = state.num_free_blocks + state.num_offline_blocks
+    builder = BatchBuilder(limits, state.model, queue.limit_ms, num_blocks)
+    online = _OnlinePart(builder, queue)
+    online.pack()
+    preempted = online.lost + give_back_offline_blocks(builder, state.table, state.num_offline_blocks, online.lost)
+    if state.policy.offline_enabled and not (queue.has_late and builder.entries):
+        part = _OfflinePart(builder, online, state)
+        part.pack(offline, preempted)
+        preempted += part.lost
+    return Schedule(builder.entries, preempted, builder.latency_ms, hit_time_limit=online.hit_time_limit)
+
+
+class _OnlinePart:
+    """Lines 5 to 14. Where not even offline requests have blocks left, the online ones that can wait longest lose
+    theirs (section 5.2)."""
+
+    def __init__(self, builder: BatchBuilder, queue: DeadlineQueue) -> None:
+        self.packed: list[Timed] = []  # the builder's first entries, in order
+        self.hit_time_limit = False
+        self._builder = builder
+        self._queue = queue
+        self._victims = Victims(builder, queue.running())
+
+    @property
+    def lost(self) -> list[str]:
+        return self._victims.lost
+
+    def pack(self) -> None:
+        """Until the batch is full, or takes as long as it may."""
+        for timed in self._queue.poll():
+            if not self._builder.has_room:
+                return
+            if not self._has_blocks(timed.request):
+                continue
+            if not self._builder.try_add(timed.request, bounded=True):
+                self.hit_time_limit = True
+                return
+            self.packed.append(timed)
+
+    def _has_blocks(self, request: Request) -> bool:
+        """One that waits must fit whole, and not on blocks taken from one that has started. Where it does not, nobody
+        behind it enters either."""
+        if request.is_running:
+            return request.request_id not in self.lost and self._victims.make_room(request)
+        if not self.lost and self._builder.fits_whole(request):
+            return True
+        self._queue.close_entrance()
+        return False
+
+
+class _OfflinePart:
+    """Lines 15 to 33, in the order of the cost of bringing KV back: running requests, of which nothing is missing,
+    paused ones by what is, then those that are to be computed."""
+
+    def __init__(self, builder: BatchBuilder, online: _OnlinePart, state: StepState) -> None:
+        self._builder = builder
+        self._online = online.packed
+        self._state = state
+        self._victims = Victims(builder, [])
+
+    @property
+    def lost(self) -> list[str]:
+        """Running ones that gave their blocks to those before them."""
+        return self._victims.lost
+
+    def pack(self, offline: OfflineWork, preempted: Sequence[str]) -> None:
+        """Until one neither fits nor may replace an online request."""
+        running = [request for request in offline.running if request.request_id not in preempted]
+        self._victims = Victims(self._builder, running)
+        for request in sorted(running, key=lambda request: not request.is_decode):
+            if request.request_id in self.lost:
+                continue
+            if not self._victims.make_room(request) or not self._enter(request, offline):
+                return
+        if preempted or self.lost:  # what has just lost its KV would only take it from others
+            return
+        reserve = len(running)  # a block each, so that those running can grow
+        for request in offline.waiting:
+            if not self._builder.fits_whole(request, reserve) or not self._enter(request, offline):
+                return
+            reserve += 1
+
+    def _enter(self, request: Request, offline: OfflineWork) -> bool:
+        at_most = offline.at_most.get(request.request_id)
+        return self._builder.try_add(request, True, at_most) or self._replace_last(request, at_most)
+
+    def _replace_last(self, request: Request, at_most: int | None) -> bool:
+        """Lines 25 to 32: let it in for the least urgent online request. The paper takes whichever is last; here that
+        one must have the time left for this step and one more, so that it meets its deadline in the next, and a chunk
+        that comes instead fills at least a block."""
+        if len(self._online) < 2:
+            return False
+        builder, (remaining_ms, last) = self._builder, self._online[-1]
+        num_tokens = builder.take_out(len(self._online) - 1, last)
+        if builder.try_add(request, True, at_most):
+            is_worth_it = builder.entries[-1].num_scheduled_tokens >= self._least_tokens(request)
+            if is_worth_it and remaining_ms >= builder.latency_ms + self._state.pace.mean_step_ms:
+                self._online.pop()
+                return True
+            builder.take_out(len(builder.entries) - 1, request)
+        builder.put_back(len(self._online) - 1, last, num_tokens)
+        return False
+
+    def _least_tokens(self, request: Request) -> int:
+        return min(request.num_remaining_tokens, self._state.limits.block_size)

@@ -1,0 +1,120 @@
+"""Online requests by the time that is left to them: lines 3 and 4 of BROS Alg. 1."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterator
+from itertools import islice, takewhile
+from typing import NamedTuple
+
+from shared.latency.features import BatchFeatures
+from shared.latency.model import LatencyModel
+from shared.scheduling.pace import Pace
+from shared.scheduling.packing import StepState
+from shared.scheduling.request import Kind, Request
+from shared.scheduling.victims import schedulable
+
+
+class Timed(NamedTuple):
+    """A request, and what is left to it: T_SLO - t_i - (k_i - 1) T_avg."""
+
+    remaining_ms: float
+    request: Request
+
+
+class DeadlineQueue:
+    """First those whose deadline can still be met, then those that are too late; each by remaining time, ties to those
+    that run, then by arrival. The paper sorts all together: late requests, which are then most urgent, would keep the
+    others waiting until they are late as well.
+
+    Only what has run is sorted. What has never run stands in the order of arrival, which is that of its deadlines, and
+    is polled beside the sorted rest (request pulling optimization, BROS section 4.2).
+    """
+
+    def __init__(self, state: StepState) -> None:
+        self._pace = state.pace
+        waiting = state.table.waiting(Kind.ONLINE)
+        lost_kv = list(takewhile(lambda request: request.was_admitted, waiting.values()))
+        pending = [self._timed(request) for request in (*schedulable(state.table, Kind.ONLINE), *lost_kv)]
+        recent = [self._timed(request) for request in self._not_past(reversed(waiting.values()))]
+        recent.reverse()
+        can_meet = _Alone(state.model, state.limits.max_num_batched_tokens, pending)
+        in_time = sorted(filter(can_meet.in_time, pending), key=_remaining_ms)
+        self._late = sorted((timed for timed in pending if not can_meet.in_time(timed)), key=_remaining_ms)
+        recent_in_time = list(filter(can_meet.in_time, recent))
+        recent_late = [timed for timed in recent if not can_meet.in_time(timed)]
+        num_past = len(waiting) - len(lost_kv) - len(recent)
+        past = islice(waiting.values(), len(lost_kv), len(lost_kv) + num_past)
+        self.has_late = bool(self._late or recent_late or num_past)
+        self._in_time = in_time
+        self._recent_in_time = recent_in_time
+        self._past = past
+        self._recent_late = recent_late
+        self._is_closed = False
+
+    @property
+    def limit_ms(self) -> float:
+        """T_min_res: what is left to the most urgent of those that can still be met; infinite where there is none."""
+        heads = (timed.remaining_ms for each in (self._in_time, self._recent_in_time) for timed in each[:1])
+        return min(heads, default=math.inf)
+
+    def running(self) -> list[Request]:
+        """Those with KV, by remaining time: the last can wait longest."""
+        return [timed.request for timed in (*self._late, *self._in_time) if timed.request.is_running]
+
+    def poll(self) -> Iterator[Timed]:
+        """All of them, read lazily and once."""
+        yield from heapq.merge(self._in_time, self._recent_in_time, key=_remaining_ms)
+        yield from heapq.merge(self._late, self._late_waiting(), key=_remaining_ms)
+
+    def close_entrance(self) -> None:
+        """Nobody can enter any more: stop reading those that wait for longer than their SLO, who may be many."""
+        self._is_closed = True
+
+    def _late_waiting(self) -> Iterator[Timed]:
+        for request in self._past:
+            if self._is_closed:
+                return
+            yield self._timed(request)
+        yield from self._recent_late
+
+    def _timed(self, request: Request) -> Timed:
+        return Timed(remaining_ms(request, self._pace), request)
+
+    def _not_past(self, latest_first: Iterator[Request]) -> Iterator[Request]:
+        now_ms = self._pace.now_ms
+        return takewhile(lambda request: not request.was_admitted and request.deadline_ms > now_ms, latest_first)
+
+
+def remaining_ms(request: Request, pace: Pace) -> float:
+    """Until the step that has to bring the next token of its group, if the others come in steps of the usual length."""
+    return request.deadline_ms - pace.now_ms - (request.num_group_tokens_left - 1) * pace.mean_step_ms
+
+
+def _remaining_ms(timed: Timed) -> float:
+    return timed.remaining_ms
+
+
+class _Alone:
+    """Whether a request would meet its deadline in a step of its own. Most have more time than the longest such step
+    of any could take, which is asked for once."""
+
+    def __init__(self, model: LatencyModel, max_num_batched_tokens: int, pending: list[Timed]) -> None:
+        self._model = model
+        self._max_tokens = max_num_batched_tokens
+        self._empty = BatchFeatures()
+        longest = max((timed.request.num_computed_tokens for timed in pending), default=0)
+        self._ample_ms = max(
+            model.decode_cost_ms(self._empty, longest + 1),
+            model.prefill_cost_ms(self._empty, max_num_batched_tokens, longest),
+        )
+
+    def in_time(self, timed: Timed) -> bool:
+        return timed.remaining_ms >= self._ample_ms or timed.remaining_ms >= self._cost_ms(timed.request)
+
+    def _cost_ms(self, request: Request) -> float:
+        if request.is_decode:
+            return self._model.decode_cost_ms(self._empty, request.num_computed_tokens + 1)
+        num_tokens = min(request.num_remaining_tokens, self._max_tokens)
+        return self._model.prefill_cost_ms(self._empty, num_tokens, request.num_computed_tokens)

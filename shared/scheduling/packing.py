@@ -1,0 +1,80 @@
+"""How a step is filled: the seam between those who plan or start steps and the algorithms that pack them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Protocol
+
+from shared.latency.model import LatencyModel
+from shared.scheduling.batch import Limits, Policy, Schedule, ScheduledRequest
+from shared.scheduling.pace import Pace
+from shared.scheduling.request import Kind, Request
+from shared.scheduling.table import RequestTable
+from shared.scheduling.victims import schedulable
+
+
+@dataclass(frozen=True, slots=True)
+class StepState:
+    """What a step is packed from. ``table``: what the executor holds; ``num_free_blocks``: KV blocks that nobody holds;
+    ``num_offline_blocks``: those that only offline requests outside any running step hold."""
+
+    table: RequestTable
+    num_free_blocks: int
+    num_offline_blocks: int
+    limits: Limits
+    policy: Policy
+    model: LatencyModel
+    pace: Pace
+
+
+class Packing(Protocol):
+    """Both calls change nothing: the caller applies the schedule. Same state, same schedule."""
+
+    uses_time: bool  # the schedule depends on when the step starts
+
+    def schedule(self, state: StepState, offline_queue: Iterable[Request]) -> Schedule:
+        """The next step. ``offline_queue``: offline requests that may enter after those held, read lazily."""
+
+    def reconcile(self, state: StepState, plan: Sequence[ScheduledRequest], preempted: Iterable[str]) -> Schedule:
+        """Fit a plan to what the executor alone knows by now; no offline request runs that is not in the plan."""
+
+
+class OfflineWork:
+    """The offline requests that a step may run: ``running`` have KV and are in order; ``waiting`` may enter or go on
+    after them, first those that are paused, by what has to come back from the host. ``at_most``: tokens of those whose
+    share is bounded by a plan."""
+
+    def __init__(self, running: list[Request], waiting: Iterable[Request], at_most: Mapping[str, int]) -> None:
+        self.running = running
+        self.waiting = waiting
+        self.at_most = at_most
+
+    @classmethod
+    def of_queue(cls, table: RequestTable, offline_queue: Iterable[Request]) -> OfflineWork:
+        """All that is held, then the queue."""
+        running, paused = cls._held(table)
+        return cls(running, chain(paused, table.waiting(Kind.OFFLINE).values(), offline_queue), {})
+
+    @classmethod
+    def of_plan(cls, table: RequestTable, plan: Sequence[ScheduledRequest]) -> OfflineWork:
+        """What a plan has of those held."""
+        at_most = {entry.request_id: entry.num_scheduled_tokens for entry in plan if entry.kind is Kind.OFFLINE}
+        running, paused = ([r for r in each if r.request_id in at_most] for each in cls._held(table))
+        waiting = table.waiting(Kind.OFFLINE)
+        return cls(running, [*paused, *(waiting[key] for key in at_most if key in waiting)], at_most)
+
+    @staticmethod
+    def _held(table: RequestTable) -> tuple[list[Request], list[Request]]:
+        """Those that run, and those that are paused."""
+        held = schedulable(table, Kind.OFFLINE)
+        paused = sorted((each for each in held if each.is_paused), key=lambda request: request.num_missing_slots)
+        return [request for request in held if not request.is_paused], paused
+
+
+def num_left_out(state: StepState, plan: Sequence[ScheduledRequest], schedule: Sequence[ScheduledRequest]) -> int:
+    """Offline entries of a plan that could run and do not."""
+    running = {entry.request_id for entry in schedule}
+    held = (state.table.get(entry.request_id) for entry in plan if entry.kind is Kind.OFFLINE)
+    return sum(1 for r in held if r is not None and not r.is_in_flight and r.request_id not in running)
