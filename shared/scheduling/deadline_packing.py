@@ -125,9 +125,10 @@ class _OfflinePart:
 
     def _replace_last(self, request: Request, at_most: int | None) -> bool:
         """Lines 25 to 32: let it in for the least urgent online request. The paper takes whichever is last; here that
-        one must have the time left for this step and one more, so that it meets its deadline in the next, and a chunk
-        that comes instead fills at least a block."""
-        if len(self._online) < 2:
+        one must decode (prompts that were put off would all need their time at once), must have the time left for this
+        step and one more, so that it meets its deadline in the next, and a chunk that comes instead fills at least a
+        block."""
+        if len(self._online) < 2 or not self._online[-1].request.is_decode:
             return False
         builder, (remaining_ms, last) = self._builder, self._online[-1]
         num_tokens = builder.take_out(len(self._online) - 1, last)

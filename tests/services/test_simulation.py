@@ -19,6 +19,7 @@ from loadgen.prompts import token_id_prompts
 from loadgen.replay import ReplayPlan
 from loadgen.report import Report
 from loadgen.scaling import Scaling
+from loadgen.slo import parse_slo
 from loadgen.traces import TraceRequest
 from services.profiler.simulation.backlog import Backlog, PreparedBacklog
 from services.profiler.simulation.encoding import PromptEncoder
@@ -33,6 +34,7 @@ from shared.scheduling.batch import Schedule
 from shared.scheduling.kv_policy import KV_POLICIES
 from shared.scheduling.offline_order import FcfsOrder
 from shared.scheduling.offline_rate import OfflineRate
+from shared.scheduling.token_slo import TokenSlo
 
 DURATION_S = 20.0
 RECORD = LatencyModelRecord("key", LinearCoefficients((10.0, 0.05, 0.0004, 0.0, 0.0, 0.1, 0.1, 0.0)), 100, 0.01, 0.0)
@@ -72,7 +74,10 @@ def run(
     )
 
 
-@pytest.mark.parametrize(("preset", "budget_ms"), [("hygen", 40.0), ("sarathi++", None)])
+@pytest.mark.parametrize(
+    ("preset", "budget_ms"),
+    [("hygen", 40.0), ("sarathi++", None), ("bros", None), ("round-robin", None), ("fcfs", None)],
+)
 @pytest.mark.parametrize("kv_blocks", [None, 180])
 def test_every_request_ends_once_and_tokens_add_up(preset: str, budget_ms: float | None, kv_blocks: int | None) -> None:
     requests, prompts = make_requests(1), make_prompts(1)
@@ -278,3 +283,33 @@ def test_fairness_lets_the_light_client_in_first() -> None:
         last = [record.token_times_s[0] for record, client in of_client if client == "client-3"]
         ttfts_s[order] = max(last)
     assert ttfts_s["vtc"] < ttfts_s["fcfs"]
+
+
+def test_deadlines_are_kept_where_arrival_order_misses_them() -> None:
+    """More offline work than the window has time for, and online requests that come into the middle of it."""
+    requests, prompts = make_requests(7), [OfflinePrompt(60, num_prompt_tokens=1500) for _ in range(300)]
+    plan = replace(make_plan(requests, prompts), slos=[parse_slo("ttft_p50<=400ms"), parse_slo("tpot_p50<=60ms")])
+    strategies = {name: make_strategy(name, None, None, slo=TokenSlo(400.0, 60.0)) for name in ("bros", "fcfs")}
+    attained, served = {}, {}
+    for name, strategy in strategies.items():
+        simulation = Simulation(plan, Machine().setup(strategy, 0), strategy, "sim://test", NoProgress())
+        simulation.run()
+        report = simulation.report(partial=False)
+        assert report.offline is not None
+        attained[name] = [slo.attainment for slo in report.slo]
+        served[name] = report.offline.completed
+    assert attained["bros"] == [1.0, 1.0] and served["bros"] > 0
+    assert attained["fcfs"][0] is not None and attained["fcfs"][0] < 0.5
+
+
+def test_a_looser_deadline_leaves_more_room_for_offline_work() -> None:
+    plan = make_plan(make_requests(8, 300), make_prompts(8, 600))
+    completed = []
+    for tpot_ms in (25.0, 200.0):
+        strategy = make_strategy("bros", None, None, slo=TokenSlo(400.0, tpot_ms))
+        simulation = Simulation(plan, Machine().setup(strategy, 0), strategy, "sim://test", NoProgress())
+        simulation.run()
+        offline = simulation.report(partial=False).offline
+        assert offline is not None
+        completed.append(offline.completed)
+    assert completed[0] < completed[1]

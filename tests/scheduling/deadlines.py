@@ -1,0 +1,106 @@
+"""Makers of online requests with deadlines, of step states, and what a slow reader would compute of them."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from shared.latency.features import BatchFeatures
+from shared.scheduling.batch import Limits, Policy, ScheduledRequest
+from shared.scheduling.pace import Pace
+from shared.scheduling.packing import StepState
+from shared.scheduling.request import Kind, Request
+from shared.scheduling.table import RequestTable
+from tests.scheduling.factories import MODEL, make_decode, make_request
+
+NOW_MS = 5000.0
+LIMITS = Limits(block_size=16, num_blocks=4000, max_num_batched_tokens=512, max_num_seqs=64)
+PACE = Pace(now_ms=NOW_MS, mean_step_ms=20.0)
+
+
+def due(request: Request, in_ms: float, group_left: int = 1) -> Request:
+    """The same request, its next tokens due so long from now."""
+    request.deadline_ms = NOW_MS + in_ms
+    request.num_group_tokens_left = group_left
+    return request
+
+
+def make_timed_table(requests: list[Request]) -> RequestTable:
+    """Those that were admitted and have no KV have lost it."""
+    table = RequestTable()
+    for request in requests:
+        lost_kv = request.was_admitted and not request.is_running
+        if lost_kv:
+            request.num_computed_tokens, request.num_blocks = 16, 1
+        table.add(request)
+        if lost_kv:
+            table.preempt(request)
+    return table
+
+
+def make_state(
+    table: RequestTable,
+    packing: str = "deadline",
+    pace: Pace = PACE,
+    limits: Limits = LIMITS,
+    num_free_blocks: int | None = None,
+    offline_enabled: bool = True,
+) -> StepState:
+    """Nothing is shared."""
+    held = sum(request.num_blocks for request in table)
+    free = limits.num_blocks - held if num_free_blocks is None else num_free_blocks
+    offline = table.num_blocks(Kind.OFFLINE) - table.num_blocks_in_flight(Kind.OFFLINE)
+    policy = Policy(offline_enabled=offline_enabled, packing=packing)
+    return StepState(table, free, offline, limits, policy, MODEL, pace)
+
+
+def left_ms(request: Request, pace: Pace) -> float:
+    """Alg. 1 line 3."""
+    return request.deadline_ms - pace.now_ms - (request.num_group_tokens_left - 1) * pace.mean_step_ms
+
+
+def alone_ms(request: Request, max_num_batched_tokens: int) -> float:
+    """A step with nothing else in it."""
+    num_tokens = min(request.num_remaining_tokens, max_num_batched_tokens)
+    features = BatchFeatures()
+    if request.is_decode:
+        features.add_decode(request.num_computed_tokens + 1)
+    else:
+        features.add_prefill(num_tokens, request.num_computed_tokens)
+    return MODEL.predict_ms(features)
+
+
+def can_meet(request: Request, state: StepState) -> bool:
+    return left_ms(request, state.pace) >= alone_ms(request, state.limits.max_num_batched_tokens)
+
+
+def features_of(entries: list[ScheduledRequest], by_id: dict[str, Request]) -> BatchFeatures:
+    features = BatchFeatures()
+    for entry in entries:
+        request = by_id[entry.request_id]
+        if request.is_decode:
+            features.add_decode(request.num_computed_tokens + 1)
+        else:
+            features.add_prefill(entry.num_scheduled_tokens, request.num_computed_tokens)
+    return features
+
+
+def _online(decodes: bool, prompt: int, computed: int, in_ms: float, group_left: int, lost_kv: bool) -> Request:
+    made = make_decode(context=prompt) if decodes else make_request(prompt=prompt + 1, computed=min(computed, prompt))
+    made.was_admitted = made.is_running or lost_kv
+    return due(made, in_ms, group_left)
+
+
+@st.composite
+def held_online(draw: st.DrawFn, max_size: int = 12) -> list[Request]:
+    """Running, started, preempted and waiting ones; those that have never run are due in the order of arrival."""
+    sixteenths = st.integers(-16 * 200, 16 * 500).map(lambda number: number / 16)  # so that sums are exact
+    draws = st.tuples(
+        st.booleans(), st.integers(1, 300), st.integers(0, 300), sixteenths, st.integers(1, 3), st.booleans()
+    )
+    made = [_online(*each) for each in draw(st.lists(draws, max_size=max_size))]
+    for request in made:
+        request.num_in_flight_tokens = int(request.is_running and draw(st.integers(0, 9)) == 0)
+    fresh = sorted((r for r in made if not r.is_running and not r.was_admitted), key=lambda r: r.deadline_ms)
+    for request in fresh:
+        request.num_group_tokens_left = 1
+    return [request for request in made if request.is_running or request.was_admitted] + fresh

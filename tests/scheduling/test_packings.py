@@ -1,0 +1,166 @@
+"""What every packing keeps to, and packing by arrival."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.scheduling.batch import Limits, Schedule
+from shared.scheduling.packing import StepState
+from shared.scheduling.packings import PACKINGS, packing_named
+from shared.scheduling.presets import PRESETS, preset_named
+from shared.scheduling.request import Kind, Request
+from shared.scheduling.table import RequestTable
+from tests.scheduling.deadlines import PACE, held_online, make_state, make_timed_table
+from tests.scheduling.factories import make_decode, make_request, tokens
+
+FCFS, TURNS = packing_named("fcfs"), packing_named("round-robin")
+
+offline_requests = st.builds(
+    lambda decodes, prompt, computed: (
+        make_decode(kind=Kind.OFFLINE, context=prompt)
+        if decodes
+        else make_request(kind=Kind.OFFLINE, prompt=prompt + 1, computed=min(computed, prompt))
+    ),
+    st.booleans(),
+    st.integers(1, 300),
+    st.integers(0, 300),
+)
+
+
+@pytest.mark.parametrize("name", PACKINGS)
+@given(
+    online=held_online(),
+    offline=st.lists(offline_requests, max_size=12),
+    prompts=st.lists(st.integers(1, 400), max_size=6),
+    free=st.integers(0, 60),
+    max_seqs=st.integers(1, 40),
+    last_kind=st.sampled_from([None, *Kind]),
+)
+def test_no_schedule_breaks_a_limit(
+    name: str,
+    online: list[Request],
+    offline: list[Request],
+    prompts: list[int],
+    free: int,
+    max_seqs: int,
+    last_kind: Kind | None,
+) -> None:
+    queue = [make_request(kind=Kind.OFFLINE, prompt=prompt) for prompt in prompts]
+    pace, limits = replace(PACE, last_kind=last_kind), Limits(16, 4000, 512, max_seqs)
+    state = make_state(make_timed_table([*online, *offline]), name, pace, limits, num_free_blocks=free)
+    planned = packing_named(name).schedule(state, queue)
+    check(state, planned, queue)
+    for request in queue:
+        state.table.add(request)
+    reconciled = packing_named(name).reconcile(state, planned.entries, planned.preempted)
+    check(state, reconciled, [])
+    of_plan = {entry.request_id for entry in planned.entries}
+    assert all(entry.kind is Kind.ONLINE or entry.request_id in of_plan for entry in reconciled.entries)
+
+
+def check(state: StepState, schedule: Schedule, queue: list[Request]) -> None:
+    by_id = {request.request_id: request for request in (*state.table, *queue)}
+    chosen, limits = tokens(schedule), state.limits
+    assert len(chosen) == len(schedule.entries) <= limits.max_num_seqs
+    assert sum(chosen.values()) <= limits.max_num_batched_tokens
+    assert not set(chosen) & set(schedule.preempted) and len(set(schedule.preempted)) == len(schedule.preempted)
+    needed = sum(by_id[key].num_new_blocks(count, limits.block_size) for key, count in chosen.items())
+    assert needed <= state.num_free_blocks + sum(by_id[key].num_blocks for key in schedule.preempted)
+    assert all(0 < count <= by_id[key].num_remaining_tokens for key, count in chosen.items())
+    assert not any(by_id[key].is_in_flight for key in (*chosen, *schedule.preempted))
+    kinds = [entry.kind for entry in schedule.entries]
+    assert kinds == sorted(kinds), "an offline request before an online one"
+
+
+@pytest.mark.parametrize("name", PACKINGS)
+@given(
+    contexts=st.lists(st.integers(1, 300), min_size=2, max_size=6),
+    offline_contexts=st.lists(st.integers(1, 300), max_size=6),
+)
+def test_what_runs_always_goes_on_without_free_blocks(
+    name: str, contexts: list[int], offline_contexts: list[int]
+) -> None:
+    held = [make_decode(context=context) for context in contexts]
+    held += [make_decode(kind=Kind.OFFLINE, context=context) for context in offline_contexts]
+    state = make_state(make_timed_table(held), name, num_free_blocks=0)
+    assert packing_named(name).schedule(state, []).entries
+
+
+def arrived(request: Request, arrival_s: float) -> Request:
+    request.arrival_s = arrival_s
+    return request
+
+
+def mixed_table() -> RequestTable:
+    return make_timed_table(
+        [
+            arrived(make_decode("on-1"), 3.0),
+            arrived(make_decode("off-1", Kind.OFFLINE), 1.0),
+            arrived(make_request("on-2", prompt=200), 5.0),
+            arrived(make_request("off-2", Kind.OFFLINE, prompt=200), 4.0),
+        ]
+    )
+
+
+def test_fcfs_has_no_priorities() -> None:
+    queue = [arrived(make_request("off-3", Kind.OFFLINE, prompt=200), 4.5)]
+    limits = Limits(16, 4000, 402, 64)
+    schedule = FCFS.schedule(make_state(mixed_table(), "fcfs", limits=limits), queue)
+    assert tokens(schedule) == {"on-1": 1, "off-1": 1, "off-2": 200, "off-3": 200}
+    late_queue = [arrived(make_request("off-3", Kind.OFFLINE, prompt=200), 6.0)]
+    schedule = FCFS.schedule(make_state(mixed_table(), "fcfs", limits=limits), late_queue)
+    assert tokens(schedule) == {"on-1": 1, "on-2": 200, "off-1": 1, "off-2": 200}
+
+
+def test_fcfs_takes_blocks_from_the_last_to_arrive_whatever_its_kind() -> None:
+    held = [
+        arrived(make_decode("on", context=160), 2.0),
+        arrived(make_decode("off-old", Kind.OFFLINE, context=160), 1.0),
+        arrived(make_decode("off-new", Kind.OFFLINE, context=160), 3.0),
+    ]
+    schedule = FCFS.schedule(make_state(make_timed_table(held), "fcfs", num_free_blocks=0), [])
+    assert schedule.preempted == ["off-new"] and list(tokens(schedule)) == ["on", "off-old"]
+    held[0].arrival_s = 4.0
+    schedule = FCFS.schedule(make_state(make_timed_table(held), "fcfs", num_free_blocks=0), [])
+    assert schedule.preempted == ["on"] and list(tokens(schedule)) == ["off-old", "off-new"]
+
+
+def test_turns_alternate_and_are_left_to_the_other_where_there_is_nothing_to_run() -> None:
+    table, pace, served = mixed_table(), PACE, []
+    for _ in range(4):
+        schedule = TURNS.schedule(make_state(table, "round-robin", pace), [])
+        served.append(list(tokens(schedule)))
+        pace = pace.after(schedule, 256)
+    assert served == [["on-1", "on-2"], ["off-1", "off-2"]] * 2
+    online_only = make_timed_table([make_decode("on")])
+    assert list(
+        tokens(TURNS.schedule(make_state(online_only, "round-robin", replace(PACE, last_kind=Kind.ONLINE)), []))
+    ) == ["on"]
+
+
+def test_in_an_offline_turn_a_plan_bounds_what_runs() -> None:
+    state = make_state(mixed_table(), "round-robin", replace(PACE, last_kind=Kind.ONLINE))
+    planned = TURNS.schedule(state, [])
+    assert list(tokens(planned)) == ["off-1", "off-2"]
+    state.table.remove("off-1")
+    state.table.add(make_decode("off-9", Kind.OFFLINE))
+    assert list(tokens(TURNS.reconcile(state, planned.entries, []))) == ["off-2"]
+
+
+def test_names_are_checked() -> None:
+    assert all(packing_named(preset.packing) for preset in PRESETS.values())
+    with pytest.raises(ValueError, match="two-phase, deadline, fcfs, round-robin"):
+        packing_named("lifo")
+    with pytest.raises(ValueError, match="leave --online-order vtc out"):
+        preset_named("bros").require_online_order("vtc")
+    assert preset_named("hygen").require_online_order("vtc") == "vtc"
+
+
+def test_offline_work_waits_for_a_model_to_keep_deadlines_with() -> None:
+    assert not preset_named("bros").policy(None, model_is_known=False).offline_enabled
+    assert preset_named("bros").policy(None).offline_enabled
+    assert preset_named("fcfs").policy(None, model_is_known=False).offline_enabled
