@@ -26,7 +26,7 @@ from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, pr
 from services.executor.replica import batch_shape
 from services.executor.service import executor_info, limits_of
 from services.executor.settings import ExecutorSettings
-from services.predictor.fit import fit_best
+from services.predictor.fit import BROS, fit_best
 from services.predictor.noise import noise_floor
 from services.predictor.window import Observation, SampleWindow
 from services.profiler.shapes import REPEATS, fits, sweep_shapes, warm_up_shape
@@ -45,9 +45,11 @@ HEADER = (
     "samples",
     "linear MAPE",
     "boosted MAPE",
+    "bros MAPE",
     "noise floor",
     "linear us",
     "boosted us",
+    "bros us",
     "fit ms",
 )
 NUM_BLOCKS = 2048
@@ -58,9 +60,9 @@ def row(name: str, noise: str, observations: list[Observation], floor: float | N
     times_s = []
     for _ in range(ROUNDS):
         start_s = time.perf_counter()
-        fitted = fit_best(observations)
+        fitted = fit_best(observations, wanted=BROS)
         times_s.append(time.perf_counter() - start_s)
-    assert fitted is not None and len(fitted.candidates) == 2, "the samples tell too little"
+    assert fitted is not None and len(fitted.candidates) == 3, "the samples tell too little"
     shown = fitted.noise_floor if floor is None else floor
     errors = [f"{candidate.mape:.2%}" for candidate in fitted.candidates]
     speeds = [f"{candidate.prediction_us:.2f}" for candidate in fitted.candidates]

@@ -9,10 +9,11 @@ from rich.console import Console
 from rich.table import Table
 
 from services.local.predict import ListedModel
-from shared.protocol.latency_models import BoostedCurves, LatencyModelRecord, LinearCoefficients
+from shared.protocol.latency_models import BoostedCurves, LatencyModelRecord, LinearCoefficients, ModelRecord
 from shared.protocol.prediction import PredictBatch, Prediction
 
 PROFILE_WIDTH = 20  # so that a narrow terminal folds the key, not the figures
+BROS_REGRESSORS = ("if prefills", "S_p", "pairs", "if decodes", "N_d", "S_d")
 REGRESSORS = ("", "S_p", "S_d", "S_p²", "S_d²", "N_p", "N_d", "pairs")
 
 
@@ -40,12 +41,12 @@ def show_models(models: list[ListedModel]) -> None:
         return
     table = Table(box=None, header_style="bold")
     table.add_column("profile", overflow="fold", min_width=PROFILE_WIDTH)
-    for name in ("model", "samples", "linear", "boosted", "noise", "drifts", "rev"):
+    for name in ("model", "samples", "linear", "boosted", "bros", "noise", "drifts", "rev"):
         table.add_column(name, no_wrap=True)
     for listed in models:
         table.add_row(*_row(listed.revision, listed.record))
     console.print(table)
-    console.print(" linear, boosted: how far off on batches not fitted to; noise: what equal batches differ by")
+    console.print(" linear, boosted, bros: how far off on batches not fitted to; noise: what equal batches differ by")
     for listed in models:
         console.print(f"\n{listed.record.profile_key}, ms\n  {_formula(listed.record.model)}")
         if listed.record.drifts:
@@ -54,13 +55,12 @@ def show_models(models: list[ListedModel]) -> None:
 
 def _row(revision: int, record: LatencyModelRecord) -> list[str]:
     of_kind = {candidate.kind: candidate for candidate in record.candidates}
-    linear, boosted = of_kind.get("linear"), of_kind.get("boosted")
+    candidates = [of_kind.get(kind) for kind in ("linear", "boosted", "bros")]
     return [
         record.profile_key,
         record.kind,
         str(record.num_samples),
-        "" if linear is None else _percent(linear.mape),
-        "" if boosted is None else _percent(boosted.mape),
+        *("" if candidate is None else _percent(candidate.mape) for candidate in candidates),
         _percent(record.noise_floor),
         str(record.drifts),
         str(revision),
@@ -76,10 +76,11 @@ def _last_drift(record: LatencyModelRecord) -> str:
     return f"last drift at {when}: steps took {record.drift_ratio or 1.0:.2f} times as long as predicted"
 
 
-def _formula(model: LinearCoefficients | BoostedCurves) -> str:
+def _formula(model: ModelRecord) -> str:
     """The terms that are not 0; of a curve, what a unit costs and from where on."""
-    if isinstance(model, LinearCoefficients):
-        named = zip(model.coefficients, REGRESSORS, strict=True)
+    if not isinstance(model, BoostedCurves):
+        regressors = REGRESSORS if isinstance(model, LinearCoefficients) else BROS_REGRESSORS
+        named = zip(model.coefficients, regressors, strict=True)
         return " + ".join(f"{weight:.4g} {regressor}".rstrip() for weight, regressor in named if weight) or "0"
     terms = [f"{model.base:.4g}"]
     for curve in model.curves:

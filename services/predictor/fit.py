@@ -1,4 +1,4 @@
-"""Fit both kinds of model to the same samples, and keep the one that serves better."""
+"""Fit the kinds of model to the same samples, and keep the one that serves better or was asked for."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from services.predictor.boosted_fit import fit_boosted
+from services.predictor.bros_fit import fit_bros
 from services.predictor.linear_fit import fit_linear
 from services.predictor.noise import noise_floor
 from services.predictor.regression import Array
@@ -16,6 +17,7 @@ from services.predictor.window import Observation
 from shared.latency.linear import Coefficients, LinearLatencyModel
 from shared.protocol.latency_models import Candidate, FittedModel, kind_of, model_record
 
+AUTO, BROS = "auto", "bros"  # what may be wanted
 HOLD_OUT_EVERY = 5
 BETTER_MAPE = 0.005
 SURE_SIGMAS = 2.0
@@ -41,11 +43,15 @@ class Fit:
 
 
 def fit_best(
-    observations: Sequence[Observation], prior: Coefficients | None = None, prediction_limit_us: float = 5.0
+    observations: Sequence[Observation],
+    prior: Coefficients | None = None,
+    prediction_limit_us: float = 5.0,
+    wanted: str = AUTO,
 ) -> Fit | None:
-    """The kind with the lower error on held-out samples, among those that predict within the limit; linear where
-    boosted cannot be fitted, or the samples do not tell for sure that it is better. ``prior`` is an earlier linear
-    fit. None where the samples do not tell enough for either."""
+    """Of linear and boosted the kind with the lower error on held-out samples, among those that predict within the
+    limit; linear where boosted cannot be fitted, or the samples do not tell for sure that it is better. ``wanted``:
+    BROS is that model instead, where it can be fitted. ``prior`` is an earlier linear fit. None where the samples do
+    not tell enough for any."""
     train, held_out = split(observations)
     linear = fit_linear(observations, prior)
     linear_trained = fit_linear(train, prior)
@@ -59,7 +65,12 @@ def fit_best(
         is_fast = candidates[1].prediction_us <= prediction_limit_us
         if is_fast and surely_better(boosted_trained, linear_trained, held_out):
             model = boosted
-    mape = candidates[0].mape if model is linear else candidates[1].mape
+    bros, bros_trained = (fit_bros(observations), fit_bros(train)) if wanted == BROS else (None, None)
+    if bros is not None and bros_trained is not None:
+        candidates.append(_candidate(bros, mean_relative_error(bros_trained, held_out), observations))
+        model = bros
+    kind = kind_of(model_record(model))
+    mape = next(candidate.mape for candidate in candidates if candidate.kind == kind)
     floor = noise_floor(observations)
     return Fit(model, len(observations), mape, tuple(candidates), floor, linear.coefficients())
 

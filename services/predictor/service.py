@@ -127,7 +127,7 @@ class Predictor:
         try:
             await self._take_over(profile_key, profile)
             drifts = profile.drifts
-            fitted = await asyncio.to_thread(_Refit.of(profile, self._settings.prediction_limit_us).run)
+            fitted = await asyncio.to_thread(_Refit.of(profile, self._settings).run)
             self._counts.fits += 1
             if fitted is None:
                 return
@@ -179,18 +179,25 @@ class _Refit:
     prior: Coefficients | None
     has_drifted: bool
     prediction_limit_us: float
+    wanted: str
 
     @classmethod
-    def of(cls, profile: WatchedProfile, prediction_limit_us: float) -> _Refit:
+    def of(cls, profile: WatchedProfile, settings: PredictorSettings) -> _Refit:
         window = profile.window
         recent = window.recent(RECENT_SAMPLES)
         return cls(
-            window.observations(), recent, profile.model, profile.prior, profile.has_drifted, prediction_limit_us
+            window.observations(),
+            recent,
+            profile.model,
+            profile.prior,
+            profile.has_drifted,
+            settings.prediction_limit_us,
+            settings.latency_model,
         )
 
     def run(self) -> Fit | None:
         """A model to publish; None where there is none, or none that is worth it."""
-        fitted = fit_best(self.observations, self.prior, self.prediction_limit_us)
+        fitted = fit_best(self.observations, self.prior, self.prediction_limit_us, self.wanted)
         if fitted is None:
             return None
         fitted = calibrated(fitted, self.recent)

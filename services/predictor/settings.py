@@ -18,4 +18,7 @@ class PredictorSettings(msgspec.Struct, frozen=True):
     prediction_limit_us: Annotated[
         float, Meta(gt=0, description="a boosted model that takes longer for one prediction is not used")
     ] = 5.0
+    latency_model: Annotated[
+        str, Meta(pattern="^(auto|bros)$", description="auto: linear or boosted, the better one; bros: BROS's lines")
+    ] = "auto"
     refit_interval_s: Annotated[float, Meta(gt=0, description="shortest time between two rounds of fitting")] = 2.0

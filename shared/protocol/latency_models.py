@@ -5,9 +5,10 @@ from __future__ import annotations
 import msgspec
 
 from shared.latency.boosted import BoostedLatencyModel, Curve, Sum
+from shared.latency.bros import BrosCoefficients, BrosLatencyModel
 from shared.latency.linear import Coefficients, LinearLatencyModel
 
-FittedModel = LinearLatencyModel | BoostedLatencyModel
+FittedModel = LinearLatencyModel | BoostedLatencyModel | BrosLatencyModel
 
 
 class LinearCoefficients(msgspec.Struct, frozen=True, tag_field="kind", tag="linear"):
@@ -32,10 +33,19 @@ class BoostedCurves(msgspec.Struct, frozen=True, tag_field="kind", tag="boosted"
     curves: list[CurveRecord]
 
 
+class BrosLines(msgspec.Struct, frozen=True, tag_field="kind", tag="bros"):
+    """beta, alpha0 and alpha1 of the prefills, then of the decodes, all in milliseconds and not negative."""
+
+    coefficients: BrosCoefficients
+
+
+ModelRecord = LinearCoefficients | BoostedCurves | BrosLines
+
+
 class Candidate(msgspec.Struct, frozen=True):
     """One kind of model, fitted to the same samples."""
 
-    kind: str  # "linear", "boosted"
+    kind: str  # "linear", "boosted", "bros"
     mape: float  # on held-out samples, 0 to 1
     prediction_us: float  # one marginal cost of a decode, on the predictor's machine
 
@@ -44,7 +54,7 @@ class LatencyModelRecord(msgspec.Struct, frozen=True):
     """The model of one profile key, versioned by the KV revision, and how good it is."""
 
     profile_key: str
-    model: LinearCoefficients | BoostedCurves
+    model: ModelRecord
     num_samples: int
     mape: float  # mean absolute percentage error on held-out samples, 0 to 1
     fitted_at_s: float
@@ -64,22 +74,26 @@ class LatencyModelRecord(msgspec.Struct, frozen=True):
         return model_from(self.model)
 
 
-def kind_of(record: LinearCoefficients | BoostedCurves) -> str:
+def kind_of(record: ModelRecord) -> str:
     """The record's tag."""
-    return "linear" if isinstance(record, LinearCoefficients) else "boosted"
+    return str(record.__struct_config__.tag)
 
 
-def model_from(record: LinearCoefficients | BoostedCurves) -> FittedModel:
+def model_from(record: ModelRecord) -> FittedModel:
     """Raises ValueError for coefficients that are no model."""
     if isinstance(record, LinearCoefficients):
         return LinearLatencyModel(*record.coefficients)
+    if isinstance(record, BrosLines):
+        return BrosLatencyModel(*record.coefficients)
     curves = {curve.of: Curve(curve.knots, curve.slopes) for curve in record.curves}
     return BoostedLatencyModel(record.base, curves)
 
 
-def model_record(model: FittedModel) -> LinearCoefficients | BoostedCurves:
+def model_record(model: FittedModel) -> ModelRecord:
     """What ``model_from`` makes the model of again."""
     if isinstance(model, LinearLatencyModel):
         return LinearCoefficients(model.coefficients())
+    if isinstance(model, BrosLatencyModel):
+        return BrosLines(model.coefficients())
     curves = [CurveRecord(of, curve.knots, curve.slopes) for of, curve in model.curves.items()]
     return BoostedCurves(model.base, curves)
