@@ -9,23 +9,25 @@ HALF_PRECISION_BYTES = 2
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """A dense decoder with gated MLPs and untied embeddings, as each model's config.json gives it."""
+    """A dense decoder, as its config.json gives it; with gated MLPs and untied embeddings unless said otherwise."""
 
     name: str
     num_layers: int
     hidden_size: int
     num_heads: int
     num_kv_heads: int
-    intermediate_size: int  # of each of the MLP's three matrices
+    intermediate_size: int  # of each of the MLP's matrices
     vocab_size: int
     max_model_len: int  # tokens of context
     head_dim: int = 128
+    num_mlp_matrices: int = 3  # gate, up and down; 2 without a gate
+    ties_embeddings: bool = False  # input and output share theirs
 
     @property
     def layer_parameters(self) -> int:
-        """Of one layer's matrices: query and output, key and value, gate, up and down."""
+        """Of one layer's matrices: query and output, key and value, and the MLP's."""
         attention = 2 * self.hidden_size * self.head_dim * (self.num_heads + self.num_kv_heads)
-        return attention + 3 * self.hidden_size * self.intermediate_size
+        return attention + self.num_mlp_matrices * self.hidden_size * self.intermediate_size
 
     @property
     def head_parameters(self) -> int:
@@ -34,12 +36,27 @@ class Architecture:
 
     @property
     def parameters(self) -> int:
-        return self.num_layers * self.layer_parameters + 2 * self.head_parameters
+        return self.num_layers * self.layer_parameters + (1 if self.ties_embeddings else 2) * self.head_parameters
 
     @property
     def kv_bytes_per_token(self) -> int:
         """Keys and values of all layers."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * HALF_PRECISION_BYTES
+
+
+def _opt(name: str, num_layers: int, hidden_size: int, num_heads: int) -> Architecture:
+    return Architecture(
+        name,
+        num_layers,
+        hidden_size,
+        num_heads,
+        num_heads,
+        4 * hidden_size,
+        50272,
+        2048,
+        num_mlp_matrices=2,
+        ties_embeddings=True,
+    )
 
 
 ARCHITECTURES = {
@@ -51,6 +68,9 @@ ARCHITECTURES = {
         Architecture("qwen-14b", 40, 5120, 40, 40, 13696, 152064, 8192),
         Architecture("mistral-7b", 32, 4096, 32, 8, 14336, 32000, 32768),  # mistralai/Mistral-7B-v0.1
         Architecture("yi-34b", 60, 7168, 56, 8, 20480, 64000, 4096),  # 01-ai/Yi-34B
+        _opt("opt-13b", 40, 5120, 40),  # facebook/opt-13b
+        _opt("opt-30b", 48, 7168, 56),  # facebook/opt-30b
+        Architecture("llama3-70b", 80, 8192, 64, 8, 28672, 128256, 8192),  # meta-llama/Meta-Llama-3-70B
     )
 }
 

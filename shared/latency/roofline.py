@@ -181,7 +181,7 @@ def _activation_bytes(architecture: Architecture, tensor_parallel: int) -> float
     queries = architecture.head_dim * architecture.num_heads / tensor_parallel
     qkv = hidden + queries + 2 * architecture.head_dim * kv_heads
     output = queries + hidden
-    mlp = hidden + 2 * inner + inner + hidden
+    mlp = hidden + (architecture.num_mlp_matrices - 1) * inner + inner + hidden
     return architecture.num_layers * (qkv + output + mlp) * HALF_PRECISION_BYTES
 
 

@@ -34,6 +34,7 @@ from shared.scheduling.batch import Schedule
 from shared.scheduling.kv_policy import KV_POLICIES
 from shared.scheduling.offline_order import FcfsOrder
 from shared.scheduling.offline_rate import OfflineRate
+from shared.scheduling.request import Kind
 from shared.scheduling.token_slo import TokenSlo
 
 DURATION_S = 20.0
@@ -313,3 +314,22 @@ def test_a_looser_deadline_leaves_more_room_for_offline_work() -> None:
         assert offline is not None
         completed.append(offline.completed)
     assert completed[0] < completed[1]
+
+
+@pytest.mark.parametrize("preset", ["bros", "fcfs", "sarathi++"])
+def test_a_backlog_in_waves_never_has_more_than_one_open(preset: str) -> None:
+    strategy = make_strategy(preset, None, None)
+    setup = Machine().setup(strategy, 0)
+    requests, prompts = make_requests(9), [OfflinePrompt(20, num_prompt_tokens=600) for _ in range(25)]
+    workload = SimulatedWorkload(make_plan(requests, prompts), setup, wave_size=10)
+    held: list[int] = []
+
+    def count(phase: VirtualPhase) -> None:
+        states = phase.executor.replica.states()
+        held.append(sum(state.kind is Kind.OFFLINE for state in states))
+        waves = {state.arrival_s for state in states if state.kind is Kind.OFFLINE}
+        assert len(waves) <= 1
+
+    phase = workload.phase(setup, strategy, DURATION_S, online=True, offline=True, on_change=count)
+    phase.run(drain=True)
+    assert phase.num_offline_finished == 25 and 0 < max(held) <= 10

@@ -61,19 +61,26 @@ class Backlog:
     """One run's requests, in the preset's order. The prompt of a length is made when its request enters: it shares no
     block with another, and so the order gets to know its first block only."""
 
-    def __init__(self, prepared: PreparedBacklog, order: OfflineOrder) -> None:
-        """``order``: empty."""
+    def __init__(self, prepared: PreparedBacklog, order: OfflineOrder, wave_size: int | None = None) -> None:
+        """``order``: empty. ``wave_size``: so many are submitted at a time, the next when all of them have ended (BROS
+        section 7.1); None submits all at once."""
         self._prepared = prepared
         self._order = order
-        self._waiting: dict[str, tuple[int, Request]] = {}
-        for index, prompt in enumerate(prepared.prompts):
-            request_id = f"offline-{index}"
-            request = Request(request_id, Kind.OFFLINE, prompt.num_tokens, prompt.num_tokens + prompt.max_tokens)
-            self._waiting[request_id] = index, request
-            order.add(request, prompt.packed)
+        self._wave_size = wave_size or max(1, len(prepared))
+        self._indices: dict[str, int] = {}  # of those that wait
+        self._num_submitted = 0
+        self._num_open = 0  # submitted, and not ended
+        self._submit(0.0)
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        """Those that have not entered."""
+        return len(self._indices) + len(self._prepared) - self._num_submitted
+
+    def end(self, now_s: float) -> None:
+        """One that entered has ended."""
+        self._num_open -= 1
+        if self._num_open == 0:
+            self._submit(now_s)
 
     def in_order(self) -> Iterator[Request]:
         """What waits, next first; the backlog must not change while this is read."""
@@ -82,7 +89,20 @@ class Backlog:
     def take(self, request_id: str) -> GenerateRequest:
         """A waiting request enters."""
         self._order.remove(request_id)
-        index, _ = self._waiting.pop(request_id)
+        index = self._indices.pop(request_id)
         max_tokens = self._prepared.prompts[index].max_tokens
         sampling = SamplingParams(max_tokens, temperature=0.0, seed=index, ignore_eos=True)
-        return GenerateRequest(request_id, Kind.OFFLINE, self._prepared.token_ids(index), sampling, 0.0)
+        token_ids = self._prepared.token_ids(index)
+        return GenerateRequest(request_id, Kind.OFFLINE, token_ids, sampling, self._arrival_s)
+
+    def _submit(self, now_s: float) -> None:
+        """The next wave."""
+        self._arrival_s = now_s
+        start, end = self._num_submitted, min(self._num_submitted + self._wave_size, len(self._prepared))
+        for index in range(start, end):
+            prompt, request_id = self._prepared.prompts[index], f"offline-{index}"
+            total = prompt.num_tokens + prompt.max_tokens
+            self._indices[request_id] = index
+            self._order.add(Request(request_id, Kind.OFFLINE, prompt.num_tokens, total, arrival_s=now_s), prompt.packed)
+        self._num_submitted = end
+        self._num_open += end - start

@@ -110,15 +110,20 @@ class VirtualExecutor:
         end_s = now_s + latency_ms / 1e3
         self._now_ms = end_s * 1e3
         outputs = self._replica.finish(StepResult(sampled, latency_ms))
-        if self._packing.uses_time:
+        ended = self.take_ended()
+        if self._packing.uses_time:  # the plan is made before the step has ended
             self._now_ms = (now_s + self._setup.planner.predict_ms(features) / 1e3) * 1e3
         self._make_plan(now_s)
         self.num_steps += 1
-        return Step(end_s, outputs, self._replica.take_ended())
+        return Step(end_s, outputs, [*ended, *self.take_ended()])
 
     def take_ended(self) -> list[Ended]:
-        """Who left without a step: requests that can never run here."""
-        return self._replica.take_ended()
+        """Who left since the last step: requests that can never run here."""
+        ended = self._replica.take_ended()
+        for each in ended:
+            if self._backlog is not None and each.sequence.kind is Kind.OFFLINE:
+                self._backlog.end(self._now_ms / 1e3)
+        return ended
 
     def next_s(self, now_s: float) -> float | None:
         """When the next offline request may enter; None where that is not what an idle executor waits for."""

@@ -21,9 +21,13 @@ class SimulatedWorkload:
     """A plan's requests and prompts, cut to an executor's context. Each phase made of it is a run of its own: an
     empty KV cache, the whole backlog, the same random numbers."""
 
-    def __init__(self, plan: ReplayPlan, setup: ExecutorSetup, num_clients: int = 1) -> None:
+    def __init__(
+        self, plan: ReplayPlan, setup: ExecutorSetup, num_clients: int = 1, wave_size: int | None = None
+    ) -> None:
         """``num_clients``: whom requests are from, at random by the plan's seed, the k-th client sending 1/k as many
-        as the first. Raises WorkloadError for a model folder without tokenizer."""
+        as the first. ``wave_size``: of the backlog so many requests are submitted at a time, the next when those have
+        ended; None submits all at once. Raises WorkloadError for a model folder without tokenizer."""
+        self._wave_size = wave_size
         self.notes: list[str] = []
         capacity = setup.limits.num_blocks * setup.limits.block_size
         self.max_context = min(plan.max_context or setup.spec.max_model_len, setup.spec.max_model_len, capacity)
@@ -56,7 +60,7 @@ class SimulatedWorkload:
         """One run, not yet begun, under the policy of ``setup`` and the orders and rate of ``strategy``.
 
         Raises ValueError for a strategy whose knobs do not fit."""
-        backlog = Backlog(self.backlog, strategy.make_offline_order(setup.seed)) if offline else None
+        backlog = Backlog(self.backlog, strategy.make_offline_order(setup.seed), self._wave_size) if offline else None
         executor = VirtualExecutor(setup, backlog, strategy.offline_rate(), strategy.make_online_order())
         return VirtualPhase(
             executor,
