@@ -13,16 +13,14 @@ import time
 from itertools import product
 
 from benchmarks.figures import print_table, quantile
-from benchmarks.schedules import scheduled_shapes, window_of
+from benchmarks.schedules import boosted_model
 from services.offline_queue.async_scheduler import AsyncScheduler
 from services.offline_queue.garbage import collect_seldom
 from services.offline_queue.pool import OfflinePool
-from services.predictor.boosted_fit import fit_boosted
 from services.profiler.simulation.setup import Machine
 from shared.clock import SystemClock
 from shared.latency.linear import LinearLatencyModel
 from shared.latency.model import LatencyModel
-from shared.latency.roofline import RooflineLatencyModel
 from shared.protocol.codec import encode
 from shared.protocol.messages import (
     ExecutorInfo,
@@ -59,15 +57,6 @@ def make_step(num_running: int) -> StepStarted:
     return StepStarted("executor-0", "epoch", 7, PlanSource.PLAN, False, entries, states, [], 20_000)
 
 
-def boosted() -> LatencyModel:
-    """Of Llama-2-7B on an A100."""
-    truth = RooflineLatencyModel.named("llama2-7b", "a100-40g")
-    shapes = scheduled_shapes(Machine("llama2-7b", "a100-40g"), seed=1)
-    model = fit_boosted(window_of(shapes, truth, noise=0.01, seed=2).observations())
-    assert model is not None
-    return model
-
-
 def measure(
     order: str, num_running: int, num_waiting: int, rounds: int, model: LatencyModel
 ) -> tuple[list[float], list[float]]:
@@ -101,7 +90,7 @@ def main() -> None:
     runs: list[tuple[str, LatencyModel, str, int, int]] = [
         ("linear", LINEAR, *each) for each in product(OFFLINE_ORDERS, (16, 64, 256), (100, 10_000))
     ]
-    curves = boosted()
+    curves = boosted_model(Machine("llama2-7b", "a100-40g"))
     runs += [("boosted", curves, "psm-fair", num_running, 10_000) for num_running in (64, 256)]
     rows = []
     for kind, model, order, num_running, num_waiting in runs:

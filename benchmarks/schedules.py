@@ -10,6 +10,7 @@ from loadgen.progress import NoProgress
 from loadgen.replay import ReplayPlan
 from loadgen.scaling import Scaling
 from loadgen.traces import TraceRequest
+from services.predictor.boosted_fit import fit_boosted
 from services.predictor.window import SampleWindow
 from services.profiler.simulation.setup import Machine, make_strategy
 from services.profiler.simulation.simulation import Simulation
@@ -70,3 +71,12 @@ def window_of(shapes: list[BatchShape], truth: LatencyModel, noise: float, seed:
     for shape in shapes:
         window.add(shape, truth.predict_ms(shape.features()) * rng.lognormvariate(0.0, noise))
     return window
+
+
+def boosted_model(machine: Machine) -> LatencyModel:
+    """Fitted to batches of a simulated schedule, timed with 1% of noise: what plans are made with on a running
+    stack."""
+    truth = machine.setup(make_strategy(PRESET, BUDGET_MS, None), seed=0).latency
+    model = fit_boosted(window_of(scheduled_shapes(machine, seed=1), truth, noise=0.01, seed=2).observations())
+    assert model is not None, "LightGBM cannot be loaded"
+    return model

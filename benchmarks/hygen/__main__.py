@@ -12,8 +12,9 @@ from rich.console import Console
 
 from benchmarks.hygen.catalogue import FIGURES
 from benchmarks.hygen.lab import DURATION_S, PRECISION, Inputs, Lab
-from benchmarks.hygen.progress import figure_progress
 from benchmarks.hygen.settings import TOLERANCES
+from benchmarks.page import HYGEN_PAGE
+from benchmarks.progress import figure_progress
 from loadgen.cli import errors_as_lines
 from loadgen.errors import WorkloadError
 from loadgen.options import ProgressOption
@@ -82,7 +83,7 @@ def make_figures(names: Sequence[str], inputs: Inputs, out: Path, console: Conso
             for name in names:
                 progress.figure(name)
                 result = FIGURES[name].make(lab)
-                result.write(out)
+                HYGEN_PAGE.write(out, result)
                 done.append(name)
                 print(result.markdown(), end="\n\n", flush=True)
     except OSError as error:

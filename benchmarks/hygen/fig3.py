@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+from benchmarks.charts import legend_above, panels
 from benchmarks.hygen.bench import HYGEN, SARATHI
-from benchmarks.hygen.charts import legend_above, panels
 from benchmarks.hygen.lab import Lab, rates
-from benchmarks.hygen.page import Result, Table
 from benchmarks.hygen.settings import LLAMA, METRICS, QWEN
 from benchmarks.hygen.sweep import (
     draw_ratios,
@@ -16,6 +15,7 @@ from benchmarks.hygen.sweep import (
     slo_columns,
     sweep,
 )
+from benchmarks.page import Result, Table
 
 
 def make(lab: Lab) -> Result:

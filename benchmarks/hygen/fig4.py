@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from benchmarks.charts import legend_above, panels
 from benchmarks.hygen.bench import SARATHI, Bench
-from benchmarks.hygen.charts import legend_above, panels
 from benchmarks.hygen.lab import Lab, rates
-from benchmarks.hygen.page import Result, Table
 from benchmarks.hygen.settings import LLAMA, METRICS, QWEN
 from benchmarks.hygen.sweep import (
     Point,
@@ -18,6 +17,7 @@ from benchmarks.hygen.sweep import (
     sweep,
     throughput_cell,
 )
+from benchmarks.page import Result, Table
 
 SUMMARY = (
     "setting",

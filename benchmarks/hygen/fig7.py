@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from benchmarks.charts import BLUE, GREY, RED, legend_above, panels, percent
 from benchmarks.hygen.bench import HYGEN, Bench
-from benchmarks.hygen.charts import BLUE, GREY, RED, legend_above, panels, percent
 from benchmarks.hygen.lab import Lab, rates
-from benchmarks.hygen.page import Result, Table
 from benchmarks.hygen.settings import LLAMA, MEAN_TBT, QWEN
+from benchmarks.page import Result, Table
 
 HEADER = (
     "setting",

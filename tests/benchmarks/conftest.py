@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.hygen.lab import Inputs, Lab
-from benchmarks.hygen.progress import SilentFigures
+from benchmarks.progress import SilentFigures
 
 DURATION_S = 12.0
 

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 from benchmarks.hygen.__main__ import app
 from benchmarks.hygen.catalogue import FIGURES
 from benchmarks.hygen.lab import Inputs
-from benchmarks.hygen.page import IMAGES, PAGE, with_section
-from benchmarks.hygen.progress import figure_progress
+from benchmarks.page import HYGEN_PAGE, with_section
+from benchmarks.progress import figure_progress
 from loadgen.errors import WorkloadError
 
 ROOT = Path(__file__).parents[2]
@@ -29,20 +29,20 @@ def arguments(inputs: Inputs, out: Path) -> list[str]:
 
 
 def test_a_figure_is_written_and_printed(inputs: Inputs, tmp_path: Path) -> None:
-    (tmp_path / PAGE).write_text("# Kept\n\n<!-- fig7 -->\nold\n<!-- /fig7 -->\n\nKept too.\n")
+    (tmp_path / HYGEN_PAGE.file).write_text("# Kept\n\n<!-- fig7 -->\nold\n<!-- /fig7 -->\n\nKept too.\n")
     result = CliRunner().invoke(app, ["fig7", *arguments(inputs, tmp_path), "--duration", "5"])
     assert result.exit_code == 0, result.output
-    page = (tmp_path / PAGE).read_text()
+    page = (tmp_path / HYGEN_PAGE.file).read_text()
     assert page.startswith("# Kept\n") and page.endswith("Kept too.\n") and "old" not in page
     assert "| setting | SLO |" in page and "| setting | SLO |" in result.stdout
-    assert (tmp_path / IMAGES / "fig7.png").exists()
+    assert (tmp_path / HYGEN_PAGE.images / "fig7.png").exists()
 
 
 def test_missing_files_are_said_before_the_first_run(inputs: Inputs, tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["all", "--online", str(inputs.online), "--out", str(tmp_path)])
     assert result.exit_code == 2
     assert "--offline" in result.stderr and "--questions" in result.stderr
-    assert not (tmp_path / PAGE).exists()
+    assert not (tmp_path / HYGEN_PAGE.file).exists()
 
 
 def test_a_file_that_is_not_there_is_one_line(inputs: Inputs, tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_an_interrupt_keeps_what_is_done(inputs: Inputs, tmp_path: Path) -> None
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert errors.startswith("stopped; done and written: fig3")
-    assert "<!-- /fig3 -->" in (tmp_path / PAGE).read_text()
+    assert "<!-- /fig3 -->" in (tmp_path / HYGEN_PAGE.file).read_text()
 
 
 def test_a_section_is_appended_once_and_replaced_after() -> None:

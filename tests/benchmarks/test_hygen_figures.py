@@ -12,9 +12,9 @@ from benchmarks.hygen.bench import HYGEN, ONLINE_ONLY, STAR
 from benchmarks.hygen.catalogue import FIGURES
 from benchmarks.hygen.fig8 import Timeline
 from benchmarks.hygen.lab import Lab
-from benchmarks.hygen.page import IMAGES, PAGE
 from benchmarks.hygen.settings import LLAMA, MEAN_TBT, METRICS, P99_TTFT, QWEN, Setting
 from benchmarks.hygen.sweep import sweep
+from benchmarks.page import HYGEN_PAGE
 
 COLUMNS = {
     "fig3": ["setting", "metric", "online only ms", "sarathi++", "SLO 1.10x", "SLO 1.50x"],
@@ -28,13 +28,13 @@ ROWS = {"fig3": 2 * len(METRICS), "fig4": 2 * len(METRICS), "fig12": len(METRICS
 @pytest.mark.parametrize("name", FIGURES)
 def test_a_figure_is_a_table_and_a_picture(name: str, lab: Lab, tmp_path: Path) -> None:
     result = FIGURES[name].make(lab)
-    result.write(tmp_path)
+    HYGEN_PAGE.write(tmp_path, result)
     for table in result.tables:
         assert table.rows and all(len(row) == len(table.header) for row in table.rows)
-        assert table.markdown() in (tmp_path / PAGE).read_text()
+        assert table.markdown() in (tmp_path / HYGEN_PAGE.file).read_text()
     assert list(result.tables[0].header) == COLUMNS.get(name, list(result.tables[0].header))
     assert len(result.tables[0].rows) == ROWS.get(name, len(result.tables[0].rows))
-    picture = tmp_path / IMAGES / f"{name}.png"
+    picture = tmp_path / HYGEN_PAGE.images / f"{name}.png"
     with Image.open(picture) as image:
         assert image.width == 800
     assert picture.stat().st_size < 60_000

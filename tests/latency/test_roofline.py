@@ -24,7 +24,12 @@ FEATURES = st.builds(
 )
 CONTEXTS = st.integers(0, 8192)
 # Published sizes, in billions of parameters.
-PUBLISHED = {"llama2-7b": 6.74, "llama3.1-8b": 8.03, "qwen-14b": 14.17, "mistral-7b": 7.24, "yi-34b": 34.39} | {
+PUBLISHED = {
+    "llama2-7b": 6.74,
+    "llama3.1-8b": 8.03,
+    "qwen-14b": 14.17,
+    "mistral-7b": 7.24,
+    "yi-34b": 34.39,
     "opt-13b": 12.85,
     "opt-30b": 29.97,
     "llama3-70b": 70.55,

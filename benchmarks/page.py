@@ -12,8 +12,6 @@ from PIL import Image
 
 from loadgen.errors import WorkloadError
 
-PAGE = "hygen.md"
-IMAGES = "images/hygen"
 MAX_COLOURS = 64  # lines and text need few; a palette keeps a picture under 60 kB
 
 
@@ -41,14 +39,35 @@ class Result:
     def markdown(self) -> str:
         return "\n\n".join(table.markdown() for table in self.tables)
 
-    def write(self, folder: Path) -> None:
-        """The picture into ``folder``/images/hygen, the tables into ``folder``/hygen.md, in the place of those that
-        an earlier run left there, else at its end. Raises OSError, and WorkloadError for a page with half a place."""
-        (folder / IMAGES).mkdir(parents=True, exist_ok=True)
-        write_picture(self.picture, folder / IMAGES / f"{self.name}.png")
-        page = folder / PAGE
-        text = page.read_text() if page.exists() else "# HyGen's figures\n"
-        page.write_text(with_section(text, self.name, self.markdown()))
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A paper's figures."""
+
+    name: str
+    title: str
+
+    @property
+    def file(self) -> str:
+        return f"{self.name}.md"
+
+    @property
+    def images(self) -> str:
+        """The folder of the pictures."""
+        return f"images/{self.name}"
+
+    def write(self, folder: Path, result: Result) -> None:
+        """The picture below ``folder``, the tables into the page, in the place of those that an earlier run left there,
+        else at its end. Raises OSError, and WorkloadError for a page with half a place."""
+        (folder / self.images).mkdir(parents=True, exist_ok=True)
+        write_picture(result.picture, folder / self.images / f"{result.name}.png")
+        page = folder / self.file
+        text = page.read_text() if page.exists() else f"# {self.title}\n"
+        page.write_text(with_section(text, result.name, result.markdown()))
+
+
+HYGEN_PAGE = Page("hygen", "HyGen's figures")
+BROS_PAGE = Page("bros", "BROS's figures")
 
 
 def with_section(text: str, name: str, content: str) -> str:
@@ -62,7 +81,7 @@ def with_section(text: str, name: str, content: str) -> str:
         return f"{text.rstrip()}\n\n{section}\n"
     _, closed, after = rest.partition(end)
     if not closed:
-        raise WorkloadError(f"{PAGE}: {begin} has no {end}")
+        raise WorkloadError(f"{begin} has no {end}")
     return before + section + after
 
 

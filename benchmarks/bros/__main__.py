@@ -1,0 +1,88 @@
+"""``python -m benchmarks.bros FIGURE``: the command line of the figures."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from benchmarks.bros import overhead, rates
+from benchmarks.bros.bench import DURATION_S, MACHINES, RATES, Bench, Inputs
+from benchmarks.page import BROS_PAGE, Result
+from benchmarks.progress import figure_progress
+from loadgen.cli import errors_as_lines
+from loadgen.errors import WorkloadError
+from loadgen.options import ProgressOption
+from services.local.parameters import one_of
+
+EXIT_INTERRUPTED = 130
+ABOUT = """BROS's evaluation (section 7 of the paper) in the simulator, in virtual time.
+
+Each figure prints its table as Markdown, and writes it and a picture below --out. The requests are drawn from the
+lengths that the paper's Table 2 gives; no files are needed.
+"""
+FIGURES: dict[str, tuple[Callable[[Bench], Result], str]] = {
+    "rates": (rates.make, "Latency, attainment and offline throughput by online rate (figures 10 and 11)."),
+    "overhead": (overhead.make, "Scheduling over step time (figure 14)."),
+}
+ModelOption = Annotated[str, typer.Option(help=", ".join(MACHINES), callback=one_of("model", MACHINES))]
+RateOption = Annotated[
+    list[float] | None, typer.Option(min=0.01, help=f"Online requests/s, repeatable. Default: {RATES}.")
+]
+DurationOption = Annotated[float, typer.Option(min=1.0, help="Seconds of each run, in virtual time.")]
+BudgetOption = Annotated[float, typer.Option(min=0.0, help="Latency budget of hygen.")]
+ChunkOption = Annotated[int, typer.Option(min=1, help="Tokens of a step.")]
+OutOption = Annotated[Path, typer.Option(metavar="FOLDER", help=f"Where {BROS_PAGE.file} and {BROS_PAGE.images}/ are.")]
+
+app = typer.Typer(help=ABOUT, no_args_is_help=True, add_completion=False, rich_markup_mode=None)
+
+
+def _command(names: Sequence[str]) -> Callable[..., None]:
+    """A command that makes these figures."""
+
+    def command(
+        model: ModelOption = Inputs().model,
+        rate: RateOption = None,
+        duration: DurationOption = DURATION_S,
+        budget_ms: BudgetOption = Inputs().budget_ms,
+        chunk: ChunkOption = Inputs().chunk,
+        out: OutOption = Path("docs"),
+        progress: ProgressOption = None,
+    ) -> None:
+        inputs = Inputs(model, tuple(sorted(rate or RATES)), duration, budget_ms, chunk)
+        console = Console(stderr=True, soft_wrap=True, highlight=False)
+        with errors_as_lines(console):
+            make_figures(names, inputs, out, console, sys.stderr.isatty() if progress is None else progress)
+
+    return command
+
+
+def make_figures(names: Sequence[str], inputs: Inputs, out: Path, console: Console, shown: bool) -> None:
+    """One after another; each is written when it is done, so that an interrupt loses only the one under way."""
+    done: list[str] = []
+    try:
+        with figure_progress(console, shown, len(names)) as progress:
+            bench = Bench(inputs, progress)
+            for name in names:
+                progress.figure(name)
+                result = FIGURES[name][0](bench)
+                BROS_PAGE.write(out, result)
+                done.append(name)
+                print(result.markdown(), end="\n\n", flush=True)
+    except OSError as error:
+        raise WorkloadError(f"cannot write below {out}: {error.strerror}") from error
+    except KeyboardInterrupt:
+        console.print(f"stopped; done and written: {', '.join(done) or 'nothing'}")
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+
+
+for _name, (_, _about) in FIGURES.items():
+    app.command(_name, help=_about)(_command([_name]))
+app.command("all", help="All of them.")(_command(list(FIGURES)))
+
+if __name__ == "__main__":
+    app(prog_name="python -m benchmarks.bros")
