@@ -2,7 +2,7 @@
 
 A plan of HyGen Alg. 2 as the offline-queue makes it: the executor's word taken over, the running step's outcome
 assumed, both phases scheduled, the message made. Half of the running requests are online. The latency model is linear;
-the last rows plan with a boosted one, fitted to batches of a simulated schedule.
+the last rows plan with a boosted one, fitted to batches of a simulated schedule, and by deadlines (BROS).
 """
 
 from __future__ import annotations
@@ -34,10 +34,12 @@ from shared.protocol.messages import (
 )
 from shared.scheduling.batch import Policy
 from shared.scheduling.offline_order import OFFLINE_ORDERS, make_offline_order
+from shared.scheduling.pace import Pace
 from shared.scheduling.presets import DEFAULT_UTILITY_RATIO
 from shared.scheduling.request import Kind
 
 LINEAR = LinearLatencyModel(10.0, 0.07, 0.0004, 1e-7, 1e-12, 0.05, 0.05, 3e-6)
+HELD, DEADLINES = Policy(100.0), Policy(packing="deadline")
 INFO = ExecutorInfo("executor-0", "epoch", 1, "m", "sim", "none", "key", 4096, 16, 40_000, 512, 2048, [2])
 
 
@@ -50,15 +52,22 @@ def make_offline(number: int, prompt_len: int) -> OfflineRequest:
 
 
 def make_step(num_running: int) -> StepStarted:
-    """``num_running`` decodes over 500 tokens of context, half of them online."""
+    """``num_running`` decodes over 500 tokens of context, half of them online, whose next tokens are due in 100 to
+    250 ms."""
     ids = [f"batch_1.{n}" if n % 2 else f"chatcmpl-{n:032x}" for n in range(num_running)]
     entries = [PlanEntry(request_id, Kind(n % 2), 1) for n, request_id in enumerate(ids)]
-    states = [RequestState(request_id, Kind(n % 2), 500, 501, 32, 700) for n, request_id in enumerate(ids)]
-    return StepStarted("executor-0", "epoch", 7, PlanSource.PLAN, False, entries, states, [], 20_000)
+    due_ms = [None if n % 2 else 100.0 + n * 97 % 150 for n in range(num_running)]
+    states = [
+        RequestState(request_id, Kind(n % 2), 500, 501, 32, 700, remaining_ms=due_ms[n])
+        for n, request_id in enumerate(ids)
+    ]
+    return StepStarted(
+        "executor-0", "epoch", 7, PlanSource.PLAN, False, entries, states, [], 20_000, pace=Pace(batch_size=512)
+    )
 
 
 def measure(
-    order: str, num_running: int, num_waiting: int, rounds: int, model: LatencyModel
+    order: str, num_running: int, num_waiting: int, rounds: int, model: LatencyModel, policy: Policy
 ) -> tuple[list[float], list[float]]:
     """Milliseconds of each planning, fastest first: by the clock, and of this thread's CPU time, which leaves out
     what else the machine does."""
@@ -67,7 +76,7 @@ def measure(
     pool.add([make_offline(n, 256) for n in range(1, num_waiting + num_running, 1)])
 
     def tuning() -> tuple[Policy, LatencyModel]:
-        return Policy(100.0), model
+        return policy, model
 
     message = make_step(num_running)
     times, cpu_times = [], []
@@ -87,17 +96,23 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1000)
     rounds = parser.parse_args().rounds
     collect_seldom()
-    runs: list[tuple[str, LatencyModel, str, int, int]] = [
-        ("linear", LINEAR, *each) for each in product(OFFLINE_ORDERS, (16, 64, 256), (100, 10_000))
+    runs: list[tuple[str, LatencyModel, str, int, int, Policy]] = [
+        ("linear", LINEAR, *each, HELD) for each in product(OFFLINE_ORDERS, (16, 64, 256), (100, 10_000))
     ]
     curves = boosted_model(Machine("llama2-7b", "a100-40g"))
-    runs += [("boosted", curves, "psm-fair", num_running, 10_000) for num_running in (64, 256)]
+    runs += [
+        ("boosted", curves, "psm-fair", num_running, 10_000, policy)
+        for policy in (HELD, DEADLINES)
+        for num_running in (64, 256)
+    ]
     rows = []
-    for kind, model, order, num_running, num_waiting in runs:
-        times, cpu_times = measure(order, num_running, num_waiting, rounds, model)
+    for kind, model, order, num_running, num_waiting, policy in runs:
+        times, cpu_times = measure(order, num_running, num_waiting, rounds, model, policy)
         figures = [quantile(times, q) for q in (0.5, 0.99)] + [quantile(cpu_times, 0.99), times[-1]]
-        rows.append([kind, order, str(num_running), str(num_waiting), *(f"{figure:.3f}" for figure in figures)])
-    print_table(["model", "order", "running", "waiting", "p50 ms", "p99 ms", "p99 CPU ms", "max ms"], rows)
+        rows.append(
+            [policy.packing, kind, order, str(num_running), str(num_waiting), *(f"{figure:.3f}" for figure in figures)]
+        )
+    print_table(["packing", "model", "order", "running", "waiting", "p50 ms", "p99 ms", "p99 CPU ms", "max ms"], rows)
 
 
 if __name__ == "__main__":

@@ -162,6 +162,8 @@ def test_version_is_that_of_the_package() -> None:
         (("up", "--slo", "tbt_p42<=9ms"), "unknown statistic 'p42'; known: mean"),
         (("up", "--slo", "fast"), "write METRIC_STATISTIC<=BOUND"),
         (("up", "--slo", "tbt_p99<=9ms", "--preset", "sarathi++"), "preset sarathi++ has no latency budget"),
+        (("up", "--slo", "tbt_p99<=1.1x", "--preset", "bros"), "deadlines need bounds in ms on ttft, tpot or tbt"),
+        (("up", "--online-order", "vtc", "--preset", "bros"), "preset bros orders online requests itself"),
         (("batch", "submit", "no-such-file.jsonl"), "'no-such-file.jsonl' does not exist"),
         (("batch", "submit", __file__, "--endpoint", "/v1/embeddings"), "unknown endpoint '/v1/embeddings'"),
         (("batch", "get"), "Missing argument 'ID'"),
