@@ -22,7 +22,7 @@ from shared.scheduling.presets import Preset, preset_named
 from shared.scheduling.token_slo import TokenSlo
 
 DURATION_S = 600.0
-RATES = (2.0, 4.0, 6.0, 8.0, 10.0, 12.0)
+RATES = (4.0, 8.0, 12.0, 16.0, 20.0)
 SEED = 0
 SLO = TokenSlo(400.0, 200.0)  # section 7.1
 BACKLOG_PER_S = 16  # more than any of the machines finishes
