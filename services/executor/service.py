@@ -32,7 +32,7 @@ from shared.protocol.messages import (
 from shared.scheduling.batch import Limits, Policy
 from shared.scheduling.kv_policy import kv_policy_named
 from shared.scheduling.online_order import OnlineOrder
-from shared.scheduling.presets import Preset
+from shared.scheduling.presets import Preset, preset_named
 from shared.scheduling.request import Kind
 from shared.scheduling.token_slo import TokenSlo
 from shared.service import Details
@@ -69,7 +69,7 @@ class ExecutorService:
             engine.spec,
             tokenizer,
             online_order,
-            kv_policy_named(settings.kv_policy),
+            kv_policy_named(self.info.kv_policy),
             self.info.token_slo,
             lambda: clock.monotonic_s() * 1e3,
         )
@@ -191,7 +191,7 @@ def executor_info(settings: ExecutorSettings, spec: EngineSpec) -> ExecutorInfo:
         online_order=settings.online_order,
         vtc_weight_input=settings.vtc_weight_input,
         vtc_weight_output=settings.vtc_weight_output,
-        kv_policy=settings.kv_policy,
+        kv_policy=preset_named(settings.preset).kv_policy_named(settings.kv_policy).name,
         swap_ms_per_slot=spec.swap_ms_per_slot,
         token_slo=TokenSlo(settings.ttft_slo_ms, settings.tpot_slo_ms, settings.slo_group_tokens),
     )

@@ -7,6 +7,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from shared.scheduling.presets import OWN_KV_POLICY
+
 ENGINES = ("torch", "sim")
 
 
@@ -24,7 +26,7 @@ class ExecutorSettings(msgspec.Struct, frozen=True):
     threads: Annotated[int, Meta(ge=0, description="CPU threads of the engine; 0 is one per core")] = 0
     kv_blocks: Annotated[int, Meta(ge=0, description="KV blocks; 0 sizes them from memory")] = 0
     block_size: Annotated[int, Meta(ge=1, description="tokens of one KV block")] = 16
-    kv_policy: Annotated[str, Meta(description="lru, bidirectional: shared blocks, or keep-resident")] = "lru"
+    kv_policy: Annotated[str, Meta(description="lru, bidirectional, keep-resident, or preset: its own")] = OWN_KV_POLICY
     host_kv_slots: Annotated[int, Meta(ge=0, description="bidirectional: tokens of KV on the host; 0: by memory")] = 0
     max_model_len: Annotated[int, Meta(ge=0, description="context limit in tokens; 0 is the model's own")] = 0
     max_num_batched_tokens: Annotated[int, Meta(ge=1, description="tokens of one step: the chunk size")] = 512

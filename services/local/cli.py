@@ -56,12 +56,12 @@ def up(
         int | None, typer.Option(min=1, help="KV blocks of each engine; else sized by memory.")
     ] = None,
     kv_policy: Annotated[
-        str,
+        str | None,
         typer.Option(
-            help="lru, bidirectional: online and offline requests share KV blocks, or keep-resident.",
+            help="lru, bidirectional: both kinds share KV blocks, or keep-resident; by default the preset's own.",
             callback=one_of("KV policy", KV_POLICIES),
         ),
-    ] = "lru",
+    ] = None,
     sim_model: Annotated[
         str | None, typer.Option(help="The model that the sim engine times.", callback=one_of("model", ARCHITECTURES))
     ] = None,

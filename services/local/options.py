@@ -24,7 +24,7 @@ class StackOptions:
     executors: int = 1
     threads: int | None = None
     kv_blocks: int | None = None
-    kv_policy: str = "lru"
+    kv_policy: str | None = None
     sim_model: str | None = None  # what the sim engine stands for
     sim_device: str | None = None
     preset: str = "hygen"

@@ -6,8 +6,10 @@ import math
 from dataclasses import dataclass
 
 from shared.scheduling.batch import Policy
+from shared.scheduling.kv_policy import LRU, KVPolicy, kv_policy_named
 from shared.scheduling.offline_rate import OfflineRate
 
+OWN_KV_POLICY = "preset"
 DEFAULT_UTILITY_RATIO = 0.9  # u of HyGen Alg. 4, which gives none: nearly all of psm's cache hits (docs/benchmarks.md)
 
 
@@ -15,7 +17,8 @@ DEFAULT_UTILITY_RATIO = 0.9  # u of HyGen Alg. 4, which gives none: nearly all o
 class Preset:
     """``uses_latency_budget``: offline work is held to a step's latency budget; ``serves_offline``: it runs at all;
     ``uses_offline_rate``: its requests enter at a fixed rate; ``offline_order``: a name that ``make_offline_order``
-    knows; ``packing``: one that ``packing_named`` knows."""
+    knows; ``packing``: one that ``packing_named`` knows; ``kv_policy``: one that ``kv_policy_named`` knows, where none
+    is asked for."""
 
     name: str
     uses_latency_budget: bool
@@ -23,6 +26,7 @@ class Preset:
     offline_order: str = "fcfs"
     uses_offline_rate: bool = False
     packing: str = "two-phase"
+    kv_policy: str = LRU.name
 
     @property
     def uses_deadlines(self) -> bool:
@@ -45,6 +49,10 @@ class Preset:
             raise ValueError(f"preset {self.name} orders online requests itself: leave --online-order {name} out")
         return name
 
+    def kv_policy_named(self, name: str) -> KVPolicy:
+        """The preset's own for ``OWN_KV_POLICY``. Raises ValueError that lists the known ones."""
+        return kv_policy_named(self.kv_policy if name == OWN_KV_POLICY else name)
+
     def policy(self, latency_budget_ms: float | None, model_is_known: bool = True) -> Policy:
         """The policy under a budget; without a known one, or without a latency model to keep deadlines with, a preset
         that needs it serves no offline work yet."""
@@ -65,7 +73,7 @@ PRESETS = {
         Preset("hygen-star", uses_latency_budget=False, serves_offline=True, uses_offline_rate=True),
         Preset("online-only", uses_latency_budget=False, serves_offline=False),
         # BROS: Alg. 1, and what section 7 compares it with: turns (section 2.2), and no priorities, as vLLM
-        Preset("bros", uses_latency_budget=False, serves_offline=True, offline_order="psm-fair", packing="deadline"),
+        Preset("bros", False, True, offline_order="psm-fair", packing="deadline", kv_policy="bidirectional"),
         Preset("round-robin", uses_latency_budget=False, serves_offline=True, packing="round-robin"),
         Preset("fcfs", uses_latency_budget=False, serves_offline=True, packing="fcfs"),
     )

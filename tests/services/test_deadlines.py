@@ -77,7 +77,7 @@ class Stack:
     plan: StepPlan | None = None
 
     def __post_init__(self) -> None:
-        self.replica = Replica(LIMITS, SPEC, None, None, SLO, lambda: self.clock.now_ms)
+        self.replica = Replica(LIMITS, SPEC, None, slo=SLO, now_ms=lambda: self.clock.now_ms)
         self.pool = OfflinePool(FcfsOrder(), lambda: None, lambda _, __: None)
         self.scheduler = AsyncScheduler(INFO, self.pool, self.tuning, self.clock)
         self.said: list[StepStarted] = []

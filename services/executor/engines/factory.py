@@ -13,7 +13,7 @@ from shared.latency.devices import device_named
 from shared.latency.roofline import RooflineLatencyModel, num_kv_blocks
 from shared.latency.swap import SwapModel
 from shared.model_folder import ModelFacts
-from shared.scheduling.kv_policy import kv_policy_named
+from shared.scheduling.presets import preset_named
 
 
 def load_engine(settings: ExecutorSettings) -> Engine:
@@ -74,7 +74,7 @@ def _load_sim(settings: ExecutorSettings) -> Engine:
 def _host_slots(settings: ExecutorSettings) -> int | None:
     """None leaves it to the engine, which knows the memory."""
     try:
-        kv_policy = kv_policy_named(settings.kv_policy)
+        kv_policy = preset_named(settings.preset).kv_policy_named(settings.kv_policy)
     except ValueError as error:
         raise ConfigError(str(error)) from error
     return settings.host_kv_slots or None if kv_policy.shares_blocks else 0

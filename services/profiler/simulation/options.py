@@ -16,7 +16,7 @@ from shared.latency.architectures import ARCHITECTURES
 from shared.latency.devices import DEVICES
 from shared.scheduling.kv_policy import KV_POLICIES
 from shared.scheduling.online_order import ONLINE_ORDERS
-from shared.scheduling.presets import DEFAULT_UTILITY_RATIO, PRESETS
+from shared.scheduling.presets import DEFAULT_UTILITY_RATIO, OWN_KV_POLICY, PRESETS
 from shared.scheduling.token_slo import TokenSlo
 
 SimDurationOption = Annotated[float, typer.Option("--duration", help="Seconds of virtual time.")]
@@ -29,7 +29,7 @@ OfflineQpsOption = Annotated[float | None, typer.Option(help="Offline requests p
 BatchedTokensOption = Annotated[int, typer.Option(min=1, help="Tokens of one step: the chunk size.")]
 NumSeqsOption = Annotated[int, typer.Option(min=1, help="Requests of one step.")]
 KvBlocksOption = Annotated[int | None, typer.Option(min=1, help="KV blocks; else what fits beside the weights.")]
-KvPolicyOption = Annotated[str, typer.Option(help=", ".join(KV_POLICIES))]
+KvPolicyOption = Annotated[str, typer.Option(help=", ".join((*KV_POLICIES, f"{OWN_KV_POLICY}: its own")))]
 HostKvSlotsOption = Annotated[
     int | None, typer.Option(min=1, help="bidirectional: tokens of KV that the host takes; else as many as the GPU.")
 ]

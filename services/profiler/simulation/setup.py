@@ -19,7 +19,6 @@ from shared.latency.roofline import RooflineLatencyModel, num_kv_blocks
 from shared.latency.swap import SwapModel
 from shared.protocol.latency_models import LatencyModelRecord
 from shared.scheduling.batch import Limits
-from shared.scheduling.kv_policy import kv_policy_named
 from shared.scheduling.presets import DEFAULT_UTILITY_RATIO, preset_named
 from shared.scheduling.token_slo import TokenSlo
 
@@ -75,7 +74,7 @@ class Machine:
             latency=latency,
             noise=self.noise,
             seed=seed,
-            kv_policy=kv_policy_named(self.kv_policy),
+            kv_policy=strategy.preset.kv_policy_named(self.kv_policy),
             swap=swap,
             slo=strategy.slo,
         )
