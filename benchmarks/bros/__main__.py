@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from benchmarks.bros import overhead, rates
+from benchmarks.bros import kv, overhead, rates
 from benchmarks.bros.bench import DURATION_S, MACHINES, RATES, Bench, Inputs
 from benchmarks.page import BROS_PAGE, Result
 from benchmarks.progress import figure_progress
@@ -27,6 +27,7 @@ lengths that the paper's Table 2 gives; no files are needed.
 """
 FIGURES: dict[str, tuple[Callable[[Bench], Result], str]] = {
     "rates": (rates.make, "Latency, attainment and offline throughput by online rate (figures 10 and 11)."),
+    "kv": (kv.make, "Attainment by KV policy (figure 13)."),
     "overhead": (overhead.make, "Scheduling over step time (figure 14)."),
 }
 ModelOption = Annotated[str, typer.Option(help=", ".join(MACHINES), callback=one_of("model", MACHINES))]
@@ -35,6 +36,7 @@ RateOption = Annotated[
 ]
 DurationOption = Annotated[float, typer.Option(min=1.0, help="Seconds of each run, in virtual time.")]
 BudgetOption = Annotated[float, typer.Option(min=0.0, help="Latency budget of hygen.")]
+KvBlocksOption = Annotated[int | None, typer.Option(min=1, help="KV blocks; else what fits beside the weights.")]
 ChunkOption = Annotated[int, typer.Option(min=1, help="Tokens of a step.")]
 OutOption = Annotated[Path, typer.Option(metavar="FOLDER", help=f"Where {BROS_PAGE.file} and {BROS_PAGE.images}/ are.")]
 
@@ -50,10 +52,11 @@ def _command(names: Sequence[str]) -> Callable[..., None]:
         duration: DurationOption = DURATION_S,
         budget_ms: BudgetOption = Inputs().budget_ms,
         chunk: ChunkOption = Inputs().chunk,
+        kv_blocks: KvBlocksOption = None,
         out: OutOption = Path("docs"),
         progress: ProgressOption = None,
     ) -> None:
-        inputs = Inputs(model, tuple(sorted(rate or RATES)), duration, budget_ms, chunk)
+        inputs = Inputs(model, tuple(sorted(rate or RATES)), duration, budget_ms, chunk, kv_blocks)
         console = Console(stderr=True, soft_wrap=True, highlight=False)
         with errors_as_lines(console):
             make_figures(names, inputs, out, console, sys.stderr.isatty() if progress is None else progress)

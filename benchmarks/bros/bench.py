@@ -39,24 +39,26 @@ MACHINES = {
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """``budget_ms``: hygen's; ``chunk``: tokens of a step."""
+    """``budget_ms``: hygen's; ``chunk``: tokens of a step; ``kv_blocks``: None is what fits beside the weights."""
 
     model: str = "opt-13b"
     rates: tuple[float, ...] = RATES
     duration_s: float = DURATION_S
     budget_ms: float = 50.0
     chunk: int = 512
+    kv_blocks: int | None = None
 
     @property
     def machine(self) -> Machine:
-        return replace(MACHINES[self.model], max_num_batched_tokens=self.chunk)
+        return replace(MACHINES[self.model], max_num_batched_tokens=self.chunk, kv_blocks=self.kv_blocks)
 
     @property
     def setting(self) -> str:
         """For captions."""
         machine = self.machine
         gpus = "" if machine.tensor_parallel == 1 else f"{machine.tensor_parallel}x "
-        return f"{machine.model} on {gpus}{machine.device}, {self.chunk} tokens a step, {self.duration_s:g} s"
+        blocks = "" if self.kv_blocks is None else f", {self.kv_blocks:,} KV blocks"
+        return f"{machine.model} on {gpus}{machine.device}, {self.chunk} tokens a step{blocks}, {self.duration_s:g} s"
 
 
 @dataclass(frozen=True, slots=True)

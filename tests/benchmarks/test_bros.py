@@ -56,7 +56,7 @@ def test_a_figure_is_written_and_printed(name: str, tmp_path: Path) -> None:
     page = (tmp_path / BROS_PAGE.file).read_text()
     assert page.startswith("# BROS's figures") and result.stdout.strip() in page
     rows = [line for line in page.splitlines() if line.startswith("|")]
-    assert len(rows) == 2 + (16 if name == "rates" else 4)
+    assert len(rows) == 2 + {"rates": 16, "kv": 6, "overhead": 4}[name]
     with Image.open(tmp_path / BROS_PAGE.images / f"{name}.png") as picture:
         assert picture.width == 800
     assert before == PACKINGS
