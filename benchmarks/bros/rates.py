@@ -35,11 +35,11 @@ def make(bench: Bench) -> Result:
     for dataset, row_of_panels in zip(DATASETS, axes, strict=True):
         rows += [_row(bench, dataset, rate, system) for rate in bench.inputs.rates for system in SYSTEMS]
         for (label, value), panel in zip(CURVES, row_of_panels, strict=True):
-            for system in SYSTEMS:
+            for system in reversed(SYSTEMS):  # the first is seen where lines meet
                 values = [value(bench.run(system, dataset, rate)) for rate in bench.inputs.rates]
                 panel.plot(bench.inputs.rates, values, "o-", color=COLOURS[system], label=system)
             panel.set_title(label)
-            panel.set_ylim(bottom=0)
+            panel.set_ylim(0, 1.05 * panel.get_ylim()[1])
         row_of_panels[0].set_ylabel(dataset.name)
     figure.supxlabel("online requests/s", fontsize=9)
     legend_above(figure, *axes[0][0].get_legend_handles_labels())

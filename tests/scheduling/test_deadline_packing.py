@@ -216,6 +216,14 @@ def test_a_plans_chunk_is_not_exceeded() -> None:
     assert tokens(PACKING.reconcile(state, [ScheduledRequest("off", Kind.OFFLINE, 50)], [])) == {"off": 50}
 
 
+def test_paused_requests_go_on_by_what_has_to_come_back_before_others_enter() -> None:
+    held = [make_decode(f"off-{n}", Kind.OFFLINE, context=100) for n in range(3)]
+    for request, missing in zip(held, (40, 10, 0), strict=True):
+        request.num_kept_blocks, request.num_missing_slots = (None, 0) if missing == 0 else (0, missing)
+    queue = [make_request("new", Kind.OFFLINE, prompt=20)]
+    assert list(tokens(pack(make_state(make_timed_table(held)), queue))) == ["off-2", "off-1", "off-0", "new"]
+
+
 def test_no_offline_work_where_the_policy_has_none() -> None:
     table = make_timed_table([due(make_decode("on"), 150.0), make_decode("off", Kind.OFFLINE)])
     assert list(tokens(pack(make_state(table, offline_enabled=False)))) == ["on"]

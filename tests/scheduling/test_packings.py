@@ -19,15 +19,25 @@ from tests.scheduling.factories import make_decode, make_request, tokens
 
 FCFS, TURNS = packing_named("fcfs"), packing_named("round-robin")
 
+
+def held_offline(decodes: bool, prompt: int, computed: int, kept_share: float | None) -> Request:
+    """``kept_share``: of its blocks, while it is paused."""
+    if decodes:
+        made = make_decode(kind=Kind.OFFLINE, context=prompt)
+    else:
+        made = make_request(kind=Kind.OFFLINE, prompt=prompt + 1, computed=min(computed, prompt))
+    if kept_share is not None and made.is_running:
+        made.num_kept_blocks = int(kept_share * made.num_blocks)
+        made.num_missing_slots = prompt % 17
+    return made
+
+
 offline_requests = st.builds(
-    lambda decodes, prompt, computed: (
-        make_decode(kind=Kind.OFFLINE, context=prompt)
-        if decodes
-        else make_request(kind=Kind.OFFLINE, prompt=prompt + 1, computed=min(computed, prompt))
-    ),
+    held_offline,
     st.booleans(),
     st.integers(1, 300),
     st.integers(0, 300),
+    st.sampled_from([None, None, 0.0, 0.5, 1.0]),
 )
 
 
@@ -69,7 +79,8 @@ def check(state: StepState, schedule: Schedule, queue: list[Request]) -> None:
     assert sum(chosen.values()) <= limits.max_num_batched_tokens
     assert not set(chosen) & set(schedule.preempted) and len(set(schedule.preempted)) == len(schedule.preempted)
     needed = sum(by_id[key].num_new_blocks(count, limits.block_size) for key, count in chosen.items())
-    assert needed <= state.num_free_blocks + sum(by_id[key].num_blocks for key in schedule.preempted)
+    assert needed <= state.num_free_blocks + sum(by_id[key].num_freed_blocks for key in schedule.preempted)
+    assert not any(by_id[key].is_paused for key in schedule.preempted)
     assert all(0 < count <= by_id[key].num_remaining_tokens for key, count in chosen.items())
     assert not any(by_id[key].is_in_flight for key in (*chosen, *schedule.preempted))
     kinds = [entry.kind for entry in schedule.entries]

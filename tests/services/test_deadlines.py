@@ -29,6 +29,7 @@ from shared.protocol.messages import (
     StepStarted,
 )
 from shared.scheduling.batch import Limits, Policy
+from shared.scheduling.kv_policy import KV_POLICIES, LRU, KVPolicy
 from shared.scheduling.offline_order import FcfsOrder
 from shared.scheduling.presets import PRESETS
 from shared.scheduling.request import Kind
@@ -36,7 +37,7 @@ from shared.scheduling.token_slo import TokenSlo
 
 MODEL = LinearLatencyModel(5.0, 0.1, 0.001, 0.0, 0.0, 0.1, 0.5)
 SLO = TokenSlo(100.0, 40.0)
-SPEC = EngineSpec("m", "sim", "none", "float16", 512, 49152, 16, 64, ())
+SPEC = EngineSpec("m", "sim", "none", "float16", 512, 49152, 16, 64, (), num_host_slots=512)
 LIMITS = Limits(16, 64, 64, 32)
 INFO = ExecutorInfo("executor-0", "epoch-1", 1, "m", "sim", "none", "key", 512, 16, 64, 32, 64, [], token_slo=SLO)
 
@@ -72,14 +73,16 @@ class Stack:
     """An executor and its scheduler on one clock; steps take what the model says, as far as the test says so."""
 
     policy: Policy
+    kv_policy: KVPolicy = LRU
     clock: ManualClock = field(default_factory=ManualClock)
     step: int = 0
     plan: StepPlan | None = None
 
     def __post_init__(self) -> None:
-        self.replica = Replica(LIMITS, SPEC, None, slo=SLO, now_ms=lambda: self.clock.now_ms)
+        self.replica = Replica(LIMITS, SPEC, None, None, self.kv_policy, SLO, lambda: self.clock.now_ms)
         self.pool = OfflinePool(FcfsOrder(), lambda: None, lambda _, __: None)
-        self.scheduler = AsyncScheduler(INFO, self.pool, self.tuning, self.clock)
+        info = msgspec.structs.replace(INFO, kv_policy=self.kv_policy.name)
+        self.scheduler = AsyncScheduler(info, self.pool, self.tuning, self.clock)
         self.said: list[StepStarted] = []
 
     def tuning(self) -> tuple[Policy, LatencyModel]:
@@ -176,10 +179,11 @@ def test_steps_that_took_as_expected_run_as_planned() -> None:
 
 
 @pytest.mark.parametrize("preset", ["bros", "round-robin", "fcfs"])
-@pytest.mark.parametrize("seed", range(3))
-def test_everything_ends_whatever_steps_take(preset: str, seed: int) -> None:
+@pytest.mark.parametrize("kv_policy", KV_POLICIES)
+@pytest.mark.parametrize("seed", range(2))
+def test_everything_ends_whatever_steps_take(preset: str, kv_policy: str, seed: int) -> None:
     rng = random.Random(seed)
-    stack = Stack(PRESETS[preset].policy(None))
+    stack = Stack(PRESETS[preset].policy(None), KV_POLICIES[kv_policy])
     offline = [make_offline(number) for number in range(6)]
     stack.pool.add(offline)
     waiting = [make_online(number, rng.randint(1, 200), rng.randint(1, 40)) for number in range(12)]
