@@ -58,7 +58,9 @@ class _OnlinePart:
         self.hit_time_limit = False
         self._builder = builder
         self._queue = queue
-        self._victims = Victims(builder, queue.running())
+        running = queue.running()
+        self._victims = Victims(builder, running)
+        self._num_running = len(running)
 
     @property
     def lost(self) -> list[str]:
@@ -69,19 +71,22 @@ class _OnlinePart:
         for timed in self._queue.poll():
             if not self._builder.has_room:
                 return
-            if not self._has_blocks(timed.request):
+            if not self._has_blocks(timed):
                 continue
             if not self._builder.try_add(timed.request, bounded=True):
                 self.hit_time_limit = True
                 return
             self.packed.append(timed)
 
-    def _has_blocks(self, request: Request) -> bool:
-        """One that waits must fit whole, and not on blocks taken from one that has started. Where it does not, nobody
-        behind it enters either."""
+    def _has_blocks(self, timed: Timed) -> bool:
+        """One that waits must fit whole, and not on blocks taken from one that has started; one whose deadline has
+        passed must leave a block for each that runs, or others in time would soon take its blocks again. Where it does
+        not fit, nobody behind it enters either."""
+        request = timed.request
         if request.is_running:
             return request.request_id not in self.lost and self._victims.make_room(request)
-        if not self.lost and self._builder.fits_whole(request):
+        reserve = self._num_running if timed.remaining_ms <= 0 else 0
+        if not self.lost and self._builder.fits_whole(request, reserve):
             return True
         self._queue.close_entrance()
         return False

@@ -143,6 +143,14 @@ def test_a_late_request_without_blocks_does_not_keep_offline_work_from_running()
     assert tokens(pack(state)) == {"off": 1}
 
 
+def test_who_is_late_enters_where_those_that_run_can_grow() -> None:
+    running = [due(make_decode(f"on-{n}", context=100), 150.0) for n in range(3)]
+    late, in_time = due(make_request("late", prompt=160), -10.0), due(make_request("in-time", prompt=160), 390.0)
+    for waiting, free, enters in ((late, 12, False), (late, 13, True), (in_time, 10, True), (in_time, 9, False)):
+        chosen = tokens(pack(make_state(make_timed_table([*running, waiting]), num_free_blocks=free)))
+        assert (waiting.request_id in chosen) == enters
+
+
 def test_a_full_batch_lets_an_offline_request_in_for_the_one_that_can_wait_longest() -> None:
     urgent, patient = due(make_decode("urgent"), 100.0), due(make_decode("patient"), 180.0)
     offline = [make_decode("off-0", Kind.OFFLINE), make_decode("off-1", Kind.OFFLINE)]
