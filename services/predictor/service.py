@@ -126,12 +126,12 @@ class Predictor:
         profile.has_news = False
         try:
             await self._take_over(profile_key, profile)
-            drifts = profile.drifts
-            fitted = await asyncio.to_thread(_Refit.of(profile, self._settings).run)
+            refit = _Refit.of(profile, self._settings)
+            fitted = await asyncio.to_thread(refit.run)
             self._counts.fits += 1
             if fitted is None:
                 return
-            record = _record(profile_key, fitted, profile, self._clock.unix_s())
+            record = _record(profile_key, fitted, refit, self._clock.unix_s())
             revision = await self._models.put(profile_key, record)
         except BusError as error:
             profile.has_news = True
@@ -139,7 +139,7 @@ class Predictor:
             logger.warning("model not published", extra={"profile_key": profile_key, "error": str(error)})
             return
         profile.publish(record, revision)
-        profile.has_drifted = profile.drifts > drifts  # since the samples were taken
+        profile.has_drifted = profile.drifts > refit.drifts  # since the samples were taken
         self._counts.published += 1
         facts = {"kind": record.kind, "num_samples": record.num_samples, "mape": round(record.mape, 4)}
         logger.info("model published", extra={"profile_key": profile_key, **facts})
@@ -178,6 +178,9 @@ class _Refit:
     published: FittedModel | None
     prior: Coefficients | None
     has_drifted: bool
+    drifts: int
+    drift_ratio: float | None
+    drifted_at_s: float | None
     prediction_limit_us: float
     wanted: str
 
@@ -191,6 +194,9 @@ class _Refit:
             profile.model,
             profile.prior,
             profile.has_drifted,
+            profile.drifts,
+            profile.drift_ratio,
+            profile.drifted_at_s,
             settings.prediction_limit_us,
             settings.latency_model,
         )
@@ -206,7 +212,7 @@ class _Refit:
         return fitted if is_material(fitted, self.published, self.observations, self.recent) else None
 
 
-def _record(profile_key: str, fitted: Fit, profile: WatchedProfile, now_s: float) -> LatencyModelRecord:
+def _record(profile_key: str, fitted: Fit, refit: _Refit, now_s: float) -> LatencyModelRecord:
     return LatencyModelRecord(
         profile_key,
         model_record(fitted.model),
@@ -216,7 +222,7 @@ def _record(profile_key: str, fitted: Fit, profile: WatchedProfile, now_s: float
         fitted.noise_floor,
         list(fitted.candidates),
         fitted.linear,
-        profile.drifts,
-        profile.drift_ratio,
-        profile.drifted_at_s,
+        refit.drifts,
+        refit.drift_ratio,
+        refit.drifted_at_s,
     )
