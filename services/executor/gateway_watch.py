@@ -8,6 +8,7 @@ import logging
 from services.executor.replica import Replica
 from services.executor.step_loop import StepLoop
 from shared.bus import Bus
+from shared.cancellation import check_cancelled
 from shared.errors import BusError, NoResponderError
 from shared.protocol import subjects
 
@@ -34,6 +35,7 @@ class GatewayWatch:
             self._misses = {gateway_id: self._misses.get(gateway_id, 0) for gateway_id in waiting}
             for gateway_id in waiting:
                 await self._ask(gateway_id)
+                check_cancelled()
 
     async def _ask(self, gateway_id: str) -> None:
         try:

@@ -14,6 +14,7 @@ from services.predictor.profile import RECENT_SAMPLES, WatchedProfile
 from services.predictor.settings import PredictorSettings
 from services.predictor.window import Observation
 from shared.bus import Bucket, Bus, Subscription
+from shared.cancellation import check_cancelled
 from shared.clock import Clock
 from shared.errors import BusError, NotFoundOnBusError
 from shared.latency.linear import Coefficients
@@ -65,6 +66,7 @@ class Predictor:
             for profile_key, profile in list(self._profiles.items()):
                 if self._is_due(profile):
                     await self._refit(profile_key, profile)
+                    check_cancelled()
             elapsed_s = self._clock.monotonic_s() - round_started_s
             await asyncio.sleep(max(0.0, self._settings.refit_interval_s - elapsed_s))  # bounds the rate of fitting
 

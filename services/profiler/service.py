@@ -22,6 +22,7 @@ from services.profiler.sweep import (
     publish_samples,
 )
 from shared.bus import Bucket, Bus, Entry
+from shared.cancellation import check_cancelled
 from shared.clock import Clock
 from shared.errors import BusError, ConfigError, NotFoundOnBusError
 from shared.protocol import subjects
@@ -80,6 +81,7 @@ class Profiler:
                     await self._serve(info, group)
                 except BusError as error:  # the watch brings every registration again after a reconnect
                     logger.warning("profiling interrupted", extra=_ids(info, error))
+                check_cancelled()
 
     async def stop(self) -> None:
         """An unfinished sweep starts anew with the next process."""
@@ -165,6 +167,7 @@ class Profiler:
                 await publish_samples(self._bus, info, profile.measurements)
             except BusError as error:
                 logger.warning("samples not sent", extra=_ids(info, error))
+            check_cancelled()
             timeout_s = min(2 * timeout_s, LAST_CONFIRM_S)
         self._confirming.discard(info.profile_key)
         self._progress.enter(info.profile_key, ProfileState.DONE)

@@ -13,6 +13,7 @@ from services.profiler.slo.live import TRYING
 from services.profiler.slo_keeper import PublishedModel, SloKeeper, rename, why_unreachable
 from services.profiler.slo_search import SearchError, search_aside
 from shared.bus import Bucket, Bus, Subscription
+from shared.cancellation import check_cancelled
 from shared.clock import Clock
 from shared.errors import BusError, NotFoundOnBusError
 from shared.protocol import subjects
@@ -76,6 +77,7 @@ class SloBudgets:
             while True:
                 for keeper in list(self._keepers.values()):
                     await self._tick(keeper, group)
+                    check_cancelled()
                 await asyncio.sleep(TICK_S)
 
     async def stop(self) -> None:
