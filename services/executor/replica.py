@@ -318,14 +318,24 @@ class Replica:
 
 def _output(sequence: LiveSequence) -> TokenOutput:
     token_ids, sequence.unpublished = sequence.unpublished, []
-    return TokenOutput(sequence.request_id, token_ids, None, sequence.num_cached_tokens)
+    return TokenOutput(
+        sequence.request_id,
+        token_ids,
+        num_cached_tokens=sequence.num_cached_tokens,
+        num_output_tokens=sequence.num_output_tokens,
+    )
 
 
 def final_output(ended: Ended) -> TokenOutput:
     """The last message about a sequence: its unsent tokens and why it ended."""
     sequence = ended.sequence
     return TokenOutput(
-        sequence.request_id, sequence.unpublished, ended.finish_reason, sequence.num_cached_tokens, ended.error
+        sequence.request_id,
+        sequence.unpublished,
+        ended.finish_reason,
+        sequence.num_cached_tokens,
+        ended.error,
+        sequence.num_output_tokens,
     )
 
 

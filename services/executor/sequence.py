@@ -60,6 +60,10 @@ class LiveSequence:
     def output_token_ids(self) -> list[int]:
         return self.token_ids[self.num_prompt_tokens :]
 
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
     def append(self, token_id: int, spec: EngineSpec) -> FinishReason | None:
         """Take one sampled token; why the sequence ends with it, if it does. A stop token is not part of the output."""
         ends = not self.sampling.ignore_eos and token_id in spec.eos_token_ids

@@ -99,7 +99,7 @@ class RequestTracker:
             generation = self._live.get(output.request_id)
             if generation is None or generation.epoch != step.epoch or generation.executor_id != step.executor_id:
                 continue
-            if output.finish_reason is FinishReason.ABORT:
+            if output.finish_reason is FinishReason.ABORT or _has_gap(generation, output):
                 self._lose(generation)
                 continue
             self._take(generation, output, now_s)
@@ -162,3 +162,9 @@ class RequestTracker:
         logger.error("request lost", extra={"request_id": generation.wire_id, "why": why})
         generation.end(FinishReason.ERROR, why)
         self._metrics.finished(FinishReason.ERROR, generation.num_cached_tokens)
+
+
+def _has_gap(generation: Generation, output: TokenOutput) -> bool:
+    """Tokens before these never came: the bus was away. It goes on from those that did."""
+    expected = len(generation.output_token_ids) + len(output.token_ids)
+    return output.num_output_tokens not in (None, expected)

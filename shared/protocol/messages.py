@@ -66,6 +66,7 @@ class TokenOutput(msgspec.Struct, frozen=True, array_like=True):
     finish_reason: FinishReason | None = None
     num_cached_tokens: int = 0  # prompt tokens that came from the prefix cache
     error: str = ""  # why, with FinishReason.ERROR
+    num_output_tokens: int | None = None  # of the request so far, these included: shows whether a message was lost
 
 
 class StepTokens(msgspec.Struct, frozen=True):

@@ -87,8 +87,9 @@ class Peer:
         finish: FinishReason | None = None,
         error: str = "",
         epoch: str = "",
+        so_far: int | None = None,
     ) -> None:
-        output = TokenOutput(request_id, token_ids, finish, 0, error)
+        output = TokenOutput(request_id, token_ids, finish, 0, error, so_far)
         message = StepTokens(self.executor_id, epoch or self.epoch, 1, [output])
         await self.bus.publish(subjects.tokens(GATEWAY), message)
 
@@ -202,6 +203,20 @@ async def test_an_abort_that_nobody_asked_for_moves_the_request(front: Front, pe
     await generation.finished()
     assert generation.finish_reason is FinishReason.ERROR
     assert str(MAX_ATTEMPTS) in generation.error
+
+
+async def test_tokens_that_were_lost_on_the_way_are_generated_again(front: Front, peer: Peer) -> None:
+    generation = await front.submit()
+    request = await peer.next_request()
+    await peer.send(request.request_id, [5], so_far=1)
+    await peer.send(request.request_id, [7], FinishReason.LENGTH, so_far=3)
+    assert await peer.next_abort() == [request.request_id]
+    again = await peer.next_request()
+    assert again.output_token_ids == [5]
+    await peer.send(again.request_id, [6], so_far=2)
+    await peer.send(again.request_id, [7], FinishReason.LENGTH, so_far=3)
+    await generation.finished()
+    assert generation.output_token_ids == [5, 6, 7]
 
 
 async def test_an_executors_error_ends_the_request(front: Front, peer: Peer) -> None:
