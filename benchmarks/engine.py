@@ -2,6 +2,7 @@
 
 Each size runs in turns, one step of ours and one forward of transformers (SDPA attention, DynamicCache, greedy pick),
 so that both meet the same disturbances; the medians and their ratio are printed. Blocks are scattered over the pool.
+``--cuda-graphs`` compares decode steps of ours with and without recorded graphs instead, on a GPU.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from shared.protocol.messages import SamplingParams
 CONTEXT = 256
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 CHUNKS = (32, 128, 256, 512)
+NUM_BLOCKS = max(BATCHES) * (CONTEXT // 16 + 1)
 GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
 
 
@@ -100,28 +102,54 @@ def row(name: str, num_tokens: int, medians: tuple[float, float]) -> list[str]:
     return [name, f"{ours_ms:.1f}", f"{theirs_ms:.1f}", *speeds, f"{theirs_ms / ours_ms:.2f}"]
 
 
+def decodes(size: int, engine: TorchEngine) -> StepBatch:
+    return StepBatch(0, [sequence(number, 1, CONTEXT - 1, engine) for number in range(size)])
+
+
+def compare_with_transformers(path: Path, num_threads: int, runs: int) -> None:
+    engine = TorchEngine.load(path, "bench", device="cpu", num_blocks=NUM_BLOCKS, num_threads=num_threads)
+    reference = Transformers(path)
+    rows = []
+    for size in BATCHES:
+        batch = decodes(size, engine)
+        medians = compare(lambda batch=batch: engine.execute(batch), reference.decode(size), runs)
+        rows.append(row(f"decode, batch {size}, context {CONTEXT}", size, medians))
+    for length in CHUNKS:
+        batch = StepBatch(0, [sequence(0, length, 0, engine)])
+        medians = compare(lambda batch=batch: engine.execute(batch), reference.prefill(length), runs)
+        rows.append(row(f"prefill, {length} tokens", length, medians))
+    print(f"{engine.spec.device}, {engine.spec.dtype}, torch {torch.__version__}\n")
+    print_table(("step", "ms", "transformers ms", "tokens/s", "transformers tokens/s", "times as fast"), rows)
+
+
+def compare_graphs(path: Path, runs: int) -> None:
+    """Raises ConfigError where there is no GPU."""
+    pool = {"device": "cuda", "num_blocks": NUM_BLOCKS}
+    recorded = TorchEngine.load(path, "bench", **pool, max_graph_decodes=max(BATCHES))
+    plain = TorchEngine.load(path, "bench", **pool)
+    if not recorded.graph_sizes:
+        sys.exit("this model cannot be recorded")
+    rows = []
+    for size in BATCHES:
+        batch = decodes(size, plain)
+        medians = compare(lambda batch=batch: recorded.execute(batch), lambda batch=batch: plain.execute(batch), runs)
+        rows.append(row(f"decode, batch {size}, context {CONTEXT}", size, medians))
+    print(f"{plain.spec.device}, {plain.spec.dtype}, torch {torch.__version__}\n")
+    print_table(("step", "ms", "without graphs ms", "tokens/s", "without, tokens/s", "times as fast"), rows)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.engine", description=__doc__)
     parser.add_argument("--threads", type=int, default=cpu_count(), help="of the engine (default %(default)s)")
     parser.add_argument("--runs", type=int, default=9, help="per size (default %(default)s)")
     parser.add_argument("--model", default=DEFAULT_MODEL, help="name, folder or hub id (default %(default)s)")
+    parser.add_argument("--cuda-graphs", action="store_true", help="compare with and without graphs, on a GPU")
     arguments = parser.parse_args()
     path = prepare(arguments.model, default_cache_dir(), lambda line: print(line, file=sys.stderr)).path
-    num_blocks = max(BATCHES) * (CONTEXT // 16 + 1)
-    engine = TorchEngine.load(path, "bench", device="cpu", num_blocks=num_blocks, num_threads=arguments.threads)
-    reference = Transformers(path)
-
-    rows = []
-    for size in BATCHES:
-        batch = StepBatch(0, [sequence(number, 1, CONTEXT - 1, engine) for number in range(size)])
-        medians = compare(lambda batch=batch: engine.execute(batch), reference.decode(size), arguments.runs)
-        rows.append(row(f"decode, batch {size}, context {CONTEXT}", size, medians))
-    for length in CHUNKS:
-        batch = StepBatch(0, [sequence(0, length, 0, engine)])
-        medians = compare(lambda batch=batch: engine.execute(batch), reference.prefill(length), arguments.runs)
-        rows.append(row(f"prefill, {length} tokens", length, medians))
-    print(f"{engine.spec.device}, {engine.spec.dtype}, torch {torch.__version__}\n")
-    print_table(("step", "ms", "transformers ms", "tokens/s", "transformers tokens/s", "times as fast"), rows)
+    if arguments.cuda_graphs:
+        compare_graphs(path, arguments.runs)
+    else:
+        compare_with_transformers(path, arguments.threads, arguments.runs)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from services.executor.engines.torch_engine import TorchEngine
 from services.executor.measure import ScratchBatch
 from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, prepare
 from services.executor.replica import batch_shape
-from services.executor.service import executor_info, limits_of
+from services.executor.service import executor_info
 from services.executor.settings import ExecutorSettings
 from services.predictor.fit import BROS, fit_best
 from services.predictor.noise import noise_floor
@@ -97,7 +97,7 @@ def torch_samples(engine: TorchEngine, info: ExecutorInfo, shapes: Iterable[Meas
     """Each as often as it asks for."""
     pool = BlockPool(info.num_blocks, info.block_size)
     for shape in shapes:
-        scratch = ScratchBatch(shape, pool, limits_of(info), engine.spec)
+        scratch = ScratchBatch(shape, pool, info.limits(), engine.spec)
         for _ in range(shape.repeats):
             yield Observation(batch_shape(scratch.batch), engine.execute(scratch.batch).latency_ms)
         scratch.free()

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import Progress
 
-from loadgen.progress import NoProgress, ReplayProgress
+from loadgen.progress import NoProgress, ReplayProgress, bars_on
 
 
 class FigureProgress(ReplayProgress, Protocol):
@@ -53,12 +53,5 @@ def figure_progress(console: Console, shown: bool, num_figures: int) -> Iterator
     if not shown:
         yield SilentFigures()
         return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[facts]}"),
-    )
-    with Progress(*columns, console=console) as progress:
+    with bars_on(console) as progress:
         yield FigureBars(progress, num_figures)

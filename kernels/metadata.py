@@ -22,6 +22,11 @@ class AttentionMetadata:
     last_rows: Ints  # [num_sequences], the row of each sequence's last token
     batch: GatheredBatch | PagedBatch  # how attention reads the KV
 
+    @property
+    def is_paged(self) -> bool:
+        """Whether the Triton kernels serve the step."""
+        return isinstance(self.batch, PagedBatch)
+
     @classmethod
     def build(
         cls, sequences: Sequence[Scheduled], kv_cache: torch.Tensor, paged: bool | None = None
@@ -29,7 +34,11 @@ class AttentionMetadata:
         """``kv_cache`` is one layer's, for its shape and device. Sort decodes first and by length for tight groups;
         any order gives the same results. ``paged``: for the Triton kernels, which read the blocks where they lie; None
         is as the device needs it. Raises ValueError if a sequence has no token, or not the blocks it needs."""
-        layout = StepLayout.of(sequences, *kv_cache.shape[:2])
+        return cls.of(StepLayout.of(sequences, *kv_cache.shape[:2]), kv_cache, paged)
+
+    @classmethod
+    def of(cls, layout: StepLayout, kv_cache: torch.Tensor, paged: bool | None = None) -> AttentionMetadata:
+        """The same, of a step that is laid out already."""
         last_rows = layout.row_ends - 1
         if paged or (paged is None and kv_cache.is_cuda):
             batch, position_ids, slot_mapping = PagedBatch.build(layout, kv_cache.device)

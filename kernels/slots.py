@@ -19,4 +19,6 @@ def slots_of(block_table: Ints, positions: Ints, block_size: int, fills_right: b
     ``fills_right`` may differ by position, and ``block_table`` may be many tables end to end whose starts are in the
     positions already. Raises IndexError where the table does not reach."""
     offsets = positions % block_size
-    return block_table[positions // block_size] * block_size + np.where(fills_right, block_size - 1 - offsets, offsets)
+    firsts = block_table[positions // block_size] * block_size
+    slots: Ints = firsts + np.where(fills_right, block_size - 1 - offsets, offsets)
+    return slots

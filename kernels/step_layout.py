@@ -52,6 +52,15 @@ class StepLayout:
         all_blocks = np.fromiter(itertools.chain.from_iterable(used), np.int64, int(counts.sum()))
         if all_blocks.min() < 0 or all_blocks.max() >= num_pool_blocks:
             raise ValueError(f"a block id is outside the pool of {num_pool_blocks} blocks")
+        return cls.of_arrays(num_new, computed, all_blocks, fills_right, block_size)
+
+    @classmethod
+    def of_arrays(
+        cls, num_new: Ints, computed: Ints, all_blocks: Ints, fills_right: npt.NDArray[np.bool_], block_size: int
+    ) -> StepLayout:
+        """``all_blocks``: the tables end to end, each with just the blocks that its sequence's tokens need. The others
+        are [num_sequences]; each sequence has a new token at least."""
+        counts = -(-(computed + num_new) // block_size)
         table_ends = np.cumsum(counts)
         tables = np.split(all_blocks, table_ends[:-1])
         ends = np.cumsum(num_new)

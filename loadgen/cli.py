@@ -15,21 +15,27 @@ from rich.console import Console
 
 from loadgen.client import OpenAIClient
 from loadgen.errors import LoadgenError, WorkloadError
-from loadgen.option_groups import ReportOptions, WorkloadOptions, with_option_groups
+from loadgen.option_groups import ReportOptions, WorkloadOptions
 from loadgen.options import (
+    CountGeneratedOption,
     DurationOption,
     ModelOption,
     OfflineConcurrencyOption,
+    OfflineExtraOption,
     OfflineMode,
     OfflineModeOption,
     TimeoutOption,
     UrlOption,
+    WarmUpOption,
+    json_object,
 )
 from loadgen.progress import progress_on
 from loadgen.replay import Replay, ReplayPlan
 from loadgen.report import Report
 from loadgen.stopping import run_until_signalled
 from loadgen.table import print_report
+from shared.client_key import client_key
+from shared.expanded_command import with_option_groups
 
 EXIT_NOTHING_DONE = 1
 EXIT_BAD_INPUT = 2
@@ -45,12 +51,15 @@ def replay(
     duration: DurationOption = 120.0,
     offline_mode: OfflineModeOption = OfflineMode.AUTO,
     offline_concurrency: OfflineConcurrencyOption = 16,
+    offline_extra: OfflineExtraOption = None,
+    count_generated: CountGeneratedOption = False,
+    warm_up: WarmUpOption = 0.0,
     timeout: TimeoutOption = 600.0,
 ) -> None:
     """Replay a production trace against an OpenAI-compatible server, beside an offline backlog.
 
     Requests leave at the trace's own times whatever the server does, and latency counts from those times. The API
-    key, where one is needed, is read from OPENAI_API_KEY.
+    key, where one is needed, is read from SLACKWATER_API_KEY, else from OPENAI_API_KEY.
     """
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     with errors_as_lines(console):
@@ -59,6 +68,9 @@ def replay(
             model,
             offline_mode=offline_mode.value,
             offline_concurrency=offline_concurrency,
+            offline_extra=json_object(offline_extra),
+            count_generated=count_generated,
+            warm_up_s=warm_up,
             **reporting.plan_options(),
         )
         shown = is_shown(reporting.progress)
@@ -92,7 +104,7 @@ async def run_replay(
     """Run to the end or to SIGINT or SIGTERM. Returns the report, partial when stopped (None when stopped before
     anything ran), and the signal that stopped it. A second signal ends the process at once."""
     raise_file_limit()
-    async with OpenAIClient(url, timeout_s, os.environ.get("OPENAI_API_KEY")) as client:
+    async with OpenAIClient(url, timeout_s, client_key(os.environ)) as client:
         with progress_on(console, shown) as progress:
             runner = Replay(plan, client, progress)
             stopped_by = await run_until_signalled(runner.prepare_and_run())

@@ -81,7 +81,19 @@ def online_report(records: Sequence[RequestRecord], start_s: float, end_s: float
         requests_per_s=len(completed) / elapsed_s,
         input_tokens_per_s=sum(prompts) / elapsed_s if len(prompts) == len(completed) else None,
         output_tokens_per_s=sum(record.num_output_tokens for record in completed) / elapsed_s,
+        under_way_share=under_way_share(records, start_s, end_s),
     )
+
+
+def under_way_share(records: Sequence[RequestRecord], start_s: float, end_s: float) -> float:
+    """The share of the window in which at least one request was sent and not yet answered, 0 to 1: of a server that
+    serves nothing else, how long it was busy, the way to it and back included."""
+    sent = sorted((record.sent_s, record.finished_s or end_s) for record in records if record.sent_s is not None)
+    under_way_s, until_s = 0.0, start_s
+    for sent_s, finished_s in sent:
+        under_way_s += max(0.0, min(finished_s, end_s) - max(sent_s, until_s))
+        until_s = max(until_s, finished_s)
+    return under_way_s / (end_s - start_s) if end_s > start_s else 0.0
 
 
 def offline_report(totals: OfflineTotals) -> OfflineReport:

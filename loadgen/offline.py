@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -35,7 +35,7 @@ class OfflineDriver(Protocol):
         """Bring the work to the server; returns when it is accepted."""
 
     async def run(self, start_s: float, end_s: float) -> None:
-        """Drive and watch until ``end_s`` or until nothing is left."""
+        """Drive and watch until ``end_s`` or until nothing is left; what is done before ``start_s`` is not counted."""
 
     async def stop(self, drain: bool) -> None:
         """Take what is left from the server, or with ``drain`` wait until it is done."""
@@ -47,10 +47,12 @@ class OfflineDriver(Protocol):
 @dataclass(frozen=True, slots=True)
 class OfflineMaker:
     """Turns a backlog's prompts into request bodies. With ``mark`` each prompt begins with it: another phase's
-    prompts then share no prefix with these, while they share theirs among each other as before."""
+    prompts then share no prefix with these, while they share theirs among each other as before. ``extra``: further
+    fields of each body."""
 
     maker: RequestMaker
     mark: str = ""
+    extra: Mapping[str, Any] = field(default_factory=dict)
 
     def endpoint(self, prompt: OfflinePrompt) -> str:
         return prompt.endpoint or (CHAT if prompt.messages else self.maker.abilities.endpoint)
@@ -58,7 +60,7 @@ class OfflineMaker:
     def bodies(self, prompts: Sequence[OfflinePrompt]) -> Iterator[tuple[str, dict[str, Any]]]:
         """Endpoint and body of each prompt, in order, made when asked for."""
         for index, prompt in enumerate(prompts):
-            yield self.endpoint(prompt), self.body(prompt, index)
+            yield self.endpoint(prompt), {**self.body(prompt, index), **self.extra}
 
     def body(self, prompt: OfflinePrompt, index: int) -> dict[str, Any]:
         """The body as the server takes it. A file's own bodies keep all but the model, which is the served one."""

@@ -16,6 +16,7 @@ import msgspec
 from loadgen.backlog import OfflinePrompt
 from loadgen.batch_file import batch_lines, output_usages, write_files
 from loadgen.client import OpenAIClient, as_type
+from loadgen.counters import GENERATED_METRIC, Reading, gained, read_counter
 from loadgen.errors import ServerError
 from loadgen.offline import OfflineMaker, OfflineTotals
 from loadgen.openloop import sleep_until
@@ -64,6 +65,7 @@ class _Progress:
     failed: int
     input_tokens: int | None
     output_tokens: int | None
+    generated: Reading | None = None
 
 
 class OfflineBatch:
@@ -79,13 +81,18 @@ class OfflineBatch:
         maker: OfflineMaker,
         prompts: Sequence[OfflinePrompt],
         on_change: Callable[[int, int], None] | None = None,
+        count_generated: bool = False,
     ) -> None:
+        """``count_generated``: output tokens as they come, by the server's counter of all offline work, and prompt
+        tokens in the backlog's proportion, or that of the requests that ended; where it has none, as requests end."""
         self.batches: list[Batch] = []
         self._client = client
         self._lines = batch_lines(maker, prompts)
         self._endpoint = maker.endpoint(prompts[0])
         self._backlog = len(prompts)
+        self._known_inputs = _known_inputs(maker, prompts)
         self._on_change = on_change
+        self._count_generated = count_generated
         self._created = self._first = self._last = _Progress(time.perf_counter(), 0, 0, 0, 0)
         self._exhausted = False
 
@@ -131,13 +138,20 @@ class OfflineBatch:
     def totals(self) -> OfflineTotals:
         """Differences of the two ends of the run."""
         first, last = self._first, self._last
+        input_tokens = _difference(first.input_tokens, last.input_tokens)
+        output_tokens = _difference(first.output_tokens, last.output_tokens)
+        generated = gained(first.generated, last.generated)
+        if generated is not None and not self._exhausted:
+            output_tokens = round(sum(generated))
+            inputs = self._known_inputs or _ratio(last.input_tokens, last.output_tokens)
+            input_tokens = None if inputs is None else round(output_tokens * inputs)
         return OfflineTotals(
             mode="batch",
             backlog=self._backlog,
             completed=last.completed - first.completed,
             errors=last.failed - first.failed,
-            input_tokens=_difference(first.input_tokens, last.input_tokens),
-            output_tokens=_difference(first.output_tokens, last.output_tokens),
+            input_tokens=input_tokens,
+            output_tokens=output_tokens,
             elapsed_s=last.time_s - first.time_s,
             exhausted=self._exhausted,
         )
@@ -202,6 +216,7 @@ class OfflineBatch:
             sum(count.failed for count in counts),
             sum(usage.input_tokens for usage in usages) if whole else None,
             sum(usage.output_tokens for usage in usages) if whole else None,
+            await read_counter(self._client, GENERATED_METRIC) if self._count_generated else None,
         )
         if self._on_change is not None:
             self._on_change(progress.completed + progress.failed, self._backlog)
@@ -218,6 +233,18 @@ class OfflineBatch:
         output_tokens = sum(usage.completion_tokens for usage in usages)
         self._first = self._created
         self._last = replace(self._last, input_tokens=input_tokens, output_tokens=output_tokens)
+
+
+def _known_inputs(maker: OfflineMaker, prompts: Sequence[OfflinePrompt]) -> float | None:
+    """Prompt tokens for each output token; None where lengths are not known before."""
+    lengths = [(prompt.num_prompt_tokens, prompt.max_tokens) for prompt in prompts if prompt.num_prompt_tokens]
+    if len(lengths) < len(prompts) or not maker.maker.abilities.exact_output:
+        return None
+    return _ratio(sum(inputs for inputs, _ in lengths), sum(outputs for _, outputs in lengths))
+
+
+def _ratio(input_tokens: int | None, output_tokens: int | None) -> float | None:
+    return None if input_tokens is None or not output_tokens else input_tokens / output_tokens
 
 
 def _difference(first: int | None, last: int | None) -> int | None:

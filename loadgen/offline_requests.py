@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 
@@ -40,7 +41,7 @@ class OfflineRequests:
         """Nothing waits on the server before the run."""
 
     async def run(self, start_s: float, end_s: float) -> None:
-        """Keep the workers busy until ``end_s`` or until the backlog is done."""
+        """Keep the workers busy from now until ``end_s`` or until the backlog is done."""
         self._start_s, self._end_s = start_s, end_s
         self._workers = asyncio.create_task(self._work_all())
         window = asyncio.create_task(sleep_until(end_s))
@@ -63,36 +64,26 @@ class OfflineRequests:
             self._workers.result()
 
     def totals(self) -> OfflineTotals:
-        """Counts at the run's end. A request under way counts its prompt once it has a token, and its tokens so far."""
-        end_s = min(self._end_s, time.perf_counter())
-        completed, running, errors = self._sorted_at(end_s)
-        output = sum(r.num_output_tokens for r in completed) + sum(r.events_before(end_s) for r in running)
+        """Counts between the run's start and its end. A request that is under way at either counts the tokens that came
+        between them, and its prompt where its first token did."""
+        start_s, end_s = self._start_s, min(self._end_s, time.perf_counter())
+        answered = [r for r in self.records if r.finished_s is not None and r.finished_s < end_s]
+        completed = [r for r in answered if r.ok and _finish_s(r) >= start_s]
+        failed = [r for r in answered if r.failed]
+        counted = [r for r in self.records if not r.failed or _finish_s(r) >= end_s]
+        begun = sum(1 for r in counted if r.token_times_s and start_s <= r.token_times_s[0] < end_s)
         prompts = [r.prompt_tokens for r in completed if r.prompt_tokens is not None]
         known = bool(prompts) and len(prompts) == len(completed)
-        started = len(completed) + len(running)
         return OfflineTotals(
             mode="requests",
             backlog=self._backlog,
             completed=len(completed),
-            errors=errors,
-            input_tokens=round(sum(prompts) / len(prompts) * started) if known else None,
-            output_tokens=output,
-            elapsed_s=max(0.0, end_s - self._start_s),
-            exhausted=len(completed) + errors == self._backlog,
+            errors=sum(_finish_s(r) >= start_s for r in failed),
+            input_tokens=round(sum(prompts) / len(prompts) * begun) if known else None,
+            output_tokens=sum(_tokens_within(r, start_s, end_s) for r in counted),
+            elapsed_s=max(0.0, end_s - start_s),
+            exhausted=len(answered) == self._backlog,
         )
-
-    def _sorted_at(self, end_s: float) -> tuple[list[RequestRecord], list[RequestRecord], int]:
-        """Completed before ``end_s``, under way then with a token at least, and the number of failures before it."""
-        completed, running, errors = [], [], 0
-        for record in self.records:
-            if record.finished_s is None or record.finished_s >= end_s:
-                if record.events_before(end_s):
-                    running.append(record)
-            elif record.ok:
-                completed.append(record)
-            else:
-                errors += 1
-        return completed, running, errors
 
     async def _work_all(self) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -112,3 +103,14 @@ class OfflineRequests:
         """The next request, made in a thread so that the making delays no online send."""
         async with self._making:
             return await asyncio.to_thread(next, self._bodies, None)
+
+
+def _finish_s(record: RequestRecord) -> float:
+    return math.inf if record.finished_s is None else record.finished_s
+
+
+def _tokens_within(record: RequestRecord, start_s: float, end_s: float) -> int:
+    """By the server's count where the whole answer came within, else by events."""
+    events = record.events_within(start_s, end_s)
+    is_whole = record.finished_s is not None and record.finished_s < end_s and events == len(record.token_times_s)
+    return record.num_output_tokens if is_whole else events

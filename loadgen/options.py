@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
+import msgspec
 import typer
+
+from loadgen.errors import WorkloadError
 
 
 class OfflineMode(enum.StrEnum):
@@ -43,6 +46,13 @@ OfflineLimitOption = Annotated[int | None, typer.Option(min=1, help="So many of 
 OfflineMaxTokensOption = Annotated[int | None, typer.Option(min=1, help="Output tokens of each prompt.")]
 OfflineModeOption = Annotated[OfflineMode, typer.Option(help="A batch where the server has them, or plain requests.")]
 OfflineConcurrencyOption = Annotated[int, typer.Option(min=1, help="Plain offline requests at a time.")]
+OfflineExtraOption = Annotated[
+    str | None, typer.Option(metavar="JSON", help='Further fields of each offline request, as {"priority": 1}.')
+]
+CountGeneratedOption = Annotated[
+    bool, typer.Option("--count-generated", help="Count a batch's tokens as they come, not as its requests end.")
+]
+WarmUpOption = Annotated[float, typer.Option(min=0.0, help="Seconds of offline work before the window begins.")]
 DrainOption = Annotated[bool, typer.Option("--drain", help="Let the backlog finish instead of cancelling it.")]
 SloOption = Annotated[
     list[str] | None, typer.Option(help="ttft_p99<=800ms, or tbt_mean<=1.05x of the baseline; repeatable.")
@@ -58,3 +68,11 @@ JsonFileOption = Annotated[
     str | None, typer.Option("--json", metavar="FILE|-", help="Write the report as JSON; - is stdout, no table.")
 ]
 ProgressOption = Annotated[bool | None, typer.Option(help="Bars on stderr; default on a terminal.")]
+
+
+def json_object(text: str | None) -> dict[str, Any]:
+    """An option's JSON; nothing where it was not given. Raises WorkloadError for what is no object."""
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any]) if text else {}
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise WorkloadError(f"{text!r} is no JSON object: {error}") from error

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 
-from loadgen.busy import BusyReading, idle_share, read_busy
 from loadgen.client import OpenAIClient
+from loadgen.counters import BUSY_METRIC, Reading, idle_share, read_counter
 from loadgen.errors import ServerError
 from loadgen.metrics import offline_report, online_report
 from loadgen.offline import OfflineDriver
@@ -16,19 +16,26 @@ from loadgen.outcome import PhaseOutcome
 
 class Phase:
     """Runs for ``duration_s`` and then until the last online answer is in; offline work goes on until then, so that
-    late answers meet the same load, but counts only within the window."""
+    late answers meet the same load, but counts only within the window. Before the window offline work runs for
+    ``warm_up_s``."""
 
     def __init__(
-        self, client: OpenAIClient, duration_s: float, online: OpenLoop | None, offline: OfflineDriver | None
+        self,
+        client: OpenAIClient,
+        duration_s: float,
+        online: OpenLoop | None,
+        offline: OfflineDriver | None,
+        warm_up_s: float = 0.0,
     ) -> None:
         self.online = online
         self._offline = offline
         self._client = client
         self._duration_s = duration_s
+        self._warm_up_s = warm_up_s if offline is not None else 0.0
         self._start_s: float | None = None
         self._end_s = 0.0
         self.trouble: str | None = None  # why the offline work may still be on the server
-        self._busy: list[BusyReading | None] = []
+        self._busy: list[Reading | None] = []
 
     async def run(self, drain: bool) -> None:
         """Run to the end. On cancellation the offline work is taken from the server before it returns.
@@ -56,24 +63,25 @@ class Phase:
             self.trouble = str(error)
 
     async def _measure(self) -> None:
-        self._start_s = start_s = time.perf_counter()
+        self._start_s = start_s = time.perf_counter() + self._warm_up_s
         self._end_s = end_s = start_s + self._duration_s
         async with asyncio.TaskGroup() as tasks:
             if self._offline is not None:
                 tasks.create_task(self._offline.run(start_s, end_s))
             if self.online is not None:
                 tasks.create_task(self.online.run(start_s))
-                tasks.create_task(self._read_busy(end_s))
+                tasks.create_task(self._read_busy(start_s, end_s))
 
-    async def _read_busy(self, end_s: float) -> None:
-        self._busy.append(await read_busy(self._client))
+    async def _read_busy(self, start_s: float, end_s: float) -> None:
+        await sleep_until(start_s)
+        self._busy.append(await read_counter(self._client, BUSY_METRIC))
         await sleep_until(end_s)
-        self._busy.append(await read_busy(self._client))
+        self._busy.append(await read_counter(self._client, BUSY_METRIC))
 
     def outcome(self) -> PhaseOutcome:
         """What was measured so far; a side that the phase does not have, or did not get to, is None."""
         online, offline = None, None
-        if self._start_s is not None:
+        if self._start_s is not None and self._start_s < self._end_s:
             online = online_report(self.online.records, self._start_s, self._end_s) if self.online else None
             offline = offline_report(self._offline.totals()) if self._offline else None
         records = self.online.records if self.online else ()

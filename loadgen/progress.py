@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -28,6 +28,23 @@ class NoProgress:
     def online(self, sent: int, finished: int, failed: int) -> None: ...
 
     def offline(self, done: int, backlog: int) -> None: ...
+
+
+class RenamedProgress:
+    """Tells another of it, each phase under a name of its own."""
+
+    def __init__(self, progress: ReplayProgress, rename: Callable[[str], str]) -> None:
+        self._progress = progress
+        self._rename = rename
+
+    def phase(self, name: str, num_requests: int, backlog: int) -> None:
+        self._progress.phase(self._rename(name), num_requests, backlog)
+
+    def online(self, sent: int, finished: int, failed: int) -> None:
+        self._progress.online(sent, finished, failed)
+
+    def offline(self, done: int, backlog: int) -> None:
+        self._progress.offline(done, backlog)
 
 
 class BarProgress:
@@ -63,6 +80,12 @@ def progress_on(console: Console, shown: bool) -> Iterator[ReplayProgress]:
     if not shown:
         yield NoProgress()
         return
+    with bars_on(console) as progress:
+        yield BarProgress(progress)
+
+
+def bars_on(console: Console) -> Progress:
+    """Bars of tasks that have a field ``facts``, shown behind the bar and its times."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -70,5 +93,4 @@ def progress_on(console: Console, shown: bool) -> Iterator[ReplayProgress]:
         TimeElapsedColumn(),
         TextColumn("{task.fields[facts]}"),
     )
-    with Progress(*columns, console=console) as progress:
-        yield BarProgress(progress)
+    return Progress(*columns, console=console)

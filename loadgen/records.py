@@ -36,6 +36,6 @@ class RequestRecord:
         """The server's count, or the events seen where it gives none (a lower bound)."""
         return len(self.token_times_s) if self.output_tokens is None else self.output_tokens
 
-    def events_before(self, end_s: float) -> int:
-        """Token events that came before ``end_s``."""
-        return sum(time_s < end_s for time_s in self.token_times_s)
+    def events_within(self, start_s: float, end_s: float) -> int:
+        """Token events from ``start_s`` on and before ``end_s``."""
+        return sum(start_s <= time_s < end_s for time_s in self.token_times_s)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from loadgen.abilities import RequestMaker, probe
 from loadgen.backlog import OfflinePrompt
@@ -45,6 +46,9 @@ class ReplayPlan:
     offline_mode: str = "auto"  # "auto", "batch" or "requests"
     offline_concurrency: int = 16
     drain: bool = False
+    offline_extra: Mapping[str, Any] = field(default_factory=dict)  # further fields of each offline request's body
+    count_generated: bool = False  # a batch's output tokens as they come, not as requests end
+    warm_up_s: float = 0.0  # that offline work runs before the window begins
     mark_offline: bool = False  # offline prompts begin with a line of the run's own, to miss what others left cached
 
     def __post_init__(self) -> None:
@@ -147,7 +151,7 @@ class Replay:
         if online:
             loop = OpenLoop(self._client, self._salted(salt), self._requests, self._tell_online)
         driver = self._offline_driver(name, salt) if offline else None
-        phase = self._phases[name] = Phase(self._client, duration_s, loop, driver)
+        phase = self._phases[name] = Phase(self._client, duration_s, loop, driver, self._plan.warm_up_s)
         try:
             await phase.run(self._plan.drain and name == TOGETHER)
         except ExceptionGroup as group:
@@ -161,12 +165,12 @@ class Replay:
 
     def _offline_driver(self, name: str, salt: str) -> OfflineDriver:
         mark = f"Set {self._salt}.\n" if name == OFFLINE_ONLY or self._plan.mark_offline else ""
-        maker = OfflineMaker(self._salted(f"{salt}:offline"), mark)
+        maker = OfflineMaker(self._salted(f"{salt}:offline"), mark, self._plan.offline_extra)
         batches = self._plan.offline_mode == "batch" or (
             self._plan.offline_mode == "auto" and self._maker.abilities.batches
         )
         if batches:
-            return OfflineBatch(self._client, maker, self._prompts, self._progress.offline)
+            return OfflineBatch(self._client, maker, self._prompts, self._progress.offline, self._plan.count_generated)
         return OfflineRequests(
             self._client, maker, self._prompts, self._plan.offline_concurrency, self._progress.offline
         )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from shared.json_text import json_text
+
 
 class Summary(msgspec.Struct, frozen=True):
     """A metric over all its samples. Percentiles interpolate linearly between samples, as numpy's do."""
@@ -34,6 +36,7 @@ class OnlineReport(msgspec.Struct, frozen=True):
     requests_per_s: float
     input_tokens_per_s: float | None
     output_tokens_per_s: float
+    under_way_share: float | None = None  # of the window, in which at least one request was sent and not yet answered
 
 
 class OfflineReport(msgspec.Struct, frozen=True):
@@ -122,4 +125,4 @@ class Report(msgspec.Struct, frozen=True):
 
     def to_json(self) -> str:
         """Indented JSON; keys are the field names."""
-        return msgspec.json.format(msgspec.json.encode(self), indent=2).decode()
+        return json_text(self)

@@ -1,8 +1,9 @@
-"""A cancellation that must not be lost."""
+"""Waiting, with a cancellation that must not be lost."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 
 def check_cancelled() -> None:
@@ -12,3 +13,11 @@ def check_cancelled() -> None:
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError
+
+
+async def wait_set(event: asyncio.Event, timeout_s: float) -> None:
+    """Until the event is set, or the time is over."""
+    check_cancelled()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(max(0.0, timeout_s)):
+            await event.wait()

@@ -1,64 +1,115 @@
-"""Settings of a process: one frozen struct, from command line over environment over defaults.
+"""Settings of a process: one frozen struct, from command line over environment over file over defaults.
 
-Each field ``kv_blocks: Annotated[int, Meta(description=...)] = 4096`` is set by ``--kv-blocks`` or by
-``SLACKWATER_KV_BLOCKS``, checked by its type and bounds, and explained by ``--help``.
+Each field ``kv_blocks: Annotated[int, Meta(description=...)] = 4096`` is set by ``--kv-blocks``, by
+``SLACKWATER_KV_BLOCKS`` or by ``kv_blocks`` in the configuration file, where the service's own table comes before
+``[stack]``. It is checked by its type and bounds, and explained by ``--help``.
 """
 
 from __future__ import annotations
 
 import argparse
+import enum
 import os
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar, get_type_hints
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import msgspec
 
+from shared.config_file import FILE_NAME, STACK, ConfigFile, find_config
 from shared.errors import ConfigError
+from shared.setting import Setting, settings_of
 
 T = TypeVar("T", bound=msgspec.Struct)
 
-ENV_PREFIX = "SLACKWATER_"
+
+class Origin(enum.StrEnum):
+    """Who says so."""
+
+    COMMAND_LINE = "command line"
+    ENVIRONMENT = "environment"
+    FILE = "file"
+    DEFAULT = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """``where``: the option, the variable, or the file and line; empty for a default."""
+
+    value: Any
+    origin: Origin
+    where: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Where settings are looked up, the first that has one deciding. ``given`` is the command line; of the file, the
+    ``tables`` in their order."""
+
+    given: Mapping[str, Any]
+    environ: Mapping[str, str]
+    file: ConfigFile | None
+    tables: Sequence[str]
+
+    def resolve(self, settings: Iterable[Setting]) -> dict[str, Value]:
+        """A checked value for each, by name. Raises ConfigError that says what to write instead."""
+        return {setting.name: self._checked(setting, self._find(setting)) for setting in settings}
+
+    def _find(self, setting: Setting) -> Value:
+        if setting.name in self.given:
+            return Value(self.given[setting.name], Origin.COMMAND_LINE, setting.flag)
+        if self.environ.get(setting.variable):
+            return Value(self.environ[setting.variable], Origin.ENVIRONMENT, setting.variable)
+        for table in self.tables if self.file else ():
+            assert self.file is not None
+            if setting.name in self.file.table(table):
+                where = self.file.where(table, setting.name)
+                return Value(self.file.table(table)[setting.name], Origin.FILE, where)
+        if setting.required:
+            raise ConfigError(f"{setting.name} is missing: give {setting.flag} or set {setting.variable}")
+        return Value(setting.default, Origin.DEFAULT, "")
+
+    @staticmethod
+    def _checked(setting: Setting, found: Value) -> Value:
+        if found.origin is Origin.DEFAULT:
+            return found
+        try:
+            value = setting.convert(found.value, strict=found.origin is Origin.FILE)
+        except ValueError as error:
+            named = f"{found.where}: {setting.name}" if found.origin is Origin.FILE else found.where
+            raise ConfigError(f"{named}: {error}") from error
+        return Value(value, found.origin, found.where)
 
 
 def load(
     settings_type: type[T],
-    prog: str,
+    service: str,
     argv: Sequence[str] | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> T:
-    """Parse once at start. Exits with a message (status 2) for a bad command line; raises ConfigError for the rest."""
-    arguments = vars(_parser(settings_type, prog).parse_args(argv))
-    given = {}
-    for field in msgspec.structs.fields(settings_type):
-        variable = ENV_PREFIX + field.name.upper()
-        if arguments[field.name] is not None:
-            given[field.name] = arguments[field.name]
-        elif environ.get(variable):
-            given[field.name] = environ[variable]
-        elif field.required:
-            raise ConfigError(f"{field.name} is missing: give --{_flag(field.name)} or set {variable}")
+    """Parse once at start. ``service`` is the name of its table in the file. Exits with a message (status 2) for a bad
+    command line; raises ConfigError for the rest."""
+    settings = settings_of(settings_type)
+    arguments = vars(_parser(settings_type, settings, service).parse_args(argv))
+    given = {setting.name: arguments[setting.name] for setting in settings if arguments[setting.name] is not None}
+    file = find_config(arguments["config"], environ)
+    if file is not None:
+        file.require_known(service, [setting.name for setting in settings])
+    values = Sources(given, environ, file, (service, STACK)).resolve(settings)
     try:
-        return msgspec.convert(given, settings_type, strict=False)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"{prog}: {error}") from error
+        return settings_type(**{name: found.value for name, found in values.items()})
+    except ValueError as error:
+        raise ConfigError(f"{service}: {error}") from error
 
 
-def _parser(settings_type: type[msgspec.Struct], prog: str) -> argparse.ArgumentParser:
+def _parser(settings_type: type[msgspec.Struct], settings: Sequence[Setting], service: str) -> argparse.ArgumentParser:
+    prog = f"python -m services.{service.replace('-', '_')}"
     parser = argparse.ArgumentParser(prog=prog, description=(settings_type.__doc__ or "").strip())
-    hints = get_type_hints(settings_type, include_extras=True)
-    for field in msgspec.structs.fields(settings_type):
-        default = "required" if field.required else f"default {field.default!r}"
-        text = f"{_description(hints[field.name])} ({default}; {ENV_PREFIX}{field.name.upper()})"
-        parser.add_argument(f"--{_flag(field.name)}", dest=field.name, help=text.replace("%", "%%"), metavar="VALUE")
+    parser.add_argument(
+        "--config", metavar="FILE", help=f"configuration file; by default {FILE_NAME}, where there is one"
+    )
+    for setting in settings:
+        default = "required" if setting.required else f"default {setting.default!r}"
+        text = f"{setting.explanation} ({default}; {setting.variable})"
+        parser.add_argument(setting.flag, dest=setting.name, help=text.replace("%", "%%"), metavar="VALUE")
     return parser
-
-
-def _description(hint: Any) -> str:
-    for extra in getattr(hint, "__metadata__", ()):
-        if isinstance(extra, msgspec.Meta) and extra.description:
-            return extra.description
-    return ""
-
-
-def _flag(name: str) -> str:
-    return name.replace("_", "-")

@@ -25,6 +25,10 @@ class NoResponderError(BusError):
     """No process answers on a subject within the time limit."""
 
 
+class NobodyListensError(NoResponderError):
+    """No process listens on a subject, as the bus says at once."""
+
+
 class ModelError(SlackwaterError):
     """A model or tokenizer folder cannot be used."""
 
@@ -41,8 +45,8 @@ class EngineError(SlackwaterError):
     """An engine step failed; the KV contents of the requests in it are not to be trusted."""
 
 
-class PromptTooLongError(SlackwaterError):
-    """A prompt and its output do not fit the model's context."""
+class EngineLostError(SlackwaterError):
+    """An engine can run no further step: the process that holds it has to end, and be started anew."""
 
 
 class StackError(SlackwaterError):

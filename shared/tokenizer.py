@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import jinja2
 import jinja2.ext
@@ -14,6 +15,11 @@ import tokenizers
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from shared.errors import ChatTemplateError, ModelError
+from shared.token_bytes import TokenBytes
+from shared.tool_format import BEGINS, tool_format_of
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
 
 REPLACEMENT = "\ufffd"  # what decoding shows for bytes that are not UTF-8, or not yet
 MAX_UTF8_BYTES = 4  # of one character, each perhaps a token of its own
@@ -23,12 +29,25 @@ MAX_PENDING_TOKENS = 16  # an unfinished character spans fewer tokens; beyond th
 class Tokenizer:
     """The tokenizer and chat template of one model folder. Safe to share between threads."""
 
-    def __init__(self, backend: tokenizers.Tokenizer, chat_template: str | None, template_tokens: Mapping[str, str]):
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        chat_template: str | None,
+        template_tokens: Mapping[str, str],
+        tool_template: str | None = None,
+    ):
+        """``tool_template``: for conversations with tools, where the model has one of its own for them."""
         self._backend = backend
         self._template_tokens = dict(template_tokens)
         self._template = _compile(chat_template) if chat_template is not None else None
+        self._tool_template = _compile(tool_template) if tool_template is not None else self._template
+        self.tool_format = tool_format_of(tool_template or chat_template or "")
         added = backend.get_added_tokens_decoder()
         self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        mark = None if self.tool_format is None else BEGINS[self.tool_format]
+        special = {added[token_id].content: token_id for token_id in self._special_ids}
+        self.call_token_id = None if mark is None else special.get(mark)  # where the mark of calls is a special token
+        self._bytes = TokenBytes(backend)
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
 
     @classmethod
@@ -43,7 +62,8 @@ class Tokenizer:
         backend.no_padding()
         config = _read_config(folder / "tokenizer_config.json")
         try:
-            return cls(backend, _find_chat_template(folder, config), _named_tokens(config))
+            template, tool_template = _find_chat_templates(folder, config)
+            return cls(backend, template, _named_tokens(config), tool_template)
         except jinja2.TemplateSyntaxError as error:
             raise ModelError(f"the chat template of {folder} does not parse: {error}") from error
 
@@ -53,18 +73,27 @@ class Tokenizer:
         return ids
 
     def apply_chat_template(
-        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> list[int]:
         """Token ids of a conversation. Raises ChatTemplateError where the template refuses it, or there is none."""
-        return self.encode(self.render_chat(messages, add_generation_prompt), add_special_tokens=False)
+        return self.encode(self.render_chat(messages, add_generation_prompt, tools), add_special_tokens=False)
 
-    def render_chat(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> str:
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str:
         """The conversation as the model's prompt. Raises ChatTemplateError."""
-        if self._template is None:
+        template = self._template if tools is None else self._tool_template
+        if template is None:
             raise ChatTemplateError("this model has no chat template; use /v1/completions")
         try:
-            return self._template.render(
-                messages=messages, add_generation_prompt=add_generation_prompt, **self._template_tokens
+            return template.render(
+                messages=messages, add_generation_prompt=add_generation_prompt, tools=tools, **self._template_tokens
             )
         except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
             raise ChatTemplateError(f"the chat template refuses these messages: {error}") from error
@@ -74,9 +103,25 @@ class Tokenizer:
         text: str = self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
         return text
 
-    def detokenizer(self, stop: Sequence[str] = ()) -> IncrementalDetokenizer:
-        """For one stream of tokens that ends before the first of the ``stop`` strings."""
-        return IncrementalDetokenizer(self._backend, self._special_ids, stop)
+    def token_bytes(self, token_id: int) -> bytes:
+        """What the token alone stands for, special ones by their name."""
+        return self._bytes.of(token_id)
+
+    @cached_property
+    def for_grammars(self) -> LLTokenizer:
+        """The same vocabulary as grammars are matched with; takes a moment. Raises ModelError."""
+        from llguidance import LLTokenizer  # late: most processes never need it
+
+        try:
+            return LLTokenizer(self._backend.to_str())
+        except ValueError as error:
+            raise ModelError(f"this model's tokenizer cannot be matched with a grammar: {error}") from error
+
+    def detokenizer(self, stop: Sequence[str] = (), shows_calls: bool = False) -> IncrementalDetokenizer:
+        """For one stream of tokens that ends before the first of the ``stop`` strings. ``shows_calls``: the token that
+        begins tool calls is shown, though it be special."""
+        hidden_ids = self._special_ids - {self.call_token_id} if shows_calls else self._special_ids
+        return IncrementalDetokenizer(self._backend, hidden_ids, stop)
 
 
 class IncrementalDetokenizer:
@@ -86,9 +131,11 @@ class IncrementalDetokenizer:
     however the tokens are cut into pushes. Where stop strings overlap, the one that is complete first counts.
     """
 
-    def __init__(self, backend: tokenizers.Tokenizer, special_ids: frozenset[int], stop: Sequence[str]) -> None:
+    def __init__(self, backend: tokenizers.Tokenizer, hidden_ids: frozenset[int], stop: Sequence[str]) -> None:
         self.stopped = False
-        self._stream = _TokenStream(backend, special_ids)
+        self.num_decoded = 0  # characters that are known, those that are held back included
+        self.hidden_ids = hidden_ids  # tokens without text
+        self._stream = _TokenStream(backend, hidden_ids)
         self._stop = tuple(stop)
         self._held = ""
 
@@ -97,6 +144,7 @@ class IncrementalDetokenizer:
         if self.stopped:
             return ""
         text = self._stream.push(token_ids)
+        self.num_decoded += len(text)
         if not self._stop or not text:
             return text
         return self._before_stop(self._held + text)
@@ -126,15 +174,15 @@ class _TokenStream:
     before, then those pending. ``tokenizers.DecodeStream`` does the same, but cannot give out the rest at the end,
     fails where a run of byte tokens turns invalid, and never forgets tokens that have no text."""
 
-    def __init__(self, backend: tokenizers.Tokenizer, special_ids: frozenset[int]) -> None:
+    def __init__(self, backend: tokenizers.Tokenizer, hidden_ids: frozenset[int]) -> None:
         self._backend = backend
-        self._special_ids = special_ids
+        self._hidden_ids = hidden_ids
         self._window: list[int] = []
         self._num_shown = 0
         self._shown = ""
 
     def push(self, token_ids: Sequence[int]) -> str:
-        pending = [token_id for token_id in token_ids if token_id not in self._special_ids]
+        pending = [token_id for token_id in token_ids if token_id not in self._hidden_ids]
         if not pending:
             return ""
         self._window += pending
@@ -181,7 +229,7 @@ class _TokenStream:
         return len(self._window)
 
     def _decode(self, token_ids: list[int]) -> str:
-        text: str = self._backend.decode(token_ids, skip_special_tokens=True)
+        text: str = self._backend.decode(token_ids, skip_special_tokens=False)  # those to skip are left out already
         return text
 
 
@@ -228,15 +276,16 @@ def _read_config(path: Path) -> dict[str, Any]:
     return config
 
 
-def _find_chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
+def _find_chat_templates(folder: Path, config: Mapping[str, Any]) -> tuple[str | None, str | None]:
+    """The template of conversations, and the one for those with tools where it is another."""
     beside = folder / "chat_template.jinja"
     if beside.exists():
-        return beside.read_text(encoding="utf-8")
+        return beside.read_text(encoding="utf-8"), None
     template = config.get("chat_template")
     if isinstance(template, list):
         named = {entry["name"]: entry["template"] for entry in template}
-        template = named.get("default")
-    return template if isinstance(template, str) else None
+        return named.get("default"), named.get("tool_use")
+    return (template, None) if isinstance(template, str) else (None, None)
 
 
 def _named_tokens(config: Mapping[str, Any]) -> dict[str, str]:

@@ -12,6 +12,8 @@ from shared.latency.model import LatencyModel
 from shared.protocol import subjects
 from shared.protocol.latency_models import LatencyModelRecord
 from shared.protocol.messages import BudgetRecord
+from shared.scheduling.batch import Policy
+from shared.scheduling.presets import Preset
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +27,7 @@ class Tuning:
         self._bus = bus
         self._on_change = on_change
         self._models: dict[str, LatencyModel] = {}
-        self._budgets: dict[str, float] = {}
+        self._budgets: dict[str, BudgetRecord] = {}
 
     def model(self, profile_key: str) -> LatencyModel:
         """A model that predicts nothing until one was fitted; ``budget_ms`` is None until then."""
@@ -37,7 +39,14 @@ class Tuning:
 
     def budget_ms(self, profile_key: str) -> float | None:
         """None until both a budget and a latency model to hold it with are known."""
-        return self._budgets.get(profile_key) if profile_key in self._models else None
+        budget = self._budgets.get(profile_key)
+        return budget.latency_budget_ms if budget is not None and profile_key in self._models else None
+
+    def policy(self, preset: Preset, profile_key: str) -> Policy:
+        """The preset's, by what is known now."""
+        budget = self._budgets.get(profile_key)
+        idle_budget_ms = 0.0 if budget is None else budget.idle_budget_ms
+        return preset.policy(self.budget_ms(profile_key), self.knows_model(profile_key), idle_budget_ms)
 
     async def run(self) -> None:
         """Follow both buckets; never returns."""
@@ -65,5 +74,5 @@ class Tuning:
             if entry.value is None:
                 self._budgets.pop(entry.key, None)
             else:
-                self._budgets[entry.key] = entry.value.latency_budget_ms
+                self._budgets[entry.key] = entry.value
             self._on_change()

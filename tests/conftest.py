@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 # Triton reads this when it is first imported: without a GPU its interpreter runs the kernels in their tests.
 if not Path("/dev/nvidiactl").exists():
@@ -21,6 +22,10 @@ if not Path("/dev/nvidiactl").exists():
 from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, prepare
 from shared.bus import Bus
 from shared.tokenizer import Tokenizer
+
+# an example that waits for a core says nothing about the code
+settings.register_profile("slackwater", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("slackwater")
 
 
 def nats_server_binary() -> str:

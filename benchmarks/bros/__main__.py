@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from benchmarks.bros import kv, overhead, rates
 from benchmarks.bros.bench import DURATION_S, MACHINES, RATES, Bench, Inputs
+from benchmarks.figure_run import FigureMaker, run_figures
 from benchmarks.page import BROS_PAGE, Result
-from benchmarks.progress import figure_progress
-from loadgen.cli import errors_as_lines
-from loadgen.errors import WorkloadError
+from benchmarks.progress import FigureProgress
 from loadgen.options import ProgressOption
 from services.local.parameters import one_of
 
-EXIT_INTERRUPTED = 130
 ABOUT = """BROS's evaluation (section 7 of the paper) in the simulator, in virtual time.
 
 Each figure prints its table as Markdown, and writes it and a picture below --out. The requests are drawn from the
@@ -57,30 +53,14 @@ def _command(names: Sequence[str]) -> Callable[..., None]:
         progress: ProgressOption = None,
     ) -> None:
         inputs = Inputs(model, tuple(sorted(rate or RATES)), duration, budget_ms, chunk, kv_blocks)
-        console = Console(stderr=True, soft_wrap=True, highlight=False)
-        with errors_as_lines(console):
-            make_figures(names, inputs, out, console, sys.stderr.isatty() if progress is None else progress)
+
+        def start(shown: FigureProgress) -> FigureMaker:
+            bench = Bench(inputs, shown)
+            return lambda name: FIGURES[name][0](bench)
+
+        run_figures(names, BROS_PAGE, out, progress, start)
 
     return command
-
-
-def make_figures(names: Sequence[str], inputs: Inputs, out: Path, console: Console, shown: bool) -> None:
-    """One after another; each is written when it is done, so that an interrupt loses only the one under way."""
-    done: list[str] = []
-    try:
-        with figure_progress(console, shown, len(names)) as progress:
-            bench = Bench(inputs, progress)
-            for name in names:
-                progress.figure(name)
-                result = FIGURES[name][0](bench)
-                BROS_PAGE.write(out, result)
-                done.append(name)
-                print(result.markdown(), end="\n\n", flush=True)
-    except OSError as error:
-        raise WorkloadError(f"cannot write below {out}: {error.strerror}") from error
-    except KeyboardInterrupt:
-        console.print(f"stopped; done and written: {', '.join(done) or 'nothing'}")
-        raise typer.Exit(EXIT_INTERRUPTED) from None
 
 
 for _name, (_, _about) in FIGURES.items():

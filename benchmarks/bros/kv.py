@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
+from benchmarks.bros import rates
 from benchmarks.bros.bench import Bench, Measured
 from benchmarks.bros.workload import SHAREGPT
 from benchmarks.charts import BLUE, GREY, ORANGE, legend_above, panels
 from benchmarks.page import Result, Table
-from shared.scheduling.kv_policy import KV_POLICIES
 from shared.scheduling.presets import preset_named
 
 COLOURS = {"keep-resident": GREY, "lru": ORANGE, "bidirectional": BLUE}  # the last is seen where lines meet
-CURVES: tuple[tuple[str, Callable[[Measured], float]], ...] = (
-    ("TTFT attainment (%)", lambda measured: 100 * measured.ttft_attainment),
-    ("TPOT attainment (%)", lambda measured: 100 * measured.tpot_attainment),
-    ("offline requests/s", lambda measured: measured.offline_requests_per_s),
-)
+CURVES = rates.CURVES[1:]  # all but the latency
 HEADER = (
     "requests/s",
     "KV policy",
@@ -36,7 +31,7 @@ def make(bench: Bench) -> Result:
     figure, axes = panels(1, len(CURVES), 3.0)
     rows, measured = [], {}
     for rate in bench.inputs.rates:
-        for policy in KV_POLICIES:
+        for policy in COLOURS:
             measured[policy, rate], row = _run(bench, policy, rate)
             rows.append([f"{rate:g}", policy, *row])
     for (label, value), panel in zip(CURVES, axes[0], strict=True):

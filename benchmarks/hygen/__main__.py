@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from benchmarks.figure_run import FigureMaker, run_figures
 from benchmarks.hygen.catalogue import FIGURES
 from benchmarks.hygen.lab import DURATION_S, PRECISION, Inputs, Lab
 from benchmarks.hygen.settings import TOLERANCES
 from benchmarks.page import HYGEN_PAGE
-from benchmarks.progress import figure_progress
-from loadgen.cli import errors_as_lines
+from benchmarks.progress import FigureProgress
 from loadgen.errors import WorkloadError
 from loadgen.options import ProgressOption
 
-EXIT_INTERRUPTED = 130
 ABOUT = """HyGen's evaluation (section 5 of the paper) in the simulator, in virtual time.
 
 Each figure prints its tables as Markdown, and writes them and a picture below --out. Searches within one invocation
@@ -66,31 +63,15 @@ def _command(names: Sequence[str]) -> Callable[..., None]:
     ) -> None:
         tolerances = tuple(sorted(tolerance or TOLERANCES))
         inputs = Inputs(online, offline, long_online, shots, questions, start, duration, tolerances, precision)
-        console = Console(stderr=True, soft_wrap=True, highlight=False)
-        with errors_as_lines(console):
+
+        def start(shown: FigureProgress) -> FigureMaker:
             _check_files(names, inputs)
-            make_figures(names, inputs, out, console, sys.stderr.isatty() if progress is None else progress)
+            lab = Lab(inputs, shown)
+            return lambda name: FIGURES[name].make(lab)
+
+        run_figures(names, HYGEN_PAGE, out, progress, start)
 
     return command
-
-
-def make_figures(names: Sequence[str], inputs: Inputs, out: Path, console: Console, shown: bool) -> None:
-    """One after another; each is written when it is done, so that an interrupt loses only the one under way."""
-    done: list[str] = []
-    try:
-        with figure_progress(console, shown, len(names)) as progress:
-            lab = Lab(inputs, progress)
-            for name in names:
-                progress.figure(name)
-                result = FIGURES[name].make(lab)
-                HYGEN_PAGE.write(out, result)
-                done.append(name)
-                print(result.markdown(), end="\n\n", flush=True)
-    except OSError as error:
-        raise WorkloadError(f"cannot write below {out}: {error.strerror}") from error
-    except KeyboardInterrupt:
-        console.print(f"stopped; done and written: {', '.join(done) or 'nothing'}")
-        raise typer.Exit(EXIT_INTERRUPTED) from None
 
 
 def _check_files(names: Sequence[str], inputs: Inputs) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from benchmarks.hygen.settings import Metric, Setting
 from loadgen.backlog import OfflinePrompt
-from loadgen.progress import ReplayProgress
+from loadgen.progress import RenamedProgress, ReplayProgress
 from loadgen.replay import ReplayPlan
 from loadgen.scaling import Scaling
 from loadgen.slo import parse_slo
@@ -155,7 +155,7 @@ class Bench:
 
     def _trials_of(self, system: System) -> SimulatedTrials:
         if system not in self._trials:
-            named = _Named(self._progress, f"{self.setting.name}, {system.preset}")
+            named = RenamedProgress(self._progress, f"{self.setting.name}, {system.preset}: {{}}".format)
             setup = self._setup(system, value=1.0)  # replaced in each run
             strategy = self._strategy(system, value=1.0)
             self._trials[system] = SimulatedTrials(self._workload, setup, strategy, self.load.duration_s, named)
@@ -172,20 +172,3 @@ class Bench:
     def _setup(self, system: System, value: float | None = None) -> ExecutorSetup:
         setup = self.setting.machine.setup(self._strategy(system, value), SEED)
         return replace(setup, planner=self.planners[system.planner]) if system.planner else setup
-
-
-class _Named:
-    """Progress that says whose runs they are."""
-
-    def __init__(self, progress: ReplayProgress, name: str) -> None:
-        self._progress = progress
-        self._name = name
-
-    def phase(self, name: str, num_requests: int, backlog: int) -> None:
-        self._progress.phase(f"{self._name}: {name}", num_requests, backlog)
-
-    def online(self, sent: int, finished: int, failed: int) -> None:
-        self._progress.online(sent, finished, failed)
-
-    def offline(self, done: int, backlog: int) -> None:
-        self._progress.offline(done, backlog)

@@ -1,12 +1,15 @@
-"""Paged attention in plain torch: KV is gathered into a buffer that stays in the processor's cache, and the query heads
-of one KV head become query rows, so K and V are read once."""
+"""Paged attention on the CPU. Decodes are read where they lie, by a kernel of our own. What it does not suit, and
+chunks, are computed by torch: KV is gathered into a buffer that stays in the processor's cache, and the query heads of
+one KV head become query rows, so K and V are read once."""
 
 from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
 
+from kernels.cpu import decodes
 from kernels.cpu.batch import Chunk, DecodeGroup, Gather, GatheredBatch
+from kernels.cpu.chunk_products import attend_causally, suits
 
 
 class GatherBuffer:
@@ -41,8 +44,11 @@ def attend(
     """``kernels.paged_attention.paged_attention`` on the CPU."""
     num_tokens, num_heads, k_dim = query.shape
     out = query.new_empty(num_tokens, num_heads, kv_cache.shape[3] - k_dim)
-    for group in batch.decode_groups:
-        _attend_decodes(query, kv_cache, group, scale, buffer, window, out)
+    if decodes.suits(kv_cache.dtype, k_dim, out.shape[2]):
+        decodes.attend(query, kv_cache, batch.decodes, scale, window, out)
+    else:
+        for group in batch.decodes.groups:
+            _attend_decodes(query, kv_cache, group, scale, buffer, window, out)
     for chunk in batch.chunks:
         _attend_chunk(query, kv_cache, chunk, scale, buffer, window, out)
     return out
@@ -83,17 +89,21 @@ def _attend_chunk(
     out: torch.Tensor,
 ) -> None:
     num_kv_heads, k_dim = kv_cache.shape[2], query.shape[2]
-    reads, mask = chunk.call(window, query)
+    reads = chunk.reads(window)
     gathered = buffer.gather(kv_cache, reads.gather)[reads.first_key : reads.first_key + reads.num_keys]
     num_rows = chunk.end - chunk.start
-    rows = query[chunk.start : chunk.end].view(num_rows, num_kv_heads, -1, k_dim).permute(1, 2, 0, 3)
+    grouped = query[chunk.start : chunk.end].view(num_rows, num_kv_heads, -1, k_dim)
+    if chunk.reads_all(window) and suits(query, num_rows):
+        attend_causally(grouped, gathered, scale, out[chunk.start : chunk.end].view(*grouped.shape[:3], -1))
+        return
+    rows = grouped.permute(1, 2, 0, 3)
     kv = gathered.transpose(0, 1).unsqueeze(1)  # [num_kv_heads, 1, num_keys, k_dim + v_dim]
     kv = kv.expand(-1, rows.shape[1], -1, -1)  # one KV head for its query heads: a view, not a copy
     attended = F.scaled_dot_product_attention(
         rows,
         kv[..., :k_dim],
         kv[..., k_dim:],
-        attn_mask=mask,
+        attn_mask=chunk.mask(window, query),
         is_causal=chunk.is_plain_causal(window),
         scale=scale,
     )

@@ -1,8 +1,9 @@
 """A step as the CPU reads it: what is gathered from the blocks for each attention call, and what is masked.
 
-Decodes of similar length share one call, padded to the longest of the group; each chunk is a call of its own. Whole
-blocks are gathered where their order does not matter, since that is the fastest copy, and the slots in them that are
-not the sequence's own are overwritten: a mask adds to what was multiplied before, and NaN plus -inf is NaN.
+Decodes are read where they lie (``kernels.cpu.decodes``), or those of similar length share one call, padded to the
+longest of the group; each chunk is a call of its own. Whole blocks are gathered where their order does not matter,
+since that is the fastest copy, and the slots in them that are not the sequence's own are overwritten: a mask adds to
+what was multiplied before, and NaN plus -inf is NaN.
 """
 
 from __future__ import annotations
@@ -103,6 +104,45 @@ class DecodeGroup:
 
 
 @dataclass(slots=True)
+class Decodes:
+    """The sequences that lead the batch with one token each, in the two ways that they can be read."""
+
+    block_size: int
+    tables: list[Ints]  # of each row
+    seq_lens: Ints  # [num_rows], KV tokens that each row reads, its own included
+    fills_right: npt.NDArray[np.bool_]  # [num_rows]
+    bytes_per_block: int  # of one layer
+    _groups: list[DecodeGroup] | None = None
+    _joined: tuple[Ints, Ints] | None = None
+
+    @property
+    def groups(self) -> list[DecodeGroup]:
+        """For gathering."""
+        if self._groups is None:
+            bounds = _group_bounds([len(table) for table in self.tables], self.bytes_per_block)
+            self._groups = [
+                DecodeGroup(
+                    start,
+                    end,
+                    self.block_size,
+                    _padded(self.tables[start:end]),
+                    self.seq_lens[start:end],
+                    self.fills_right[start:end],
+                )
+                for start, end in bounds
+            ]
+        return self._groups
+
+    @property
+    def joined(self) -> tuple[Ints, Ints]:
+        """The tables end to end, and where in them each row's begins."""
+        if self._joined is None:
+            lens = np.array([len(table) for table in self.tables], np.int64)
+            self._joined = np.concatenate(self.tables), np.cumsum(lens) - lens
+        return self._joined
+
+
+@dataclass(slots=True)
 class Chunk:
     """One sequence's new tokens, rows [start, end), at positions [num_computed, num_computed + end - start)."""
 
@@ -112,7 +152,8 @@ class Chunk:
     table: Ints  # [num_blocks]
     fills_right: bool
     num_computed: int
-    calls: dict[int | None, tuple[Reads, torch.Tensor | None]] = field(default_factory=dict)
+    cached_reads: dict[int | None, Reads] = field(default_factory=dict)  # by sliding window
+    cached_masks: dict[int | None, torch.Tensor | None] = field(default_factory=dict)
 
     @property
     def seq_len(self) -> int:
@@ -120,14 +161,23 @@ class Chunk:
 
     def is_plain_causal(self, window: int | None) -> bool:
         """Row i reads exactly the tokens [0, i]: attention kernels need no mask for that."""
-        return self.num_computed == 0 and (window is None or window >= self.seq_len)
+        return self.num_computed == 0 and self.reads_all(window)
 
-    def call(self, window: int | None, like: torch.Tensor) -> tuple[Reads, torch.Tensor | None]:
-        """What to read and its mask, additive [num_rows, num_keys], made once for each sliding window."""
-        if window not in self.calls:
-            reads = self._reads(window)
-            self.calls[window] = (reads, None if self.is_plain_causal(window) else reads.mask(like))
-        return self.calls[window]
+    def reads_all(self, window: int | None) -> bool:
+        """Each token reads every token before it."""
+        return window is None or window >= self.seq_len
+
+    def reads(self, window: int | None) -> Reads:
+        """Made once for each sliding window."""
+        if window not in self.cached_reads:
+            self.cached_reads[window] = self._reads(window)
+        return self.cached_reads[window]
+
+    def mask(self, window: int | None, like: torch.Tensor) -> torch.Tensor | None:
+        """Additive [num_rows, num_keys], made once for each sliding window."""
+        if window not in self.cached_masks:
+            self.cached_masks[window] = None if self.is_plain_causal(window) else self.reads(window).mask(like)
+        return self.cached_masks[window]
 
     def _reads(self, window: int | None) -> Reads:
         first = 0 if window is None else max(0, self.num_computed - window + 1)
@@ -144,13 +194,13 @@ class Chunk:
 class GatheredBatch:
     """One step's attention calls."""
 
-    decode_groups: list[DecodeGroup]
+    decodes: Decodes
     chunks: list[Chunk]
 
     @classmethod
     def build(cls, layout: StepLayout, bytes_per_block: int) -> GatheredBatch:
         """``bytes_per_block``: of one layer."""
-        ends, lens = layout.row_ends, layout.seq_lens
+        ends, lens, count = layout.row_ends, layout.seq_lens, layout.num_decodes
         chunks = [
             Chunk(
                 int(ends[i] - layout.num_new[i]),
@@ -160,21 +210,12 @@ class GatheredBatch:
                 bool(layout.fills_right[i]),
                 int(layout.num_computed[i]),
             )
-            for i in range(layout.num_decodes, len(ends))
+            for i in range(count, len(ends))
         ]
-        bounds = _group_bounds([len(table) for table in layout.tables[: layout.num_decodes]], bytes_per_block)
-        groups = [
-            DecodeGroup(
-                start,
-                end,
-                layout.block_size,
-                _padded(layout.tables[start:end]),
-                lens[start:end],
-                layout.fills_right[start:end],
-            )
-            for start, end in bounds
-        ]
-        return cls(groups, chunks)
+        decodes = Decodes(
+            layout.block_size, layout.tables[:count], lens[:count], layout.fills_right[:count], bytes_per_block
+        )
+        return cls(decodes, chunks)
 
 
 def _group_bounds(num_blocks: list[int], bytes_per_block: int) -> Iterator[tuple[int, int]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +13,7 @@ import numpy.typing as npt
 import torch
 
 from kernels.gpu.tiles import LARGE_SHARED_BYTES, Gpu, Tiles, cut_chunks
+from kernels.slots import Ints
 from kernels.step_layout import StepLayout
 
 ALIGNMENT = 16  # bytes: Triton compiles a kernel anew for a pointer that is aligned otherwise
@@ -26,7 +28,9 @@ class PagedBatch:
     query_start_loc: torch.Tensor  # [num_sequences + 1], int32, rows of the flattened batch
     fills_right: torch.Tensor | None  # [num_sequences], int32, 0 or 1; None where no sequence fills from the right
     gpu: Gpu
-    layout: StepLayout
+    num_decodes: int
+    num_new: Ints  # [num_sequences], as the host knows it
+    num_computed: Ints  # [num_sequences], likewise; of a decode the device may read less
     _chunk_tiles: dict[int, Tiles] = field(default_factory=dict)
 
     @classmethod
@@ -35,14 +39,11 @@ class PagedBatch:
         ValueError for a block size that is no power of two: direction flips the bits of offsets."""
         if layout.block_size & (layout.block_size - 1):
             raise ValueError(f"block size {layout.block_size} is no power of two")
-        tables = np.zeros((len(layout.tables), max(len(table) for table in layout.tables)), np.int32)
-        for row, table in zip(tables, layout.tables, strict=True):
-            row[: len(table)] = table
         positions, slots, block_tables, seq_lens, starts, fills_right = upload(
             (
                 layout.positions,
                 layout.slot_mapping,
-                tables,
+                stack_tables(layout.tables),
                 layout.seq_lens.astype(np.int32),
                 np.concatenate(([0], layout.row_ends)).astype(np.int32),
                 layout.fills_right.astype(np.int32),
@@ -50,50 +51,68 @@ class PagedBatch:
             device,
         )
         directions = fills_right if layout.fills_right.any() else None
-        batch = cls(block_tables, seq_lens, starts, directions, gpu_of(device), layout)
-        return batch, positions, slots
-
-    @property
-    def num_decodes(self) -> int:
-        return self.layout.num_decodes
+        counts = (layout.num_decodes, layout.num_new, layout.num_computed)
+        return cls(block_tables, seq_lens, starts, directions, gpu_of(device), *counts), positions, slots
 
     @property
     def num_sequences(self) -> int:
-        return len(self.layout.num_new)
+        return len(self.num_new)
 
     def decode_tiles(self) -> Tiles:
         """One tile a decode: its launch needs no table on the device."""
         count = self.num_decodes
-        return Tiles(count, None, None, 0, count, int(self.layout.seq_lens[:count].max()), 1)
+        return Tiles(count, None, None, 0, count, int(self.num_computed[:count].max()) + 1, 1)
 
     def chunk_tiles(self, tile_tokens: int) -> Tiles:
         """The chunks in tiles of ``tile_tokens`` new tokens, cut once a step."""
         if tile_tokens not in self._chunk_tiles:
-            layout, first = self.layout, self.num_decodes
-            cut = cut_chunks(layout.num_new[first:], layout.num_computed[first:], tile_tokens)
+            first = self.num_decodes
+            num_new, num_computed = self.num_new[first:], self.num_computed[first:]
+            cut = cut_chunks(num_new, num_computed, tile_tokens)
             cut[0] += first
             sequences, first_tokens = upload((cut[0], cut[1]), self.seq_lens.device)
-            longest = int(layout.seq_lens[first:].max())
-            num_rows = int(layout.num_new[first:].sum())
+            longest = int((num_new + num_computed).max())
             self._chunk_tiles[tile_tokens] = Tiles(
-                cut.shape[1], sequences, first_tokens, first, num_rows, longest, tile_tokens
+                cut.shape[1], sequences, first_tokens, first, int(num_new.sum()), longest, tile_tokens
             )
         return self._chunk_tiles[tile_tokens]
 
 
-def upload(arrays: Sequence[npt.NDArray[np.int64] | npt.NDArray[np.int32]], device: torch.device) -> list[torch.Tensor]:
-    """``arrays`` on the device, by one copy from pinned memory that the host does not wait for."""
-    sizes = [-(-array.nbytes // ALIGNMENT) * ALIGNMENT for array in arrays]
-    starts = np.cumsum([0, *sizes]).tolist()
+def stack_tables(tables: Sequence[Ints]) -> npt.NDArray[np.int32]:
+    """[num_sequences, longest table]"""
+    stacked = np.zeros((len(tables), max(len(table) for table in tables)), np.int32)
+    for row, table in zip(stacked, tables, strict=True):
+        row[: len(table)] = table
+    return stacked
+
+
+def upload(
+    arrays: Sequence[npt.NDArray[np.int64] | npt.NDArray[np.int32]],
+    device: torch.device,
+    memory: torch.Tensor | None = None,
+) -> list[torch.Tensor]:
+    """``arrays`` on the device, by one copy from pinned memory that the host does not wait for. ``memory``: where they
+    shall lie, one after the other; [num_bytes], uint8, as ``packed_bytes`` says."""
+    starts = _starts(arrays)
     packed = torch.empty(starts[-1], dtype=torch.uint8, pin_memory=device.type == "cuda")
     host = packed.numpy()
     for array, start in zip(arrays, starts, strict=False):
         host[start : start + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    there = packed.to(device, non_blocking=True)
+    there = packed.to(device, non_blocking=True) if memory is None else memory.copy_(packed, non_blocking=True)
     return [
         there[start : start + array.nbytes].view(torch.from_numpy(array[:0]).dtype).view(array.shape)
         for array, start in zip(arrays, starts, strict=False)
     ]
+
+
+def packed_bytes(arrays: Sequence[npt.NDArray[np.int64] | npt.NDArray[np.int32]]) -> int:
+    """What ``upload`` takes for ``arrays`` on the device."""
+    return _starts(arrays)[-1]
+
+
+def _starts(arrays: Sequence[npt.NDArray[np.int64] | npt.NDArray[np.int32]]) -> list[int]:
+    sizes = [-(-array.nbytes // ALIGNMENT) * ALIGNMENT for array in arrays]
+    return list(itertools.accumulate(sizes, initial=0))
 
 
 @functools.cache

@@ -10,7 +10,8 @@ PROGRAM_VALUES = 4096  # of K, and as many of V
 
 
 def write_kv(key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor, slot_mapping: torch.Tensor) -> None:
-    """``kernels.kv_write.write_kv`` on tensors that Triton can reach. Waits for nothing."""
+    """``kernels.kv_write.write_kv`` on tensors that Triton can reach. Waits for nothing. A token whose slot is -1 is
+    not written."""
     num_tokens, num_heads, k_dim = key.shape
     key = key if key.stride(2) == 1 else key.contiguous()
     value = value if value.stride(2) == 1 else value.contiguous()
@@ -41,7 +42,7 @@ def write_kv_kernel(
     key,  # [num_tokens, num_heads, K_DIM]
     value,  # [num_tokens, num_heads, V_DIM]
     kv_cache,  # [num_blocks, block_size, num_heads, K_DIM + V_DIM]
-    slot_mapping,  # [num_tokens], int64
+    slot_mapping,  # [num_tokens], int64; -1: nothing is written
     num_heads,
     key_token_stride,
     key_head_stride,
@@ -57,10 +58,11 @@ def write_kv_kernel(
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None]
     lane = tl.arange(0, LANES)[None, :]
-    k_mask = (head < num_heads) & (lane < K_DIM)
-    v_mask = (head < num_heads) & (lane < V_DIM)
+    slot = tl.load(slot_mapping + token)
+    k_mask = (slot >= 0) & (head < num_heads) & (lane < K_DIM)
+    v_mask = (slot >= 0) & (head < num_heads) & (lane < V_DIM)
     k = tl.load(key + token * key_token_stride + head * key_head_stride + lane, mask=k_mask)
     v = tl.load(value + token * value_token_stride + head * value_head_stride + lane, mask=v_mask)
-    row = kv_cache + tl.load(slot_mapping + token) * slot_stride + head * kv_head_stride
+    row = kv_cache + slot * slot_stride + head * kv_head_stride
     tl.store(row + lane, k, mask=k_mask)
     tl.store(row + K_DIM + lane, v, mask=v_mask)

@@ -42,9 +42,11 @@ def reduce_splits_kernel(
     split = tl.arange(0, SPLITS_PAD)
     lane = tl.arange(0, V_PAD)
     split_lse = tl.load(lse + row * num_splits + split, mask=split < num_splits, other=float("-inf"))
-    # Every row reads at least its own token, so some split has a finite sum.
-    weights = tl.math.exp2(split_lse - tl.max(split_lse, axis=0))
+    # A row that pads a recorded batch reads nothing in any split: its result is 0, not NaN.
+    top = tl.max(split_lse, axis=0)
+    weights = tl.math.exp2(split_lse - tl.where(top == float("-inf"), 0.0, top))
+    total = tl.sum(weights, axis=0)
     mask = (split < num_splits)[:, None] & (lane < V_DIM)[None, :]
     rows = tl.load(partial + (row * num_splits + split)[:, None] * V_DIM + lane[None, :], mask=mask, other=0.0)
-    mean = tl.sum(rows * weights[:, None], axis=0) / tl.sum(weights, axis=0)
+    mean = tl.sum(rows * weights[:, None], axis=0) / tl.where(total == 0.0, 1.0, total)
     tl.store(out + row * V_DIM + lane, mean.to(out.dtype.element_ty), mask=lane < V_DIM)

@@ -14,13 +14,13 @@ from shared.clock import SystemClock
 from shared.errors import ConfigError, SlackwaterError
 from shared.scheduling.online_order import online_order_named
 from shared.scheduling.presets import preset_named
-from shared.service import run_service
+from shared.service import configure_logging, run_service
 from shared.tokenizer import Tokenizer
 
 
 def main() -> int:
     try:
-        settings = config.load(ExecutorSettings, "python -m services.executor")
+        settings = config.load(ExecutorSettings, "executor")
         try:
             preset = preset_named(settings.preset)
             order_name = preset.require_online_order(settings.online_order)
@@ -28,6 +28,7 @@ def main() -> int:
         except ValueError as error:
             raise ConfigError(str(error)) from error
         tokenizer = Tokenizer.from_folder(Path(settings.model_path))
+        configure_logging(settings.log_level)  # loading takes a while, and has much to say
         engine = load_engine(settings)
     except SlackwaterError as error:
         print(f"executor: {error}", file=sys.stderr)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from shared.protocol.messages import SamplingParams
+from shared.protocol.messages import SamplingParams, TokenLogprobs
 from shared.scheduling.slot_transfers import SlotOperations
 
 
@@ -19,7 +19,7 @@ class EngineSpec:
     """What is fixed about a loaded engine."""
 
     model: str  # the name that clients use
-    engine: str  # "torch", "sim"
+    engine: str  # "torch", "vllm", "sim"
     device: str  # as in a profile key: "cpu-amd-epyc-2t", "cuda-nvidia-h200"
     dtype: str
     max_model_len: int  # tokens, prompt and output together
@@ -33,6 +33,14 @@ class EngineSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenHistory:
+    """All that is known of a request's tokens when a step runs; nobody changes it until the step has ended."""
+
+    token_ids: list[int]  # prompt and output so far
+    num_prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Sequence:
     """One request's share of a step: run ``token_ids`` at positions [num_computed, num_computed + len(token_ids))."""
 
@@ -43,6 +51,7 @@ class Sequence:
     sampling: SamplingParams
     needs_sample: bool  # the last of token_ids is the last known token: sample the one after it
     fills_right: bool = False  # the KV fills its blocks from the right end: see kernels.slots
+    history: TokenHistory | None = None  # where a token is to be sampled that depends on those before it
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +64,20 @@ class StepBatch:
 
 
 @dataclass(frozen=True, slots=True)
+class SampledTokens:
+    """By request id, of each sequence that needs_sample."""
+
+    token_ids: dict[str, int]
+    logprobs: dict[str, TokenLogprobs]  # of those whose sampling asks for them
+
+
+@dataclass(frozen=True, slots=True)
 class StepResult:
     """What came out."""
 
     sampled: dict[str, int]  # request id -> token id, for each sequence that needs_sample
     latency_ms: float  # wall time of the step inside the engine, copies of slots beside it not counted
+    logprobs: dict[str, TokenLogprobs] = field(default_factory=dict)  # of those whose sampling asks for them
 
 
 class Engine(Protocol):
@@ -68,9 +86,10 @@ class Engine(Protocol):
     spec: EngineSpec
 
     def execute(self, batch: StepBatch) -> StepResult:
-        """Run one step. Sampling is a function of (seed, position) alone, so that a request that was preempted or
-        moved goes on with the same tokens. Raises EngineError; the KV of every sequence in the batch is then void, and
-        so is what the batch's operations wrote. Operations of steps in flight are done in the order of the steps."""
+        """Run one step. Sampling is a function of (seed, position, tokens so far) alone, so that a request that was
+        preempted or moved goes on with the same tokens. Raises EngineError; the KV of every sequence in the batch is
+        then void, and so is what the batch's operations wrote. Raises EngineLostError where no step can be run any
+        more. Operations of steps in flight are done in the order of the steps."""
 
     def close(self) -> None:
         """Free the model and the KV blocks."""

@@ -92,9 +92,13 @@ class KVAllocation:
 
     def lose(self, request: Request) -> None:
         """Its KV is gone, its tokens stay."""
+        self.restart(request)
+        self._totals.preemptions += 1
+
+    def restart(self, request: Request) -> None:
+        """It waits again, without KV but for what the prefix cache may still have of its tokens."""
         self._pool.free(request.request_id)
         self._table.preempt(request)
-        self._totals.preemptions += 1
 
     def void(self, failed: SlotOperations, later: Iterable[SlotOperations]) -> list[Request]:
         """A step's operations failed; who holds what they, and those of later steps in flight, were to write."""

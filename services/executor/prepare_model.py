@@ -74,6 +74,20 @@ def prepare(model: str, cache_dir: Path, progress: Progress) -> PreparedModel:
     )
 
 
+def find_prepared(model: str, cache_dir: Path) -> Path | None:
+    """The folder of ``model`` where it is there and complete, without making anything; None where ``prepare`` would
+    first convert or fetch it. Raises ModelError for a model that cannot be had."""
+    if model in BUNDLED_MODELS:
+        folder = cache_dir / "models" / model
+        if _is_complete(folder):
+            return folder
+        _bundled_file(BUNDLED_MODELS[model])
+        return None
+    if HUB_ID.fullmatch(model) and not Path(model).expanduser().is_dir():
+        return _cached(model)
+    return prepare(model, cache_dir, lambda _: None).path
+
+
 def check_folder(folder: Path) -> None:
     """Raises ModelError if ``folder`` lacks what a model needs: config, tokenizer and every shard of its weights."""
     for filename in ("config.json", "tokenizer.json", "tokenizer_config.json"):
@@ -155,14 +169,25 @@ def _bundled_file(bundled: BundledModel) -> Path:
     return path
 
 
+def _cached(hub_id: str) -> Path | None:
+    """What the hub cache holds of it, where that is complete."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    with contextlib.suppress(LocalEntryNotFoundError, ModelError):
+        folder = Path(snapshot_download(hub_id, allow_patterns=list(HUB_FILES), local_files_only=True))
+        check_folder(folder)
+        return folder
+    return None
+
+
 def _fetch(hub_id: str, progress: Progress) -> Path:
     """What the hub cache holds already, else a download. Network and access errors become ModelError."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
-    with contextlib.suppress(LocalEntryNotFoundError, ModelError):
-        cached = Path(snapshot_download(hub_id, allow_patterns=list(HUB_FILES), local_files_only=True))
-        check_folder(cached)
+    cached = _cached(hub_id)
+    if cached is not None:
         return cached
     progress(f"fetching {hub_id} from the Hugging Face hub")
     try:

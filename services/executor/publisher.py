@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import logging
-
 from services.executor.replica import AddressedOutput, Ended
 from services.executor.results import ResultStore
 from shared.bus import Bus
-from shared.errors import BusError
 from shared.protocol import subjects
 from shared.protocol.messages import (
     BatchShape,
@@ -15,6 +12,7 @@ from shared.protocol.messages import (
     ExecutorInfo,
     FinishReason,
     LatencySample,
+    OfflineFailure,
     OfflineResult,
     PlanEntry,
     PlanSource,
@@ -27,8 +25,6 @@ from shared.scheduling.online_order import ClientCounters
 from shared.scheduling.pace import Pace
 from shared.scheduling.request import Kind
 
-logger = logging.getLogger(__name__)
-
 
 class StepPublisher:
     """While the bus is away, messages wait in its buffer; beyond it they are dropped and the log says so: steps go
@@ -40,18 +36,15 @@ class StepPublisher:
         self._results = results
 
     def remember(self, ended: Ended) -> None:
-        """Hand an offline request's result over to be stored; an aborted one has none."""
+        """Hand the result of a batch's request over to be stored, or that its run failed; an aborted one has none. Of
+        others their gateway has every token."""
         sequence = ended.sequence
-        if sequence.kind is Kind.OFFLINE and ended.finish_reason is not FinishReason.ABORT:
-            self._results.put(
-                OfflineResult(
-                    sequence.request_id,
-                    sequence.output_token_ids,
-                    ended.finish_reason,
-                    sequence.num_cached_tokens,
-                    ended.error,
-                )
-            )
+        if sequence.kind is not Kind.OFFLINE or sequence.gateway_id or ended.finish_reason is FinishReason.ABORT:
+            return
+        if ended.may_be_retried:
+            self._results.put_failure(OfflineFailure(sequence.request_id, ended.error))
+        else:
+            self._results.put(_result(ended))
 
     async def tokens(self, step: int, outputs: list[AddressedOutput]) -> None:
         """One message per gateway; offline requests have none."""
@@ -61,16 +54,16 @@ class StepPublisher:
                 by_gateway.setdefault(gateway_id, []).append(output)
         for gateway_id, theirs in by_gateway.items():
             message = StepTokens(self._info.executor_id, self._info.epoch, step, theirs)
-            await self._publish(subjects.tokens(gateway_id), message)
+            await self._bus.publish_or_drop(subjects.tokens(gateway_id), message)
 
     async def sample(self, step: int, shape: BatchShape, latency_ms: float) -> None:
         """How long a step took."""
         message = LatencySample(self._info.executor_id, self._info.profile_key, step, shape, latency_ms)
-        await self._publish(subjects.sample(self._info.executor_id), message)
+        await self._bus.publish_or_drop(subjects.sample(self._info.executor_id), message)
 
     async def step_started(self, message: StepStarted) -> None:
         """Q_send."""
-        await self._publish(subjects.step(self._info.executor_id), message)
+        await self._bus.publish_or_drop(subjects.step(self._info.executor_id), message)
 
     def step_message(
         self,
@@ -101,8 +94,17 @@ class StepPublisher:
             pace,
         )
 
-    async def _publish(self, subject: str, message: object) -> None:
-        try:
-            await self._bus.publish(subject, message)
-        except BusError as error:
-            logger.warning("message dropped", extra={"subject": subject, "why": str(error)})
+
+def _result(ended: Ended) -> OfflineResult:
+    sequence, last = ended.sequence, ended.sequence.choice(ended.finish_reason)
+    has_failed = ended.finish_reason is FinishReason.ERROR
+    first, *others = [last] if has_failed else [*sequence.ended_choices, last]
+    return OfflineResult(
+        sequence.request_id,
+        first.token_ids,
+        first.finish_reason,
+        sequence.num_cached_tokens,
+        ended.error,
+        first.logprobs,
+        others,
+    )

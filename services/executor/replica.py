@@ -8,7 +8,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from services.executor.engine import EngineSpec, Sequence, StepBatch, StepResult
+from services.executor.engine import EngineSpec, Sequence, StepBatch, StepResult, TokenHistory
 from services.executor.kv_allocation import KVAllocation
 from services.executor.sequence import LiveSequence
 from services.executor.totals import Totals
@@ -51,6 +51,7 @@ class Ended:
     sequence: LiveSequence
     finish_reason: FinishReason
     error: str = ""
+    may_be_retried: bool = False  # with an error that another run need not have
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,8 +187,8 @@ class Replica:
         return running
 
     def finish(self, result: StepResult) -> list[AddressedOutput]:
-        """Apply the oldest step's outcome; what online requests gained, in batch order. Ended ones are in
-        ``take_ended``."""
+        """Apply the oldest step's outcome; what each gained whose tokens somebody waits for, in batch order. Ended ones
+        are in ``take_ended``."""
         outputs: list[AddressedOutput] = []
         self._pace, now_ms = self._pace.measured(result.latency_ms), self._now_ms()
         for sequence, num_tokens in self._in_flight.popleft().running:
@@ -201,17 +202,19 @@ class Replica:
                 continue
             if token_id is None:
                 continue
-            reason = sequence.append(token_id, self.spec)
+            reason = sequence.append(token_id, self.spec, result.logprobs.get(request.request_id))
             if request.kind is Kind.ONLINE:
                 self.table.online_order.generate(request)
                 self._slo.advance(request, now_ms)
                 self.totals.online_tokens += 1
-                if reason is None:
-                    outputs.append((sequence.gateway_id, _output(sequence)))
             else:
                 self.totals.offline_tokens += 1
-            if reason is not None:
+            if reason is not None and sequence.begin_next_choice(reason, self._tokenizer):
+                self._kv.restart(request)
+            elif reason is not None:
                 self._end(sequence, reason)
+            elif request.kind is Kind.ONLINE or sequence.gateway_id:
+                outputs.append((sequence.gateway_id, _output(sequence)))
         return outputs
 
     def fail(self, why: str) -> None:
@@ -225,7 +228,7 @@ class Replica:
             if self._aborts(sequence):
                 continue
             if sequence.num_failures >= MAX_ENGINE_FAILURES:
-                self._end(sequence, FinishReason.ERROR, why)
+                self._end(sequence, FinishReason.ERROR, why, may_be_retried=True)
             else:
                 self._kv.lose(sequence.request)
         for request in self._kv.void(failed.operations, [step.operations for step in self._in_flight]):
@@ -293,17 +296,20 @@ class Replica:
     def _engine_sequence(self, sequence: LiveSequence, num_tokens: int) -> Sequence:
         request = sequence.request
         end = request.num_computed_tokens + num_tokens
+        needs_sample = end == request.num_tokens
+        needs_history = needs_sample and sequence.adjusts_logits
         return Sequence(
             request.request_id,
             sequence.token_ids[request.num_computed_tokens : end],
             request.num_computed_tokens,
             self.pool.table(request.request_id),
             sequence.sampling,
-            needs_sample=end == request.num_tokens,
+            needs_sample,
             fills_right=self.pool.fills_right(request.kind),
+            history=TokenHistory(sequence.token_ids, sequence.num_prompt_tokens) if needs_history else None,
         )
 
-    def _end(self, sequence: LiveSequence, reason: FinishReason, error: str = "") -> None:
+    def _end(self, sequence: LiveSequence, reason: FinishReason, error: str = "", may_be_retried: bool = False) -> None:
         self.pool.free(sequence.request_id)
         self.table.remove(sequence.request_id)
         del self._sequences[sequence.request_id]
@@ -313,16 +319,17 @@ class Replica:
             self.totals.finished_online += 1
         else:
             self.totals.finished_offline += 1
-        self._ended.append(Ended(sequence, reason, error))
+        self._ended.append(Ended(sequence, reason, error, may_be_retried))
 
 
 def _output(sequence: LiveSequence) -> TokenOutput:
-    token_ids, sequence.unpublished = sequence.unpublished, []
+    token_ids, logprobs = sequence.take_unpublished()
     return TokenOutput(
         sequence.request_id,
         token_ids,
         num_cached_tokens=sequence.num_cached_tokens,
         num_output_tokens=sequence.num_output_tokens,
+        logprobs=logprobs,
     )
 
 
@@ -336,6 +343,7 @@ def final_output(ended: Ended) -> TokenOutput:
         sequence.num_cached_tokens,
         ended.error,
         sequence.num_output_tokens,
+        None if sequence.sampling.logprobs is None else sequence.logprobs,
     )
 
 

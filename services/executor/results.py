@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import uuid
 
 from shared.bus import Bus
 from shared.cancellation import check_cancelled
 from shared.errors import BusError
 from shared.protocol import subjects
-from shared.protocol.messages import OfflineResult
+from shared.protocol.messages import OfflineFailure, OfflineResult
 
 logger = logging.getLogger(__name__)
 
 RETRY_S = 0.5
 CONCURRENCY = 32
+
+_Message = tuple[str, OfflineResult | OfflineFailure]  # with its subject
 
 
 class ResultStore:
@@ -25,11 +28,15 @@ class ResultStore:
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
-        self._waiting: asyncio.Queue[OfflineResult] = asyncio.Queue()  # bounded by the requests that one replica holds
+        self._waiting: asyncio.Queue[_Message] = asyncio.Queue()  # bounded by the requests that one replica holds
 
     def put(self, result: OfflineResult) -> None:
         """Returns at once."""
-        self._waiting.put_nowait(result)
+        self._waiting.put_nowait((subjects.result(result.request_id), result))
+
+    def put_failure(self, failure: OfflineFailure) -> None:
+        """Returns at once. Each call is one failure, however often it is stored."""
+        self._waiting.put_nowait((subjects.failure(failure.request_id, uuid.uuid4().hex), failure))
 
     async def run(self) -> None:
         """Never returns."""
@@ -46,21 +53,21 @@ class ResultStore:
 
     async def _store_all(self) -> None:
         while True:
-            result = await self._waiting.get()
+            message = await self._waiting.get()
             try:
-                await self._store(result)
+                await self._store(*message)
             except asyncio.CancelledError:
-                self._waiting.put_nowait(result)
+                self._waiting.put_nowait(message)
                 raise
             finally:
                 self._waiting.task_done()
             check_cancelled()
 
-    async def _store(self, result: OfflineResult) -> None:
+    async def _store(self, subject: str, result: OfflineResult | OfflineFailure) -> None:
         while True:
             generation = self._bus.reconnects
             try:
-                if not await self._bus.store(subjects.result(result.request_id), result):
+                if not await self._bus.store(subject, result):
                     logger.info("result was there already", extra={"request_id": result.request_id})
                 return
             except BusError as error:

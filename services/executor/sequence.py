@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import msgspec
+
 from services.executor.engine import EngineSpec
-from shared.protocol.messages import FinishReason, GenerateRequest, SamplingParams
+from shared.protocol.messages import ChoiceOutput, FinishReason, GenerateRequest, SamplingParams, TokenLogprobs
 from shared.scheduling.request import Kind, Request
 from shared.tokenizer import IncrementalDetokenizer, Tokenizer
 
@@ -20,16 +22,20 @@ class LiveSequence:
     sampling: SamplingParams
     gateway_id: str
     stop_strings: IncrementalDetokenizer | None  # present where stop strings are to be found
+    adjusts_logits: bool = False  # so engines need the tokens so far
     num_cached_tokens: int = 0  # prompt tokens found in the prefix cache when it first started
     has_started: bool = False
     num_failures: int = 0  # engine steps that failed with it
     unpublished: list[int] = field(default_factory=list)  # output tokens not yet sent
+    logprobs: list[TokenLogprobs] = field(default_factory=list)  # of those, where asked for
+    http_request_id: str = ""  # for the log
+    ended_choices: list[ChoiceOutput] = field(default_factory=list)  # those before the one that is generated
 
     @classmethod
     def admit(cls, request: GenerateRequest, spec: EngineSpec, tokenizer: Tokenizer | None) -> LiveSequence:
         """A new sequence; output that an earlier executor generated counts as output."""
         prompt, output = request.prompt_token_ids, request.output_token_ids
-        stop_strings = tokenizer.detokenizer(request.sampling.stop) if tokenizer and request.sampling.stop else None
+        stop_strings = _stop_strings(request.sampling, tokenizer)
         if stop_strings is not None and output:
             stop_strings.push(output)
         return cls(
@@ -40,17 +46,25 @@ class LiveSequence:
                 max_total_tokens=min(len(prompt) + request.sampling.max_tokens, spec.max_model_len),
                 client_id=request.client_id,
                 arrival_s=request.arrival_s,
+                client_weight=request.client_weight,
             ),
             token_ids=prompt + output,
             num_prompt_tokens=len(prompt),
             sampling=request.sampling,
             gateway_id=request.gateway_id,
             stop_strings=stop_strings,
+            adjusts_logits=request.sampling.adjusts_logits,
+            http_request_id=request.http_request_id,
         )
 
     @property
     def request_id(self) -> str:
         return self.request.request_id
+
+    @property
+    def log_ids(self) -> dict[str, str]:
+        """What a log line about it names."""
+        return {"request_id": self.request_id, "http_request_id": self.http_request_id}
 
     @property
     def kind(self) -> Kind:
@@ -64,17 +78,42 @@ class LiveSequence:
     def num_output_tokens(self) -> int:
         return len(self.token_ids) - self.num_prompt_tokens
 
-    def append(self, token_id: int, spec: EngineSpec) -> FinishReason | None:
+    def append(self, token_id: int, spec: EngineSpec, logprobs: TokenLogprobs | None = None) -> FinishReason | None:
         """Take one sampled token; why the sequence ends with it, if it does. A stop token is not part of the output."""
         ends = not self.sampling.ignore_eos and token_id in spec.eos_token_ids
         if not ends and token_id in self.sampling.stop_token_ids:
             return FinishReason.STOP
         self.token_ids.append(token_id)
         self.unpublished.append(token_id)
+        if logprobs is not None:
+            self.logprobs.append(logprobs)
         self.request.num_tokens += 1
         if ends or self._meets_stop_string(token_id):
             return FinishReason.STOP
         return FinishReason.LENGTH if self.request.num_tokens >= self.request.max_total_tokens else None
+
+    def begin_next_choice(self, reason: FinishReason, tokenizer: Tokenizer | None) -> bool:
+        """Where the choice that has just ended is not the last one: keep it, and begin anew from the prompt."""
+        if len(self.ended_choices) + 1 >= self.sampling.n:
+            return False
+        self.ended_choices.append(self.choice(reason))
+        self.sampling = msgspec.structs.replace(self.sampling, seed=self.sampling.seed_of_choice(1))
+        self.token_ids = self.token_ids[: self.num_prompt_tokens]
+        self.unpublished, self.logprobs = [], []
+        self.request.num_tokens = self.num_prompt_tokens
+        self.stop_strings = _stop_strings(self.sampling, tokenizer)
+        return True
+
+    def choice(self, reason: FinishReason) -> ChoiceOutput:
+        """The one that is generated, as it ends."""
+        logprobs = None if self.sampling.logprobs is None else self.logprobs
+        return ChoiceOutput(self.output_token_ids, reason, logprobs)
+
+    def take_unpublished(self) -> tuple[list[int], list[TokenLogprobs] | None]:
+        """Output tokens that were not sent yet, and where asked for their logprobs."""
+        token_ids, self.unpublished = self.unpublished, []
+        logprobs, self.logprobs = self.logprobs, []
+        return token_ids, None if self.sampling.logprobs is None else logprobs
 
     def finished_before(self, spec: EngineSpec) -> FinishReason | None:
         """Why a resumed sequence has nothing left to generate, if so."""
@@ -90,3 +129,7 @@ class LiveSequence:
             return False
         self.stop_strings.push([token_id])
         return self.stop_strings.stopped
+
+
+def _stop_strings(sampling: SamplingParams, tokenizer: Tokenizer | None) -> IncrementalDetokenizer | None:
+    return tokenizer.detokenizer(sampling.stop) if tokenizer and sampling.stop else None

@@ -8,6 +8,8 @@ import os
 import re
 import uuid
 
+from msgspec.structs import replace
+
 from services.executor.engine import Engine, EngineSpec
 from services.executor.gateway_watch import GatewayWatch
 from services.executor.publisher import StepPublisher
@@ -17,23 +19,27 @@ from services.executor.settings import ExecutorSettings
 from services.executor.step_loop import StepLoop
 from shared.bus import Bucket, Bus
 from shared.clock import Clock
-from shared.errors import BusError
+from shared.errors import BusError, EngineLostError
+from shared.latency.features import BatchFeatures
 from shared.latency.model import LatencyModel
 from shared.protocol import subjects
 from shared.protocol.messages import (
+    BatchShape,
     ExecutorInfo,
     GenerateRequest,
     Heartbeat,
     InboxMessage,
     MeasuredShape,
     MeasureShape,
+    SetDraining,
     StepPlan,
 )
-from shared.scheduling.batch import Limits, Policy
+from shared.scheduling.batch import Policy
 from shared.scheduling.kv_policy import kv_policy_named
 from shared.scheduling.online_order import OnlineOrder
 from shared.scheduling.presets import Preset, preset_named
 from shared.scheduling.request import Kind
+from shared.scheduling.table import RequestTable
 from shared.scheduling.token_slo import TokenSlo
 from shared.service import Details
 from shared.tokenizer import Tokenizer
@@ -65,7 +71,7 @@ class ExecutorService:
         self.info = executor_info(settings, engine.spec)
         self._results = ResultStore(bus)
         self._replica = Replica(
-            limits_of(self.info),
+            self.info.limits(),
             engine.spec,
             tokenizer,
             online_order,
@@ -77,6 +83,7 @@ class ExecutorService:
         publisher = StepPublisher(bus, self.info, self._results)
         self._loop = StepLoop(self._replica, engine, publisher, self._policy_and_model, clock)
         self._draining = False
+        self._engine_is_lost = False
         self._executors: Bucket[ExecutorInfo]
 
     async def start(self) -> None:
@@ -86,25 +93,36 @@ class ExecutorService:
         await self._bus.subscribe(subjects.inbox(executor_id), InboxMessage, self._on_inbox)
         await self._bus.subscribe(subjects.plan(executor_id), StepPlan, self._on_plan)
         await self._bus.serve(subjects.measure(executor_id), MeasureShape, self._on_measure)
+        await self._bus.serve(subjects.drain(executor_id), SetDraining, self._on_drain)
+        await self._bus.serve(subjects.executor_alive(executor_id), object, self._on_alive)
         await self._bus.flush()
         self._executors = await self._bus.bucket(subjects.EXECUTORS_BUCKET, ExecutorInfo)
         await self._executors.put(executor_id, self.info)
 
     async def run(self) -> None:
-        """Steps, heartbeats and results, until cancelled."""
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._loop.run())
-            group.create_task(self._beat())
-            group.create_task(self._results.run())
-            group.create_task(self._tuning.run())
-            group.create_task(GatewayWatch(self._bus, self._replica, self._loop).run())
+        """Steps, heartbeats and results, until cancelled. Raises EngineLostError where no step can be run any more."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._loop.run())
+                group.create_task(self._beat())
+                group.create_task(self._results.run())
+                group.create_task(self._tuning.run())
+                group.create_task(GatewayWatch(self._bus, self._replica, self._loop).run())
+        except BaseExceptionGroup as errors:
+            lost = errors.subgroup(EngineLostError)
+            if lost is None:
+                raise
+            self._engine_is_lost = True
+            raise lost.exceptions[0] from None
 
     async def stop(self) -> None:
-        """Sign off, and let results that are not durable yet become so."""
+        """Sign off, and let results that are not durable yet become so. With a lost engine there is no sign-off: what
+        ran then is counted as having failed with its executor."""
         self._draining = True
         try:
-            await self._bus.publish(subjects.heartbeat(self.name), self._heartbeat())
-            await self._executors.delete(self.name)
+            if not self._engine_is_lost:
+                await self._bus.publish(subjects.heartbeat(self.name), self._heartbeat())
+                await self._executors.delete(self.name)
             await self._results.drain(RESULTS_DRAIN_S)
         except BusError as error:
             logger.warning("could not sign off", extra={"executor_id": self.name, "why": str(error)})
@@ -126,8 +144,7 @@ class ExecutorService:
 
     def _policy_and_model(self) -> tuple[Policy, LatencyModel]:
         key = self.info.profile_key
-        policy = self._preset.policy(self._tuning.budget_ms(key), self._tuning.knows_model(key))
-        return policy, self._tuning.model(key)
+        return self._tuning.policy(self._preset, key), self._tuning.model(key)
 
     def _on_tuning(self) -> None:
         self._loop.wake()
@@ -140,10 +157,22 @@ class ExecutorService:
 
     async def _on_plan(self, plan: StepPlan) -> None:
         if plan.epoch == self.info.epoch:
-            self._loop.take_plan(plan)
+            self._loop.take_plan(replace(plan, admitted=[]) if self._draining else plan)
 
     async def _on_measure(self, shape: MeasureShape) -> MeasuredShape:
         return await self._loop.measure(shape)
+
+    async def _on_drain(self, order: SetDraining) -> Heartbeat:
+        """Everybody hears of it at once. An online request that is on its way is still taken, an offline one goes back
+        to the pool with the next step message."""
+        self._draining = order.draining
+        heartbeat = self._heartbeat()
+        await self._bus.publish_or_drop(subjects.heartbeat(self.name), heartbeat)
+        logger.info("draining" if order.draining else "takes requests", extra={"executor_id": self.name})
+        return heartbeat
+
+    async def _on_alive(self, _: object) -> str:
+        return self.info.epoch
 
     async def _beat(self) -> None:
         """Liveness; and, while idle, the state again, for a scheduler that has started since."""
@@ -166,8 +195,18 @@ class ExecutorService:
             offline_waiting=len(table.waiting(Kind.OFFLINE)),
             offline_running=len(table.running(Kind.OFFLINE)),
             num_free_blocks=self._replica.pool.num_free,
+            online_work=_online_work(table),
             reconnects=self._bus.reconnects,
+            blocks=self._replica.pool.owners(),
+            step_ms=self._loop.take_step_ms(),
         )
+
+
+def _online_work(table: RequestTable) -> BatchShape:
+    features = BatchFeatures()
+    for request in (*table.running(Kind.ONLINE).values(), *table.waiting(Kind.ONLINE).values()):
+        features.add_scheduled(request.num_remaining_tokens, request.num_computed_tokens)
+    return BatchShape.of(features)
 
 
 def executor_info(settings: ExecutorSettings, spec: EngineSpec) -> ExecutorInfo:
@@ -192,13 +231,7 @@ def executor_info(settings: ExecutorSettings, spec: EngineSpec) -> ExecutorInfo:
         vtc_weight_input=settings.vtc_weight_input,
         vtc_weight_output=settings.vtc_weight_output,
         kv_policy=preset_named(settings.preset).kv_policy_named(settings.kv_policy).name,
+        num_host_slots=spec.num_host_slots,
         swap_ms_per_slot=spec.swap_ms_per_slot,
         token_slo=TokenSlo(settings.ttft_slo_ms, settings.tpot_slo_ms, settings.slo_group_tokens),
-    )
-
-
-def limits_of(info: ExecutorInfo) -> Limits:
-    """What a schedule for this executor must keep to."""
-    return Limits(
-        info.block_size, info.num_blocks, info.max_num_batched_tokens, info.max_num_seqs, info.swap_ms_per_slot
     )

@@ -7,44 +7,75 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from shared.common_settings import LogLevel, NatsUrl, PresetName
+from shared.latency.architectures import ARCHITECTURES
+from shared.latency.devices import DEVICES
+from shared.scheduling.kv_policy import KV_POLICIES
+from shared.scheduling.online_order import ONLINE_ORDERS
 from shared.scheduling.presets import OWN_KV_POLICY
+from shared.setting import choices
 
-ENGINES = ("torch", "sim")
+DEFAULT_BLOCK_SIZE = 16  # tokens, but for vllm
+ENGINES = ("torch", "vllm", "sim")
+CUDA_GRAPHS = ("auto", "off")
+OWN_ATTENTION = "slackwater"
+VLLM_ATTENTIONS = ("auto", "vllm", OWN_ATTENTION)
 
 
 class ExecutorSettings(msgspec.Struct, frozen=True):
     """One model replica: the engine, its KV cache and the step loop of HyGen's Algorithm 2 (SCHEDULER)."""
 
     model_path: Annotated[str, Meta(description="folder of the prepared model")]
-    nats: Annotated[str, Meta(description="URL of the NATS server")] = "nats://127.0.0.1:4222"
-    log_level: Annotated[str, Meta(description="debug, info, warning or error")] = "info"
+    nats: NatsUrl = "nats://127.0.0.1:4222"
+    log_level: LogLevel = "info"
     executor_id: Annotated[str, Meta(pattern="^[A-Za-z0-9_-]+$", description="unique among executors")] = "executor-0"
     model_name: Annotated[str, Meta(description="the name that clients use")] = "smollm2-135m-instruct"
-    engine: Annotated[str, Meta(description="torch or sim")] = "torch"
+    engine: Annotated[str, Meta(description="torch, vllm or sim", extra=choices(ENGINES))] = "torch"
     device: Annotated[str, Meta(description="auto, cpu or cuda")] = "auto"
     dtype: Annotated[str, Meta(description="auto, float32, bfloat16 or float16")] = "auto"
     threads: Annotated[int, Meta(ge=0, description="CPU threads of the engine; 0 is one per core")] = 0
     kv_blocks: Annotated[int, Meta(ge=0, description="KV blocks; 0 sizes them from memory")] = 0
-    block_size: Annotated[int, Meta(ge=1, description="tokens of one KV block")] = 16
-    kv_policy: Annotated[str, Meta(description="lru, bidirectional, keep-resident, or preset: its own")] = OWN_KV_POLICY
+    block_size: Annotated[int, Meta(ge=0, description="tokens of one KV block; 0 is 16, with vllm 32")] = 0
+    kv_policy: Annotated[
+        str, Meta(description="who gets KV blocks; preset: its own", extra=choices((*KV_POLICIES, OWN_KV_POLICY)))
+    ] = OWN_KV_POLICY
+    vllm_attention: Annotated[
+        str,
+        Meta(
+            description="whose attention the vllm engine has; auto: as kv_policy needs it",
+            extra=choices(VLLM_ATTENTIONS),
+        ),
+    ] = "auto"
     host_kv_slots: Annotated[int, Meta(ge=0, description="bidirectional: tokens of KV on the host; 0: by memory")] = 0
     max_model_len: Annotated[int, Meta(ge=0, description="context limit in tokens; 0 is the model's own")] = 0
     max_num_batched_tokens: Annotated[int, Meta(ge=1, description="tokens of one step: the chunk size")] = 512
     max_num_seqs: Annotated[int, Meta(ge=1, description="requests of one step")] = 256
-    preset: Annotated[str, Meta(description="hygen, sarathi++, hygen-star, online-only, bros, round-robin or fcfs")] = (
-        "hygen"
-    )
+    cuda_graphs: Annotated[
+        str, Meta(description="auto: decode steps on CUDA replay recorded graphs; or off", extra=choices(CUDA_GRAPHS))
+    ] = "auto"
+    cuda_graph_decodes: Annotated[int, Meta(ge=1, description="decodes of the largest recorded step")] = 256
+    preset: PresetName = "hygen"
     ttft_slo_ms: Annotated[float, Meta(gt=0, description="bros: a first token is due so long after arrival")] = 400.0
     tpot_slo_ms: Annotated[float, Meta(gt=0, description="bros: a later one is due so long after the last")] = 200.0
     slo_group_tokens: Annotated[
         int, Meta(ge=1, description="bros: later tokens are due in groups of so many, after their times together")
     ] = 1
-    online_order: Annotated[str, Meta(description="fcfs, or vtc: fair by client")] = "fcfs"
+    online_order: Annotated[
+        str, Meta(description="fcfs, or vtc: fair between clients, by API key or user", extra=choices(ONLINE_ORDERS))
+    ] = "fcfs"
     vtc_weight_input: Annotated[float, Meta(ge=0, description="vtc: what a prompt token counts")] = 1.0
     vtc_weight_output: Annotated[float, Meta(ge=0, description="vtc: what an output token counts")] = 2.0
-    pipeline_depth: Annotated[int, Meta(ge=1, le=64, description="steps in flight; over 1 with sim only")] = 1
-    sim_model: Annotated[str, Meta(description="sim engine: the model whose steps it times")] = "llama2-7b"
-    sim_device: Annotated[str, Meta(description="sim engine: the GPU that it stands for")] = "a100-40g"
-    sim_tensor_parallel: Annotated[int, Meta(ge=1, description="sim engine: GPUs that share the model")] = 1
+    tensor_parallel: Annotated[
+        int, Meta(ge=1, description="GPUs, on a CPU processes, that share each layer; vllm and sim")
+    ] = 1
+    pipeline_depth: Annotated[
+        int, Meta(ge=1, le=64, description="pipeline stages, each with a step in flight; vllm and sim")
+    ] = 1
+    sim_model: Annotated[
+        str, Meta(description="sim engine: the model whose steps it times", extra=choices(ARCHITECTURES))
+    ] = "llama2-7b"
+    sim_device: Annotated[str, Meta(description="sim engine: the GPU that it stands for", extra=choices(DEVICES))] = (
+        "a100-40g"
+    )
     sim_time_scale: Annotated[float, Meta(gt=0, description="sim engine: 0.1 runs ten times as fast")] = 1.0
     sim_mean_output_tokens: Annotated[float, Meta(ge=1, description="sim engine: mean output length")] = 128.0

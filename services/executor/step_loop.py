@@ -16,11 +16,13 @@ from services.executor.publisher import StepPublisher
 from services.executor.replica import AddressedOutput, Replica, batch_shape, ended_request, final_output
 from shared.clock import Clock
 from shared.errors import EngineError
+from shared.latency.histogram import LatencyHistogram
 from shared.latency.model import LatencyModel
 from shared.protocol.messages import (
     BatchShape,
     EndedRequest,
     ExecutorCounters,
+    FinishReason,
     GenerateRequest,
     MeasuredShape,
     MeasureShape,
@@ -72,6 +74,7 @@ class StepLoop:
         self._ended: list[EndedRequest] = []
         self._steps: dict[PlanSource, int] = dict.fromkeys(PlanSource, 0)
         self._plans_stale = 0
+        self._step_ms = LatencyHistogram()  # since they were taken
         self._busy_s = 0.0
         self._busy_until_s = 0.0  # monotonic; counted in _busy_s up to here
 
@@ -111,7 +114,8 @@ class StepLoop:
     # The loop
 
     async def run(self) -> None:
-        """Never returns; the steps in flight are finished before a cancellation goes through."""
+        """Never returns; the steps in flight are finished before a cancellation goes through. Raises EngineLostError,
+        with every request as it was: it is for others to go on with them."""
         await self.announce_idle()
         try:
             while True:
@@ -168,6 +172,11 @@ class StepLoop:
             offline_tokens=totals.offline_tokens,
             busy_s=self._busy_s,
         )
+
+    def take_step_ms(self) -> LatencyHistogram:
+        """How long the steps took that ended since the last call."""
+        step_ms, self._step_ms = self._step_ms, LatencyHistogram()
+        return step_ms
 
     async def _launch(self) -> bool:
         """Schedule, launch, publish while it runs. False where there is no room, or nothing to run."""
@@ -230,12 +239,16 @@ class StepLoop:
             return []
         self._in_flight.popleft()
         if not launched.batch.operations.delays_execution:
+            self._step_ms.add(result.latency_ms)
             await self._publisher.sample(launched.batch.step, batch_shape(launched.batch), result.latency_ms)
         return self._replica.finish(result)
 
     def _collect_ended(self, outputs: list[AddressedOutput]) -> list[AddressedOutput]:
         """Add the last outputs of those who left; hand results of offline requests over to be stored."""
         for ended in self._replica.take_ended():
+            level = logging.WARNING if ended.finish_reason is FinishReason.ERROR else logging.DEBUG
+            event = {"finish_reason": ended.finish_reason.value, "why": ended.error}
+            logger.log(level, "request ended", extra=ended.sequence.log_ids | event)
             self._ended.append(ended_request(ended))
             outputs.append((ended.sequence.gateway_id, final_output(ended)))
             self._publisher.remember(ended)

@@ -14,7 +14,7 @@ from shared.service import run_service
 
 def main() -> int:
     try:
-        settings = config.load(GatewaySettings, "slackwater-gateway")
+        settings = config.load(GatewaySettings, "gateway")
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2

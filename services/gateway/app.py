@@ -1,43 +1,48 @@
-"""The ASGI application: routes, errors, and a count of every answer."""
+"""The ASGI application: routes, errors, and what surrounds them."""
 
 from __future__ import annotations
 
-from fastapi import FastAPI
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from collections.abc import Sequence
 
-from services.gateway import batches, completions, files, models, operations
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp
+
+from services.gateway import batches, completions, files, models, operations, responses, unserved
+from services.gateway.answers import Answers
 from services.gateway.context import Context, set_context
+from services.gateway.dashboard import routes as dashboard
 from services.gateway.errors import install_error_handlers
-from services.gateway.metrics import HttpMetrics
+from services.gateway.key_check import KeyCheck
+from services.gateway.openapi import DescribedApp
+
+EXPOSED_HEADERS = (
+    "x-request-id",
+    "retry-after",
+    *(f"x-ratelimit-{what}-{of}" for what in ("limit", "remaining", "reset") for of in ("requests", "tokens")),
+)
 
 
-def create_app(context: Context) -> FastAPI:
-    """All endpoints over one context."""
-    app = FastAPI(title="Slackwater", docs_url=None, redoc_url=None, openapi_url=None)
+def create_app(context: Context, cors_origins: Sequence[str] = ()) -> ASGIApp:
+    """All endpoints over one context. ``cors_origins``: whose web pages may read the answers; "*" is everyone's."""
+    app = make_routes(context.keys.required)
     set_context(app, context)
-    for module in (completions, models, files, batches, operations):
-        app.include_router(module.router)
     install_error_handlers(app)
-    app.add_middleware(AnswerCounter, metrics=context.http_metrics)
+    app.add_middleware(KeyCheck, keys=context.keys)
+    if cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=cors_origins,
+            allow_methods=("GET", "POST", "DELETE"),
+            allow_headers=("*",),
+            expose_headers=EXPOSED_HEADERS,
+        )
+    return Answers(app, context.http_metrics)
+
+
+def make_routes(keys_required: bool) -> DescribedApp:
+    """All endpoints, without what they work with."""
+    app = DescribedApp(keys_required)
+    for module in (completions, responses, models, files, batches, operations, unserved, dashboard):
+        app.include_router(module.router)
+    app.mount(dashboard.STATIC_PATH, dashboard.PageFiles(directory=dashboard.FOLDER))
     return app
-
-
-class AnswerCounter:
-    """Counts answers by method, route and status, when their headers go out."""
-
-    def __init__(self, app: ASGIApp, metrics: HttpMetrics) -> None:
-        self._app = app
-        self._metrics = metrics
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-
-        async def counted(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                route = getattr(scope.get("route"), "path", "unknown")
-                self._metrics.answered(scope["method"], route, message["status"])
-            await send(message)
-
-        await self._app(scope, receive, counted)

@@ -10,7 +10,7 @@ from shared.errors import NotFoundOnBusError
 from shared.openai.errors import RequestError
 from shared.openai.ids import is_well_formed
 from shared.protocol import subjects
-from shared.protocol.messages import BatchRecord
+from shared.protocol.batches import BatchRecord
 
 CANCELLABLE = ("validating", "in_progress")
 

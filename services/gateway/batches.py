@@ -2,73 +2,76 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from fastapi import APIRouter, Query, Request, Response
+from msgspec import Meta
 
+from services.gateway.caller import sender_of, take_request
 from services.gateway.context import Context, context_of
-from services.gateway.json_response import JsonResponse, read_body
+from services.gateway.json_response import JsonResponse
+from services.gateway.operation import answers, json_of
 from services.gateway.paging import page
-from services.gateway.upload import check_anchor, check_expires_after
+from services.gateway.upload import EXPIRES_AFTER_S, check_anchor, check_expires_after
 from shared.openai.errors import RequestError
 from shared.openai.ids import new_id
 from shared.openai.json_body import decode_body
+from shared.openai.metadata import Metadata, check_metadata
+from shared.openai.objects import (
+    Batch,
+    BatchUsage,
+    InputTokensDetails,
+    LineError,
+    LineErrors,
+    OutputTokensDetails,
+    Page,
+    RequestCounts,
+)
 from shared.openai.requests import ENDPOINTS
-from shared.protocol.messages import BatchRecord
+from shared.protocol.batches import BatchRecord
 
 MAX_BODY_BYTES = 64 * 1024
 WINDOW_S = {"24h": 24 * 3600}
-MAX_METADATA_PAIRS = 16
-MAX_METADATA_KEY_LENGTH = 64
-MAX_METADATA_VALUE_LENGTH = 512
 
-SHOWN_FIELDS = (
-    "id",
-    "endpoint",
-    "input_file_id",
-    "completion_window",
-    "created_at",
-    "expires_at",
-    "status",
-    "metadata",
-    "model",
-    "output_file_id",
-    "error_file_id",
-    "in_progress_at",
-    "finalizing_at",
-    "completed_at",
-    "failed_at",
-    "expired_at",
-    "cancelling_at",
-    "cancelled_at",
+SHOWN_FIELDS = tuple(
+    name for name in Batch.__struct_fields__ if name in BatchRecord.__struct_fields__ and name != "errors"
 )
 
-router = APIRouter(prefix="/v1/batches")
+router = APIRouter(prefix="/v1/batches", tags=["batches"])
 
 
-class _ExpiresAfter(msgspec.Struct):
-    anchor: str
-    seconds: int
+class ExpiresAfter(msgspec.Struct):
+    """When the output and the error file are deleted: so long after they are complete."""
+
+    anchor: Annotated[str, Meta(extra_json_schema={"enum": ["created_at"]})]
+    seconds: Annotated[int, Meta(extra_json_schema={"minimum": EXPIRES_AFTER_S[0], "maximum": EXPIRES_AFTER_S[1]})]
 
 
-class _CreateBatch(msgspec.Struct):
+class CreateBatch(msgspec.Struct):
+    """A batch to be made of an uploaded file."""
+
     input_file_id: str
-    endpoint: str
-    completion_window: str
-    metadata: dict[str, str] | None = None
-    output_expires_after: _ExpiresAfter | None = None
+    endpoint: Annotated[str, Meta(extra_json_schema={"enum": list(ENDPOINTS)})]
+    completion_window: Annotated[str, Meta(extra_json_schema={"enum": list(WINDOW_S)})]
+    metadata: Metadata | None = None
+    output_expires_after: ExpiresAfter | None = None
 
 
-_decoder = msgspec.json.Decoder(_CreateBatch)
+_decoder = msgspec.json.Decoder(CreateBatch)
 
 
-@router.post("")
+@router.post("", **answers(json_of(Batch), body=json_of(CreateBatch)))
 async def create_batch(request: Request) -> Response:
+    """Start a batch. It runs in the time that online requests leave."""
     context = context_of(request)
-    fields = decode_body(await read_body(request, MAX_BODY_BYTES), _decoder)
+    take_request(request)
+    await context.admission.check_offline()
+    async with context.bodies.body(request, MAX_BODY_BYTES) as body:
+        fields = decode_body(body, _decoder)
     _check(fields)
     await _check_input_file(context, fields.input_file_id)
+    sender = sender_of(request, None)
     now_s = context.clock.unix_s()
     record = BatchRecord(
         id=new_id("batch_", now_s),
@@ -79,45 +82,55 @@ async def create_batch(request: Request) -> Response:
         expires_at=int(now_s) + WINDOW_S[fields.completion_window],
         status="validating",
         metadata=fields.metadata,
+        output_expires_after_s=fields.output_expires_after.seconds if fields.output_expires_after else None,
+        client_id=sender.client_id,
+        client_weight=sender.client_weight,
     )
     await context.batches.create(record)
     return JsonResponse(batch_body(record))
 
 
-@router.get("")
+@router.get("", **answers(json_of(Page[Batch])))
 async def list_batches(
     request: Request, after: str | None = None, limit: Annotated[int, Query(ge=1, le=100)] = 20
 ) -> Response:
+    """Batches, the newest first."""
     return JsonResponse(page(await context_of(request).batches.all(), batch_body, after, limit))
 
 
-@router.get("/{batch_id}")
+@router.get("/{batch_id}", **answers(json_of(Batch)))
 async def get_batch(request: Request, batch_id: str) -> Response:
+    """A batch as it is now."""
     return JsonResponse(batch_body(await context_of(request).batches.get(batch_id)))
 
 
-@router.post("/{batch_id}/cancel")
+@router.post("/{batch_id}/cancel", **answers(json_of(Batch)))
 async def cancel_batch(request: Request, batch_id: str) -> Response:
+    """Stop a batch; what it has finished is kept."""
     context = context_of(request)
     return JsonResponse(batch_body(await context.batches.cancel(batch_id, int(context.clock.unix_s()))))
 
 
-def batch_body(record: BatchRecord) -> dict[str, Any]:
+def batch_body(record: BatchRecord) -> Batch:
     """OpenAI's Batch."""
-    body: dict[str, Any] = {"object": "batch"} | {name: getattr(record, name) for name in SHOWN_FIELDS}
-    body["errors"] = {"object": "list", "data": record.errors} if record.errors else None
-    body["request_counts"] = {"total": record.total, "completed": record.completed, "failed": record.failed}
-    body["usage"] = {
-        "input_tokens": record.input_tokens,
-        "input_tokens_details": {"cached_tokens": record.cached_tokens},
-        "output_tokens": record.output_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": record.input_tokens + record.output_tokens,
-    }
-    return body
+    shown = {name: getattr(record, name) for name in SHOWN_FIELDS}
+    errors = [LineError(error.code, error.message, error.line, error.param) for error in record.errors]
+    usage = BatchUsage(
+        record.input_tokens,
+        InputTokensDetails(record.cached_tokens),
+        record.output_tokens,
+        OutputTokensDetails(),
+        record.input_tokens + record.output_tokens,
+    )
+    return Batch(
+        errors=LineErrors(errors) if errors else None,
+        request_counts=RequestCounts(record.total, record.completed, record.failed),
+        usage=usage,
+        **shown,
+    )
 
 
-def _check(fields: _CreateBatch) -> None:
+def _check(fields: CreateBatch) -> None:
     if fields.endpoint not in ENDPOINTS:
         raise RequestError(f"endpoint must be one of {', '.join(ENDPOINTS)}", "endpoint")
     if fields.completion_window not in WINDOW_S:
@@ -125,19 +138,7 @@ def _check(fields: _CreateBatch) -> None:
     if fields.output_expires_after is not None:
         check_anchor(fields.output_expires_after.anchor, "output_expires_after")
         check_expires_after(fields.output_expires_after.seconds, "output_expires_after")
-    _check_metadata(fields.metadata or {})
-
-
-def _check_metadata(metadata: dict[str, str]) -> None:
-    if len(metadata) > MAX_METADATA_PAIRS:
-        raise RequestError(f"metadata has more than {MAX_METADATA_PAIRS} pairs", "metadata")
-    for key, value in metadata.items():
-        if len(key) > MAX_METADATA_KEY_LENGTH:
-            raise RequestError(f"a metadata key is longer than {MAX_METADATA_KEY_LENGTH} characters", "metadata")
-        if len(value) > MAX_METADATA_VALUE_LENGTH:
-            raise RequestError(
-                f"metadata.{key} is longer than {MAX_METADATA_VALUE_LENGTH} characters", f"metadata.{key}"
-            )
+    check_metadata(fields.metadata)
 
 
 async def _check_input_file(context: Context, file_id: str) -> None:

@@ -2,85 +2,97 @@
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Mapping
+from functools import partial
 
 from fastapi import APIRouter, Request, Response
 
-from services.gateway.client_id import client_id_of
+from services.gateway.caller import limit_headers
 from services.gateway.context import Context, context_of
-from services.gateway.errors import CLIENT_CLOSED_REQUEST, SERVER_ERROR, error_response
-from services.gateway.event_stream import EventStream, close_on_disconnect, usage_of
+from services.gateway.event_stream import EventStream, usage_of
 from services.gateway.generation import Generation
-from services.gateway.json_response import JsonResponse, read_body
-from shared.openai.requests import CHAT, TEXT, CompletionRequest, ServedModel, parse_completion
-from shared.openai.responses import ChunkWriter, completion_body
-from shared.openai.text import output_text
-from shared.protocol.messages import FinishReason
+from services.gateway.intake import await_end, read_request, start_choices, tracker_of
+from services.gateway.json_response import JsonResponse
+from services.gateway.operation import answers, events_of, json_of
+from shared.openai.completion_objects import ChatCompletion, TextCompletion
+from shared.openai.logprobs import LogprobsShape
+from shared.openai.requests import (
+    CHAT,
+    TEXT,
+    ChatCompletionBody,
+    TextCompletionBody,
+    parse_completion,
+)
+from shared.openai.responses import Choice, ChunkWriter, completion_body
+from shared.openai.text import shown_output
+from shared.openai.tool_answers import ToolCallChunks
+from shared.tokenizer import Tokenizer
 
-MAX_BODY_BYTES = 16 * 1024 * 1024
-INLINE_BODY_BYTES = 16 * 1024  # a longer prompt is tokenized in a thread, so that streams do not wait for it
+EVENTS = events_of("where stream is true: the JSON of a chunk, of the last one [DONE]")
 
-router = APIRouter()
+router = APIRouter(tags=["completions"])
 
 
-@router.post(CHAT)
+@router.post(CHAT, **answers(json_of(ChatCompletion) | EVENTS, body=json_of(ChatCompletionBody)))
 async def chat_completions(request: Request) -> Response:
+    """Answer a conversation."""
     return await _complete(CHAT, request)
 
 
-@router.post(TEXT)
+@router.post(TEXT, **answers(json_of(TextCompletion) | EVENTS, body=json_of(TextCompletionBody)))
 async def text_completions(request: Request) -> Response:
+    """Continue a text."""
     return await _complete(TEXT, request)
 
 
 async def _complete(endpoint: str, request: Request) -> Response:
     context = context_of(request)
-    completion = await _parse(endpoint, await read_body(request, MAX_BODY_BYTES), context)
-    client_id = client_id_of(request.headers.get("authorization"), completion.user)
-    generation = await context.tracker.submit(completion, client_id)
+    completion = await read_request(request, partial(parse_completion, endpoint))
+    generations = await start_choices(request, completion)
+    headers = limit_headers(request)
     if not completion.stream:
-        return await _whole_answer(request, context, generation)
+        return await await_end(request, *generations) or _body(context, generations, headers)
     writer = ChunkWriter(
-        endpoint, generation.request_id, int(generation.arrival_s), completion.model, completion.include_usage
+        endpoint,
+        generations[0].request_id,
+        int(generations[0].arrival_s),
+        completion.model,
+        completion.include_usage,
+        completion.service_tier,
+        LogprobsShape(context.tokenizer, endpoint == CHAT),
+        len(generations),
     )
-    detokenizer = context.tokenizer.detokenizer(completion.sampling.stop)
-    return EventStream(context.tracker, generation, writer, detokenizer)
+    tools, request_id = completion.tools, generations[0].request_id
+    events = writer if tools is None else ToolCallChunks(writer, tools, request_id, len(generations))
+    return EventStream(tracker_of(context, generations[0]), generations, events, context.tokenizer, headers)
 
 
-async def _parse(endpoint: str, body: bytes, context: Context) -> CompletionRequest:
-    model = ServedModel(context.model.name, context.registry.max_model_len(context.model.max_model_len))
-    if len(body) <= INLINE_BODY_BYTES:
-        return parse_completion(endpoint, body, context.tokenizer, model)
-    return await asyncio.to_thread(parse_completion, endpoint, body, context.tokenizer, model)
-
-
-async def _whole_answer(request: Request, context: Context, generation: Generation) -> Response:
-    try:
-        async with asyncio.TaskGroup() as tasks:
-            watcher = tasks.create_task(close_on_disconnect(request.receive, context.tracker, generation))
-            await generation.finished()
-            watcher.cancel()
-    finally:
-        await context.tracker.close(generation)
-    finish_reason = generation.finish_reason
-    assert finish_reason is not None
-    if finish_reason is FinishReason.ERROR:
-        return error_response(500, generation.error, SERVER_ERROR)
-    if finish_reason is FinishReason.ABORT:
-        return Response(status_code=CLIENT_CLOSED_REQUEST)
-    return _body(context, generation, finish_reason)
-
-
-def _body(context: Context, generation: Generation, finish_reason: FinishReason) -> Response:
-    request = generation.request
+def _body(context: Context, generations: list[Generation], headers: Mapping[str, str]) -> Response:
+    first = generations[0]
     return JsonResponse(
         completion_body(
-            endpoint=request.endpoint,
-            request_id=generation.request_id,
-            created=int(generation.arrival_s),
-            model=request.model,
-            text=output_text(context.tokenizer, generation.output_token_ids, finish_reason, request.sampling),
-            finish_reason=finish_reason,
-            usage=usage_of(generation),
-        )
+            endpoint=first.request.endpoint,
+            request_id=first.request_id,
+            created=int(first.arrival_s),
+            model=first.request.model,
+            choices=[_choice(generation, context.tokenizer) for generation in generations],
+            usage=usage_of(*generations),
+            service_tier=first.request.service_tier,
+            tools=first.request.tools,
+        ),
+        headers=dict(headers),
     )
+
+
+def _choice(generation: Generation, tokenizer: Tokenizer) -> Choice:
+    request, finish_reason = generation.request, generation.finish_reason
+    assert finish_reason is not None
+    text, tokens = shown_output(
+        tokenizer,
+        generation.output_token_ids,
+        generation.output_logprobs,
+        finish_reason,
+        request.sampling,
+        shows_calls=request.tools is not None,
+    )
+    return Choice(text, finish_reason, LogprobsShape(tokenizer, request.endpoint == CHAT).body(tokens))

@@ -6,8 +6,13 @@ from dataclasses import dataclass
 
 from fastapi import FastAPI, Request
 
+from services.gateway.admission import Admission
+from services.gateway.api_keys import ApiKeys
 from services.gateway.batch_store import BatchStore
+from services.gateway.body_intake import BodyIntake
+from services.gateway.dashboard.hub import DashboardHub
 from services.gateway.file_store import FileStore
+from services.gateway.flex_tracker import FlexTracker
 from services.gateway.metrics import HttpMetrics
 from services.gateway.registry import ExecutorRegistry
 from services.gateway.tracker import RequestTracker
@@ -29,10 +34,16 @@ class Context:
     tokenizer: Tokenizer
     registry: ExecutorRegistry
     tracker: RequestTracker
+    flex: FlexTracker
+    admission: Admission
+    keys: ApiKeys
     files: FileStore
     batches: BatchStore
     telemetry: Telemetry
     http_metrics: HttpMetrics
+    bodies: BodyIntake
+    dashboard: DashboardHub
+    max_body_bytes: int  # of a completion
 
 
 def set_context(app: FastAPI, context: Context) -> None:

@@ -10,7 +10,9 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
+from services.gateway.answers import request_id_of
 from services.gateway.json_response import JsonResponse
+from services.gateway.refusal import Refusal
 from shared.errors import BusError, NoExecutorError, NotFoundOnBusError
 from shared.openai.errors import RequestError
 from shared.openai.responses import error_body
@@ -19,6 +21,7 @@ logger = logging.getLogger(__name__)
 
 RETRY_AFTER_S = 2
 CLIENT_CLOSED_REQUEST = 499
+BODY_UNREAD = (408, 413)  # the rest of the body is not waited for, so nothing else can come on the connection
 
 INVALID_REQUEST = "invalid_request_error"
 SERVER_ERROR = "server_error"
@@ -28,6 +31,7 @@ UNAVAILABLE = "service_unavailable"
 def install_error_handlers(app: FastAPI) -> None:
     """For what our own code raises, and what FastAPI and Starlette do."""
     app.add_exception_handler(RequestError, _on_request_error)
+    app.add_exception_handler(Refusal, _on_refusal)
     app.add_exception_handler(NoExecutorError, _on_unavailable)
     app.add_exception_handler(BusError, _on_unavailable)
     app.add_exception_handler(HTTPException, _on_http_exception)
@@ -55,11 +59,19 @@ def not_found(what: str, id: str, param: str) -> RequestError:
 
 async def _on_request_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestError)
-    return error_response(error.status, error.message, INVALID_REQUEST, error.param, error.code)
+    headers = {"Connection": "close"} if error.status in BODY_UNREAD else None
+    return error_response(error.status, error.message, INVALID_REQUEST, error.param, error.code, headers)
+
+
+async def _on_refusal(request: Request, error: Exception) -> Response:
+    assert isinstance(error, Refusal)
+    request.state.refused = error.reason
+    return error_response(error.status, error.message, error.type, code=error.code, headers=error.headers)
 
 
 async def _on_unavailable(request: Request, error: Exception) -> Response:
-    logger.warning("unavailable", extra={"path": request.url.path, "why": str(error)})
+    ids = {"http_request_id": request_id_of(request), "path": request.url.path}
+    logger.warning("unavailable", extra={**ids, "why": str(error)})
     if isinstance(error, NotFoundOnBusError):
         return error_response(404, f"not found: {error}", code="not_found")
     headers = {"Retry-After": str(RETRY_AFTER_S)}
@@ -88,5 +100,6 @@ async def _on_client_disconnect(request: Request, error: Exception) -> Response:
 
 
 async def _on_unexpected(request: Request, error: Exception) -> Response:
-    """The traceback is logged by the server, which gets the exception too."""
+    """The traceback is logged by the server, which gets the exception too, but knows no ids."""
+    logger.error("failed", extra={"http_request_id": request_id_of(request), "error": repr(error)})
     return error_response(500, "the server failed to process the request", SERVER_ERROR)

@@ -7,22 +7,25 @@ from typing import BinaryIO
 
 from services.gateway.errors import not_found
 from shared.bus import Bucket, Bus, Objects
+from shared.clock import Clock
 from shared.errors import BusError, NotFoundOnBusError
 from shared.openai.ids import is_well_formed, new_id
 from shared.protocol import subjects
-from shared.protocol.messages import FileRecord
+from shared.protocol.batches import FileRecord
 
 
 class FileStore:
-    """A record exists only where its contents do."""
+    """A record exists only where its contents do. A file that has expired is not shown; the offline-queue deletes
+    it."""
 
-    def __init__(self, records: Bucket[FileRecord], objects: Objects) -> None:
+    def __init__(self, records: Bucket[FileRecord], objects: Objects, clock: Clock) -> None:
         self._records = records
         self._objects = objects
+        self._clock = clock
 
     @classmethod
-    async def open(cls, bus: Bus) -> FileStore:
-        return cls(await bus.bucket(subjects.FILES_BUCKET, FileRecord), await bus.objects())
+    async def open(cls, bus: Bus, clock: Clock) -> FileStore:
+        return cls(await bus.bucket(subjects.FILES_BUCKET, FileRecord), await bus.objects(), clock)
 
     async def create(
         self, filename: str, purpose: str, contents: BinaryIO, created_s: float, expires_after_s: int | None
@@ -53,11 +56,13 @@ class FileStore:
             entry = await self._records.get(file_id)
         except NotFoundOnBusError as error:
             raise not_found("file", file_id, param) from error
-        assert entry.value is not None
+        if entry.value is None or not self._is_shown(entry.value):
+            raise not_found("file", file_id, param)
         return entry.value
 
     async def all(self) -> list[FileRecord]:
-        return [entry.value for entry in await self._records.entries() if entry.value is not None]
+        records = [entry.value for entry in await self._records.entries() if entry.value is not None]
+        return [record for record in records if self._is_shown(record)]
 
     async def delete(self, file_id: str) -> None:
         """Raises RequestError (404)."""
@@ -65,6 +70,10 @@ class FileStore:
         await self._records.delete(file_id)
         await self._objects.delete(file_id)
 
-    def chunks(self, file_id: str) -> AsyncIterator[bytes]:
-        """The contents, piece by piece. Raises NotFoundOnBusError and BusError."""
-        return self._objects.chunks(file_id)
+    def chunks(self, record: FileRecord) -> AsyncIterator[bytes]:
+        """The contents, piece by piece; of a batch's output that still grows, as much as the record says. Raises
+        NotFoundOnBusError and BusError."""
+        return self._objects.chunks(record.id, record.bytes)
+
+    def _is_shown(self, record: FileRecord) -> bool:
+        return record.expires_at is None or record.expires_at > self._clock.unix_s()

@@ -3,33 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
+import msgspec
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
+from services.gateway.caller import take_request
 from services.gateway.context import context_of
 from services.gateway.errors import not_found
 from services.gateway.json_response import JsonResponse
+from services.gateway.operation import BINARY, answers, json_of
 from services.gateway.paging import page
-from services.gateway.upload import read_upload
+from services.gateway.upload import UPLOAD_FORM, read_upload
 from shared.errors import NotFoundOnBusError
-from shared.protocol.messages import FileRecord
+from shared.openai.objects import DeletedFile, FileObject, Page
+from shared.protocol.batches import FileRecord
 
-router = APIRouter(prefix="/v1/files")
+router = APIRouter(prefix="/v1/files", tags=["files"])
 
 
-@router.post("")
+@router.post("", **answers(json_of(FileObject), body=UPLOAD_FORM))
 async def create_file(request: Request) -> Response:
+    """Upload a batch's input: JSON lines, at most 200 MB."""
     context = context_of(request)
-    async with read_upload(request) as upload:
+    take_request(request)
+    await context.admission.check_offline()
+    async with read_upload(request, context.bodies.timeout_s) as upload:
         record = await context.files.create(
             upload.filename, upload.purpose, upload.contents, context.clock.unix_s(), upload.expires_after_s
         )
     return JsonResponse(file_body(record))
 
 
-@router.get("")
+@router.get("", **answers(json_of(Page[FileObject])))
 async def list_files(
     request: Request,
     after: str | None = None,
@@ -37,29 +44,32 @@ async def list_files(
     order: Literal["asc", "desc"] = "desc",
     purpose: str | None = None,
 ) -> Response:
+    """Files, the newest first."""
     records = await context_of(request).files.all()
     if purpose is not None:
         records = [record for record in records if record.purpose == purpose]
     return JsonResponse(page(records, file_body, after, limit, newest_first=order == "desc"))
 
 
-@router.get("/{file_id}")
+@router.get("/{file_id}", **answers(json_of(FileObject)))
 async def get_file(request: Request, file_id: str) -> Response:
+    """What is known of a file."""
     return JsonResponse(file_body(await context_of(request).files.get(file_id)))
 
 
-@router.delete("/{file_id}")
+@router.delete("/{file_id}", **answers(json_of(DeletedFile)))
 async def delete_file(request: Request, file_id: str) -> Response:
+    """Delete a file at once."""
     await context_of(request).files.delete(file_id)
-    return JsonResponse({"id": file_id, "object": "file", "deleted": True})
+    return JsonResponse(DeletedFile(file_id))
 
 
-@router.get("/{file_id}/content")
+@router.get("/{file_id}/content", **answers({"application/octet-stream": {"schema": BINARY}}))
 async def get_file_content(request: Request, file_id: str) -> Response:
     """The raw bytes, streamed. The first piece is read before the answer starts, so that a 404 is still possible."""
     files = context_of(request).files
     record = await files.get(file_id)
-    chunks = files.chunks(file_id)
+    chunks = files.chunks(record)
     try:
         first = await anext(chunks, b"")
     except NotFoundOnBusError as error:
@@ -74,17 +84,13 @@ async def _rejoin(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[byt
         yield chunk
 
 
-def file_body(record: FileRecord) -> dict[str, Any]:
+def file_body(record: FileRecord) -> FileObject:
     """OpenAI's FileObject."""
-    body: dict[str, Any] = {
-        "id": record.id,
-        "object": "file",
-        "bytes": record.bytes,
-        "created_at": record.created_at,
-        "filename": record.filename,
-        "purpose": record.purpose,
-        "status": "processed",
-    }
-    if record.expires_at is not None:
-        body["expires_at"] = record.expires_at
-    return body
+    return FileObject(
+        id=record.id,
+        bytes=record.bytes,
+        created_at=record.created_at,
+        filename=record.filename,
+        purpose=record.purpose,
+        expires_at=msgspec.UNSET if record.expires_at is None else record.expires_at,
+    )

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
+from services.gateway.rate_limits import UNLIMITED, Reservation
+from services.gateway.sender import Sender
 from shared.openai.requests import CompletionRequest
-from shared.protocol.messages import FinishReason, GenerateRequest, TokenOutput
+from shared.protocol.messages import FinishReason, GenerateRequest, TokenLogprobs, TokenOutput
 from shared.scheduling.request import Kind
+from shared.scheduling.routing import Route
 
 
 class Generation:
@@ -17,36 +20,67 @@ class Generation:
     """
 
     def __init__(
-        self, request_id: str, request: CompletionRequest, client_id: str, arrival_s: float, started_s: float
+        self,
+        request_id: str,
+        request: CompletionRequest,
+        sender: Sender,
+        arrival_s: float,
+        started_s: float,
+        reservation: Reservation = UNLIMITED,
     ) -> None:
         self.request_id = request_id
         self.request = request
-        self.client_id = client_id
+        self.sender = sender
         self.arrival_s = arrival_s  # unix time
         self.started_s = started_s  # monotonic
         self.output_token_ids: list[int] = []
+        self.output_logprobs: list[TokenLogprobs] = []  # one for each token, where they are asked for
         self.num_cached_tokens = 0
         self.finish_reason: FinishReason | None = None
         self.error = ""
-        self.executor_id: str | None = None  # None while it waits to be resumed
+        self.route: Route | None = None  # None while it waits to be resumed
         self.lost_executor_id: str | None = None
         self.lost_s = 0.0  # monotonic
-        self.epoch = ""
         self.attempt = 0
         self.first_token_s: float | None = None
         self.last_token_s: float | None = None
-        self._num_read = 0
+        self._reservation = reservation
+        self.num_read = 0  # tokens that ``next_tokens`` has given
         self._changed = asyncio.Event()
         self._finished = asyncio.Event()
+
+    @property
+    def executor_id(self) -> str | None:
+        """None while it waits to be resumed."""
+        return None if self.route is None else self.route.target.executor_id
 
     @property
     def wire_id(self) -> str:
         """Its id on the bus. Each attempt has its own, so that late tokens of an earlier one fit nothing."""
         return f"{self.request_id}-{self.attempt}"
 
-    def next_attempt(self, executor_id: str, epoch: str, gateway_id: str) -> GenerateRequest:
+    @property
+    def log_ids(self) -> dict[str, str | None]:
+        """What a log line about it names."""
+        return {
+            "request_id": self.wire_id,
+            "http_request_id": self.sender.http_request_id,
+            "executor_id": self.executor_id,
+        }
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Prompt and output so far."""
+        return self.request.prompt_token_ids + self.output_token_ids
+
+    def runs_at(self, executor_id: str, epoch: str) -> bool:
+        """This incarnation of the executor has it."""
+        target = None if self.route is None else self.route.target
+        return target is not None and target.executor_id == executor_id and target.epoch == epoch
+
+    def next_attempt(self, route: Route, gateway_id: str) -> GenerateRequest:
         """The message that makes this executor go on from the tokens so far."""
-        self.executor_id, self.epoch = executor_id, epoch
+        self.route = route
         self.attempt += 1
         return GenerateRequest(
             request_id=self.wire_id,
@@ -56,19 +90,31 @@ class Generation:
             arrival_s=self.arrival_s,
             gateway_id=gateway_id,
             output_token_ids=list(self.output_token_ids),
-            client_id=self.client_id,
+            client_id=self.sender.client_id,
+            client_weight=self.sender.client_weight,
+            http_request_id=self.sender.http_request_id,
         )
 
     def lost_executor(self, now_s: float) -> None:
         """It waits for another executor from here on."""
-        self.lost_s = now_s
-        self.lost_executor_id, self.executor_id = self.executor_id, None
+        self.lost_s, self.lost_executor_id = now_s, self.executor_id
+        if self.route is not None:
+            self.route.end()
+        self.route = None
+
+    def misses_before(self, output: TokenOutput) -> bool:
+        """Tokens before these never came: the bus was away. It goes on from those that did."""
+        expected = len(self.output_token_ids) + len(output.token_ids)
+        return output.num_output_tokens not in (None, expected)
 
     def take(self, output: TokenOutput) -> None:
         """One step's gain."""
         self.output_token_ids += output.token_ids
+        self.output_logprobs += output.logprobs or ()
         if self.attempt == 1 and output.num_cached_tokens:
             self.num_cached_tokens = output.num_cached_tokens
+        if self.route is not None and output.token_ids:
+            self.route.answered()
         if output.finish_reason is not None:
             self.end(output.finish_reason, output.error)
         else:
@@ -78,6 +124,10 @@ class Generation:
         """No tokens come after this; a second call changes nothing."""
         if self.finish_reason is None:
             self.finish_reason, self.error = finish_reason, error
+            if self.route is not None:
+                self.route.end()
+            num_used = len(self.request.prompt_token_ids) + len(self.output_token_ids)
+            self._reservation.settle(0 if finish_reason is FinishReason.ERROR else num_used)
             self._changed.set()
             self._finished.set()
 
@@ -86,8 +136,8 @@ class Generation:
         await self._changed.wait()
         if self.finish_reason is None:
             self._changed.clear()
-        tokens = self.output_token_ids[self._num_read :]
-        self._num_read = len(self.output_token_ids)
+        tokens = self.output_token_ids[self.num_read :]
+        self.num_read = len(self.output_token_ids)
         return tokens
 
     async def finished(self) -> None:

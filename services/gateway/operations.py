@@ -2,32 +2,49 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
+import msgspec
 from fastapi import APIRouter, Request, Response
 
 from services.gateway.context import Context, context_of
 from services.gateway.errors import RETRY_AFTER_S
 from services.gateway.json_response import JsonResponse
+from services.gateway.operation import answers, json_of, text_of
 
-router = APIRouter()
+router = APIRouter(tags=["operations"])
 
 
-@router.get("/health")
+class Health(msgspec.Struct, frozen=True):
+    """The process answers."""
+
+    status: Literal["ok"] = "ok"
+
+
+class Readiness(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Whether a completion can be served, and what is missing where it cannot."""
+
+    status: Literal["ready", "not ready"]
+    reason: str | None = None
+
+
+@router.get("/health", **answers(json_of(Health)))
 async def health() -> Response:
     """The process is up."""
-    return JsonResponse({"status": "ok"})
+    return JsonResponse(Health())
 
 
-@router.get("/ready")
+@router.get("/ready", **answers(json_of(Readiness), errors={503: json_of(Readiness)}))
 async def ready(request: Request) -> Response:
     """200 where a completion can be served now, else 503 and why."""
     missing = not_ready_because(context_of(request))
     if missing is None:
-        return JsonResponse({"status": "ready"})
+        return JsonResponse(Readiness("ready"))
     headers = {"Retry-After": str(RETRY_AFTER_S)}
-    return JsonResponse({"status": "not ready", "reason": missing}, status_code=503, headers=headers)
+    return JsonResponse(Readiness("not ready", missing), status_code=503, headers=headers)
 
 
-@router.get("/metrics")
+@router.get("/metrics", **answers(text_of("text/plain", "metrics, one a line")))
 async def metrics(request: Request) -> Response:
     """Prometheus's text format."""
     telemetry = context_of(request).telemetry

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from shared.openai.errors import RequestError
+from shared.openai.ids import created_s_of
+from shared.openai.objects import Batch, FileObject, Page
 
 
 class Record(Protocol):
@@ -19,24 +21,32 @@ class Record(Protocol):
 
 
 R = TypeVar("R", bound=Record)
+S = TypeVar("S", FileObject, Batch)
 
 
 def page(
-    records: Sequence[R], show: Callable[[R], dict[str, Any]], after: str | None, limit: int, newest_first: bool = True
-) -> dict[str, Any]:
-    """At most ``limit`` records that follow the one whose id is ``after``. Raises RequestError for an unknown one."""
-    ordered = sorted(records, key=lambda record: (record.created_at, record.id), reverse=newest_first)
-    start = 0
+    records: Sequence[R], show: Callable[[R], S], after: str | None, limit: int, newest_first: bool = True
+) -> Page[S]:
+    """At most ``limit`` records that follow the one whose id is ``after``, which may be gone by now: who pages may
+    delete what it has seen. Raises RequestError for an id that never was."""
+    ordered = sorted(records, key=_key, reverse=newest_first)
     if after is not None:
-        ids = [record.id for record in ordered]
-        if after not in ids:
-            raise RequestError(f"after: no such id: {after}", "after")
-        start = ids.index(after) + 1
-    data = [show(record) for record in ordered[start : start + limit]]
-    return {
-        "object": "list",
-        "data": data,
-        "first_id": data[0]["id"] if data else None,
-        "last_id": data[-1]["id"] if data else None,
-        "has_more": start + limit < len(ordered),
-    }
+        place = _place_of(after, ordered)
+        ordered = [record for record in ordered if (_key(record) < place if newest_first else _key(record) > place)]
+    data = [show(record) for record in ordered[:limit]]
+    first_id, last_id = (data[0].id, data[-1].id) if data else (None, None)
+    return Page(data, first_id, last_id, has_more=limit < len(ordered))
+
+
+def _place_of(id: str, records: Sequence[Record]) -> tuple[int, str]:
+    for record in records:
+        if record.id == id:
+            return _key(record)
+    created_s = created_s_of(id)
+    if created_s is None:
+        raise RequestError(f"after: no such id: {id}", "after")
+    return created_s, id
+
+
+def _key(record: Record) -> tuple[int, str]:
+    return record.created_at, record.id

@@ -1,17 +1,16 @@
-"""Which executors are alive, and which of them should get the next request."""
+"""Which executors are alive, and which of them take requests."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from shared.bus import Bus
-from shared.errors import NoExecutorError
 from shared.protocol import subjects
 from shared.protocol.messages import ExecutorInfo, Heartbeat
+from shared.scheduling.routing import RoutingTarget
 
 logger = logging.getLogger(__name__)
 
@@ -25,29 +24,25 @@ class LiveExecutor:
 
     heartbeat: Heartbeat
     timer: asyncio.TimerHandle
-    submitted: int = 0  # requests sent since the heartbeat, which its counts do not hold yet
+    target: RoutingTarget
 
     @property
     def info(self) -> ExecutorInfo:
         return self.heartbeat.info
 
-    @property
-    def load(self) -> int:
-        """Online requests that it holds or is about to."""
-        return self.heartbeat.online_waiting + self.heartbeat.online_running + self.submitted
-
 
 class ExecutorRegistry:
     """Follows heartbeats and registrations of the executors of one model.
 
-    ``on_lost(executor_id, epoch)`` is called once for every incarnation that is gone: silent for
-    HEARTBEAT_TIMEOUT_S, signed off, restarted under a new epoch, or off the bus for a moment: it or this gateway.
+    Each of ``on_lost`` is called, with (executor_id, epoch), once for every incarnation that is gone: silent for
+    HEARTBEAT_TIMEOUT_S, signed off, restarted under a new epoch, or off the bus, if only for a moment: it or this
+    gateway.
     """
 
     def __init__(self, bus: Bus, model: str) -> None:
-        self.on_lost: Callable[[str, str], None] | None = None
+        self.on_lost: list[Callable[[str, str], None]] = []
         self._bus = bus
-        self._model = model
+        self.model = model
         self._live: dict[str, LiveExecutor] = {}
         self._arrived = asyncio.Event()
 
@@ -73,29 +68,21 @@ class ExecutorRegistry:
         """The longest context that every available executor can take, in tokens."""
         return min((executor.info.max_model_len for executor in self.available()), default=default)
 
-    def pick(self) -> ExecutorInfo | None:
-        """The available executor with the least load; it counts as loaded by one more from here on."""
-        executor = min(self.available(), key=lambda each: each.load, default=None)
-        if executor is None:
-            return None
-        executor.submitted += 1
-        return executor.info
+    def lose(self, info: ExecutorInfo) -> None:
+        """This incarnation is not on the bus any more; nothing where that is known."""
+        known = self._live.get(info.executor_id)
+        if known is not None and known.info.epoch == info.epoch:
+            self._lose(info.executor_id, info.epoch, "left the bus")
 
-    async def pick_within(self, timeout_s: float) -> ExecutorInfo:
-        """As ``pick``, waiting for one to appear. Raises NoExecutorError."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                while True:
-                    picked = self.pick()
-                    if picked is not None:
-                        return picked
-                    self._arrived.clear()
-                    await self._arrived.wait()
-        raise NoExecutorError(f"no executor of {self._model} is alive; waited {timeout_s:g} s")
+    async def wait_available(self) -> None:
+        """Return when there is one that takes requests: at once where there is."""
+        while not self.available():
+            self._arrived.clear()
+            await self._arrived.wait()
 
     async def _on_heartbeat(self, heartbeat: Heartbeat) -> None:
         info = heartbeat.info
-        if info.model != self._model:
+        if info.model != self.model:
             return
         known = self._live.get(info.executor_id)
         if known is not None and known.info.epoch != info.epoch:
@@ -107,10 +94,13 @@ class ExecutorRegistry:
         timer = self._expire_in(HEARTBEAT_TIMEOUT_S, info)
         if known is not None:
             known.timer.cancel()
-            known.heartbeat, known.timer, known.submitted = heartbeat, timer, 0
+            known.heartbeat, known.timer = heartbeat, timer
         else:
-            self._live[info.executor_id] = LiveExecutor(heartbeat, timer)
+            num_cache_tokens = info.num_blocks * info.block_size
+            target = RoutingTarget(info.executor_id, info.epoch, info.max_num_batched_tokens, num_cache_tokens)
+            known = self._live[info.executor_id] = LiveExecutor(heartbeat, timer, target)
             logger.info("executor found", extra={"executor_id": info.executor_id, "epoch": info.epoch})
+        known.target.observe(heartbeat.online_work.features())
         if not heartbeat.draining:
             self._arrived.set()
 
@@ -128,8 +118,8 @@ class ExecutorRegistry:
         executor = self._live.pop(executor_id)
         executor.timer.cancel()
         logger.warning("executor lost", extra={"executor_id": executor_id, "epoch": epoch, "why": why})
-        if self.on_lost is not None:
-            self.on_lost(executor_id, epoch)
+        for tell in self.on_lost:
+            tell(executor_id, epoch)
 
     async def _watch_registrations(self) -> None:
         bucket = await self._bus.bucket(subjects.EXECUTORS_BUCKET, ExecutorInfo)

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import secrets
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 from msgspec import Meta
+
+from shared.common_settings import LogLevel, NatsUrl
+from shared.setting import SECRET, choices
+
+if TYPE_CHECKING:
+    from services.gateway.admission import AdmissionLimits
 
 
 class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -14,13 +20,63 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
 
     model_path: Annotated[str, Meta(description="folder with the model's config.json and tokenizer")]
     model_name: Annotated[str, Meta(description="the model's name in the API", min_length=1)] = "smollm2-135m-instruct"
-    nats: Annotated[str, Meta(description="URL of the NATS server")] = "nats://127.0.0.1:4222"
-    log_level: Annotated[str, Meta(description="debug, info, warning or error")] = "info"
+    nats: NatsUrl = "nats://127.0.0.1:4222"
+    log_level: LogLevel = "info"
     host: Annotated[str, Meta(description="address to listen on")] = "127.0.0.1"
     port: Annotated[int, Meta(description="TCP port to listen on", ge=1, le=65535)] = 8000
     gateway_id: Annotated[
         str, Meta(description="where executors send tokens; random where empty", pattern="^[A-Za-z0-9_-]*$")
     ] = ""
+    require_keys: Annotated[
+        str,
+        Meta(
+            description="whether clients need an API key: always, never, or auto: where others can connect",
+            extra=choices(("auto", "always", "never")),
+        ),
+    ] = "auto"
+    api_key: Annotated[
+        str,
+        Meta(description="valid beside the keys of slackwater key; better kept in the environment", extra=SECRET),
+    ] = ""
+    max_body_bytes: Annotated[int, Meta(description="of a completion's body; a larger one is refused", ge=1024)] = (
+        16 * 1024**2
+    )
+    max_pending_body_bytes: Annotated[
+        int,
+        Meta(description="of all bodies being read or tokenized; beyond it large ones are refused", ge=1024),
+    ] = 256 * 1024**2
+    body_timeout_s: Annotated[float, Meta(description="in which a body comes, or more of an upload", gt=0)] = 60.0
+    max_prompt_tokens: Annotated[
+        int, Meta(description="of a completion's prompt; 0: what the model's context leaves room for", ge=0)
+    ] = 0
+    write_timeout_s: Annotated[
+        float, Meta(description="a client that does not read for so long is cut off, its request aborted", gt=0)
+    ] = 60.0
+    max_live_requests: Annotated[int, Meta(description="online requests under way at a time", ge=1)] = 8192
+    max_waiting_requests: Annotated[int, Meta(description="of them, those without a first token", ge=1)] = 2048
+    max_waiting_tokens: Annotated[int, Meta(description="in the prompts of those", ge=1)] = 2_000_000
+    max_wait_s: Annotated[float, Meta(description="the expected time to a first token", gt=0)] = 60.0
+    max_offline_requests: Annotated[int, Meta(description="of batches, without a result yet", ge=1)] = 1_000_000
+    max_offline_bytes: Annotated[int, Meta(description="of those, as they are stored", ge=1)] = 8 * 1024**3
+    cors_origins: Annotated[
+        str, Meta(description="whose web pages may call, as https://a.example,https://b.example, or *; empty: none's")
+    ] = ""
+
+    def allowed_origins(self) -> tuple[str, ...]:
+        """``cors_origins``, one by one."""
+        return tuple(origin.strip() for origin in self.cors_origins.split(",") if origin.strip())
+
+    def admission_limits(self) -> AdmissionLimits:
+        from services.gateway.admission import AdmissionLimits  # loads the bus; settings are read by --help too
+
+        return AdmissionLimits(
+            max_live_requests=self.max_live_requests,
+            max_waiting_requests=self.max_waiting_requests,
+            max_waiting_tokens=self.max_waiting_tokens,
+            max_wait_s=self.max_wait_s,
+            max_offline_requests=self.max_offline_requests,
+            max_offline_bytes=self.max_offline_bytes,
+        )
 
     def resolved_gateway_id(self) -> str:
         """The given id, or a new one: tokens of an earlier process never reach this one."""

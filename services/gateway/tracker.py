@@ -9,13 +9,18 @@ import uuid
 from services.gateway.generation import Generation
 from services.gateway.metrics import GenerationMetrics
 from services.gateway.online_reporter import OnlineReporter
+from services.gateway.rate_limits import UNLIMITED, Reservation
 from services.gateway.registry import ExecutorRegistry
+from services.gateway.router import Router
+from services.gateway.sender import Sender
+from services.gateway.waiting_room import WaitingRoom
 from shared.bus import Bus
 from shared.clock import Clock
 from shared.errors import BusError, NoExecutorError
 from shared.openai.requests import CompletionRequest
 from shared.protocol import subjects
-from shared.protocol.messages import AbortRequests, ExecutorInfo, FinishReason, StepTokens, TokenOutput
+from shared.protocol.messages import AbortRequests, FinishReason, StepTokens, TokenOutput
+from shared.scheduling.routing import Route
 
 logger = logging.getLogger(__name__)
 
@@ -31,17 +36,24 @@ class RequestTracker:
     """
 
     def __init__(
-        self, bus: Bus, registry: ExecutorRegistry, gateway_id: str, clock: Clock, metrics: GenerationMetrics
+        self,
+        bus: Bus,
+        registry: ExecutorRegistry,
+        router: Router,
+        gateway_id: str,
+        clock: Clock,
+        metrics: GenerationMetrics,
     ) -> None:
         self._bus = bus
-        self._registry = registry
+        self._router = router
         self._gateway_id = gateway_id
         self._clock = clock
         self._metrics = metrics
         self._reporter = OnlineReporter(bus, gateway_id, clock)
+        self.room = WaitingRoom()
         self._live: dict[str, Generation] = {}  # wire id -> request
         self._to_resume: asyncio.Queue[Generation] = asyncio.Queue()  # each live request at most once
-        registry.on_lost = self._on_executor_lost
+        registry.on_lost.append(self._on_executor_lost)
 
     @property
     def num_live(self) -> int:
@@ -61,24 +73,31 @@ class RequestTracker:
                 if generation.finish_reason is None:
                     await self._resume(generation)
 
-    async def submit(self, request: CompletionRequest, client_id: str) -> Generation:
-        """Send it to an executor. The caller must ``close`` it. Raises NoExecutorError and BusError."""
+    async def submit(
+        self, request: CompletionRequest, sender: Sender, reservation: Reservation = UNLIMITED
+    ) -> Generation:
+        """Send it to an executor. The caller must ``close`` it; ``reservation`` is settled here. Raises NoExecutorError
+        and BusError."""
         unix_s, now_s = self._clock.unix_s(), self._clock.monotonic_s()
-        info = await self._registry.pick_within(SUBMIT_WAIT_S)
-        generation = Generation(uuid.uuid4().hex, request, client_id, unix_s, now_s)
+        generation = Generation(uuid.uuid4().hex, request, sender, unix_s, now_s, reservation)
+        self.room.enter(generation.request_id, sender.client_id, len(request.prompt_token_ids), now_s)
         try:
-            await self._send(generation, info)
-        except BusError:
-            del self._live[generation.wire_id]
-            self._reporter.lost(info.executor_id, generation)
+            await self._send(generation, await self._router.route_within(generation.token_ids, SUBMIT_WAIT_S))
+        except BaseException:
+            self.room.leave(generation.request_id)
+            generation.end(FinishReason.ERROR)
+            if self._live.pop(generation.wire_id, None) and generation.executor_id is not None:
+                self._reporter.lost(generation.executor_id, generation)
             raise
         self._metrics.started(len(request.prompt_token_ids))
+        logger.debug("request sent", extra=generation.log_ids)
         return generation
 
     async def close(self, generation: Generation) -> None:
         """The client has its answer or went away; what still runs for it is aborted."""
         if self._live.pop(generation.wire_id, None) is None:
             return
+        self.room.leave(generation.request_id)
         generation.end(FinishReason.ABORT)
         self._reporter.ended(generation, was_answered=False)
         if generation.executor_id is not None:
@@ -97,9 +116,9 @@ class RequestTracker:
         now_s = self._clock.monotonic_s()
         for output in step.outputs:
             generation = self._live.get(output.request_id)
-            if generation is None or generation.epoch != step.epoch or generation.executor_id != step.executor_id:
+            if generation is None or not generation.runs_at(step.executor_id, step.epoch):
                 continue
-            if output.finish_reason is FinishReason.ABORT or _has_gap(generation, output):
+            if output.finish_reason is FinishReason.ABORT or generation.misses_before(output):
                 self._lose(generation)
                 continue
             self._take(generation, output, now_s)
@@ -109,15 +128,20 @@ class RequestTracker:
             self._metrics.tokens(generation.started_s, generation.last_token_s, now_s, len(output.token_ids))
             self._reporter.tokens(generation, now_s)
             generation.last_token_s = now_s
+            self.room.start(generation.request_id, now_s)
         generation.take(output)
         if output.finish_reason is not None:
             del self._live[generation.wire_id]
+            self.room.leave(generation.request_id)
             self._metrics.finished(output.finish_reason, generation.num_cached_tokens)
-            self._reporter.ended(generation, was_answered=output.finish_reason is not FinishReason.ERROR)
+            was_answered = output.finish_reason is not FinishReason.ERROR
+            if was_answered:
+                self._router.ended(len(generation.output_token_ids))
+            self._reporter.ended(generation, was_answered)
 
     def _on_executor_lost(self, executor_id: str, epoch: str) -> None:
         for generation in list(self._live.values()):
-            if generation.executor_id == executor_id and generation.epoch == epoch:
+            if generation.runs_at(executor_id, epoch):
                 self._lose(generation)
 
     def _lose(self, generation: Generation) -> None:
@@ -133,23 +157,23 @@ class RequestTracker:
         try:
             if generation.attempt >= MAX_ATTEMPTS:
                 raise NoExecutorError(f"given up after {generation.attempt} executors")
-            info = await self._registry.pick_within(self._resume_wait_s(generation))
+            route = await self._router.route_within(generation.token_ids, self._resume_wait_s(generation))
             if self._live.pop(generation.wire_id, None) is None:
+                route.end()
                 return
-            await self._send(generation, info)
+            await self._send(generation, route)
         except (NoExecutorError, BusError) as error:
             self._fail(generation, str(error))
             return
         self._metrics.resumed()
-        ids = {"request_id": generation.wire_id, "executor_id": info.executor_id}
-        logger.warning("request resumed", extra={**ids, "num_tokens": len(generation.output_token_ids)})
+        logger.warning("request resumed", extra={**generation.log_ids, "num_tokens": len(generation.output_token_ids)})
 
-    async def _send(self, generation: Generation, info: ExecutorInfo) -> None:
+    async def _send(self, generation: Generation, route: Route) -> None:
         """One more attempt, at this executor. Raises BusError; it counts as live in any case."""
-        message = generation.next_attempt(info.executor_id, info.epoch, self._gateway_id)
+        message = generation.next_attempt(route, self._gateway_id)
         self._live[generation.wire_id] = generation
         self._reporter.started(generation)
-        await self._bus.publish(subjects.inbox(info.executor_id), message)
+        await self._bus.publish(subjects.inbox(route.target.executor_id), message)
 
     def _resume_wait_s(self, generation: Generation) -> float:
         return max(0.0, generation.lost_s + RESUME_WAIT_S - self._clock.monotonic_s())
@@ -159,12 +183,7 @@ class RequestTracker:
             return
         if generation.executor_id is not None:
             self._reporter.lost(generation.executor_id, generation)
-        logger.error("request lost", extra={"request_id": generation.wire_id, "why": why})
+        self.room.leave(generation.request_id)
+        logger.error("request lost", extra={**generation.log_ids, "why": why})
         generation.end(FinishReason.ERROR, why)
         self._metrics.finished(FinishReason.ERROR, generation.num_cached_tokens)
-
-
-def _has_gap(generation: Generation, output: TokenOutput) -> bool:
-    """Tokens before these never came: the bus was away. It goes on from those that did."""
-    expected = len(generation.output_token_ids) + len(output.token_ids)
-    return output.num_output_tokens not in (None, expected)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
@@ -11,12 +12,31 @@ from fastapi import Request
 from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
+from services.gateway.operation import BINARY, Content
 from shared.openai.errors import RequestError
 
 MAX_FILE_BYTES = 200 * 1024 * 1024
 MAX_FORM_BYTES = MAX_FILE_BYTES + 64 * 1024  # with the form's other fields and boundaries
 MAX_FILENAME_LENGTH = 255
 EXPIRES_AFTER_S = (3600, 30 * 24 * 3600)
+UPLOAD_FORM: Content = {
+    "multipart/form-data": {
+        "schema": {
+            "type": "object",
+            "required": ["file", "purpose"],
+            "properties": {
+                "file": BINARY,
+                "purpose": {"type": "string", "enum": ["batch"]},
+                "expires_after[anchor]": {"type": "string", "enum": ["created_at"]},
+                "expires_after[seconds]": {
+                    "type": "integer",
+                    "minimum": EXPIRES_AFTER_S[0],
+                    "maximum": EXPIRES_AFTER_S[1],
+                },
+            },
+        }
+    }
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +50,13 @@ class Upload:
 
 
 @contextlib.asynccontextmanager
-async def read_upload(request: Request) -> AsyncIterator[Upload]:
-    """Raises RequestError, with status 413 as soon as too much has come."""
+async def read_upload(request: Request, idle_s: float) -> AsyncIterator[Upload]:
+    """Raises RequestError, with status 413 as soon as too much has come, 408 where nothing has for ``idle_s``."""
     if not request.headers.get("content-type", "").startswith("multipart/form-data"):
         raise RequestError("send the file as multipart/form-data", "file")
     if int(request.headers.get("content-length", 0)) > MAX_FORM_BYTES:
         raise _too_large()
-    parser = MultiPartParser(request.headers, _limited(request), max_files=1, max_fields=16)
+    parser = MultiPartParser(request.headers, _limited(request, idle_s), max_files=1, max_fields=16)
     try:
         form = await parser.parse()
     except MultiPartException as error:
@@ -47,16 +67,29 @@ async def read_upload(request: Request) -> AsyncIterator[Upload]:
         await form.close()
 
 
-async def _limited(request: Request) -> AsyncGenerator[bytes, None]:
-    size = 0
-    async for chunk in request.stream():
+async def _limited(request: Request, idle_s: float) -> AsyncGenerator[bytes, None]:
+    size, chunks = 0, aiter(request.stream())
+    while chunk := await _next(chunks, idle_s):
         size += len(chunk)
         if size > MAX_FORM_BYTES:
             raise _too_large()
         yield chunk
 
 
+async def _next(chunks: AsyncIterator[bytes], idle_s: float) -> bytes:
+    """Empty at the end."""
+    try:
+        async with asyncio.timeout(idle_s):
+            return await anext(chunks, b"")
+    except TimeoutError as error:
+        message = f"nothing more of the form has come for {idle_s:g} s"
+        raise RequestError(message, "file", "request_timeout", 408) from error
+
+
 def _upload(form: FormData) -> Upload:
+    for name in form:
+        if len(form.getlist(name)) > 1:
+            raise RequestError(f"{name} is given more than once", name)
     purpose = form.get("purpose")
     if purpose is None:
         raise RequestError("purpose is missing", "purpose")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from types import TracebackType
@@ -11,6 +12,7 @@ from typing import Any, Self
 
 import httpx
 
+from shared.client_key import client_key
 from shared.errors import ApiError
 
 Json = dict[str, Any]
@@ -20,12 +22,15 @@ LOCAL_HOSTS = ("127.0.0.1", "::1", "localhost")
 
 
 class ApiClient:
-    """One server. Every method raises ApiError, with the server's own words where it gave some."""
+    """One server. Every method raises ApiError, with the server's own words where it gave some. An API key is read from
+    SLACKWATER_API_KEY, else from OPENAI_API_KEY."""
 
     def __init__(self, url: str) -> None:
         local = httpx.URL(url).host in LOCAL_HOSTS  # a proxy cannot reach those
         timeout = httpx.Timeout(None, connect=CONNECT_TIMEOUT_S)
-        self._client = httpx.Client(base_url=url.rstrip("/"), timeout=timeout, trust_env=not local)
+        self._client = httpx.Client(
+            base_url=url.rstrip("/"), timeout=timeout, trust_env=not local, headers=_key_header()
+        )
         self._url = url
 
     def __enter__(self) -> Self:
@@ -83,6 +88,11 @@ class ApiClient:
             raise ApiError(f"{self._url}: {error or type(error).__name__}") from error
         except json.JSONDecodeError as error:
             raise ApiError(f"{self._url} does not speak JSON; is it an OpenAI-compatible server?") from error
+
+
+def _key_header() -> dict[str, str]:
+    key = client_key(os.environ)
+    return {"Authorization": f"Bearer {key}"} if key else {}
 
 
 def _checked(response: httpx.Response) -> Json:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +9,7 @@ import typer
 
 from services.local.options import DEFAULT_DATA_DIR
 from services.local.parameters import ENDPOINTS, DataDirOption, JsonOption, UrlOption, one_of
+from shared.json_text import json_text
 
 if TYPE_CHECKING:
     from services.local.api_client import ApiClient, Json
@@ -67,7 +67,7 @@ def list_batches(
     with _client(url, data_dir) as client:
         page = client.get("/v1/batches", limit=limit, after=after)
     if as_json:
-        print(json.dumps(page, indent=2))
+        print(json_text(page))
     else:
         batches.show_table(page["data"])
 
@@ -109,7 +109,7 @@ def _client(url: str | None, data_dir: Path) -> ApiClient:
 def _print(batch: Json, as_json: bool) -> None:
     """The whole batch, or one line that a person can read."""
     if as_json:
-        print(json.dumps(batch, indent=2))
+        print(json_text(batch))
         return
     from services.local import batches
 

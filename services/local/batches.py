@@ -8,7 +8,15 @@ import time
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 
 from services.local.api_client import ApiClient, Json
@@ -17,6 +25,7 @@ from shared.errors import ApiError
 
 FINAL_STATUSES = frozenset({"completed", "failed", "expired", "cancelled"})
 POLL_S = 0.5  # the API has no event for a batch's progress
+SPEED_S = 60.0  # over which the time left is estimated
 COLUMNS = ("id", "status", "done", "failed", "total", "endpoint", "created")
 
 
@@ -40,19 +49,41 @@ def first_endpoint(file: Path) -> str:
 
 
 def wait(client: ApiClient, batch_id: str) -> Json:
-    """Show a progress bar on stderr until the batch has ended; the batch. Raises ApiError."""
+    """Show a progress bar and an estimate of the time left on stderr until the batch has ended, a line for each new
+    status where that is no terminal; the batch. Raises ApiError."""
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        bar = progress.add_task("validating", total=None)
+    status = ""
+    with _bar_on(console) as progress:
+        bar = progress.add_task("validating", total=None, failed="")
         while True:
             batch = client.get(f"/v1/batches/{batch_id}")
-            counts = _counts(batch)
-            done = counts["completed"] + counts["failed"]
-            progress.update(bar, description=batch["status"], completed=done, total=counts["total"] or None)
-            if batch["status"] in FINAL_STATUSES:
+            _show_progress(progress, bar, batch)
+            if batch["status"] != status and not (status and console.is_terminal):
+                console.print(f"{batch_id} is {batch['status']}", highlight=False, markup=False, soft_wrap=True)
+            status = batch["status"]
+            if status in FINAL_STATUSES:
                 return batch
             time.sleep(POLL_S)
+
+
+def _bar_on(console: Console) -> Progress:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[failed]}"),
+    )
+    return Progress(*columns, console=console, disable=not console.is_terminal, speed_estimate_period=SPEED_S)
+
+
+def _show_progress(progress: Progress, bar: TaskID, batch: Json) -> None:
+    counts = _counts(batch)
+    done = counts["completed"] + counts["failed"]
+    failed = f"{counts['failed']:,} failed" if counts["failed"] else ""
+    progress.update(bar, description=batch["status"], completed=done, total=counts["total"] or None, failed=failed)
 
 
 def fetch(client: ApiClient, batch: Json, output: Path) -> None:
@@ -82,7 +113,10 @@ def require_completed(batch: Json) -> None:
 
 def show_table(batches: list[Json]) -> None:
     """The batches as a table on stdout."""
-    table = Table(*COLUMNS, box=None, header_style="bold")
+    table = Table(box=None, header_style="bold")
+    longest = max((len(batch["id"]) for batch in batches), default=0)
+    for name in COLUMNS:
+        table.add_column(name, overflow="fold", min_width=longest if name == "id" else None)  # so that it can be copied
     for batch in batches:
         counts = _counts(batch)
         created = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(batch["created_at"]))

@@ -35,6 +35,10 @@ class DeferredCommand(TyperCommand):
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         """The loaded command's own context, so that it parses, explains and runs itself."""
+        return self.loaded().make_context(info_name, args, parent, **extra)
+
+    def loaded(self) -> Any:
+        """The command with its options."""
         app = typer.Typer(add_completion=False)
         app.command(self.name)(self._load())
-        return get_command(app).make_context(info_name, args, parent, **extra)
+        return get_command(app)

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from shared.errors import StackError
+from shared.json_text import json_text
 
 
 class ProcessEntry(msgspec.Struct, frozen=True):
@@ -71,14 +72,14 @@ class DataDir:
     def write_stack(self, stack: StackFile) -> None:
         """Replace the stack file in one step."""
         fresh = self._stack_file.with_suffix(".tmp")
-        fresh.write_bytes(msgspec.json.format(msgspec.json.encode(stack)) + b"\n")
+        fresh.write_text(json_text(stack) + "\n")
         fresh.replace(self._stack_file)
 
     def read_stack(self) -> StackFile:
         """Raises StackError where no stack runs here."""
         try:
             stack = msgspec.json.decode(self._stack_file.read_bytes(), type=StackFile)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             raise StackError(f"no stack runs in {self.path}; start one with: slackwater up") from None
         except msgspec.DecodeError as error:
             raise StackError(f"{self._stack_file} cannot be read: {error}") from error

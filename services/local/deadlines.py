@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from loadgen.slo import Slo
+if TYPE_CHECKING:
+    from loadgen.slo import Slo
 
 
 def deadlines_of(slos: Sequence[Slo]) -> tuple[float | None, float | None]:

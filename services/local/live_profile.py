@@ -22,6 +22,7 @@ from services.profiler.slo.options import SearchOptions
 from services.profiler.slo.progress import trial_progress_on
 from services.profiler.slo.search import SloSearch
 from shared.bus import Bus
+from shared.client_key import client_key
 from shared.errors import NotFoundOnBusError, StackError
 from shared.protocol import subjects
 from shared.protocol.latency_models import LatencyModelRecord
@@ -47,7 +48,7 @@ async def profile_live(
     await _require_budget(bus)
     info = await _executor(bus)
     raise_file_limit()
-    async with OpenAIClient(url, REQUEST_TIMEOUT_S, os.environ.get("OPENAI_API_KEY")) as client:
+    async with OpenAIClient(url, REQUEST_TIMEOUT_S, client_key(os.environ)) as client:
         with trial_progress_on(console, is_shown(searching.progress)) as progress:
             trials = LiveTrials(bus, client, plan, info, progress)
             stopped_by = await run_until_signalled(search_live(search, trials))

@@ -2,43 +2,87 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+from msgspec import Meta
 
 from services.executor.prepare_model import BUNDLED_MODELS, DEFAULT_MODEL
+from services.executor.settings import ExecutorSettings
+from services.gateway.settings import GatewaySettings
+from services.local.deadlines import deadlines_of
+from services.offline_queue.settings import OfflineQueueSettings
+from services.profiler.settings import ProfilerSettings
+from shared.scheduling.presets import PRESETS, Preset
+from shared.setting import default_of
+
+if TYPE_CHECKING:
+    from loadgen.slo import Slo
 
 DEFAULT_DATA_DIR = Path(".slackwater")
-DEFAULT_PORT = 8000
-ENGINES = ("torch", "sim")
 WILDCARD_HOSTS = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
 
 
-@dataclass(frozen=True, slots=True)
-class StackOptions:
-    """One stack on this machine. None leaves a setting to the service's own default or environment."""
+class StackOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """One stack on this machine: what it alone has, and what its services take over from it. ``config_file`` is read
+    by the services as well. Raises ValueError for options that exclude each other."""
 
-    model: str = DEFAULT_MODEL  # a known name, a local folder or a hub id
-    engine: str = "torch"
-    host: str = "127.0.0.1"
-    port: int = DEFAULT_PORT
-    executors: int = 1
-    threads: int | None = None
-    kv_blocks: int | None = None
-    kv_policy: str | None = None
-    sim_model: str | None = None  # what the sim engine stands for
-    sim_device: str | None = None
-    preset: str = "hygen"
-    utility_ratio: float | None = None
-    online_order: str = "fcfs"
-    budget_ms: float | None = None
-    offline_qps: float | None = None
-    target_tbt_ms: float | None = None
-    ttft_slo_ms: float | None = None  # the deadlines of bros
-    tpot_slo_ms: float | None = None
-    slos: tuple[str, ...] = ()
-    data_dir: Path = DEFAULT_DATA_DIR
-    nats: str | None = None  # None: a server of our own
-    log_level: str = "info"
+    model: Annotated[str, Meta(description="a known model, a local folder or a Hugging Face hub id")] = DEFAULT_MODEL
+    engine: Annotated[str, ExecutorSettings] = default_of(ExecutorSettings, "engine")
+    host: Annotated[str, GatewaySettings] = default_of(GatewaySettings, "host")
+    port: Annotated[int, GatewaySettings] = default_of(GatewaySettings, "port")
+    executors: Annotated[int, Meta(ge=1, le=64, description="model replicas, a process each")] = 1
+    threads: Annotated[int, ExecutorSettings] = default_of(ExecutorSettings, "threads")
+    kv_blocks: Annotated[int, ExecutorSettings] = default_of(ExecutorSettings, "kv_blocks")
+    kv_policy: Annotated[str, ExecutorSettings] = default_of(ExecutorSettings, "kv_policy")
+    vllm_attention: Annotated[str, ExecutorSettings] = default_of(ExecutorSettings, "vllm_attention")
+    sim_model: Annotated[str, ExecutorSettings] = default_of(ExecutorSettings, "sim_model")
+    sim_device: Annotated[str, ExecutorSettings] = default_of(ExecutorSettings, "sim_device")
+    preset: Annotated[str, OfflineQueueSettings] = default_of(OfflineQueueSettings, "preset")
+    utility_ratio: Annotated[float, OfflineQueueSettings] = default_of(OfflineQueueSettings, "utility_ratio")
+    online_order: Annotated[str, ExecutorSettings] = default_of(ExecutorSettings, "online_order")
+    budget_ms: Annotated[float, ProfilerSettings] = default_of(ProfilerSettings, "budget_ms")
+    idle_budget_ms: Annotated[float, ProfilerSettings] = default_of(ProfilerSettings, "idle_budget_ms")
+    offline_qps: Annotated[float, OfflineQueueSettings] = default_of(OfflineQueueSettings, "offline_qps")
+    target_tbt_ms: Annotated[float, ProfilerSettings] = default_of(ProfilerSettings, "target_tbt_ms")
+    slo: Annotated[str, ProfilerSettings] = default_of(ProfilerSettings, "slo")
+    data_dir: Annotated[Path, Meta(description="where the stack keeps its store and its logs")] = DEFAULT_DATA_DIR
+    nats: Annotated[str, Meta(description="URL of an existing NATS server with JetStream; empty starts one")] = ""
+    log_level: Annotated[str, GatewaySettings] = default_of(GatewaySettings, "log_level")
+    config_file: Path | None = None
+
+    def __post_init__(self) -> None:
+        targets = (self.budget_ms, self.target_tbt_ms != default_of(ProfilerSettings, "target_tbt_ms"), self.slo)
+        if sum(bool(target) for target in targets) > 1:
+            raise ValueError("give one of --budget-ms, --target-tbt-ms and --slo, not two")
+        strategy = self.strategy
+        if self.slo and not (strategy.uses_latency_budget or strategy.uses_deadlines):
+            raise ValueError(f"preset {strategy.name} has no latency budget to keep an SLO with: leave --slo out")
+        strategy.offline_rate(self.offline_qps or None)
+        strategy.require_online_order(self.online_order)
+        if self.slo:
+            self._check_slos()
+
+    @property
+    def strategy(self) -> Preset:
+        return PRESETS[self.preset]
+
+    def slos(self) -> list[Slo]:
+        """Parsed, which loads the load generator."""
+        from services.profiler.slo_settings import parse_slos
+
+        return parse_slos(self.slo)
+
+    @property
+    def budget_slo(self) -> str:
+        """What the profiler is to keep by a latency budget; empty where deadlines do."""
+        return self.slo if self.strategy.uses_latency_budget else ""
+
+    @property
+    def deadlines_ms(self) -> tuple[float | None, float | None]:
+        """To a first token and to a later one, of a preset that has them. None leaves the executor's own."""
+        return deadlines_of(self.slos()) if self.strategy.uses_deadlines else (None, None)
 
     @property
     def model_name(self) -> str:
@@ -52,3 +96,13 @@ class StackOptions:
         """Where clients on this machine reach the gateway."""
         host = WILDCARD_HOSTS.get(self.host, self.host)
         return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+
+    def _check_slos(self) -> None:
+        from loadgen.errors import SloError
+
+        try:
+            slos = self.slos()
+        except SloError as error:
+            raise ValueError(str(error)) from error
+        if self.strategy.uses_deadlines:
+            deadlines_of(slos)

@@ -2,21 +2,67 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Annotated, TypeVar
 
 import typer
 
+from shared.config_file import STACK, find_config
+
 Value = TypeVar("Value", str, str | None)
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions")  # what a batch's lines may ask for
 
+ConfigOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE",
+        help="Configuration file, else SLACKWATER_CONFIG, ./slackwater.toml or the user's own; '' reads none.",
+        show_default=False,
+    ),
+]
+
+
+def _configured_path(ctx: typer.Context, param: typer.CallbackParam, value: Path) -> Path:
+    found = _configured(ctx, param)
+    return Path(found) if found else value
+
+
+def _configured_text(ctx: typer.Context, param: typer.CallbackParam, value: str | None) -> str | None:
+    return _configured(ctx, param) or value
+
+
+def _configured(ctx: typer.Context, param: typer.CallbackParam) -> str | None:
+    """What the configuration file has, where neither command line nor environment name anything."""
+    name = param.name or ""
+    source = ctx.get_parameter_source(name)
+    if ctx.resilient_parsing or source is None or source.name != "DEFAULT":
+        return None
+    file = find_config(None, os.environ)
+    found: str | None = file.table(STACK).get(name) if file else None
+    return found
+
+
 DataDirOption = Annotated[
     Path,
-    typer.Option(envvar="SLACKWATER_DATA_DIR", file_okay=False, help="Where the stack keeps its store and its logs."),
+    typer.Option(
+        envvar="SLACKWATER_DATA_DIR",
+        file_okay=False,
+        callback=_configured_path,
+        help="Where the stack keeps its store and its logs.",
+    ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+NatsOption = Annotated[
+    str | None,
+    typer.Option(
+        envvar="SLACKWATER_NATS",
+        callback=_configured_text,
+        help="The stack's bus; by default that of the configuration file, else of the data directory's stack.",
+    ),
+]
 UrlOption = Annotated[
     str | None,
     typer.Option(envvar="SLACKWATER_URL", help="The server; by default the stack of the data directory."),

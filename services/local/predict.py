@@ -7,15 +7,15 @@ from pathlib import Path
 
 import msgspec
 
-from services.local.data_dir import DataDir
-from shared.bus import Bus, Entry
-from shared.errors import BusError, NoResponderError, StackError
+from services.local.stack_bus import stack_bus
+from shared.bus import Entry
+from shared.errors import NoResponderError, StackError
 from shared.protocol import subjects
 from shared.protocol.latency_models import LatencyModelRecord
 from shared.protocol.messages import PrefillChunk
 from shared.protocol.prediction import PredictBatch, Prediction
 
-CONNECT_S = 2.0
+ASKER = "predict"  # its name on the bus
 ANSWER_S = 5.0
 PREFILL = re.compile(r"(?:(?P<count>\d+)x)?(?P<tokens>\d+)(?:@(?P<computed>\d+))?")
 DECODE = re.compile(r"(?:(?P<count>\d+)x)?(?P<context>\d+)")
@@ -53,13 +53,11 @@ def parse_decodes(shapes: list[str]) -> list[int]:
 
 async def ask(asked: PredictBatch, data_dir: Path, nats: str | None) -> Prediction:
     """Raises StackError where nobody answers, or the answer is that there is none."""
-    bus = await _connect(data_dir, nats)
-    try:
-        prediction = await bus.request(subjects.PREDICT, asked, Prediction, ANSWER_S)
-    except NoResponderError as error:
-        raise StackError("the predictor does not answer") from error
-    finally:
-        await bus.close()
+    async with stack_bus(ASKER, data_dir, nats) as bus:
+        try:
+            prediction = await bus.request(subjects.PREDICT, asked, Prediction, ANSWER_S)
+        except NoResponderError as error:
+            raise StackError("the predictor does not answer") from error
     if prediction.error:
         raise StackError(prediction.error)
     return prediction
@@ -67,14 +65,12 @@ async def ask(asked: PredictBatch, data_dir: Path, nats: str | None) -> Predicti
 
 async def list_models(data_dir: Path, nats: str | None) -> list[ListedModel]:
     """By profile key. Raises StackError where no bus is there."""
-    bus = await _connect(data_dir, nats)
-    try:
+    async with stack_bus(ASKER, data_dir, nats) as bus:
         bucket = await bus.bucket(subjects.LATENCY_MODELS_BUCKET, LatencyModelRecord)
-        entries: list[Entry[LatencyModelRecord]] = await bucket.entries()
-    except msgspec.DecodeError as error:
-        raise StackError(f"the bus holds latency models of another version: {error}") from error
-    finally:
-        await bus.close()
+        try:
+            entries: list[Entry[LatencyModelRecord]] = await bucket.entries()
+        except msgspec.DecodeError as error:
+            raise StackError(f"the bus holds latency models of another version: {error}") from error
     listed = [ListedModel(entry.revision, entry.value) for entry in entries if entry.value is not None]
     return sorted(listed, key=lambda each: each.record.profile_key)
 
@@ -84,11 +80,3 @@ def _count(match: re.Match[str]) -> int:
     if not 1 <= count <= MAX_REQUESTS:
         raise ValueError(f"{match.group()!r}: give 1 to {MAX_REQUESTS} of them")
     return count
-
-
-async def _connect(data_dir: Path, nats: str | None) -> Bus:
-    url = nats or DataDir(data_dir).read_stack().nats_url
-    try:
-        return await Bus.connect(url, "predict", CONNECT_S)
-    except BusError as error:
-        raise StackError(f"the stack does not answer: {error}") from error

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, Any
+from typing import Annotated
 
-import msgspec
 import typer
 
 from services.local.options import DEFAULT_DATA_DIR
-from services.local.parameters import DataDirOption, JsonOption
+from services.local.parameters import DataDirOption, JsonOption, NatsOption
 from services.local.predict import ask, list_models, parse_decodes, parse_prefills
 from services.local.predict_table import show_models, show_prediction
+from shared.json_text import json_text
 from shared.protocol.prediction import PredictBatch
 
 
@@ -28,7 +28,7 @@ def predict(
         str, typer.Option("--of", help="A profile key, a model or an executor, where there are several.")
     ] = "",
     data_dir: DataDirOption = DEFAULT_DATA_DIR,
-    nats: Annotated[str | None, typer.Option(help="Ask on this bus instead of a local stack's.")] = None,
+    nats: NatsOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """How long a step with this batch takes, and what each of its requests adds. Without a batch: the models known."""
@@ -39,16 +39,12 @@ def predict(
     if not asked.prefills and not asked.decode_context_lens:
         models = asyncio.run(list_models(data_dir, nats))
         if as_json:
-            _print_json(models)
+            print(json_text(models))
         else:
             show_models(models)
         return
     prediction = asyncio.run(ask(asked, data_dir, nats))
     if as_json:
-        _print_json(prediction)
+        print(json_text(prediction))
     else:
         show_prediction(asked, prediction)
-
-
-def _print_json(value: Any) -> None:
-    print(msgspec.json.format(msgspec.json.encode(value)).decode())

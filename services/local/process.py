@@ -7,7 +7,8 @@ import contextlib
 import os
 import signal
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from services.local import tether
@@ -16,11 +17,13 @@ from services.local.log_file import open_log
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What to run. ``log`` gets stderr, and stdout too unless that is captured."""
+    """What to run. ``log`` gets stderr, and stdout too unless that is captured. ``environ``: added to this process's
+    own."""
 
     name: str
     argv: tuple[str, ...]
     log: Path
+    environ: Mapping[str, str] = field(default_factory=dict)
 
 
 class Process:
@@ -40,6 +43,7 @@ class Process:
                 stdout=asyncio.subprocess.PIPE if capture_stdout else log,
                 stderr=log,
                 start_new_session=True,
+                env={**os.environ, **command.environ},
             )
         return cls(process)
 

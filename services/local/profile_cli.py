@@ -7,23 +7,25 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
 from rich.console import Console
 
 from loadgen.cli import STANDARD_OUTPUT, errors_as_lines
 from loadgen.errors import WorkloadError
-from loadgen.option_groups import WorkloadOptions, with_option_groups
+from loadgen.option_groups import WorkloadOptions
 from services.local.live_profile import profile_live
 from services.local.options import DEFAULT_DATA_DIR
-from services.local.parameters import DataDirOption, UrlOption
-from services.local.slo_profiles import newest_profiles, profile_now, stack_bus
+from services.local.parameters import DataDirOption, NatsOption, UrlOption
+from services.local.slo_profiles import ASKER, newest_profiles, profile_now
+from services.local.stack_bus import stack_bus
 from services.local.target import server_url
 from services.profiler.simulation.options import MachineOptions, ModelNameOption, StrategyOptions
 from services.profiler.simulation.setup import LIVE
 from services.profiler.slo.options import SearchOptions
 from services.profiler.slo.simulated_cli import profile_simulated
 from services.profiler.slo.table import print_profile
+from shared.expanded_command import with_option_groups
+from shared.json_text import json_text
 from shared.protocol.slo_profile import SloProfileRecord
 
 EXIT_NOTHING_FOUND = 3
@@ -34,7 +36,6 @@ DurationOption = Annotated[
 ]
 LiveOption = Annotated[bool, typer.Option("--live", help="Run the workload on a running stack, and set its budget.")]
 NowOption = Annotated[bool, typer.Option("--now", help="Ask the stack's profiler to search anew, and wait for it.")]
-NatsOption = Annotated[str | None, typer.Option(help="Ask on this bus instead of a local stack's.")]
 
 
 @with_option_groups
@@ -92,14 +93,14 @@ async def _live(
     console: Console,
 ) -> tuple[SloProfileRecord, int | None]:
     plan = workload.plan(duration_s, None)
-    async with stack_bus(data_dir, nats) as bus:
+    async with stack_bus(ASKER, data_dir, nats) as bus:
         return await profile_live(bus, server_url(url, data_dir), plan, searching, console)
 
 
 def _write(records: list[SloProfileRecord], json_file: str | None, partial: bool) -> None:
     """Tables on stdout and JSON in the file; or JSON on stdout alone. A single record is no list."""
     found: SloProfileRecord | list[SloProfileRecord] = records[0] if len(records) == 1 else records
-    text = msgspec.json.format(msgspec.json.encode(found), indent=2).decode() + "\n"
+    text = json_text(found) + "\n"
     if json_file == STANDARD_OUTPUT:
         sys.stdout.write(text)
         return

@@ -11,7 +11,9 @@ from rich.text import Text
 
 
 class Progress(Protocol):
-    """Where a stack tells what it does."""
+    """Where a stack tells what it does. ``redraws``: it shows how far an activity is, not only which one."""
+
+    redraws: bool
 
     def step(self, text: str, detail: str = "") -> None:
         """The present activity; replaces the one before. ``detail`` says how far it is, where that can be redrawn."""
@@ -30,6 +32,8 @@ def stderr_progress() -> Progress:
 
 class TerminalProgress:
     """One line with a spinner; notes scroll above it."""
+
+    redraws = True
 
     def __init__(self) -> None:
         self._console = Console(stderr=True)
@@ -54,6 +58,8 @@ class TerminalProgress:
 
 class PlainProgress:
     """A line for each new activity and each note."""
+
+    redraws = False
 
     def __init__(self) -> None:
         self._last = ""

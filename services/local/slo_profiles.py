@@ -2,36 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
-from services.local.data_dir import DataDir
-from shared.bus import Bus
-from shared.errors import BusError, NoResponderError, StackError
+from services.local.stack_bus import stack_bus
+from shared.errors import NoResponderError, StackError
 from shared.protocol import subjects
 from shared.protocol.slo_profile import ProfileReply, ProfileRequest, SloProfileRecord
 
-CONNECT_S = 2.0
+ASKER = "profile"  # its name on the bus
 SEARCH_S = 3600.0  # a search runs the recorded workload a dozen times, simulated
-
-
-@asynccontextmanager
-async def stack_bus(data_dir: Path, nats: str | None) -> AsyncIterator[Bus]:
-    """The bus of the stack of the data directory, or the given one. Raises StackError where none answers."""
-    try:
-        bus = await Bus.connect(nats or DataDir(data_dir).read_stack().nats_url, "profile", CONNECT_S)
-    except BusError as error:
-        raise StackError(f"the stack does not answer: {error}") from error
-    try:
-        yield bus
-    finally:
-        await bus.close()
 
 
 async def newest_profiles(data_dir: Path, nats: str | None) -> list[SloProfileRecord]:
     """The latest of each kind of executor, by profile key. Raises StackError where there is none."""
-    async with stack_bus(data_dir, nats) as bus:
+    async with stack_bus(ASKER, data_dir, nats) as bus:
         bucket = await bus.bucket(subjects.SLO_PROFILES_BUCKET, SloProfileRecord)
         found = [entry.value for entry in await bucket.entries() if entry.value is not None]
     newest = {record.profile_key: record for record in sorted(found, key=lambda record: record.profiled_at_s)}
@@ -42,7 +27,7 @@ async def newest_profiles(data_dir: Path, nats: str | None) -> list[SloProfileRe
 
 async def profile_now(data_dir: Path, nats: str | None, slos: Sequence[str]) -> list[SloProfileRecord]:
     """Let the stack's profiler search anew; without ``slos``, for those that it keeps. Raises StackError."""
-    async with stack_bus(data_dir, nats) as bus:
+    async with stack_bus(ASKER, data_dir, nats) as bus:
         try:
             reply = await bus.request(subjects.PROFILE, ProfileRequest(slos=list(slos)), ProfileReply, SEARCH_S)
         except NoResponderError as error:

@@ -4,28 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from services.local.data_dir import DataDir, StackFile, is_alive
+from services.local.data_dir import StackFile, is_alive
 from services.local.readiness import PROFILER, ping_all
 from services.local.slo_status import slo_text
+from services.local.stack_bus import bus_at, stack_on
 from shared.bus import Bus
-from shared.errors import BusError, NoResponderError, StackError
+from shared.errors import NoResponderError, StackError
 from shared.protocol import subjects
 from shared.protocol.messages import BudgetRecord, ExecutorInfo, Heartbeat, ServiceStatus
 from shared.protocol.slo_status import SloReport, SloStatus
+from shared.scheduling.kv_policy import KV_POLICIES
 from shared.service import Details
 
 ANSWER_S = 1.0
 HEARTBEAT_S = 2.5  # two heartbeats and a half
-CONNECT_S = 2.0
 OFFLINE_QUEUE = "offline-queue"
+GATEWAY = "gateway"
 POOL_FIGURES = ("waiting", "running", "batches")  # of the offline-queue's details
+GATEWAY_FIGURES = ("waiting_requests", "refused_requests")  # of the gateway's
 
 
 class ProcessStatus(msgspec.Struct, frozen=True):
@@ -39,7 +42,8 @@ class ProcessStatus(msgspec.Struct, frozen=True):
 
 
 class Status(msgspec.Struct, frozen=True):
-    """What ``status --json`` prints. ``queues`` sums the executors and adds the offline pool's own figures."""
+    """What ``status --json`` prints. ``queues`` sums the executors and adds the offline pool's own figures and the
+    gateway's."""
 
     url: str | None
     nats: str
@@ -54,24 +58,18 @@ class Status(msgspec.Struct, frozen=True):
 
 async def read_status(data_dir: Path, nats: str | None) -> Status:
     """Ask the stack of the data directory, or whoever is on the given bus. Raises StackError where none answers."""
-    stack = None if nats else DataDir(data_dir).read_stack()
+    stack = stack_on(data_dir, nats)
     url = nats or (stack.nats_url if stack else "")
-    try:
-        bus = await Bus.connect(url, "status", CONNECT_S)
-    except BusError as error:
-        raise StackError(f"the stack does not answer: {error}") from error
-    try:
+    async with bus_at(url, "status") as bus:
         async with asyncio.TaskGroup() as group:
             pinging = group.create_task(ping_all(bus, ANSWER_S))
             beating = group.create_task(_heartbeats(bus))
             budgeting = group.create_task(_budgets(bus))
         answers, executors = pinging.result(), beating.result()
-        slos = await _slos(bus) if PROFILER in answers else []
-    finally:
-        await bus.close()
+        slos = await slo_statuses(bus) if PROFILER in answers else []
     if not answers and stack is None:
         raise StackError(f"no service answers on {url}")
-    processes = _processes(answers, stack)
+    processes = process_statuses(answers, stack)
     return Status(
         url=stack.http_url if stack else None,
         nats=url,
@@ -81,7 +79,7 @@ async def read_status(data_dir: Path, nats: str | None) -> Status:
         executors=executors,
         budgets=_current(budgeting.result(), executors),
         slos=slos,
-        queues=_queues(executors, answers.get(OFFLINE_QUEUE)),
+        queues=queue_figures(executors, answers),
     )
 
 
@@ -94,7 +92,8 @@ def show(status: Status) -> None:
     for beat in status.executors:
         console.print(_describe(beat), highlight=False, markup=False)
     for budget in status.budgets:
-        line = f"budget     {budget.latency_budget_ms:g} ms a step ({budget.source})  {budget.profile_key}"
+        idle = f", {budget.idle_budget_ms:g} ms without online requests" if budget.idle_budget_ms else ""
+        line = f"budget     {budget.latency_budget_ms:g} ms a step{idle} ({budget.source})  {budget.profile_key}"
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     for slo in status.slos:
         console.print(slo_text(slo, time.time()), highlight=False, markup=False, soft_wrap=True)
@@ -135,14 +134,15 @@ def _current(budgets: Iterable[BudgetRecord], executors: Iterable[Heartbeat]) ->
     return [budget for budget in budgets if budget.profile_key in keys]
 
 
-async def _slos(bus: Bus) -> list[SloStatus]:
+async def slo_statuses(bus: Bus) -> list[SloStatus]:
+    """How the profiler says that SLOs are kept; empty where none answers."""
     try:
         return (await bus.request(subjects.SLO_STATUS, {}, SloReport, ANSWER_S)).executors
     except NoResponderError:
         return []
 
 
-def _processes(answers: dict[str, ServiceStatus], stack: StackFile | None) -> list[ProcessStatus]:
+def process_statuses(answers: dict[str, ServiceStatus], stack: StackFile | None) -> list[ProcessStatus]:
     """Those of the stack in starting order, and whoever else is on the bus."""
     shown = []
     if stack is not None:
@@ -163,14 +163,20 @@ def _health_without_answer(name: str, pid: int | None) -> str:
     return "ok" if name == "nats-server" else "no answer"  # the bus itself: this question went through it
 
 
-def _queues(executors: Iterable[Heartbeat], offline_queue: ServiceStatus | None) -> Details:
+def queue_figures(executors: Iterable[Heartbeat], answers: Mapping[str, ServiceStatus]) -> Details:
+    """The executors' sums, the offline pool's own figures as ``pool_...``, and whom the gateway turned away."""
     beats = list(executors)
     on_executors: Details = {
         name: sum(getattr(beat, name) for beat in beats)
         for name in ("online_waiting", "online_running", "offline_waiting", "offline_running")
     }
-    pool = offline_queue.details if offline_queue else {}
-    return on_executors | {f"pool_{name}": value for name, value in pool.items() if name in POOL_FIGURES}
+    pool = answers[OFFLINE_QUEUE].details if OFFLINE_QUEUE in answers else {}
+    front = answers[GATEWAY].details if GATEWAY in answers else {}
+    return (
+        on_executors
+        | {f"pool_{name}": value for name, value in pool.items() if name in POOL_FIGURES}
+        | {f"gateway_{name}": value for name, value in front.items() if name in GATEWAY_FIGURES}
+    )
 
 
 def _process_table(processes: list[ProcessStatus]) -> Table:
@@ -185,7 +191,7 @@ def _process_table(processes: list[ProcessStatus]) -> Table:
 def _describe(beat: Heartbeat) -> str:
     info, counters = beat.info, beat.counters
     return (
-        f"{info.executor_id}  {info.engine} on {info.device}\n"
+        f"{info.executor_id}  {info.engine} on {info.device}{draining_text(beat)}\n"
         f"  online   {beat.online_running} running, {beat.online_waiting} waiting, "
         f"{counters.finished_online} finished, {counters.online_tokens} tokens\n"
         f"  offline  {beat.offline_running} running, {beat.offline_waiting} waiting, "
@@ -196,9 +202,15 @@ def _describe(beat: Heartbeat) -> str:
     )
 
 
+def draining_text(beat: Heartbeat) -> str:
+    """What stands behind an executor's name."""
+    return " (drained)" if beat.is_drained else " (drains)" if beat.draining else ""
+
+
 def _describe_sharing(beat: Heartbeat) -> str:
     counters = beat.counters
-    if beat.info.kv_policy != "bidirectional":
+    kv_policy = KV_POLICIES.get(beat.info.kv_policy)
+    if kv_policy is None or not kv_policy.shares_blocks:
         return ""
     return (
         f", {counters.pauses} times an offline request was paused, {counters.checkpointed_slots} slots to the host, "

@@ -18,11 +18,13 @@ from services.local.data_dir import DataDir, ProcessEntry, StackFile
 from services.local.keeper import Keeper
 from services.local.nats_server import nats_command
 from services.local.options import StackOptions
+from services.local.placement import placements
 from services.local.port import free_port, require_free
 from services.local.process import Command, Process, describe_exit
 from services.local.progress import Progress
 from services.local.readiness import wait_ready
 from services.local.service_commands import prepare_command, service_commands
+from services.local.top_line import show_essentials
 from shared.bus import Bus
 from shared.errors import SlackwaterError, StackError
 
@@ -43,11 +45,12 @@ class Supervisor:
         self._keepers: list[Keeper] = []
         self._keeping = asyncio.TaskGroup()
         self._ending = asyncio.Event()
+        self._showing: asyncio.Task[None] | None = None
         self._failure: Exception | None = None
         self._ready = False
         self._signalled_s: float | None = None
         self._killed = False
-        self._nats_url = options.nats or ""
+        self._nats_url = options.nats
 
     async def run(self) -> int:
         """Until a signal; the exit status. Raises StackError where the stack cannot start."""
@@ -89,7 +92,7 @@ class Supervisor:
             self._fail(error)
 
     async def _start(self) -> None:
-        if self._options.nats is None:
+        if not self._nats_url:
             port = free_port()
             self._nats_url = f"nats://127.0.0.1:{port}"
             self._progress.step("starting the bus")
@@ -97,7 +100,8 @@ class Supervisor:
         bus = await Bus.connect(self._nats_url, "supervisor")
         try:
             model_path = await self._prepare_model()
-            commands = service_commands(self._options, self._data_dir, self._nats_url, model_path)
+            placed = await asyncio.to_thread(placements, self._options, os.environ)
+            commands = service_commands(self._options, self._data_dir, self._nats_url, model_path, placed)
             self._keep(commands)
             await wait_ready(bus, self._options.url, [command.name for command in commands], self._progress)
         finally:
@@ -106,6 +110,8 @@ class Supervisor:
         self._write_stack()
         self._progress.close()
         self._announce(f"ready {self._options.url} model {self._options.model_name}")
+        if self._progress.redraws:
+            self._showing = self._keeping.create_task(show_essentials(self._nats_url, self._progress))
 
     async def _prepare_model(self) -> Path:
         """The model's folder. Raises StackError with the end of the log."""
@@ -141,6 +147,9 @@ class Supervisor:
 
     async def _drain(self) -> None:
         """End the services, each only when those that send it work are gone."""
+        if self._showing is not None:
+            self._showing.cancel()
+            await asyncio.wait((self._showing,))
         self._progress.step("stopping")
         for keeper in self._keepers:
             keeper.retire()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from services.local.data_dir import DataDir
-from services.local.options import DEFAULT_PORT
+from services.local.options import StackOptions
 from shared.errors import StackError
 
 
@@ -16,4 +16,4 @@ def server_url(url: str | None, data_dir: Path) -> str:
     try:
         return DataDir(data_dir).read_stack().http_url
     except StackError:
-        return f"http://127.0.0.1:{DEFAULT_PORT}"
+        return StackOptions().url

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+from functools import partial
 from pathlib import Path
 
 from services.offline_queue.garbage import collect_seldom
@@ -23,12 +24,14 @@ from shared.tokenizer import Tokenizer
 
 def main() -> int:
     try:
-        settings = config.load(OfflineQueueSettings, "python -m services.offline_queue")
+        settings = config.load(OfflineQueueSettings, "offline-queue")
         try:
             preset = preset_named(settings.preset)
             offline_qps = settings.offline_qps or None
             preset.offline_rate(offline_qps)
-            order = make_offline_order(preset.offline_order, settings.utility_ratio, iter(random.random, None))
+            numbers = iter(random.random, None)
+            make_order = partial(make_offline_order, preset.offline_order, settings.utility_ratio, numbers)
+            make_order()  # raises now what it would raise later
         except ValueError as error:
             raise ConfigError(str(error)) from error
         folder = Path(settings.model_path)
@@ -40,7 +43,19 @@ def main() -> int:
         return 2
 
     def make(bus: Bus) -> OfflineQueueService:
-        return OfflineQueueService(bus, model, preset, order, tokenizer, SystemClock(), offline_qps)
+        pool_bytes = settings.pool_mb * 1024**2
+        return OfflineQueueService(
+            bus,
+            model,
+            preset,
+            make_order,
+            tokenizer,
+            SystemClock(),
+            offline_qps,
+            pool_bytes,
+            settings.max_failures,
+            settings.max_flex_requests,
+        )
 
     collect_seldom()
     return run_service(settings.nats, settings.log_level, "offline-queue", make)

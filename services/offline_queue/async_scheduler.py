@@ -21,7 +21,7 @@ from shared.protocol.messages import (
     StepPlan,
     StepStarted,
 )
-from shared.scheduling.batch import Limits, Policy, Schedule, ScheduledRequest, why_never_held
+from shared.scheduling.batch import Policy, Schedule, ScheduledRequest, why_never_held
 from shared.scheduling.kv_policy import kv_policy_named
 from shared.scheduling.mirror import ExecutorMirror
 from shared.scheduling.offline_rate import OfflineRate
@@ -55,19 +55,14 @@ class AsyncScheduler:
     ) -> None:
         """``rate``: at which offline requests enter this executor; None lets them in as they fit."""
         self.info = info
+        self.takes_requests = True  # False: none enters, those that are there go on
         self._pool = pool
         self._tuning = tuning
         self._clock = clock
         self._rate = rate or OfflineRate()
         self._is_idle = False  # the executor waits for a plan of the pipeline's next step
         self._mirror = ExecutorMirror(
-            Limits(
-                info.block_size,
-                info.num_blocks,
-                info.max_num_batched_tokens,
-                info.max_num_seqs,
-                info.swap_ms_per_slot,
-            ),
+            info.limits(),
             online_order_named(info.online_order, info.vtc_weight_input, info.vtc_weight_output),
             kv_policy_named(info.kv_policy),
             info.token_slo,
@@ -119,10 +114,11 @@ class AsyncScheduler:
     def _settle(self, message: StepStarted) -> list[str]:
         held = [state.request_id for state in message.states if state.kind is Kind.OFFLINE]
         ended = [e.request_id for e in message.ended if e.finish_reason is not FinishReason.ABORT]
+        with_error = {each.request_id for each in message.ended if each.finish_reason is FinishReason.ERROR}
         coming = dict.fromkeys(self._pipeline.entering)
         for request_id in held:
             coming.pop(request_id, None)
-        unwanted = self._pool.settle(self.info.executor_id, [*held, *coming], ended)
+        unwanted = self._pool.settle(self.info.executor_id, [*held, *coming], ended, with_error)
         unwanted = [request_id for request_id in unwanted if request_id not in coming]
         for request_id in unwanted:
             self._mirror.depart(request_id)
@@ -156,11 +152,17 @@ class AsyncScheduler:
 
     def _candidates(self, now_s: float, too_large: dict[str, None]) -> Iterator[Request]:
         """What may enter now, in order; requests that the executor can never hold are set aside, so that nobody waits
-        behind them."""
-        for request in self._rate.open(self._pool.in_order(), now_s):
+        behind them. Of suspects, one at a time: what breaks then is known to be its doing."""
+        if not self.takes_requests:
+            return
+        executor_id, has_suspect = self.info.executor_id, False
+        for request in self._rate.open(self._pool.in_order(executor_id), now_s):
             if why_never_held(request, self._mirror.limits, self.info.max_model_len):
                 too_large[request.request_id] = None
-            else:
+            elif not self._pool.is_suspect(request.request_id):
+                yield request
+            elif not has_suspect and not self._pool.holds_suspect(executor_id):
+                has_suspect = True
                 yield request
 
     def _expected(self, request: GenerateRequest) -> Request:
@@ -174,6 +176,7 @@ class AsyncScheduler:
             total,
             client_id=request.client_id,
             arrival_s=request.arrival_s,
+            client_weight=request.client_weight,
         )
 
     def _message(self, step: int, schedule: Schedule, too_large: list[str]) -> StepPlan:

@@ -14,7 +14,7 @@ from shared.bus import Bus, Objects
 from shared.errors import NotFoundOnBusError
 from shared.openai.requests import ServedModel
 from shared.protocol import subjects
-from shared.protocol.messages import BatchError, BatchRecord
+from shared.protocol.batches import BatchError, BatchRecord
 from shared.tokenizer import Tokenizer
 
 GROUP_LINES = 64
@@ -67,6 +67,7 @@ class BatchIngestion:
         """Remove everything that a batch has in the streams, and its lines. Raises BusError."""
         await self._bus.purge(subjects.REQUESTS_STREAM, subjects.batch_requests(batch_id))
         await self._bus.purge(subjects.RESULTS_STREAM, subjects.batch_results(batch_id))
+        await self._bus.purge(subjects.RESULTS_STREAM, subjects.batch_failures(batch_id))
         await self._objects.delete(lines_object(batch_id))
 
     async def _read(

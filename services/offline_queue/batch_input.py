@@ -18,7 +18,8 @@ from services.offline_queue.batch_lines import BatchLine
 from services.offline_queue.batch_results import failed_result
 from shared.errors import SlackwaterError
 from shared.openai.requests import CompletionRequest, RequestError, ServedModel, parse_completion
-from shared.protocol.messages import BatchError, BatchRecord, GenerateRequest, Kind, OfflineRequest, OfflineResult
+from shared.protocol.batches import BatchError, BatchRecord
+from shared.protocol.messages import GenerateRequest, Kind, OfflineRequest, OfflineResult
 from shared.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -26,6 +27,8 @@ logger = logging.getLogger(__name__)
 MAX_LINES = 50_000  # OpenAI's limit
 MAX_LINE_BYTES = 8 * 1024 * 1024
 MAX_CUSTOM_ID_LENGTH = 512  # characters
+MAX_LOGPROBS = 400_000  # of one result, about 6 MB
+BIAS_BYTES = 15  # of one token's, as it is encoded
 MAX_ERRORS = 100  # a batch's record is one KV value; more errors of one file say little
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
@@ -97,7 +100,7 @@ class BatchInput:
             arrival_s=float(self._record.created_at),
         )
         parsed.requests.append(OfflineRequest(generate, self._record.id, line, custom_id, completion.model))
-        parsed.lines.append(BatchLine(line, custom_id, len(completion.prompt_token_ids), completion.sampling))
+        parsed.lines.append(_described(line, custom_id, completion))
 
     def _read_envelope(self, line: int, data: bytes) -> tuple[str, bytes]:
         """custom_id and body. Raises InvalidLineError."""
@@ -152,7 +155,28 @@ class BatchInput:
             raise RequestError(f"the request could not be read: {error!r}", status=500) from error
         if completion.stream:
             raise InvalidLineError(line, "unsupported_value", "A batch does not stream; leave it out.", "body.stream")
+        _check_logprobs(completion)
         return completion
+
+
+def _described(line: int, custom_id: str, completion: CompletionRequest) -> BatchLine:
+    """Without what no result needs."""
+    sampling = completion.sampling
+    kept = msgspec.structs.replace(sampling, grammar="", logit_bias=())
+    num_bytes = len(sampling.grammar) + BIAS_BYTES * len(sampling.logit_bias)
+    return BatchLine(line, custom_id, len(completion.prompt_token_ids), kept, completion.tools, num_bytes)
+
+
+def _check_logprobs(completion: CompletionRequest) -> None:
+    """A result is one message."""
+    sampling = completion.sampling
+    num_tokens = sampling.n * sampling.max_tokens
+    if sampling.logprobs is not None and num_tokens * (1 + sampling.logprobs) > MAX_LOGPROBS:
+        raise RequestError(
+            f"{num_tokens} tokens with {1 + sampling.logprobs} log probabilities each are more than the "
+            f"{MAX_LOGPROBS} of one line; ask for fewer tokens or top_logprobs",
+            "logprobs",
+        )
 
 
 def _decode(line: int, data: bytes) -> _Line:

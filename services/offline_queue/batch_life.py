@@ -3,39 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from services.offline_queue import batch_records
-from services.offline_queue.batch_files import BatchFiles
+from services.offline_queue.batch_feed import BatchFeed, RequestPool
+from services.offline_queue.batch_files import BatchFiles, BatchOutputs
 from services.offline_queue.batch_ingest import BatchIngestion
 from services.offline_queue.batch_lines import read_lines
 from services.offline_queue.batch_progress import BatchProgress
 from services.offline_queue.batch_records import BatchOutput, Change
 from shared.bus import Bucket, Bus, Objects
-from shared.cancellation import check_cancelled
+from shared.cancellation import wait_set
 from shared.clock import Clock
-from shared.errors import NotFoundOnBusError
+from shared.errors import BusError, NotFoundOnBusError
 from shared.protocol import subjects
-from shared.protocol.messages import BatchRecord, OfflineRequest, OfflineResult
+from shared.protocol.batches import BatchRecord
+from shared.protocol.messages import FinishReason, OfflineFailure, OfflineResult
 
 logger = logging.getLogger(__name__)
 
-PROGRESS_S = 1.0  # the record is written at most so often while results come
+PROGRESS_S = 0.25  # the record is written at most so often while results come
 RECHECK_S = 60.0  # the clock that expiry goes by may be set while we wait
-GROUP_REQUESTS = 256
-
-
-class RequestPool(Protocol):
-    """Where requests wait for an executor."""
-
-    def add(self, requests: list[OfflineRequest]) -> None:
-        """Schedulable from now on; ids that are known already are ignored."""
-
-    def discard(self, request_ids: list[str]) -> None:
-        """Ended or cancelled: drop those that wait, abort those that run; unknown ids are ignored."""
+GROUP_DELETES = 256
+GROUP_RESULTS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +40,8 @@ class BatchTools:
     ingestion: BatchIngestion
     files: BatchFiles
     pool: RequestPool
+    room: Callable[[], int]  # bytes in the pool for each batch at work
+    max_failures: int  # of one request, before it is given up
     clock: Clock
     model: str
 
@@ -60,8 +54,14 @@ class BatchLife:
         self.record = record
         self.progress: BatchProgress | None = None  # from admission on
         self._tools = tools
+        self._feed: BatchFeed | None = None  # from admission on
         self._changed = asyncio.Event()  # results came, or the end
+        self._urgent = asyncio.Event()  # the end, or the pool needs more of its requests
         self._over = asyncio.Event()  # no result is open, or the batch was cancelled
+        self._held_before: dict[str, None] = {}  # what the pool may hold since before a restart
+        self._outputs: BatchOutputs | None = None  # from admission on
+        self._arrived: list[OfflineResult] = []  # not in the files yet
+        self._given_up: dict[int, str] = {}  # why, by line; to be stored as the line's result
         self._is_cancelled = False
         self.notice(record)
 
@@ -70,15 +70,23 @@ class BatchLife:
         if record.status != batch_records.CANCELLING or self._is_cancelled:
             return
         self._is_cancelled = True
-        self._changed.set()
-        self._over.set()
-        self._discard_open()
+        self._end_work()
+        self._discard_held()
 
     def add_result(self, line: int, result: OfflineResult) -> None:
         """A result is in the stream; one that was there before changes nothing. Before admission nothing is done:
         admission reads all results."""
         if self.progress is not None:
             self._count(self.progress, line, result)
+
+    def add_failure(self, line: int, reason: str, sequence: int) -> None:
+        """A failed run is in the stream, under this sequence; as ``add_result``."""
+        if self.progress is not None:
+            self._count_failure(self.progress, line, reason, sequence)
+
+    def is_open(self, line: int) -> bool:
+        """The batch is at work, and the line is one of its own that has no result."""
+        return self.progress is not None and not self._over.is_set() and self.progress.is_open(line)
 
     async def run(self) -> None:
         """To the end, or to a BusError; after ``restart`` it can be called again. Raises NotFoundOnBusError where the
@@ -87,7 +95,7 @@ class BatchLife:
             await self._run()
         except NotFoundOnBusError as error:
             logger.error("batch has lost its data", extra={"batch_id": self.record.id, "missing": str(error)})
-            self._discard_open()
+            self._discard_held()
             await self._tools.ingestion.clear(self.record.id)
             await self._edit(batch_records.lost(self._now_s()))
             await self._clear()
@@ -95,23 +103,21 @@ class BatchLife:
     async def restart(self) -> None:
         """After a BusError: forget all that the bus knows better, so that ``run`` can be called again.
         Raises BusError."""
-        self.progress = None
+        self._forget()
         if not self._is_cancelled:
             self._over.clear()
         await self._reload()
 
     async def admit(self) -> None:
-        """Learn what is done, and hand the rest to the pool, in the order of the lines. Does nothing for a batch that
-        is not at work, or was admitted. Raises BusError."""
+        """Learn what is done, and hand the rest to the pool, as far as there is room. Does nothing for a batch that
+        is not at work, or was admitted. Raises BusError; then it can be called again."""
         if self.record.status != batch_records.IN_PROGRESS or self.progress is not None:
             return
-        bus, batch_id = self._tools.bus, self.record.id
-        progress = await BatchProgress.of_lines(batch_id, read_lines(self._tools.objects, batch_id))
-        self.progress = progress  # before the results are read: the next one may come to add_result first
-        async for result in bus.read(subjects.RESULTS_STREAM, subjects.batch_results(batch_id), OfflineResult):
-            self._count(progress, _line_of(result.message.request_id), result.message)
-        if not self._is_expired():
-            await self._add_to_pool(progress)
+        try:
+            await self._admit()
+        except BusError:
+            self._forget()
+            raise
 
     async def _run(self) -> None:
         if self.record.status == batch_records.VALIDATING:
@@ -122,13 +128,45 @@ class BatchLife:
             await self._end()
         await self._clear()
 
+    async def _admit(self) -> None:
+        bus, batch_id = self._tools.bus, self.record.id
+        progress = await BatchProgress.of_lines(batch_id, read_lines(self._tools.objects, batch_id))
+        self.progress = progress  # before the results are read: the next one may come to add_result first
+        self._outputs = await self._tools.files.open(self.record)
+        self._feed = BatchFeed(bus, self._tools.pool, progress, self._tools.room)
+        async for result in bus.read(subjects.RESULTS_STREAM, subjects.batch_results(batch_id), OfflineResult):
+            self._count(progress, _line_of(result.message.request_id), result.message)
+            if len(self._arrived) >= GROUP_RESULTS:
+                await self._write_arrived()
+        async for failure in bus.read(subjects.RESULTS_STREAM, subjects.batch_failures(batch_id), OfflineFailure):
+            line = _line_of(failure.message.request_id)
+            self._count_failure(progress, line, failure.message.reason, failure.sequence)
+        if not self._is_expired():
+            await self._feed.fill(lambda: self._is_cancelled)
+
     def _count(self, progress: BatchProgress, line: int, result: OfflineResult) -> None:
         if not progress.add_result(line, result):
             return
+        self._arrived.append(result)
         self._tools.pool.discard([result.request_id])
         self._changed.set()
         if not progress.num_open:
-            self._over.set()
+            self._end_work()
+        elif self._feed is not None and self._feed.is_low:
+            self._urgent.set()
+
+    def _count_failure(self, progress: BatchProgress, line: int, reason: str, sequence: int) -> None:
+        num_failures = progress.add_failure(line, sequence)
+        if num_failures < self._tools.max_failures:
+            self._tools.pool.retry(f"{self.record.id}.{line}", num_failures)
+            return
+        self._given_up[line] = f"given up after {num_failures} failed runs; the last: {reason}"
+        self._changed.set()
+
+    def _end_work(self) -> None:
+        self._over.set()
+        self._changed.set()
+        self._urgent.set()
 
     async def _ingest(self) -> None:
         record, tools = self.record, self._tools
@@ -144,59 +182,75 @@ class BatchLife:
             extra={"batch_id": record.id, "status": self.record.status, "lines": ingested.total},
         )
 
-    async def _add_to_pool(self, progress: BatchProgress) -> None:
-        """The stream keeps the order of storing, which is that of the lines."""
-        group: list[OfflineRequest] = []
-        request_subject = subjects.batch_requests(self.record.id)
-        async for stored in self._tools.bus.read(subjects.REQUESTS_STREAM, request_subject, OfflineRequest):
-            if progress.add_request(stored.message.line, stored.sequence):
-                group.append(stored.message)
-            if len(group) == GROUP_REQUESTS:
-                self._hand_over(progress, group)
-                group = []
-        self._hand_over(progress, group)
-
-    def _hand_over(self, progress: BatchProgress, group: list[OfflineRequest]) -> None:
-        """A result may have come since the request was read, or a cancellation."""
-        group = [request for request in group if progress.is_open(request.line)]
-        if group and not self._is_cancelled:
-            self._tools.pool.add(group)
-
     async def _work(self) -> None:
         """Follow the results until none is open, or the batch is cancelled or expires."""
         await self.admit()
+        progress, feed = self.progress, self._feed
+        assert progress is not None and feed is not None
         while not self._over.is_set() and not self._is_expired():
-            await _wait(self._changed, min(RECHECK_S, self.record.expires_at - self._tools.clock.unix_s()))
-            await _wait(self._over, PROGRESS_S)
-            await self._write_progress()
-        progress = self.progress
-        assert progress is not None
+            if not feed.is_low:
+                await wait_set(self._changed, min(RECHECK_S, self.record.expires_at - self._tools.clock.unix_s()))
+            self._changed.clear()  # before anything is written: what comes from here on is written next time
+            await self._store_given_up()
+            await feed.fill(self._over.is_set)
+            await self._write_progress(progress)
+            if not self._over.is_set() and not feed.is_low:
+                self._urgent.clear()
+            await wait_set(self._urgent, PROGRESS_S)
         if not progress.num_open:
             await self._edit(batch_records.finalizing(progress.counts, self._now_s()))
             return
-        self._discard_open()
+        self._end_work()
+        self._discard_held()
         await self._reload()
 
-    async def _write_progress(self) -> None:
-        """Requests whose results are durable are deleted, and the record shows the counts."""
-        self._changed.clear()
-        progress = self.progress
-        assert progress is not None
-        done = progress.take_done_requests()
-        for start in range(0, len(done), GROUP_REQUESTS):
-            group = done[start : start + GROUP_REQUESTS]
+    async def _write_arrived(self) -> None:
+        """Into the files; they are complete only with ``finish``, which looks at the stream."""
+        assert self._outputs is not None
+        arrived, self._arrived = self._arrived, []
+        await self._outputs.add(arrived)
+
+    async def _store_given_up(self) -> None:
+        """As any other results, so that a restart knows of them, and the first result stays."""
+        while self._given_up:
+            line, why = next(iter(self._given_up.items()))
+            result = OfflineResult(f"{self.record.id}.{line}", [], FinishReason.ERROR, error=why)
+            await self._tools.bus.store(subjects.result(result.request_id), result)
+            del self._given_up[line]
+
+    async def _write_progress(self, progress: BatchProgress) -> None:
+        """Results go into the files, requests whose results are durable are deleted, and the record shows the counts:
+        all of one moment."""
+        counts, done = progress.counts, progress.take_done_requests()
+        await self._write_arrived()
+        for start in range(0, len(done), GROUP_DELETES):
+            group = done[start : start + GROUP_DELETES]
             await asyncio.gather(*(self._tools.bus.delete_stored(subjects.REQUESTS_STREAM, each) for each in group))
-        await self._edit(batch_records.progressed(progress.counts))
+        await self._edit(batch_records.progressed(counts))
 
     async def _end(self) -> None:
         """Write the files, then the final status."""
         output = BatchOutput(None, None, batch_records.BatchCounts())
         if batch_records.was_ingested(self.record):
-            output = await self._tools.files.write(self.record, self._now_s())
+            outputs = self._outputs or await self._tools.files.open(self.record)
+            output = await outputs.finish(self.record, self._now_s())
         await self._edit(batch_records.ended(output, self._now_s()))
+
+    def _forget(self) -> None:
+        """What admission learns anew. The pool keeps the requests."""
+        self._close_outputs()
+        if self.progress is not None:
+            self._held_before |= dict.fromkeys(self.progress.held_request_ids())
+        self.progress = self._feed = None
+
+    def _close_outputs(self) -> None:
+        if self._outputs is not None:
+            self._outputs.close()
+        self._outputs, self._arrived = None, []
 
     async def _clear(self) -> None:
         """Only now nothing is needed any more of what the streams hold."""
+        self._close_outputs()
         await self._tools.ingestion.clear(self.record.id)
         await self._edit(batch_records.cleared)
         logger.info("batch ended", extra={"batch_id": self.record.id, "status": self.record.status})
@@ -211,9 +265,11 @@ class BatchLife:
         self.record = await self._tools.batches.edit(self.record.id, change)
         self.notice(self.record)
 
-    def _discard_open(self) -> None:
+    def _discard_held(self) -> None:
+        self._tools.pool.discard(list(self._held_before))
+        self._held_before.clear()
         if self.progress is not None:
-            self._tools.pool.discard(self.progress.open_request_ids())
+            self._tools.pool.discard(self.progress.held_request_ids())
 
     def _is_expired(self) -> bool:
         return self._tools.clock.unix_s() >= self.record.expires_at
@@ -224,10 +280,3 @@ class BatchLife:
 
 def _line_of(request_id: str) -> int:
     return int(request_id.rpartition(".")[2])
-
-
-async def _wait(event: asyncio.Event, timeout_s: float) -> None:
-    check_cancelled()
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(max(0.0, timeout_s)):
-            await event.wait()

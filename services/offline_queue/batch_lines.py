@@ -11,6 +11,7 @@ from collections.abc import AsyncIterable, AsyncIterator
 import msgspec
 
 from shared.bus import Objects
+from shared.openai.tool_calls import ToolUse
 from shared.protocol.messages import SamplingParams
 
 _encoder = msgspec.json.Encoder()
@@ -23,6 +24,8 @@ class BatchLine(msgspec.Struct, frozen=True, array_like=True):
     custom_id: str
     num_prompt_tokens: int = 0
     sampling: SamplingParams | None = None  # None where the request failed while it was read
+    tools: ToolUse | None = None  # whose calls are to be found in its output
+    num_sampling_bytes: int = 0  # of what the request has and ``sampling`` has not: grammar and biases
 
 
 _decoder = msgspec.json.Decoder(BatchLine)
@@ -41,7 +44,12 @@ def encode_lines(lines: list[BatchLine]) -> bytes:
 async def read_lines(objects: Objects, batch_id: str) -> AsyncIterator[BatchLine]:
     """In the order of the input. Raises NotFoundOnBusError."""
     async for _, data in split_lines(objects.chunks(lines_object(batch_id))):
-        yield _decoder.decode(data)
+        yield decode_line(data)
+
+
+def decode_line(data: bytes) -> BatchLine:
+    """One of ``encode_lines``."""
+    return _decoder.decode(data)
 
 
 async def split_lines(chunks: AsyncIterable[bytes], max_bytes: int | None = None) -> AsyncIterator[tuple[int, bytes]]:

@@ -5,23 +5,30 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import uuid
 from dataclasses import dataclass
 
 from services.offline_queue import batch_records
+from services.offline_queue.batch_feed import RequestPool
 from services.offline_queue.batch_files import BatchFiles
 from services.offline_queue.batch_ingest import BatchIngestion
-from services.offline_queue.batch_life import BatchLife, BatchTools, RequestPool
+from services.offline_queue.batch_life import BatchLife, BatchTools
 from shared.bus import Bucket, Bus, Stored
 from shared.clock import Clock
 from shared.errors import BusError, NotFoundOnBusError
 from shared.openai.requests import ServedModel
 from shared.protocol import subjects
-from shared.protocol.messages import BatchRecord, FileRecord, OfflineResult
+from shared.protocol.batches import BatchRecord, FileRecord
+from shared.protocol.messages import OfflineFailure, OfflineResult
+from shared.scheduling.fair_order import Share
+from shared.scheduling.urgency import urgency
 from shared.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
 RETRY_S = 1.0
+DEFAULT_POOL_BYTES = 256 * 1024 * 1024
+DEFAULT_MAX_FAILURES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +38,8 @@ class BatchStats:
     batches: int
     validating: int
     lines_open: int
+    lines_held: int  # of the open ones, those in the pool; the others are in the stream alone
+    held_bytes: int
     lines_done: int
 
 
@@ -38,17 +47,31 @@ class BatchManager:
     """The lives of all batches in this process; only one process may run it at a time. Memory grows with the batches
     that have not ended, never with those that have."""
 
-    def __init__(self, bus: Bus, tokenizer: Tokenizer, model: ServedModel, pool: RequestPool, clock: Clock) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        tokenizer: Tokenizer,
+        model: ServedModel,
+        pool: RequestPool,
+        clock: Clock,
+        pool_bytes: int = DEFAULT_POOL_BYTES,
+        max_failures: int = DEFAULT_MAX_FAILURES,
+    ) -> None:
+        """``pool_bytes``: about what all batches' requests may take in the pool, shared evenly by those at work;
+        ``max_failures``: runs of one request that may fail until it is given up."""
         self._bus = bus
         self._tokenizer = tokenizer
         self._model = model
         self._pool = pool
         self._clock = clock
+        self._pool_bytes = pool_bytes
+        self._max_failures = max_failures
         self._lives: dict[str, BatchLife] = {}
 
     async def start(self) -> None:
         """Recover: when this returns, the pool holds every request that has to run, in the order of the batches'
-        creation and of their lines. Raises BusError."""
+        creation and of their lines. A batch that cannot be read is left to ``run``, which tries again. Raises
+        BusError."""
         await self._bus.ensure_streams()
         self._batches = await self._bus.bucket(subjects.BATCHES_BUCKET, BatchRecord)
         self._tools = await self._make_tools(self._batches)
@@ -56,7 +79,7 @@ class BatchManager:
             if entry.value is not None and not entry.value.cleared:
                 self._lives[entry.key] = BatchLife(self._tools, entry.value)
         for life in self._in_order():
-            with contextlib.suppress(NotFoundOnBusError):  # its run will say so
+            with contextlib.suppress(BusError):  # its run will say so
                 await life.admit()
         if self._lives:
             logger.info("batches recovered", extra={"batches": len(self._lives), "lines": self.stats().lines_open})
@@ -68,6 +91,39 @@ class BatchManager:
                 group.create_task(self._live(life))
             group.create_task(self._watch_batches(group))
             group.create_task(self._follow_results())
+            group.create_task(self._follow_failures())
+
+    def is_being_read(self, file_id: str) -> bool:
+        """It is the input of a batch that has not been read in yet."""
+        return any(
+            life.record.status == batch_records.VALIDATING and life.record.input_file_id == file_id
+            for life in self._lives.values()
+        )
+
+    def is_open(self, request_id: str) -> bool:
+        """It is a request of a batch at work that has no result."""
+        batch_id, _, line = request_id.rpartition(".")
+        life = self._lives.get(batch_id)
+        return life is not None and life.is_open(int(line))
+
+    async def add_losses(self, request_ids: list[str], reason: str) -> None:
+        """The executor that ran these requests is gone: for each that is open, a failed run."""
+        failures = [OfflineFailure(each, reason) for each in request_ids if self.is_open(each)]
+        try:
+            await self._bus.store_many(
+                [(subjects.failure(each.request_id, uuid.uuid4().hex), each) for each in failures]
+            )
+        except BusError as error:
+            logger.warning("losses not counted", extra={"requests": len(failures), "why": str(error)})
+
+    def share_of(self, batch_id: str) -> Share:
+        """Whose the batch is, and how urgent; for an unknown one, nobody's."""
+        life = self._lives.get(batch_id)
+        if life is None:
+            return Share()
+        record = life.record
+        pressing = urgency(self._clock.unix_s(), record.created_at, record.expires_at)
+        return Share(record.client_id, record.client_weight, pressing)
 
     def stats(self) -> BatchStats:
         lives = list(self._lives.values())
@@ -76,6 +132,8 @@ class BatchManager:
             batches=len(lives),
             validating=sum(life.record.status == batch_records.VALIDATING for life in lives),
             lines_open=sum(progress.num_open for progress in at_work),
+            lines_held=sum(progress.num_held for progress in at_work),
+            held_bytes=sum(progress.held_bytes for progress in at_work),
             lines_done=sum(progress.total - progress.num_open for progress in at_work),
         )
 
@@ -89,9 +147,15 @@ class BatchManager:
             ingestion=BatchIngestion(self._bus, objects, self._tokenizer, self._model),
             files=BatchFiles(self._bus, files, objects, self._tokenizer),
             pool=self._pool,
+            room=self._room,
+            max_failures=self._max_failures,
             clock=self._clock,
             model=self._model.name,
         )
+
+    def _room(self) -> int:
+        at_work = sum(life.record.status == batch_records.IN_PROGRESS for life in self._lives.values())
+        return self._pool_bytes // max(1, at_work)
 
     def _in_order(self) -> list[BatchLife]:
         return sorted(self._lives.values(), key=lambda life: (life.record.created_at, life.record.id))
@@ -138,7 +202,18 @@ class BatchManager:
             else:
                 await self._drop_late(batch_id, stored)
 
-    async def _drop_late(self, batch_id: str, stored: Stored[OfflineResult]) -> None:
+    async def _follow_failures(self) -> None:
+        async for stored in self._bus.follow(subjects.RESULTS_STREAM, subjects.ALL_FAILURES, OfflineFailure):
+            if stored is None:
+                continue
+            batch_id, _, line = stored.message.request_id.rpartition(".")
+            life = self._lives.get(batch_id)
+            if life is not None:
+                life.add_failure(int(line), stored.message.reason, stored.sequence)
+            else:
+                await self._drop_late(batch_id, stored)
+
+    async def _drop_late(self, batch_id: str, stored: Stored[OfflineResult] | Stored[OfflineFailure]) -> None:
         """The result of a request that was running when its batch was cancelled or expired has no place any more."""
         try:
             entry = await self._batches.get(batch_id)

@@ -3,31 +3,41 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import AsyncIterable
+from collections.abc import AsyncIterable, Mapping
 from dataclasses import replace
 from typing import TypeGuard
 
 from services.offline_queue.batch_lines import BatchLine
 from services.offline_queue.batch_records import BatchCounts
 from shared.protocol.messages import FinishReason, OfflineResult
+from shared.scheduling.packed_prompt import TOKEN_BYTES
 
-ABSENT, OPEN, DONE = range(3)
+ABSENT, OPEN, HELD, DONE = range(4)  # held: open, and in the pool
+REQUEST_BYTES = 1536  # of a waiting request in memory, beside its prompt
 COMPLETED_REASONS = frozenset({FinishReason.STOP, FinishReason.LENGTH})
 
 
 class BatchProgress:
-    """A few bytes per line; the first result of a line counts, whoever delivers it."""
+    """A few bytes per line; the first result of a line counts, whoever delivers it. ``held_bytes``: about what the
+    open requests that were handed to the pool take there."""
 
-    def __init__(self, batch_id: str, lines: list[tuple[int, int]]) -> None:
-        """``lines``: (line, num_prompt_tokens) of every request."""
+    def __init__(
+        self, batch_id: str, lines: list[tuple[int, int]], sampling_bytes: Mapping[int, int] | None = None
+    ) -> None:
+        """``lines``: (line, num_prompt_tokens) of every request; ``sampling_bytes``, by line, of those whose sampling
+        is large."""
         size = max((line for line, _ in lines), default=0) + 1
-        self._batch_id = batch_id
+        self.batch_id = batch_id
         self._states = bytearray(size)
         self._prompt_tokens = array("I", bytes(4 * size))
         self._sequences = array("Q", bytes(8 * size))  # of the stored request; 0 where not known
+        self._sampling_bytes = sampling_bytes or {}
         self._done_requests: list[int] = []
         self.num_open = len(lines)
         self.total = len(lines)
+        self._failures: dict[int, dict[int, None]] = {}  # sequences of the stored ones, by line
+        self.num_held = 0
+        self.held_bytes = 0
         self.counts = BatchCounts()
         for line, num_prompt_tokens in lines:
             self._states[line] = OPEN
@@ -35,20 +45,33 @@ class BatchProgress:
 
     @classmethod
     async def of_lines(cls, batch_id: str, lines: AsyncIterable[BatchLine]) -> BatchProgress:
-        return cls(batch_id, [(line.line, line.num_prompt_tokens) async for line in lines])
+        sizes: list[tuple[int, int]] = []
+        sampling_bytes = {}
+        async for line in lines:
+            sizes.append((line.line, line.num_prompt_tokens))
+            if line.num_sampling_bytes:
+                sampling_bytes[line.line] = line.num_sampling_bytes
+        return cls(batch_id, sizes, sampling_bytes)
 
     def add_request(self, line: int, sequence: int) -> bool:
-        """A stored request was read; True where it still has to run."""
+        """A stored request was read; True where it still has to run, and is held from here on."""
         self._sequences[line] = sequence
-        if self.is_open(line):
-            return True
-        self._done_requests.append(sequence)
-        return False
+        if not self.is_open(line):
+            self._done_requests.append(sequence)
+            return False
+        if self._states[line] == OPEN:
+            self._states[line] = HELD
+            self.num_held += 1
+            self.held_bytes += self._bytes_of(line)
+        return True
 
     def add_result(self, line: int, result: OfflineResult) -> bool:
         """False where the line is none of the batch, or has a result."""
         if not self.is_open(line):
             return False
+        if self._states[line] == HELD:
+            self.num_held -= 1
+            self.held_bytes -= self._bytes_of(line)
         self._states[line] = DONE
         self.num_open -= 1
         if self._sequences[line]:
@@ -56,18 +79,32 @@ class BatchProgress:
         self.counts = add_to(self.counts, result, self._prompt_tokens[line])
         return True
 
+    def add_failure(self, line: int, sequence: int) -> int:
+        """A stored failure was read, perhaps again; how many the line has, 0 where it is not open."""
+        if not self.is_open(line):
+            return 0
+        self._failures.setdefault(line, {})[sequence] = None
+        return self.num_failures(line)
+
+    def num_failures(self, line: int) -> int:
+        """Runs of the line that failed."""
+        return len(self._failures.get(line, ()))
+
     def is_open(self, line: int) -> bool:
         """It is a line of the batch, and has no result."""
-        return line < len(self._states) and self._states[line] == OPEN
+        return line < len(self._states) and self._states[line] in (OPEN, HELD)
 
     def take_done_requests(self) -> list[int]:
         """Sequences of stored requests that are needed no more, each given once."""
         taken, self._done_requests = self._done_requests, []
         return taken
 
-    def open_request_ids(self) -> list[str]:
-        """Requests without a result, in the order of their lines."""
-        return [f"{self._batch_id}.{line}" for line, state in enumerate(self._states) if state == OPEN]
+    def held_request_ids(self) -> list[str]:
+        """Requests without a result that were handed to the pool, in the order of their lines."""
+        return [f"{self.batch_id}.{line}" for line, state in enumerate(self._states) if state == HELD]
+
+    def _bytes_of(self, line: int) -> int:
+        return REQUEST_BYTES + TOKEN_BYTES * self._prompt_tokens[line] + self._sampling_bytes.get(line, 0)
 
 
 def is_completed(result: OfflineResult | None) -> TypeGuard[OfflineResult]:
@@ -84,5 +121,5 @@ def add_to(counts: BatchCounts, result: OfflineResult | None, num_prompt_tokens:
         completed=counts.completed + 1,
         input_tokens=counts.input_tokens + num_prompt_tokens,
         cached_tokens=counts.cached_tokens + result.num_cached_tokens,
-        output_tokens=counts.output_tokens + len(result.output_token_ids),
+        output_tokens=counts.output_tokens + sum(len(choice.token_ids) for choice in result.choices),
     )

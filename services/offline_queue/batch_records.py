@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from shared.protocol.messages import BatchError, BatchRecord
+from shared.protocol.batches import BatchError, BatchRecord
 
 Change = Callable[[BatchRecord], BatchRecord]
 

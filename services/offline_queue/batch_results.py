@@ -8,10 +8,12 @@ import msgspec
 
 from services.offline_queue.batch_lines import BatchLine
 from services.offline_queue.batch_records import CANCELLED, EXPIRED
-from shared.openai.requests import RequestError
-from shared.openai.responses import Usage, completion_body, error_body
-from shared.openai.text import output_text
-from shared.protocol.messages import BatchRecord, FinishReason, OfflineResult
+from shared.openai.logprobs import LogprobsShape
+from shared.openai.requests import CHAT, RequestError
+from shared.openai.responses import Choice, Usage, completion_body, error_body
+from shared.openai.text import shown_output
+from shared.protocol.batches import BatchRecord
+from shared.protocol.messages import ChoiceOutput, FinishReason, OfflineResult, SamplingParams
 from shared.tokenizer import Tokenizer
 
 UNFINISHED = {
@@ -49,20 +51,24 @@ class ResultWriter:
         """``ending``: the final status that the batch is about to have; it says why a line has no result."""
         self._record = record
         self._tokenizer = tokenizer
+        self._logprobs = LogprobsShape(tokenizer, record.endpoint == CHAT)
         self._unfinished = UNFINISHED.get(ending, LOST)
 
     def output_line(self, line: BatchLine, result: OfflineResult) -> bytes:
         """Of a completed request; ends with a newline."""
         record = self._record
         assert line.sampling is not None
+        shows_calls = line.tools is not None
+        choices = [self._choice(output, line.sampling, shows_calls) for output in result.choices]
+        num_output_tokens = sum(len(output.token_ids) for output in result.choices)
         body = completion_body(
             endpoint=record.endpoint,
             request_id=result.request_id,
             created=record.created_at,
             model=record.model or "",
-            text=output_text(self._tokenizer, result.output_token_ids, result.finish_reason, line.sampling),
-            finish_reason=result.finish_reason,
-            usage=Usage(line.num_prompt_tokens, len(result.output_token_ids), result.num_cached_tokens),
+            choices=choices,
+            usage=Usage(line.num_prompt_tokens, num_output_tokens, result.num_cached_tokens),
+            tools=line.tools,
         )
         return self._line(line, {"status_code": 200, "request_id": result.request_id, "body": body}, None)
 
@@ -74,6 +80,12 @@ class ResultWriter:
         failed = _failed_response(result)
         response = {"status_code": failed.status_code, "request_id": result.request_id, "body": failed.body}
         return self._line(line, response, None)
+
+    def _choice(self, output: ChoiceOutput, sampling: SamplingParams, shows_calls: bool) -> Choice:
+        text, tokens = shown_output(
+            self._tokenizer, output.token_ids, output.logprobs or [], output.finish_reason, sampling, shows_calls
+        )
+        return Choice(text, output.finish_reason, self._logprobs.body(tokens))
 
     def _line(self, line: BatchLine, response: dict[str, Any] | None, error: dict[str, str] | None) -> bytes:
         written = {

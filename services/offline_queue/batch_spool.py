@@ -1,20 +1,17 @@
-"""The results of one batch as they are in the stream, in a temporary file, to be had by line."""
+"""The lines of one batch in a temporary file, to be had by number."""
 
 from __future__ import annotations
 
 import asyncio
 import tempfile
 from array import array
-from types import TracebackType
 from typing import IO
 
-from shared.bus import Bus
-from shared.protocol import subjects
-from shared.protocol.codec import decode, encode
-from shared.protocol.messages import OfflineResult
+from services.offline_queue.batch_lines import BatchLine, decode_line, encode_lines, read_lines
+from shared.bus import Objects
 
 IN_MEMORY_BYTES = 4 * 1024 * 1024  # beyond this, temporary files go to the disk
-GROUP_RESULTS = 256
+GROUP_LINES = 256
 
 
 def temporary_file() -> IO[bytes]:
@@ -22,8 +19,8 @@ def temporary_file() -> IO[bytes]:
     return tempfile.SpooledTemporaryFile(max_size=IN_MEMORY_BYTES)
 
 
-class ResultSpool:
-    """Results come in the order of their ends and leave in the order of their lines. Memory: 16 bytes per line."""
+class LineSpool:
+    """Lines come in their order and are asked for in the order of their results. Memory: 16 bytes per line."""
 
     def __init__(self) -> None:
         self._file = temporary_file()
@@ -31,43 +28,36 @@ class ResultSpool:
         self._size = 0
 
     @classmethod
-    async def read(cls, bus: Bus, batch_id: str) -> ResultSpool:
-        """All results of the batch that are stored by now. Raises BusError."""
+    async def read(cls, objects: Objects, batch_id: str) -> LineSpool:
+        """All lines of the batch. Raises NotFoundOnBusError and BusError."""
         spool, group = cls(), []
-        async for stored in bus.read(subjects.RESULTS_STREAM, subjects.batch_results(batch_id), OfflineResult):
-            group.append(stored.message)
-            if len(group) == GROUP_RESULTS:
+        async for line in read_lines(objects, batch_id):
+            group.append(line)
+            if len(group) == GROUP_LINES:
                 await asyncio.to_thread(spool.add, group)
                 group = []
         await asyncio.to_thread(spool.add, group)
         return spool
 
-    def add(self, results: list[OfflineResult]) -> None:
-        """The first result of a line stays."""
-        self._file.seek(self._size)
-        for result in results:
-            line = int(result.request_id.rpartition(".")[2])
-            if self.get_size(line):
-                continue
-            data = encode(result)
+    def add(self, lines: list[BatchLine]) -> None:
+        for line in lines:
+            data = encode_lines([line])
             self._file.write(data)
-            self._places.extend([0] * (2 * line + 2 - len(self._places)))
-            self._places[2 * line], self._places[2 * line + 1] = self._size, len(data)
+            self._places.extend([0] * (2 * line.line + 2 - len(self._places)))
+            self._places[2 * line.line], self._places[2 * line.line + 1] = self._size, len(data)
             self._size += len(data)
 
-    def get(self, line: int) -> OfflineResult | None:
-        size = self.get_size(line)
-        if not size:
+    def get(self, number: int) -> BatchLine | None:
+        """None where the input has no request there."""
+        if 2 * number + 1 >= len(self._places) or not self._places[2 * number + 1]:
             return None
-        self._file.seek(self._places[2 * line])
-        return decode(self._file.read(size), OfflineResult)
+        self._file.seek(self._places[2 * number])
+        return decode_line(self._file.read(self._places[2 * number + 1]))
 
-    def get_size(self, line: int) -> int:
-        """Bytes of the line's result; 0 where there is none."""
-        return self._places[2 * line + 1] if 2 * line + 1 < len(self._places) else 0
+    @property
+    def end(self) -> int:
+        """Numbers are below this."""
+        return len(self._places) // 2
 
-    def __enter__(self) -> ResultSpool:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def close(self) -> None:
         self._file.close()

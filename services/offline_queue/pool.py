@@ -14,12 +14,16 @@ from shared.scheduling.offline_order import OfflineOrder
 from shared.scheduling.packed_prompt import pack_tokens, unpack_tokens
 from shared.scheduling.request import Kind, Request
 
+SUSPECT_FAILURES = 2
+
 
 class _Item(msgspec.Struct, gc=False):  # 100,000 that each full collection walks would delay plans
     request: bytes  # encoded, without its prompt
     prompt: bytes  # packed
     executor_id: str | None = None
     is_ending: bool = False  # the executor has finished it; its result is not seen here yet
+    has_failed: bool = False  # on the executor, which has not said yet that it has ended
+    num_failures: int = 0
 
     @classmethod
     def pack(cls, request: GenerateRequest) -> _Item:
@@ -33,13 +37,19 @@ class OfflinePool:
     """Waiting requests stand in an ``OfflineOrder``. One that an executor lost returns to its old place.
 
     ``on_work`` is called when something becomes schedulable; ``on_discard`` with an executor id and request ids that
-    it need not run any more.
+    it need not run any more. ``is_awaited`` knows requests that are not here yet and have no result: an executor that
+    holds one, from the time before a restart, goes on with it.
     """
 
     def __init__(
-        self, order: OfflineOrder, on_work: Callable[[], None], on_discard: Callable[[str, list[str]], None]
+        self,
+        order: OfflineOrder,
+        on_work: Callable[[], None],
+        on_discard: Callable[[str, list[str]], None],
+        is_awaited: Callable[[str], bool] = lambda request_id: False,
     ) -> None:
         self._order = order
+        self._is_awaited = is_awaited
         self._on_work = on_work
         self._on_discard = on_discard
         self._items: dict[str, _Item] = {}
@@ -55,11 +65,38 @@ class OfflinePool:
     def add(self, requests: list[OfflineRequest]) -> None:
         """Schedulable from now on; ids that are here already are ignored."""
         for request in requests:
-            generate = request.request
-            if generate.request_id not in self._items:
-                item = self._items[generate.request_id] = _Item.pack(generate)
-                self._order.add(_schedulable(generate), item.prompt)
+            self._enter(request.request)
         self._on_work()
+
+    def enter(self, request: GenerateRequest) -> None:
+        """One that no batch holds, otherwise as ``add``; what it has generated so far comes with it."""
+        self._enter(request)
+        self._on_work()
+
+    def retry(self, request_id: str, num_failures: int) -> None:
+        """A run of it failed, the so many-th: it waits again, where it does not run elsewhere; unknown ids are
+        ignored."""
+        item = self._items.get(request_id)
+        if item is None:
+            return
+        item.num_failures = num_failures
+        if item.is_ending:
+            self._take_back([request_id])
+        else:
+            item.has_failed = item.executor_id is not None
+
+    def has_ended(self, request_id: str) -> bool:
+        """Its executor has finished it."""
+        item = self._items.get(request_id)
+        return item is not None and item.is_ending
+
+    def is_suspect(self, request_id: str) -> bool:
+        """It was there too often when something broke."""
+        return self._items[request_id].num_failures >= SUSPECT_FAILURES
+
+    def holds_suspect(self, executor_id: str) -> bool:
+        """The executor runs one already. A second one would hide which of them breaks it."""
+        return any(item.num_failures >= SUSPECT_FAILURES for item in self._assigned.get(executor_id, {}).values())
 
     def discard(self, request_ids: list[str]) -> None:
         """Ended or cancelled: forget them, and tell the executors that hold them."""
@@ -75,9 +112,9 @@ class OfflinePool:
         for executor_id, ids in held.items():
             self._on_discard(executor_id, ids)
 
-    def in_order(self) -> Iterator[Request]:
-        """What waits, next first; the pool must not change while this is read."""
-        return self._order.in_order()
+    def in_order(self, executor_id: str | None = None) -> Iterator[Request]:
+        """What waits, next first, as this executor is to take it; the pool must not change while this is read."""
+        return self._order.in_order(executor_id)
 
     def sample(self, count: int) -> list[OfflineLength]:
         """The lengths of about so many requests, evenly spread by age."""
@@ -90,32 +127,47 @@ class OfflinePool:
         self._assign(request_id, executor_id)
         return self._items[request_id].unpack()
 
-    def settle(self, executor_id: str, held: Collection[str], ended: Collection[str]) -> list[str]:
-        """An executor's word: it holds exactly ``held`` (offline ids), and ``ended`` have ended with a result that
-        will be seen here soon. What else was assigned to it was lost on the way and waits again.
+    def settle(
+        self, executor_id: str, held: Collection[str], ended: Collection[str], with_error: Collection[str] = ()
+    ) -> list[str]:
+        """An executor's word: it holds exactly ``held`` (offline ids), and ``ended``, some of them ``with_error``, have
+        ended with a result or a failure that will be seen here soon, or was seen already. What else was assigned to
+        it was lost on the way and waits again.
         Returns those it holds that it should not: unknown here, or held by another executor."""
         unwanted = []
         for request_id in held:
             item = self._items.get(request_id)
-            if item is None or item.executor_id not in (None, executor_id):
+            if item is None:
+                if not self._is_awaited(request_id):
+                    unwanted.append(request_id)
+            elif item.executor_id not in (None, executor_id):
                 unwanted.append(request_id)
             elif item.executor_id is None:
                 self._assign(request_id, executor_id)
         for request_id in ended:
             item = self._items.get(request_id)
             if item is not None and item.executor_id == executor_id:
-                item.is_ending = True
+                item.is_ending = not (item.has_failed and request_id in with_error)
         kept = set(held)
         assigned = self._assigned.get(executor_id, {})
         self._take_back([key for key, item in assigned.items() if key not in kept and not item.is_ending])
         return unwanted
 
-    def release(self, executor_id: str) -> None:
-        """The executor is gone: all that it held waits again."""
-        self._take_back(list(self._assigned.get(executor_id, {})))
+    def release(self, executor_id: str) -> list[str]:
+        """The executor is gone: all that it held waits again. What it had not finished is returned."""
+        assigned = self._assigned.get(executor_id, {})
+        unfinished = [request_id for request_id, item in assigned.items() if not item.is_ending]
+        self._take_back(list(assigned))
+        self._order.leave(executor_id)
+        return unfinished
+
+    def _enter(self, request: GenerateRequest) -> None:
+        if request.request_id not in self._items:
+            item = self._items[request.request_id] = _Item.pack(request)
+            self._order.add(_schedulable(request), item.prompt)
 
     def _assign(self, request_id: str, executor_id: str) -> None:
-        self._order.take(request_id)
+        self._order.take(request_id, executor_id)
         item = self._items[request_id]
         item.executor_id = executor_id
         self._assigned.setdefault(executor_id, {})[request_id] = item
@@ -126,7 +178,7 @@ class OfflinePool:
             assert item.executor_id is not None
             del self._assigned[item.executor_id][request_id]
             item.executor_id = None
-            item.is_ending = False
+            item.is_ending = item.has_failed = False
             self._order.give_back(request_id)
         if request_ids:
             self._on_work()
@@ -141,6 +193,7 @@ class OfflinePool:
 
 
 def _schedulable(generate: GenerateRequest) -> Request:
-    num_tokens = len(generate.prompt_token_ids)
-    total = num_tokens + generate.sampling.max_tokens
+    num_prompt_tokens = len(generate.prompt_token_ids)
+    num_tokens = num_prompt_tokens + len(generate.output_token_ids)
+    total = num_prompt_tokens + generate.sampling.max_tokens
     return Request(generate.request_id, Kind.OFFLINE, num_tokens, total, arrival_s=generate.arrival_s)

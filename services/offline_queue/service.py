@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 from services.offline_queue.async_scheduler import AsyncScheduler
-from services.offline_queue.batch_manager import BatchManager
+from services.offline_queue.batch_manager import DEFAULT_MAX_FAILURES, DEFAULT_POOL_BYTES, BatchManager
+from services.offline_queue.file_sweep import FileSweep
+from services.offline_queue.flex_desk import DEFAULT_MAX_FLEX_REQUESTS, FlexDesk
 from services.offline_queue.pool import OfflinePool
 from shared.bus import Bus, Entry, Subscription
 from shared.clock import Clock
-from shared.errors import BusError
+from shared.executor_probe import ExecutorProbe
 from shared.latency.model import LatencyModel
 from shared.openai.requests import ServedModel
 from shared.protocol import subjects
+from shared.protocol.flex import FlexAnswer, FlexMessage, FlexSubmit
 from shared.protocol.messages import (
     AbortRequests,
     ExecutorInfo,
@@ -24,6 +28,7 @@ from shared.protocol.messages import (
     StepStarted,
 )
 from shared.scheduling.batch import Policy
+from shared.scheduling.fair_order import FairOrder, Share
 from shared.scheduling.offline_order import OfflineOrder
 from shared.scheduling.presets import Preset
 from shared.service import Details
@@ -43,6 +48,7 @@ class _Attached:
         self.scheduler = scheduler
         self.seen_s = seen_s
         self.is_silent = False
+        self.lost: list[str] = []  # what it held when it fell silent
         self.subscriptions: list[Subscription] = []
 
 
@@ -56,21 +62,28 @@ class OfflineQueueService:
         bus: Bus,
         model: ServedModel,
         preset: Preset,
-        order: OfflineOrder,
+        make_order: Callable[[], OfflineOrder],
         tokenizer: Tokenizer,
         clock: Clock,
         offline_qps: float | None = None,
+        pool_bytes: int = DEFAULT_POOL_BYTES,
+        max_failures: int = DEFAULT_MAX_FAILURES,
+        max_flex_requests: int = DEFAULT_MAX_FLEX_REQUESTS,
     ) -> None:
-        """``offline_qps``: for presets with a fixed offline rate, and of each executor. Raises ValueError where it
-        and the preset do not fit."""
+        """``make_order``: the order of one batch's requests; ``offline_qps``: for presets with a fixed offline rate,
+        and of each executor; ``pool_bytes``: for waiting requests of batches; ``max_failures``: of one request;
+        ``max_flex_requests``: under way at a time. Raises ValueError where rate and preset do not fit."""
         self._bus = bus
         self._model = model
         self._preset = preset
         preset.offline_rate(offline_qps)
         self._offline_qps = offline_qps
         self._clock = clock
-        self._pool = OfflinePool(order, self._on_work, self._on_discard)
-        self._batches = BatchManager(bus, tokenizer, model, self._pool, clock)
+        order = FairOrder(make_order, self._share_of)
+        self._pool = OfflinePool(order, self._on_work, self._on_discard, self._is_awaited)
+        self._batches = BatchManager(bus, tokenizer, model, self._pool, clock, pool_bytes, max_failures)
+        self._flex = FlexDesk(self._pool, clock, max_flex_requests, preset.serves_offline)
+        self._sweep = FileSweep(bus, self._batches.is_being_read, clock)
         self._tuning = Tuning(bus, self._on_work)
         self._attached: dict[str, _Attached] = {}
         self._work = asyncio.Event()
@@ -80,17 +93,23 @@ class OfflineQueueService:
         """Recover the pool before any executor is heard, so that what executors hold is recognized."""
         await self._bus.ensure_streams()
         await self._batches.start()
+        await self._sweep.start()
         await self._bus.subscribe(subjects.HEARTBEATS, Heartbeat, self._on_heartbeat)
         await self._bus.serve(subjects.OFFLINE_SAMPLE, object, self._on_sample)
+        await self._bus.serve(subjects.FLEX, FlexMessage, self._on_flex)
+        await self._bus.subscribe(subjects.FLEX_DROP, AbortRequests, self._on_flex_drop)
 
     async def run(self) -> None:
         """Until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._batches.run())
+            group.create_task(self._sweep.run())
+            group.create_task(self._flex.run())
             group.create_task(self._tuning.run())
             group.create_task(self._follow_executors())
             group.create_task(self._serve_idle())
             group.create_task(self._watch_silence())
+            group.create_task(ExecutorProbe(self._bus, self._heard, self._on_gone).run())
             if self._offline_qps is not None:
                 group.create_task(self._release(1.0 / self._offline_qps))
 
@@ -105,11 +124,13 @@ class OfflineQueueService:
         stats = [attached.scheduler.stats() for attached in self._attached.values()]
         plans = sum(each.plans for each in stats)
         return {
-            "waiting": self._pool.num_waiting,
+            "waiting": self._pool.num_waiting + batches.lines_open - batches.lines_held,
             "running": len(self._pool) - self._pool.num_waiting,
             "batches": batches.batches,
             "batches_validating": batches.validating,
             "lines_done": batches.lines_done,
+            "flex": len(self._flex),
+            "pool_mb": batches.held_bytes / 1024**2,
             "executors": len(self._attached),
             "preset": self._preset.name,
             "offline_order": self._preset.offline_order,
@@ -120,6 +141,12 @@ class OfflineQueueService:
 
     async def _on_sample(self, _: object) -> OfflineSample:
         return OfflineSample(self._pool.sample(SAMPLE_SIZE))
+
+    async def _on_flex(self, message: FlexMessage) -> FlexAnswer:
+        return self._flex.submit(message) if isinstance(message, FlexSubmit) else self._flex.hold(message)
+
+    async def _on_flex_drop(self, message: AbortRequests) -> None:
+        self._flex.drop(message.request_ids)
 
     # Executors come and go
 
@@ -135,7 +162,9 @@ class OfflineQueueService:
         if attached is not None and info is not None and attached.scheduler.info.epoch == info.epoch:
             return
         if attached is not None:
-            await self._detach(entry.key)
+            lost = await self._detach(entry.key)
+            if info is not None:  # it came back without having signed off
+                await self._batches.add_losses(lost, f"executor {entry.key} was lost")
         if info is not None and info.model == self._model.name:
             await self._attach(info)
 
@@ -158,7 +187,7 @@ class OfflineQueueService:
             for plan in plans:
                 await self._send_plan(plan)
             if abort is not None:
-                await self._publish(subjects.inbox(info.executor_id), abort)
+                await self._bus.publish_or_drop(subjects.inbox(info.executor_id), abort)
 
         attached.subscriptions = [
             await self._bus.subscribe(subjects.inbox(info.executor_id), InboxMessage, on_inbox),
@@ -166,29 +195,47 @@ class OfflineQueueService:
         ]
         logger.info("executor attached", extra={"executor_id": info.executor_id, "epoch": info.epoch})
 
-    async def _detach(self, executor_id: str) -> None:
+    async def _detach(self, executor_id: str) -> list[str]:
+        """Returns what it ran when it was last heard."""
         attached = self._attached.pop(executor_id)
         for subscription in attached.subscriptions:
             await subscription.stop()
-        self._pool.release(executor_id)
+        lost = attached.lost + self._pool.release(executor_id)
         logger.info("executor detached", extra={"executor_id": executor_id, "epoch": attached.scheduler.info.epoch})
+        return lost
 
     async def _on_heartbeat(self, heartbeat: Heartbeat) -> None:
         attached = self._attached.get(heartbeat.info.executor_id)
         if attached is not None and attached.scheduler.info.epoch == heartbeat.info.epoch:
             attached.seen_s = self._clock.monotonic_s()
             attached.is_silent = False
+            attached.lost.clear()
+            if attached.scheduler.takes_requests == heartbeat.draining:
+                attached.scheduler.takes_requests = not heartbeat.draining
+                self._work.set()
 
     async def _watch_silence(self) -> None:
         """What a silent executor held waits again; if it speaks again, its next step message settles who has what."""
         while True:
             await asyncio.sleep(1.0)
             now_s = self._clock.monotonic_s()
-            for executor_id, attached in self._attached.items():
+            for attached in self._attached.values():
                 if not attached.is_silent and now_s - attached.seen_s > SILENCE_S:
-                    attached.is_silent = True
-                    self._pool.release(executor_id)
-                    logger.warning("executor is silent", extra={"executor_id": executor_id})
+                    self._give_up(attached, "silent")
+
+    def _heard(self) -> list[ExecutorInfo]:
+        return [attached.scheduler.info for attached in self._attached.values() if not attached.is_silent]
+
+    def _on_gone(self, info: ExecutorInfo) -> None:
+        attached = self._attached.get(info.executor_id)
+        if attached is not None and attached.scheduler.info.epoch == info.epoch:
+            self._give_up(attached, "left the bus")
+
+    def _give_up(self, attached: _Attached, why: str) -> None:
+        executor_id = attached.scheduler.info.executor_id
+        attached.is_silent = True
+        attached.lost = self._pool.release(executor_id)
+        logger.warning("executor is silent", extra={"executor_id": executor_id, "why": why})
 
     async def _release(self, period_s: float) -> None:
         """At a fixed rate an idle executor gets work when its time has come, not when something else happens."""
@@ -197,14 +244,18 @@ class OfflineQueueService:
             self._work.set()
 
     def _policy_and_model(self, profile_key: str) -> tuple[Policy, LatencyModel]:
-        tuning = self._tuning
-        policy = self._preset.policy(tuning.budget_ms(profile_key), tuning.knows_model(profile_key))
-        return policy, tuning.model(profile_key)
+        return self._tuning.policy(self._preset, profile_key), self._tuning.model(profile_key)
 
     # Work for executors that wait
 
     def _on_work(self) -> None:
         self._work.set()
+
+    def _share_of(self, batch_id: str) -> Share:
+        return self._flex.share_of(batch_id) or self._batches.share_of(batch_id)
+
+    def _is_awaited(self, request_id: str) -> bool:
+        return self._batches.is_open(request_id)
 
     def _on_discard(self, executor_id: str, request_ids: list[str]) -> None:
         attached = self._attached.get(executor_id)
@@ -221,16 +272,10 @@ class OfflineQueueService:
             self._work.clear()
             aborts, self._aborts = self._aborts, {}
             for executor_id, request_ids in aborts.items():
-                await self._publish(subjects.inbox(executor_id), AbortRequests(list(request_ids)))
+                await self._bus.publish_or_drop(subjects.inbox(executor_id), AbortRequests(list(request_ids)))
             for attached in list(self._attached.values()):
                 for plan in [] if attached.is_silent else attached.scheduler.plan_idle():
                     await self._send_plan(plan)
 
     async def _send_plan(self, plan: StepPlan) -> None:
-        await self._publish(subjects.plan(plan.executor_id), plan)
-
-    async def _publish(self, subject: str, message: object) -> None:
-        try:
-            await self._bus.publish(subject, message)
-        except BusError as error:
-            logger.warning("message dropped", extra={"subject": subject, "why": str(error)})
+        await self._bus.publish_or_drop(subjects.plan(plan.executor_id), plan)

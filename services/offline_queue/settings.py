@@ -7,6 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from shared.common_settings import LogLevel, NatsUrl, PresetName, UtilityRatio
 from shared.scheduling.presets import DEFAULT_UTILITY_RATIO
 
 
@@ -14,15 +15,21 @@ class OfflineQueueSettings(msgspec.Struct, frozen=True):
     """The durable offline pool, the life of batches, and one ASYNC_SCHEDULER (HyGen Algorithm 2) per executor."""
 
     model_path: Annotated[str, Meta(description="folder of the prepared model")]
-    nats: Annotated[str, Meta(description="URL of the NATS server")] = "nats://127.0.0.1:4222"
-    log_level: Annotated[str, Meta(description="debug, info, warning or error")] = "info"
+    nats: NatsUrl = "nats://127.0.0.1:4222"
+    log_level: LogLevel = "info"
     model_name: Annotated[str, Meta(description="the name that clients use")] = "smollm2-135m-instruct"
     max_model_len: Annotated[int, Meta(ge=0, description="context limit in tokens; 0 is the model's own")] = 0
-    preset: Annotated[str, Meta(description="hygen, sarathi++, hygen-star, online-only, bros, round-robin or fcfs")] = (
-        "hygen"
-    )
-    offline_qps: Annotated[float, Meta(ge=0, description="hygen-star: offline requests/s of each executor")] = 0.0
-    utility_ratio: Annotated[
-        float,
-        Meta(ge=0, le=1, description="share of offline requests chosen by shared prefix, the rest by age (hygen)"),
-    ] = DEFAULT_UTILITY_RATIO
+    preset: PresetName = "hygen"
+    offline_qps: Annotated[
+        float, Meta(ge=0, description="hygen-star: offline requests/s that enter each executor; 0 for other presets")
+    ] = 0.0
+    utility_ratio: UtilityRatio = DEFAULT_UTILITY_RATIO
+    pool_mb: Annotated[
+        int, Meta(ge=1, description="memory in MiB for waiting requests; more wait in the stream until there is room")
+    ] = 256
+    max_failures: Annotated[
+        int, Meta(ge=1, description="runs of one offline request that may fail until it is given up")
+    ] = 5
+    max_flex_requests: Annotated[
+        int, Meta(ge=0, description="requests of the service tier flex under way at a time; more are refused")
+    ] = 256

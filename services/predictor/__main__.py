@@ -8,12 +8,17 @@ from services.predictor.service import Predictor
 from services.predictor.settings import PredictorSettings
 from shared.clock import SystemClock
 from shared.config import load
+from shared.errors import ConfigError
 from shared.service import run_service
 
 
 def main() -> int:
     """Run until SIGINT or SIGTERM."""
-    settings = load(PredictorSettings, "python -m services.predictor")
+    try:
+        settings = load(PredictorSettings, "predictor")
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 2
     clock = SystemClock()
     return run_service(settings.nats, settings.log_level, Predictor.name, lambda bus: Predictor(bus, settings, clock))
 

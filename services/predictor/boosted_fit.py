@@ -55,13 +55,9 @@ def fit_boosted(observations: Sequence[Observation]) -> BoostedLatencyModel | No
         return None
     samples = Samples.of(observations)
     values = _sums(samples)
-    try:
-        knots = _knots(lightgbm, values, samples)
-        solution = solve_trimmed(_ramps(values, knots), samples, _smooth(values, knots, samples))
-    except RuntimeError as error:  # how nnls says that it did not converge
-        logger.warning("fit did not converge", extra={"num_samples": len(observations), "error": str(error)})
-        return None
-    return _model(knots, solution)
+    knots = _knots(lightgbm, values, samples)
+    solution = solve_trimmed(_ramps(values, knots), samples, _smooth(values, knots, samples))
+    return None if solution is None else _model(knots, solution)
 
 
 @cache

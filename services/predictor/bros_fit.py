@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,8 +12,6 @@ from shared.latency.bros import BrosLatencyModel
 
 NUM_COEFFICIENTS = 6
 
-logger = logging.getLogger(__name__)
-
 
 def fit_bros(observations: Sequence[Observation]) -> BrosLatencyModel | None:
     """Non-negative least squares on relative errors, once more without the outliers. Both phases are fitted together,
@@ -23,12 +20,8 @@ def fit_bros(observations: Sequence[Observation]) -> BrosLatencyModel | None:
     if not covers_both_kinds(observations, NUM_COEFFICIENTS):
         return None
     samples = Samples.of(observations)
-    try:
-        solution = solve_trimmed(_rows(samples), samples)
-    except RuntimeError as error:  # how nnls says that it did not converge
-        logger.warning("fit did not converge", extra={"num_samples": len(observations), "error": str(error)})
-        return None
-    return BrosLatencyModel(*map(float, solution))
+    solution = solve_trimmed(_rows(samples), samples)
+    return None if solution is None else BrosLatencyModel(*map(float, solution))
 
 
 def _rows(samples: Samples) -> Array:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,8 +11,6 @@ from services.predictor.window import Observation, covers_both_kinds
 from shared.latency.linear import NUM_COEFFICIENTS, Coefficients, LinearLatencyModel
 
 PRIOR_WEIGHT = 1e-4  # of the data's: decides only what the data leave open
-
-logger = logging.getLogger(__name__)
 
 
 def fit_linear(observations: Sequence[Observation], prior: Coefficients | None = None) -> LinearLatencyModel | None:
@@ -26,13 +23,9 @@ def fit_linear(observations: Sequence[Observation], prior: Coefficients | None =
     if prior is None and not covers_both_kinds(observations, NUM_COEFFICIENTS):
         return None
     samples = Samples.of(observations)
-    try:
-        rows = _rows(samples)
-        solution = solve_trimmed(rows, samples, None if prior is None else _near(prior, rows, samples))
-    except RuntimeError as error:  # how nnls says that it did not converge
-        logger.warning("fit did not converge", extra={"num_samples": len(observations), "error": str(error)})
-        return None
-    return LinearLatencyModel(*map(float, solution))
+    rows = _rows(samples)
+    solution = solve_trimmed(rows, samples, None if prior is None else _near(prior, rows, samples))
+    return None if solution is None else LinearLatencyModel(*map(float, solution))
 
 
 def _rows(samples: Samples) -> Array:

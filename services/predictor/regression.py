@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,6 +12,8 @@ from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 from services.predictor.window import Observation, Stratum, stratum
+
+logger = logging.getLogger(__name__)
 
 Array = NDArray[np.float64]
 
@@ -45,13 +48,17 @@ class Wishes:
     targets: Array  # [m]
 
 
-def solve_trimmed(rows: Array, samples: Samples, wishes: Wishes | None = None) -> Array:
+def solve_trimmed(rows: Array, samples: Samples, wishes: Wishes | None = None) -> Array | None:
     """Non-negative coefficients [k] of ``rows`` [n, k], fitted once more without the outliers. What neither samples nor
-    wishes decide becomes 0. Raises RuntimeError where the solver does not converge."""
+    wishes decide becomes 0. None, with a word in the log, where the solver does not converge."""
     relative = rows / samples.latencies[:, None]
-    first = _solve(relative, samples.weights, wishes)
-    outliers = _outliers(relative @ first - 1.0, samples.strata)
-    return _solve(relative[~outliers], samples.weights[~outliers], wishes) if outliers.any() else first
+    try:
+        first = _solve(relative, samples.weights, wishes)
+        outliers = _outliers(relative @ first - 1.0, samples.strata)
+        return _solve(relative[~outliers], samples.weights[~outliers], wishes) if outliers.any() else first
+    except RuntimeError as error:  # how nnls says that it did not converge
+        logger.warning("fit did not converge", extra={"shape": rows.shape, "error": str(error)})
+        return None
 
 
 def _solve(relative: Array, weights: Array, wishes: Wishes | None) -> Array:

@@ -15,7 +15,7 @@ from shared.service import run_service
 def main() -> int:
     """Run until SIGINT or SIGTERM."""
     try:
-        settings = load(ProfilerSettings, "python -m services.profiler")
+        settings = load(ProfilerSettings, "profiler")
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2

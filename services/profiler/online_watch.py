@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from services.profiler.online_latencies import OnlineLatencies, RollingLatencies
 from services.profiler.workload import Workload, WorkloadRecorder
 from shared.protocol.messages import Heartbeat, OnlineServed
+from shared.watch.online_latencies import OnlineLatencies, RollingLatencies
 
 
 class OnlineWatch:

@@ -27,7 +27,7 @@ from shared.clock import Clock
 from shared.errors import BusError, ConfigError, NotFoundOnBusError
 from shared.protocol import subjects
 from shared.protocol.latency_models import LatencyModelRecord
-from shared.protocol.messages import BudgetRecord, ExecutorInfo
+from shared.protocol.messages import BudgetRecord, BudgetSource, ExecutorInfo
 from shared.service import Details
 
 logger = logging.getLogger(__name__)
@@ -190,8 +190,9 @@ class Profiler:
             return
         profile_key = info.profile_key
         fixed_ms = self._settings.budget_ms
-        source = "fixed" if fixed_ms > 0 else "target-tbt"
-        budget = BudgetRecord(profile_key, fixed_ms or self._settings.target_tbt_ms, source)
+        source = BudgetSource.FIXED if fixed_ms > 0 else BudgetSource.TARGET_TBT
+        budget_ms = fixed_ms or self._settings.target_tbt_ms
+        budget = BudgetRecord(profile_key, budget_ms, source, self._settings.idle_budget_ms)
         try:
             published = (await self._budgets.get(profile_key)).value
         except NotFoundOnBusError:

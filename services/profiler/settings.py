@@ -10,24 +10,37 @@ import msgspec
 from msgspec import Meta
 
 from loadgen.errors import SloError
-from services.profiler.slo_settings import parse_slos
+from shared.common_settings import LogLevel, NatsUrl, PresetName, UtilityRatio
 from shared.scheduling.presets import DEFAULT_UTILITY_RATIO, preset_named
+from shared.setting import LIST
 
 
 class ProfilerSettings(msgspec.Struct, frozen=True):
     """Measure the batch shapes of each new kind of executor once, and publish latency budgets."""
 
-    nats: Annotated[str, Meta(description="URL of the NATS server")] = "nats://127.0.0.1:4222"
-    log_level: Annotated[str, Meta(description="debug, info, warning or error")] = "info"
+    nats: NatsUrl = "nats://127.0.0.1:4222"
+    log_level: LogLevel = "info"
     cache_dir: Annotated[
         str, Meta(description="profiles are kept below it; empty is SLACKWATER_CACHE, else ~/.cache/slackwater")
     ] = ""
-    budget_ms: Annotated[float, Meta(ge=0, description="latency budget of a step; 0 takes the target TBT")] = 0.0
+    budget_ms: Annotated[float, Meta(ge=0, description="fixed latency budget of a step; 0 takes the target TBT")] = 0.0
+    idle_budget_ms: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="latency budget of a step while no online request is there, if more: what TTFT can bear",
+        ),
+    ] = 0.0
     target_tbt_ms: Annotated[float, Meta(gt=0, description="time between tokens that online requests are promised")] = (
         100.0
     )
     slo: Annotated[
-        str, Meta(description="SLOs to keep, as ttft_p99<=800ms,tbt_mean<=1.05x; empty keeps the target TBT")
+        str,
+        Meta(
+            description="SLOs to keep, as ttft_p99<=800ms or tbt_mean<=1.05x of online work alone; several with commas "
+            "between them; empty keeps the target TBT",
+            extra=LIST,
+        ),
     ] = ""
     slo_min_requests: Annotated[int, Meta(ge=2, description="online requests before a budget is searched for")] = 100
     slo_min_s: Annotated[float, Meta(gt=0, description="seconds that they must have taken to arrive")] = 60.0
@@ -35,13 +48,15 @@ class ProfilerSettings(msgspec.Struct, frozen=True):
     slo_drift: Annotated[float, Meta(gt=0, description="share by which the workload must differ for a new search")] = (
         0.3
     )
-    preset: Annotated[str, Meta(description="hygen: what the offline-queue schedules by")] = "hygen"
-    utility_ratio: Annotated[float, Meta(ge=0, le=1, description="as the offline-queue's")] = DEFAULT_UTILITY_RATIO
+    preset: PresetName = "hygen"
+    utility_ratio: UtilityRatio = DEFAULT_UTILITY_RATIO
     refresh: Annotated[bool, Meta(description="true measures again what is cached")] = False
 
     def __post_init__(self) -> None:
         if self.slo and self.budget_ms:
             raise ValueError("slo and budget_ms exclude each other: give one of them")
+        from services.profiler.slo_settings import parse_slos  # loads an HTTP client; settings are read by --help too
+
         try:
             slos = parse_slos(self.slo)
         except SloError as error:

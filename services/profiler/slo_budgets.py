@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from loadgen.errors import SloError
 from loadgen.slo import Slo, parse_slo
 from services.profiler.settings import ProfilerSettings
-from services.profiler.slo.live import TRYING
 from services.profiler.slo_keeper import PublishedModel, SloKeeper, rename, why_unreachable
 from services.profiler.slo_search import SearchError, search_aside
 from shared.bus import Bucket, Bus, Subscription
@@ -20,6 +19,7 @@ from shared.protocol import subjects
 from shared.protocol.latency_models import LatencyModelRecord
 from shared.protocol.messages import (
     BudgetRecord,
+    BudgetSource,
     ExecutorInfo,
     Heartbeat,
     OfflineSample,
@@ -197,7 +197,7 @@ class SloBudgets:
                 self._published.pop(entry.key, None)
                 continue
             self._published[entry.key] = entry.value
-            if entry.value.source == TRYING:
+            if entry.value.source is BudgetSource.PROFILING:
                 self._held[entry.key] = None
             else:
                 self._held.pop(entry.key, None)

@@ -16,14 +16,13 @@ from services.profiler.settings import ProfilerSettings
 from services.profiler.slo_job import SloJob
 from services.profiler.slo_settings import start_budget_ms
 from services.profiler.workload import Workload, drift
-from shared.latency.features import BatchFeatures
+from shared.latency.model import cheapest_step_ms
 from shared.protocol.latency_models import LatencyModelRecord
-from shared.protocol.messages import BudgetRecord, ExecutorInfo, OfflineLength
-from shared.protocol.slo_profile import SloProfileRecord, SloVerdict
+from shared.protocol.messages import BudgetRecord, BudgetSource, ExecutorInfo, OfflineLength
+from shared.protocol.slo_profile import SloProfileRecord, SloVerdict, plain_spelling
 from shared.protocol.slo_status import SloState, SloStatus
 
 REST = 10.0  # between searches, times what the last one took: they get a tenth of a core
-START, PROFILED, CORRECTED = "slo-start", "slo", "feedback"
 NO_OFFLINE_WORK_MS = 0.0
 LONGER = 3.0  # a recording, to be worth another search: the first are short, and a p99 of few requests says little
 USUAL_OFFLINE = [OfflineLength(num_prompt_tokens=1024, max_tokens=128)]  # until offline requests have been seen
@@ -91,6 +90,7 @@ class SloKeeper:
             slos=list(slos),
             preset=self._settings.preset,
             utility_ratio=self._settings.utility_ratio,
+            idle_budget_ms=self._settings.idle_budget_ms,
             requests=[(each.arrival_s, each.num_prompt_tokens, each.num_output_tokens) for each in workload.requests],
             duration_s=workload.duration_s,
             offline=self._offline or USUAL_OFFLINE,
@@ -131,13 +131,14 @@ class SloKeeper:
 
     def budget(self) -> BudgetRecord:
         """As of now."""
-        key, source = self.info.profile_key, START if self.record is None else PROFILED
+        key = self.info.profile_key
+        source = BudgetSource.SLO_START if self.record is None else BudgetSource.SLO
         if self._feedback is None:
             budget_ms = self._start_ms if self.record is None else NO_OFFLINE_WORK_MS
-            return BudgetRecord(key, budget_ms, source)
-        return BudgetRecord(
-            key, round(self._feedback.budget_ms, 3), source if self._feedback.share == 1.0 else CORRECTED
-        )
+            return BudgetRecord(key, budget_ms, source, self._settings.idle_budget_ms if budget_ms else 0.0)
+        if self._feedback.share != 1.0:
+            source = BudgetSource.FEEDBACK
+        return BudgetRecord(key, round(self._feedback.budget_ms, 3), source, self._settings.idle_budget_ms)
 
     def status(self, now_s: float, unix_s: float) -> SloStatus:
         """For people."""
@@ -175,9 +176,7 @@ class SloKeeper:
         """Just below the cheapest step."""
         if self.model is None:
             return NO_OFFLINE_WORK_MS
-        cheapest = BatchFeatures()
-        cheapest.add_scheduled(1, 0)
-        return 0.99 * self.model.record.latency_model().predict_ms(cheapest)
+        return 0.99 * cheapest_step_ms(self.model.record.latency_model())
 
     def _state(self) -> SloState:
         if self.record is not None:
@@ -233,6 +232,6 @@ def _shown(verdict: SloVerdict) -> str:
 
 def rename(record: SloProfileRecord, slos: Sequence[Slo]) -> SloProfileRecord:
     """A record of the same SLOs in another spelling and order, in ours."""
-    spelled = {"".join(slo.expr.lower().split()): slo.expr for slo in slos}
-    best = [msgspec.structs.replace(v, expr=spelled["".join(v.expr.lower().split())]) for v in record.best]
+    spelled = {plain_spelling(slo.expr): slo.expr for slo in slos}
+    best = [msgspec.structs.replace(v, expr=spelled[plain_spelling(v.expr)]) for v in record.best]
     return msgspec.structs.replace(record, slos=[slo.expr for slo in slos], best=best)

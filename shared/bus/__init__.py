@@ -13,13 +13,15 @@ from nats.js.api import KeyValueConfig, ObjectStoreConfig
 
 from shared.bus.buckets import Bucket, Entry
 from shared.bus.failures import FAILURES
+from shared.bus.growing_object import GrowingObject
 from shared.bus.live import LiveMessages, Subscription
 from shared.bus.objects import Objects
 from shared.bus.streams import Stored, Streams
+from shared.cancellation import check_cancelled
 from shared.errors import BusError
 from shared.protocol import subjects
 
-__all__ = ["Bucket", "Bus", "Entry", "Objects", "Stored", "Subscription"]
+__all__ = ["Bucket", "Bus", "Entry", "GrowingObject", "Objects", "Stored", "Subscription"]
 
 T = TypeVar("T")
 
@@ -36,6 +38,7 @@ class Bus(LiveMessages, Streams):
                 kv = await self._js.create_key_value(KeyValueConfig(bucket=name))
         except FAILURES as error:
             raise BusError(f"bucket {name}: {error!r}") from error
+        check_cancelled()
         return Bucket(self, kv, name, record_type)
 
     async def objects(self) -> Objects:

@@ -78,8 +78,9 @@ class Connection:
         """Return when the connection was restored after ``reconnects`` read ``generation``, or after the timeout."""
         if self.reconnects != generation:
             return
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._reconnected.wait(), timeout_s)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._reconnected.wait()
 
     async def close(self) -> None:
         """Let handlers finish, flush what was published, close."""

@@ -15,7 +15,7 @@ from nats.aio.subscription import Subscription as NatsSubscription
 
 from shared.bus.connection import OPERATION_TIMEOUT_S, Connection
 from shared.bus.failures import FAILURES
-from shared.errors import BusError, NoResponderError
+from shared.errors import BusError, NobodyListensError, NoResponderError
 from shared.protocol.codec import decode, encode
 
 logger = logging.getLogger(__name__)
@@ -45,6 +45,13 @@ class LiveMessages(Connection):
             await self._client.publish(subject, encode(message))
         except FAILURES as error:
             raise BusError(f"publish {subject}: {error!r}") from error
+
+    async def publish_or_drop(self, subject: str, message: object) -> None:
+        """``publish``, for messages that later ones make up for: one that cannot be sent is noted in the log."""
+        try:
+            await self.publish(subject, message)
+        except BusError as error:
+            logger.warning("message dropped", extra={"subject": subject, "why": str(error)})
 
     async def subscribe(
         self, subject: str, message_type: type[T] | Any, handler: Callable[[T], Awaitable[None]], queue: str = ""
@@ -79,17 +86,19 @@ class LiveMessages(Connection):
         return Subscription(await self._client.subscribe(subject, queue=queue, cb=on_message))
 
     async def request(self, subject: str, message: object, reply_type: type[R], timeout_s: float = 5.0) -> R:
-        """Raises NoResponderError where nobody answers in time."""
+        """Raises NoResponderError where nobody answers in time, NobodyListensError where nobody could."""
         try:
             msg = await self._client.request(subject, encode(message), timeout=timeout_s)
-        except (TimeoutError, nats.errors.NoRespondersError, nats.errors.TimeoutError) as error:
+        except nats.errors.NoRespondersError as error:
+            raise NobodyListensError(subject) from error
+        except (TimeoutError, nats.errors.TimeoutError) as error:
             raise NoResponderError(subject) from error
         except FAILURES as error:
             raise BusError(f"request {subject}: {error!r}") from error
         return decode(msg.data, reply_type)
 
     async def gather(self, subject: str, message: object, reply_type: type[R], wait_s: float) -> list[R]:
-        """Ask everyone; the replies that come within ``wait_s``."""
+        """Ask everyone; the replies that come within ``wait_s``. Raises BusError."""
         replies: list[R] = []
         inbox = self._client.new_inbox()
 
@@ -97,12 +106,15 @@ class LiveMessages(Connection):
             with contextlib.suppress(msgspec.DecodeError):
                 replies.append(decode(msg.data, reply_type))
 
-        subscription = await self._client.subscribe(inbox, cb=on_reply)
         try:
-            await self._client.publish(subject, encode(message), reply=inbox)
-            await asyncio.sleep(wait_s)
-        finally:
-            await subscription.unsubscribe()
+            subscription = await self._client.subscribe(inbox, cb=on_reply)
+            try:
+                await self._client.publish(subject, encode(message), reply=inbox)
+                await asyncio.sleep(wait_s)
+            finally:
+                await subscription.unsubscribe()
+        except FAILURES as error:
+            raise BusError(f"gather {subject}: {error!r}") from error
         return replies
 
     async def flush(self) -> None:

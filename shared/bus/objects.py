@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
 import io
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import BinaryIO
 
+import msgspec
+from nats.js.api import ObjectInfo
 from nats.js.object_store import ObjectStore
 
 from shared.bus.failures import FAILURES, NO_OBJECT
+from shared.bus.growing_object import CHUNKS, DESCRIPTIONS, FETCH_CHUNKS, STREAM, GrowingObject
 from shared.bus.streams import Streams
 from shared.errors import BusError, NotFoundOnBusError
-from shared.protocol import subjects
+from shared.protocol.codec import decode_record
 
-FETCH_CHUNKS = 16  # 2 MiB in memory at once
+
+@dataclass(frozen=True, slots=True)
+class ObjectFacts:
+    """One object of the bucket. ``stored_s``: unix time at which its last chunk was there."""
+
+    name: str
+    stored_s: float
 
 
 class Objects:
@@ -33,32 +43,24 @@ class Objects:
             raise BusError(f"put object {name}: {error!r}") from error
         return info.size or 0
 
-    async def get_into(self, name: str, sink: BinaryIO) -> int:
-        """Write the object into an open binary file; returns its size. Raises NotFoundOnBusError."""
-        total = 0
-        async for chunk in self.chunks(name):
-            await asyncio.to_thread(sink.write, chunk)
-            total += len(chunk)
-        return total
+    def growing(self, name: str) -> GrowingObject:
+        """To be written piece by piece, by one writer; see there."""
+        return GrowingObject(self._streams, name)
 
-    async def chunks(self, name: str) -> AsyncIterator[bytes]:
-        """The object's bytes, a chunk at a time. Raises NotFoundOnBusError, and BusError where chunks are missing."""
-        try:
-            info = await self._store.get_info(name)
-        except NO_OBJECT as error:
-            raise NotFoundOnBusError(name) from error
-        except FAILURES as error:
-            raise BusError(f"get object {name}: {error!r}") from error
+    async def chunks(self, name: str, num_bytes: int | None = None) -> AsyncIterator[bytes]:
+        """The object's bytes, a chunk at a time; ``num_bytes``: of an object that may have grown since it had that
+        size. Raises NotFoundOnBusError, also where chunks are lost, and BusError where somebody replaces the object
+        meanwhile."""
+        info = await self._describe(name)
         size, seen = info.size or 0, 0
-        if size == 0:
-            return
-        stream = f"OBJ_{subjects.OBJECTS_BUCKET}"
-        subject = f"$O.{subjects.OBJECTS_BUCKET}.C.{info.nuid}"
-        async for sequence_data in self._streams.read_raw(stream, subject, FETCH_CHUNKS):
-            seen += len(sequence_data.data)
-            yield sequence_data.data
+        size = size if num_bytes is None else min(size, num_bytes)
+        async with contextlib.aclosing(self._streams.read_raw(STREAM, CHUNKS + info.nuid, FETCH_CHUNKS)) as chunks:
+            while seen < size and (chunk := await anext(chunks, None)) is not None:
+                seen += len(chunk.data)
+                yield chunk.data
         if seen != size:
-            raise BusError(f"object {name} has {seen} of {size} bytes")
+            is_replaced = await self._describe(name) != info
+            raise (BusError if is_replaced else NotFoundOnBusError)(f"object {name} has {seen} of {size} bytes")
 
     async def delete(self, name: str) -> None:
         """Deleting an absent object is no error."""
@@ -68,3 +70,47 @@ class Objects:
             return
         except FAILURES as error:
             raise BusError(f"delete object {name}: {error!r}") from error
+
+    async def all(self) -> list[ObjectFacts]:
+        """Every object, in the order of their storing."""
+        found: list[ObjectFacts] = []
+        async for raw in self._streams.read_raw(STREAM, f"{DESCRIPTIONS}>"):
+            description = decode_record(raw.data, _Description)
+            if not description.deleted:
+                found.append(ObjectFacts(description.name, raw.stored_s))
+        return found
+
+    async def sweep(self, before_s: float) -> int:
+        """Remove what no object needs: chunks whose putting was cut short, and the descriptions of deleted objects,
+        where nothing was added to them since ``before_s`` (unix time). Returns how many of them there were."""
+        chunks = [
+            raw.subject async for raw in self._streams.newest_raw(STREAM, f"{CHUNKS}>") if raw.stored_s < before_s
+        ]
+        used: set[str] = set()  # membership only, never iterated
+        unused: list[str] = []
+        async for raw in self._streams.read_raw(STREAM, f"{DESCRIPTIONS}>"):  # after the chunks: those come first
+            description = decode_record(raw.data, _Description)
+            if not description.deleted:
+                used.add(CHUNKS + description.nuid)
+            elif raw.stored_s < before_s:
+                unused.append(raw.subject)
+        unused += [subject for subject in chunks if subject not in used]
+        for subject in unused:
+            await self._streams.purge(STREAM, subject)
+        return len(unused)
+
+    async def _describe(self, name: str) -> ObjectInfo:
+        try:
+            return await self._store.get_info(name)
+        except NO_OBJECT as error:
+            raise NotFoundOnBusError(name) from error
+        except FAILURES as error:
+            raise BusError(f"get object {name}: {error!r}") from error
+
+
+class _Description(msgspec.Struct):
+    """What we read of NATS's ObjectInfo."""
+
+    name: str
+    nuid: str = ""
+    deleted: bool = False

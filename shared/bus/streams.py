@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -49,13 +49,22 @@ class Stored(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Raw:
-    """As ``Stored``, undecoded."""
+    """As ``Stored``, undecoded. ``stored_s``: unix time, on the server's clock."""
 
     data: bytes
     subject: str
     sequence: int
     num_pending: int
     headers: Mapping[str, str]
+    stored_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class StreamSize:
+    """What a stream holds."""
+
+    messages: int
+    bytes: int
 
 
 class Streams(Connection):
@@ -65,7 +74,7 @@ class Streams(Connection):
         """Create the streams where they are absent."""
         for name, subject in (
             (subjects.REQUESTS_STREAM, subjects.ALL_REQUESTS),
-            (subjects.RESULTS_STREAM, subjects.ALL_RESULTS),
+            (subjects.RESULTS_STREAM, subjects.RESULTS_AND_FAILURES),
         ):
             config = StreamConfig(
                 name=name,
@@ -97,6 +106,14 @@ class Streams(Connection):
             raise BusError(f"store {subject}: {error!r}") from error
         return True
 
+    async def store_raw(self, subject: str, data: bytes, headers: dict[str, str]) -> int:
+        """Store bytes durably; the sequence. Raises BusError where they are not known to be stored, or where the
+        headers forbid it."""
+        try:
+            return int((await self._js.publish(subject, data, headers=headers)).seq)
+        except FAILURES as error:
+            raise BusError(f"store {subject}: {error!r}") from error
+
     async def store_many(self, messages: list[tuple[str, object]]) -> None:
         """Store several (subject, message) pairs durably, pipelined; those already there count as stored.
         Raises BusError where one is not known to be stored; storing all again is safe."""
@@ -106,10 +123,14 @@ class Streams(Connection):
             if isinstance(result, BaseException):
                 raise result
 
-    async def read(self, stream: str, subject: str, message_type: type[T]) -> AsyncIterator[Stored[T]]:
-        """Every stored message whose subject matches, oldest first; ends when all were seen."""
-        async for raw in self.read_raw(stream, subject):
-            yield Stored(decode(raw.data, message_type), raw.subject, raw.sequence, raw.num_pending)
+    async def read(
+        self, stream: str, subject: str, message_type: type[T], start: int = 1, fetch: int = FETCH_BATCH
+    ) -> AsyncGenerator[Stored[T], None]:
+        """Every stored message whose subject matches, oldest first, from the sequence ``start`` on; ends when all were
+        seen. ``fetch``: how many are in memory at once."""
+        async with contextlib.aclosing(self.read_raw(stream, subject, fetch, start)) as raws:
+            async for raw in raws:
+                yield Stored(decode(raw.data, message_type), raw.subject, raw.sequence, raw.num_pending)
 
     async def follow(self, stream: str, subject: str, message_type: type[T]) -> AsyncIterator[Stored[T] | None]:
         """Every stored message, one None when those present were seen, then each new one as it comes. Never ends."""
@@ -124,12 +145,24 @@ class Streams(Connection):
         async for raw in self._consume(stream, subject):
             yield raw
 
-    async def read_raw(self, stream: str, subject: str, fetch: int = FETCH_BATCH) -> AsyncIterator[Raw]:
-        """As ``read``, undecoded; ``fetch``: how many messages are in memory at once."""
-        async for raw in self._consume(stream, subject, fetch):
-            if raw is None:
-                return
-            yield raw
+    async def read_raw(
+        self, stream: str, subject: str, fetch: int = FETCH_BATCH, start: int = 1
+    ) -> AsyncGenerator[Raw, None]:
+        """As ``read``, undecoded."""
+        async with contextlib.aclosing(self._consume(stream, subject, fetch, start)) as raws:
+            async for raw in raws:
+                if raw is None:
+                    return
+                yield raw
+
+    async def newest_raw(self, stream: str, subject: str) -> AsyncIterator[Raw]:
+        """The newest message of each matching subject, without its data. Where the connection is lost meanwhile, some
+        come again."""
+        async with contextlib.aclosing(self._consume(stream, subject, newest_only=True)) as raws:
+            async for raw in raws:
+                if raw is None:
+                    return
+                yield raw
 
     async def delete_stored(self, stream: str, sequence: int) -> None:
         """Remove one message; removing an absent one is no error. Its bytes on the disk are not overwritten: that, as
@@ -143,6 +176,16 @@ class Streams(Connection):
         if refusal is not None and refusal.err_code not in NO_SUCH_MESSAGE:
             raise BusError(f"delete {sequence} of {stream}: {refusal.description}")
 
+    async def size(self, stream: str) -> StreamSize:
+        """Nothing where there is no such stream. Raises BusError."""
+        try:
+            state = (await self._js.stream_info(stream)).state
+        except nats.js.errors.NotFoundError:
+            return StreamSize(0, 0)
+        except FAILURES as error:
+            raise BusError(f"size of {stream}: {error!r}") from error
+        return StreamSize(state.messages, state.bytes)
+
     async def purge(self, stream: str, subject: str) -> None:
         """Remove every stored message whose subject matches."""
         try:
@@ -150,9 +193,11 @@ class Streams(Connection):
         except FAILURES as error:
             raise BusError(f"purge {subject}: {error!r}") from error
 
-    async def _consume(self, stream: str, subject: str, fetch: int = FETCH_BATCH) -> AsyncIterator[Raw | None]:
+    async def _consume(
+        self, stream: str, subject: str, fetch: int = FETCH_BATCH, start: int = 1, newest_only: bool = False
+    ) -> AsyncGenerator[Raw | None, None]:
         """One None each time the reader has caught up for the first time; recreates a consumer that was lost."""
-        last, caught_up = 0, False
+        last, caught_up = start - 1, False
         while True:
             check_cancelled()
             try:
@@ -161,8 +206,11 @@ class Streams(Connection):
                     stream=stream,
                     config=ConsumerConfig(
                         ack_policy=AckPolicy.NONE,
-                        deliver_policy=DeliverPolicy.BY_START_SEQUENCE,
-                        opt_start_seq=last + 1,
+                        deliver_policy=DeliverPolicy.LAST_PER_SUBJECT
+                        if newest_only
+                        else DeliverPolicy.BY_START_SEQUENCE,
+                        opt_start_seq=None if newest_only else last + 1,
+                        headers_only=newest_only,
                         inactive_threshold=30.0,
                         mem_storage=True,
                     ),
@@ -170,7 +218,7 @@ class Streams(Connection):
                 pending = (await consumer.consumer_info()).num_pending or 0
                 check_cancelled()
             except FAILURES as error:
-                if not caught_up and last == 0 and not self._client.is_reconnecting:
+                if not caught_up and last < start and not self._client.is_reconnecting:
                     raise BusError(f"read {stream}: {error!r}") from error
                 await self.wait_reconnected(self.reconnects, timeout_s=1.0)
                 continue
@@ -182,18 +230,21 @@ class Streams(Connection):
                 while generation == self.reconnects:
                     check_cancelled()
                     try:
-                        messages = await consumer.fetch(fetch, timeout=FETCH_WAIT_S)
+                        # more than there are would be waited for, and those that come be held back meanwhile
+                        messages = await consumer.fetch(max(1, min(fetch, pending)), timeout=FETCH_WAIT_S)
                     except (TimeoutError, nats.errors.TimeoutError):
                         # what was pending may have been deleted before it was delivered
-                        if not caught_up and not (await consumer.consumer_info()).num_pending:
+                        pending = (await consumer.consumer_info()).num_pending or 0
+                        if not caught_up and not pending:
                             caught_up = True
                             yield None
                         continue
                     check_cancelled()
                     for msg in messages:
                         meta = msg.metadata
-                        last = meta.sequence.stream
-                        yield Raw(msg.data, msg.subject, last, meta.num_pending, msg.headers or {})
+                        last, pending = meta.sequence.stream, meta.num_pending or 0
+                        stored_s = meta.timestamp.timestamp()
+                        yield Raw(msg.data, msg.subject, last, meta.num_pending, msg.headers or {}, stored_s)
                         if meta.num_pending == 0 and not caught_up:
                             caught_up = True
                             yield None

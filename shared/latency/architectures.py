@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from shared.named import named
+
 HALF_PRECISION_BYTES = 2
 
 
@@ -77,7 +79,4 @@ ARCHITECTURES = {
 
 def architecture_named(name: str) -> Architecture:
     """Raises ValueError that lists the known models."""
-    try:
-        return ARCHITECTURES[name.lower()]
-    except KeyError:
-        raise ValueError(f"unknown model {name!r}; known: {', '.join(ARCHITECTURES)}") from None
+    return named(ARCHITECTURES, name.lower(), "model")

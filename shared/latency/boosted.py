@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from shared.latency.features import BatchFeatures, attention_pairs
+from shared.latency.model import longest_chunk, require_sound
 
 MAX_TABLE = 1 << 16  # entries; sums beyond it are looked up by bisection
 
@@ -95,8 +96,7 @@ class BoostedLatencyModel:
     _kv: Curve = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.base) and self.base >= 0):
-            raise ValueError(f"base is {self.base}; it must be finite and not negative")
+        require_sound([("base", self.base)])
         for name, of in (
             ("_token_steps", Sum.TOKENS),
             ("_request_steps", Sum.REQUESTS),
@@ -137,14 +137,7 @@ class BoostedLatencyModel:
     def max_prefill_tokens(
         self, features: BatchFeatures, num_computed_tokens: int, budget_ms: float, limit: int
     ) -> int:
-        """By bisection, since the cost never falls with the chunk."""
-
-        def cost_ms(num_tokens: int) -> float:
-            return self.prefill_cost_ms(features, num_tokens, num_computed_tokens)
-
-        if limit <= 0 or cost_ms(limit) <= budget_ms:
-            return max(limit, 0)
-        return bisect_right(range(1, limit + 1), budget_ms, key=cost_ms)
+        return longest_chunk(lambda n: self.prefill_cost_ms(features, n, num_computed_tokens), budget_ms, limit)
 
     def scaled(self, factor: float) -> BoostedLatencyModel:
         """The same batches, each ``factor`` times as long."""

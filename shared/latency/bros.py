@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
-from bisect import bisect_right
 from dataclasses import dataclass
 
 from shared.latency.features import BatchFeatures, attention_pairs
+from shared.latency.model import longest_chunk, require_sound
 
 BrosCoefficients = tuple[float, float, float, float, float, float]
 
@@ -31,10 +30,7 @@ class BrosLatencyModel:
     kv_token: float
 
     def __post_init__(self) -> None:
-        for name in self.__slots__:
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"coefficient {name} is {value}; it must be finite and not negative")
+        require_sound((name, getattr(self, name)) for name in self.__slots__)
 
     def coefficients(self) -> BrosCoefficients:
         """beta, alpha0 and alpha1 of the prefills, then of the decodes."""
@@ -63,14 +59,7 @@ class BrosLatencyModel:
     def max_prefill_tokens(
         self, features: BatchFeatures, num_computed_tokens: int, budget_ms: float, limit: int
     ) -> int:
-        """By bisection, since the cost never falls with the chunk."""
-
-        def cost_ms(num_tokens: int) -> float:
-            return self.prefill_cost_ms(features, num_tokens, num_computed_tokens)
-
-        if limit <= 0 or cost_ms(limit) <= budget_ms:
-            return max(limit, 0)
-        return bisect_right(range(1, limit + 1), budget_ms, key=cost_ms)
+        return longest_chunk(lambda n: self.prefill_cost_ms(features, n, num_computed_tokens), budget_ms, limit)
 
     def scaled(self, factor: float) -> BrosLatencyModel:
         """The same batches, each ``factor`` times as long."""

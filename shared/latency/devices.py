@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from shared.named import named
+
 
 @dataclass(frozen=True, slots=True)
 class Device:
@@ -37,7 +39,4 @@ DEVICES = {
 
 def device_named(name: str) -> Device:
     """Raises ValueError that lists the known devices."""
-    try:
-        return DEVICES[name.lower()]
-    except KeyError:
-        raise ValueError(f"unknown device {name!r}; known: {', '.join(DEVICES)}") from None
+    return named(DEVICES, name.lower(), "device")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from dataclasses import dataclass
 
 from shared.latency.features import BatchFeatures, attention_pairs
+from shared.latency.model import longest_chunk, require_sound
 
 Coefficients = tuple[float, float, float, float, float, float, float, float]
 
@@ -43,10 +43,7 @@ class LinearLatencyModel:
     prefill_pair: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in self.__slots__:
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"coefficient {name} is {value}; it must be finite and not negative")
+        require_sound((name, getattr(self, name)) for name in self.__slots__)
 
     def coefficients(self) -> Coefficients:
         """In the order of ``feature_row``."""
@@ -94,7 +91,7 @@ class LinearLatencyModel:
             if cost_ms(tokens) <= budget_ms < cost_ms(tokens + 1):
                 return tokens
         # Coefficients so far apart in size that the root lost its digits: ask the cost itself.
-        return bisect_right(range(1, limit + 1), budget_ms, key=cost_ms)
+        return longest_chunk(cost_ms, budget_ms, limit)
 
     def scaled(self, factor: float) -> LinearLatencyModel:
         """The same batches, each ``factor`` times as long."""

@@ -1,7 +1,10 @@
-"""What a schedule asks of a latency model."""
+"""What a schedule asks of a latency model, and what any model answers."""
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from shared.latency.features import BatchFeatures
@@ -24,3 +27,26 @@ class LatencyModel(Protocol):
     ) -> int:
         """The longest chunk, at most ``limit`` tokens, whose marginal cost is within ``budget_ms``; 0 if none:
         the latency part of get_max_prefill, HyGen Alg. 1 line 15."""
+
+
+def cheapest_step_ms(model: LatencyModel) -> float:
+    """Of a prompt of one token, alone: no request begins in less."""
+    features = BatchFeatures()
+    features.add_prefill(1, 0)
+    return model.predict_ms(features)
+
+
+def longest_chunk(cost_ms: Callable[[int], float], budget_ms: float, limit: int) -> int:
+    """The most tokens, at most ``limit``, whose ``cost_ms`` is within ``budget_ms``; 0 if none. By bisection: the cost
+    must never fall with the tokens."""
+    if limit <= 0 or cost_ms(limit) <= budget_ms:
+        return max(limit, 0)
+    return bisect_right(range(1, limit + 1), budget_ms, key=cost_ms)
+
+
+def require_sound(coefficients: Iterable[tuple[str, float]]) -> None:
+    """Of names and values. Raises ValueError for one that is negative or not finite, with which a model is not
+    monotone."""
+    for name, value in coefficients:
+        if not (math.isfinite(value) and value >= 0):
+            raise ValueError(f"coefficient {name} is {value}; it must be finite and not negative")

@@ -3,12 +3,12 @@ memory traffic, whichever is longer, and a step is the sum of its operators."""
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from dataclasses import dataclass
 
 from shared.latency.architectures import HALF_PRECISION_BYTES, Architecture, architecture_named
 from shared.latency.devices import Device, device_named
 from shared.latency.features import BatchFeatures, attention_pairs
+from shared.latency.model import longest_chunk
 
 # What kernels reach of the data sheet's figures: F_g, F_ap, F_ad, M_g, M_a and B_c of OOCO's Table 4 as shares.
 GEMM_FLOPS_REACHED = 0.6
@@ -104,16 +104,12 @@ class RooflineLatencyModel:
     def max_prefill_tokens(
         self, features: BatchFeatures, num_computed_tokens: int, budget_ms: float, limit: int
     ) -> int:
-        """By bisection, since the cost grows with the chunk."""
-
         before_ms = self.predict_ms(features)
 
         def cost_ms(num_tokens: int) -> float:
             return self._with_prefill_ms(features, num_tokens, num_computed_tokens) - before_ms
 
-        if limit <= 0 or cost_ms(limit) <= budget_ms:
-            return max(limit, 0)
-        return bisect_right(range(1, limit + 1), budget_ms, key=cost_ms)
+        return longest_chunk(cost_ms, budget_ms, limit)
 
     def _with_prefill_ms(self, features: BatchFeatures, num_tokens: int, num_computed_tokens: int) -> float:
         return self._time_ms(

@@ -8,35 +8,23 @@ from typing import Any
 import msgspec
 
 from shared.openai.errors import RequestError
+from shared.openai.service_tier import ASKED
 
 # Field -> the values that ask for nothing; null always does.
 COMMON_FIELDS: dict[str, tuple[Any, ...]] = {
-    "n": (1,),
-    "logit_bias": ({},),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
-    "min_p": (0,),
     "min_tokens": (0,),
-    "service_tier": ("auto", "default"),
+    "service_tier": ASKED,
 }
 CHAT_FIELDS: dict[str, tuple[Any, ...]] = {
-    "logprobs": (False,),
-    "top_logprobs": (0,),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "audio": (),
     "prediction": (),
     "web_search_options": (),
 }
 TEXT_FIELDS: dict[str, tuple[Any, ...]] = {
-    "best_of": (1,),
     "echo": (False,),
-    "logprobs": (),
     "suffix": ("",),
 }
 
@@ -46,10 +34,11 @@ def reject_unsupported(fields: Mapping[str, msgspec.Raw], chat: bool) -> None:
     for known in (COMMON_FIELDS, CHAT_FIELDS if chat else TEXT_FIELDS):
         for name, accepted in known.items():
             if name in fields:
-                _check(name, msgspec.json.decode(fields[name]), accepted)
+                check_field(name, msgspec.json.decode(fields[name]), accepted)
 
 
-def _check(name: str, value: Any, accepted: tuple[Any, ...]) -> None:
+def check_field(name: str, value: Any, accepted: tuple[Any, ...]) -> None:
+    """Raises RequestError where the value is neither null nor one of those that are served."""
     if value is None or any(value == good and isinstance(value, bool) == isinstance(good, bool) for good in accepted):
         return
     allowed = " or ".join(msgspec.json.encode(good).decode() for good in accepted)

@@ -6,6 +6,7 @@ import re
 import secrets
 
 _WELL_FORMED = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_NEW = re.compile(r"(?:file-|batch_)([0-9a-f]{12})[0-9a-f]{12}(?:-output|-error)?")
 
 
 def new_id(prefix: str, unix_s: float) -> str:
@@ -16,3 +17,10 @@ def new_id(prefix: str, unix_s: float) -> str:
 def is_well_formed(id: str) -> bool:
     """Whether it can be looked up at all; what clients send may hold anything."""
     return _WELL_FORMED.fullmatch(id) is not None
+
+
+def created_s_of(id: str) -> int | None:
+    """The unix time in an id that ``new_id`` made, or that a batch's files have from the batch's own; None for any
+    other."""
+    match = _NEW.fullmatch(id)
+    return int(match[1], 16) // 1000 if match else None

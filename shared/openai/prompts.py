@@ -2,14 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 from shared.openai.errors import RequestError
+from shared.openai.tools import NO_TOOLS, MessageToolCall, Tool, template_calls, template_tools
 from shared.tokenizer import Tokenizer
 
-TEMPLATE_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+TEMPLATE_ROLES = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+}
+
+_TOKEN_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+PROMPT_SCHEMA: dict[str, Any] = {
+    "description": "A text or token ids, or a list of one of these.",
+    "anyOf": [
+        {"type": "string", "minLength": 1},
+        _TOKEN_IDS,
+        {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1, "maxItems": 1},
+        {"type": "array", "items": _TOKEN_IDS, "minItems": 1, "maxItems": 1},
+    ],
+}
 
 
 class ContentPart(msgspec.Struct):
@@ -22,16 +41,21 @@ class ContentPart(msgspec.Struct):
 class Message(msgspec.Struct):
     """One turn of a conversation."""
 
-    role: str
+    role: Annotated[str, Meta(extra_json_schema={"enum": list(TEMPLATE_ROLES)})]
     content: str | list[ContentPart] | None = None
-    tool_calls: list[Any] | None = None
+    tool_calls: list[MessageToolCall] | None = None
+    tool_call_id: str | None = None
 
 
-def chat_prompt(messages: list[Message] | None, tokenizer: Tokenizer) -> list[int]:
+def chat_prompt(messages: list[Message] | None, tokenizer: Tokenizer, tools: list[Tool] | None = None) -> list[int]:
     """Token ids of the conversation, ready for the assistant's turn. Raises RequestError and ChatTemplateError."""
     if not messages:
         raise RequestError("messages is missing or empty; give at least one message", "messages")
-    return tokenizer.apply_chat_template([_template_message(index, message) for index, message in enumerate(messages)])
+    called: dict[str, str] = {}
+    rendered = [_template_message(f"messages[{index}]", each, called) for index, each in enumerate(messages)]
+    if called and tokenizer.tool_format is None:
+        raise RequestError(f"tool calls are not supported: {NO_TOOLS}", "messages", "unsupported_value")
+    return tokenizer.apply_chat_template(rendered, tools=template_tools(tools) if tools else None)
 
 
 def text_prompt(prompt: Any, tokenizer: Tokenizer) -> list[int]:
@@ -65,15 +89,32 @@ def _check_token_ids(token_ids: list[Any], vocab_size: int) -> None:
             raise RequestError(f"token id {token_id} is outside the vocabulary of {vocab_size}", f"prompt[{index}]")
 
 
-def _template_message(index: int, message: Message) -> dict[str, str]:
-    where = f"messages[{index}]"
+def _template_message(where: str, message: Message, called: dict[str, str]) -> dict[str, Any]:
+    """``called``: the names of the functions that were called before, by the ids of the calls."""
     role = TEMPLATE_ROLES.get(message.role)
     if role is None:
         known = ", ".join(TEMPLATE_ROLES)
         raise RequestError(f"the role {message.role!r} is not supported; use one of {known}", f"{where}.role")
-    if message.tool_calls:
-        raise RequestError("tool calls are not supported", f"{where}.tool_calls")
-    return {"role": role, "content": _content_text(where, message.content)}
+    if role == "tool":
+        return _tool_message(where, message, called)
+    if not message.tool_calls:
+        return {"role": role, "content": _content_text(where, message.content)}
+    if role != "assistant":
+        raise RequestError("only messages of the assistant have tool calls", f"{where}.tool_calls")
+    called.update((call.id, call.function.name) for call in message.tool_calls)
+    content = "" if message.content is None else _content_text(where, message.content)
+    calls = template_calls(f"{where}.tool_calls", message.tool_calls)
+    return {"role": role, "content": content, "tool_calls": calls}
+
+
+def _tool_message(where: str, message: Message, called: dict[str, str]) -> dict[str, Any]:
+    call_id = message.tool_call_id
+    if call_id is None:
+        raise RequestError(f"{where}.tool_call_id is missing", f"{where}.tool_call_id")
+    if call_id not in called:
+        raise RequestError("no message before this one has a tool call of this id", f"{where}.tool_call_id")
+    content = _content_text(where, message.content)
+    return {"role": "tool", "tool_call_id": call_id, "name": called[call_id], "content": content}
 
 
 def _content_text(where: str, content: str | list[ContentPart] | None) -> str:

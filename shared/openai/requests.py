@@ -12,8 +12,17 @@ from shared.errors import ChatTemplateError
 from shared.openai.errors import RequestError as RequestError
 from shared.openai.fields import reject_unsupported
 from shared.openai.json_body import decode_body
-from shared.openai.prompts import Message, chat_prompt, text_prompt
-from shared.protocol.messages import SamplingParams
+from shared.openai.logit_bias import parse_logit_bias
+from shared.openai.logprobs import MAX_CHAT_TOP_LOGPROBS, MAX_TEXT_TOP_LOGPROBS, asked_of_chat
+from shared.openai.metadata import Metadata, check_metadata
+from shared.openai.prompts import PROMPT_SCHEMA, Message, chat_prompt, text_prompt
+from shared.openai.response_format import ResponseFormat, grammar_of
+from shared.openai.service_tier import DEFAULT, AskedTier, served_tier
+from shared.openai.tool_calls import ToolUse
+from shared.openai.tool_choice import FREE, TOOL_CHOICE_SCHEMA, demanded_names
+from shared.openai.tool_grammar import calls_grammar
+from shared.openai.tools import Tool, tool_use
+from shared.protocol.messages import SEED_BITS, SamplingParams
 from shared.tokenizer import Tokenizer
 
 CHAT = "/v1/chat/completions"
@@ -23,9 +32,11 @@ ENDPOINTS = (CHAT, TEXT)
 DEFAULT_TEXT_MAX_TOKENS = 16  # what OpenAI generates on /v1/completions when the request does not say
 MAX_STOP_STRINGS = 4
 MAX_STOP_STRING_LENGTH = 512  # characters; streams hold back as many
-SEED_BITS = 63
+MAX_CHOICES = 8
+MAX_REPETITION_PENALTY = 10.0
 
 Count = Annotated[int, Meta(ge=1)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
 
 
 class ServedModel(msgspec.Struct, frozen=True):
@@ -33,6 +44,7 @@ class ServedModel(msgspec.Struct, frozen=True):
 
     name: str
     max_model_len: int  # tokens, prompt and output together
+    max_prompt_tokens: int | None = None  # None: as the context allows
 
 
 class CompletionRequest(msgspec.Struct, frozen=True):
@@ -45,39 +57,70 @@ class CompletionRequest(msgspec.Struct, frozen=True):
     stream: bool
     include_usage: bool
     user: str | None
+    metadata: dict[str, str] | None = None
+    service_tier: str = DEFAULT
+    tools: ToolUse | None = None  # whose calls are to be found in the output
+
+    def choices(self) -> list[CompletionRequest]:
+        """A request of its own for each, with its own seed."""
+        sampling, replace = self.sampling, msgspec.structs.replace
+        seeds = [sampling.seed_of_choice(index) for index in range(sampling.n)]
+        return [replace(self, sampling=replace(sampling, n=1, seed=seed)) for seed in seeds]
 
 
-class _StreamOptions(msgspec.Struct):
+class StreamOptions(msgspec.Struct):
     include_usage: bool | None = None
 
 
-class _Body(msgspec.Struct):
-    model: str | None = None
+class CompletionBody(msgspec.Struct, kw_only=True):
+    """What chat and text completions share. Null is as absent."""
+
+    model: str
     max_tokens: Count | None = None
+    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=-1)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=MAX_REPETITION_PENALTY)] | None = None
+    logit_bias: dict[str, float] | None = None
+    response_format: ResponseFormat | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[Annotated[int, Meta(ge=0)]] | None = None
     ignore_eos: bool | None = None
     stream: bool | None = None
-    stream_options: _StreamOptions | None = None
+    stream_options: StreamOptions | None = None
     user: str | None = None
+    metadata: Metadata | None = None
+    service_tier: AskedTier | None = None
 
 
-class _ChatBody(_Body):
-    messages: list[Message] | None = None
+class ChatCompletionBody(CompletionBody, kw_only=True):
+    """A conversation to be continued by the assistant."""
+
+    messages: Annotated[list[Message], Meta(extra_json_schema={"minItems": 1})]
     max_completion_tokens: Count | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Annotated[Any, Meta(extra_json_schema=TOOL_CHOICE_SCHEMA)] = None
+    parallel_tool_calls: bool | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_CHAT_TOP_LOGPROBS)] | None = None
 
 
-class _TextBody(_Body):
-    prompt: Any = None
+class TextCompletionBody(CompletionBody, kw_only=True):
+    """A text to be continued."""
+
+    prompt: Annotated[Any, Meta(extra_json_schema=PROMPT_SCHEMA)]
+    logprobs: Annotated[int, Meta(ge=0, le=MAX_TEXT_TOP_LOGPROBS)] | None = None
+    best_of: int | None = None
 
 
 _decoders: dict[str, msgspec.json.Decoder[Any]] = {
-    CHAT: msgspec.json.Decoder(_ChatBody),
-    TEXT: msgspec.json.Decoder(_TextBody),
+    CHAT: msgspec.json.Decoder(ChatCompletionBody),
+    TEXT: msgspec.json.Decoder(TextCompletionBody),
 }
 _fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
@@ -88,57 +131,102 @@ def parse_completion(endpoint: str, body: bytes, tokenizer: Tokenizer, model: Se
     fields = decode_body(body, _decoders[endpoint])
     _check_model(fields.model, model)
     reject_unsupported(_fields_decoder.decode(body), chat=endpoint == CHAT)
+    check_metadata(fields.metadata)
     stream = fields.stream or False
     if fields.stream_options is not None and not stream:
         raise RequestError("stream_options is only allowed when stream is true", "stream_options")
-    prompt_token_ids = _prompt(endpoint, fields, tokenizer)
+    tools = _tools(fields, tokenizer) if endpoint == CHAT else None
+    prompt_token_ids = _prompt(endpoint, fields, tokenizer, tools)
     return CompletionRequest(
         endpoint=endpoint,
         model=model.name,
         prompt_token_ids=prompt_token_ids,
-        sampling=_sampling(endpoint, fields, len(prompt_token_ids), tokenizer, model),
+        sampling=_sampling(endpoint, fields, tools, len(prompt_token_ids), tokenizer, model),
         stream=stream,
         include_usage=bool(fields.stream_options and fields.stream_options.include_usage),
         user=fields.user,
+        metadata=fields.metadata,
+        service_tier=served_tier(fields.service_tier),
+        tools=tools,
     )
 
 
-def _check_model(name: str | None, model: ServedModel) -> None:
-    if name is None:
-        raise RequestError("model is missing", "model")
+def _check_model(name: str, model: ServedModel) -> None:
     if name != model.name:
         raise RequestError(
             f"the model {name!r} does not exist; this server has {model.name!r}", "model", "model_not_found", 404
         )
 
 
-def _prompt(endpoint: str, fields: Any, tokenizer: Tokenizer) -> list[int]:
+def _tools(fields: Any, tokenizer: Tokenizer) -> ToolUse | None:
+    is_parallel = fields.parallel_tool_calls is not False
+    demanded = demanded_names(fields.tool_choice, fields.tools)
+    tools = None if fields.tool_choice == "none" else fields.tools
+    return tool_use(tools, demanded, is_parallel, tokenizer.tool_format)
+
+
+def _prompt(endpoint: str, fields: Any, tokenizer: Tokenizer, tools: ToolUse | None) -> list[int]:
     if endpoint == TEXT:
         return text_prompt(fields.prompt, tokenizer)
     try:
-        return chat_prompt(fields.messages, tokenizer)
+        return chat_prompt(fields.messages, tokenizer, fields.tools if tools is not None else None)
     except ChatTemplateError as error:
         raise RequestError(str(error), "messages") from error
 
 
+def _grammar(fields: Any, tools: ToolUse | None, tokenizer: Tokenizer) -> str:
+    """That the output keeps to; empty for any text."""
+    grammar = grammar_of(fields.response_format, tokenizer)
+    if grammar and tools is not None:
+        raise RequestError(
+            "response_format leaves no room for calls of tools; leave one out, or set tool_choice to none",
+            "response_format",
+        )
+    if tools is not None:
+        grammar = calls_grammar(fields.tools, tools, fields.tool_choice not in FREE, tokenizer)
+    if grammar and fields.ignore_eos:
+        raise RequestError(
+            "ignore_eos does not go with response_format, strict tools or a tool_choice that demands a call: these say "
+            "where an answer ends",
+            "ignore_eos",
+        )
+    return grammar
+
+
 def _sampling(
-    endpoint: str, fields: Any, prompt_tokens: int, tokenizer: Tokenizer, model: ServedModel
+    endpoint: str, fields: Any, tools: ToolUse | None, prompt_tokens: int, tokenizer: Tokenizer, model: ServedModel
 ) -> SamplingParams:
+    if endpoint == TEXT and fields.best_of not in (None, fields.n or 1):
+        raise RequestError("best_of is only supported where it is n: every choice is shown", "best_of")
     return SamplingParams(
         max_tokens=_max_tokens(endpoint, fields, prompt_tokens, model),
         temperature=1.0 if fields.temperature is None else fields.temperature,
         top_p=1.0 if fields.top_p is None else fields.top_p,
-        top_k=max(0, fields.top_k or 0),
+        top_k=min(max(0, fields.top_k or 0), tokenizer.vocab_size),
         seed=secrets.randbits(SEED_BITS) if fields.seed is None else fields.seed % (1 << SEED_BITS),
         stop=_stop_strings(fields.stop),
         stop_token_ids=_stop_token_ids(fields.stop_token_ids, tokenizer),
         ignore_eos=fields.ignore_eos or False,
+        min_p=fields.min_p or 0.0,
+        presence_penalty=fields.presence_penalty or 0.0,
+        frequency_penalty=fields.frequency_penalty or 0.0,
+        repetition_penalty=1.0 if fields.repetition_penalty is None else fields.repetition_penalty,
+        logit_bias=parse_logit_bias(fields.logit_bias, tokenizer.vocab_size),
+        grammar=_grammar(fields, tools, tokenizer),
+        n=fields.n or 1,
+        logprobs=asked_of_chat(fields.logprobs, fields.top_logprobs) if endpoint == CHAT else fields.logprobs,
     )
 
 
 def _max_tokens(endpoint: str, fields: Any, prompt_tokens: int, model: ServedModel) -> int:
     """What was asked for, or the default; prompt and output together fit the context."""
     prompt_param = "messages" if endpoint == CHAT else "prompt"
+    if model.max_prompt_tokens is not None and prompt_tokens > model.max_prompt_tokens:
+        raise RequestError(
+            f"{prompt_param} has {prompt_tokens} tokens; this server takes at most {model.max_prompt_tokens}",
+            prompt_param,
+            "context_length_exceeded",
+        )
     room = model.max_model_len - prompt_tokens
     if room < 1:
         raise RequestError(

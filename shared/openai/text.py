@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from shared.protocol.messages import FinishReason, SamplingParams
+from shared.openai.shown_text import ShownText, ShownToken
+from shared.protocol.messages import FinishReason, SamplingParams, TokenLogprobs
 from shared.tokenizer import Tokenizer
 
 
@@ -14,8 +15,30 @@ def visible_tokens(token_ids: list[int], finish_reason: FinishReason | None, sam
 
 
 def output_text(
-    tokenizer: Tokenizer, token_ids: list[int], finish_reason: FinishReason, sampling: SamplingParams
+    tokenizer: Tokenizer,
+    token_ids: list[int],
+    finish_reason: FinishReason,
+    sampling: SamplingParams,
+    shows_calls: bool = False,
 ) -> str:
-    """The text of a finished output, up to its stop string."""
-    detokenizer = tokenizer.detokenizer(sampling.stop)
+    """The text of a finished output, up to its stop string; ``shows_calls`` as of ``Tokenizer.detokenizer``."""
+    detokenizer = tokenizer.detokenizer(sampling.stop, shows_calls)
     return detokenizer.push(visible_tokens(token_ids, finish_reason, sampling)) + detokenizer.finish()
+
+
+def shown_output(
+    tokenizer: Tokenizer,
+    token_ids: list[int],
+    logprobs: list[TokenLogprobs],
+    finish_reason: FinishReason,
+    sampling: SamplingParams,
+    shows_calls: bool = False,
+) -> tuple[str, list[ShownToken] | None]:
+    """The text of a finished output, with its tokens where logprobs, here one for each, were asked for."""
+    if sampling.logprobs is None:
+        return output_text(tokenizer, token_ids, finish_reason, sampling, shows_calls), None
+    visible = visible_tokens(token_ids, finish_reason, sampling)
+    shown = ShownText(tokenizer, sampling, shows_calls)
+    text, tokens = shown.push(visible, logprobs[: len(visible)])
+    rest, last_tokens = shown.finish()
+    return text + rest, tokens + last_tokens

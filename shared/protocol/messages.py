@@ -1,4 +1,5 @@
-"""Every message on the bus. All are frozen; the small repeated ones are arrays on the wire."""
+"""The messages between services, but for those whose subject has a file of its own here. All are frozen; the small
+repeated ones are arrays on the wire."""
 
 from __future__ import annotations
 
@@ -8,10 +9,15 @@ import msgspec
 
 from shared.latency.features import BatchFeatures
 from shared.latency.histogram import LatencyHistogram
+from shared.scheduling.batch import Limits
+from shared.scheduling.blocks import BlockOwners
 from shared.scheduling.online_order import ClientCounters
 from shared.scheduling.pace import Pace
 from shared.scheduling.request import Kind as Kind
 from shared.scheduling.token_slo import TokenSlo
+
+SEED_BITS = 63
+CHOICE_STRIDE = 0x1E3779B97F4A7C15  # of a Weyl sequence: the seeds of nearby requests do not meet
 
 
 class FinishReason(enum.StrEnum):
@@ -34,6 +40,24 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    min_p: float = 0.0  # of the most probable token's probability; 0 is off
+    presence_penalty: float = 0.0  # OpenAI's two, over the output so far
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0  # over prompt and output so far (Keskar et al., CTRL, 2019); 1 is off
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, what is added to its logit), by token id
+    grammar: str = ""  # that the output keeps to, as llguidance reads it; empty for any text
+    n: int = 1  # choices of an offline request, generated one after another; an online one is one of its own for each
+    logprobs: int | None = None  # with each token its own, and those of so many most probable ones; None: without
+
+    @property
+    def adjusts_logits(self) -> bool:
+        """Whether logits are changed before the temperature divides them."""
+        has_penalties = self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0
+        return bool(has_penalties or self.logit_bias or self.grammar)
+
+    def seed_of_choice(self, index: int) -> int:
+        """Of the choice so many after the one that this is the sampling of."""
+        return (self.seed + index * CHOICE_STRIDE) % (1 << SEED_BITS)
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, tag="generate", omit_defaults=True):
@@ -44,9 +68,11 @@ class GenerateRequest(msgspec.Struct, frozen=True, tag="generate", omit_defaults
     prompt_token_ids: list[int]
     sampling: SamplingParams
     arrival_s: float  # unix time
-    gateway_id: str = ""  # where the tokens go; empty for offline requests
+    gateway_id: str = ""  # where the tokens go; empty for requests of batches
     output_token_ids: list[int] = []
     client_id: str = ""  # whom fairness counts it for; empty for offline requests
+    client_weight: float = 1.0  # under vtc, against 1 of other clients
+    http_request_id: str = ""  # its x-request-id, for the log; clients choose it, so it need not be unique
 
 
 class AbortRequests(msgspec.Struct, frozen=True, tag="abort"):
@@ -58,6 +84,15 @@ class AbortRequests(msgspec.Struct, frozen=True, tag="abort"):
 InboxMessage = GenerateRequest | AbortRequests
 
 
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """How probable the model itself, before biases, penalties, temperature and all that cuts, found one output token
+    and the most probable ones: natural logarithms, the greatest first."""
+
+    logprob: float
+    top_token_ids: list[int]
+    top_logprobs: list[float]
+
+
 class TokenOutput(msgspec.Struct, frozen=True, array_like=True):
     """What one request gained in one step."""
 
@@ -67,6 +102,7 @@ class TokenOutput(msgspec.Struct, frozen=True, array_like=True):
     num_cached_tokens: int = 0  # prompt tokens that came from the prefix cache
     error: str = ""  # why, with FinishReason.ERROR
     num_output_tokens: int | None = None  # of the request so far, these included: shows whether a message was lost
+    logprobs: list[TokenLogprobs] | None = None  # one for each of token_ids, where they were asked for
 
 
 class StepTokens(msgspec.Struct, frozen=True):
@@ -229,8 +265,15 @@ class ExecutorInfo(msgspec.Struct, frozen=True):
     vtc_weight_input: float = 1.0
     vtc_weight_output: float = 2.0
     kv_policy: str = "lru"  # a name in shared.scheduling.kv_policy; schedulers follow it
+    num_host_slots: int = 0  # KV slots of host memory that the KV policy may use
     swap_ms_per_slot: float = 0.0  # what a KV slot takes from the host to the device
     token_slo: TokenSlo = TokenSlo()  # what bros schedules online requests by
+
+    def limits(self) -> Limits:
+        """What a schedule for this executor must keep to."""
+        return Limits(
+            self.block_size, self.num_blocks, self.max_num_batched_tokens, self.max_num_seqs, self.swap_ms_per_slot
+        )
 
 
 class ExecutorCounters(msgspec.Struct, frozen=True):
@@ -268,7 +311,26 @@ class Heartbeat(msgspec.Struct, frozen=True):
     offline_waiting: int
     offline_running: int
     num_free_blocks: int
+    online_work: BatchShape = BatchShape(0, 0, 0, 0, 0)  # as prefill, what is not computed; as decode, who generates
     reconnects: int = 0  # of its bus connection: what was sent to it meanwhile is lost
+    blocks: BlockOwners = BlockOwners()  # all 0 where it is not told
+    step_ms: LatencyHistogram = msgspec.field(default_factory=LatencyHistogram)  # steps since the heartbeat before
+
+    @property
+    def num_held(self) -> int:
+        """Requests that have not ended, of both kinds."""
+        return self.online_waiting + self.online_running + self.offline_waiting + self.offline_running
+
+    @property
+    def is_drained(self) -> bool:
+        """It takes nothing and holds nothing."""
+        return self.draining and not self.num_held
+
+
+class SetDraining(msgspec.Struct, frozen=True):
+    """Take no requests from now on, until told otherwise or started anew; what is there goes on to its end."""
+
+    draining: bool
 
 
 class FinishedOnline(msgspec.Struct, frozen=True, array_like=True):
@@ -332,70 +394,56 @@ class OfflineSample(msgspec.Struct, frozen=True):
     lengths: list[OfflineLength]
 
 
-class OfflineResult(msgspec.Struct, frozen=True):
-    """The one result of an offline request, stored in RESULTS_STREAM."""
+class OfflineFailure(msgspec.Struct, frozen=True):
+    """A run of an offline request that failed and may be tried again, stored in RESULTS_STREAM beside the results. How
+    many of them a request has is how often it failed."""
+
+    request_id: str
+    reason: str
+
+
+class ChoiceOutput(msgspec.Struct, frozen=True, array_like=True):
+    """One of the choices that a request asks for, as it ended."""
+
+    token_ids: list[int]
+    finish_reason: FinishReason
+    logprobs: list[TokenLogprobs] | None = None  # one for each token, where they were asked for
+
+
+class OfflineResult(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The one result of an offline request, stored in RESULTS_STREAM. What it says of its output is that of the first
+    choice; one with an error has no other."""
 
     request_id: str
     output_token_ids: list[int]
     finish_reason: FinishReason
     num_cached_tokens: int = 0
     error: str = ""
+    logprobs: list[TokenLogprobs] | None = None  # one for each token, where they were asked for
+    other_choices: list[ChoiceOutput] = []
+
+    @property
+    def choices(self) -> list[ChoiceOutput]:
+        """All of them, in their order."""
+        return [ChoiceOutput(self.output_token_ids, self.finish_reason, self.logprobs), *self.other_choices]
+
+
+class BudgetSource(enum.StrEnum):
+    """Where a latency budget comes from."""
+
+    FIXED = "fixed"  # a setting
+    TARGET_TBT = "target-tbt"  # a setting, where neither a budget nor SLOs are given
+    SLO_START = "slo-start"  # SLOs are kept, and nothing has been searched yet
+    SLO = "slo"  # what a search found
+    FEEDBACK = "feedback"  # that, corrected by what users get
+    PROFILING = "profiling"  # of a live search, while it runs
 
 
 class BudgetRecord(msgspec.Struct, frozen=True):
-    """The latency budget of one step, and where it comes from."""
+    """The latency budget of one step, and where it comes from. ``idle_budget_ms``: of a step while no online request
+    is held, where it is more."""
 
     profile_key: str
     latency_budget_ms: float
-    source: str  # "fixed" or "target-tbt"
-
-
-class BatchError(msgspec.Struct, frozen=True):
-    """One entry of a failed batch's ``errors.data``."""
-
-    code: str
-    message: str
-    line: int | None = None
-    param: str | None = None
-
-
-class BatchRecord(msgspec.Struct, frozen=True):
-    """A batch as OpenAI shows it, and what finalization needs. Times are unix seconds."""
-
-    id: str
-    endpoint: str
-    input_file_id: str
-    completion_window: str
-    created_at: int
-    expires_at: int
-    status: str  # validating, in_progress, finalizing, completed, failed, expired, cancelling, cancelled
-    metadata: dict[str, str] | None = None
-    model: str | None = None
-    output_file_id: str | None = None
-    error_file_id: str | None = None
-    errors: list[BatchError] = []
-    in_progress_at: int | None = None
-    finalizing_at: int | None = None
-    completed_at: int | None = None
-    failed_at: int | None = None
-    expired_at: int | None = None
-    cancelling_at: int | None = None
-    cancelled_at: int | None = None
-    total: int = 0
-    completed: int = 0
-    failed: int = 0
-    input_tokens: int = 0
-    cached_tokens: int = 0
-    output_tokens: int = 0
-    cleared: bool = False  # ended, and nothing of it is left in the streams
-
-
-class FileRecord(msgspec.Struct, frozen=True):
-    """A file as OpenAI shows it. The bytes are in OBJECTS_BUCKET under the same id."""
-
-    id: str
-    bytes: int
-    created_at: int
-    filename: str
-    purpose: str
-    expires_at: int | None = None
+    source: BudgetSource
+    idle_budget_ms: float = 0.0

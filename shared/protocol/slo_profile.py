@@ -78,9 +78,14 @@ class SloProfileRecord(msgspec.Struct, frozen=True):
 
 def slo_profile_key(profile_key: str, slos: Iterable[str], knob: Knob) -> str:
     """The key in SLO_PROFILES_BUCKET: the same for the same SLOs in any order and spacing."""
-    expressions = sorted("".join(expr.lower().split()) for expr in slos)
+    expressions = sorted(map(plain_spelling, slos))
     digest = blake2b("\n".join([knob, *expressions]).encode(), digest_size=DIGEST_BYTES).hexdigest()
     return f"{profile_key}.{digest}"
+
+
+def plain_spelling(slo: str) -> str:
+    """The same for every spacing and case of an SLO."""
+    return "".join(slo.lower().split())
 
 
 class ProfileRequest(msgspec.Struct, frozen=True):

@@ -6,6 +6,7 @@ import enum
 
 import msgspec
 
+from shared.protocol.messages import BudgetSource
 from shared.protocol.slo_profile import SloVerdict
 
 
@@ -26,7 +27,7 @@ class SloStatus(msgspec.Struct, frozen=True):
     profile_key: str
     state: SloState
     budget_ms: float
-    source: str  # of the budget: "slo-start", "slo" or "feedback"
+    source: BudgetSource
     measured: list[SloVerdict]
     profiled_ms: float | None = None
     profiled_at_s: float | None = None

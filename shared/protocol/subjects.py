@@ -16,6 +16,8 @@ EXECUTORS_BUCKET = "slackwater_executors"  # executor id -> ExecutorInfo
 BATCHES_BUCKET = "slackwater_batches"  # batch id -> BatchRecord
 FILES_BUCKET = "slackwater_files"  # file id -> FileRecord
 LATENCY_MODELS_BUCKET = "slackwater_latency_models"  # profile key -> LatencyModelRecord
+API_KEYS_BUCKET = "slackwater_api_keys"  # name -> ApiKeyRecord
+REVOKED_API_KEYS_BUCKET = "slackwater_revoked_api_keys"  # hash -> ApiKeyRecord, as it was
 BUDGETS_BUCKET = "slackwater_budgets"  # profile key -> BudgetRecord
 SLO_PROFILES_BUCKET = "slackwater_slo_profiles"  # slo_profile_key -> SloProfileRecord
 
@@ -23,6 +25,8 @@ SLO_PROFILES_BUCKET = "slackwater_slo_profiles"  # slo_profile_key -> SloProfile
 OBJECTS_BUCKET = "slackwater_objects"
 
 PING = f"{PREFIX}.ping"  # every process answers with a ServiceStatus
+FLEX = f"{PREFIX}.flex"  # request and reply: gateways send a FlexMessage, the offline-queue answers with a FlexAnswer
+FLEX_DROP = f"{PREFIX}.flex.drop"  # AbortRequests from gateways to the offline-queue: it need not run these
 OFFLINE_SAMPLE = f"{PREFIX}.offline.sample"  # request and reply: the offline-queue answers with an OfflineSample
 SLO_STATUS = f"{PREFIX}.slo-status"  # request and reply: the profiler answers with an SloReport
 PROFILE = f"{PREFIX}.profile"  # request and reply: ProfileRequest, ProfileReply
@@ -33,7 +37,9 @@ STEPS = f"{PREFIX}.executor.*.step"
 INBOXES = f"{PREFIX}.executor.*.inbox"
 ONLINE_SERVED = f"{PREFIX}.executor.*.online"
 ALL_REQUESTS = f"{PREFIX}.requests.>"
-ALL_RESULTS = f"{PREFIX}.results.>"
+ALL_RESULTS = f"{PREFIX}.results.*.*"
+ALL_FAILURES = f"{PREFIX}.results.*.*.*"
+RESULTS_AND_FAILURES = f"{PREFIX}.results.>"
 
 
 def inbox(executor_id: str) -> str:
@@ -66,9 +72,19 @@ def measure(executor_id: str) -> str:
     return f"{PREFIX}.executor.{executor_id}.measure"
 
 
+def drain(executor_id: str) -> str:
+    """Request and reply: SetDraining; the executor answers with its heartbeat."""
+    return f"{PREFIX}.executor.{executor_id}.drain"
+
+
 def online(executor_id: str) -> str:
     """What online users got from it, once a second from each gateway."""
     return f"{PREFIX}.executor.{executor_id}.online"
+
+
+def executor_alive(executor_id: str) -> str:
+    """Request and reply: an executor says that it is there."""
+    return f"{PREFIX}.executor.{executor_id}.alive"
 
 
 def tokens(gateway_id: str) -> str:
@@ -89,6 +105,16 @@ def offline_request(request_id: str) -> str:
 def result(request_id: str) -> str:
     """Where the one result of an offline request is stored."""
     return f"{PREFIX}.results.{request_id}"
+
+
+def failure(request_id: str, failure_id: str) -> str:
+    """Where one failed run of an offline request is stored; ``failure_id`` is the run's own."""
+    return f"{PREFIX}.results.{request_id}.{failure_id}"
+
+
+def batch_failures(batch_id: str) -> str:
+    """All stored failures of one batch."""
+    return f"{PREFIX}.results.{batch_id}.*.*"
 
 
 def batch_requests(batch_id: str) -> str:

@@ -3,75 +3,55 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import chain
 
-from shared.scheduling.batch import BatchBuilder, Schedule, ScheduledRequest
-from shared.scheduling.packing import OfflineWork, StepState, num_left_out
+from shared.scheduling.batch import BatchBuilder, Schedule
+from shared.scheduling.packing import OfflineWork, OneWayPacking, StepState
 from shared.scheduling.request import Kind, Request
 from shared.scheduling.table import RequestTable
 from shared.scheduling.victims import Victims, schedulable
 
 
-def _arrival_s(request: Request) -> float:
-    return request.arrival_s
-
-
-class FcfsPacking:
+class FcfsPacking(OneWayPacking):
     """First come, first served over both kinds, as vLLM does: what runs goes on, then those that wait enter in the
     order of their arrival, ties to online ones. The latest to arrive loses its KV where blocks are short. Offline
     requests of the queue must be in the order of their arrival."""
 
     uses_time = False
 
-    def schedule(self, state: StepState, offline_queue: Iterable[Request]) -> Schedule:
-        return _fcfs(state, OfflineWork.of_queue(state.table, offline_queue))
+    def pack(self, state: StepState, offline: OfflineWork) -> Schedule:
+        table = state.table
+        online = schedulable(table, Kind.ONLINE)
+        every = sorted(chain(online, _not_paused(table)), key=_arrival_s)
+        running = sorted(chain(online, offline.running), key=_arrival_s)
+        offline_waiting = offline.waiting if state.policy.offline_enabled else ()
+        waiting = heapq.merge(table.waiting(Kind.ONLINE).values(), offline_waiting, key=_arrival_s)
+        return _fill(state, running, waiting, every, offline)
 
-    def reconcile(self, state: StepState, plan: Sequence[ScheduledRequest], preempted: Iterable[str]) -> Schedule:
-        made = _fcfs(state, OfflineWork.of_plan(state.table, plan))
-        return _with_dropped(made, num_left_out(state, plan, made.entries))
 
-
-class RoundRobinPacking:
+class RoundRobinPacking(OneWayPacking):
     """Online and offline batches in turns, first come, first served within each (BROS section 2.2, Fig. 4). Whose turn
     it is and has nothing to run leaves it to the other. Online requests that run may take the blocks of offline
     ones."""
 
     uses_time = False
 
-    def schedule(self, state: StepState, offline_queue: Iterable[Request]) -> Schedule:
-        return _round_robin(state, OfflineWork.of_queue(state.table, offline_queue))
+    def pack(self, state: StepState, offline: OfflineWork) -> Schedule:
+        table = state.table
+        online = schedulable(table, Kind.ONLINE)
+        other = _not_paused(table)
 
-    def reconcile(self, state: StepState, plan: Sequence[ScheduledRequest], preempted: Iterable[str]) -> Schedule:
-        made = _round_robin(state, OfflineWork.of_plan(state.table, plan))
-        return _with_dropped(made, num_left_out(state, plan, made.entries))
+        def turn(kind: Kind) -> Schedule:
+            if kind is Kind.ONLINE:
+                return _fill(state, online, table.waiting(Kind.ONLINE).values(), [*online, *other], offline)
+            return _fill(state, offline.running, offline.waiting, other, offline)
 
-
-def _fcfs(state: StepState, offline: OfflineWork) -> Schedule:
-    table = state.table
-    online = schedulable(table, Kind.ONLINE)
-    every = sorted(chain(online, _not_paused(table)), key=_arrival_s)
-    running = sorted(chain(online, offline.running), key=_arrival_s)
-    offline_waiting = offline.waiting if state.policy.offline_enabled else ()
-    waiting = heapq.merge(table.waiting(Kind.ONLINE).values(), offline_waiting, key=_arrival_s)
-    return _fill(state, running, waiting, every, offline)
-
-
-def _round_robin(state: StepState, offline: OfflineWork) -> Schedule:
-    table = state.table
-    online = schedulable(table, Kind.ONLINE)
-    other = _not_paused(table)
-
-    def turn(kind: Kind) -> Schedule:
-        if kind is Kind.ONLINE:
-            return _fill(state, online, table.waiting(Kind.ONLINE).values(), [*online, *other], offline)
-        return _fill(state, offline.running, offline.waiting, other, offline)
-
-    kinds = [Kind.OFFLINE, Kind.ONLINE] if state.pace.last_kind is Kind.ONLINE else [Kind.ONLINE, Kind.OFFLINE]
-    if not state.policy.offline_enabled:
-        kinds = [Kind.ONLINE]
-    made = turn(kinds[0])
-    return made if made.entries or len(kinds) == 1 else turn(kinds[1])
+        kinds = [Kind.OFFLINE, Kind.ONLINE] if state.pace.last_kind is Kind.ONLINE else [Kind.ONLINE, Kind.OFFLINE]
+        if not state.policy.offline_enabled:
+            kinds = [Kind.ONLINE]
+        made = turn(kinds[0])
+        return made if made.entries or len(kinds) == 1 else turn(kinds[1])
 
 
 def _fill(
@@ -96,10 +76,10 @@ def _fill(
     return Schedule(entries, victims.lost, builder.latency_ms)
 
 
+def _arrival_s(request: Request) -> float:
+    return request.arrival_s
+
+
 def _not_paused(table: RequestTable) -> list[Request]:
     """Offline requests that have KV to lose."""
     return [request for request in schedulable(table, Kind.OFFLINE) if not request.is_paused]
-
-
-def _with_dropped(schedule: Schedule, num_dropped: int) -> Schedule:
-    return Schedule(schedule.entries, schedule.preempted, schedule.latency_ms, num_dropped)

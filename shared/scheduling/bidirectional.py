@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from shared.scheduling.blocks import BlockStats, block_hash
+from shared.scheduling.blocks import BlockOwners, block_hash
 from shared.scheduling.pages import Page, PageStore
 from shared.scheduling.request import Kind
 from shared.scheduling.slot_transfers import SlotOperations, SlotTransfers, worthless
@@ -53,11 +53,12 @@ class BidirectionalPool:
     for all of them once it is for one.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, num_host_slots: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, num_host_slots: int, keeps_online: bool = False) -> None:
+        """``keeps_online``: what online requests have cached is evicted last."""
         self.num_blocks = num_blocks
         self.block_size = block_size
         self._transfers = SlotTransfers(num_host_slots)
-        self._store = PageStore(num_blocks, block_size, self._transfers)
+        self._store = PageStore(num_blocks, block_size, self._transfers, keeps_online)
         self._tables: dict[str, _Table] = {}
         self._paused: list[str] = []
         self._dropped: list[str] = []
@@ -80,8 +81,17 @@ class BidirectionalPool:
     def num_host_slots_free(self) -> int:
         return self._transfers.num_host_free
 
-    def stats(self) -> BlockStats:
-        return BlockStats(self.num_blocks, self.num_free, len(self._store.by_hash), self.num_offline_only)
+    def owners(self) -> BlockOwners:
+        """As it is now. A block that both kinds share counts so even where all its offline holders are paused."""
+        store = self._store
+        return BlockOwners(
+            online=self.num_blocks - store.num_free - store.num_alone - store.num_shared,
+            shared=store.num_shared,
+            offline=self.num_offline_only,
+            paused=store.num_idle,
+            cached=store.num_cached,
+            empty=store.num_free - store.num_cached,
+        )
 
     def table(self, request_id: str) -> list[int]:
         """The block ids of a request that is not paused, in the order of its tokens; not to be changed."""

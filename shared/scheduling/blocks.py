@@ -1,23 +1,24 @@
 """KV blocks: who holds which, and which computed prefixes can be shared.
 
 A full block is known by the hash of its tokens and of everything before them. A block that nobody holds keeps its
-contents until it is needed (least recently used first), so a later prompt with the same prefix finds it.
+contents until it is needed (``free_blocks`` says in which order), so a later prompt with the same prefix finds it.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
+from shared.scheduling.free_blocks import FreeBlocks
 from shared.scheduling.request import Kind
 
 
 @dataclass(slots=True)
 class _Block:
     refs: list[int]  # holders by kind: [online, offline]
+    kind: Kind = Kind.OFFLINE  # online once an online request has held these contents
     hash: bytes | None = None  # set while its full contents are findable
 
 
@@ -29,13 +30,15 @@ class _Table:
 
 
 @dataclass(frozen=True, slots=True)
-class BlockStats:
-    """A snapshot of the pool."""
+class BlockOwners:
+    """Whose the blocks of a pool are: how many of each. Together they are all of them."""
 
-    num_blocks: int
-    num_free: int  # held by nobody, cached ones included
-    num_cached: int  # findable by hash
-    num_offline_only: int  # held by offline requests and no online one: M_off of HyGen Alg. 2
+    online: int = 0  # held by online requests alone
+    shared: int = 0  # by requests of both kinds
+    offline: int = 0  # by offline requests alone: M_off of HyGen Alg. 2
+    paused: int = 0  # by paused offline requests alone, so that others may take them
+    cached: int = 0  # by nobody, with contents that can be found
+    empty: int = 0
 
 
 def block_hash(parent: bytes, token_ids: Sequence[int]) -> bytes:
@@ -47,14 +50,16 @@ def block_hash(parent: bytes, token_ids: Sequence[int]) -> bytes:
 class BlockPool:
     """All KV blocks of one executor, with prefix caching."""
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, keeps_online: bool = False) -> None:
+        """``keeps_online``: what online requests have computed or found is evicted last."""
         self.num_blocks = num_blocks
         self.block_size = block_size
         self._blocks = [_Block([0, 0]) for _ in range(num_blocks)]
-        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))  # first is taken first
+        self._free = FreeBlocks(num_blocks, keeps_online)
         self._by_hash: dict[bytes, int] = {}
         self._tables: dict[str, _Table] = {}
         self._num_offline_only = 0
+        self._num_shared = 0
 
     @property
     def num_free(self) -> int:
@@ -64,8 +69,12 @@ class BlockPool:
     def num_offline_only(self) -> int:
         return self._num_offline_only
 
-    def stats(self) -> BlockStats:
-        return BlockStats(self.num_blocks, len(self._free), len(self._by_hash), self._num_offline_only)
+    def owners(self) -> BlockOwners:
+        """As it is now."""
+        num_online = self.num_blocks - len(self._free) - self._num_offline_only - self._num_shared
+        num_cached = self._free.num_cached
+        num_empty = len(self._free) - num_cached
+        return BlockOwners(num_online, self._num_shared, self._num_offline_only, 0, num_cached, num_empty)
 
     def table(self, request_id: str) -> list[int]:
         """The block ids of a request, in the order of its tokens; not to be changed."""
@@ -100,11 +109,17 @@ class BlockPool:
             return True
         if missing > len(self._free):
             return False
-        for _ in range(missing):
-            block_id = next(iter(self._free))
-            self._forget(block_id)
-            table.blocks.append(block_id)
-            self._hold(block_id, table.kind)
+        block_ids = self._free.take(missing)
+        for block_id in block_ids:
+            block = self._blocks[block_id]
+            if block.hash is not None:
+                del self._by_hash[block.hash]
+                block.hash = None
+            block.kind = table.kind
+            block.refs[table.kind] = 1
+        if table.kind is Kind.OFFLINE:
+            self._num_offline_only += missing
+        table.blocks += block_ids
         return True
 
     def commit(self, request_id: str, token_ids: Sequence[int], num_computed_tokens: int) -> None:
@@ -133,9 +148,12 @@ class BlockPool:
             self._release(block_id, table.kind)
 
     def _hold(self, block_id: int, kind: Kind) -> None:
-        refs = self._blocks[block_id].refs
+        block = self._blocks[block_id]
+        refs = block.refs
         if refs == [0, 0]:
-            del self._free[block_id]
+            self._free.discard(block_id)
+        if kind is Kind.ONLINE:
+            block.kind = kind
         self._count(refs, -1)
         refs[kind] += 1
         self._count(refs, +1)
@@ -146,19 +164,15 @@ class BlockPool:
         block.refs[kind] -= 1
         self._count(block.refs, +1)
         if block.refs == [0, 0]:
-            self._free[block_id] = None
-            if block.hash is None:  # nothing to find in it: take it before any cached block
-                self._free.move_to_end(block_id, last=False)
+            self._free.add(block_id, None if block.hash is None else block.kind)
 
     def _count(self, refs: list[int], sign: int) -> None:
-        if refs[Kind.OFFLINE] > 0 and refs[Kind.ONLINE] == 0:
+        if refs[Kind.OFFLINE] == 0:
+            return
+        if refs[Kind.ONLINE] == 0:
             self._num_offline_only += sign
-
-    def _forget(self, block_id: int) -> None:
-        block = self._blocks[block_id]
-        if block.hash is not None:
-            del self._by_hash[block.hash]
-            block.hash = None
+        else:
+            self._num_shared += sign
 
     def check_integrity(self) -> None:
         """Raises AssertionError where counts, tables and the free list disagree."""
@@ -172,3 +186,5 @@ class BlockPool:
         assert set(self._free) == {i for i, held in enumerate(refs) if held == [0, 0]}
         assert self._by_hash == {b.hash: i for i, b in enumerate(self._blocks) if b.hash is not None}
         assert self._num_offline_only == sum(1 for online, offline in refs if offline and not online)
+        assert self._num_shared == sum(1 for online, offline in refs if offline and online)
+        assert self._free.num_cached == sum(1 for block_id in self._free if self._blocks[block_id].hash is not None)

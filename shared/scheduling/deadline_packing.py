@@ -2,51 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-from shared.scheduling.batch import BatchBuilder, Schedule, ScheduledRequest
+from shared.scheduling.batch import BatchBuilder, Schedule
 from shared.scheduling.deadline_queue import DeadlineQueue, Timed
-from shared.scheduling.packing import OfflineWork, StepState, num_left_out
+from shared.scheduling.packing import OfflineWork, OneWayPacking, StepState
 from shared.scheduling.request import Request
 from shared.scheduling.victims import Victims, give_back_offline_blocks
 
 
-class DeadlinePacking:
+class DeadlinePacking(OneWayPacking):
     """Online requests by remaining time, then offline ones, as long as the step ends before the first deadline.
 
     T_min_res is what is left to the most urgent online request that can still meet its deadline: that one is always in
     the batch, and the batch takes no longer. A request that is too late cannot be saved and bounds nobody: it comes
     after all that can be, and while one is, no offline request adds to its lateness. So some online request always
-    runs, and where all are late the step is bounded by its tokens alone.
+    runs, and where all are late the step is bounded by its tokens alone. What is urgent changes with every arrival and
+    every millisecond, so a plan is packed anew.
     """
 
     uses_time = True
 
-    def schedule(self, state: StepState, offline_queue: Iterable[Request]) -> Schedule:
-        return _pack(state, OfflineWork.of_queue(state.table, offline_queue))
-
-    def reconcile(self, state: StepState, plan: Sequence[ScheduledRequest], preempted: Iterable[str]) -> Schedule:
-        """Packed anew, since what is urgent changes with every arrival and every millisecond; of offline requests only
-        with the plan's."""
-        made = _pack(state, OfflineWork.of_plan(state.table, plan))
-        return replace(made, num_dropped=num_left_out(state, plan, made.entries))
-
-
-def _pack(state: StepState, offline: OfflineWork) -> Schedule:
-    queue = DeadlineQueue(state)
-    limits = replace(state.limits, max_num_seqs=min(state.pace.batch_size, state.limits.max_num_seqs))
-    # FindPreemptBlock: an online request takes the blocks of offline ones where no others are free.
-    num_blocks = state.num_free_blocks + state.num_offline_blocks
-    builder = BatchBuilder(limits, state.model, queue.limit_ms, num_blocks)
-    online = _OnlinePart(builder, queue)
-    online.pack()
-    preempted = online.lost + give_back_offline_blocks(builder, state.table, state.num_offline_blocks, online.lost)
-    if state.policy.offline_enabled and not (queue.has_late and builder.entries):
-        part = _OfflinePart(builder, online, state)
-        part.pack(offline, preempted)
-        preempted += part.lost
-    return Schedule(builder.entries, preempted, builder.latency_ms, hit_time_limit=online.hit_time_limit)
+    def pack(self, state: StepState, offline: OfflineWork) -> Schedule:
+        queue = DeadlineQueue(state)
+        limits = replace(state.limits, max_num_seqs=min(state.pace.batch_size, state.limits.max_num_seqs))
+        # FindPreemptBlock: an online request takes the blocks of offline ones where no others are free.
+        num_blocks = state.num_free_blocks + state.num_offline_blocks
+        builder = BatchBuilder(limits, state.model, queue.limit_ms, num_blocks)
+        online = _OnlinePart(builder, queue)
+        online.pack()
+        preempted = online.lost + give_back_offline_blocks(builder, state.table, state.num_offline_blocks, online.lost)
+        if state.policy.offline_enabled and not (queue.has_late and builder.entries):
+            part = _OfflinePart(builder, online, state)
+            part.pack(offline, preempted)
+            preempted += part.lost
+        return Schedule(builder.entries, preempted, builder.latency_ms, hit_time_limit=online.hit_time_limit)
 
 
 class _OnlinePart:

@@ -28,15 +28,18 @@ class DeadlineQueue:
     that run, then by arrival. The paper sorts all together: late requests, which are then most urgent, would keep the
     others waiting until they are late as well.
 
-    Only what has run is sorted. What has never run stands in the order of arrival, which is that of its deadlines, and
-    is polled beside the sorted rest (request pulling optimization, BROS section 4.2).
+    Only what has KV or may be in time is sorted. What has never run stands in the order of arrival, which is that of
+    its deadlines, and is polled beside the sorted rest (request pulling optimization, BROS section 4.2); what has lost
+    its KV and is past its deadline is looked at once somebody of it could enter.
     """
 
     def __init__(self, state: StepState) -> None:
         self._pace = state.pace
         waiting = state.table.waiting(Kind.ONLINE)
         lost_kv = list(takewhile(lambda request: request.was_admitted, waiting.values()))
-        pending = [self._timed(request) for request in (*schedulable(state.table, Kind.ONLINE), *lost_kv)]
+        self._past_lost_kv = [request for request in lost_kv if request.deadline_ms <= self._pace.now_ms]
+        hopeful = [request for request in lost_kv if request.deadline_ms > self._pace.now_ms]
+        pending = [self._timed(request) for request in (*schedulable(state.table, Kind.ONLINE), *hopeful)]
         recent = [self._timed(request) for request in self._not_past(reversed(waiting.values()))]
         recent.reverse()
         can_meet = _Alone(state.model, state.limits.max_num_batched_tokens, pending)
@@ -46,7 +49,7 @@ class DeadlineQueue:
         recent_late = [timed for timed in recent if not can_meet.in_time(timed)]
         num_past = len(waiting) - len(lost_kv) - len(recent)
         past = islice(waiting.values(), len(lost_kv), len(lost_kv) + num_past)
-        self.has_late = bool(self._late or recent_late or num_past)
+        self.has_late = bool(self._late or self._past_lost_kv or recent_late or num_past)
         self._in_time = in_time
         self._recent_in_time = recent_in_time
         self._past = past
@@ -66,11 +69,21 @@ class DeadlineQueue:
     def poll(self) -> Iterator[Timed]:
         """All of them, read lazily and once."""
         yield from heapq.merge(self._in_time, self._recent_in_time, key=_remaining_ms)
-        yield from heapq.merge(self._late, self._late_waiting(), key=_remaining_ms)
+        yield from heapq.merge(self._late, self._late_lost_kv(), self._late_waiting(), key=_remaining_ms)
 
     def close_entrance(self) -> None:
-        """Nobody can enter any more: stop reading those that wait for longer than their SLO, who may be many."""
+        """Nobody can enter any more: stop reading those that wait past their deadlines, who may be many."""
         self._is_closed = True
+
+    def _late_lost_kv(self) -> Iterator[Timed]:
+        """Often the first of them cannot enter, and the others need not be sorted."""
+        if self._is_closed or not self._past_lost_kv:
+            return
+        first = min(map(self._timed, self._past_lost_kv), key=_remaining_ms)
+        yield first
+        if not self._is_closed:
+            others = (request for request in self._past_lost_kv if request is not first.request)
+            yield from sorted(map(self._timed, others), key=_remaining_ms)
 
     def _late_waiting(self) -> Iterator[Timed]:
         for request in self._past:

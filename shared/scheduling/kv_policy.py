@@ -1,18 +1,22 @@
-"""KV policies: what becomes of offline requests' KV when online requests need room."""
+"""KV policies: what becomes of offline requests' KV when online requests need room, and of what is only cached."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from shared.named import named
+
 
 @dataclass(frozen=True, slots=True)
 class KVPolicy:
     """``gives_way``: online requests may take what offline ones hold, who then lose it all, or, where the pool
-    ``shares_blocks`` from both ends, are paused and lose no more than what is overwritten, and that to the host."""
+    ``shares_blocks`` from both ends, are paused and lose no more than what is overwritten, and that to the host.
+    ``keeps_online``: of what is cached and held by nobody, the offline requests' goes before the online ones'."""
 
     name: str
     gives_way: bool
     shares_blocks: bool
+    keeps_online: bool = False
 
 
 LRU = KVPolicy("lru", gives_way=True, shares_blocks=False)
@@ -21,7 +25,9 @@ KV_POLICIES = {
     policy.name: policy
     for policy in (
         LRU,
+        KVPolicy("priority", gives_way=True, shares_blocks=False, keeps_online=True),  # after Echo, section 4.2
         KVPolicy("bidirectional", gives_way=True, shares_blocks=True),  # BROS, section 5
+        KVPolicy("bidirectional-priority", gives_way=True, shares_blocks=True, keeps_online=True),
         KVPolicy("keep-resident", gives_way=False, shares_blocks=False),  # to compare with: online requests wait
     )
 }
@@ -29,7 +35,4 @@ KV_POLICIES = {
 
 def kv_policy_named(name: str) -> KVPolicy:
     """Raises ValueError that lists the known ones."""
-    try:
-        return KV_POLICIES[name]
-    except KeyError:
-        raise ValueError(f"unknown KV policy {name!r}; known: {', '.join(KV_POLICIES)}") from None
+    return named(KV_POLICIES, name, "KV policy")

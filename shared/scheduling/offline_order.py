@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
+from shared.named import named
 from shared.scheduling.freshness import FreshnessTree
 from shared.scheduling.prefix_trie import PrefixTrie
 from shared.scheduling.request import Request
@@ -20,13 +21,18 @@ BLOCK_SIZE = 16  # tokens; prompts are told apart by blocks of the size that exe
 
 class OfflineOrder(Protocol):
     """Requests come with ``add``, run between ``take`` and ``give_back``, and go with ``remove``. One that is given
-    back waits at its old place."""
+    back waits at its old place.
+
+    Of several readers, executors by their ids, each is shown first what shares prompts with no other's last request:
+    who shares a prefix stays together for as long as there is other work. A single reader, and None, are shown the
+    order itself.
+    """
 
     def add(self, request: Request, prompt: bytes) -> None:
         """It waits. ``prompt``: its packed tokens. Raises ValueError for an id that is here already."""
 
-    def take(self, request_id: str) -> None:
-        """A waiting request runs somewhere. Raises KeyError for an unknown id."""
+    def take(self, request_id: str, reader: str | None = None) -> None:
+        """A waiting request runs at the reader. Raises KeyError for an unknown id."""
 
     def give_back(self, request_id: str) -> None:
         """A taken request waits again. Raises KeyError for an unknown id."""
@@ -34,7 +40,10 @@ class OfflineOrder(Protocol):
     def remove(self, request_id: str) -> None:
         """Forget it, waiting or taken. Raises KeyError for an unknown id."""
 
-    def in_order(self) -> Iterator[Request]:
+    def leave(self, reader: str) -> None:
+        """The reader takes no more."""
+
+    def in_order(self, reader: str | None = None) -> Iterator[Request]:
         """What waits, next first, read lazily. Reading changes nothing: until something is added, taken, given back
         or removed, the next reading is the same. The order must not change meanwhile."""
 
@@ -66,8 +75,11 @@ class FcfsOrder:
         self._sequences[request.request_id] = sequence
         self._waiting.insert(sequence, request)
 
-    def take(self, request_id: str) -> None:
+    def take(self, request_id: str, reader: str | None = None) -> None:
         self._waiting.remove(self._sequences[request_id])
+
+    def leave(self, reader: str) -> None:
+        """Readers are all alike to it."""
 
     def give_back(self, request_id: str) -> None:
         self._waiting.insert(self._sequences[request_id], self._requests[request_id])
@@ -78,7 +90,7 @@ class FcfsOrder:
         if sequence in self._waiting:
             self._waiting.remove(sequence)
 
-    def in_order(self) -> Iterator[Request]:
+    def in_order(self, reader: str | None = None) -> Iterator[Request]:
         return self._waiting.in_order()
 
     def check_integrity(self) -> None:
@@ -94,6 +106,7 @@ class PsmOrder:
     def __init__(self, block_size: int) -> None:
         """``block_size``: tokens of a block. Raises ValueError where it is under 1."""
         self._trie = PrefixTrie(block_size)
+        self._last: dict[str, bytes] = {}  # reader to the prompt that it took last
 
     @property
     def num_waiting(self) -> int:
@@ -102,8 +115,13 @@ class PsmOrder:
     def add(self, request: Request, prompt: bytes) -> None:
         self._trie.insert(request, prompt)
 
-    def take(self, request_id: str) -> None:
+    def take(self, request_id: str, reader: str | None = None) -> None:
         self._trie.hold(request_id)
+        if reader is not None:
+            self._last[reader] = self._trie.prompt(request_id)
+
+    def leave(self, reader: str) -> None:
+        self._last.pop(reader, None)
 
     def give_back(self, request_id: str) -> None:
         self._trie.resume(request_id)
@@ -111,8 +129,9 @@ class PsmOrder:
     def remove(self, request_id: str) -> None:
         self._trie.remove(request_id)
 
-    def in_order(self) -> Iterator[Request]:
-        return self._trie.in_order()
+    def in_order(self, reader: str | None = None) -> Iterator[Request]:
+        others = [prompt for other, prompt in self._last.items() if other != reader] if reader is not None else []
+        return self._trie.in_order(others)
 
     def check_integrity(self) -> None:
         self._trie.check_integrity()
@@ -144,11 +163,14 @@ class PsmFairOrder:
         self._by_age.add(request, prompt)
         self._by_prefix.add(request, prompt)
 
-    def take(self, request_id: str) -> None:
+    def take(self, request_id: str, reader: str | None = None) -> None:
+        """One that was drawn by its age does not lead its reader away from the prompts that it is at."""
+        was_stale = bool(self._drawn) and self._drawn.popleft() >= self._utility_ratio
         self._by_age.take(request_id)
-        self._by_prefix.take(request_id)
-        if self._drawn:
-            self._drawn.popleft()
+        self._by_prefix.take(request_id, None if was_stale else reader)
+
+    def leave(self, reader: str) -> None:
+        self._by_prefix.leave(reader)
 
     def give_back(self, request_id: str) -> None:
         self._by_age.give_back(request_id)
@@ -158,8 +180,8 @@ class PsmFairOrder:
         self._by_age.remove(request_id)
         self._by_prefix.remove(request_id)
 
-    def in_order(self) -> Iterator[Request]:
-        by_prefix, by_age = self._by_prefix.in_order(), self._by_age.in_order()
+    def in_order(self, reader: str | None = None) -> Iterator[Request]:
+        by_prefix, by_age = self._by_prefix.in_order(reader), self._by_age.in_order()
         passed: set[str] = set()  # membership only, never iterated
         for number in self._draws():
             source = by_prefix if number < self._utility_ratio else by_age
@@ -195,8 +217,5 @@ def make_offline_order(
 ) -> OfflineOrder:
     """An empty order by name. ``utility_ratio`` and ``numbers`` are those of ``PsmFairOrder``; the other orders do
     without. Raises ValueError that lists the known names, or for a bad ratio or block size."""
-    try:
-        make = _MAKERS[name]
-    except KeyError:
-        raise ValueError(f"unknown offline order {name!r}; known: {', '.join(_MAKERS)}") from None
+    make = named(_MAKERS, name, "offline order")
     return make(block_size, utility_ratio, numbers)

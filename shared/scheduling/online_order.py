@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from shared.scheduling.request import Request
@@ -20,10 +20,12 @@ MIN_CLIENTS_TO_PRUNE = 1024
 @dataclass(frozen=True, slots=True)
 class ClientCounters:
     """What an executor says about its clients. ``tokens``: weighted tokens by client, of those that it holds
-    requests of and of ``last_client_id``, the client that was the last to have none waiting."""
+    requests of and of ``last_client_id``, the client that was the last to have none waiting. ``weights``: of those of
+    them whose weight is not 1."""
 
     tokens: dict[str, float]
     last_client_id: str
+    weights: dict[str, float] = field(default_factory=dict)
 
 
 class OnlineOrder:
@@ -72,10 +74,12 @@ class Vtc(OnlineOrder):
     """Virtual token counters (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024, Alg. 2).
 
     A client's counter grows by ``weight_input`` for each prompt token when a request enters for the first time, and by
-    ``weight_output`` for each generated token. The next request is the first of the waiting client with the smallest
-    counter, ties by arrival. A client that had nothing waiting is lifted to the smallest counter of those that have
-    (or, where none has, of the last that had), so that nobody saves up idle time. Between two clients that always have
-    requests waiting, counters differ by at most max(weight_input * longest prompt, weight_output * tokens of a batch).
+    ``weight_output`` for each generated token, both over the client's own weight, that of its newest request: one with
+    weight 2 gets twice the service of one with 1 while both have requests waiting (the paper's weighted VTC). The next
+    request is the first of the waiting client with the smallest counter, ties by arrival. A client that had nothing
+    waiting is lifted to the smallest counter of those that have (or, where none has, of the last that had), so that
+    nobody saves up idle time. Between two clients that always have requests waiting, counters differ by at most
+    max(weight_input * longest prompt, weight_output * tokens of a batch) over the smaller of their weights.
     """
 
     def __init__(self, weight_input: float = 1.0, weight_output: float = 2.0) -> None:
@@ -85,6 +89,7 @@ class Vtc(OnlineOrder):
         self._weight_input = weight_input
         self._weight_output = weight_output
         self._tokens: dict[str, float] = {}
+        self._weights: dict[str, float] = {}  # of clients whose weight is not 1
         self._num_held: dict[str, int] = {}  # requests by client
         self._queues: dict[str, dict[str, Request]] = {}  # waiting requests in order, of clients that have any
         self._places: dict[str, _Place] = {}  # of waiting requests among those of all clients
@@ -96,6 +101,7 @@ class Vtc(OnlineOrder):
     def add(self, request: Request) -> None:
         self._prune()
         self._hold(request)
+        self._learn_weight(request)
         if request.is_running:
             self._has_started(request)
         else:
@@ -103,7 +109,7 @@ class Vtc(OnlineOrder):
             self._wait_last(request)
 
     def start(self, request: Request) -> None:
-        self._tokens[request.client_id] += self._input_cost(request)
+        self._tokens[request.client_id] += self._input_cost(request) / self._weight_of(request.client_id)
         self._leave(request)
         self._has_started(request)
 
@@ -124,11 +130,13 @@ class Vtc(OnlineOrder):
             del self._num_held[request.client_id]
 
     def generate(self, request: Request, num_tokens: int = 1) -> None:
-        self._tokens[request.client_id] += self._weight_output * num_tokens
+        self._tokens[request.client_id] += self._weight_output * num_tokens / self._weight_of(request.client_id)
 
     def counters(self) -> ClientCounters:
         told = {**self._num_held, self._last_client_id: 0}
-        return ClientCounters({key: self._tokens[key] for key in told if key in self._tokens}, self._last_client_id)
+        tokens = {key: self._tokens[key] for key in told if key in self._tokens}
+        weights = {key: self._weights[key] for key in tokens if key in self._weights}
+        return ClientCounters(tokens, self._last_client_id, weights)
 
     def restore(self, counters: ClientCounters | None, requests: Iterable[Request]) -> None:
         self._num_held.clear()
@@ -137,6 +145,7 @@ class Vtc(OnlineOrder):
         self._starts.clear()
         if counters is not None:
             self._tokens.update(counters.tokens)
+            self._weights = dict(counters.weights)
             self._last_client_id = counters.last_client_id
         for request in requests:
             self._hold(request)
@@ -158,11 +167,22 @@ class Vtc(OnlineOrder):
             following = next(rest, None)
             if following is not None:
                 place = self._places[following.request_id]
-                heapq.heappush(heads, (tokens + self._input_cost(request), place, following, rest))
+                tokens += self._input_cost(request) / self._weight_of(request.client_id)
+                heapq.heappush(heads, (tokens, place, following, rest))
 
     def _hold(self, request: Request) -> None:
         self._num_held[request.client_id] = self._num_held.get(request.client_id, 0) + 1
         self._tokens.setdefault(request.client_id, 0.0)
+
+    def _learn_weight(self, request: Request) -> None:
+        """A client's newest request says what its weight is."""
+        if request.client_weight == 1.0:
+            self._weights.pop(request.client_id, None)
+        else:
+            self._weights[request.client_id] = request.client_weight
+
+    def _weight_of(self, client_id: str) -> float:
+        return self._weights.get(client_id, 1.0)
 
     def _has_started(self, request: Request) -> None:
         self._num_starts += 1
@@ -202,6 +222,7 @@ class Vtc(OnlineOrder):
             for key, tokens in self._tokens.items()
             if tokens > floor or key in self._num_held or key == self._last_client_id
         }
+        self._weights = {key: weight for key, weight in self._weights.items() if key in self._tokens}
         self._prune_at = max(MIN_CLIENTS_TO_PRUNE, 2 * len(self._tokens))
 
 

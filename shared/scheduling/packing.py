@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Protocol
 
@@ -41,6 +42,23 @@ class Packing(Protocol):
         """Fit a plan to what the executor alone knows by now; no offline request runs that is not in the plan."""
 
 
+class OneWayPacking(ABC):
+    """A packing that reconciles a plan by packing anew, of offline requests only with the plan's."""
+
+    uses_time: bool
+
+    def schedule(self, state: StepState, offline_queue: Iterable[Request]) -> Schedule:
+        return self.pack(state, OfflineWork.of_queue(state.table, offline_queue))
+
+    def reconcile(self, state: StepState, plan: Sequence[ScheduledRequest], preempted: Iterable[str]) -> Schedule:
+        made = self.pack(state, OfflineWork.of_plan(state.table, plan))
+        return replace(made, num_dropped=_num_left_out(state, plan, made.entries))
+
+    @abstractmethod
+    def pack(self, state: StepState, offline: OfflineWork) -> Schedule:
+        """The step's batch, which of offline requests has only ``offline``."""
+
+
 class OfflineWork:
     """The offline requests that a step may run: ``running`` have KV and are in order; ``waiting`` may enter or go on
     after them, first those that are paused, by what has to come back from the host. ``at_most``: tokens of those whose
@@ -73,7 +91,7 @@ class OfflineWork:
         return [request for request in held if not request.is_paused], paused
 
 
-def num_left_out(state: StepState, plan: Sequence[ScheduledRequest], schedule: Sequence[ScheduledRequest]) -> int:
+def _num_left_out(state: StepState, plan: Sequence[ScheduledRequest], schedule: Sequence[ScheduledRequest]) -> int:
     """Offline entries of a plan that could run and do not."""
     running = {entry.request_id for entry in schedule}
     held = (state.table.get(entry.request_id) for entry in plan if entry.kind is Kind.OFFLINE)

@@ -11,12 +11,12 @@ alone in its block.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from sortedcontainers import SortedDict
 
+from shared.scheduling.free_blocks import FreeBlocks
 from shared.scheduling.request import Kind
 from shared.scheduling.slot_transfers import SlotTransfers
 
@@ -37,6 +37,7 @@ class Page:
     num_active: int = 0  # holders that are not paused
     hash: bytes | None = None  # set while its full contents are findable
     is_alone: bool = False  # offline, held, and without an online page in its block
+    is_beside: bool = False  # offline, held, and with one
     is_kept: bool = False  # offline, and neither idle nor without room in its block
     idle_key: tuple[int, int] | None = None  # place among the idle ones, which see
 
@@ -49,15 +50,16 @@ class PageStore:
     """All blocks of one executor, by what lies in them. It moves pages and finds room; who may have it, and what
     becomes of requests, is decided by the pool above it."""
 
-    def __init__(self, num_blocks: int, block_size: int, transfers: SlotTransfers) -> None:
+    def __init__(self, num_blocks: int, block_size: int, transfers: SlotTransfers, keeps_online: bool) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.transfers = transfers
         self.by_hash: dict[bytes, Page] = {}
         self._sides: tuple[list[Page | None], list[Page | None]] = ([None] * num_blocks, [None] * num_blocks)
-        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))  # first is taken first
+        self._free = FreeBlocks(num_blocks, keeps_online)
         self._idle: SortedDict[tuple[int, int], Page] = SortedDict()
         self._num_alone = 0
+        self._num_shared = 0
         self._num_kept: dict[str, int] = {}  # pages by holder, where there are any
         self._num_missing: dict[str, int] = {}  # host slots by holder, where there are any
         self._num_pages = 0
@@ -77,6 +79,16 @@ class PageStore:
         """Blocks that hold nothing but an offline page, idle or not."""
         return self._num_alone
 
+    @property
+    def num_shared(self) -> int:
+        """Blocks that hold a page of each kind."""
+        return self._num_shared
+
+    @property
+    def num_cached(self) -> int:
+        """Blocks in which no page is held, and one can be found."""
+        return self._free.num_cached
+
     def peer(self, page: Page) -> Page | None:
         """The page on the other side of its block."""
         return None if page.block_id is None else self._sides[1 - page.kind][page.block_id]
@@ -86,7 +98,7 @@ class PageStore:
         return self._idle.peekitem(0)[1] if self._idle else None
 
     def first_free(self) -> int | None:
-        return next(iter(self._free), None)
+        return self._free.first()
 
     def slot(self, page: Page, position: int) -> int:
         """Where a position of a page in a block lies."""
@@ -113,8 +125,9 @@ class PageStore:
 
     def hold(self, page: Page, request_id: str) -> None:
         """One more holder, an active one."""
-        if not page.holders and page.block_id is not None:
-            self._free.pop(page.block_id, None)
+        if not page.holders and page.hash is not None:  # it was only cached
+            assert page.block_id is not None
+            self._free.discard(page.block_id)
         page.holders[request_id] = None
         page.num_active += 1
         _count(self._num_kept, (request_id,), page.is_kept)
@@ -131,7 +144,7 @@ class PageStore:
             return
         if page.hash is not None and page.is_whole and self.peer(page) is None:
             assert page.block_id is not None
-            self._free[page.block_id] = None
+            self._free.add(page.block_id, page.kind)
         else:
             self._discard(page)
 
@@ -195,7 +208,7 @@ class PageStore:
             if page is not None:
                 self._forget(page)
                 self._sides[kind][block_id] = None
-        del self._free[block_id]
+        self._free.discard(block_id)
 
     def is_free(self, block_id: int) -> bool:
         return block_id in self._free
@@ -229,8 +242,7 @@ class PageStore:
         self._index(page)
         self._index_block(block_id)
         if self._sides[1 - page.kind][block_id] is None:
-            self._free[block_id] = None
-            self._free.move_to_end(block_id, last=False)
+            self._free.add(block_id, None)
 
     def _discard(self, page: Page) -> None:
         self._forget(page)
@@ -259,14 +271,16 @@ class PageStore:
         if page.kind is Kind.ONLINE:
             return
         peer = self.peer(page)
-        is_alone = bool(page.holders) and page.block_id is not None and peer is None
+        is_in_block = bool(page.holders) and page.block_id is not None
+        is_alone, is_beside = is_in_block and peer is None, is_in_block and peer is not None
         is_kept = page.num_active > 0 or (peer is not None and self._can_go_on(page, peer))
         if page.is_kept != is_kept:
             page.is_kept = is_kept
             _count(self._num_kept, page.holders, 1 if is_kept else -1)
         key = (page.resident, -page.number) if is_alone and page.num_active == 0 else None
         self._num_alone += is_alone - page.is_alone
-        page.is_alone = is_alone
+        self._num_shared += is_beside - page.is_beside
+        page.is_alone, page.is_beside = is_alone, is_beside
         if page.idle_key != key:
             if page.idle_key is not None:
                 del self._idle[page.idle_key]
@@ -299,6 +313,10 @@ class PageStore:
         alone = [p for p in held if p.kind is Kind.OFFLINE and p.block_id is not None and self.peer(p) is None]
         idle = [page for page in alone if page.num_active == 0]
         assert self._num_alone == len(alone)
+        beside = [p for p in held if p.kind is Kind.OFFLINE and p.block_id is not None and self.peer(p) is not None]
+        assert self._num_shared == len(beside)
+        found = {page.block_id for page in cached}
+        assert self._free.num_cached == len(found) and found <= {*self._free}
         assert dict(self._idle) == {(page.resident, -page.number): page for page in idle}
         host_slots = [host_slot for page in held for host_slot in page.host_slots]
         assert sorted(host_slots) == list(self.transfers.held())

@@ -12,7 +12,8 @@ bytes per request beside the prompts themselves.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Container, Iterable, Iterator
+from itertools import chain
 from typing import TypeAlias
 
 from shared.scheduling.packed_prompt import TOKEN_BYTES
@@ -77,15 +78,21 @@ class PrefixTrie:
     def num_waiting(self) -> int:
         return self._root.num_waiting
 
-    def in_order(self) -> Iterator[Request]:
-        """Waiting requests, depth first, read lazily; the trie must not change meanwhile."""
-        path = [iter(self._root.children.values())]
+    def prompt(self, request_id: str) -> bytes:
+        """Of a known request, packed. Raises KeyError for an unknown id."""
+        return self._leaves[request_id].prompt
+
+    def in_order(self, avoiding: Iterable[bytes] = ()) -> Iterator[Request]:
+        """Waiting requests, depth first, read lazily; the trie must not change meanwhile. At each branch, what shares
+        more of the prompts that are to be avoided comes after what shares less."""
+        avoided = self._paths(avoiding)
+        path = [_children(self._root, avoided)]
         while path:
             for node in path[-1]:
                 if not node.num_waiting:
                     continue
                 if isinstance(node, _Branch):
-                    path.append(iter(node.children.values()))
+                    path.append(_children(node, avoided))
                     break
                 yield node.request
             else:
@@ -129,6 +136,19 @@ class PrefixTrie:
             if branch.prompt is leaf.prompt:
                 branch.prompt = next(iter(branch.children.values())).prompt
             branch = branch.parent
+
+    def _paths(self, prompts: Iterable[bytes]) -> set[_Node]:
+        """The root, and whatever else shares a block with one of the prompts; empty where there are none."""
+        found: set[_Node] = set()  # membership only, never iterated
+        for prompt in prompts:
+            node: _Node | None = self._root
+            while isinstance(node, _Branch):
+                found.add(node)
+                is_shared = node.prompt[node.start : node.end] == prompt[node.start : node.end]
+                node = node.children.get(prompt[node.end : node.end + self._block_bytes]) if is_shared else None
+            if node is not None:
+                found.add(node)
+        return found
 
     def _parent_for(self, prompt: bytes) -> _Branch:
         """The branch under which a new leaf hangs; an edge that the prompt leaves half-way is split there."""
@@ -205,6 +225,14 @@ class PrefixTrie:
                 num_leaves += self._check(child)
         assert branch is self._root or any(child.prompt is branch.prompt for child in branch.children.values())
         return num_leaves
+
+
+def _children(branch: _Branch, avoided: Container[_Node]) -> Iterator[_Node]:
+    """Those that are to be avoided last, each part in its order."""
+    children = branch.children.values()
+    if branch not in avoided:
+        return iter(children)
+    return chain((c for c in children if c not in avoided), (c for c in children if c in avoided))
 
 
 def _count(leaf: _Leaf, change: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from shared.named import named
 from shared.scheduling.batch import Policy
 from shared.scheduling.kv_policy import LRU, KVPolicy, kv_policy_named
 from shared.scheduling.offline_rate import OfflineRate
@@ -53,7 +54,9 @@ class Preset:
         """The preset's own for ``OWN_KV_POLICY``. Raises ValueError that lists the known ones."""
         return kv_policy_named(self.kv_policy if name == OWN_KV_POLICY else name)
 
-    def policy(self, latency_budget_ms: float | None, model_is_known: bool = True) -> Policy:
+    def policy(
+        self, latency_budget_ms: float | None, model_is_known: bool = True, idle_budget_ms: float = 0.0
+    ) -> Policy:
         """The policy under a budget; without a known one, or without a latency model to keep deadlines with, a preset
         that needs it serves no offline work yet."""
         if not self.uses_latency_budget:
@@ -61,7 +64,7 @@ class Preset:
             return Policy(math.inf, serves_offline, self.packing)
         if latency_budget_ms is None:
             return Policy(0.0, offline_enabled=False)
-        return Policy(latency_budget_ms, self.serves_offline)
+        return Policy(latency_budget_ms, self.serves_offline, idle_budget_ms=idle_budget_ms)
 
 
 PRESETS = {
@@ -82,7 +85,4 @@ PRESETS = {
 
 def preset_named(name: str) -> Preset:
     """Raises ValueError that lists the known presets."""
-    try:
-        return PRESETS[name]
-    except KeyError:
-        raise ValueError(f"unknown preset {name!r}; known: {', '.join(PRESETS)}") from None
+    return named(PRESETS, name, "preset")

@@ -37,6 +37,7 @@ class Request:
     arrival_s: float = 0.0  # unix time, at the gateway; of the whole batch for one of its lines
     deadline_ms: float = math.inf  # of the token group that it waits for, on the clock of whoever holds it
     num_group_tokens_left: int = 1  # of that group, not returned yet: k_i of BROS Alg. 1
+    client_weight: float = 1.0  # the client's share of service against that of others; the online order remembers it
 
     @property
     def num_remaining_tokens(self) -> int:

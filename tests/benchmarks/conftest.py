@@ -10,6 +10,9 @@ import pytest
 
 from benchmarks.hygen.lab import Inputs, Lab
 from benchmarks.progress import SilentFigures
+from tests.loadgen.conftest import prompt_file, server, trace_file
+
+__all__ = ["prompt_file", "server", "trace_file"]  # fixtures
 
 DURATION_S = 12.0
 

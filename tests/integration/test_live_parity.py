@@ -110,4 +110,5 @@ def outputs(client: openai.OpenAI, batch_id: str) -> list[str]:
     output_file_id = client.batches.retrieve(batch_id).output_file_id
     assert output_file_id is not None
     lines = [json.loads(line) for line in client.files.content(output_file_id).text.splitlines()]
+    lines.sort(key=lambda line: int(line["custom_id"]))  # they come in the order in which they ended
     return [line["response"]["body"]["choices"][0]["text"] for line in lines]

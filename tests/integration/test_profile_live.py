@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from shared.bus import Bucket, Bus
 from shared.protocol import subjects
@@ -83,12 +84,15 @@ def start_search(sim_stack: LocalStack, workload: tuple[str, ...]) -> Iterator[S
 
 
 def test_what_cannot_be_kept_lets_no_offline_work_in(sim_stack: LocalStack, workload: tuple[str, ...]) -> None:
+    """Nor while no online request is there."""
     sim_stack.wait_healthy()
+    before = replace(budget_of(sim_stack), idle_budget_ms=80.0)
+    with_budgets(sim_stack, lambda budgets: budgets.put(before.profile_key, before))
     done = sim_stack.run("profile", *workload, "--slo", "ttft_p99<=0.1ms")
     assert done.returncode == 3, done.stderr
     assert "cannot be kept even without offline work: ttft_p99<=0.1ms (the best is " in done.stdout
     budget = budget_of(sim_stack)
-    assert (budget.latency_budget_ms, budget.source) == (0.0, "slo")
+    assert (budget.latency_budget_ms, budget.idle_budget_ms, budget.source) == (0.0, 0.0, "slo")
     shown = sim_stack.run("profile", "--json", "-")
     record = msgspec.json.decode(shown.stdout, type=SloProfileRecord)
     assert shown.returncode == 3 and not record.reachable and record.runs_on == "live"

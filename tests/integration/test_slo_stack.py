@@ -15,7 +15,6 @@ from loadgen.slo import parse_slo
 from services.executor.engines.factory import load_engine
 from services.executor.service import executor_info
 from services.executor.settings import ExecutorSettings
-from services.profiler.online_latencies import OnlineLatencies
 from services.profiler.profile import ProfileFiles, profile_of
 from shared.bus import Bus
 from shared.latency.architectures import architecture_named
@@ -28,6 +27,7 @@ from shared.protocol.latency_models import LatencyModelRecord, model_record
 from shared.protocol.messages import BudgetRecord, ExecutorInfo, Heartbeat, MeasuredShape, OnlineServed
 from shared.protocol.slo_profile import Knob, SloProfileRecord, slo_profile_key
 from shared.protocol.slo_status import SloReport, SloState, SloStatus
+from shared.watch.online_latencies import OnlineLatencies
 from tests.latency.shapes import make_shape
 from tests.services.gateway_rig import GatewayRig, model_folder
 from tests.services.profiling import until

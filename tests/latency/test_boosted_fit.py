@@ -104,7 +104,7 @@ def test_without_the_library_the_fit_is_linear(
     assert caplog.messages.count("no boosted models: LightGBM cannot be loaded") == 1
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     st.lists(
         st.builds(

@@ -17,7 +17,7 @@ from shared.latency.bros import BrosLatencyModel
 from shared.latency.features import BatchFeatures
 from shared.protocol.latency_models import LatencyModelRecord, model_record
 from tests.latency.shapes import make_shape, timed, varied_shapes
-from tests.latency.test_linear import batches, contexts, token_counts
+from tests.latency.test_linear import batches, check_marginal_costs, contexts, longest_by_search, token_counts
 
 TRUTH = BrosLatencyModel(8.0, 0.6, 2e-4, 12.0, 0.4, 3e-3)
 
@@ -29,24 +29,15 @@ models = st.builds(BrosLatencyModel, *(weights for _ in range(6)))
 def test_a_marginal_cost_is_the_difference_of_two_predictions(
     model: BrosLatencyModel, features: BatchFeatures, num_tokens: int, num_computed: int
 ) -> None:
-    before = model.predict_ms(features)
-    with_prefill, with_decode = features.copy(), features.copy()
-    with_prefill.add_prefill(num_tokens, num_computed)
-    with_decode.add_decode(num_tokens)
-    for cost, after in (
-        (model.prefill_cost_ms(features, num_tokens, num_computed), model.predict_ms(with_prefill)),
-        (model.decode_cost_ms(features, num_tokens), model.predict_ms(with_decode)),
-    ):
-        assert cost == pytest.approx(after - before, rel=1e-6, abs=1e-9 * max(after, 1.0))
-        assert cost >= 0
+    check_marginal_costs(model, features, num_tokens, num_computed)
 
 
 @given(models, batches(), contexts, st.floats(-10, 1e5), st.integers(0, 300))
 def test_the_longest_chunk_equals_a_linear_search(
     model: BrosLatencyModel, features: BatchFeatures, num_computed: int, budget_ms: float, limit: int
 ) -> None:
-    fitting = (n for n in range(limit, 0, -1) if model.prefill_cost_ms(features, n, num_computed) <= budget_ms)
-    assert model.max_prefill_tokens(features, num_computed, budget_ms, limit) == next(fitting, 0)
+    expected = longest_by_search(model, features, num_computed, budget_ms, limit)
+    assert model.max_prefill_tokens(features, num_computed, budget_ms, limit) == expected
 
 
 def test_each_phase_has_its_line_and_none_where_it_is_not() -> None:

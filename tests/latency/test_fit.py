@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import chain
 
 import pytest
 
+from services.predictor import regression
+from services.predictor.boosted_fit import fit_boosted
+from services.predictor.bros_fit import fit_bros
 from services.predictor.fit import Fit, bias, calibrated, fit_best, is_material, mean_relative_error, surely_better
+from services.predictor.linear_fit import fit_linear
 from services.predictor.noise import noise_floor
 from services.predictor.window import Observation
 from shared.latency.boosted import BoostedLatencyModel
 from shared.latency.linear import LinearLatencyModel
+from shared.latency.model import LatencyModel
 from shared.latency.roofline import RooflineLatencyModel
 from tests.latency.shapes import DRIFTED, TRUTH, make_shape, timed, varied_shapes
 
@@ -30,6 +36,19 @@ def fit(observations: list[Observation]) -> Fit:
     fitted = fit_best(observations, prediction_limit_us=NO_LIMIT_US)
     assert fitted is not None
     return fitted
+
+
+@pytest.mark.parametrize("fit_model", [fit_linear, fit_boosted, fit_bros])
+def test_a_fit_that_does_not_converge_is_none(
+    fit_model: Callable[[list[Observation]], LatencyModel | None],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    observations = rooflined(random.Random(2), 200, noise=0.01)
+    assert fit_model(observations) is not None
+    monkeypatch.setattr(regression, "MAX_ITERATIONS", 1)
+    assert fit_model(observations) is None
+    assert [record.message for record in caplog.records] == ["fit did not converge"]
 
 
 def test_what_is_linear_stays_linear() -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from shared.latency.features import BatchFeatures
 from shared.latency.linear import NUM_COEFFICIENTS, LinearLatencyModel, feature_row
+from shared.latency.model import LatencyModel
 
 weights = st.one_of(st.just(0.0), st.floats(1e-9, 50.0))
 models = st.builds(LinearLatencyModel, *(weights for _ in range(NUM_COEFFICIENTS)))
@@ -28,17 +29,7 @@ def batches(draw: st.DrawFn) -> BatchFeatures:
     return features
 
 
-def longest_by_search(
-    model: LinearLatencyModel, features: BatchFeatures, num_computed: int, budget_ms: float, limit: int
-) -> int:
-    fitting = (n for n in range(limit, 0, -1) if model.prefill_cost_ms(features, n, num_computed) <= budget_ms)
-    return next(fitting, 0)
-
-
-@given(models, batches(), token_counts, contexts)
-def test_a_marginal_cost_is_the_difference_of_two_predictions(
-    model: LinearLatencyModel, features: BatchFeatures, num_tokens: int, num_computed: int
-) -> None:
+def check_marginal_costs(model: LatencyModel, features: BatchFeatures, num_tokens: int, num_computed: int) -> None:
     before = model.predict_ms(features)
     with_prefill, with_decode = features.copy(), features.copy()
     with_prefill.add_prefill(num_tokens, num_computed)
@@ -49,6 +40,20 @@ def test_a_marginal_cost_is_the_difference_of_two_predictions(
     ):
         assert cost == pytest.approx(after - before, rel=1e-6, abs=1e-9 * max(after, 1.0))
         assert cost >= 0
+
+
+def longest_by_search(
+    model: LatencyModel, features: BatchFeatures, num_computed: int, budget_ms: float, limit: int
+) -> int:
+    fitting = (n for n in range(limit, 0, -1) if model.prefill_cost_ms(features, n, num_computed) <= budget_ms)
+    return next(fitting, 0)
+
+
+@given(models, batches(), token_counts, contexts)
+def test_a_marginal_cost_is_the_difference_of_two_predictions(
+    model: LinearLatencyModel, features: BatchFeatures, num_tokens: int, num_computed: int
+) -> None:
+    check_marginal_costs(model, features, num_tokens, num_computed)
 
 
 @given(models, batches(), st.lists(st.tuples(st.booleans(), token_counts, contexts), max_size=8))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import uvicorn
-from fastapi import FastAPI, Request, Response
+from fastapi import Depends, FastAPI, HTTPException, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
 
@@ -32,7 +32,9 @@ class OpenAIServer:
     failing_polls: int = 0  # so many looks at a batch fail
     failing_cancels: int = 0
     max_model_len: int | None = 4096
+    api_key: str | None = None  # refuses all who do not send it
     busy_per_s: float | None = None
+    generated_per_s: float | None = None
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     bodies: list[dict[str, Any]] = field(default_factory=list)
     arrived_s: list[float] = field(default_factory=list)
@@ -125,7 +127,11 @@ def output_file(batch: dict[str, Any]) -> bytes:
 
 
 def make_app(server: OpenAIServer) -> FastAPI:
-    app = FastAPI()
+    async def check_key(request: Request) -> None:
+        if server.api_key is not None and request.headers.get("authorization") != f"Bearer {server.api_key}":
+            raise HTTPException(401)
+
+    app = FastAPI(dependencies=[Depends(check_key)])
     began_s = time.perf_counter()
 
     @app.get("/v1/models")
@@ -156,10 +162,14 @@ def make_app(server: OpenAIServer) -> FastAPI:
 
     @app.get("/metrics")
     async def metrics() -> Response:
-        if server.busy_per_s is None:
-            return Response(status_code=404)
-        busy_s = (time.perf_counter() - began_s) * server.busy_per_s
-        return Response(f'slackwater_executor_busy_seconds_total{{executor="executor-0"}} {busy_s}\n')
+        elapsed_s = time.perf_counter() - began_s
+        rates = {"busy_seconds": server.busy_per_s, "offline_tokens": server.generated_per_s}
+        lines = [
+            f'slackwater_executor_{name}_total{{executor="executor-0"}} {elapsed_s * rate}\n'
+            for name, rate in rates.items()
+            if rate is not None
+        ]
+        return Response("".join(lines)) if lines else Response(status_code=404)
 
     add_batches(app, server)
     return app

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import sys
 from pathlib import Path
@@ -13,13 +14,14 @@ import pytest
 from tests.loadgen.openai_server import OpenAIServer
 
 
-async def replay(*arguments: str) -> asyncio.subprocess.Process:
+async def replay(*arguments: str, **environ: str) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
         "loadgen",
         "replay",
         *arguments,
+        env=os.environ | environ,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
@@ -45,6 +47,24 @@ async def test_table_on_stdout_and_json_in_a_file(server: OpenAIServer, trace_fi
     assert "TTFT ms" in out.decode()
     assert err == b""
     assert json.loads(file.read_text())["online"]["requests"] == 20
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"SLACKWATER_API_KEY": " the-key\n", "OPENAI_API_KEY": "another"},
+        {"SLACKWATER_API_KEY": "", "OPENAI_API_KEY": "the-key"},
+    ],
+)
+async def test_the_api_key_comes_from_the_environment(
+    server: OpenAIServer, trace_file: Path, environ: dict[str, str]
+) -> None:
+    server.api_key = "the-key"
+    options = ("--url", server.url, "--online", str(trace_file), "--duration", "0.5", "--json", "-", "--no-progress")
+    process = await replay(*options, **environ)
+    out, err = await process.communicate()
+    assert process.returncode == 0, err.decode()
+    assert json.loads(out)["online"]["completed"] == 20
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -105,6 +125,7 @@ async def test_nothing_done_is_status_1(server: OpenAIServer, trace_file: Path) 
         (["--online", "TRACE", "--slo", "ttft_p99<=1x"], "give --baseline too"),
         (["--online", "TRACE", "--url", "http://127.0.0.1:1"], "cannot reach http://127.0.0.1:1"),
         (["--offline", "TRACE"], "no prompt column"),
+        (["--online", "TRACE", "--offline-extra", "[1]"], "'[1]' is no JSON object"),
     ],
 )
 async def test_bad_input_is_one_line_and_status_2(trace_file: Path, arguments: list[str], message: str) -> None:

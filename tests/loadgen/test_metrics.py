@@ -9,8 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.busy import idle_share, parse_busy
-from loadgen.metrics import LatencySamples, harvest, interference, offline_report, online_report, percentile, summarize
+from loadgen.counters import BUSY_METRIC, Reading, idle_share, parse_counter
+from loadgen.metrics import (
+    LatencySamples,
+    harvest,
+    interference,
+    offline_report,
+    online_report,
+    percentile,
+    summarize,
+    under_way_share,
+)
 from loadgen.offline import OfflineTotals
 from loadgen.records import RequestRecord
 from loadgen.report import OfflineReport, Summary
@@ -65,6 +74,15 @@ def test_failed_and_unfinished_requests_give_no_samples() -> None:
     assert report.input_tokens_per_s == pytest.approx(7)
 
 
+def test_the_share_of_time_with_a_request_under_way() -> None:
+    overlapping = [record(1.0, 1.5, 3.0), record(2.0, 2.5, 4.0), record(6.0, 6.5, 7.0)]
+    assert under_way_share(overlapping, 0.0, 10.0) == pytest.approx(0.4)
+    assert under_way_share(overlapping, 2.5, 6.5) == pytest.approx(0.5)
+    unanswered = RequestRecord(8.0, sent_s=8.0)
+    assert under_way_share([*overlapping, unanswered, RequestRecord(9.0)], 0.0, 10.0) == pytest.approx(0.6)
+    assert under_way_share([], 0.0, 10.0) == 0.0
+
+
 def test_interference_is_a_ratio_and_null_over_zero() -> None:
     base = online_report([record(0.0, 0.1, 0.1, output_tokens=2)], 0.0, 1.0)
     ours = online_report([record(0.0, 0.2, 0.3, output_tokens=2)], 0.0, 1.0)
@@ -94,6 +112,10 @@ def test_idle_share_is_the_mean_over_executors() -> None:
         'slackwater_executor_busy_seconds_total{{executor="b"}} {b}\n'
         "slackwater_executor_busy_seconds_total_created 7\n"
     )
+
+    def parse_busy(text: str, time_s: float) -> Reading | None:
+        return parse_counter(text, BUSY_METRIC, time_s)
+
     before, after = parse_busy(page.format(a=1.0, b="5e-1"), 100.0), parse_busy(page.format(a=3.0, b=4.5), 110.0)
     assert idle_share(before, after) == pytest.approx(0.7)
     assert idle_share(after, parse_busy(page.format(a=0.0, b=9.0), 120.0)) is None

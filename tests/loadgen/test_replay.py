@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from loadgen.backlog import load_backlog
+from loadgen.backlog import OfflinePrompt, load_backlog
 from loadgen.client import OpenAIClient
 from loadgen.errors import ServerError, WorkloadError
 from loadgen.progress import NoProgress
@@ -58,7 +58,7 @@ async def test_the_report_has_the_one_schema(plan: ReplayPlan, server: OpenAISer
     latencies = dict.fromkeys(LATENCIES, figures)
     online = latencies | {"send_lag_ms": figures}
     online |= dict.fromkeys(("requests", "completed", "errors", "unfinished", "requests_per_s"))
-    online |= dict.fromkeys(("input_tokens_per_s", "output_tokens_per_s"))
+    online |= dict.fromkeys(("input_tokens_per_s", "output_tokens_per_s", "under_way_share"))
     offline = dict.fromkeys(("mode", "backlog", "completed", "errors", "elapsed_s", "exhausted", "requests_per_s"))
     offline |= dict.fromkeys(("output_tokens_per_s", "total_tokens_per_s"))
     facts = dict.fromkeys(json.loads(made.to_json())["run"])
@@ -140,6 +140,41 @@ async def test_plain_requests_keep_to_their_concurrency(plan: ReplayPlan, server
     assert server.max_active == 3
     assert report.offline.total_tokens_per_s is not None
     assert not server.batches
+
+
+async def test_offline_requests_carry_what_the_server_wants_beside(plan: ReplayPlan, server: OpenAIServer) -> None:
+    plan = replace(plan, offline_extra={"priority": 1}, offline_mode="requests", offline_concurrency=2)
+    await run(plan, server)
+    online = [body for body in server.trace_bodies if body["max_tokens"] == 4]
+    offline = [body for body in server.trace_bodies if body["max_tokens"] == 2]
+    assert len(online) == 20 and not any("priority" in body for body in online)
+    assert offline and all(body["priority"] == 1 for body in offline)
+
+
+@pytest.mark.parametrize("mode", ["requests", "batch"])
+async def test_what_is_done_while_warming_up_does_not_count(plan: ReplayPlan, server: OpenAIServer, mode: str) -> None:
+    report = await run(replace(plan, warm_up_s=0.4, offline_mode=mode, offline_concurrency=2), server)
+    assert report.online is not None and report.offline is not None
+    offline_s = [
+        at_s for at_s, body in zip(server.arrived_s, server.bodies, strict=True) if body["max_tokens"] == 2
+    ] or [batch["began_s"] for batch in server.batches.values()]
+    online_s = [at_s for at_s, body in zip(server.arrived_s, server.bodies, strict=True) if body["max_tokens"] == 4]
+    assert min(offline_s) < min(online_s)
+    done = len(offline_s) if mode == "requests" else next(iter(server.batches.values()))["done"]
+    assert 0 < report.offline.completed < done
+
+
+async def test_a_batch_s_tokens_are_counted_as_they_come(plan: ReplayPlan, server: OpenAIServer) -> None:
+    server.generated_per_s, server.batch_lines_per_s = 5000.0, 100.0
+    report = await run(replace(plan, requests=[], count_generated=True), server)
+    assert report.offline is not None and report.offline.output_tokens_per_s is not None
+    assert report.offline.output_tokens_per_s > 10 * report.offline.requests_per_s  # two tokens a request have ended
+    output = report.offline.output_tokens_per_s
+    assert report.offline.total_tokens_per_s == pytest.approx(3 * output, rel=0.01)  # four of the prompt for two
+    lengths = [OfflinePrompt(2, num_prompt_tokens=8) for _ in range(1000)]
+    report = await run(replace(plan, requests=[], prompts=lengths, count_generated=True), server)
+    assert report.offline is not None and report.offline.output_tokens_per_s is not None
+    assert report.offline.total_tokens_per_s == pytest.approx(5 * report.offline.output_tokens_per_s, rel=0.01)
 
 
 async def test_plain_requests_end_with_the_backlog(plan: ReplayPlan, server: OpenAIServer) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from shared.latency.features import BatchFeatures
-from shared.scheduling.batch import Limits, Policy, ScheduledRequest
+from shared.scheduling.batch import Limits, Policy
 from shared.scheduling.pace import Pace
 from shared.scheduling.packing import StepState
-from shared.scheduling.request import Kind, Request
+from shared.scheduling.request import Request
 from shared.scheduling.table import RequestTable
-from tests.scheduling.factories import MODEL, make_decode, make_request
+from tests.scheduling.factories import MODEL, make_decode, make_request, step_state
 
 NOW_MS = 5000.0
 LIMITS = Limits(block_size=16, num_blocks=4000, max_num_batched_tokens=512, max_num_seqs=64)
@@ -45,12 +45,8 @@ def make_state(
     num_free_blocks: int | None = None,
     offline_enabled: bool = True,
 ) -> StepState:
-    """Nothing is shared."""
-    held = sum(request.num_blocks for request in table)
-    free = limits.num_blocks - held if num_free_blocks is None else num_free_blocks
-    offline = table.num_blocks(Kind.OFFLINE) - table.num_blocks_in_flight(Kind.OFFLINE)
     policy = Policy(offline_enabled=offline_enabled, packing=packing)
-    return StepState(table, free, offline, limits, policy, MODEL, pace)
+    return step_state(table, limits, policy, num_free_blocks, pace)
 
 
 def left_ms(request: Request, pace: Pace) -> float:
@@ -71,17 +67,6 @@ def alone_ms(request: Request, max_num_batched_tokens: int) -> float:
 
 def can_meet(request: Request, state: StepState) -> bool:
     return left_ms(request, state.pace) >= alone_ms(request, state.limits.max_num_batched_tokens)
-
-
-def features_of(entries: list[ScheduledRequest], by_id: dict[str, Request]) -> BatchFeatures:
-    features = BatchFeatures()
-    for entry in entries:
-        request = by_id[entry.request_id]
-        if request.is_decode:
-            features.add_decode(request.num_computed_tokens + 1)
-        else:
-            features.add_prefill(entry.num_scheduled_tokens, request.num_computed_tokens)
-    return features
 
 
 def _online(decodes: bool, prompt: int, computed: int, in_ms: float, group_left: int, lost_kv: bool) -> Request:

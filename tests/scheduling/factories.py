@@ -5,18 +5,22 @@ from __future__ import annotations
 import itertools
 import math
 
+from shared.latency.features import BatchFeatures
 from shared.latency.linear import LinearLatencyModel
-from shared.scheduling.batch import Limits, Policy, Schedule
+from shared.scheduling.batch import Limits, Policy, Schedule, ScheduledRequest
 from shared.scheduling.online_order import OnlineOrder
+from shared.scheduling.pace import Pace
+from shared.scheduling.packing import StepState
 from shared.scheduling.request import Kind, Request
-from shared.scheduling.schedule import two_phase_schedule
 from shared.scheduling.table import RequestTable
+from shared.scheduling.two_phase_packing import TwoPhasePacking
 
 _numbers = itertools.count()
 
 MODEL = LinearLatencyModel(10.0, 0.5, 0.001, 0.0, 0.0, 0.5, 1.0)
 LIMITS = Limits(block_size=16, num_blocks=1000, max_num_batched_tokens=512, max_num_seqs=64)
 UNBOUNDED = Policy(math.inf)
+TWO_PHASE = TwoPhasePacking()
 
 
 def make_request(
@@ -28,6 +32,7 @@ def make_request(
     blocks: int | None = None,
     max_tokens: int = 50,
     client: str = "",
+    weight: float = 1.0,
 ) -> Request:
     """A request with blocks for what is computed, unless said otherwise."""
     return Request(
@@ -38,6 +43,7 @@ def make_request(
         num_computed_tokens=computed,
         num_blocks=-(-computed // 16) if blocks is None else blocks,
         client_id=client,
+        client_weight=weight,
     )
 
 
@@ -53,6 +59,20 @@ def make_table(*requests: Request, order: OnlineOrder | None = None) -> RequestT
     return table
 
 
+def step_state(
+    table: RequestTable,
+    limits: Limits = LIMITS,
+    policy: Policy = UNBOUNDED,
+    num_free_blocks: int | None = None,
+    pace: Pace | None = None,
+) -> StepState:
+    """Nothing is shared. All blocks that no request holds are free, unless said otherwise."""
+    offline = table.num_blocks(Kind.OFFLINE)
+    free = limits.num_blocks - table.num_blocks(Kind.ONLINE) - offline if num_free_blocks is None else num_free_blocks
+    num_offline_blocks = offline - table.num_blocks_in_flight(Kind.OFFLINE)
+    return StepState(table, free, num_offline_blocks, limits, policy, MODEL, pace or Pace())
+
+
 def plan(
     table: RequestTable,
     offline: list[Request] | None = None,
@@ -60,12 +80,20 @@ def plan(
     policy: Policy = UNBOUNDED,
     num_free_blocks: int | None = None,
 ) -> Schedule:
-    """``two_phase_schedule`` where nothing is shared."""
-    held = table.num_blocks(Kind.ONLINE) + table.num_blocks(Kind.OFFLINE)
-    free = limits.num_blocks - held if num_free_blocks is None else num_free_blocks
-    offline_blocks = table.num_blocks(Kind.OFFLINE)
-    return two_phase_schedule(table, offline or [], free, offline_blocks, limits, policy, MODEL)
+    """In two phases."""
+    return TWO_PHASE.schedule(step_state(table, limits, policy, num_free_blocks), offline or [])
 
 
 def tokens(schedule: Schedule) -> dict[str, int]:
     return {entry.request_id: entry.num_scheduled_tokens for entry in schedule.entries}
+
+
+def features_of(entries: list[ScheduledRequest], by_id: dict[str, Request]) -> BatchFeatures:
+    features = BatchFeatures()
+    for entry in entries:
+        request = by_id[entry.request_id]
+        if request.is_decode:
+            features.add_decode(request.num_computed_tokens + 1)
+        else:
+            features.add_prefill(entry.num_scheduled_tokens, request.num_computed_tokens)
+    return features

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from shared.scheduling.request import Kind, Request
@@ -37,8 +37,10 @@ class NaiveOrder:
         """By arrival."""
         return [request_id for request_id in self.prompts if request_id not in self.held]
 
-    def depth_first(self) -> list[str]:
-        return [request_id for request_id in self._walk(self.trie) if request_id not in self.held]
+    def depth_first(self, avoiding: Sequence[list[int]] = ()) -> list[str]:
+        """At each node, children on the way to a prompt that is to be avoided come last."""
+        avoided = [self._blocks(prompt) for prompt in avoiding]
+        return [request_id for request_id in self._walk(self.trie, [], avoided) if request_id not in self.held]
 
     def fair(self, utility_ratio: float, draws: list[float]) -> list[str]:
         """HyGen Alg. 4, lines 22-34, over ``draws`` for as long as they last."""
@@ -54,12 +56,13 @@ class NaiveOrder:
     def _blocks(self, prompt: list[int]) -> list[tuple[int, ...]]:
         return [tuple(prompt[n : n + self.block_size]) for n in range(0, len(prompt), self.block_size)]
 
-    def _walk(self, node: dict[Any, Any]) -> Iterator[str]:
-        for key, child in node.items():
-            if child is None:
+    def _walk(self, node: dict[Any, Any], path: list[Any], avoided: list[list[Any]]) -> Iterator[str]:
+        keys = sorted(node, key=lambda key: any(blocks[: len(path) + 1] == [*path, key] for blocks in avoided))
+        for key in keys:
+            if node[key] is None:
                 yield key
             else:
-                yield from self._walk(child)
+                yield from self._walk(node[key], [*path, key], avoided)
 
     def _remove(self, node: dict[Any, Any], path: list[Any]) -> None:
         first, *rest = path

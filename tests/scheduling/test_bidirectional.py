@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from shared.scheduling.bidirectional import BidirectionalPool
+from shared.scheduling.blocks import BlockOwners
 from shared.scheduling.request import Kind
 from shared.scheduling.slot_transfers import SlotOperations
 
@@ -44,8 +45,8 @@ class Device:
 class Bench:
     """A pool, the device behind it, and what each request has computed."""
 
-    def __init__(self, num_blocks: int = 8, num_host_slots: int = 100) -> None:
-        self.pool = BidirectionalPool(num_blocks, BLOCK, num_host_slots)
+    def __init__(self, num_blocks: int = 8, num_host_slots: int = 100, keeps_online: bool = False) -> None:
+        self.pool = BidirectionalPool(num_blocks, BLOCK, num_host_slots, keeps_online)
         self.device = Device()
         self.tokens: dict[str, list[int]] = {}
         self.computed: dict[str, int] = {}
@@ -174,6 +175,7 @@ def test_two_requests_share_a_block_from_both_ends() -> None:
     started(bench, "on", Kind.ONLINE, 2, first=50)
     assert bench.pool.table("on") == bench.pool.table("off") == [0]
     assert bench.paused == set() and bench.pool.num_free == 0
+    assert bench.pool.owners() == BlockOwners(shared=1)
     bench.check_reads("off", 2, bench.device)
     bench.pool.check_integrity()
 
@@ -230,14 +232,17 @@ def test_blocks_of_paused_requests_go_to_anybody_with_the_most_empty_slots_first
     tables = list(bench.pool.table("off"))
     bench.pool.pause("off")
     assert (bench.pool.num_free, bench.pool.num_offline_only) == (3, 0)
+    assert bench.pool.owners() == BlockOwners(paused=3)
     started(bench, "on", Kind.ONLINE, 2, first=50)
     assert bench.pool.table("on") == tables[2:], "its last block had two empty slots"
     assert bench.pool.num_missing_slots("off") == 0
     started(bench, "late", Kind.OFFLINE, 4, first=70)
     assert bench.pool.table("late") == tables[1:2], "the younger of its two full blocks"
     assert bench.pool.num_missing_slots("off") == 4
+    assert bench.pool.owners() == BlockOwners(shared=1, offline=1, paused=1)
     bench.free("on")
     bench.free("late")
+    assert bench.pool.owners() == BlockOwners(paused=2, cached=1)
     assert bench.run("off", 10)
 
 
@@ -256,6 +261,18 @@ def test_a_prefix_is_found_by_requests_of_the_same_kind_only() -> None:
     started(bench, "off", Kind.OFFLINE, 9)
     assert bench.pool.start("on", Kind.ONLINE, list(range(9))) == 0
     assert bench.pool.start("late", Kind.OFFLINE, list(range(9))) == 8
+
+
+@pytest.mark.parametrize("keeps_online", [False, True])
+def test_online_contents_outlive_offline_churn_where_they_are_kept(keeps_online: bool) -> None:
+    bench = Bench(keeps_online=keeps_online)
+    started(bench, "chat", Kind.ONLINE, 12)
+    bench.free("chat")
+    for number in range(20):
+        started(bench, "churn", Kind.OFFLINE, 16, first=100 * number)
+        bench.free("churn")
+        bench.check()
+    assert bench.pool.start("again", Kind.ONLINE, list(range(13))) == (12 if keeps_online else 0)
 
 
 def test_a_shared_block_is_given_up_when_all_who_share_it_are_paused_and_checkpointed_once() -> None:
@@ -325,9 +342,11 @@ NUM_BLOCKS, NUM_HOST_SLOTS = 6, 16
 class BidirectionalMachine(RuleBasedStateMachine):
     """Few distinct tokens, so that prefixes are often shared; few blocks and host slots; steps that overlap."""
 
+    keeps_online = False
+
     def __init__(self) -> None:
         super().__init__()
-        self.bench = Bench(NUM_BLOCKS, NUM_HOST_SLOTS)
+        self.bench = Bench(NUM_BLOCKS, NUM_HOST_SLOTS, self.keeps_online)
         self.count = 0
 
     def at_rest(self) -> list[str]:
@@ -382,15 +401,21 @@ class BidirectionalMachine(RuleBasedStateMachine):
         self.bench.wind_up()
 
 
+class KeepingMachine(BidirectionalMachine):
+    keeps_online = True
+
+
 TestBidirectionalMachine = BidirectionalMachine.TestCase
-TestBidirectionalMachine.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestKeepingMachine = KeepingMachine.TestCase
+TestBidirectionalMachine.settings = settings(max_examples=80, stateful_step_count=40)
+TestKeepingMachine.settings = settings(max_examples=30, stateful_step_count=40)
 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_long_runs_under_pressure(seed: int) -> None:
     """More than a machine of limited steps reaches: thousands of steps, nearly always without a free block."""
     rng = random.Random(seed)
-    bench = Bench(num_blocks=rng.choice([4, 8, 12]), num_host_slots=rng.choice([6, 30, 200]))
+    bench = Bench(rng.choice([4, 8, 12]), rng.choice([6, 30, 200]), keeps_online=seed % 3 == 0)
     swapped = 0
     for count in range(400):
         for kind in Kind:

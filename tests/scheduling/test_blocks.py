@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import astuple
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from shared.scheduling.blocks import BlockPool
+from shared.scheduling.blocks import BlockOwners, BlockPool
 from shared.scheduling.request import Kind
 
 BLOCK = 4
@@ -85,6 +87,21 @@ def test_blocks_of_offline_requests_alone_are_counted() -> None:
     assert pool.num_offline_only == 0
 
 
+def test_every_block_has_one_owner() -> None:
+    pool = BlockPool(16, BLOCK)
+    assert pool.owners() == BlockOwners(empty=16)
+    started(pool, "off", list(range(9)), Kind.OFFLINE)
+    assert pool.owners() == BlockOwners(offline=3, empty=13)
+    started(pool, "on", list(range(9)))
+    assert pool.owners() == BlockOwners(online=1, shared=2, offline=1, empty=12)
+    pool.free("off")
+    assert pool.owners() == BlockOwners(online=3, empty=13)
+    pool.free("on")
+    assert pool.owners() == BlockOwners(cached=2, empty=14)
+    started(pool, "all", [100 + token for token in range(16 * BLOCK)], Kind.OFFLINE)
+    assert pool.owners() == BlockOwners(offline=16)
+
+
 def test_starting_twice_is_refused() -> None:
     pool = BlockPool(4, BLOCK)
     pool.start("a", Kind.ONLINE, [1])
@@ -92,14 +109,66 @@ def test_starting_twice_is_refused() -> None:
         pool.start("a", Kind.ONLINE, [1])
 
 
+@pytest.mark.parametrize("keeps_online", [False, True])
+def test_online_contents_outlive_offline_churn_where_they_are_kept(keeps_online: bool) -> None:
+    pool = BlockPool(8, BLOCK, keeps_online)
+    prefix = list(range(4 * BLOCK))
+    started(pool, "chat", prefix)
+    pool.free("chat")
+    for number in range(20):
+        started(pool, "churn", [100 + number] * 4 * BLOCK, Kind.OFFLINE)
+        pool.free("churn")
+    assert pool.start("again", Kind.ONLINE, [*prefix, 1]) == (len(prefix) if keeps_online else 0)
+    pool.check_integrity()
+
+
+def test_online_contents_go_when_nothing_else_is_left_the_least_recently_used_first() -> None:
+    pool = BlockPool(4, BLOCK, keeps_online=True)
+    for request_id, token in (("old", 1), ("new", 2)):
+        started(pool, request_id, [token] * 2 * BLOCK)
+        pool.free(request_id)
+    started(pool, "offline", [3] * 3 * BLOCK, Kind.OFFLINE)
+    assert pool.start("old", Kind.ONLINE, [1] * 9) == 0
+    assert pool.start("new", Kind.ONLINE, [2] * 9) == BLOCK
+
+
+def test_what_an_offline_request_finds_of_an_online_one_stays_online() -> None:
+    pool = BlockPool(4, BLOCK, keeps_online=True)
+    started(pool, "chat", [1] * 2 * BLOCK)
+    pool.free("chat")
+    assert started(pool, "alike", [1] * 3 * BLOCK, Kind.OFFLINE) == 2 * BLOCK
+    pool.free("alike")
+    started(pool, "churn", [3] * 2 * BLOCK, Kind.OFFLINE)
+    assert pool.start("again", Kind.ONLINE, [1] * 3 * BLOCK) == 2 * BLOCK
+
+
+def test_what_was_online_is_not_after_other_contents() -> None:
+    pool = BlockPool(3, BLOCK, keeps_online=True)
+    started(pool, "chat", [1] * 2 * BLOCK)
+    pool.free("chat")
+    started(pool, "offline", [2] * 3 * BLOCK, Kind.OFFLINE)
+    pool.free("offline")
+    started(pool, "chat", [1] * BLOCK)
+    pool.free("chat")
+    started(pool, "churn", [3] * 2 * BLOCK, Kind.OFFLINE)
+    assert pool.start("again", Kind.ONLINE, [1] * BLOCK + [0]) == BLOCK
+
+
 class PoolMachine(RuleBasedStateMachine):
-    """Random requests over few distinct tokens, so that prefixes are often shared."""
+    """Random requests over few distinct tokens, so that prefixes are often shared; and blocks are taken in the order
+    that a list of all free ones gives, sorted anew each time."""
+
+    keeps_online = False
 
     def __init__(self) -> None:
         super().__init__()
-        self.pool = BlockPool(12, BLOCK)
+        self.pool = BlockPool(12, BLOCK, self.keeps_online)
         self.live: dict[str, list[int]] = {}
+        self.kinds: dict[str, Kind] = {}
         self.contents: dict[int, tuple[int, ...]] = {}  # block id -> all tokens up to its end, as computed
+        self.found: dict[tuple[int, ...], int] = {}  # contents of full blocks -> the block that is found by them
+        self.online: set[int] = set()  # blocks whose contents an online request has held
+        self.free = {block_id: block_id for block_id in range(12)}  # block id -> its turn
         self.count = 0
 
     @rule(tokens=st.lists(st.integers(0, 1), min_size=1, max_size=20), kind=st.sampled_from(Kind))
@@ -108,27 +177,59 @@ class PoolMachine(RuleBasedStateMachine):
         request_id = str(self.count)
         cached = self.pool.start(request_id, kind, tokens)
         assert cached % BLOCK == 0 and cached < len(tokens)
+        self.live[request_id], self.kinds[request_id] = tokens, kind
+        table = self.pool.table(request_id)
+        self._hold(table, kind)
         for index in range(cached // BLOCK):
-            assert self.contents[self.pool.table(request_id)[index]] == tuple(tokens[: (index + 1) * BLOCK])
-        if self.pool.grow(request_id, len(tokens)):
+            assert self.contents[table[index]] == tuple(tokens[: (index + 1) * BLOCK])
+        if self._grow(request_id, len(tokens)):
             self._compute(request_id, tokens, cached)
         else:
-            self.pool.free(request_id)
+            self._free(request_id)
 
     @precondition(lambda self: self.live)
     @rule(data=st.data(), more=st.lists(st.integers(0, 1), min_size=1, max_size=6))
     def extend(self, data: st.DataObject, more: list[int]) -> None:
         request_id = data.draw(st.sampled_from(sorted(self.live)))
         tokens = [*self.live[request_id], *more]
-        if self.pool.grow(request_id, len(tokens)):
+        if self._grow(request_id, len(tokens)):
             self._compute(request_id, tokens, len(self.live[request_id]))
 
     @precondition(lambda self: self.live)
     @rule(data=st.data())
-    def free(self, data: st.DataObject) -> None:
-        request_id = data.draw(st.sampled_from(sorted(self.live)))
+    def end(self, data: st.DataObject) -> None:
+        self._free(data.draw(st.sampled_from(sorted(self.live))))
+
+    def _grow(self, request_id: str, num_slots: int) -> bool:
+        order = sorted(self.free, key=lambda block_id: (self._is_kept(block_id), self.free[block_id]))
+        num_before = len(self.pool.table(request_id))
+        has_grown = self.pool.grow(request_id, num_slots)
+        assert has_grown == (-(-num_slots // BLOCK) <= num_before + len(order))
+        taken = self.pool.table(request_id)[num_before:]
+        assert taken == order[: len(taken)]
+        self.found = {contents: block_id for contents, block_id in self.found.items() if block_id not in taken}
+        self.online.difference_update(taken)
+        self._hold(taken, self.kinds[request_id])
+        return has_grown
+
+    def _is_kept(self, block_id: int) -> bool:
+        return self.keeps_online and block_id in self.found.values() and block_id in self.online
+
+    def _hold(self, block_ids: list[int], kind: Kind) -> None:
+        for block_id in block_ids:
+            self.free.pop(block_id, None)
+            if kind is Kind.ONLINE:
+                self.online.add(block_id)
+
+    def _free(self, request_id: str) -> None:
         del self.live[request_id]
+        table = list(self.pool.table(request_id))
         self.pool.free(request_id)
+        held = {block_id for other in self.live for block_id in self.pool.table(other)}
+        for block_id in reversed(table):
+            if block_id not in held:
+                self.count += 1
+                self.free[block_id] = 100 + self.count if block_id in self.found.values() else -self.count
 
     def _compute(self, request_id: str, tokens: list[int], start: int) -> None:
         table = self.pool.table(request_id)
@@ -136,14 +237,23 @@ class PoolMachine(RuleBasedStateMachine):
             self.contents[table[index]] = tuple(tokens[: (index + 1) * BLOCK])
         self.pool.commit(request_id, tokens, len(tokens))
         self.live[request_id] = tokens
+        for index in range(start // BLOCK, len(tokens) // BLOCK):
+            if table[index] not in self.found.values():
+                self.found.setdefault(tuple(tokens[: (index + 1) * BLOCK]), table[index])
 
     @invariant()
     def holds_together(self) -> None:
         self.pool.check_integrity()
+        assert sum(astuple(self.pool.owners())) == self.pool.num_blocks
         for request_id, tokens in self.live.items():
             for index, block_id in enumerate(self.pool.table(request_id)):
                 assert self.contents[block_id] == tuple(tokens[: (index + 1) * BLOCK])
 
 
+class KeepingMachine(PoolMachine):
+    keeps_online = True
+
+
 TestPoolMachine = PoolMachine.TestCase
-TestPoolMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestKeepingMachine = KeepingMachine.TestCase
+TestPoolMachine.settings = TestKeepingMachine.settings = settings(max_examples=60, stateful_step_count=40)

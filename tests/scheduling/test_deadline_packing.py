@@ -18,13 +18,12 @@ from tests.scheduling.deadlines import (
     PACE,
     can_meet,
     due,
-    features_of,
     held_online,
     left_ms,
     make_state,
     make_timed_table,
 )
-from tests.scheduling.factories import MODEL, make_decode, make_request, tokens
+from tests.scheduling.factories import MODEL, features_of, make_decode, make_request, tokens
 
 PACKING = packing_named("deadline")
 ROUNDING_MS = 1e-6

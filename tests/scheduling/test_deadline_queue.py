@@ -77,7 +77,7 @@ def test_polling_reads_no_further_once_nobody_can_enter(held: list[Request]) -> 
     queue.close_entrance()
     polled = {timed.request.request_id for timed in queue.poll()}
     for request in whole:
-        long_past = not request.is_running and not request.was_admitted and request.deadline_ms <= NOW_MS
+        long_past = not request.is_running and request.deadline_ms <= NOW_MS
         assert (request.request_id in polled) == (not long_past)
 
 

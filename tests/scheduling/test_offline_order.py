@@ -26,6 +26,7 @@ from shared.scheduling.presets import PRESETS
 from tests.scheduling.naive_orders import NaiveOrder, make_waiting, numbered
 
 PROMPTS = st.lists(st.integers(0, 2), max_size=12)
+READERS = ("executor-0", "executor-1", "executor-2")
 LONG_PROMPTS = st.lists(st.sampled_from([[0] * 40, [1] * 40, [2] * 3]), max_size=4).map(lambda runs: list(chain(*runs)))
 
 
@@ -44,6 +45,7 @@ class OrderMachine(RuleBasedStateMachine):
         self.orders: list[OfflineOrder] = [self.fcfs, self.psm, self.fair]
         self.numbers = iter(random.Random(seed).random, None)
         self.draws: list[float] = []
+        self.last: dict[str, list[int]] = {}  # reader to the prompt that it took last
 
     def some(self, ids: list[str], index: int) -> str:
         return ids[index % len(ids)]
@@ -61,14 +63,22 @@ class OrderMachine(RuleBasedStateMachine):
                 order.add(make_waiting(request_id, len(prompt)), pack_tokens(prompt))
 
     @precondition(lambda self: self.naive.waiting())
-    @rule(index=st.integers(0, 3))
-    def take(self, index: int) -> None:
+    @rule(index=st.integers(0, 3), reader=st.sampled_from([None, *READERS]))
+    def take(self, index: int, reader: str | None) -> None:
         """The next one mostly, as a plan does; sometimes any, as when an executor is recognized."""
         request_id = self.read_fair()[0] if index else self.some(self.naive.waiting(), index + 5)
         self.naive.held[request_id] = None
         del self.draws[0]
+        if reader is not None:
+            self.last[reader] = self.naive.prompts[request_id]
         for order in self.orders:
-            order.take(request_id)
+            order.take(request_id, reader)
+
+    @rule(reader=st.sampled_from(READERS))
+    def leave(self, reader: str) -> None:
+        self.last.pop(reader, None)
+        for order in self.orders:
+            order.leave(reader)
 
     @precondition(lambda self: self.naive.held)
     @rule(index=st.integers(0, 50))
@@ -95,9 +105,14 @@ class OrderMachine(RuleBasedStateMachine):
             order.check_integrity()
             assert [request.request_id for request in order.in_order()] == ids
             assert order.num_waiting == len(ids)
+        reader = READERS[len(self.naive.prompts) % len(READERS)]
+        others = [prompt for other, prompt in self.last.items() if other != reader]
+        by_prefix = [request.request_id for request in self.psm.in_order(reader)]
+        assert by_prefix == self.naive.depth_first(others)
+        assert sorted(request.request_id for request in self.fair.in_order(reader)) == sorted(expected[0])
 
 
-OrderMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=60, deadline=None)
+OrderMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=60)
 TestOrders = OrderMachine.TestCase
 
 
@@ -126,7 +141,7 @@ class FreshnessMachine(RuleBasedStateMachine):
         assert len(self.tree) == len(self.sequences)
 
 
-FreshnessMachine.TestCase.settings = settings(max_examples=30, stateful_step_count=60, deadline=None)
+FreshnessMachine.TestCase.settings = settings(max_examples=30, stateful_step_count=60)
 TestFreshness = FreshnessMachine.TestCase
 
 
@@ -190,7 +205,7 @@ def lone_turn(utility_ratio: float, num_older: int, seed: int, num_turns: int) -
     return None, drawn
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(utility_ratio=st.floats(0.0, 0.95), num_older=st.integers(1, 20), seed=st.integers(0, 10_000))
 def test_a_stream_of_sharing_requests_never_starves_a_lone_one(utility_ratio: float, num_older: int, seed: int) -> None:
     turn, drawn = lone_turn(utility_ratio, num_older, seed, num_turns=2500)
@@ -249,3 +264,26 @@ def test_bad_input_says_what_to_write() -> None:
 def test_packing_loses_nothing(token_ids: list[int]) -> None:
     assert unpack_tokens(pack_tokens(token_ids)) == token_ids
     assert len(pack_tokens(token_ids)) == TOKEN_BYTES * len(token_ids)
+
+
+@pytest.mark.parametrize("name", ["psm", "psm-fair"])
+def test_executors_share_the_work_and_no_group_is_torn_while_another_is_whole(name: str) -> None:
+    """Eight groups of ten requests; at each turn an executor takes as many as its slack allows."""
+    rng = random.Random(5)
+    order = make_offline_order(name, 1.0, iter(rng.random, None))
+    group_of: dict[str, int] = {}
+    for number in range(80):
+        request_id, group = f"batch_1.{number}", rng.randrange(8)
+        group_of[request_id] = group
+        order.add(make_waiting(request_id, 100), pack_tokens([7] * 48 + [group] * 32 + [number] * 20))
+    touched: dict[int, dict[str, None]] = {}
+    while order.num_waiting:
+        reader = rng.choice(READERS)
+        for request in list(islice(order.in_order(reader), rng.randrange(1, 4))):
+            group = group_of[request.request_id]
+            torn = bool(touched.get(group)) and reader not in touched[group]
+            assert not torn or len(touched) == 8, "other groups were whole"
+            touched.setdefault(group, {})[reader] = None
+            order.take(request.request_id, reader)
+    assert sum(len(readers) for readers in touched.values()) <= 8 + 2 * len(READERS)
+    assert {reader for readers in touched.values() for reader in readers} == set(READERS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import pytest
 from hypothesis import example, given
@@ -27,8 +27,9 @@ WEIGHT_INPUT, WEIGHT_OUTPUT = 1.0, 2.0
 class Site:
     """An executor whose blocks are never shared: it runs what is scheduled and keeps the books."""
 
-    def __init__(self, limits: Limits, order: OnlineOrder) -> None:
+    def __init__(self, limits: Limits, order: OnlineOrder, weights: Mapping[str, float] | None = None) -> None:
         self.limits = limits
+        self.weights = weights or {}
         self.table = RequestTable(order)
         self.mirror = ExecutorMirror(limits, type(order)())
         self.ended: list[str] = []
@@ -40,7 +41,8 @@ class Site:
 
     def arrive(self, client: str, prompt: int = 10, output: int = 5) -> Request:
         self._num_arrived += 1
-        made = [make_request(f"r{self._num_arrived}", prompt=prompt, max_tokens=output, client=client) for _ in "12"]
+        request_id, weight = f"r{self._num_arrived}", self.weights.get(client, 1.0)
+        made = [make_request(request_id, prompt=prompt, max_tokens=output, client=client, weight=weight) for _ in "12"]
         self.table.add(made[0])
         self.mirror.arrive(made[1])
         return made[0]
@@ -69,6 +71,8 @@ class Site:
     def _tell(self, entries: list[ScheduledRequest]) -> None:
         """Q_send: the mirror takes it over and assumes the outcome."""
         states = [copy_of(request) for request in self.table]
+        for state in states:
+            state.client_weight = 1.0  # not in the message: the counters tell
         self.mirror.observe(states, self.ended, self.num_free_blocks, self.table.online_order.counters())
         self.mirror.start(entries)
         self.mirror.finish(entries)
@@ -113,14 +117,20 @@ lengths = st.lists(st.tuples(st.integers(1, 120), st.integers(1, 40)), min_size=
     max_seqs=st.integers(1, 12),
     num_blocks=st.integers(10, 60),
     chunk=st.integers(8, 256),
+    weight=st.sampled_from((0.25, 1.0, 2.0, 7.5)),
 )
-def test_backlogged_clients_get_equal_service(
-    first: list[tuple[int, int]], second: list[tuple[int, int]], max_seqs: int, num_blocks: int, chunk: int
+def test_backlogged_clients_get_service_by_their_weights(
+    first: list[tuple[int, int]],
+    second: list[tuple[int, int]],
+    max_seqs: int,
+    num_blocks: int,
+    chunk: int,
+    weight: float,
 ) -> None:
     """The bound of the VTC paper (Lemma 4.3), whatever the lengths; and no step is idle while somebody waits."""
     order = Vtc(WEIGHT_INPUT, WEIGHT_OUTPUT)
-    site = Site(Limits(16, num_blocks, chunk, max_seqs), order)
-    bound = max(WEIGHT_INPUT * 120, WEIGHT_OUTPUT * num_blocks * 16)
+    site = Site(Limits(16, num_blocks, chunk, max_seqs), order, {"b": weight})
+    bound = max(WEIGHT_INPUT * 120, WEIGHT_OUTPUT * num_blocks * 16) / min(1.0, weight)
     arrived = {"a": 0, "b": 0}
     for _ in range(150):
         for client, sizes in (("a", first), ("b", second)):
@@ -147,7 +157,7 @@ def test_work_is_conserved_and_the_mirror_orders_alike(
     make_order: Callable[[], OnlineOrder], arriving: list[tuple[int, str, int, int]], num_blocks: int, max_seqs: int
 ) -> None:
     """Nobody is left waiting for ever; after each step message, with arrivals since, both sides plan the same."""
-    site = Site(Limits(16, num_blocks, 64, max_seqs), make_order())
+    site = Site(Limits(16, num_blocks, 64, max_seqs), make_order(), {"b": 3.0, "c": 0.5})
     for gap, client, prompt, output in arriving:
         for _ in range(gap):
             site.step()
@@ -196,6 +206,33 @@ def test_clients_take_turns_by_what_their_prompts_count() -> None:
         "long-2",
         "short-5",
     ]
+
+
+def test_a_client_of_weight_three_gets_three_requests_for_one() -> None:
+    light = [make_request(f"light-{n}", client="light") for n in range(3)]
+    heavy = [make_request(f"heavy-{n}", client="heavy", weight=3.0) for n in range(6)]
+    order = Vtc()
+    queue = ids(make_table(*light, *heavy, order=order).online_queue())
+    assert queue == [
+        "light-0",
+        *("heavy-0", "heavy-1", "heavy-2"),
+        "light-1",
+        *("heavy-3", "heavy-4", "heavy-5"),
+        "light-2",
+    ]
+    order.generate(heavy[0], 30)
+    order.generate(light[0], 30)
+    assert count(order, "light") == 3 * count(order, "heavy") == 30 * WEIGHT_OUTPUT
+
+
+def test_a_clients_newest_request_says_its_weight() -> None:
+    order = Vtc()
+    table = make_table(make_request("a", client="x", weight=2.0), order=order)
+    order.generate(make_request("a", client="x"), 10)
+    assert count(order, "x") == 10 * WEIGHT_OUTPUT / 2
+    table.add(make_request("b", client="x"))
+    order.generate(make_request("b", client="x"), 10)
+    assert count(order, "x") == 10 * WEIGHT_OUTPUT * 1.5
 
 
 def test_idle_time_earns_no_credit() -> None:

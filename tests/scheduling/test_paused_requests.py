@@ -6,8 +6,17 @@ from shared.scheduling.batch import Limits, Policy, ScheduledRequest
 from shared.scheduling.kv_policy import kv_policy_named
 from shared.scheduling.mirror import ExecutorMirror
 from shared.scheduling.request import Kind, Request
-from shared.scheduling.schedule import reconcile
-from tests.scheduling.factories import MODEL, UNBOUNDED, make_decode, make_request, make_table, plan, tokens
+from tests.scheduling.factories import (
+    MODEL,
+    TWO_PHASE,
+    UNBOUNDED,
+    make_decode,
+    make_request,
+    make_table,
+    plan,
+    step_state,
+    tokens,
+)
 
 LIMITS = Limits(16, 20, 512, 64)
 
@@ -50,9 +59,10 @@ def test_online_requests_take_blocks_of_paused_requests_before_another_gives_way
 def test_a_plan_that_brings_back_a_paused_request_is_cut_where_online_requests_came() -> None:
     table = make_table(make_paused("paused", 100))
     entries = [ScheduledRequest("paused", Kind.OFFLINE, 1)]
-    assert tokens(reconcile(entries, [], table, 7, 0, LIMITS, Policy(), MODEL)) == {"paused": 1}
+    state = step_state(table, LIMITS, num_free_blocks=7)
+    assert tokens(TWO_PHASE.reconcile(state, entries, [])) == {"paused": 1}
     table.add(make_request("on", prompt=16))
-    schedule = reconcile(entries, [], table, 7, 0, LIMITS, Policy(), MODEL)
+    schedule = TWO_PHASE.reconcile(state, entries, [])
     assert tokens(schedule) == {"on": 16} and schedule.num_dropped == 1
 
 

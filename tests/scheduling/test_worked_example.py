@@ -7,9 +7,11 @@ import pytest
 from shared.latency.features import BatchFeatures
 from shared.latency.linear import LinearLatencyModel
 from shared.scheduling.batch import Limits, Policy, ScheduledRequest
+from shared.scheduling.pace import Pace
+from shared.scheduling.packing import StepState
 from shared.scheduling.request import Kind, Request
-from shared.scheduling.schedule import reconcile, two_phase_schedule
 from shared.scheduling.table import RequestTable
+from shared.scheduling.two_phase_packing import TwoPhasePacking
 
 MODEL = LinearLatencyModel(
     base=20.0,
@@ -38,9 +40,14 @@ def make_table(*more: Request) -> RequestTable:
     return table
 
 
+def make_state(table: RequestTable) -> StepState:
+    """39 blocks are free, and line 1 and 2 hold 29."""
+    return StepState(table, 39, 29, LIMITS, BUDGET, MODEL, Pace())
+
+
 def test_the_plan() -> None:
     queue = [Request("line-3", Kind.OFFLINE, num_tokens=120, max_total_tokens=150)]
-    schedule = two_phase_schedule(make_table(), queue, 39, 29, LIMITS, BUDGET, MODEL)
+    schedule = TwoPhasePacking().schedule(make_state(make_table()), queue)
     assert [(e.request_id, e.num_scheduled_tokens) for e in schedule.entries] == [
         ("ann", 1),
         ("ben", 30),
@@ -62,7 +69,7 @@ def test_what_becomes_of_it_when_cleo_arrives() -> None:
         ScheduledRequest("line-2", Kind.OFFLINE, 38),
     ]
     table = make_table(Request("cleo", Kind.ONLINE, num_tokens=24, max_total_tokens=60))
-    schedule = reconcile(plan, [], table, 39, 29, LIMITS, BUDGET, MODEL)
+    schedule = TwoPhasePacking().reconcile(make_state(table), plan, [])
     assert [(e.request_id, e.num_scheduled_tokens) for e in schedule.entries] == [
         ("ann", 1),
         ("ben", 30),

@@ -12,13 +12,14 @@ from typing import Any
 from msgspec.structs import replace
 
 from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, prepare
-from services.offline_queue.batch_manager import BatchManager
+from services.offline_queue.batch_manager import DEFAULT_POOL_BYTES, BatchManager
 from shared.bus import Bucket, Bus, Objects
 from shared.cancellation import check_cancelled
 from shared.clock import Clock
 from shared.openai.requests import CHAT, ServedModel
 from shared.protocol import subjects
-from shared.protocol.messages import BatchRecord, FileRecord, FinishReason, OfflineRequest, OfflineResult
+from shared.protocol.batches import BatchRecord, FileRecord
+from shared.protocol.messages import FinishReason, OfflineRequest, OfflineResult
 from shared.tokenizer import Tokenizer
 
 TOKENIZER = Tokenizer.from_folder(prepare(DEFAULT_MODEL, default_cache_dir(), lambda line: None).path)
@@ -48,7 +49,9 @@ class StoringPool:
         self.permits = asyncio.Semaphore(permits)
         self.waiting: dict[str, OfflineRequest] = {}
         self.added: list[str] = []
+        self.most_waiting = 0
         self.discarded: list[str] = []
+        self.retried: list[tuple[str, int]] = []
         self.changed = asyncio.Event()
         self._bus = bus
 
@@ -56,6 +59,11 @@ class StoringPool:
         for request in requests:
             self.added.append(request.request.request_id)
             self.waiting.setdefault(request.request.request_id, request)
+        self.most_waiting = max(self.most_waiting, len(self.waiting))
+        self.changed.set()
+
+    def retry(self, request_id: str, num_failures: int) -> None:
+        self.retried.append((request_id, num_failures))
         self.changed.set()
 
     def discard(self, request_ids: list[str]) -> None:
@@ -128,12 +136,14 @@ class Desk:
         )
 
     @contextlib.asynccontextmanager
-    async def running(self, permits: int = ENDLESS) -> AsyncIterator[tuple[BatchManager, StoringPool]]:
+    async def running(
+        self, permits: int = ENDLESS, pool_bytes: int = DEFAULT_POOL_BYTES
+    ) -> AsyncIterator[tuple[BatchManager, StoringPool]]:
         """A manager and a pool of their own, with nothing that an earlier one knew. Leaving is a kill: both are
         cancelled wherever they are."""
         bus = await Bus.connect(self.url, "offline-queue")
         pool = StoringPool(bus, permits)
-        manager = BatchManager(bus, TOKENIZER, MODEL, pool, self.clock)
+        manager = BatchManager(bus, TOKENIZER, MODEL, pool, self.clock, pool_bytes)
         await manager.start()
         tasks = [asyncio.create_task(manager.run()), asyncio.create_task(pool.run())]
         try:

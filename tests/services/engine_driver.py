@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
+from collections import Counter, deque
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from services.executor.engine import Engine, Sequence, StepBatch
+from services.executor.engine import Engine, Sequence, StepBatch, StepResult, TokenHistory
+from shared.errors import EngineError
 from shared.protocol.messages import SamplingParams
 
 
@@ -27,39 +29,92 @@ class Request:
         return len(self.output) == self.sampling.max_tokens or self.output[-1:] in [[eos] for eos in eos_token_ids]
 
 
-class EngineDriver:
-    """Owns the blocks of an engine: allocates at random, shares full blocks of equal prefixes, drops whole requests."""
+Scheduled = list[tuple[Request, Sequence]]
 
-    def __init__(self, engine: Engine, seed: int, max_tokens: int = 256, drop: float = 0.0) -> None:
-        """A step runs at most ``max_tokens``; before each, one running request is dropped with probability ``drop``."""
+
+class EngineDriver:
+    """Owns the blocks of an engine: allocates at random, shares full blocks of equal prefixes, drops whole requests.
+    As many steps are in flight as the engine has stages."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        seed: int,
+        max_tokens: int = 256,
+        drop: float = 0.0,
+        restart: float = 0.0,
+        fail: float = 0.0,
+    ) -> None:
+        """A step runs at most ``max_tokens``; before each, one request that is in none loses its KV with probability
+        ``drop``, and one is aborted, and begins again under its id, with probability ``restart``. A step fails with
+        probability ``fail``: a sequence is in it that cannot be run."""
         self._engine = engine
         self._rng = random.Random(seed)
         self._max_tokens = max_tokens
         self._drop = drop
+        self._restart = restart
+        self._fail = fail
         self._users: Counter[int] = Counter()
         self._cached: dict[tuple[int, ...], int] = {}  # whole prefix up to a full block's end -> the block
         self.shared_blocks = 0
         self.drops = 0
+        self.restarts = 0
+        self.holds = 0  # requests with KV that were left out of a step
         self.steps = 0
+        self.failures = 0
+        self.max_in_flight = 0
 
     def run(self, requests: list[Request]) -> dict[str, list[int]]:
         """Outputs by request id, EOS included."""
-        eos = self._engine.spec.eos_token_ids
-        while running := [request for request in requests if not request.is_finished(eos)]:
-            self._maybe_drop(running)
-            scheduled = self._schedule(running)
-            result = self._engine.execute(StepBatch(self.steps, [sequence for _, sequence in scheduled]))
-            self.steps += 1
-            for request, sequence in scheduled:
-                request.num_computed += len(sequence.token_ids)
-                self._publish_full_blocks(request)
-                if sequence.needs_sample:
-                    request.output.append(result.sampled[request.request_id])
-                if request.is_finished(eos):
-                    self._release(request)
-        return {request.request_id: request.output for request in requests}
+        eos, depth = self._engine.spec.eos_token_ids, self._engine.spec.pipeline_depth
+        in_flight: deque[tuple[Scheduled, Future[StepResult]]] = deque()
+        with ThreadPoolExecutor(depth) as threads:
+            while True:
+                busy = {request.request_id for scheduled, _ in in_flight for request, _ in scheduled}
+                free = [r for r in requests if r.request_id not in busy and not r.is_finished(eos)]
+                if free and len(in_flight) < depth:
+                    scheduled = self._schedule_some(free)
+                    in_flight.append((scheduled, threads.submit(self._engine.execute, self._batch(scheduled))))
+                    self.max_in_flight = max(self.max_in_flight, len(in_flight))
+                elif in_flight:
+                    self._finish(*in_flight.popleft())
+                else:
+                    return {request.request_id: request.output for request in requests}
 
-    def _schedule(self, running: list[Request]) -> list[tuple[Request, Sequence]]:
+    def _schedule_some(self, running: list[Request]) -> Scheduled:
+        self._maybe_drop(running)
+        self._maybe_restart(running)
+        scheduled = self._schedule(running)
+        chosen = {request.request_id for request, _ in scheduled}
+        self.holds += sum(request.num_computed > 0 and request.request_id not in chosen for request in running)
+        return scheduled
+
+    def _batch(self, scheduled: Scheduled) -> StepBatch:
+        sequences = [sequence for _, sequence in scheduled]
+        if self._fail and self._rng.random() < self._fail:
+            sequences.append(Sequence("bad", [1], 0, [self._engine.spec.num_blocks], SamplingParams(1), True))
+        self.steps += 1
+        return StepBatch(self.steps - 1, sequences)
+
+    def _finish(self, scheduled: Scheduled, running: Future[StepResult]) -> None:
+        try:
+            result = running.result()
+        except EngineError:
+            if not self._fail:
+                raise
+            self.failures += 1
+            for request, _ in scheduled:
+                self._release(request)
+            return
+        for request, sequence in scheduled:
+            request.num_computed += len(sequence.token_ids)
+            self._publish_full_blocks(request)
+            if sequence.needs_sample:
+                request.output.append(result.sampled[request.request_id])
+            if request.is_finished(self._engine.spec.eos_token_ids):
+                self._release(request)
+
+    def _schedule(self, running: list[Request]) -> Scheduled:
         scheduled, budget = [], self._max_tokens
         for request in self._rng.sample(running, self._rng.randint(1, len(running))):
             if request.num_computed == 0:
@@ -73,6 +128,7 @@ class EngineDriver:
             end = request.num_computed + count
             self._grow(request, end)
             new = tokens[request.num_computed : end]
+            history = TokenHistory(tokens, len(request.prompt)) if request.sampling.adjusts_logits else None
             scheduled.append(
                 (
                     request,
@@ -83,6 +139,7 @@ class EngineDriver:
                         list(request.block_table),
                         request.sampling,
                         needs_sample=end == len(tokens),
+                        history=history if end == len(tokens) else None,
                     ),
                 )
             )
@@ -120,7 +177,28 @@ class EngineDriver:
             self.drops += victim.num_computed > 0
             self._release(victim)
 
+    def _maybe_restart(self, running: list[Request]) -> None:
+        if self._restart and self._rng.random() < self._restart:
+            victim = self._rng.choice(running)
+            self.restarts += bool(victim.output)
+            self._release(victim)
+            victim.output.clear()
+
     def _release(self, request: Request) -> None:
         self._users.subtract(request.block_table)
         request.block_table.clear()
         request.num_computed = 0
+
+
+def check_only_asked_rows_are_sampled(engine: Engine) -> None:
+    """A sequence that ends before its last known token gets none, and an empty step is none."""
+    sampling = SamplingParams(max_tokens=1, temperature=0.0)
+    sequences = [
+        Sequence("asked", [5, 6, 7], 0, [0], sampling, needs_sample=True),
+        Sequence("chunk", [5, 6, 7], 0, [1], sampling, needs_sample=False),
+    ]
+    result = engine.execute(StepBatch(0, sequences))
+    assert list(result.sampled) == ["asked"]
+    assert result.latency_ms > 0
+    assert engine.execute(StepBatch(1, sequences[1:])).sampled == {}
+    assert engine.execute(StepBatch(2, [])).sampled == {}

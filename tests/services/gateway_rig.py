@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -81,6 +82,10 @@ class GatewayRig:
         """Returns at once."""
         self._start_service("offline-queue", "offline_queue", *options)
 
+    def start_predictor(self) -> None:
+        """Returns at once."""
+        self._spawn("predictor", sys.executable, "-m", "services.predictor", "--nats", self.nats_url)
+
     def start_profiler(self, *options: str) -> None:
         """Returns at once; what it keeps lies in the rig's folder."""
         common = ("--nats", self.nats_url, "--cache-dir", str(self._folder))
@@ -107,6 +112,11 @@ class GatewayRig:
 
     def logs(self) -> str:
         return "\n".join(f"== {path.name}\n{path.read_text()[-3000:]}" for path in self._folder.glob("*.log"))
+
+    def log_events(self, name: str) -> list[dict[str, Any]]:
+        """What the process has logged so far."""
+        lines = (self._folder / f"{name}.log").read_text().splitlines()
+        return [json.loads(line) for line in lines if line.startswith("{")]
 
     def metric(self, name: str, **labels: str) -> float:
         """The sum of all samples of the name that carry the labels; 0 where there is none."""

@@ -14,7 +14,7 @@ from services.executor.engines.sim import SimEngine
 from services.executor.replica import Replica, ended_request
 from services.offline_queue.async_scheduler import AsyncScheduler
 from services.offline_queue.garbage import collect_seldom
-from services.offline_queue.pool import OfflinePool
+from services.offline_queue.pool import SUSPECT_FAILURES, OfflinePool
 from shared.clock import SystemClock
 from shared.latency.linear import LinearLatencyModel
 from shared.latency.model import LatencyModel
@@ -169,6 +169,40 @@ def test_a_plan_is_ready_for_every_step_after_the_first(make_peer: MakePeer) -> 
         pass
     assert peer.planned_steps == peer.step > 10
     assert len(peer.results) == 20
+
+
+def test_an_executor_that_drains_gets_nothing_new_and_ends_what_it_has(make_peer: MakePeer) -> None:
+    peer = make_peer(Policy(40.0))
+    peer.pool.add([make_offline(n) for n in range(20)])
+    while not peer.results:
+        peer.run_step()
+    peer.scheduler.takes_requests = False
+    peer.run_step()  # what the plan before has let in
+    held = {state.request_id for state in peer.replica.states()} | set(peer.results)
+    while peer.run_step():
+        pass
+    assert set(peer.results) == held and 0 < len(held) < 20
+    assert not peer.scheduler.plan_idle()
+    peer.scheduler.takes_requests = True
+    (peer.plan,) = peer.scheduler.plan_idle()
+    while peer.run_step():
+        pass
+    assert len(peer.results) == 20
+
+
+def test_suspects_run_one_at_a_time_beside_the_others(make_peer: MakePeer) -> None:
+    peer = make_peer(Policy(200.0))
+    peer.pool.add([make_offline(n) for n in range(16)])
+    suspects = {f"batch_1.{n}" for n in range(0, 16, 3)}
+    for request_id in suspects:
+        peer.pool.retry(request_id, SUSPECT_FAILURES)
+    most_held = 0
+    while peer.run_step() or len(peer.results) < 16:
+        held = {state.request_id for state in peer.replica.states()}
+        assert len(held & suspects) <= 1
+        most_held = max(most_held, len(held))
+        peer.pool.discard(list(peer.results))
+    assert most_held > 4
 
 
 def test_what_a_late_plan_would_have_admitted_waits_again(make_peer: MakePeer) -> None:

@@ -7,6 +7,7 @@ import json
 import tracemalloc
 
 import pytest
+from msgspec.structs import replace
 
 from services.offline_queue.batch_lines import lines_object
 from services.offline_queue.batch_manager import BatchStats
@@ -16,6 +17,7 @@ from shared.errors import NotFoundOnBusError
 from shared.openai.requests import TEXT
 from shared.protocol import subjects
 from shared.protocol.messages import FinishReason, OfflineResult
+from shared.scheduling.fair_order import Share
 from tests.services.batch_desk import MODEL, TOKENIZER, Desk, ManualClock, answer_text, chat_line
 
 
@@ -95,7 +97,7 @@ async def test_lines_fail_alone(desk: Desk) -> None:
     assert [line["custom_id"] for line in await desk.read_file(record.output_file_id)] == ["good"]
     failures = await desk.read_file(record.error_file_id)
     seen = [(f["custom_id"], f["response"]["status_code"], f["error"]) for f in failures]
-    assert seen == [("long", 400, None), ("crash", 500, None), ("odd", 400, None), ("greedy", 400, None)]
+    assert sorted(seen) == [("crash", 500, None), ("greedy", 400, None), ("long", 400, None), ("odd", 400, None)]
     errors = {failure["custom_id"]: failure["response"]["body"]["error"] for failure in failures}
     assert (errors["long"]["code"], errors["long"]["type"]) == ("context_length_exceeded", "invalid_request_error")
     assert (errors["crash"]["message"], errors["crash"]["type"]) == ("the engine failed", "server_error")
@@ -103,7 +105,7 @@ async def test_lines_fail_alone(desk: Desk) -> None:
 
 
 async def test_a_batch_whose_lines_all_fail_completes(desk: Desk) -> None:
-    batch_id = await desk.submit([chat_line("a", body={"n": 2}), chat_line("b", body={"top_p": 7})])
+    batch_id = await desk.submit([chat_line("a", body={"n": 9}), chat_line("b", body={"top_p": 7})])
     async with desk.running():
         record = await desk.until_cleared(batch_id)
     assert (record.status, record.output_file_id, record.failed) == ("completed", None, 2)
@@ -116,8 +118,13 @@ async def test_progress_shows_while_the_batch_runs(desk: Desk) -> None:
         record = await desk.until(batch_id, lambda record: record.completed == 4)
         assert (record.status, record.total, record.failed) == ("in_progress", 10, 0)
         assert record.output_tokens > 0
+        assert (record.output_file_id, record.error_file_id) == (None, None)
+        assert [line["custom_id"] for line in await desk.read_file("file-1-output")] == list("0123")
         assert await desk.stored_requests(batch_id) == [f"{batch_id}.{line}" for line in range(5, 11)]
-        assert manager.stats() == BatchStats(batches=1, validating=0, lines_open=6, lines_done=4)
+        stats = manager.stats()
+        assert stats == BatchStats(
+            1, validating=0, lines_open=6, lines_held=6, held_bytes=stats.held_bytes, lines_done=4
+        )
         for _ in range(6):
             pool.permits.release()
         record = await desk.until_cleared(batch_id)
@@ -189,6 +196,17 @@ async def test_an_idle_batch_expires_by_itself(nats_url: str, bus: Bus) -> None:
         record = await desk.until_cleared(batch_id)
         assert pool.discarded == [f"{batch_id}.1"]
     assert (record.status, record.output_file_id, record.failed) == ("expired", None, 1)
+
+
+async def test_a_batch_grows_urgent_as_its_window_nears(desk: Desk, clock: ManualClock) -> None:
+    batch_id = await desk.submit([chat_line("a")], window_s=86_400)
+    await desk.batches.edit(batch_id, lambda record: replace(record, client_id="ann", client_weight=3.0))
+    async with desk.running(permits=0) as (manager, _):
+        await desk.until_status(batch_id, "in_progress")
+        assert manager.share_of(batch_id) == Share("ann", 3.0, 1.0)
+        clock.now_s += 86_400 * 7 / 8
+        assert manager.share_of(batch_id) == Share("ann", 3.0, 4.0)
+        assert manager.share_of("batch_unknown") == Share()
 
 
 async def test_batches_run_together(desk: Desk) -> None:

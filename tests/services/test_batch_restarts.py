@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import random
 import subprocess
@@ -10,15 +11,28 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from nats.js.api import Header
 
 from services.offline_queue import batch_records
 from services.offline_queue.batch_lines import lines_object
+from services.offline_queue.batch_manager import BatchManager
 from services.offline_queue.batch_records import BatchOutput
 from shared.bus import Bus
+from shared.bus.growing_object import CHUNKS, DESCRIPTIONS, STREAM
 from shared.protocol import subjects
-from shared.protocol.messages import BatchRecord, FileRecord, FinishReason, OfflineRequest, OfflineResult
+from shared.protocol.batches import BatchRecord
+from shared.protocol.messages import FinishReason, OfflineRequest, OfflineResult
 from tests.conftest import free_port, nats_server_binary, wait_for_port
-from tests.services.batch_desk import TIMEOUT_S, TOKENIZER, Desk, ManualClock, answer_text, chat_line
+from tests.services.batch_desk import (
+    MODEL,
+    TIMEOUT_S,
+    TOKENIZER,
+    Desk,
+    ManualClock,
+    StoringPool,
+    answer_text,
+    chat_line,
+)
 
 
 @pytest.fixture
@@ -32,12 +46,12 @@ async def desk(nats_url: str, bus: Bus, clock: ManualClock) -> Desk:
 
 
 async def assert_complete(desk: Desk, record: BatchRecord, ids: list[str]) -> None:
-    """All is answered, once, in the order of the input; nothing is left in the streams."""
+    """All is answered, once; nothing is left in the streams."""
     assert (record.status, record.total, record.completed, record.failed) == ("completed", len(ids), len(ids), 0)
     lines = await desk.read_file(record.output_file_id)
-    assert [line["custom_id"] for line in lines] == ids
-    texts = [line["response"]["body"]["choices"][0]["message"]["content"] for line in lines]
-    assert texts == [answer_text(each) for each in ids]
+    texts = {line["custom_id"]: line["response"]["body"]["choices"][0]["message"]["content"] for line in lines}
+    assert texts == {each: answer_text(each) for each in ids}
+    assert len(lines) == len(ids)
     assert record.error_file_id is None
     assert await desk.stored_requests(record.id) == []
     assert await desk.stored_results(record.id) == []
@@ -126,17 +140,76 @@ async def test_killed_while_it_writes_the_files(desk: Desk) -> None:
 
 
 async def test_killed_between_the_files_and_the_record(desk: Desk) -> None:
-    """Files of an earlier attempt are replaced, and gone where they have no lines any more."""
-    batch_id = await desk.submit([chat_line("a")])
-    for kind in ("output", "error"):
-        file_id = f"file-1-{kind}"
-        await desk.objects.put(file_id, b"{}\n")
-        await desk.files.put(file_id, FileRecord(file_id, 3, 1, "old", "batch_output"))
+    """What an earlier attempt wrote stays, as far as it is whole lines, and nothing comes twice."""
+    ids = ["a", "b", "c"]
+    batch_id = await desk.submit([chat_line(each) for each in ids])
+    async with desk.running(permits=2):
+        await desk.until(batch_id, lambda record: record.completed == 2)
+        await until_size(desk, "file-1-output", lines=2)
+    before = await desk.read_file("file-1-output")
+    await desk.bus.store_raw(f"{CHUNKS}file-1-output", b'{"id":"batch_req_1_3","custom', {})
     async with desk.running():
         record = await desk.until_cleared(batch_id)
-    await assert_complete(desk, record, ["a"])
+    await assert_complete(desk, record, ids)
     assert record.output_file_id == "file-1-output"
+    assert (await desk.read_file("file-1-output"))[:2] == before
     assert {entry.key for entry in await desk.files.entries()} == {"file-1", "file-1-output"}
+
+
+async def test_a_client_deletes_the_output_while_it_grows(desk: Desk) -> None:
+    """As any deletion it is obeyed; the results are still in the stream, and the batch ends with all of them."""
+    ids = ["a", "b", "c"]
+    batch_id = await desk.submit([chat_line(each) for each in ids])
+    async with desk.running(permits=2) as (_, pool):
+        await until_size(desk, "file-1-output", lines=2)
+        await desk.files.delete("file-1-output")
+        await desk.objects.delete("file-1-output")
+        pool.permits.release()
+        record = await desk.until_cleared(batch_id)
+    await assert_complete(desk, record, ids)
+
+
+async def test_a_client_deletes_the_output_after_its_last_line(desk: Desk) -> None:
+    batch_id = await desk.submit([chat_line(each) for each in "abc"])
+    async with desk.running(permits=2):
+        await until_size(desk, "file-1-output", lines=2)
+        await desk.files.delete("file-1-output")
+        await desk.objects.delete("file-1-output")
+        await desk.cancel(batch_id)
+        record = await desk.until_cleared(batch_id)
+    assert (record.status, record.completed, record.failed) == ("cancelled", 2, 1)
+    assert [line["custom_id"] for line in await desk.read_file(record.output_file_id)] == ["a", "b"]
+    assert set(await desk.results(record)) == set("abc")
+
+
+async def test_killed_between_a_piece_of_the_output_and_its_record(desk: Desk, clock: ManualClock) -> None:
+    """Without a record, and without a description too, the pieces are named again before anything is added."""
+    await desk.submit([chat_line(each) for each in "abc"])
+    async with desk.running(permits=2):
+        await until_size(desk, "file-1-output", lines=2)
+    await desk.files.delete("file-1-output")
+    clock.now_s += 100
+    async with desk.running(permits=0):
+        await until_size(desk, "file-1-output", lines=2)
+    record = (await desk.files.get("file-1-output")).value
+    assert record is not None and record.created_at == int(clock.now_s) - 100  # as the batch, whatever restarts
+    await desk.files.delete("file-1-output")
+    await desk.bus.purge(STREAM, description_of("file-1-output"))
+    async with desk.running(permits=0):
+        await until_size(desk, "file-1-output", lines=2)
+
+
+def description_of(name: str) -> str:
+    """The subject of an object's description."""
+    return DESCRIPTIONS + base64.urlsafe_b64encode(name.encode()).decode()
+
+
+async def until_size(desk: Desk, file_id: str, lines: int) -> None:
+    """The file has so many lines."""
+    async with asyncio.timeout(TIMEOUT_S):
+        async for entry in desk.files.watch():
+            if entry is not None and entry.key == file_id and len(await desk.read_file(file_id)) == lines:
+                return
 
 
 async def test_killed_before_an_ended_batch_is_cleared(desk: Desk) -> None:
@@ -177,6 +250,27 @@ async def test_expired_while_nobody_was_there(desk: Desk, clock: ManualClock) ->
     assert set(await desk.results(record)) == set("0123")
 
 
+@pytest.mark.parametrize("end", ["cancelled", "expired"])
+async def test_ended_while_a_batch_waited_for_the_bus(desk: Desk, clock: ManualClock, end: str) -> None:
+    """What it had in the pool before does not run on."""
+    batch_id = await desk.submit([chat_line(str(number)) for number in range(4)], window_s=50)
+    async with desk.running(permits=0):
+        await desk.until_status(batch_id, "in_progress")
+    pool = StoringPool(desk.bus, permits=0)
+    manager = BatchManager(desk.bus, TOKENIZER, MODEL, pool, clock)
+    await manager.start()
+    assert len(pool.waiting) == 4
+    if end == "expired":
+        clock.now_s += 50
+    else:
+        await desk.cancel(batch_id)
+    life = manager._lives[batch_id]
+    await life.restart()
+    await life.run()
+    assert not pool.waiting
+    assert (life.record.status, life.record.cleared, life.record.failed) == (end, True, 4)
+
+
 async def test_an_input_file_that_is_deleted_too_early_or_late(desk: Desk) -> None:
     early = await desk.submit([chat_line("a")])
     await desk.objects.delete("file-1")
@@ -191,16 +285,37 @@ async def test_an_input_file_that_is_deleted_too_early_or_late(desk: Desk) -> No
         await assert_complete(desk, await desk.until_cleared(late), ["b"])
 
 
-async def test_lost_data_fails_one_batch_and_no_other(desk: Desk) -> None:
+@pytest.mark.parametrize("is_described", [False, True])
+async def test_lost_data_fails_one_batch_and_no_other(desk: Desk, is_described: bool) -> None:
     lost, good = [await desk.submit([chat_line("a")]) for _ in range(2)]
     async with desk.running(permits=0):
         for batch_id in (lost, good):
             await desk.until_status(batch_id, "in_progress")
-    await desk.objects.delete(lines_object(lost))
+    if is_described:
+        info = await desk.objects._store.get_info(lines_object(lost))
+        await desk.bus.purge(STREAM, f"{CHUNKS}{info.nuid}")
+    else:
+        await desk.objects.delete(lines_object(lost))
     async with desk.running():
         record = await desk.until_cleared(lost)
         assert (record.status, [error.code for error in record.errors]) == ("failed", ["server_error"])
         await assert_complete(desk, await desk.until_cleared(good), ["a"])
+
+
+async def test_a_batch_that_cannot_be_read_does_not_stop_the_others(desk: Desk) -> None:
+    """Neither at the start nor later; it goes on once it can be read again."""
+    damaged, good = [await desk.submit([chat_line("a")]) for _ in range(2)]
+    async with desk.running(permits=0):
+        for batch_id in (damaged, good):
+            await desk.until_status(batch_id, "in_progress")
+    subject = description_of(lines_object(damaged))
+    (whole,) = [raw.data async for raw in desk.bus.read_raw(STREAM, subject)]
+    await desk.bus.store_raw(subject, b"no description", {Header.ROLLUP.value: "sub"})
+    async with desk.running():
+        await assert_complete(desk, await desk.until_cleared(good), ["a"])
+        assert (await desk.until(damaged, lambda record: True)).status == "in_progress"
+        await desk.bus.store_raw(subject, whole, {Header.ROLLUP.value: "sub"})
+        await assert_complete(desk, await desk.until_cleared(damaged), ["a"])
 
 
 @pytest.mark.parametrize("seed", range(5))

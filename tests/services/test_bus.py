@@ -7,9 +7,11 @@ import asyncio
 import pytest
 
 from shared.bus import Bus
+from shared.bus.growing_object import CHUNKS, STREAM
 from shared.errors import BusError, ConflictError, NoResponderError, NotFoundOnBusError
 from shared.protocol import subjects
-from shared.protocol.messages import AbortRequests, FileRecord, FinishReason, OfflineResult
+from shared.protocol.batches import FileRecord
+from shared.protocol.messages import AbortRequests, FinishReason, OfflineResult
 
 
 def file_record(file_id: str, size: int = 1) -> FileRecord:
@@ -151,6 +153,10 @@ async def test_objects_of_several_chunks(bus: Bus) -> None:
     await objects.delete("file-1")
     with pytest.raises(NotFoundOnBusError):
         _ = [chunk async for chunk in objects.chunks("file-1")]
+    await objects.put("file-3", data)
+    await bus.purge(STREAM, f"{CHUNKS}{(await objects._store.get_info('file-3')).nuid}")
+    with pytest.raises(NotFoundOnBusError, match="file-3 has 0 of 1048576 bytes"):
+        _ = [chunk async for chunk in objects.chunks("file-3")]
 
 
 async def test_entries_are_whole_while_many_read_and_write(bus: Bus) -> None:
@@ -180,3 +186,66 @@ async def test_a_record_of_another_version_is_as_good_as_deleted(bus: Bus) -> No
             break
         seen.append((entry.key, entry.value is None))
     assert seen == [("a", True), ("b", False)]
+
+
+async def test_a_message_that_cannot_be_sent_is_an_error_or_dropped(
+    nats_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    closed = await Bus.connect(nats_url, "closed")
+    await closed.close()
+    with pytest.raises(BusError, match=r"publish test\.in"):
+        await closed.publish("test.in", AbortRequests([]))
+    await closed.publish_or_drop("test.in", AbortRequests([]))
+    dropped = [record for record in caplog.records if record.message == "message dropped"]
+    assert [vars(record)["subject"] for record in dropped] == ["test.in"]
+
+
+async def test_a_cancellation_that_comes_with_the_reconnect_is_not_lost(bus: Bus) -> None:
+    waiting = asyncio.create_task(bus.wait_reconnected(bus.reconnects, 60.0))
+    await asyncio.sleep(0)  # it waits now
+    bus._reconnected.set()
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+
+
+async def test_an_object_grows_by_whole_lines(bus: Bus) -> None:
+    objects = await bus.objects()
+    growing = objects.growing("file-1-output")
+    assert [piece async for piece in growing.recover()] == []
+    long = b"x" * 300_000 + b"\n"
+    await growing.append(b"a\n" * 100_000)
+    first_size = growing.size
+    await growing.append(long)
+    assert b"".join([chunk async for chunk in objects.chunks("file-1-output")]) == b"a\n" * 100_000 + long
+    shown = b"".join([chunk async for chunk in objects.chunks("file-1-output", first_size)])
+    assert shown == b"a\n" * 100_000  # as it was when somebody asked for its size
+    again = objects.growing("file-1-output")
+    with pytest.raises(BusError):
+        await again.append(b"of a second writer\n")
+
+
+async def test_a_writer_learns_that_its_object_was_deleted(bus: Bus) -> None:
+    objects = await bus.objects()
+    growing = objects.growing("file-1-output")
+    await growing.check()
+    await growing.append(b"first\n")
+    await growing.append(b"second\n")
+    await growing.check()
+    await objects.delete("file-1-output")
+    with pytest.raises(BusError, match="file-1-output was changed"):
+        await growing.check()
+
+
+async def test_what_a_kill_left_of_a_line_is_removed(bus: Bus) -> None:
+    objects = await bus.objects()
+    growing = objects.growing("file-1-output")
+    await growing.append(b"first\n")
+    await bus.store_raw(f"{CHUNKS}file-1-output", b"y" * 1000, {})
+    await bus.store_raw(f"{CHUNKS}file-1-output", b"y" * 1000, {})
+    again = objects.growing("file-1-output")
+    assert b"".join([piece async for piece in again.recover()]) == b"first\n"
+    await again.append(b"second\n")
+    assert b"".join([chunk async for chunk in objects.chunks("file-1-output")]) == b"first\nsecond\n"
+    store = await bus._js.object_store(subjects.OBJECTS_BUCKET)
+    assert (await store.get("file-1-output")).data == b"first\nsecond\n"  # nats-py checks the digest

@@ -126,7 +126,7 @@ def slackwater(*args: str, stdin: str = "") -> tuple[int, str, str]:
 
 def test_help_lists_every_command() -> None:
     shown = subprocess.run([*SLACKWATER, "--help"], capture_output=True, text=True, check=True).stdout
-    for command in ("up", "status", "chat", "batch", "replay", "predict", "version"):
+    for command in ("up", "status", "top", "doctor", "chat", "batch", "config", "replay", "predict", "version"):
         assert f" {command} " in shown
 
 
@@ -149,11 +149,11 @@ def test_version_is_that_of_the_package() -> None:
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (("up", "--engine", "tpu"), "unknown engine 'tpu'; known: torch, sim"),
+        (("up", "--engine", "tpu"), "unknown engine 'tpu'; known: torch, vllm, sim"),
         (("up", "--preset", "fair"), "unknown preset 'fair'; known: hygen, sarathi++, hygen-star, online-only"),
-        (("up", "--kv-policy", "fifo"), "unknown KV policy 'fifo'; known: lru, bidirectional, keep-resident"),
+        (("up", "--kv-policy", "fifo"), "unknown kv policy 'fifo'; known: lru, priority, bidirectional,"),
         (("up", "--online-order", "lifo"), "unknown online order 'lifo'; known: fcfs, vtc"),
-        (("up", "--log-level", "loud"), "unknown level 'loud'; known: debug, info, warning, error"),
+        (("up", "--log-level", "loud"), "unknown log level 'loud'; known: debug, info, warning, error"),
         (("up", "--port", "70000"), "Invalid value for '--port'"),
         (("up", "--executors", "0"), "Invalid value for '--executors'"),
         (("up", "--utility-ratio", "1.5"), "Invalid value for '--utility-ratio'"),
@@ -255,11 +255,13 @@ def test_waiting_for_a_batch_that_fails_names_its_errors(server: Server, tmp_pat
     source.write_text("not JSON\n")
     status, _, stderr = slackwater("batch", "submit", str(source), "--wait", "--url", server.url)
     assert status == 1
-    assert stderr == "error: batch batch_bad is failed\n  line 7: not JSON\n"
+    assert stderr == "batch_bad is failed\nerror: batch batch_bad is failed\n  line 7: not JSON\n"
 
 
 def test_batches_are_listed_shown_and_cancelled(server: Server, tmp_path: Path) -> None:
     assert json.loads(slackwater("batch", "list", "--json", "--url", server.url)[1])["data"] == [BATCH]
+    narrow = CliRunner(env={"COLUMNS": "40", "TERM": "dumb"}).invoke(app, ["batch", "list", "--url", server.url])
+    assert "batch_1 " in narrow.stdout
     row = slackwater("batch", "list", "--url", server.url)[1].splitlines()[1].split()
     assert row[:6] == ["batch_1", "completed", "1", "1", "2", "/v1/completions"]
     cancelled = slackwater("batch", "cancel", "batch_1", "--json", "--url", server.url)[1]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from services.executor.engines.factory import load_engine
-from services.executor.service import ExecutorService
+from services.executor.service import ExecutorService, executor_info
 from services.executor.settings import ExecutorSettings
 from shared.bus import Bus
 from shared.clock import SystemClock
@@ -183,6 +184,30 @@ async def test_a_plan_of_another_epoch_or_step_is_not_run(
     while heartbeat.counters.finished_online == 0:
         heartbeat = await asyncio.wait_for(listener.heartbeats.get(), 5)
     assert heartbeat.counters.plans_stale == 1 and heartbeat.counters.finished_offline == 0
+    assert sum(dataclasses.astuple(heartbeat.blocks)) == heartbeat.info.num_blocks
+    assert heartbeat.blocks.cached + heartbeat.blocks.empty == heartbeat.num_free_blocks
+
+
+async def test_heartbeats_tell_how_long_the_steps_took(bus: Bus, listener: Listener, executor: ExecutorService) -> None:
+    await bus.publish(subjects.inbox("executor-0"), make_request("a", max_tokens=3))
+    await listener.until_end("a")
+    num_steps = 0
+    async with asyncio.timeout(5):
+        while num_steps < 3:
+            heartbeat = await listener.heartbeats.get()
+            num_steps += heartbeat.step_ms.num_samples
+            assert heartbeat.counters.steps >= num_steps
+
+
+async def test_heartbeats_tell_what_online_requests_need(
+    bus: Bus, listener: Listener, executor: ExecutorService
+) -> None:
+    await bus.publish(subjects.inbox("executor-0"), make_request("a", max_tokens=2000))
+    async with asyncio.timeout(10):
+        while not (beat := await listener.heartbeats.get()).online_work.decode_requests:
+            assert beat.online_work.prefill_tokens in (0, 40)
+    assert beat.online_work.decode_kv_tokens > 40 and beat.online_work.prefill_requests == 0
+    assert (beat.num_held, beat.is_drained) == (1, False)
 
 
 async def test_measuring_waits_for_an_idle_engine(bus: Bus, listener: Listener, executor: ExecutorService) -> None:
@@ -237,10 +262,12 @@ async def test_registration_and_signing_off(nats_url: str, bus: Bus, model_folde
 
 
 def test_an_unknown_engine_lists_the_known(model_folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="unknown engine 'abacus'; known: torch, sim"):
+    with pytest.raises(ConfigError, match="unknown engine 'abacus'; known: torch, vllm, sim"):
         load_engine(ExecutorSettings(model_path=str(model_folder), engine="abacus"))
     with pytest.raises(ModelError, match="is not a prepared model"):
         load_engine(ExecutorSettings(model_path=str(tmp_path), engine="sim"))
+    with pytest.raises(ConfigError, match="unknown cuda_graphs 'always': write auto or off"):
+        load_engine(ExecutorSettings(model_path=str(model_folder), cuda_graphs="always"))
 
 
 def test_the_sim_engine_is_sized_by_what_it_stands_for(model_folder: Path) -> None:
@@ -252,3 +279,11 @@ def test_the_sim_engine_is_sized_by_what_it_stands_for(model_folder: Path) -> No
         load_engine(ExecutorSettings(model_path=str(model_folder), engine="sim", sim_device="abacus"))
     with pytest.raises(ConfigError, match="share it among more GPUs"):
         load_engine(ExecutorSettings(model_path=str(model_folder), engine="sim", sim_model="yi-34b"))
+
+
+def test_its_registration_tells_how_it_swaps(model_folder: Path) -> None:
+    settings = ExecutorSettings(model_path=str(model_folder), engine="sim", preset="bros", host_kv_slots=300)
+    spec = load_engine(settings).spec
+    info = executor_info(settings, spec)
+    assert (info.kv_policy, info.num_host_slots) == ("bidirectional", 300)
+    assert info.swap_ms_per_slot == info.limits().swap_ms_per_slot == spec.swap_ms_per_slot > 0

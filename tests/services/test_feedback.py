@@ -19,10 +19,10 @@ from loadgen.scaling import Scaling
 from loadgen.slo import parse_slo
 from loadgen.traces import TraceRequest
 from services.profiler.feedback import BEYOND_PROFILE, MEMORY_S, STEP, WINDOW_S, BudgetFeedback, Target
-from services.profiler.online_latencies import OnlineLatencies
 from services.profiler.simulation.setup import Machine, make_strategy
 from services.profiler.simulation.workload import SimulatedWorkload
 from shared.latency.linear import LinearLatencyModel
+from shared.watch.online_latencies import OnlineLatencies
 
 PROFILED_MS = 100.0
 FLOOR_MS = 10.0
@@ -83,7 +83,7 @@ def loop(plant: Plant, *exprs: str) -> Loop:
     return Loop(plant, BudgetFeedback(PROFILED_MS, FLOOR_MS, targets, 0.0))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     st.floats(1.1, 2.5), st.floats(0.0, 0.3), st.sampled_from(["tbt_mean", "tbt_p50", "tbt_p99"]), st.integers(0, 99)
 )
@@ -99,7 +99,7 @@ def test_a_plant_slower_than_planned_is_brought_under_its_bound_and_kept_there(
     assert all(FLOOR_MS <= budget <= BEYOND_PROFILE * PROFILED_MS for budget, _ in driven.log)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.floats(0.5, 2.0), st.floats(0.0, 0.5), st.integers(0, 99))
 def test_cuts_are_fast_steps_up_are_slow_and_none_follows_a_breach_at_once(
     bias: float, noise: float, seed: int

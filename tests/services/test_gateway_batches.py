@@ -13,7 +13,7 @@ from openai.types import Batch
 from services.gateway.batches import batch_body
 from shared.bus import Bus
 from shared.protocol import subjects
-from shared.protocol.messages import BatchError, BatchRecord, FileRecord
+from shared.protocol.batches import BatchError, BatchRecord, FileRecord
 from tests.services.gateway_rig import GatewayRig
 
 WINDOW_S = 24 * 3600

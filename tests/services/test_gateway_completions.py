@@ -54,6 +54,102 @@ def test_a_text_is_the_same_streamed_and_whole_and_from_token_ids(rig: GatewayRi
     assert rig.complete(prompt=token_ids, **options).json()["choices"][0]["text"] == whole.choices[0].text
 
 
+def test_logprobs_are_the_same_streamed_and_whole(rig: GatewayRig) -> None:
+    options: Any = {"model": MODEL, "messages": MESSAGES, "seed": 5, "max_tokens": 40}
+    options |= {"logprobs": True, "top_logprobs": 3, "extra_body": {"ignore_eos": True}}
+    (whole,) = rig.openai.chat.completions.create(**options).choices
+    assert whole.logprobs is not None and whole.logprobs.content is not None
+    chunks = [chunk.choices[0] for chunk in rig.openai.chat.completions.create(**options, stream=True)]
+    streamed = [entry for chunk in chunks if chunk.logprobs for entry in chunk.logprobs.content or ()]
+    assert [entry.to_dict() for entry in streamed] == [entry.to_dict() for entry in whole.logprobs.content]
+    assert len(streamed) == 40 and {len(entry.top_logprobs) for entry in streamed} == {3}
+    joined = b"".join(bytes(entry.bytes or ()) for entry in streamed)
+    assert joined.decode(errors="replace") == whole.message.content
+    assert (
+        rig.complete(seed=5, logprobs=2, max_tokens=7, ignore_eos=True).json()["choices"][0]["logprobs"]["text_offset"][
+            0
+        ]
+        == 0
+    )
+
+
+ANIMAL = {
+    "type": "object",
+    "properties": {"kind": {"enum": ["cat", "dog"]}, "is_big": {"type": "boolean"}},
+    "required": ["kind", "is_big"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_keeps_to_its_schema(rig: GatewayRig, stream: bool) -> None:
+    asked: Any = {"type": "json_schema", "json_schema": {"name": "animal", "schema": ANIMAL, "strict": True}}
+    options: Any = {"model": MODEL, "messages": MESSAGES, "response_format": asked, "stream": stream}
+    texts, reasons = set(), set()
+    for seed in range(8):
+        answer: Any = rig.openai.chat.completions.create(**options, seed=seed)
+        if stream:
+            choices = [chunk.choices[0] for chunk in answer]
+            text, reason = "".join(choice.delta.content or "" for choice in choices), choices[-1].finish_reason
+        else:
+            text, reason = answer.choices[0].message.content, answer.choices[0].finish_reason
+        found = json.loads(text)
+        assert found["kind"] in ("cat", "dog") and isinstance(found["is_big"], bool) and len(found) == 2
+        texts.add(text)
+        reasons.add(reason)
+    assert len(texts) > 1 and reasons == {"stop"}
+
+
+def test_an_answer_that_is_cut_says_so(rig: GatewayRig) -> None:
+    asked = {"type": "json_object"}
+    choice = rig.complete(response_format=asked, max_tokens=2).json()["choices"][0]
+    assert (choice["finish_reason"], choice["text"][0]) == ("length", "{")
+
+
+def test_a_schema_that_nothing_can_keep_to_is_refused(rig: GatewayRig) -> None:
+    asked: Any = {"type": "json_schema", "json_schema": {"name": "animal", "schema": {"type": "banana"}}}
+    with pytest.raises(openai.BadRequestError, match="banana") as refused:
+        rig.openai.chat.completions.create(model=MODEL, messages=MESSAGES, response_format=asked)
+    assert refused.value.param == "response_format"
+
+
+@pytest.mark.parametrize("stop", [None, " the"])
+def test_choices_are_those_of_their_seeds_streamed_and_whole(rig: GatewayRig, stop: str | None) -> None:
+    options: Any = {"model": MODEL, "messages": MESSAGES, "seed": 5, "max_tokens": 60, "n": 4, "stop": stop}
+    whole = rig.openai.chat.completions.create(**options)
+    assert [choice.index for choice in whole.choices] == [0, 1, 2, 3]
+    texts = [choice.message.content or "" for choice in whole.choices]
+    assert len(set(texts)) == 4
+    alone = rig.openai.chat.completions.create(**options | {"n": 1})
+    assert (alone.choices[0].message.content, alone.choices[0].finish_reason) == (
+        texts[0],
+        whole.choices[0].finish_reason,
+    )
+    chunks = list(rig.openai.chat.completions.create(**options, stream=True, stream_options={"include_usage": True}))
+    streamed, reasons, order = [""] * 4, [""] * 4, []
+    for chunk in chunks[:-1]:
+        (choice,) = chunk.choices
+        streamed[choice.index] += choice.delta.content or ""
+        reasons[choice.index] = choice.finish_reason or ""
+        order.append(choice.index)
+    assert streamed == texts
+    assert reasons == [choice.finish_reason for choice in whole.choices]
+    assert order != sorted(order), "they come interleaved"
+    usages = [usage for usage in (whole.usage, chunks[-1].usage, alone.usage) if usage is not None]
+    prompts, outputs = [usage.prompt_tokens for usage in usages], [usage.completion_tokens for usage in usages]
+    assert len(set(prompts)) == 1 and len(prompts) == 3, "the prompt counts once"
+    assert outputs[0] == outputs[1] > outputs[2]
+
+
+def test_the_first_event_of_a_chat_comes_with_its_first_text(rig: GatewayRig) -> None:
+    body = {"model": MODEL, "messages": MESSAGES, "max_tokens": 5, "stream": True, "ignore_eos": True}
+    with rig.http.stream("POST", "/v1/chat/completions", json=body) as response:
+        first, *_ = response.iter_raw()
+    events = first.decode().split("\n\n")
+    deltas = [json.loads(event.removeprefix("data: "))["choices"][0]["delta"] for event in events[:2]]
+    assert deltas[0]["role"] == "assistant" and deltas[1]["content"]
+
+
 def test_usage_counts_tokens_and_cache_hits(rig: GatewayRig) -> None:
     prompt = list(range(100, 164))
     rig.complete(prompt=prompt, ignore_eos=True)
@@ -96,10 +192,11 @@ def test_a_stream_is_server_sent_events_that_end_with_done(rig: GatewayRig) -> N
     assert all(event.startswith("data: {") for event in events[:-2])
 
 
+@pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_leaves_ends_its_request_on_the_executor(rig: GatewayRig, stream: bool) -> None:
+def test_a_client_that_leaves_ends_its_request_on_the_executor(rig: GatewayRig, stream: bool, n: int) -> None:
     aborted = rig.metric("slackwater_executor_aborted_total")
-    body = {"model": MODEL, "prompt": "x", "max_tokens": LONG, "ignore_eos": True, "stream": stream}
+    body = {"model": MODEL, "prompt": "x", "max_tokens": LONG, "ignore_eos": True, "stream": stream, "n": n}
     with httpx.Client(base_url=rig.url) as client:
         if stream:
             with client.stream("POST", "/v1/completions", json=body) as response:
@@ -108,7 +205,7 @@ def test_a_client_that_leaves_ends_its_request_on_the_executor(rig: GatewayRig, 
             with pytest.raises(httpx.ReadTimeout):
                 client.post("/v1/completions", json=body, timeout=httpx.Timeout(10, read=0.3))
     wait_until(lambda: rig.metric("slackwater_live_requests") == 0, "the gateway still holds the request")
-    wait_until(lambda: rig.metric("slackwater_executor_aborted_total") == aborted + 1, "the executor runs it still")
+    wait_until(lambda: rig.metric("slackwater_executor_aborted_total") == aborted + n, "the executor runs it still")
     wait_until(lambda: rig.metric("slackwater_executor_online_running") == 0, "the executor runs it still")
 
 
@@ -148,7 +245,7 @@ BAD_REQUESTS: list[tuple[str, str, bytes, int]] = [
     ("GET", "/v1/completions", b"", 405),
     ("DELETE", "/v1/models", b"", 405),
     ("GET", "/v1/nothing", b"", 404),
-    ("GET", "/", b"", 404),
+    ("GET", "/nothing", b"", 404),
     ("POST", "/v1/embeddings", b"{}", 404),
 ]
 

@@ -44,6 +44,11 @@ class Stream:
         assert self._reading.result(120) == "data: [DONE]", self.events[-1:]
         return "".join(event["choices"][0]["text"] for event in self.events)
 
+    def offsets(self) -> list[int]:
+        """Of the tokens that came with logprobs."""
+        logprobs = [event["choices"][0]["logprobs"] or {"text_offset": []} for event in self.events]
+        return [offset for each in logprobs for offset in each["text_offset"]]
+
     def error(self) -> dict[str, Any]:
         self._reading.result(120)
         found: dict[str, Any] = self.events[-1]["error"]
@@ -66,20 +71,27 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 
 
 def undisturbed(rig: GatewayRig, stream: Stream) -> str:
-    text: str = rig.http.post("/v1/completions", json=stream.body | {"stream": False}).json()["choices"][0]["text"]
+    text: str = undisturbed_choice(rig, stream)["text"]
     return text
+
+
+def undisturbed_choice(rig: GatewayRig, stream: Stream) -> dict[str, Any]:
+    choice: dict[str, Any] = rig.http.post("/v1/completions", json=stream.body | {"stream": False}).json()["choices"][0]
+    return choice
 
 
 def test_streams_of_a_killed_executor_go_on_at_another(rig: GatewayRig, pool: ThreadPoolExecutor) -> None:
     for executor_id in ("executor-0", "executor-1"):
         rig.start_executor(executor_id, *SLOW)
     wait_until(lambda: len(executors(rig)) == 2, rig.logs())
-    streams = [Stream(rig, pool, seed=seed) for seed in range(4)]
+    streams = [Stream(rig, pool, seed=seed, logprobs=1) for seed in range(4)]
     for stream in streams:
         stream.wait_for_events(20)
     rig.stop("executor-0", signal.SIGKILL)
     texts = [stream.text() for stream in streams]
-    assert texts == list(pool.map(lambda stream: undisturbed(rig, stream), streams))
+    whole = list(pool.map(lambda stream: undisturbed_choice(rig, stream), streams))
+    assert texts == [choice["text"] for choice in whole]
+    assert [stream.offsets() for stream in streams] == [choice["logprobs"]["text_offset"] for choice in whole]
     assert rig.metric("slackwater_resumed_requests_total") == 2
     assert executors(rig) == {"executor-1"}
 

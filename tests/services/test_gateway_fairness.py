@@ -5,22 +5,27 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
-from services.gateway.client_id import client_id_of
+from services.gateway.sender import client_id_of
+from services.local.keys import open_keys
 from shared.bus import Bus
 from shared.protocol import subjects
+from shared.protocol.api_keys import ApiKeyRecord, hash_api_key
 from shared.protocol.messages import ExecutorInfo
-from tests.services.gateway_rig import GatewayRig, wait_until
+from tests.services.gateway_rig import MODEL, GatewayRig, wait_until
 
 FLOOD = 40
 
 
 @pytest.fixture
-def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayRig]:
+def rig(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[GatewayRig]:
     with GatewayRig(tmp_path_factory.mktemp("gateway")) as made:
-        options = ("--online-order", "vtc", "--max-num-seqs", "2", "--sim-time-scale", "0.1")
+        time_scale = getattr(request, "param", "0.1")
+        options = ("--online-order", "vtc", "--max-num-seqs", "2", "--sim-time-scale", time_scale)
         made.start_executor("executor-0", *options)
         made.start_gateway()
         made.wait_ready()
@@ -62,6 +67,26 @@ def test_a_flood_does_not_delay_light_clients(rig: GatewayRig) -> None:
     assert clients.ended.index("by-key") < clients.ended.index("by-user") < FLOOD - 8
 
 
+@pytest.mark.parametrize("rig", ["1"], indirect=True)
+async def test_a_key_of_weight_three_is_served_three_times_as_much(rig: GatewayRig) -> None:
+    async with open_keys(Path(), rig.nats_url) as keys:
+        light, heavy = await keys.create("light", 1.0, None, None), await keys.create("heavy", 3.0, None, None)
+    clients = Clients(rig)
+    with ThreadPoolExecutor(50) as pool:
+        body = {"model": MODEL, "prompt": "x", "max_tokens": 8000, "ignore_eos": True, "stream": True}
+        with ExitStack() as first:
+            for _ in range(2):
+                first.enter_context(rig.http.stream("POST", "/v1/completions", json=body))
+            wait_until(lambda: rig.metric("slackwater_executor_online_running") == 2, "the first do not run")
+            rest = [pool.submit(clients.complete, "light", light, None, 20) for _ in range(24)]
+            rest += [pool.submit(clients.complete, "heavy", heavy, None, 20) for _ in range(24)]
+            wait_until(lambda: rig.metric("slackwater_executor_online_waiting") == 48, "not all wait", 60)
+        for each in rest:
+            each.result()
+    assert 20 <= clients.ended[:30].count("heavy") <= 24  # 22.5 of 30 at three to one
+    assert sorted(clients.ended) == ["heavy"] * 24 + ["light"] * 24
+
+
 async def test_schedulers_are_told_the_order(nats_url: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     with GatewayRig(tmp_path_factory.mktemp("gateway"), nats_url) as rig:
         rig.start_executor("executor-0", "--online-order", "vtc", "--vtc-weight-output", "3")
@@ -76,9 +101,11 @@ async def test_schedulers_are_told_the_order(nats_url: str, tmp_path_factory: py
 
 
 def test_a_client_is_its_key_or_its_user_and_never_in_clear() -> None:
-    key = client_id_of("Bearer sk-secret", "me")
-    assert key == client_id_of("Bearer sk-secret", None) != client_id_of("Bearer sk-other", None)
+    key = client_id_of(None, "Bearer sk-secret", "me")
+    assert key == client_id_of(None, "Bearer sk-secret", None) != client_id_of(None, "Bearer sk-other", None)
     assert "secret" not in key
-    user = client_id_of(None, "sk-secret")
-    assert user == client_id_of("Bearer ", "sk-secret") != key
-    assert client_id_of(None, None) == client_id_of("", "") == ""
+    user = client_id_of(None, None, "sk-secret")
+    assert user == client_id_of(None, "Bearer ", "sk-secret") != key
+    assert client_id_of(None, None, None) == client_id_of(None, "", "") == ""
+    known = ApiKeyRecord("me", hash_api_key("sk-secret"), "cret", 0)
+    assert client_id_of(known, "Bearer sk-secret", None) not in (key, user, client_id_of(None, None, "me"))

@@ -72,6 +72,7 @@ def test_an_unknown_file_is_404_whatever_its_name(rig: GatewayRig, file_id: str,
     [
         ({}, {"file": ("a", LINES)}, "purpose"),
         ({"purpose": "fine-tune"}, {"file": ("a", LINES)}, "purpose"),
+        ({"purpose": ["batch", "batch"]}, {"file": ("a", LINES)}, "purpose"),
         ({"purpose": "batch"}, {"other": ("a", LINES)}, "file"),
         ({"purpose": "batch"}, {"file": ("a", b"")}, "file"),
         ({"purpose": "batch"}, {"file": ("n" * 256, LINES)}, "file"),
@@ -90,7 +91,7 @@ def test_an_unknown_file_is_404_whatever_its_name(rig: GatewayRig, file_id: str,
     ],
 )
 def test_a_bad_upload_names_the_field_and_stores_nothing(
-    rig: GatewayRig, form: dict[str, str], files: Any, param: str
+    rig: GatewayRig, form: dict[str, Any], files: Any, param: str
 ) -> None:
     before = rig.http.get("/v1/files").json()["data"]
     response = rig.http.post("/v1/files", data=form, files=files)

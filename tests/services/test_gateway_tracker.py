@@ -13,7 +13,10 @@ import pytest
 
 from services.gateway.generation import Generation
 from services.gateway.metrics import GenerationMetrics
+from services.gateway.rate_limits import UNLIMITED, RateLimits, Reservation
 from services.gateway.registry import ExecutorRegistry
+from services.gateway.router import Router
+from services.gateway.sender import Sender
 from services.gateway.tracker import MAX_ATTEMPTS, RequestTracker
 from shared.bus import Bus
 from shared.clock import SystemClock
@@ -23,6 +26,7 @@ from shared.openai.responses import error_body
 from shared.protocol import subjects
 from shared.protocol.messages import (
     AbortRequests,
+    BatchShape,
     ExecutorCounters,
     ExecutorInfo,
     FinishReason,
@@ -34,6 +38,7 @@ from shared.protocol.messages import (
     TokenOutput,
 )
 from shared.telemetry import Telemetry
+from shared.tuning import Tuning
 from tests.services.gateway_rig import MODEL, GatewayRig
 
 GATEWAY = "gateway-test"
@@ -59,15 +64,22 @@ class Peer:
 
     async def listen(self) -> None:
         await self.bus.subscribe(subjects.inbox(self.executor_id), InboxMessage, self.inbox.put)
+        await self.bus.serve(subjects.executor_alive(self.executor_id), object, self.alive)
         await self.bus.flush()
+
+    async def alive(self, _: object) -> str:
+        """As an executor answers who asks whether it is there."""
+        return self.epoch
 
     async def beat(
         self, model: str = "m", draining: bool = False, online_running: int = 0, reconnects: int = 0
     ) -> None:
+        """Each online request that runs decodes over 100 tokens."""
         info = ExecutorInfo(
             self.executor_id, self.epoch, 1, model, "sim", "cpu", "key", 256, 16, 64, 8, 512, eos_token_ids=[2]
         )
-        heartbeat = Heartbeat(info, ExecutorCounters(), draining, 0, online_running, 0, 0, 64, reconnects)
+        work = BatchShape(0, 0, 100 * online_running, online_running, 0)
+        heartbeat = Heartbeat(info, ExecutorCounters(), draining, 0, online_running, 0, 0, 64, work, reconnects)
         await self.bus.publish(subjects.heartbeat(self.executor_id), heartbeat)
 
     async def next_request(self) -> GenerateRequest:
@@ -99,6 +111,7 @@ class Front:
     """The gateway's side."""
 
     registry: ExecutorRegistry
+    router: Router
     tracker: RequestTracker
 
     async def until(self, condition: Callable[[], bool]) -> None:
@@ -107,20 +120,20 @@ class Front:
             while not condition():  # noqa: ASYNC110 (it changes in several places)
                 await asyncio.sleep(0.005)
 
-    async def submit(self, request: CompletionRequest = REQUEST) -> Generation:
-        return await asyncio.wait_for(self.tracker.submit(request, "client"), 10)
+    async def submit(self, request: CompletionRequest = REQUEST, reservation: Reservation = UNLIMITED) -> Generation:
+        return await asyncio.wait_for(self.tracker.submit(request, Sender("client"), reservation), 10)
 
 
 @pytest.fixture
 async def front(bus: Bus) -> AsyncIterator[Front]:
-    registry = ExecutorRegistry(bus, "m")
-    telemetry = Telemetry("test")
-    tracker = RequestTracker(bus, registry, GATEWAY, SystemClock(), GenerationMetrics(telemetry.meter))
+    registry, tuning = ExecutorRegistry(bus, "m"), Tuning(bus, lambda: None)
+    router, telemetry = Router(registry, tuning), Telemetry("test")
+    tracker = RequestTracker(bus, registry, router, GATEWAY, SystemClock(), GenerationMetrics(telemetry.meter))
     await registry.start()
     await tracker.start()
     async with asyncio.TaskGroup() as tasks:
-        running = [tasks.create_task(registry.run()), tasks.create_task(tracker.run())]
-        yield Front(registry, tracker)
+        running = [tasks.create_task(each.run()) for each in (registry, tuning, tracker)]
+        yield Front(registry, router, tracker)
         for task in running:
             task.cancel()
     telemetry.close()
@@ -136,6 +149,12 @@ async def alive(peer: Peer, front: Front) -> Peer:
     await peer.beat()
     await front.until(lambda: any(e.info.executor_id == peer.executor_id for e in front.registry.live()))
     return peer
+
+
+def load(front: Front, executor_id: str) -> int:
+    """Online requests that it is expected to have."""
+    (work,) = [each.target.work() for each in front.registry.live() if each.info.executor_id == executor_id]
+    return work.prefill_requests + work.decode_requests
 
 
 async def test_tokens_arrive_until_the_end(front: Front, peer: Peer) -> None:
@@ -170,7 +189,7 @@ async def test_what_an_executor_missed_while_it_was_off_the_bus_is_sent_again(fr
     assert second.request_id != first.request_id
     await peer.beat(reconnects=1)
     await peer.beat(online_running=3, reconnects=1)
-    await front.until(lambda: front.registry.live()[0].load == 3)
+    await front.until(lambda: load(front, "executor-0") == 4)  # its own prompt, and three that others sent
     assert peer.inbox.empty()
 
 
@@ -227,6 +246,18 @@ async def test_an_executors_error_ends_the_request(front: Front, peer: Peer) -> 
     assert (generation.finish_reason, generation.error) == (FinishReason.ERROR, "out of luck")
 
 
+@pytest.mark.parametrize(("finish_reason", "left"), [(FinishReason.ERROR, 100), (FinishReason.STOP, 95)])
+async def test_a_failed_request_costs_no_tokens(
+    front: Front, peer: Peer, finish_reason: FinishReason, left: int
+) -> None:
+    limits = RateLimits(None, 100, 0.0)
+    generation = await front.submit(reservation=limits.reserve_tokens(11, 0.0))
+    request = await peer.next_request()
+    await peer.send(request.request_id, [5, 6], finish_reason)
+    await generation.finished()
+    assert limits.headers(0.0)["x-ratelimit-remaining-tokens"] == str(left)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_executors_error_reaches_the_client(nats_url: str, bus: Bus, tmp_path: Path, stream: bool) -> None:
     peer = Peer(bus, "executor-0")
@@ -271,24 +302,6 @@ async def test_a_request_closed_while_it_waits_to_be_resumed_is_not(front: Front
     assert front.tracker.num_live == 1
 
 
-async def test_the_least_loaded_executor_is_picked(front: Front, peer: Peer, bus: Bus) -> None:
-    other = await alive(Peer(bus, "executor-1"), front)
-    await peer.beat(online_running=2)
-    await front.until(lambda: front.registry.live()[0].load == 2)
-    picked = [front.registry.pick() for _ in range(5)]
-    assert [info.executor_id for info in picked if info] == [
-        "executor-1",
-        "executor-1",
-        "executor-0",
-        "executor-1",
-        "executor-0",
-    ]
-    await other.beat(draining=True)
-    await front.until(lambda: len(front.registry.available()) == 1)
-    last = front.registry.pick()
-    assert last is not None and last.executor_id == "executor-0"
-
-
 async def test_executors_of_another_model_do_not_count(front: Front, bus: Bus) -> None:
     peer, other = Peer(bus, "executor-0"), Peer(bus, "executor-1")
     await peer.beat(model="another")
@@ -298,7 +311,7 @@ async def test_executors_of_another_model_do_not_count(front: Front, bus: Bus) -
 
 async def test_waiting_for_an_executor_ends_in_time(front: Front) -> None:
     with pytest.raises(NoExecutorError, match="m is alive"):
-        await front.registry.pick_within(0.05)
+        await front.router.route_within([1], 0.05)
 
 
 async def test_a_registration_that_is_deleted_ends_the_executor(front: Front, peer: Peer, bus: Bus) -> None:
@@ -306,7 +319,7 @@ async def test_a_registration_that_is_deleted_ends_the_executor(front: Front, pe
     await bucket.put("executor-0", front.registry.live()[0].info)
     await bucket.delete("executor-0")
     await front.until(lambda: not front.registry.live())
-    assert front.registry.pick() is None
+    assert front.router.route([1]) is None
 
 
 async def test_the_context_is_the_shortest_of_the_executors(front: Front, peer: Peer) -> None:

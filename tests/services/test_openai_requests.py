@@ -24,6 +24,10 @@ def parse(endpoint: str, **fields: Any) -> CompletionRequest:
     return parse_completion(endpoint, msgspec.json.encode(present), TOKENIZER, MODEL)
 
 
+def json_schema(schema: Any, name: str = "answer") -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": name, "schema": schema, "strict": True}}
+
+
 def test_defaults_are_openais() -> None:
     chat, text = parse(CHAT), parse(TEXT)
     assert chat.sampling.max_tokens == MODEL.max_model_len - len(chat.prompt_token_ids)
@@ -46,6 +50,11 @@ def test_every_sampling_field_arrives(endpoint: str) -> None:
         stop=["a", "b"],
         stop_token_ids=[5],
         ignore_eos=True,
+        min_p=0.1,
+        presence_penalty=-2,
+        frequency_penalty=1.5,
+        repetition_penalty=1.2,
+        logit_bias={"700": -100, "3": 0.5},
         stream=True,
         stream_options={"include_usage": True},
         user="u",
@@ -53,8 +62,26 @@ def test_every_sampling_field_arrives(endpoint: str) -> None:
     sampling = request.sampling
     assert (sampling.max_tokens, sampling.temperature, sampling.top_p, sampling.top_k) == (7, 0.0, 0.5, 40)
     assert (sampling.seed, sampling.stop, sampling.stop_token_ids) == (11, ("a", "b"), (5,))
+    assert (sampling.min_p, sampling.repetition_penalty, sampling.logit_bias) == (0.1, 1.2, ((3, 0.5), (700, -100)))
+    assert (sampling.presence_penalty, sampling.frequency_penalty) == (-2, 1.5)
     assert sampling.ignore_eos and request.stream and request.include_usage
     assert (request.endpoint, request.model, request.user) == (endpoint, "tiny", "u")
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS)
+def test_a_response_format_becomes_a_grammar(endpoint: str) -> None:
+    grammars = [
+        parse(endpoint, response_format=asked).sampling.grammar
+        for asked in ({"type": "json_object"}, json_schema({"type": "object"}), json_schema({"enum": ["a", "b"]}))
+    ]
+    assert grammars[0] == grammars[1] and '"enum"' in grammars[2].replace(" ", "")
+    assert parse(endpoint, response_format={"type": "text"}).sampling.grammar == ""
+
+
+def test_a_top_k_beyond_the_vocabulary_is_all_of_it() -> None:
+    body = b'{"model": "tiny", "prompt": "Hello", "top_k": %d}' % (2**80)
+    assert parse_completion(TEXT, body, TOKENIZER, MODEL).sampling.top_k == TOKENIZER.vocab_size
+    assert parse(TEXT, top_k=-1).sampling.top_k == 0
 
 
 def test_absent_seeds_differ_and_odd_ones_become_valid() -> None:
@@ -79,6 +106,32 @@ def test_content_parts_are_joined_and_developer_is_system() -> None:
     with_parts = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": parts}]
     plain = [{"role": "system", "content": "Be brief."}, *MESSAGES]
     assert parse(CHAT, messages=with_parts).prompt_token_ids == TOKENIZER.apply_chat_template(plain)
+
+
+def test_choices_have_seeds_of_their_own() -> None:
+    request = parse(TEXT, n=8, best_of=8, seed=2**63 - 1)
+    choices = request.choices()
+    assert len({choice.sampling.seed for choice in choices}) == 8
+    assert choices[0].sampling.seed == 2**63 - 1 and {choice.sampling.n for choice in choices} == {1}
+    assert all(0 <= choice.sampling.seed < 2**63 for choice in choices)
+    assert [request.sampling.seed_of_choice(3)] == [choices[2].sampling.seed_of_choice(1)]
+    assert choices[:3] == parse(TEXT, n=3, seed=2**63 - 1).choices()
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "fields", "expected"),
+    [
+        (CHAT, {}, None),
+        (CHAT, {"logprobs": False, "top_logprobs": 0}, None),
+        (CHAT, {"logprobs": True}, 0),
+        (CHAT, {"logprobs": True, "top_logprobs": 20}, 20),
+        (TEXT, {}, None),
+        (TEXT, {"logprobs": 0}, 0),
+        (TEXT, {"logprobs": 5}, 5),
+    ],
+)
+def test_logprobs_are_asked_for(endpoint: str, fields: dict[str, Any], expected: int | None) -> None:
+    assert parse(endpoint, **fields).sampling.logprobs == expected
 
 
 def test_max_completion_tokens_goes_before_max_tokens() -> None:
@@ -108,18 +161,35 @@ BAD_FIELDS: list[tuple[str, dict[str, Any], str | None]] = [
     (CHAT, {"messages": [{"content": "hi"}]}, "messages[0].role"),
     (CHAT, {"messages": [{"role": "user"}]}, "messages[0].content"),
     (CHAT, {"messages": [{"role": "king", "content": "hi"}]}, "messages[0].role"),
-    (CHAT, {"messages": [*MESSAGES, {"role": "tool", "content": "hi"}]}, "messages[1].role"),
-    (CHAT, {"messages": [{"role": "assistant", "content": "", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
+    (CHAT, {"messages": [*MESSAGES, {"role": "tool", "content": "hi"}]}, "messages[1].tool_call_id"),
+    (CHAT, {"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls[0].id"),
     (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]"),
     (CHAT, {"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0]"),
     (CHAT, {"messages": [{"role": "user", "content": "word " * 300}]}, "messages"),
     (CHAT, {"max_completion_tokens": 0}, "max_completion_tokens"),
     (CHAT, {"max_completion_tokens": 256}, "max_completion_tokens"),
-    (CHAT, {"logprobs": True}, "logprobs"),
+    (CHAT, {"logprobs": 2}, "logprobs"),
     (CHAT, {"top_logprobs": 2}, "top_logprobs"),
-    (CHAT, {"tools": [{"type": "function"}]}, "tools"),
+    (CHAT, {"tools": [{"type": "function"}]}, "tools[0].type"),
+    (CHAT, {"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+    (CHAT, {"logprobs": False, "top_logprobs": 2}, "top_logprobs"),
+    (CHAT, {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
     (CHAT, {"tool_choice": "required"}, "tool_choice"),
-    (CHAT, {"response_format": {"type": "json_object"}}, "response_format"),
+    (CHAT, {"response_format": "json"}, "response_format"),
+    (CHAT, {"response_format": {}}, "response_format.type"),
+    (CHAT, {"response_format": {"type": "xml"}}, "response_format.type"),
+    (CHAT, {"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+    (CHAT, {"response_format": json_schema({}, name="")}, "response_format.json_schema.name"),
+    (CHAT, {"response_format": json_schema({}, name="a b")}, "response_format.json_schema.name"),
+    (CHAT, {"response_format": json_schema([])}, "response_format.json_schema.schema"),
+    (CHAT, {"response_format": json_schema({"type": "banana"})}, "response_format"),
+    (CHAT, {"response_format": json_schema({"not": {"type": "string"}})}, "response_format"),
+    (CHAT, {"response_format": json_schema({"$ref": "#/nowhere"})}, "response_format"),
+    (CHAT, {"response_format": json_schema({"type": "string", "pattern": "(?=a)"})}, "response_format"),
+    (CHAT, {"response_format": json_schema({"type": "integer", "minimum": 5, "maximum": 2})}, "response_format"),
+    (CHAT, {"response_format": json_schema({"enum": ["x" * 70_000]})}, "response_format"),
+    (CHAT, {"response_format": {"type": "json_object"}, "ignore_eos": True}, "ignore_eos"),
+    (TEXT, {"response_format": json_schema({"type": 5})}, "response_format"),
     (CHAT, {"modalities": ["audio"]}, "modalities"),
     (TEXT, {"prompt": msgspec.UNSET}, "prompt"),
     (TEXT, {"prompt": None}, "prompt"),
@@ -157,15 +227,32 @@ BAD_FIELDS: list[tuple[str, dict[str, Any], str | None]] = [
     (TEXT, {"stream_options": {"include_usage": True}}, "stream_options"),
     (TEXT, {"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
     (TEXT, {"user": 5}, "user"),
-    (TEXT, {"n": 2}, "n"),
+    (CHAT, {"metadata": {str(number): "x" for number in range(17)}}, "metadata"),
+    (TEXT, {"metadata": {"k" * 65: "x"}}, "metadata"),
+    (TEXT, {"metadata": {"k": 5}}, "metadata[...]"),
+    (TEXT, {"n": 9}, "n"),
     (TEXT, {"n": 0}, "n"),
     (TEXT, {"best_of": 2}, "best_of"),
+    (TEXT, {"best_of": 1, "n": 2}, "best_of"),
     (TEXT, {"echo": True}, "echo"),
     (TEXT, {"suffix": "end"}, "suffix"),
-    (TEXT, {"logprobs": 0}, "logprobs"),
-    (TEXT, {"logit_bias": {"5": 1}}, "logit_bias"),
-    (TEXT, {"presence_penalty": 0.5}, "presence_penalty"),
-    (TEXT, {"frequency_penalty": -1}, "frequency_penalty"),
+    (TEXT, {"logprobs": 6}, "logprobs"),
+    (TEXT, {"logprobs": True}, "logprobs"),
+    (TEXT, {"logit_bias": {"5": 101}}, "logit_bias"),
+    (TEXT, {"logit_bias": {"5": -100.5}}, "logit_bias"),
+    (TEXT, {"logit_bias": {"five": 1}}, "logit_bias"),
+    (TEXT, {"logit_bias": {"05": 1}}, "logit_bias"),
+    (TEXT, {"logit_bias": {"-5": 1}}, "logit_bias"),
+    (TEXT, {"logit_bias": {str(TOKENIZER.vocab_size): 1}}, "logit_bias"),
+    (TEXT, {"logit_bias": {"9" * 5000: 1}}, "logit_bias"),
+    (TEXT, {"logit_bias": {str(token_id): 1 for token_id in range(1025)}}, "logit_bias"),
+    (TEXT, {"logit_bias": {"5": "much"}}, "logit_bias[...]"),
+    (TEXT, {"logit_bias": [5]}, "logit_bias"),
+    (TEXT, {"presence_penalty": 2.1}, "presence_penalty"),
+    (TEXT, {"frequency_penalty": -2.1}, "frequency_penalty"),
+    (TEXT, {"repetition_penalty": 0}, "repetition_penalty"),
+    (TEXT, {"repetition_penalty": 11}, "repetition_penalty"),
+    (TEXT, {"min_p": 1.1}, "min_p"),
     (TEXT, {"service_tier": "gold"}, "service_tier"),
 ]
 

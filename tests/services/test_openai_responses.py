@@ -10,9 +10,9 @@ from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, prepare
-from shared.openai.ids import is_well_formed, new_id
+from shared.openai.ids import created_s_of, is_well_formed, new_id
 from shared.openai.requests import CHAT, ENDPOINTS, TEXT
-from shared.openai.responses import ChunkWriter, Usage, completion_body, error_body, error_event
+from shared.openai.responses import Choice, ChunkWriter, Usage, completion_body, error_body, error_event
 from shared.openai.text import output_text, visible_tokens
 from shared.protocol.messages import FinishReason, SamplingParams
 from shared.tokenizer import Tokenizer
@@ -29,8 +29,10 @@ def event_data(event: bytes) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("endpoint", "shape"), [(CHAT, ChatCompletion), (TEXT, Completion)])
 def test_a_whole_answer_fits_the_clients_types(endpoint: str, shape: Any) -> None:
-    body = completion_body(endpoint, "r1", 17, "m", TEXT_WITH_ESCAPES, FinishReason.LENGTH, USAGE)
+    choices = [Choice(TEXT_WITH_ESCAPES, FinishReason.LENGTH), Choice("other", FinishReason.STOP)]
+    body = completion_body(endpoint, "r1", 17, "m", choices, USAGE)
     parsed = shape.model_validate(body, strict=True)
+    assert [(each.index, each.finish_reason) for each in parsed.choices] == [(0, "length"), (1, "stop")]
     choice = parsed.choices[0]
     assert (choice.message.content if endpoint == CHAT else choice.text) == TEXT_WITH_ESCAPES
     assert choice.finish_reason == "length"
@@ -50,6 +52,15 @@ def test_chat_chunks_fit_the_clients_types_and_join_to_the_text(include_usage: b
     assert all(("usage" in event_data(event)) == include_usage for event in events)
 
 
+def test_chunks_of_several_choices_name_theirs() -> None:
+    writer = ChunkWriter(CHAT, "r1", 17, "m", False, num_choices=2)
+    starts = [event + b"\n\n" for event in writer.start().split(b"\n\n")[:-1]]
+    events = [*starts, writer.text("a", index=1), writer.text("b"), writer.finish(FinishReason.STOP, 1)]
+    chunks = [ChatCompletionChunk.model_validate(event_data(event), strict=True) for event in events]
+    assert [chunk.choices[0].index for chunk in chunks] == [0, 1, 1, 0, 1]
+    assert [chunk.choices[0].delta.role for chunk in chunks[:2]] == ["assistant"] * 2
+
+
 def test_text_chunks_fit_the_clients_types() -> None:
     writer = ChunkWriter(TEXT, "r1", 17, "m", False)
     assert writer.start() == b""
@@ -61,8 +72,10 @@ def test_text_chunks_fit_the_clients_types() -> None:
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS)
 def test_the_usage_chunk_has_no_choices(endpoint: str) -> None:
-    event = event_data(ChunkWriter(endpoint, "r1", 17, "m", True).usage(USAGE))
-    assert event["choices"] == []
+    usage, done, rest = ChunkWriter(endpoint, "r1", 17, "m", True).end(USAGE).split(b"\n\n")
+    event = event_data(usage + b"\n\n")
+    assert (event["choices"], done, rest) == ([], b"data: [DONE]", b"")
+    assert ChunkWriter(endpoint, "r1", 17, "m", False).end(USAGE) == b"data: [DONE]\n\n"
     assert event["usage"]["total_tokens"] == 8
 
 
@@ -87,4 +100,8 @@ def test_ids_sort_by_time_and_can_be_keys() -> None:
     ids = [new_id("batch_", second + 0.001) for second in range(20)]
     assert ids == sorted(ids) and len(set(ids)) == 20
     assert all(is_well_formed(id) for id in ids)
+    assert [created_s_of(id) for id in ids] == list(range(20))
+    assert [created_s_of(id.replace("batch_", "file-") + "-output") for id in ids] == list(range(20))
+    assert [created_s_of(id.replace("batch_", "file-") + "-error") for id in ids] == list(range(20))
+    assert created_s_of("file-unknown-output") is None and created_s_of(ids[0] + "-input") is None
     assert not any(is_well_formed(id) for id in ("", "a.b", "a b", "é", "*", ">", "a" * 65, "../x"))

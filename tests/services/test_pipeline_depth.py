@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from services.executor.engine import EngineSpec, StepBatch
+from services.executor.engine import Engine, EngineSpec, StepBatch, StepResult
 from services.executor.engines.factory import load_engine
 from services.executor.engines.sim import SimEngine
 from services.executor.replica import Replica, ended_request
@@ -20,7 +20,7 @@ from services.offline_queue.async_scheduler import AsyncScheduler
 from services.offline_queue.pool import OfflinePool
 from shared.bus import Bus
 from shared.clock import SystemClock
-from shared.errors import ConfigError, EngineError
+from shared.errors import ConfigError, EngineError, EngineLostError
 from shared.latency.linear import LinearLatencyModel
 from shared.latency.model import LatencyModel
 from shared.protocol import subjects
@@ -55,17 +55,22 @@ GATEWAY = "gateway-test"
 Outputs = dict[str, list[int]]
 
 
-def make_online(number: int, prompt: int, max_tokens: int) -> GenerateRequest:
-    sampling = SamplingParams(max_tokens=max_tokens, seed=number)
+def make_online(number: int, prompt: int, max_tokens: int, temperature: float = 1.0) -> GenerateRequest:
+    sampling = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=number)
     client = f"client-{number % 3}"
     prompt_token_ids = list(range(200 * number, 200 * number + prompt))
     return GenerateRequest(f"on-{number}", Kind.ONLINE, prompt_token_ids, sampling, 0.0, GATEWAY, client_id=client)
 
 
 def make_offline(
-    batch: str, number: int, prompt: int = 30, max_tokens: int = 10, ignore_eos: bool = False
+    batch: str,
+    number: int,
+    prompt: int = 30,
+    max_tokens: int = 10,
+    ignore_eos: bool = False,
+    temperature: float = 1.0,
 ) -> OfflineRequest:
-    sampling = SamplingParams(max_tokens=max_tokens, seed=1000 + number, ignore_eos=ignore_eos)
+    sampling = SamplingParams(max_tokens, temperature, seed=1000 + number, ignore_eos=ignore_eos)
     start = 10_000 + 200 * number
     prompt_token_ids = list(range(start, start + prompt))
     generate = GenerateRequest(f"{batch}.{number}", Kind.OFFLINE, prompt_token_ids, sampling, 0.0)
@@ -199,7 +204,8 @@ def test_outputs_are_those_of_one_step_at_a_time(tokenizer: Tokenizer, depth: in
         peer.pool.discard([key for key in peer.outputs if rng.random() < 0.3])
     peer.drain()
     totals = peer.replica.totals
-    assert totals.pauses and totals.restored_slots if kv_policy == "bidirectional" else totals.preemptions
+    shares_blocks = KV_POLICIES[kv_policy].shares_blocks
+    assert totals.pauses and totals.restored_slots if shares_blocks else totals.preemptions
     assert peer.max_in_flight == depth
     assert peer.replica.pool.num_free == 48
     assert peer.outputs == alone(tokenizer, [*online, *(request.request for request in offline)])
@@ -272,7 +278,7 @@ def test_a_step_enters_each_stage_when_the_one_before_has_left_it() -> None:
 
 
 def test_the_torch_engine_has_one_stage(model_folder: Path) -> None:
-    with pytest.raises(ConfigError, match="torch engine has one pipeline stage: leave pipeline_depth at 1"):
+    with pytest.raises(ConfigError, match="torch engine does not share a model: leave pipeline_depth"):
         load_engine(ExecutorSettings(model_path=str(model_folder), pipeline_depth=2))
 
 
@@ -287,20 +293,24 @@ class Site:
         kv_policy: str = "lru",
         kv_blocks: int = 256,
         late: list[GenerateRequest] | None = None,
+        engine: Engine | None = None,
     ) -> None:
-        """``late``: online requests that come when offline ones run."""
+        """``late``: online requests that come when offline ones run. ``engine``: None is one that simulates; with
+        another, offline requests are greedy, as their logits depend a little on the batch."""
+        self.engine = engine
         self.depth = depth
         self.kv_policy = kv_policy
         self.kv_blocks = kv_blocks
         self.late = late or []
-        self.batch = f"batch_{depth}_{kv_policy}_{kv_blocks}"
+        self.batch = f"batch_{depth}_{kv_policy}_{kv_blocks}_{engine.spec.engine if engine else 'sim'}"
         self.online = online
         self.outputs: Outputs = {}
         self.steps: list[StepStarted] = []
         self._num_expected = len(online) + len(self.late) + num_offline
         self._all_ended = asyncio.Event()
         self._pool = OfflinePool(FcfsOrder(), lambda: None, lambda _, __: None)
-        self._pool.add([make_offline(self.batch, n, 40, 12) for n in range(num_offline)])
+        temperature = 1.0 if engine is None else 0.0
+        self._pool.add([make_offline(self.batch, n, 40, 12, temperature=temperature) for n in range(num_offline)])
 
     async def run(self, nats_url: str, model_folder: Path, tokenizer: Tokenizer) -> ExecutorService:
         settings = ExecutorSettings(
@@ -314,14 +324,14 @@ class Site:
         )
         preset, order = preset_named("sarathi++"), online_order_named("fcfs")
         bus, peer_bus = await Bus.connect(nats_url, "executor-0"), await Bus.connect(nats_url, "test")
-        engine = load_engine(settings)
+        engine = self.engine or load_engine(settings)
         executor = ExecutorService(bus, settings, preset, order, engine, tokenizer, SystemClock())
         await self._listen(peer_bus, executor.info)
         async with running(executor):
             following = asyncio.create_task(self._follow_results(peer_bus))
             for request in self.online:
                 await peer_bus.publish(subjects.inbox("executor-0"), request)
-            await asyncio.wait_for(self._all_ended.wait(), 30)
+            await asyncio.wait_for(self._all_ended.wait(), 120)
             following.cancel()
         await bus.close()
         await peer_bus.close()
@@ -378,15 +388,54 @@ async def test_the_service_keeps_as_many_steps_in_flight(
     assert outputs[1] == outputs[2] == outputs[4]
 
 
+class LastingEngine(SimEngine):
+    """Runs three steps, and then no more."""
+
+    def execute(self, batch: StepBatch) -> StepResult:
+        if batch.step >= 3:
+            raise EngineLostError("a worker is gone")
+        return super().execute(batch)
+
+
+async def test_a_lost_engine_ends_the_service_and_no_request(
+    nats_url: str, model_folder: Path, tokenizer: Tokenizer
+) -> None:
+    """There is no sign-off either: as with an executor that dies, others go on with what it had."""
+    spec = EngineSpec("m", "sim", "none", "float16", 512, 49152, 16, 48, (2,), 2)
+    settings = ExecutorSettings(model_path=str(model_folder), engine="sim", executor_id="lost")
+    bus, gateway_bus = await Bus.connect(nats_url, "lost"), await Bus.connect(nats_url, "test")
+    preset, order = preset_named("sarathi++"), online_order_named("fcfs")
+    executor = ExecutorService(bus, settings, preset, order, LastingEngine(spec, NO_TIME), tokenizer, SystemClock())
+    told: list[FinishReason | None] = []
+
+    async def on_tokens(message: StepTokens) -> None:
+        told.extend(output.finish_reason for output in message.outputs)
+
+    await gateway_bus.subscribe(subjects.tokens(GATEWAY), StepTokens, on_tokens)
+    await gateway_bus.flush()
+    await executor.start()
+    for request in (make_online(1, 20, 40), make_online(2, 20, 40)):
+        await gateway_bus.publish(subjects.inbox("lost"), request)
+    with pytest.raises(EngineLostError, match="a worker is gone"):
+        await asyncio.create_task(executor.run())  # a task of its own, as run_service has it
+    await executor.stop()
+    registered = await (await gateway_bus.bucket(subjects.EXECUTORS_BUCKET, ExecutorInfo)).get("lost")
+    assert registered.value == executor.info
+    await bus.close()
+    await gateway_bus.flush()
+    assert set(told) <= {None}
+    await gateway_bus.close()
+
+
 async def test_the_service_pauses_what_gives_way(nats_url: str, model_folder: Path, tokenizer: Tokenizer) -> None:
     outputs = {}
-    for kv_policy in KV_POLICIES:
+    for kv_policy, policy in KV_POLICIES.items():
         online = [make_online(n, 60, 20) for n in range(12)]
         site = Site(1, 12, online[:1], kv_policy, kv_blocks=14, late=online[1:])
         executor = await site.run(nats_url, model_folder, tokenizer)
         assert executor.info.kv_policy == kv_policy
         outputs[kv_policy] = site.outputs
         is_paused = [state.num_kept_blocks is not None for step in site.steps for state in step.states]
-        assert any(is_paused) == (kv_policy == "bidirectional")
+        assert any(is_paused) == policy.shares_blocks
     assert len(outputs["lru"]) == 24
-    assert outputs["lru"] == outputs["bidirectional"] == outputs["keep-resident"]
+    assert all(output == outputs["lru"] for output in outputs.values())

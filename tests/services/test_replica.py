@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from msgspec.structs import replace
 
 from services.executor.engine import EngineSpec, StepBatch, StepResult
 from services.executor.engines.sim import SimEngine
@@ -115,6 +116,32 @@ def test_outputs_do_not_depend_on_the_schedule(tokenizer: Tokenizer, seed: int) 
             results[ended.sequence.request_id] = (ended.sequence.output_token_ids, ended.finish_reason)
     assert replica.totals.preemptions > 0
     assert results == {request.request_id: alone(tokenizer, request) for request in requests}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_choices_of_an_offline_request_are_those_of_their_seeds(tokenizer: Tokenizer, seed: int) -> None:
+    """One after another over one prompt, whatever is planned and preempted between them."""
+    rng = random.Random(seed)
+    made = [make_request(f"{seed}-{n}", 40, rng.randint(1, 40), Kind.OFFLINE, n=3, logprobs=1) for n in range(6)]
+    requests = [replace(request, gateway_id="") for request in made]
+    replica, engine = make_replica(tokenizer, num_blocks=16)
+    for request in requests:
+        replica.submit(request)
+    found = {}
+    while replica.has_work:
+        run(replica, engine, Policy(rng.choice([8.0, 1e9])), _random_plan(replica, rng) if rng.random() < 0.5 else None)
+        for ended in replica.take_ended():
+            sequence = ended.sequence
+            found[sequence.request_id] = [*sequence.ended_choices, sequence.choice(ended.finish_reason)]
+    assert replica.totals.preemptions > 0 and replica.totals.finished_offline == len(requests)
+    assert replica.pool.num_free == replica.limits.num_blocks
+    for request in requests:
+        choices = found[request.request_id]
+        for index, choice in enumerate(choices):
+            sampling = replace(request.sampling, n=1, seed=request.sampling.seed_of_choice(index))
+            assert (choice.token_ids, choice.finish_reason) == alone(tokenizer, replace(request, sampling=sampling))
+            assert choice.logprobs is not None and len(choice.logprobs) == len(choice.token_ids)
+        assert len(choices) == 3
 
 
 def _random_plan(replica: Replica, rng: random.Random) -> StepPlan:

@@ -28,6 +28,7 @@ from services.profiler.simulation.simulation import Simulation
 from services.profiler.simulation.virtual_executor import ExecutorSetup, VirtualExecutor
 from services.profiler.simulation.virtual_phase import VirtualPhase
 from services.profiler.simulation.workload import SimulatedWorkload
+from shared.latency.linear import LinearLatencyModel
 from shared.latency.swap import SwapModel
 from shared.protocol.latency_models import LatencyModelRecord, LinearCoefficients
 from shared.scheduling.batch import Schedule
@@ -111,6 +112,24 @@ def test_with_shared_blocks_every_request_ends_once_too(host_kv_slots: int | Non
     assert min(totals.pauses, totals.checkpointed_slots, totals.restored_slots) > 0
     assert (totals.restored_slots == totals.checkpointed_slots) == (host_kv_slots is None)
     assert report.online is not None and report.online.completed == len(requests)
+
+
+def test_an_idle_budget_uses_the_time_without_online_requests() -> None:
+    model = LinearLatencyModel(10.0, 0.1, 0.0, 0.0, 0.0, 0.1, 0.5)  # most of a step under the latency budget is fixed
+    requests = [TraceRequest(5.0 * number, 400, 20) for number in range(4)]
+    plan = make_plan(requests, [OfflinePrompt(20, num_prompt_tokens=100)] * 2000)
+    finished, tbt_ms = [], []
+    for idle_budget_ms in (0.0, 100.0):
+        strategy = make_strategy("hygen", 12.0, None, idle_budget_ms=idle_budget_ms)
+        setup = replace(Machine().setup(strategy, 0), planner=model, latency=model)
+        simulation = Simulation(plan, setup, strategy, "sim://test", NoProgress())
+        simulation.run()
+        finished.append(simulation.phases["replay"].executor.replica.totals.offline_tokens)
+        online = simulation.report(partial=False).online
+        assert online is not None and online.tbt_ms is not None
+        tbt_ms.append(online.tbt_ms.mean)
+    assert finished[1] > 1.5 * finished[0]
+    assert tbt_ms[1] == pytest.approx(tbt_ms[0], rel=0.05), "no token waits for it"
 
 
 def test_a_step_takes_as_long_as_its_copies() -> None:

@@ -10,7 +10,6 @@ import msgspec
 import pytest
 
 from services.profiler.settings import ProfilerSettings
-from services.profiler.slo.live import TRYING
 from services.profiler.slo_budgets import SloBudgets
 from services.profiler.slo_settings import parse_slos
 from shared.bus import Bus
@@ -21,6 +20,7 @@ from shared.protocol import subjects
 from shared.protocol.latency_models import LatencyModelRecord
 from shared.protocol.messages import (
     BudgetRecord,
+    BudgetSource,
     ExecutorCounters,
     FinishedOnline,
     Heartbeat,
@@ -195,7 +195,7 @@ async def test_a_live_search_has_the_budget_to_itself_and_its_record_is_taken_ov
     await stack.serve()
     await until(lambda: stack.has_budget("slo"), timeout_s=60.0)
     budgets = await bus.bucket(subjects.BUDGETS_BUCKET, BudgetRecord)
-    await budgets.put(KEY, BudgetRecord(KEY, 77.0, TRYING))
+    await budgets.put(KEY, BudgetRecord(KEY, 77.0, BudgetSource.PROFILING))
     record = msgspec.structs.replace(await stack.record(SLO), value=25.0, runs_on="live")
     seen: list[BudgetRecord | None] = []
 
@@ -206,7 +206,7 @@ async def test_a_live_search_has_the_budget_to_itself_and_its_record_is_taken_ov
         return len(seen) == 500
 
     await until(is_watched_for_some_ticks, timeout_s=30.0)
-    assert all(budget == BudgetRecord(KEY, 77.0, TRYING) for budget in seen[-100:])
+    assert all(budget == BudgetRecord(KEY, 77.0, BudgetSource.PROFILING) for budget in seen[-100:])
     profiles = await bus.bucket(subjects.SLO_PROFILES_BUCKET, SloProfileRecord)
     await profiles.put(slo_profile_key(KEY, [SLO], Knob.BUDGET_MS), record)
     await budgets.put(KEY, BudgetRecord(KEY, 25.0, "slo"))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import psutil
 import pytest
 
 from services.profiler.slo_job import SloJob
 from services.profiler.slo_search import SearchError, search_aside
 from shared.protocol.messages import OfflineLength
+from shared.protocol.slo_profile import Trial
 from tests.services.profiling import executor_info, until
 from tests.services.test_slo_keeper import model
 
@@ -22,6 +24,7 @@ def job(num_requests: int, preset: str = "hygen") -> SloJob:
         slos=["tbt_mean<=30ms"],
         preset=preset,
         utility_ratio=0.9,
+        idle_budget_ms=0.0,
         requests=[(0.5 * number, 100, 20) for number in range(num_requests)],
         duration_s=0.5 * num_requests,
         offline=[OfflineLength(300, 20)],
@@ -47,10 +50,32 @@ async def test_the_event_loop_goes_on_while_it_searches() -> None:
     assert ticks > 10
 
 
+def pressed(**changes: object) -> SloJob:
+    """So few KV blocks that online requests often take those of offline ones."""
+    fields = {"num_blocks": 120, "kv_policy": "bidirectional", "num_host_slots": 120 * 16} | changes
+    info = executor_info(**fields)
+    offline = [OfflineLength(300, 200)]
+    return msgspec.structs.replace(job(60), info=info, offline=offline, slos=["tbt_mean<=2s"])
+
+
+def beside_offline_work(job: SloJob) -> Trial:
+    return max(job.run().trials, key=lambda trial: trial.value)
+
+
+def test_it_simulates_the_kv_policy_of_the_executor() -> None:
+    sharing, lru = beside_offline_work(pressed()), beside_offline_work(pressed(kv_policy="lru"))
+    assert sharing.offline_tokens_per_s > lru.offline_tokens_per_s, "nothing paused is computed again"
+    no_host = beside_offline_work(pressed(num_host_slots=0))
+    assert sharing.offline_tokens_per_s > no_host.offline_tokens_per_s, "what is overwritten comes back from the host"
+    slow_copies = beside_offline_work(pressed(swap_ms_per_slot=5.0))
+    assert slow_copies.verdicts[0].value_ms > 10 * sharing.verdicts[0].value_ms, "a step takes as long as its copies"
+
+
 async def test_cancelling_ends_the_process() -> None:
+    others = set(psutil.Process().children())  # multiprocessing's resource tracker may stand from a test before
     searching = asyncio.create_task(search_aside(job(20_000)))
-    await until(lambda: bool(psutil.Process().children()))
-    (child,) = psutil.Process().children()
+    await until(lambda: bool(set(psutil.Process().children()) - others))
+    (child,) = set(psutil.Process().children()) - others
     searching.cancel()
     with pytest.raises(asyncio.CancelledError):
         await searching

@@ -23,7 +23,6 @@ from services.local.nats_server import nats_command
 from services.local.options import StackOptions
 from services.local.port import free_port, require_free
 from services.local.process import Command, Process, describe_exit
-from services.local.service_commands import service_commands
 from services.local.supervisor import Supervisor
 from shared.bus import Bus
 from shared.errors import StackError
@@ -61,6 +60,8 @@ class RecordingWatcher:
 
 
 class SilentProgress:
+    redraws = False
+
     def __init__(self) -> None:
         self.lines: list[str] = []
 
@@ -222,45 +223,6 @@ def test_a_taken_port_is_named_before_anything_starts(tmp_path: Path) -> None:
 def test_an_unknown_host_is_named() -> None:
     with pytest.raises(StackError, match=r"--host no-such-host\.invalid"):
         require_free("no-such-host.invalid", 8000)
-
-
-def test_a_clients_url_is_one_that_can_be_reached() -> None:
-    assert StackOptions(host="0.0.0.0", port=81).url == "http://127.0.0.1:81"
-    assert StackOptions(host="::", port=81).url == "http://[::1]:81"
-    assert StackOptions(host="10.1.2.3").url == "http://10.1.2.3:8000"
-
-
-def test_a_folder_is_served_under_its_own_name(tmp_path: Path) -> None:
-    (tmp_path / "my-model").mkdir()
-    assert StackOptions(model=str(tmp_path / "my-model")).model_name == "my-model"
-    assert StackOptions(model="org/name").model_name == "org/name"
-
-
-def test_services_get_the_settings_that_were_given_and_no_others(tmp_path: Path) -> None:
-    options = StackOptions(
-        executors=2, engine="sim", kv_blocks=64, budget_ms=12.5, utility_ratio=0.0, data_dir=tmp_path
-    )
-    commands = service_commands(options, DataDir(tmp_path), "nats://127.0.0.1:1", tmp_path / "model")
-    by_name = {command.name: " ".join(command.argv[1:]) for command in commands}
-    assert list(by_name) == ["predictor", "profiler", "offline-queue", "executor-0", "executor-1", "gateway"]
-    assert "-m services.executor " in by_name["executor-1"]
-    assert "--executor-id executor-1 --engine sim --kv-blocks 64" in by_name["executor-1"]
-    assert "--threads" not in by_name["executor-0"]
-    assert "--budget-ms 12.5" in by_name["profiler"] and "--target-tbt-ms" not in by_name["profiler"]
-    assert by_name["offline-queue"].endswith("--preset hygen --utility-ratio 0.0")
-    assert [name for name, line in by_name.items() if "--utility-ratio" in line] == ["profiler", "offline-queue"]
-    assert "--slo" not in by_name["profiler"]
-    assert all("--nats nats://127.0.0.1:1" in line for line in by_name.values())
-
-
-def test_slos_are_the_profilers(tmp_path: Path) -> None:
-    options = StackOptions(slos=("ttft_p99<=800ms", "tbt_mean<=1.05x"), data_dir=tmp_path)
-    commands = service_commands(options, DataDir(tmp_path), "nats://127.0.0.1:1", tmp_path / "model")
-    given = {command.name: command.argv for command in commands if "--slo" in command.argv}
-    assert list(given) == ["profiler"]
-    words = given["profiler"]
-    assert words[words.index("--slo") + 1] == "ttft_p99<=800ms,tbt_mean<=1.05x"
-    assert words[words.index("--preset") + 1] == "hygen"
 
 
 async def test_the_bus_starts_with_durable_streams_and_large_messages(tmp_path: Path) -> None:

@@ -14,51 +14,17 @@ from services.executor.engines.torch_engine import TorchEngine
 from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, prepare
 from shared.errors import ConfigError, EngineError, ModelError
 from shared.protocol.messages import SamplingParams
-from tests.services.engine_driver import EngineDriver, Request
-
-MAX_TOKENS = 24
-NUM_BLOCKS = 320
-
-CHAT = (
-    "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
-    "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
+from tests.services.engine_driver import EngineDriver, check_only_asked_rows_are_sampled
+from tests.services.engine_prompts import (
+    MAX_TOKENS,
+    PENALTIES,
+    check_persons,
+    encoded_prompts,
+    person_requests,
+    requests_of,
 )
-QUESTIONS = [
-    "What is the capital of France?",
-    "List three primary colours.",
-    "Explain what a hash table is.",
-    "Translate 'good morning' into Spanish.",
-    "Who wrote Hamlet?",
-    "What is 12 times 12?",
-    "Give me a recipe for pancakes.",
-    "Why is the sky blue?",
-    "Write a haiku about the sea.",
-    "Name a mammal that lays eggs.",
-    "Summarize: " + "The committee met on Tuesday to discuss the budget. " * 12,
-    "What comes after Wednesday?",
-]
-TEXTS = [
-    "Once upon a time",
-    "A",
-    "def fibonacci(n):\n    ",
-    "import os\nimport sys\n\n",
-    "1, 2, 3, 4, 5,",
-    "The year 1984 was",
-    "The chemical formula of water is",
-    "Les enfants jouent dans",
-    "日本の首都は",
-    "Привет, как",
-    '{"name": "Alice", "age": ',
-    "SELECT * FROM users WHERE",
-    "\n\n\n",
-    "   leading spaces",
-    "Once upon a time, in a land far away, there lived",
-    "The quick brown fox jumps over the lazy dog. " * 3,
-    "Call me Ishmael. Some years ago, never mind how long precisely, " * 15,
-    "In 2023, the company reported revenues of $4.5 billion, up 12% from",
-    "# Introduction\n\nThis document describes",
-    "🙂 emoji and text",
-]
+
+NUM_BLOCKS = 320
 
 
 @pytest.fixture(scope="module")
@@ -82,18 +48,7 @@ def transformers_model(model_path: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def prompts(model_path: Path) -> list[list[int]]:
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_file(str(model_path / "tokenizer.json"))
-    encoded: list[list[int]] = [tokenizer.encode(text).ids for text in [*map(CHAT.format, QUESTIONS), *TEXTS]]
-    return encoded
-
-
-def requests_of(prompts: list[list[int]], **sampling: Any) -> list[Request]:
-    return [
-        Request(f"r{i}", prompt, SamplingParams(**{"max_tokens": MAX_TOKENS, "temperature": 0.0, "seed": i} | sampling))
-        for i, prompt in enumerate(prompts)
-    ]
+    return encoded_prompts(model_path)
 
 
 def test_greedy_equals_transformers(engine: TorchEngine, transformers_model: Any, prompts: list[list[int]]) -> None:
@@ -123,9 +78,12 @@ def test_alone_equals_generate(
     assert outputs["r0"] == generated[0, prompt.shape[1] :].tolist()
 
 
-def test_sampling_does_not_depend_on_the_schedule(engine: TorchEngine, prompts: list[list[int]]) -> None:
+@pytest.mark.parametrize("penalties", [{}, PENALTIES])
+def test_sampling_does_not_depend_on_the_schedule(
+    engine: TorchEngine, prompts: list[list[int]], penalties: dict[str, Any]
+) -> None:
     """The same seeds under two schedules, one with preemptions: the same tokens, and not the greedy ones."""
-    options = {"temperature": 0.9, "top_p": 0.95, "top_k": 50, "max_tokens": 12, "ignore_eos": True}
+    options = {"temperature": 0.9, "top_p": 0.95, "top_k": 50, "max_tokens": 12, "ignore_eos": True} | penalties
     short = prompts[:3] + prompts[13:20]
     plain = EngineDriver(engine, seed=5, max_tokens=512).run(requests_of(short, **options))
     driver = EngineDriver(engine, seed=6, max_tokens=60, drop=0.1)
@@ -133,6 +91,17 @@ def test_sampling_does_not_depend_on_the_schedule(engine: TorchEngine, prompts: 
     assert driver.drops > 0
     other_seeds = EngineDriver(engine, seed=5, max_tokens=512).run(requests_of(short, **options | {"seed": 77}))
     assert other_seeds != plain
+
+
+def test_hot_outputs_keep_to_their_schema(engine: TorchEngine, model_path: Path, prompts: list[list[int]]) -> None:
+    """Under preemption, beside requests that may say what they like, and say what they say alone."""
+    plain = requests_of(prompts[:3], max_tokens=8)
+    driver = EngineDriver(engine, seed=3, max_tokens=256, drop=0.1)
+    outputs = driver.run(person_requests(model_path, 3) + plain)
+    assert driver.drops > 0
+    check_persons(model_path, outputs, 3)
+    alone = EngineDriver(engine, seed=4).run(requests_of(prompts[:3], max_tokens=8))
+    assert {request_id: outputs[request_id] for request_id in alone} == alone
 
 
 def test_two_directions_share_a_block(engine: TorchEngine, prompts: list[list[int]]) -> None:
@@ -158,16 +127,7 @@ def test_two_directions_share_a_block(engine: TorchEngine, prompts: list[list[in
 
 
 def test_only_asked_rows_are_sampled(engine: TorchEngine) -> None:
-    sampling = SamplingParams(max_tokens=1, temperature=0.0)
-    sequences = [
-        Sequence("asked", [5, 6, 7], 0, [0], sampling, needs_sample=True),
-        Sequence("chunk", [5, 6, 7], 0, [1], sampling, needs_sample=False),
-    ]
-    result = engine.execute(StepBatch(0, sequences))
-    assert list(result.sampled) == ["asked"]
-    assert result.latency_ms > 0
-    assert engine.execute(StepBatch(1, sequences[1:])).sampled == {}
-    assert engine.execute(StepBatch(2, [])).sampled == {}
+    check_only_asked_rows_are_sampled(engine)
 
 
 @pytest.mark.parametrize(

@@ -84,14 +84,14 @@ def test_models_beyond_our_kernels_are_refused(
 
 def test_model_that_reads_its_own_weights_runs_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Packed weights have another layout: a layer that multiplies by ``linear.weight`` itself must keep the plain."""
-    save_model(tmp_path, "llama")
+    save_model(tmp_path, "gemma", **FAMILIES["gemma"])
 
     def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
         gate = torch.nn.functional.linear(x, self.gate_proj.weight)
-        return self.down_proj(torch.nn.functional.silu(gate) * self.up_proj(x))
+        return self.down_proj(self.act_fn(gate) * self.up_proj(x))
 
-    monkeypatch.setattr("transformers.models.llama.modeling_llama.LlamaMLP.forward", forward)
-    engine = TorchEngine.load(tmp_path, "llama", device="cpu", num_blocks=8)
+    monkeypatch.setattr("transformers.models.gemma.modeling_gemma.GemmaMLP.forward", forward)
+    engine = TorchEngine.load(tmp_path, "gemma", device="cpu", num_blocks=8)
     request = Request("r", [5, 6, 7], SamplingParams(max_tokens=3, temperature=0.0))
     assert len(EngineDriver(engine, seed=0).run([request])["r"]) >= 1
 

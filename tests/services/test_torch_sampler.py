@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from services.executor.engines.torch_sampler import SampleRow, sample, uniforms
+from services.executor.engines.sample_row import SampleRow
+from services.executor.engines.torch_sampler import sample, uniforms
 from shared.errors import EngineError
 from shared.protocol.messages import SamplingParams
 

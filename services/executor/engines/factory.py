@@ -6,7 +6,14 @@ from pathlib import Path
 
 from services.executor.engine import Engine, EngineSpec
 from services.executor.engines.sim import SimEngine
-from services.executor.settings import ENGINES, ExecutorSettings
+from services.executor.settings import (
+    CUDA_GRAPHS,
+    DEFAULT_BLOCK_SIZE,
+    ENGINES,
+    OWN_ATTENTION,
+    VLLM_ATTENTIONS,
+    ExecutorSettings,
+)
 from shared.errors import ConfigError
 from shared.latency.architectures import architecture_named
 from shared.latency.devices import device_named
@@ -15,14 +22,13 @@ from shared.latency.swap import SwapModel
 from shared.model_folder import ModelFacts
 from shared.scheduling.presets import preset_named
 
+DEFAULT_VLLM_BLOCK_SIZE = 32  # what its CPU kernels take at least
+
 
 def load_engine(settings: ExecutorSettings) -> Engine:
     """Load what ``settings.engine`` names; takes seconds. Raises ConfigError and ModelError."""
     if settings.engine == "torch":
-        if settings.pipeline_depth != 1:
-            raise ConfigError(
-                "the torch engine has one pipeline stage: leave pipeline_depth at 1, or set engine to sim"
-            )
+        _check_one_worker(settings)
         from services.executor.engines.torch_engine import TorchEngine
 
         return TorchEngine.load(
@@ -30,25 +36,73 @@ def load_engine(settings: ExecutorSettings) -> Engine:
             settings.model_name,
             device=settings.device,
             dtype=settings.dtype,
-            block_size=settings.block_size,
+            block_size=settings.block_size or DEFAULT_BLOCK_SIZE,
             num_blocks=settings.kv_blocks or None,
             num_threads=settings.threads or None,
             max_model_len=settings.max_model_len or None,
             num_host_slots=_host_slots(settings),
+            max_graph_decodes=_graph_decodes(settings),
         )
+    if settings.engine == "vllm":
+        return _load_vllm(settings)
     if settings.engine == "sim":
         return _load_sim(settings)
     raise ConfigError(f"unknown engine {settings.engine!r}; known: {', '.join(ENGINES)}")
 
 
+def _load_vllm(settings: ExecutorSettings) -> Engine:
+    """vLLM is imported late, and only here: it takes seconds, and reads its environment when it is."""
+    from services.executor.engines.vllm_environment import import_vllm, not_as_tested
+
+    attention = _vllm_attention(settings)
+    version = import_vllm(settings.threads or None)
+    try:
+        from services.executor.engines.vllm_core import VllmOptions
+        from services.executor.engines.vllm_engine import VllmEngine
+        from services.executor.engines.vllm_requirements import check_vllm
+    except (AttributeError, ImportError) as error:
+        raise ConfigError(not_as_tested(version, str(error))) from error
+    check_vllm(version)
+    options = VllmOptions(
+        num_threads=settings.threads or None,
+        device=settings.device,
+        dtype=settings.dtype,
+        block_size=settings.block_size or DEFAULT_VLLM_BLOCK_SIZE,
+        num_blocks=settings.kv_blocks or None,
+        max_model_len=settings.max_model_len or None,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        max_num_seqs=settings.max_num_seqs,
+        attention=attention,
+        num_host_slots=_host_slots(settings),
+        tensor_parallel=settings.tensor_parallel,
+        pipeline_parallel=settings.pipeline_depth,
+    )
+    return VllmEngine.load(Path(settings.model_path), settings.model_name, options)
+
+
+def _vllm_attention(settings: ExecutorSettings) -> str:
+    if settings.vllm_attention not in VLLM_ATTENTIONS:
+        known = ", ".join(VLLM_ATTENTIONS)
+        raise ConfigError(f"unknown attention {settings.vllm_attention!r} of the vllm engine; known: {known}")
+    if not _shares_blocks(settings):
+        return OWN_ATTENTION if settings.vllm_attention == OWN_ATTENTION else "vllm"
+    if settings.vllm_attention == "vllm":
+        raise ConfigError(
+            "vLLM's attention does not read blocks that both kinds share: leave vllm_attention at auto, or set "
+            "kv_policy to lru"
+        )
+    return OWN_ATTENTION
+
+
 def _load_sim(settings: ExecutorSettings) -> Engine:
     """The tokenizer's vocabulary and the context are those of the prepared model; time and memory are simulated."""
     facts = ModelFacts.read(Path(settings.model_path))
-    tensor_parallel = settings.sim_tensor_parallel
+    tensor_parallel = settings.tensor_parallel
+    block_size = settings.block_size or DEFAULT_BLOCK_SIZE
     try:
         architecture, device = architecture_named(settings.sim_model), device_named(settings.sim_device)
         latency = RooflineLatencyModel.of(architecture, device, tensor_parallel)
-        num_blocks = settings.kv_blocks or num_kv_blocks(architecture, device, tensor_parallel, settings.block_size)
+        num_blocks = settings.kv_blocks or num_kv_blocks(architecture, device, tensor_parallel, block_size)
     except ValueError as error:
         raise ConfigError(f"sim engine: {error}") from error
     host_slots = _host_slots(settings)
@@ -61,20 +115,38 @@ def _load_sim(settings: ExecutorSettings) -> Engine:
         dtype="float16",
         max_model_len=settings.max_model_len or facts.max_model_len,
         vocab_size=facts.vocab_size,
-        block_size=settings.block_size,
+        block_size=block_size,
         num_blocks=num_blocks,
         eos_token_ids=facts.eos_token_ids,
         pipeline_depth=settings.pipeline_depth,
-        num_host_slots=num_blocks * settings.block_size if host_slots is None else host_slots,
+        num_host_slots=num_blocks * block_size if host_slots is None else host_slots,
         swap_ms_per_slot=swap.ms_per_slot * settings.sim_time_scale,
     )
-    return SimEngine(spec, latency, settings.sim_mean_output_tokens, settings.sim_time_scale, swap)
+    model_path = Path(settings.model_path)
+    return SimEngine(spec, latency, settings.sim_mean_output_tokens, settings.sim_time_scale, swap, model_path)
+
+
+def _graph_decodes(settings: ExecutorSettings) -> int:
+    if settings.cuda_graphs not in CUDA_GRAPHS:
+        raise ConfigError(f"unknown cuda_graphs {settings.cuda_graphs!r}: write {' or '.join(CUDA_GRAPHS)}")
+    return min(settings.cuda_graph_decodes, settings.max_num_seqs) if settings.cuda_graphs == "auto" else 0
 
 
 def _host_slots(settings: ExecutorSettings) -> int | None:
     """None leaves it to the engine, which knows the memory."""
+    return settings.host_kv_slots or None if _shares_blocks(settings) else 0
+
+
+def _shares_blocks(settings: ExecutorSettings) -> bool:
     try:
-        kv_policy = preset_named(settings.preset).kv_policy_named(settings.kv_policy)
+        return preset_named(settings.preset).kv_policy_named(settings.kv_policy).shares_blocks
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    return settings.host_kv_slots or None if kv_policy.shares_blocks else 0
+
+
+def _check_one_worker(settings: ExecutorSettings) -> None:
+    if settings.pipeline_depth != 1 or settings.tensor_parallel != 1:
+        raise ConfigError(
+            f"the {settings.engine} engine does not share a model: leave pipeline_depth and tensor_parallel at 1, or "
+            "set engine to vllm or sim"
+        )

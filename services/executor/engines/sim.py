@@ -5,15 +5,25 @@ With it the whole stack runs at GPU scale on a laptop.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from services.executor.engine import EngineSpec, Sequence, StepBatch, StepResult
+from services.executor.engines.sample_row import SampleRow
 from shared.latency.features import BatchFeatures
 from shared.latency.model import LatencyModel
 from shared.latency.swap import SwapModel
+from shared.protocol.messages import SamplingParams, TokenLogprobs
+
+if TYPE_CHECKING:
+    from services.executor.engines.grammar_masks import GrammarMasks
 
 MASK = (1 << 64) - 1
+MAX_LOGPROBS = 32  # more than anybody asks for
 
 
 class SimEngine:
@@ -30,12 +40,15 @@ class SimEngine:
         mean_output_tokens: float = 128.0,
         time_scale: float = 1.0,
         swap: SwapModel | None = None,
+        model_path: Path | None = None,
     ) -> None:
+        """``model_path``: has the tokenizer that grammars need; None where no request has one."""
         self.spec = spec
         self._swap = swap or SwapModel()
         self._latency = latency
         self._eos_threshold = int((1 << 32) / mean_output_tokens)
         self._time_scale = time_scale
+        self._model_path = model_path
         self._closed = threading.Event()
         self._stages = [0.0] * spec.pipeline_depth  # when each is free, on the performance counter
         self._stages_lock = threading.Lock()
@@ -44,11 +57,13 @@ class SimEngine:
         """Takes the predicted time, less what choosing the tokens took, plus what earlier steps block it."""
         start = time.perf_counter()
         features = BatchFeatures()
-        sampled = {}
+        sampled, logprobs = {}, {}
         for sequence in batch.sequences:
             features.add_scheduled(len(sequence.token_ids), sequence.num_computed_tokens)
             if sequence.needs_sample:
-                sampled[sequence.request_id] = self._token(sequence)
+                sampled[sequence.request_id] = token_id = self._token(sequence)
+                if sequence.sampling.logprobs is not None:
+                    logprobs[sequence.request_id] = self._logprobs(sequence.sampling, token_id)
         end = self._leave(start, self._latency.predict_ms(features) * self._time_scale / 1e3)
         self._closed.wait(max(0.0, end - time.perf_counter()))
         latency_ms = (time.perf_counter() - start) * 1e3
@@ -56,7 +71,7 @@ class SimEngine:
         if operations:
             swap_ms = self._swap.predict_ms(len(operations.restores), len(operations.checkpoints)) * self._time_scale
             self._closed.wait(max(0.0, start + swap_ms / 1e3 - time.perf_counter()))
-        return StepResult(sampled, latency_ms)
+        return StepResult(sampled, latency_ms, logprobs)
 
     def close(self) -> None:
         """A step that runs ends at once."""
@@ -72,15 +87,42 @@ class SimEngine:
             return time_s
 
     def _token(self, sequence: Sequence) -> int:
-        """A function of seed and position alone."""
+        """A function of seed and position alone, where there is no grammar."""
         position = sequence.num_computed_tokens + len(sequence.token_ids)
         draw = _mix(sequence.sampling.seed * 0x9E3779B97F4A7C15 + position)
+        if sequence.sampling.grammar:
+            return self._allowed_token(sequence, position, draw)
         if self.spec.eos_token_ids and (draw & 0xFFFFFFFF) < self._eos_threshold and not sequence.sampling.ignore_eos:
             return self.spec.eos_token_ids[0]
         token_id = (draw >> 32) % self.spec.vocab_size
         while token_id in self.spec.eos_token_ids:
             token_id = (token_id + 1) % self.spec.vocab_size
         return token_id
+
+    def _allowed_token(self, sequence: Sequence, position: int, draw: int) -> int:
+        """The end as soon as it may come, else any token that may."""
+        row = SampleRow(sequence.sampling, position, sequence.history, sequence.request_id)
+        (allowed,) = self._grammars.allowed([row], self.spec.vocab_size)
+        ends = [id for id in self.spec.eos_token_ids if allowed[id]]
+        token_ids: list[int] = ends or allowed.nonzero()[0].tolist()
+        return token_ids[(draw >> 32) % len(token_ids)]
+
+    @cached_property
+    def _grammars(self) -> GrammarMasks:
+        from services.executor.engines.grammar_masks import GrammarMasks  # late: numpy takes longer than all the rest
+
+        assert self._model_path is not None, "grammars come with a tokenizer"
+        return GrammarMasks(self._model_path)
+
+    def _logprobs(self, sampling: SamplingParams, token_id: int) -> TokenLogprobs:
+        """Of what ``_token`` draws from: EOS has its share, all others have the same of what is left."""
+        eos_token_ids = () if sampling.ignore_eos else self.spec.eos_token_ids[:1]
+        eos_share = self._eos_threshold / (1 << 32) if eos_token_ids else 0.0
+        others = math.log((1.0 - eos_share) / (self.spec.vocab_size - len(self.spec.eos_token_ids)))
+        logprobs = {id: others for id in range(MAX_LOGPROBS) if id not in self.spec.eos_token_ids}
+        logprobs |= dict.fromkeys(eos_token_ids, math.log(eos_share)) if eos_share else {}
+        top = sorted(logprobs, key=lambda id: (-logprobs[id], id))[: sampling.logprobs]
+        return TokenLogprobs(logprobs.get(token_id, others), top, [logprobs[id] for id in top])
 
 
 def _mix(value: int) -> int:

@@ -7,6 +7,8 @@ No mask function is registered under our name, so transformers builds no mask.
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -23,48 +25,64 @@ ATTENTION_NAME = "slackwater_paged"
 HARMLESS_OPTIONS = {"dropout", "is_causal", "sliding_window", "position_ids", "use_cache", "cache_position"}
 
 
+Layer = Hashable
+"""Whatever stands for an attention layer in the model's forward pass."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """What an attention layer keeps of a token, and how it attends."""
+
+    num_kv_heads: int
+    k_dim: int
+    v_dim: int
+    scale: float
+    window: int | None
+
+
 class AttentionStep(Protocol):
     """What serves the attention of one forward pass."""
 
     def attend(
         self,
-        layer: torch.nn.Module,
+        layer: Layer,
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
         scale: float,
         window: int | None,
     ) -> torch.Tensor:
-        """``query`` [1, num_heads, num_tokens, k_dim], ``key`` and ``value`` [1, num_kv_heads, num_tokens, dim];
-        returns [1, num_tokens, num_heads, v_dim]."""
+        """``query`` [num_tokens, num_heads, k_dim], ``key`` and ``value`` [num_tokens, num_kv_heads, dim]; returns
+        [num_tokens, num_heads, v_dim]."""
 
 
 class ShapeProbe:
-    """Attends without a cache and notes each layer's (num_kv_heads, k_dim, v_dim), in the order of the layers."""
+    """Attends without a cache and notes each layer's shape, in the order of the layers."""
 
     def __init__(self) -> None:
-        self.kv_shapes: dict[torch.nn.Module, tuple[int, int, int]] = {}
+        self.shapes: dict[Layer, LayerShape] = {}
 
     def attend(
         self,
-        layer: torch.nn.Module,
+        layer: Layer,
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
         scale: float,
         window: int | None,
     ) -> torch.Tensor:
-        self.kv_shapes[layer] = (key.shape[1], key.shape[3], value.shape[3])
+        self.shapes[layer] = LayerShape(key.shape[1], key.shape[2], value.shape[2], scale, window)
         group_size = query.shape[1] // key.shape[1]
-        keys, values = key.repeat_interleave(group_size, dim=1), value.repeat_interleave(group_size, dim=1)
-        return F.scaled_dot_product_attention(query, keys, values, is_causal=True, scale=scale).transpose(1, 2)
+        rows, keys, values = (heads.transpose(0, 1) for heads in (query, key, value))
+        keys, values = keys.repeat_interleave(group_size, dim=0), values.repeat_interleave(group_size, dim=0)
+        return F.scaled_dot_product_attention(rows, keys, values, is_causal=True, scale=scale).transpose(0, 1)
 
 
 class PagedStep:
     """One step over the paged KV of every layer."""
 
     def __init__(
-        self, kv_caches: dict[torch.nn.Module, torch.Tensor], metadata: AttentionMetadata, buffer: GatherBuffer
+        self, kv_caches: Mapping[Layer, torch.Tensor], metadata: AttentionMetadata, buffer: GatherBuffer
     ) -> None:
         """``kv_caches``: of each attention layer, [num_blocks, block_size, num_kv_heads, k_dim + v_dim]."""
         self._kv_caches = kv_caches
@@ -73,7 +91,7 @@ class PagedStep:
 
     def attend(
         self,
-        layer: torch.nn.Module,
+        layer: Layer,
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
@@ -81,9 +99,8 @@ class PagedStep:
         window: int | None,
     ) -> torch.Tensor:
         kv_cache = self._kv_caches[layer]
-        write_kv(key[0].transpose(0, 1), value[0].transpose(0, 1), kv_cache, self._metadata.slot_mapping)
-        rows = query[0].transpose(0, 1)
-        return paged_attention(rows, kv_cache, self._metadata, scale, self._buffer, window).unsqueeze(0)
+        write_kv(key, value, kv_cache, self._metadata.slot_mapping, self._metadata.is_paged)
+        return paged_attention(query, kv_cache, self._metadata, scale, self._buffer, window)
 
 
 def _attention_forward(
@@ -96,14 +113,15 @@ def _attention_forward(
     paged: AttentionStep | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """transformers' attention signature. Raises EngineError for what our kernels do not compute."""
+    """transformers' attention signature, of one row. Raises EngineError for what our kernels do not compute."""
     if paged is None:
         raise EngineError(f"{type(module).__name__} does not hand keyword arguments to its attention")
     unknown = [name for name, option in options.items() if option is not None and name not in HARMLESS_OPTIONS]
     if unknown or attention_mask is not None:
         raise EngineError(f"{type(module).__name__} wants what paged attention lacks: {', '.join(unknown) or 'mask'}")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    return paged.attend(module, query, key, value, scale, options.get("sliding_window")), None
+    rows, keys, values = (heads[0].transpose(0, 1) for heads in (query, key, value))
+    return paged.attend(module, rows, keys, values, scale, options.get("sliding_window")).unsqueeze(0), None
 
 
 AttentionInterface.register(ATTENTION_NAME, _attention_forward)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import re
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import torch
 
 from shared.errors import ConfigError
+from shared.memory import available_memory_bytes
 
 CPU_KV_BYTES = 1 << 30
 CPU_KV_SHARE = 0.25  # of the memory that is free, where that is less
@@ -33,6 +33,12 @@ def choose_device(device: str) -> torch.device:
     return chosen
 
 
+def make_current(device: torch.device) -> None:
+    """Of the calling thread: kernels are launched on its current GPU, wherever their tensors are."""
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)
+
+
 def choose_dtype(dtype: str, device: torch.device, checkpoint: torch.dtype | None) -> torch.dtype:
     """ "auto" is float32 on CPU; on CUDA the checkpoint's own if it has 16 bits, else bfloat16. Raises ConfigError."""
     if dtype != "auto":
@@ -49,12 +55,12 @@ def kv_memory_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free * CUDA_KV_SHARE)
-    return min(CPU_KV_BYTES, int(_available_memory_bytes() * CPU_KV_SHARE))
+    return min(CPU_KV_BYTES, int(available_memory_bytes() * CPU_KV_SHARE))
 
 
 def host_memory_bytes() -> int:
     """What checkpointed KV may take when nobody says how much it should be."""
-    return int(_available_memory_bytes() * HOST_KV_SHARE)
+    return int(available_memory_bytes() * HOST_KV_SHARE)
 
 
 def device_name(device: torch.device, num_threads: int) -> str:
@@ -71,15 +77,6 @@ def _cpu_model() -> str:
         if match:
             return match.group(1)
     return platform.processor() or platform.machine()
-
-
-def _available_memory_bytes() -> int:
-    meminfo = Path("/proc/meminfo")
-    if meminfo.exists():
-        match = re.search(r"^MemAvailable:\s*(\d+) kB$", meminfo.read_text(encoding="utf-8"), re.MULTILINE)
-        if match:
-            return int(match.group(1)) * 1024
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _slug(name: str) -> str:

@@ -9,59 +9,62 @@ from services.executor.engines.torch_threads import cpu_count
 
 # isort: split
 
-import contextlib
-import inspect
 import logging
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
+from kernels.cpu import decodes
 from kernels.cpu.attention import GatherBuffer
+from kernels.gpu.padded_decodes import PaddedDecodes
 from kernels.metadata import AttentionMetadata
-from kernels.slot_copy import KVLayers
-from services.executor.engine import EngineSpec, Sequence, StepBatch, StepResult
-from services.executor.engines.torch_attention import ATTENTION_NAME, PagedStep, ShapeProbe
-from services.executor.engines.torch_device import (
-    choose_device,
-    choose_dtype,
-    device_name,
-    host_memory_bytes,
-    kv_memory_bytes,
-)
-from services.executor.engines.torch_host_pool import HostPool
-from services.executor.engines.torch_linear import pack_linears
-from services.executor.engines.torch_sampler import SampleRow, sample
+from kernels.slots import Ints
+from kernels.step_layout import StepLayout
+from services.executor.engine import EngineSpec, SampledTokens, Sequence, StepBatch, StepResult
+from services.executor.engines.grammar_masks import GrammarMasks
+from services.executor.engines.sample_row import SampleRow
+from services.executor.engines.torch_attention import Layer, LayerShape, PagedStep
+from services.executor.engines.torch_device import choose_device, device_name, kv_memory_bytes, make_current
+from services.executor.engines.torch_graphs import DecodeGraphs, Recorder, recorder_for
+from services.executor.engines.torch_host_pool import HostPool, host_pool_of, slots_copied
+from services.executor.engines.torch_logprobs import gather_logprobs, read_logprobs
+from services.executor.engines.torch_memory import keep_freed_memory, zeros_in_huge_pages
+from services.executor.engines.torch_model import Forward, LoadedModel
+from services.executor.engines.torch_sampler import sample
 from services.executor.engines.torch_warm_up import warm_up_batches
-from shared.errors import ConfigError, EngineError, ModelError
+from shared.errors import ConfigError, EngineError
 from shared.model_folder import ModelFacts
-from shared.scheduling.slot_transfers import SlotOperations
 
 logger = logging.getLogger(__name__)
 
-PROBE_TOKENS = 5
-
-KVCaches = dict[torch.nn.Module, torch.Tensor]
-KVShapes = dict[torch.nn.Module, tuple[int, int, int]]  # of each attention layer: num_kv_heads, k_dim, v_dim
+KVCaches = dict[Layer, torch.Tensor]
 
 
 class TorchEngine:
     """A loaded model with its KV blocks; see ``services.executor.engine.Engine``."""
 
     def __init__(
-        self, spec: EngineSpec, model: torch.nn.Module, kv_caches: KVCaches, host: HostPool | None, num_threads: int
+        self,
+        spec: EngineSpec,
+        forward: Forward,
+        kv_caches: KVCaches,
+        host: HostPool | None,
+        grammars: GrammarMasks,
+        num_threads: int,
     ) -> None:
         self.spec = spec
+        self._grammars = grammars
         self._host = host
-        self._model = model
+        self._model = forward
         self._kv_caches = kv_caches
         self._buffer = GatherBuffer()
         self._num_threads = num_threads
         self._thread_id: int | None = None
         self._device = next(iter(kv_caches.values())).device
+        self._graphs: DecodeGraphs | None = None
 
     @classmethod
     def load(
@@ -75,29 +78,34 @@ class TorchEngine:
         num_threads: int | None = None,
         max_model_len: int | None = None,
         num_host_slots: int | None = 0,
+        max_graph_decodes: int = 0,
     ) -> TorchEngine:
-        """Load the model folder ``path`` under the name that clients use; takes seconds, on a GPU for the first time
-        more, until every kernel is compiled.
+        """Load the model folder ``path`` under the name that clients use; takes seconds, on a machine for the first
+        time more, until every kernel is compiled.
 
         ``num_blocks`` None sizes the KV cache from memory, ``num_threads`` None takes every core, ``max_model_len``
         None takes the model's own context, or what the KV blocks hold if that is less, ``num_host_slots`` None as
-        many slots of host memory as the blocks have, or what memory allows. Raises ModelError for a model that cannot
-        be run, ConfigError for settings that cannot be met.
+        many slots of host memory as the blocks have, or what memory allows. On CUDA, steps of up to
+        ``max_graph_decodes`` decodes are recorded as graphs. Raises ModelError for a model that cannot be run,
+        ConfigError for settings that cannot be met.
         """
         facts = ModelFacts.read(path)
         threads = num_threads or cpu_count()
         torch.set_num_threads(threads)
         chosen = choose_device(device)
+        make_current(chosen)
+        if chosen.type == "cpu":
+            keep_freed_memory()
         with torch.inference_mode():
-            model, model_dtype, kv_shapes = _load_model(path, chosen, dtype)
-            kv_caches = _allocate(kv_shapes, block_size, num_blocks, chosen, model_dtype)
-            host = _host_pool(kv_caches, num_host_slots)
+            model = LoadedModel.load(path, chosen, dtype)
+            kv_caches = _allocate(model, block_size, num_blocks, chosen)
+            host = host_pool_of(list(kv_caches.values()), num_host_slots)
         blocks = next(iter(kv_caches.values())).shape[0]
         spec = EngineSpec(
             model=name,
             engine="torch",
             device=device_name(chosen, threads),
-            dtype=str(model_dtype).removeprefix("torch."),
+            dtype=str(model.dtype).removeprefix("torch."),
             max_model_len=_context(max_model_len, facts.max_model_len, blocks * block_size),
             vocab_size=facts.vocab_size,
             block_size=block_size,
@@ -106,10 +114,14 @@ class TorchEngine:
             num_host_slots=host.num_slots if host is not None else 0,
             swap_ms_per_slot=host.ms_per_slot if host is not None else 0.0,
         )
-        engine = cls(spec, model, kv_caches, host, threads)
+        engine = cls(spec, model.forward, kv_caches, host, GrammarMasks(path), threads)
         if chosen.type == "cuda":
             for batch in warm_up_batches(spec):
                 engine.execute(batch)
+            engine.record_decodes(max_graph_decodes)
+        else:
+            for shape in dict.fromkeys(model.shapes.values()):
+                decodes.prepare(model.dtype, shape.k_dim, shape.v_dim)
         logger.info("model loaded", extra={"model": name, "device": spec.device, "num_blocks": blocks})
         return engine
 
@@ -121,16 +133,37 @@ class TorchEngine:
         # Decodes lead, longest first, so that the kernels can group those of like length.
         sequences = sorted(batch.sequences, key=lambda s: (len(s.token_ids) > 1, -s.num_computed_tokens))
         try:
-            with torch.inference_mode(), self._slots_copied(batch.operations):
+            with torch.inference_mode(), slots_copied(self._host, batch.operations):
                 started = time.perf_counter()
                 sampled = self._run(sequences)
                 latency_ms = (time.perf_counter() - started) * 1000.0
         except Exception as error:  # torch raises what it likes; the executor needs one kind
             raise EngineError(f"step {batch.step} failed: {type(error).__name__}: {error}") from error
-        return StepResult(sampled, latency_ms)
+        return StepResult(sampled.token_ids, latency_ms, sampled.logprobs)
+
+    def record_decodes(self, max_decodes: int, record: Recorder | None = None) -> None:
+        """Have steps of up to ``max_decodes`` decodes replay recorded forward passes; 0 is none. Leaves the engine as
+        it is, with a warning, where the model's forward cannot be recorded. ``record``: None is as the device can."""
+        self._graphs = None
+        if max_decodes == 0:
+            return
+        try:
+            with torch.inference_mode():
+                inputs = PaddedDecodes(max_decodes, self.spec.max_model_len, self.spec.block_size, self._device)
+                record = record or recorder_for(self._device)
+                self._graphs = DecodeGraphs(self._forward_decodes, inputs, max_decodes, record)
+        except (RuntimeError, ValueError) as error:
+            logger.warning("decodes run without CUDA graphs", extra={"reason": _first_line(error)})
+
+    @property
+    def graph_sizes(self) -> list[int]:
+        """Numbers of decodes that forward passes are recorded for, ascending."""
+        return self._graphs.sizes if self._graphs is not None else []
 
     def close(self) -> None:
         """Free the model and the KV blocks; the engine cannot be used afterwards."""
+        self._grammars.close()
+        self._graphs = None
         self._kv_caches.clear()
         self._host = None
         self._buffer = GatherBuffer()
@@ -138,136 +171,80 @@ class TorchEngine:
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _run(self, sequences: list[Sequence]) -> dict[str, int]:
-        """Returns the sampled token of each sequence that needs one."""
-        metadata = AttentionMetadata.build(sequences, next(iter(self._kv_caches.values())))
+    def _run(self, sequences: list[Sequence]) -> SampledTokens:
+        self._grammars.prefetch(sequence.sampling.grammar for sequence in sequences)
+        layout = StepLayout.of(sequences, self.spec.num_blocks, self.spec.block_size)
         input_ids = np.array([token for sequence in sequences for token in sequence.token_ids])
         if input_ids.min() < 0 or input_ids.max() >= self.spec.vocab_size:
             raise EngineError(f"a token id is outside the vocabulary of {self.spec.vocab_size}")
         sampling = [i for i, sequence in enumerate(sequences) if sequence.needs_sample]
-        logits = _logits(
-            self._model,
-            torch.from_numpy(input_ids).to(self._device)[None],
-            metadata.position_ids[None],
-            torch.from_numpy(metadata.last_rows[sampling]).to(self._device),
-            PagedStep(self._kv_caches, metadata, self._buffer),
-        )
+        logits = self._step_logits(layout, input_ids, sampling)
         if not sampling:
-            return {}
-        chosen = [sequences[i] for i in sampling]
-        rows = [SampleRow(s.sampling, s.num_computed_tokens + len(s.token_ids)) for s in chosen]
-        return dict(zip([s.request_id for s in chosen], sample(logits, rows), strict=True))
+            return SampledTokens({}, {})
+        return _sampled(logits, [sequences[i] for i in sampling], self._grammars)
 
-    def _slots_copied(self, operations: SlotOperations) -> contextlib.AbstractContextManager[None]:
-        """Around a step's forward pass."""
-        if not operations:
-            return contextlib.nullcontext()
-        if self._host is None:
-            raise EngineError("slots cannot be copied: the engine was loaded without host slots")
-        return self._host.copied(operations)
+    def _step_logits(self, layout: StepLayout, input_ids: Ints, sampling: list[int]) -> torch.Tensor:
+        """[num_sampling, vocab_size], of the last token of the sequences whose numbers ``sampling`` holds."""
+        if self._graphs is not None and self._graphs.covers(layout):
+            logits = self._graphs.logits(layout, input_ids)
+            return logits if len(sampling) == len(logits) else logits[sampling]
+        metadata = AttentionMetadata.of(layout, next(iter(self._kv_caches.values())))
+        rows = torch.from_numpy(metadata.last_rows[sampling]).to(self._device)
+        return self._forward(torch.from_numpy(input_ids).to(self._device), metadata, rows)
+
+    def _forward_decodes(self, input_ids: torch.Tensor, metadata: AttentionMetadata) -> torch.Tensor:
+        return self._forward(input_ids, metadata, torch.arange(len(input_ids), device=self._device))
+
+    def _forward(self, input_ids: torch.Tensor, metadata: AttentionMetadata, rows: torch.Tensor) -> torch.Tensor:
+        step = PagedStep(self._kv_caches, metadata, self._buffer)
+        return self._model(input_ids, metadata.position_ids, rows, step)
 
     def _claim_thread(self) -> None:
-        """OpenMP's thread count belongs to the calling thread, not to the process."""
+        """OpenMP's thread count and the current GPU belong to the calling thread, not to the process."""
         if self._thread_id != threading.get_ident():
             self._thread_id = threading.get_ident()
             torch.set_num_threads(self._num_threads)
+            make_current(self._device)
 
 
-def _logits(
-    model: torch.nn.Module, input_ids: torch.Tensor, position_ids: torch.Tensor, rows: torch.Tensor, paged: object
-) -> torch.Tensor:
-    """[num_rows, vocab_size] of the given rows only: no other row needs the output layer."""
-    output = model(input_ids=input_ids, position_ids=position_ids, use_cache=False, logits_to_keep=rows, paged=paged)
-    logits: torch.Tensor = output.logits[0]
-    return logits
-
-
-def _load_model(path: Path, device: torch.device, dtype: str) -> tuple[torch.nn.Module, torch.dtype, KVShapes]:
-    """On CPU with packed weights, unless the model turns out to read its layers' weights by itself."""
-    model, model_dtype = _read_model(path, device, dtype)
-    kv_shapes, expected = _probe(model, device)
-    if device.type != "cpu" or not pack_linears(model):
-        return model, model_dtype, kv_shapes
-    tolerance = 1e-3 if model_dtype is torch.float32 else 5e-2
-    with contextlib.suppress(ModelError):
-        _, logits = _probe(model, device)
-        if torch.allclose(logits, expected, rtol=tolerance, atol=tolerance * float(expected.abs().max())):
-            return model, model_dtype, kv_shapes
-    logger.warning("model runs without packed weights", extra={"path": str(path)})
-    model, model_dtype = _read_model(path, device, dtype)
-    return model, model_dtype, _probe(model, device)[0]
-
-
-def _read_model(path: Path, device: torch.device, dtype: str) -> tuple[torch.nn.Module, torch.dtype]:
-    from safetensors import SafetensorError
-    from transformers import AutoConfig, AutoModelForCausalLM
-    from transformers.utils import logging as transformers_logging
-
-    transformers_logging.disable_progress_bar()
-    try:
-        config = AutoConfig.from_pretrained(path)
-        model_dtype = choose_dtype(dtype, device, config.dtype)
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            path, dtype=model_dtype, attn_implementation=ATTENTION_NAME, low_cpu_mem_usage=True
-        )
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        raise ModelError(f"cannot load the model in {path}: {_first_line(error)}") from error
-    if "logits_to_keep" not in inspect.signature(loaded.forward).parameters:
-        raise ModelError(f"{type(loaded).__name__} is not a decoder that this engine can run")
-    model: torch.nn.Module = loaded.to(device).eval().requires_grad_(False)
-    return model, model_dtype
-
-
-def _probe(model: torch.nn.Module, device: torch.device) -> tuple[KVShapes, torch.Tensor]:
-    """The KV shapes and some logits, by running the model once on a few tokens. Raises ModelError."""
-    probe = ShapeProbe()
-    tokens = torch.arange(PROBE_TOKENS, device=device)
-    try:
-        logits = _logits(model, tokens[None], tokens[None], tokens, probe)
-    except (EngineError, AttributeError, RuntimeError, TypeError, ValueError) as error:
-        raise ModelError(f"{type(model).__name__} cannot run on paged attention: {_first_line(error)}") from error
-    layers = getattr(model.config, "num_hidden_layers", None)
-    if len(probe.kv_shapes) != layers:
-        raise ModelError(
-            f"{type(model).__name__} has {layers} layers, of which {len(probe.kv_shapes)} use plain attention: "
-            f"only dense decoders can be run"
-        )
-    return probe.kv_shapes, logits
+def _sampled(logits: torch.Tensor, sequences: list[Sequence], grammars: GrammarMasks) -> SampledTokens:
+    """``logits``: a row for each sequence."""
+    rows = [SampleRow(s.sampling, s.num_computed_tokens + len(s.token_ids), s.history, s.request_id) for s in sequences]
+    tokens = sample(logits, rows, grammars)
+    gathered = gather_logprobs(logits, rows, tokens)
+    logprobs = {}
+    if gathered is not None:
+        for sequence, token_ids, values in zip(sequences, *(each.tolist() for each in gathered), strict=True):
+            if sequence.sampling.logprobs is not None:
+                logprobs[sequence.request_id] = read_logprobs(token_ids, values, sequence.sampling.logprobs)
+    return SampledTokens(dict(zip([s.request_id for s in sequences], tokens, strict=True)), logprobs)
 
 
 def _first_line(error: Exception) -> str:
     return str(error).partition("\n")[0][:300]
 
 
-def _allocate(
-    kv_shapes: KVShapes, block_size: int, num_blocks: int | None, device: torch.device, dtype: torch.dtype
-) -> KVCaches:
-    slot_values = sum(heads * (k_dim + v_dim) for heads, k_dim, v_dim in kv_shapes.values())
-    block_bytes = slot_values * block_size * dtype.itemsize
+def _allocate(model: LoadedModel, block_size: int, num_blocks: int | None, device: torch.device) -> KVCaches:
+    slot_values = sum(_slot_values(shape) for shape in model.shapes.values())
+    block_bytes = slot_values * block_size * model.dtype.itemsize
     blocks = kv_memory_bytes(device) // block_bytes if num_blocks is None else num_blocks
     if blocks < 1:
         raise ConfigError(f"no memory for one KV block of {block_bytes} bytes on {device}")
     try:
         return {
-            layer: torch.zeros(blocks, block_size, heads, k_dim + v_dim, device=device, dtype=dtype)
-            for layer, (heads, k_dim, v_dim) in kv_shapes.items()
+            layer: _zeros((blocks, block_size, shape.num_kv_heads, shape.k_dim + shape.v_dim), device, model.dtype)
+            for layer, shape in model.shapes.items()
         }
-    except RuntimeError as error:
+    except (RuntimeError, OSError, ValueError, OverflowError) as error:
         raise ConfigError(f"no memory for {blocks} KV blocks of {block_bytes} bytes: ask for fewer") from error
 
 
-def _host_pool(kv_caches: KVCaches, num_slots: int | None) -> HostPool | None:
-    if num_slots == 0:
-        return None
-    layers = KVLayers.of(list(kv_caches.values()))
-    slot_bytes = layers.slot_values * layers.caches[0].element_size()
-    if num_slots is None:
-        num_blocks, block_size = layers.caches[0].shape[:2]
-        num_slots = min(num_blocks * block_size, max(1, host_memory_bytes() // slot_bytes))
-    try:
-        return HostPool(layers, num_slots)
-    except RuntimeError as error:
-        raise ConfigError(f"no memory for {num_slots} host slots of {slot_bytes} bytes: ask for fewer") from error
+def _zeros(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    return zeros_in_huge_pages(shape, dtype) if device.type == "cpu" else torch.zeros(shape, device=device, dtype=dtype)
+
+
+def _slot_values(shape: LayerShape) -> int:
+    return shape.num_kv_heads * (shape.k_dim + shape.v_dim)
 
 
 def _context(asked: int | None, of_model: int, of_blocks: int) -> int:

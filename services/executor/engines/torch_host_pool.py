@@ -8,12 +8,14 @@ bus while it runs.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
 from kernels.slot_copy import KVLayers, gather_slots, scatter_slots
+from services.executor.engines.torch_device import host_memory_bytes
+from shared.errors import ConfigError, EngineError
 from shared.scheduling.slot_transfers import SlotOperations
 
 MEASURED_SLOTS = 512  # to time their copying
@@ -107,3 +109,28 @@ class HostPool:
 
     def _indices(self, slots: list[int]) -> torch.Tensor:
         return torch.tensor(slots, dtype=torch.int64, device=self._layers.device)
+
+
+def slots_copied(host: HostPool | None, operations: SlotOperations) -> AbstractContextManager[None]:
+    """Around a step's forward pass. Raises EngineError where there is something to copy and no host pool."""
+    if not operations:
+        return nullcontext()
+    if host is None:
+        raise EngineError("slots cannot be copied: the engine was loaded without host slots")
+    return host.copied(operations)
+
+
+def host_pool_of(kv_caches: Sequence[torch.Tensor], num_slots: int | None) -> HostPool | None:
+    """For the KV caches of a model, of ``KVLayers``' shape, before they hold anything. ``num_slots`` None takes as many
+    as they have, or what memory allows; 0 is no pool. Raises ConfigError where there is no memory for them."""
+    if num_slots == 0:
+        return None
+    layers = KVLayers.of(kv_caches)
+    slot_bytes = layers.slot_values * layers.caches[0].element_size()
+    if num_slots is None:
+        num_blocks, block_size = layers.caches[0].shape[:2]
+        num_slots = min(num_blocks * block_size, max(1, host_memory_bytes() // slot_bytes))
+    try:
+        return HostPool(layers, num_slots)
+    except RuntimeError as error:
+        raise ConfigError(f"no memory for {num_slots} host slots of {slot_bytes} bytes: ask for fewer") from error

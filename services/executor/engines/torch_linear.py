@@ -7,46 +7,73 @@ torch's own compiler takes for frozen weights.
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 import torch.nn.functional as F
 
 
-class PackedLinear(torch.nn.Module):
-    """``x @ weight.T + bias`` for inference on CPU; x is [..., in_features]."""
+class Linear(Protocol):
+    """``x @ weight.T + bias`` for inference."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """[..., in_features], at least one row, gives [..., out_features]."""
+
+
+class PackedLinear:
+    """A ``Linear`` on a CPU, by oneDNN."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        """``weight`` [out_features, in_features] is copied."""
+        self._weight: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), None)
+        self._bias = None if bias is None else bias.detach()
+        self._linear = torch.ops.mkldnn._linear_pointwise.default
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self._linear(x, self._weight, self._bias, "none", [], "")
+        return out
+
+
+class PlainLinear:
+    """A ``Linear`` on any device, by torch."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        """``weight`` [out_features, in_features] is kept as it is."""
+        self._weight, self._bias = weight.detach(), None if bias is None else bias.detach()
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, self._weight, self._bias)
+
+
+class PackedModule(torch.nn.Module):
+    """In the place of a torch.nn.Linear."""
 
     def __init__(self, linear: torch.nn.Linear) -> None:
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
-        weight = linear.weight.detach().contiguous()
-        self.weight: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, None)
-        self.bias = None if linear.bias is None else linear.bias.detach()
-        self._linear = torch.ops.mkldnn._linear_pointwise.default
+        self._packed = PackedLinear(linear.weight, linear.bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if x.numel() == 0:
-            return x.new_empty(*x.shape[:-1], self.out_features)
-        out: torch.Tensor = self._linear(x, self.weight, self.bias, "none", [], "")
-        return out
+        return self._packed(x) if x.numel() else x.new_empty(*x.shape[:-1], self.out_features)
 
 
-def pack_linears(model: torch.nn.Module) -> int:
-    """Replace every plain Linear of ``model`` by a PackedLinear, freeing the weights that only it held. Returns how
-    many were replaced: none where this build of torch cannot pack, or packs wrongly."""
-    if not _can_pack(next(model.parameters()).dtype):
-        return 0
+def pack_linears(model: torch.nn.Module) -> None:
+    """Replace every plain Linear of ``model`` by a PackedModule, freeing the weights that only it held."""
     linears = [(name, module) for name, module in model.named_modules() if type(module) is torch.nn.Linear]
     for name, linear in linears:
         parent, _, attribute = name.rpartition(".")
-        setattr(model.get_submodule(parent), attribute, PackedLinear(linear))
-    return len(linears)
+        setattr(model.get_submodule(parent), attribute, PackedModule(linear))
 
 
-def _can_pack(dtype: torch.dtype) -> bool:
+def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether this build of torch packs weights there, and multiplies by them correctly."""
+    if device.type != "cpu":
+        return False
     linear = torch.nn.Linear(48, 40, dtype=dtype)
-    x = torch.linspace(-1, 1, 3 * 48, dtype=dtype).view(1, 3, 48)
+    x = torch.linspace(-1, 1, 3 * 48, dtype=dtype).view(3, 48)
     try:
-        packed = PackedLinear(linear)(x)
+        packed = PackedLinear(linear.weight, linear.bias)(x)
     except (AttributeError, RuntimeError):  # no such operation in this build of torch
         return False
     tolerance = 1e-5 if dtype is torch.float32 else 5e-2
-    return bool(torch.allclose(packed.float(), F.linear(x, linear.weight, linear.bias).float(), atol=tolerance))
+    return torch.allclose(packed.float(), F.linear(x, linear.weight, linear.bias).float(), atol=tolerance)

@@ -1,14 +1,17 @@
-"""From logits to tokens. A draw is a function of (seed, position) alone, so a request that was preempted, split into
-other chunks or moved to another executor goes on with the same tokens."""
+"""From logits to tokens. A token is a function of (seed, position, tokens so far) alone, so a request that was
+preempted, split into other chunks or moved to another executor goes on with the same tokens."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from services.executor.engines.grammar_masks import GrammarMasks
+from services.executor.engines.sample_row import SampleRow
+from services.executor.engines.torch_logits import adjusted
 from shared.errors import EngineError
 from shared.protocol.messages import SamplingParams
 
@@ -21,20 +24,14 @@ LOW_32 = np.uint64(0xFFFFFFFF)
 SHIFT_32 = np.uint64(32)
 
 
-@dataclass(frozen=True, slots=True)
-class SampleRow:
-    """How to sample one row: for the token that will stand at ``position`` of its request."""
-
-    sampling: SamplingParams
-    position: int
-
-
-def sample(logits: torch.Tensor, rows: list[SampleRow]) -> list[int]:
+def sample(logits: torch.Tensor, rows: list[SampleRow], grammars: GrammarMasks | None = None) -> list[int]:
     """One token id for each row of ``logits`` [num_rows, vocab_size]. Raises EngineError if a row has no number.
 
-    Temperature 0 is greedy; else temperature, top_k, top_p in this order, then the inverse of the cumulative
-    distribution at ``uniforms(seed, position)``.
+    Temperature 0 is greedy; else temperature, min_p, top_k, top_p in this order, then the inverse of the cumulative
+    distribution at ``uniforms(seed, position)``; before all of them, what ``adjusted`` does. ``grammars``: needed where
+    a row has one.
     """
+    logits = adjusted(logits, rows, grammars)
     top, chosen = logits.max(dim=-1)
     if not torch.isfinite(top).all():
         raise EngineError("the model's logits are not finite")
@@ -80,7 +77,12 @@ def _scaled(logits: torch.Tensor, top: torch.Tensor, rows: list[SampleRow], indi
     """Log weights [num_indices, vocab_size], float32, whose largest is 0: no temperature overflows them."""
     temperatures = torch.tensor([rows[i].sampling.temperature for i in indices], device=logits.device)
     index = torch.tensor(indices, device=logits.device)
-    return (logits[index].float() - top[index, None].float()) / temperatures[:, None]
+    scaled = (logits[index].float() - top[index, None].float()) / temperatures[:, None]
+    min_ps = [rows[i].sampling.min_p for i in indices]
+    if any(min_ps):
+        least = torch.tensor(min_ps, device=logits.device).log()
+        scaled.masked_fill_(scaled < least[:, None], -math.inf)
+    return scaled
 
 
 def _draw_whole(scaled: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:

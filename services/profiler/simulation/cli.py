@@ -6,7 +6,7 @@ import typer
 from rich.console import Console
 
 from loadgen.cli import EXIT_NOTHING_DONE, did_something, errors_as_lines, is_shown, write_report
-from loadgen.option_groups import ReportOptions, WorkloadOptions, with_option_groups
+from loadgen.option_groups import ReportOptions, WorkloadOptions
 from loadgen.progress import progress_on
 from services.profiler.simulation.options import (
     BudgetOption,
@@ -20,6 +20,7 @@ from services.profiler.simulation.options import (
 from services.profiler.simulation.setup import LIVE, make_strategy
 from services.profiler.simulation.simulation import Simulation
 from services.profiler.simulation.stopping import run_until_stopped
+from shared.expanded_command import with_option_groups
 
 
 @with_option_groups
@@ -47,6 +48,7 @@ def simulate(
             strategy.utility_ratio,
             strategy.online_order,
             strategy.token_slo,
+            strategy.idle_budget_ms,
         )
         hardware = machine.machine(model)
         setup = hardware.setup(chosen, workload.seed)

@@ -25,6 +25,9 @@ DeviceOption = Annotated[str, typer.Option(help=", ".join(DEVICES))]
 TensorParallelOption = Annotated[int, typer.Option("--tp", min=1, help="GPUs that share the model.")]
 PresetOption = Annotated[str, typer.Option(help=", ".join(PRESETS))]
 BudgetOption = Annotated[float | None, typer.Option(min=0.0, help="Latency budget of a step, for hygen.")]
+IdleBudgetOption = Annotated[
+    float, typer.Option(min=0.0, help="That of a step while no online request is there, where it is more.")
+]
 OfflineQpsOption = Annotated[float | None, typer.Option(help="Offline requests per second, for hygen-star.")]
 BatchedTokensOption = Annotated[int, typer.Option(min=1, help="Tokens of one step: the chunk size.")]
 NumSeqsOption = Annotated[int, typer.Option(min=1, help="Requests of one step.")]
@@ -85,10 +88,11 @@ class MachineOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StrategyOptions:
-    """The preset and the orders' settings."""
+    """The preset, the orders' settings, and what a search for the budget leaves as it is."""
 
     preset: PresetOption = "hygen"
     utility_ratio: UtilityRatioOption = DEFAULT_UTILITY_RATIO
+    idle_budget_ms: IdleBudgetOption = 0.0
     online_order: OnlineOrderOption = "fcfs"
     clients: ClientsOption = 1
     ttft_slo_ms: TtftSloOption = LIVE.ttft_slo_ms

@@ -9,7 +9,7 @@ import msgspec
 
 from loadgen.errors import WorkloadError
 from services.executor.engine import EngineSpec
-from services.executor.settings import ExecutorSettings
+from services.executor.settings import DEFAULT_BLOCK_SIZE, ExecutorSettings
 from services.profiler.simulation.strategy import Strategy
 from services.profiler.simulation.virtual_executor import ExecutorSetup
 from shared.latency.architectures import architecture_named
@@ -36,7 +36,7 @@ class Machine:
     tensor_parallel: int = 1
     max_num_batched_tokens: int = LIVE.max_num_batched_tokens
     max_num_seqs: int = LIVE.max_num_seqs
-    block_size: int = LIVE.block_size
+    block_size: int = DEFAULT_BLOCK_SIZE
     kv_blocks: int | None = None
     step_file: Path | None = None
     plan_file: Path | None = None
@@ -82,6 +82,7 @@ class Machine:
     def url(self, strategy: Strategy) -> str:
         """Says in a report what was simulated."""
         budget = "" if strategy.budget_ms is None else f"&budget_ms={strategy.budget_ms:g}"
+        budget += f"&idle_budget_ms={strategy.idle_budget_ms:g}" if strategy.idle_budget_ms else ""
         rate = "" if strategy.offline_qps is None else f"&offline_qps={strategy.offline_qps:g}"
         policy = "" if self.kv_policy == LIVE.kv_policy else f"&kv_policy={self.kv_policy}"
         return f"sim://{self.tensor_parallel}x{self.device}?preset={strategy.preset.name}{budget}{rate}{policy}"
@@ -94,6 +95,7 @@ def make_strategy(
     utility_ratio: float = DEFAULT_UTILITY_RATIO,
     online_order: str = "fcfs",
     slo: TokenSlo | None = None,
+    idle_budget_ms: float = 0.0,
 ) -> Strategy:
     """Raises ValueError for an unknown preset or order, and for a knob that is missing or not the preset's."""
     preset = preset_named(preset_name)
@@ -102,7 +104,10 @@ def make_strategy(
     if budget_ms is not None and not preset.uses_latency_budget:
         raise ValueError(f"preset {preset.name} has no latency budget: leave --budget-ms out")
     preset.offline_rate(offline_qps)
-    return checked_orders(Strategy(preset, budget_ms, offline_qps, utility_ratio, online_order, slo or TokenSlo()))
+    token_slo = slo or TokenSlo()
+    return checked_orders(
+        Strategy(preset, budget_ms, offline_qps, utility_ratio, online_order, token_slo, idle_budget_ms)
+    )
 
 
 def checked_orders(strategy: Strategy) -> Strategy:

@@ -24,9 +24,10 @@ class Strategy:
     utility_ratio: float = DEFAULT_UTILITY_RATIO
     online_order: str = "fcfs"
     slo: TokenSlo = field(default_factory=TokenSlo)
+    idle_budget_ms: float = 0.0  # of a step while no online request is held, where it is more
 
     def policy(self) -> Policy:
-        return self.preset.policy(self.budget_ms)
+        return self.preset.policy(self.budget_ms, idle_budget_ms=self.idle_budget_ms)
 
     def offline_rate(self) -> OfflineRate:
         """A new one. Raises ValueError where the preset needs a rate that is missing, or does not use the given."""

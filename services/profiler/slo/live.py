@@ -9,19 +9,19 @@ from dataclasses import replace
 
 from loadgen.client import OpenAIClient
 from loadgen.errors import ServerError, WorkloadError
-from loadgen.progress import ReplayProgress
+from loadgen.progress import RenamedProgress, ReplayProgress
 from loadgen.replay import Replay, ReplayPlan
 from services.profiler.slo.outcome import TrialOutcome
 from services.profiler.slo.search import ONLINE_ONLY, SloSearch, Span
 from shared.bus import Bucket, Bus
 from shared.errors import NotFoundOnBusError
 from shared.latency.features import BatchFeatures
+from shared.latency.model import cheapest_step_ms
 from shared.protocol import subjects
-from shared.protocol.messages import BudgetRecord, ExecutorInfo, LatencySample
+from shared.protocol.messages import BudgetRecord, BudgetSource, ExecutorInfo, LatencySample
 from shared.tuning import Tuning
 
 MODEL_S = 60.0  # for a latency model to be known: without one no budget holds anything
-TRYING, FOUND = "profiling", "slo"  # sources of a budget
 
 
 class LiveTrials:
@@ -48,6 +48,7 @@ class LiveTrials:
         self._longest_ms = 0.0  # predicted for any step since it was set to 0
         self._unbounded: tuple[float, TrialOutcome] | None = None  # of the run that found the span, from where on
         self._adopted = False
+        self._idle_budget_ms = 0.0
         self._budgets: Bucket[BudgetRecord]
 
     @asynccontextmanager
@@ -58,6 +59,7 @@ class LiveTrials:
         before = None
         with suppress(NotFoundOnBusError):
             before = (await self._budgets.get(self._info.profile_key)).value
+            self._idle_budget_ms = before.idle_budget_ms if before is not None else 0.0
         following = asyncio.create_task(self._tuning.run(), name="tuning")
         samples = await self._bus.subscribe(subjects.LATENCY_SAMPLES, LatencySample, self._on_sample)
         try:
@@ -83,9 +85,7 @@ class LiveTrials:
         """By a run under the longest budget that makes sense: a step with all the tokens, requests and KV that the
         executor takes. What its longest step took by the latency model is the largest that makes a difference."""
         model = self._tuning.model(self._info.profile_key)
-        cheapest = BatchFeatures()
-        cheapest.add_scheduled(1, 0)
-        lowest_ms = model.predict_ms(cheapest)
+        lowest_ms = cheapest_step_ms(model)
         self._longest_ms = 0.0
         unbounded = await self._replay(model.predict_ms(fullest_step(self._info)), "nothing held back")
         span = Span(lowest_ms, max(lowest_ms, self._longest_ms))
@@ -94,11 +94,11 @@ class LiveTrials:
 
     async def adopt(self, budget_ms: float) -> None:
         """From now on the stack's budget, as found for its SLOs."""
-        await self._set(budget_ms, FOUND)
+        await self._set(budget_ms, BudgetSource.SLO)
         self._adopted = True
 
     async def _wait_for_model(self) -> None:
-        await self._set(ONLINE_ONLY, TRYING)
+        await self._set(ONLINE_ONLY, BudgetSource.PROFILING)
         try:
             async with asyncio.timeout(MODEL_S):
                 while self._tuning.budget_ms(self._info.profile_key) is None:
@@ -113,9 +113,9 @@ class LiveTrials:
             self._longest_ms = max(self._longest_ms, predicted_ms)
 
     async def _replay(self, budget_ms: float, name: str) -> TrialOutcome:
-        await self._set(budget_ms, TRYING)
+        await self._set(budget_ms, BudgetSource.PROFILING)
         plan = self._plan if budget_ms != ONLINE_ONLY else replace(self._plan, prompts=())
-        runner = Replay(plan, self._client, _Named(self._progress, name))
+        runner = Replay(plan, self._client, RenamedProgress(self._progress, lambda _: name))
         await runner.prepare_and_run()
         await self._require_unchanged(budget_ms)
         report = runner.report(partial=False)
@@ -125,20 +125,22 @@ class LiveTrials:
 
     async def _require_unchanged(self, budget_ms: float) -> None:
         record = (await self._budgets.get(self._info.profile_key)).value
-        if record is None or (record.latency_budget_ms, record.source) != (budget_ms, TRYING):
+        if record is None or (record.latency_budget_ms, record.source) != (budget_ms, BudgetSource.PROFILING):
             now = "none" if record is None else f"{record.latency_budget_ms:g} ms ({record.source})"
             raise ServerError(
                 f"the stack's budget was changed while a run measured under {budget_ms:g} ms; it is {now}"
             )
 
-    async def _set(self, budget_ms: float, source: str) -> None:
+    async def _set(self, budget_ms: float, source: BudgetSource) -> None:
+        """A budget that lets no offline work in holds for steps without online requests too."""
         profile_key = self._info.profile_key
-        await self._budgets.put(profile_key, BudgetRecord(profile_key, budget_ms, source))
+        idle_budget_ms = self._idle_budget_ms if budget_ms != ONLINE_ONLY else 0.0
+        await self._budgets.put(profile_key, BudgetRecord(profile_key, budget_ms, source, idle_budget_ms))
 
     async def _put_back(self, before: BudgetRecord | None) -> None:
         """Where it is not another's by now."""
         record = (await self._budgets.get(self._info.profile_key)).value
-        if record is None or record.source != TRYING:
+        if record is None or record.source != BudgetSource.PROFILING:
             return
         if before is None:
             await self._budgets.delete(self._info.profile_key)
@@ -168,20 +170,3 @@ def fullest_step(info: ExecutorInfo) -> BatchFeatures:
     for _ in range(num_decodes):
         features.add_decode(max(1, min(info.max_model_len, info.num_blocks * info.block_size // num_decodes)))
     return features
-
-
-class _Named:
-    """Progress whose phases are named after the run."""
-
-    def __init__(self, progress: ReplayProgress, name: str) -> None:
-        self._progress = progress
-        self._name = name
-
-    def phase(self, name: str, num_requests: int, backlog: int) -> None:
-        self._progress.phase(self._name, num_requests, backlog)
-
-    def online(self, sent: int, finished: int, failed: int) -> None:
-        self._progress.online(sent, finished, failed)
-
-    def offline(self, done: int, backlog: int) -> None:
-        self._progress.offline(done, backlog)

@@ -15,7 +15,7 @@ from services.profiler.simulation.workload import SimulatedWorkload
 from services.profiler.slo.outcome import TrialOutcome
 from services.profiler.slo.search import ONLINE_ONLY, Span
 from services.profiler.slo.trials import knob_of
-from shared.latency.features import BatchFeatures
+from shared.latency.model import cheapest_step_ms
 from shared.protocol.slo_profile import Knob
 
 ROUNDING = 1 + 1e-9  # sums of the same costs in another order
@@ -62,9 +62,7 @@ class SimulatedTrials:
         return self._span
 
     def _budget_span(self, phase: VirtualPhase) -> Span:
-        cheapest = BatchFeatures()
-        cheapest.add_scheduled(1, 0)
-        lowest_ms = self._setup.planner.predict_ms(cheapest)
+        lowest_ms = cheapest_step_ms(self._setup.planner)
         return Span(lowest_ms, max(lowest_ms, phase.executor.longest_plan_ms * ROUNDING))
 
     def _rate_span(self, phase: VirtualPhase) -> Span:

@@ -43,6 +43,7 @@ def profile_simulated(
                 preset_named(strategy.preset),
                 utility_ratio=strategy.utility_ratio,
                 online_order=strategy.online_order,
+                idle_budget_ms=strategy.idle_budget_ms,
             )
         )
         setup = machine.machine(model).setup(chosen, workload.seed)

@@ -1,0 +1,1 @@
+"""vLLM itself beside Slackwater, on this machine."""

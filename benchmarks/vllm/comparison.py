@@ -1,0 +1,216 @@
+"""The runs of a comparison: which, in which order, on which server."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field, replace
+
+import msgspec
+
+from benchmarks.progress import FigureProgress
+from benchmarks.vllm.knob_search import KnobSearch
+from benchmarks.vllm.rates import Point, nearest, rate_for
+from benchmarks.vllm.run_store import RunStore
+from benchmarks.vllm.servers import Knob, Server, System
+from benchmarks.vllm.workload import Workload
+from loadgen.client import OpenAIClient
+from loadgen.errors import ServerError
+from loadgen.metrics import LATENCIES
+from loadgen.progress import RenamedProgress
+from loadgen.replay import Replay, ReplayPlan
+from loadgen.report import OfflineReport, OnlineReport, Report, Summary
+from loadgen.slo import Slo, parse_slo
+from services.profiler.slo.outcome import TrialOutcome
+from shared.protocol.slo_profile import Trial
+
+RATE_TRIES, CLOSE_SHARE = 3, 0.05
+REQUEST_TIMEOUT_S = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class CoRun:
+    """Online and offline work together, with one setting of the system's knobs."""
+
+    values: tuple[float, ...]  # of each knob
+    online: OnlineReport
+    offline: OfflineReport
+    trial: Trial
+
+
+@dataclass(slots=True)
+class Cell:
+    """One system under one online load. ``share``: of the time that the load is wanted to keep a server busy."""
+
+    system: str
+    knobs: tuple[str, ...]
+    share: float
+    rate: float
+    alone: OnlineReport  # the mean of the online-only runs
+    offline_alone: OfflineReport
+    runs: list[CoRun] = field(default_factory=list)  # in the order in which they ran
+
+    @property
+    def best(self) -> CoRun | None:
+        """The most offline tokens/s of the runs that kept the SLOs."""
+        kept = [run for run in self.runs if run.trial.met]
+        return max(kept, key=lambda run: run.trial.offline_tokens_per_s, default=None)
+
+
+class Comparison:
+    """``run`` fills ``cells``, and calls ``on_cell`` after each. Runs that the store holds are not made again, and a
+    server without any other is not started."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        systems: Sequence[System],
+        shares: Sequence[float],
+        store: RunStore,
+        progress: FigureProgress,
+        on_cell: Callable[[], None],
+        max_runs: int = 4,
+        num_baselines: int = 1,
+    ) -> None:
+        """``shares``: of the time, that each online load keeps the first system busy; ``max_runs``: of a search."""
+        self.cells: list[Cell] = []
+        self._workload = workload
+        self._systems = systems
+        self._shares = sorted(shares)
+        self._store = store
+        self._progress = progress
+        self._on_cell = on_cell
+        self._max_runs = max_runs
+        self._num_baselines = num_baselines
+        self._slos: list[Slo] = [parse_slo(expr) for expr in workload.setting.slos]
+
+    async def run(self) -> None:
+        """Raises LoadgenError."""
+        for system in self._systems:
+            async with _Lazy(system, self._workload, self._store, self._progress) as runner:
+                await self._run_system(system, runner)
+
+    async def _run_system(self, system: System, runner: _Lazy) -> None:
+        rates = [await self._rate(share, runner) for share in self._shares]
+        everything = system.everything(self._workload.setting)
+        report = await runner.run("offline-only", self._workload.offline_only(), everything)
+        best: CoRun | None = None
+        for share, rate in zip(self._shares, rates, strict=True):
+            self._progress.figure(f"{system.name}, {share:.0%}")
+            alone = mean_of([await self._online_only(runner, rate, index) for index in range(self._num_baselines)])
+            names = tuple(knob.name for knob in system.knobs)
+            cell = Cell(system.name, names, share, rate, alone, _offline(report))
+            for index, knob in enumerate(system.knobs):
+                first = best.values[0] if best and index == 0 else knob.first(alone)
+                await self._search(cell, runner, index, knob, first)
+            best = cell.best
+            self.cells.append(cell)
+            self._on_cell()
+
+    async def _search(self, cell: Cell, runner: _Lazy, index: int, knob: Knob, first: float) -> None:
+        """Turn one knob, those before it as they were best, those after it not yet turned."""
+        before = cell.best.values[:index] if cell.best else ()
+        if len(before) < index:  # nothing kept the SLOs, which more of another knob does not mend
+            return
+        plan, search = self._workload.together(cell.rate), KnobSearch(knob.ladder, first, self._max_runs)
+        while (value := search.next_value()) is not None:
+            values = (*before, value, *[0.0] * (len(cell.knobs) - index - 1))
+            report = await runner.run(f"{cell.rate:g}-with-{_joined(values)}", plan, values)
+            outcome = TrialOutcome(_online(report), _offline(report))
+            trial = outcome.judge(value, self._slos, TrialOutcome(cell.alone, None))
+            cell.runs.append(CoRun(values, outcome.online, _offline(report), trial))
+            search.tell(value, trial.met)
+
+    async def _rate(self, share: float, runner: _Lazy) -> float:
+        """Requests/s of a load, as chosen before, else by online-only runs of this system."""
+        chosen = self._store.rates()
+        if share in chosen:
+            return chosen[share]
+        points: list[Point] = [Point(rate, await self._share_at(rate, runner)) for rate in chosen.values()]
+        for _ in range(RATE_TRIES):
+            if any(abs(point.share - share) <= CLOSE_SHARE for point in points):
+                break
+            rate = rate_for(share, points)
+            points.append(Point(rate, await self._share_at(rate, runner)))
+        rate = nearest(share, points).rate
+        self._store.put_rate(share, rate)
+        return rate
+
+    async def _share_at(self, rate: float, runner: _Lazy) -> float:
+        return (await self._online_only(runner, rate, 0)).under_way_share or 0.0
+
+    async def _online_only(self, runner: _Lazy, rate: float, index: int) -> OnlineReport:
+        return _online(await runner.run(f"{rate:g}-alone-{index + 1}", self._workload.online_only(rate), ()))
+
+
+class _Lazy:
+    """A system whose server starts with the first run that is not in the store."""
+
+    def __init__(self, system: System, workload: Workload, store: RunStore, progress: FigureProgress) -> None:
+        self._system = system
+        self._workload = workload
+        self._store = store
+        self._progress = progress
+        self._started = AsyncExitStack()
+        self._server: Server | None = None
+
+    async def __aenter__(self) -> _Lazy:
+        await self._started.__aenter__()
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self._started.aclose()
+
+    async def run(self, name: str, plan: ReplayPlan, values: tuple[float, ...]) -> Report:
+        """Stored where it was not yet. Raises ServerError where not one online request was answered."""
+        report = self._store.get(self._system.name, name)
+        if report is None:
+            report = await self._replay(name, plan, values)
+            self._store.put(self._system.name, name, report)
+        return report
+
+    async def _replay(self, name: str, plan: ReplayPlan, values: tuple[float, ...]) -> Report:
+        if self._server is None:
+            setting, folder = self._workload.setting, self._store.server_folder(self._system.name)
+            serving = self._system.serving(setting, self._workload.model_path, folder)
+            self._server = await self._started.enter_async_context(serving)
+        if values:
+            plan = replace(plan, **await self._server.turn(*values))
+        async with OpenAIClient(self._server.url, REQUEST_TIMEOUT_S) as client:
+            replay = Replay(plan, client, RenamedProgress(self._progress, lambda _: f"{self._system.name}: {name}"))
+            await replay.prepare_and_run()
+        report = replay.report(partial=False)
+        if report.online is not None and not report.online.completed:
+            raise ServerError(
+                f"{self._system.name}: {name}: no online request was answered ({'; '.join(report.notes)})"
+            )
+        return report
+
+
+def mean_of(reports: Sequence[OnlineReport]) -> OnlineReport:
+    """Each latency figure, and the share of time under way, the mean of the runs'; the rest is the first run's."""
+    changes: dict[str, Summary | float | None] = {}
+    for name in LATENCIES:
+        summaries = [summary for report in reports if (summary := getattr(report, name)) is not None]
+        if summaries:
+            columns = zip(*(msgspec.structs.astuple(summary) for summary in summaries), strict=True)
+            changes[name] = Summary(*(math.fsum(column) / len(summaries) for column in columns))
+    changes["under_way_share"] = math.fsum(report.under_way_share or 0.0 for report in reports) / len(reports)
+    return msgspec.structs.replace(reports[0], **changes)
+
+
+def _joined(values: tuple[float, ...]) -> str:
+    return "-".join(f"{value:g}" for value in values)
+
+
+def _online(report: Report) -> OnlineReport:
+    if report.online is None:
+        raise ServerError(f"{report.run.url} answered no online request")
+    return report.online
+
+
+def _offline(report: Report) -> OfflineReport:
+    if report.offline is None:
+        raise ServerError(f"{report.run.url} did no offline work")
+    return report.offline

@@ -1,0 +1,51 @@
+"""How an operator finds the largest value of a knob that keeps the SLOs, in few runs."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import pairwise
+
+
+class KnobSearch:
+    """It says which value to run and is told whether the SLOs were kept: from a first guess in strides that double,
+    up while they are kept and down while they are not, then by bisection. At most ``max_runs`` runs."""
+
+    def __init__(self, ladder: Sequence[float], first: float, max_runs: int) -> None:
+        """``ladder``: the values, ascending; the search begins at the largest that is not above ``first``. Raises
+        ValueError for an empty ladder, and one that does not ascend."""
+        if not ladder or any(after <= before for before, after in pairwise(ladder)):
+            raise ValueError(f"a ladder needs ascending values, not {list(ladder)}")
+        self._ladder = ladder
+        self._first = max(0, bisect_right(ladder, first) - 1)
+        self._runs_left = max_runs
+        self._stride = 1
+        self._kept: dict[int, bool] = {}  # by index in the ladder
+
+    def next_value(self) -> float | None:
+        """What to run next; None where the search is over."""
+        index = self._next_index() if self._runs_left > 0 else None
+        return None if index is None else self._ladder[index]
+
+    def tell(self, value: float, kept: bool) -> None:
+        """The outcome of ``next_value``."""
+        if self._kept:
+            self._stride *= 2
+        self._kept[self._ladder.index(value)] = kept
+        self._runs_left -= 1
+
+    def _low(self) -> int:
+        """Index of the largest value that kept the SLOs; -1 where none did."""
+        return max((index for index, kept in self._kept.items() if kept), default=-1)
+
+    def _next_index(self) -> int | None:
+        if not self._kept:
+            return self._first
+        end = len(self._ladder)
+        low = self._low()
+        high = min((index for index, kept in self._kept.items() if not kept and index > low), default=end)
+        if high - low <= 1:
+            return None
+        if high == end:
+            return min(low + self._stride, end - 1)
+        return max(high - self._stride, 0) if low < 0 else (low + high) // 2

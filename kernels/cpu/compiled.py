@@ -1,0 +1,74 @@
+"""How kernels are compiled by Numba, and what they share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+from numba.np.arrayobj import make_array
+
+LOG2_E = math.log2(math.e)
+EXP2 = tuple(np.float32(math.log(2) ** k / math.factorial(k)) for k in range(7))  # of 2**x, x in [-0.5, 0.5]
+OPTIONS: dict[str, Any] = {
+    "parallel": True,
+    "nogil": True,
+    "error_model": "numpy",
+    "fastmath": {"nnan", "ninf", "nsz", "arcp", "contract", "reassoc"},
+}
+
+
+def compiled(signature: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Compile at once for one signature, which takes seconds; with a cache on disk, where there is a folder to write it
+    to, once on a machine."""
+
+    def compile_it(function: Callable[..., None]) -> Callable[..., None]:
+        kernel: Callable[..., None]
+        try:
+            kernel = njit(signature, cache=True, **OPTIONS)(function)
+        except RuntimeError:
+            kernel = njit(signature, **OPTIONS)(function)
+        return kernel
+
+    return compile_it
+
+
+@njit(inline="always")
+def exp2(x):
+    """2**x of a float32 x of at most 0, to some units in the last place; nearly 0 below -126. Without a branch, so that
+    loops over it become vector instructions."""
+    x = max(x, np.float32(-126.0))
+    whole = np.int32(x - np.float32(0.5))
+    part = x - np.float32(whole)
+    value = EXP2[6]
+    value = value * part + EXP2[5]
+    value = value * part + EXP2[4]
+    value = value * part + EXP2[3]
+    value = value * part + EXP2[2]
+    value = value * part + EXP2[1]
+    value = value * part + EXP2[0]
+    return value * np.int32((whole + np.int32(127)) << np.int32(23)).view(np.float32)
+
+
+@intrinsic
+def prefetch(typingctx, array, row, column, lane):
+    """Have the processor fetch the cache line of ``array[row, column, lane]``, without waiting for it."""
+
+    def generate(context, builder, signature, arguments):
+        kind, indices = signature.args[0], arguments[1:]
+        view = make_array(kind)(context, builder, arguments[0])
+        pointer = cgutils.get_item_pointer(context, builder, kind, view, indices)
+        kinds = [pointer.type, *[cgutils.int32_t] * 3]
+        instruction = cgutils.get_or_insert_function(
+            builder.module, ir.FunctionType(ir.VoidType(), kinds), "llvm.prefetch.p0"
+        )
+        to_read, into_all_caches, of_data = (cgutils.int32_t(value) for value in (0, 3, 1))
+        builder.call(instruction, [pointer, to_read, into_all_caches, of_data])
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, types.intp, types.intp), generate

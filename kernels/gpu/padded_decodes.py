@@ -1,0 +1,74 @@
+"""Decodes as a recorded forward pass reads them: always in the same memory, padded to the recorded batch size.
+
+A row of padding reads no KV (its sequence has no tokens) and writes none (its slot is -1), so its attention is 0. How
+attention is cut is recorded too: for the longest sequence that may come. In a shorter one's step the programs that
+find nothing to read end at once.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from kernels.gpu.batch import PagedBatch, gpu_of, packed_bytes, stack_tables, upload
+from kernels.metadata import AttentionMetadata
+from kernels.slots import Ints
+from kernels.step_layout import StepLayout
+
+
+class PaddedDecodes:
+    """Input tokens and attention metadata of up to ``max_decodes`` decodes, on the device."""
+
+    def __init__(self, max_decodes: int, max_seq_len: int, block_size: int, device: torch.device) -> None:
+        """Everything is padding at first."""
+        self._max_decodes = max_decodes
+        self._max_seq_len = max_seq_len
+        padding = self._padding()
+        self._memory = torch.empty(packed_bytes(padding), dtype=torch.uint8, device=device)
+        self._input_ids, self._positions, self._slots, self._seq_lens, self._fills_right = upload(
+            padding, device, self._memory
+        )
+        max_blocks = -(-max_seq_len // block_size)
+        self._block_tables = torch.zeros(max_decodes, max_blocks, dtype=torch.int32, device=device)
+        self._query_start_loc = torch.arange(max_decodes + 1, dtype=torch.int32, device=device)
+
+    def holds(self, layout: StepLayout) -> bool:
+        """Whether the step is of decodes alone, and no more or longer ones than there is room for."""
+        return (
+            layout.num_decodes == len(layout.num_new) <= self._max_decodes
+            and int(layout.num_computed.max()) < self._max_seq_len
+        )
+
+    def load(self, layout: StepLayout, input_ids: Ints) -> None:
+        """Take the place of what was there. ``input_ids`` [num_sequences]; the host waits for nothing."""
+        count = len(layout.num_new)
+        arrays = self._padding()
+        new = (input_ids, layout.positions, layout.slot_mapping, layout.seq_lens, layout.fills_right)
+        for padded, values in zip(arrays, new, strict=True):
+            padded[:count] = values
+        device = self._memory.device
+        upload(arrays, device, self._memory)
+        [tables] = upload((stack_tables(layout.tables),), device)
+        self._block_tables[:count, : tables.shape[1]].copy_(tables)
+
+    def rows(self, count: int) -> tuple[torch.Tensor, AttentionMetadata]:
+        """Input ids [count] and the metadata of the first ``count`` rows: views that ``load`` changes."""
+        batch = PagedBatch(
+            self._block_tables[:count],
+            self._seq_lens[:count],
+            self._query_start_loc[: count + 1],
+            self._fills_right[:count],
+            gpu_of(self._memory.device),
+            num_decodes=count,
+            num_new=np.ones(count, np.int64),
+            num_computed=np.full(count, self._max_seq_len - 1),
+        )
+        metadata = AttentionMetadata(self._positions[:count], self._slots[:count], np.arange(count), batch)
+        return self._input_ids[:count], metadata
+
+    def _padding(self) -> list[Ints | npt.NDArray[np.int32]]:
+        """Input ids, positions, slots; lengths and directions as the kernels read them."""
+        zeros, slots = np.zeros(self._max_decodes, np.int64), np.full(self._max_decodes, -1, np.int64)
+        lens = np.zeros(self._max_decodes, np.int32)
+        return [zeros, zeros.copy(), slots, lens, lens.copy()]

@@ -1,0 +1,18 @@
+"""What a sampler knows of one row of logits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from services.executor.engine import TokenHistory
+from shared.protocol.messages import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRow:
+    """How to sample one row: for the token that will stand at ``position`` of its request."""
+
+    sampling: SamplingParams
+    position: int
+    history: TokenHistory | None = None  # present where the sampling adjusts the logits
+    request_id: str = ""  # whose it is, where there is a history

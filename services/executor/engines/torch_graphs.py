@@ -1,0 +1,97 @@
+"""Decode steps as CUDA graphs: recorded once for some batch sizes, then replayed by one launch.
+
+A decode step is hundreds of short kernels, each of which costs the host a launch. What a graph reads must lie where it
+lay when it was recorded, so a step is copied into static inputs, padded to the next recorded size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from kernels.gpu.padded_decodes import PaddedDecodes
+from kernels.metadata import AttentionMetadata
+from kernels.slots import Ints
+from kernels.step_layout import StepLayout
+
+SMALL_SIZES = (1, 2, 4)
+SIZE_STEP = 8
+WARM_UPS = 2  # runs before the recording: kernels are compiled, libraries take their workspace
+
+Forward = Callable[[torch.Tensor, AttentionMetadata], torch.Tensor]
+"""From input ids [num_decodes] to logits [num_decodes, vocab_size]."""
+
+Run = Callable[[], torch.Tensor]
+Recorder = Callable[[Run], Run]
+"""From a forward pass over static inputs to what does the same again, over what the inputs hold then."""
+
+
+class DecodeGraphs:
+    """Forward passes of decode batches, each recorded for one size over the same static inputs."""
+
+    def __init__(self, forward: Forward, inputs: PaddedDecodes, max_decodes: int, record: Recorder) -> None:
+        """Record all sizes, the largest first, so that the others find memory in its pool. KV is neither read nor
+        written. Raises RuntimeError where the model's forward cannot be recorded."""
+        self._inputs = inputs
+        self._replays: dict[int, Run] = {}
+        for size in reversed(graph_sizes(max_decodes)):
+            self._replays[size] = record(partial(forward, *inputs.rows(size)))
+        self._sizes = sorted(self._replays)
+
+    @property
+    def sizes(self) -> list[int]:
+        """Recorded batch sizes, ascending."""
+        return self._sizes
+
+    def covers(self, layout: StepLayout) -> bool:
+        """Whether the step is one of decodes that some recorded size holds."""
+        return self._inputs.holds(layout)
+
+    def logits(self, layout: StepLayout, input_ids: Ints) -> torch.Tensor:
+        """[num_decodes, vocab_size] of a step that ``covers`` accepts, valid until the next call."""
+        count = len(layout.num_new)
+        size = next(size for size in self._sizes if size >= count)
+        self._inputs.load(layout, input_ids)
+        return self._replays[size]()[:count]
+
+
+class CudaRecorder:
+    """Records CUDA graphs that share one memory pool: no two of them run at a time."""
+
+    def __init__(self, device: torch.device) -> None:
+        """Raises RuntimeError where torch has no CUDA."""
+        self._device = device
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def __call__(self, run: Run) -> Run:
+        """Raises RuntimeError if ``run`` waits for the device, or does what cannot be recorded."""
+        current = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(current)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.stream(self._stream):  # put back here where a failed recording leaves it
+            for _ in range(WARM_UPS):
+                run()
+            with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
+                out = run()
+        current.wait_stream(self._stream)
+
+        def replay() -> torch.Tensor:
+            graph.replay()
+            return out
+
+        return replay
+
+
+def recorder_for(device: torch.device) -> Recorder:
+    """On the CPU nothing can be recorded: there the forward pass itself runs over the static inputs, its kernels in
+    Triton's interpreter."""
+    return CudaRecorder(device) if device.type == "cuda" else lambda run: run
+
+
+def graph_sizes(max_decodes: int) -> list[int]:
+    """1, 2, 4, then multiples of 8, the last cut to ``max_decodes``."""
+    sizes = [*SMALL_SIZES, *range(SIZE_STEP, max_decodes + SIZE_STEP, SIZE_STEP)]
+    return [size for size in sizes if size < max_decodes] + [max_decodes]

@@ -1,0 +1,88 @@
+"""What is done to logits before the temperature: biases, and penalties for tokens that are there already."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+
+from kernels.slots import Ints
+from services.executor.engine import TokenHistory
+from services.executor.engines.grammar_masks import GrammarMasks
+from services.executor.engines.sample_row import SampleRow
+
+
+def adjusted(logits: torch.Tensor, rows: list[SampleRow], grammars: GrammarMasks | None = None) -> torch.Tensor:
+    """``logits`` [num_rows, vocab_size] with what the rows that have a history ask for, as float32; the same tensor
+    where no row has one. First tokens that a row's grammar does not allow become impossible; then come the biases, the
+    repetition penalty (CTRL, section 4.1, which divides a positive logit and multiplies a negative one) and OpenAI's
+    two: presence once for each token of the output, frequency as often as it is there."""
+    wanting = [(i, row, row.history) for i, row in enumerate(rows) if row.history is not None]
+    if not wanting:
+        return logits
+    found = torch.empty(logits.shape, dtype=torch.float32, device=logits.device).copy_(logits)
+    flat, vocab_size = found.view(-1), logits.shape[-1]
+    _forbid(found, wanting, grammars)
+    _add_biases(flat, vocab_size, wanting)
+    _divide_repeated(flat, vocab_size, wanting)
+    _subtract_penalties(flat, vocab_size, wanting)
+    return found
+
+
+_Wanting = list[tuple[int, SampleRow, TokenHistory]]  # with its number in the batch
+
+
+def _forbid(logits: torch.Tensor, wanting: _Wanting, grammars: GrammarMasks | None) -> None:
+    constrained = [(i, row) for i, row, _ in wanting if row.sampling.grammar]
+    if constrained:
+        assert grammars is not None, "an engine that is given grammars can compile them"
+        allowed = torch.from_numpy(grammars.allowed([row for _, row in constrained], logits.shape[-1]))
+        index = torch.tensor([i for i, _ in constrained], device=logits.device)
+        logits[index] = logits[index].masked_fill_(~allowed.to(logits.device), -math.inf)
+
+
+def _add_biases(flat: torch.Tensor, vocab_size: int, wanting: _Wanting) -> None:
+    biases = [(i * vocab_size + token_id, bias) for i, row, _ in wanting for token_id, bias in row.sampling.logit_bias]
+    if biases:
+        places, values = zip(*biases, strict=True)
+        flat[torch.tensor(places, device=flat.device)] += torch.tensor(values, device=flat.device)
+
+
+def _divide_repeated(flat: torch.Tensor, vocab_size: int, wanting: _Wanting) -> None:
+    penalties = {i: row.sampling.repetition_penalty for i, row, _ in wanting}
+    known = [(i, history.token_ids) for i, _, history in wanting if penalties[i] != 1.0]
+    if not known:
+        return
+    places, _ = _places(known, vocab_size)
+    index = torch.from_numpy(places).to(flat.device)
+    values, factors = flat[index], _per_place(penalties, places // vocab_size, flat.device)
+    flat[index] = torch.where(values > 0, values / factors, values * factors)
+
+
+def _subtract_penalties(flat: torch.Tensor, vocab_size: int, wanting: _Wanting) -> None:
+    presence = {i: row.sampling.presence_penalty for i, row, _ in wanting}
+    frequency = {i: row.sampling.frequency_penalty for i, row, _ in wanting}
+    outputs = [(i, h.token_ids[h.num_prompt_tokens :]) for i, _, h in wanting if presence[i] or frequency[i]]
+    if not any(token_ids for _, token_ids in outputs):
+        return
+    places, counts = _places(outputs, vocab_size)
+    rows, device = places // vocab_size, flat.device
+    times = torch.from_numpy(counts).to(device)
+    penalties = _per_place(presence, rows, device) + _per_place(frequency, rows, device) * times
+    flat[torch.from_numpy(places).to(device)] -= penalties
+
+
+def _places(tokens: Iterable[tuple[int, list[int]]], vocab_size: int) -> tuple[Ints, Ints]:
+    """Where each row's tokens are in the flat logits, each once, and how often the row has it."""
+    parts = [np.array(token_ids, dtype=np.int64) + row * vocab_size for row, token_ids in tokens]
+    places, counts = np.unique(np.concatenate(parts), return_counts=True)
+    return places, counts
+
+
+def _per_place(values: dict[int, float], rows: Ints, device: torch.device) -> torch.Tensor:
+    """The value of each place's row."""
+    by_row = np.zeros(max(values) + 1, dtype=np.float32)
+    by_row[list(values)] = list(values.values())
+    return torch.from_numpy(by_row[rows]).to(device)

@@ -1,0 +1,151 @@
+"""A model's forward pass: transformers' own with our attention in it, or ours where we have one for the family."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from services.executor.engines.torch_attention import ATTENTION_NAME, AttentionStep, Layer, LayerShape, ShapeProbe
+from services.executor.engines.torch_device import choose_dtype
+from services.executor.engines.torch_linear import can_pack, pack_linears
+from services.executor.engines.torch_llama import LlamaForward, is_llama
+from shared.errors import EngineError, ModelError
+
+logger = logging.getLogger(__name__)
+
+PROBE_TOKENS = 5
+
+
+class Forward(Protocol):
+    """A decoder's forward pass over one flattened row of tokens."""
+
+    def __call__(
+        self, input_ids: torch.Tensor, position_ids: torch.Tensor, rows: torch.Tensor, step: AttentionStep
+    ) -> torch.Tensor:
+        """``input_ids`` and ``position_ids`` [num_tokens] give the logits [num_rows, vocab_size] of those tokens whose
+        numbers ``rows`` holds: no other needs the output layer. ``step`` serves the attention."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """What the engine runs."""
+
+    forward: Forward
+    dtype: torch.dtype
+    shapes: dict[Layer, LayerShape]  # of its attention layers, in their order
+
+    @classmethod
+    def load(cls, path: Path, device: torch.device, dtype: str) -> LoadedModel:
+        """The fastest forward pass that gives the logits of transformers. Raises ModelError for a model that cannot be
+        run, ConfigError for a dtype that there is not."""
+        model, model_dtype = _read_model(path, device, dtype)
+        shapes, expected = _probe(TransformersForward(model), device)
+        _check_layers(model, len(shapes))
+        layers = list(shapes.values())
+        del shapes  # its keys are layers, whose weights are freed as they are taken
+        for change in (_merged, _packed):
+            forward = change(model, layers, device, model_dtype)
+            if forward is None:
+                continue
+            with contextlib.suppress(ModelError):
+                found, logits = _probe(forward, device)
+                if list(found.values()) == layers and _are_close(logits, expected):
+                    return cls(forward, model_dtype, found)
+            logger.warning("model does not run as it could", extra={"path": str(path), "without": change.__name__})
+            del forward, model
+            model, _ = _read_model(path, device, dtype)
+        plain = TransformersForward(model)
+        return cls(plain, model_dtype, _probe(plain, device)[0])
+
+
+class TransformersForward:
+    """The model's own forward pass; ``step`` reaches its attention as a keyword argument."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._model = model
+
+    def __call__(
+        self, input_ids: torch.Tensor, position_ids: torch.Tensor, rows: torch.Tensor, step: AttentionStep
+    ) -> torch.Tensor:
+        output = self._model(
+            input_ids=input_ids[None],
+            position_ids=position_ids[None],
+            use_cache=False,
+            logits_to_keep=rows,
+            paged=step,
+        )
+        logits: torch.Tensor = output.logits[0]
+        return logits
+
+
+def _merged(
+    model: torch.nn.Module, shapes: Sequence[LayerShape], device: torch.device, dtype: torch.dtype
+) -> Forward | None:
+    """Ours, where we have one. ``model`` cannot run afterwards."""
+    return LlamaForward(model, shapes, can_pack(device, dtype)) if is_llama(model, shapes) else None
+
+
+def _packed(
+    model: torch.nn.Module, shapes: Sequence[LayerShape], device: torch.device, dtype: torch.dtype
+) -> Forward | None:
+    """The model's own on packed weights, which cannot be if it reads its layers' weights by itself."""
+    if not can_pack(device, dtype):
+        return None
+    pack_linears(model)
+    return TransformersForward(model)
+
+
+def _read_model(path: Path, device: torch.device, dtype: str) -> tuple[torch.nn.Module, torch.dtype]:
+    from safetensors import SafetensorError
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()
+    try:
+        config = AutoConfig.from_pretrained(path)
+        model_dtype = choose_dtype(dtype, device, config.dtype)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            path, dtype=model_dtype, attn_implementation=ATTENTION_NAME, low_cpu_mem_usage=True
+        )
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        raise ModelError(f"cannot load the model in {path}: {_first_line(error)}") from error
+    if "logits_to_keep" not in inspect.signature(loaded.forward).parameters:
+        raise ModelError(f"{type(loaded).__name__} is not a decoder that this engine can run")
+    model: torch.nn.Module = loaded.to(device).eval().requires_grad_(False)
+    return model, model_dtype
+
+
+def _probe(forward: Forward, device: torch.device) -> tuple[dict[Layer, LayerShape], torch.Tensor]:
+    """The layers' shapes and some logits, by running the model once on a few tokens. Raises ModelError."""
+    probe = ShapeProbe()
+    tokens = torch.arange(PROBE_TOKENS, device=device)
+    try:
+        logits = forward(tokens, tokens, tokens, probe)
+    except (EngineError, AttributeError, RuntimeError, TypeError, ValueError) as error:
+        raise ModelError(f"the model cannot run on paged attention: {_first_line(error)}") from error
+    return probe.shapes, logits
+
+
+def _check_layers(model: torch.nn.Module, num_found: int) -> None:
+    layers = getattr(model.config, "num_hidden_layers", None)
+    if num_found != layers:
+        raise ModelError(
+            f"{type(model).__name__} has {layers} layers, of which {num_found} use plain attention: "
+            f"only dense decoders can be run"
+        )
+
+
+def _are_close(logits: torch.Tensor, expected: torch.Tensor) -> bool:
+    tolerance = 1e-3 if expected.dtype is torch.float32 else 5e-2
+    return torch.allclose(logits, expected, rtol=tolerance, atol=tolerance * float(expected.abs().max()))
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0][:300]

@@ -1,0 +1,90 @@
+"""What our attention needs to know of one of vLLM's steps, from its model runner."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from vllm.v1.attention.backend import AttentionMetadataBuilder
+
+from kernels.cpu import decodes
+from kernels.cpu.attention import GatherBuffer
+from kernels.metadata import AttentionMetadata
+from kernels.step_layout import StepLayout
+from services.executor.engines.vllm_runner_mirror import FILLS_RIGHT_KEY, FIRST_BLOCK
+
+
+@dataclass(frozen=True, slots=True)
+class DirectedStep:
+    """One step, for every layer."""
+
+    num_tokens: int
+    metadata: AttentionMetadata
+    buffer: GatherBuffer
+
+
+class DirectedStepBuilder(AttentionMetadataBuilder[DirectedStep]):
+    """Reads the step from the model runner's arrays on the host: nothing waits for the device."""
+
+    reorder_batch_threshold = 1  # decodes lead, and are grouped
+
+    def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        self._buffer = GatherBuffer()
+        self._runner: Any = None
+        self._kv_cache = torch.empty(0)
+
+    def bind(self, runner: Any) -> None:
+        """``runner``: vLLM's model runner, once its KV caches are there."""
+        self._runner = runner
+        self._kv_cache = _kv_caches(runner, self.layer_names)[0]
+        if self._kv_cache.device.type == "cpu":
+            head_size = self._kv_cache.shape[3] // 2
+            decodes.prepare(self._kv_cache.dtype, head_size, head_size)
+
+    def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> DirectedStep:
+        """Raises RuntimeError before ``bind``: no step has run by then."""
+        if self._runner is None:
+            raise RuntimeError("a step before the attention backend knows its model runner")
+        common, batch = common_attn_metadata, self._runner.input_batch
+        block_size = self._kv_cache.shape[1]
+        starts = common.query_start_loc_cpu.numpy().astype(np.int64)
+        num_new = np.diff(starts)
+        seq_lens = common.seq_lens_cpu_upper_bound.numpy().astype(np.int64)  # exact without speculative decoding
+        counts = -(-seq_lens // block_size)
+        rows = batch.block_table[0].get_numpy_array()[: len(counts), : counts.max()]
+        all_blocks = rows[np.arange(rows.shape[1]) < counts[:, None]].astype(np.int64)
+        layout = StepLayout.of_arrays(
+            num_new, seq_lens - num_new, all_blocks, self._directions(len(counts)), block_size
+        )
+        return DirectedStep(int(starts[-1]), AttentionMetadata.of(layout, self._kv_cache), self._buffer)
+
+    def _directions(self, num_requests: int) -> Any:
+        """[num_requests], bool"""
+        requests, request_ids = self._runner.requests, self._runner.input_batch.req_ids[:num_requests]
+        return np.array([requests[key].sampling_params.extra_args[FILLS_RIGHT_KEY] for key in request_ids])
+
+
+def bind_attention(worker: Any) -> list[torch.Tensor]:
+    """On one of vLLM's workers, before its first step; returns the KV cache of each layer that has one, without vLLM's
+    null block: [num_blocks, block_size, num_kv_heads, k_dim + v_dim]."""
+    runner = worker.model_runner
+    kv_caches: dict[int, torch.Tensor] = {}
+    for group in (group for groups in runner.attn_groups for group in groups):
+        for builder in group.metadata_builders:
+            builder.bind(runner)
+        for kv_cache in _kv_caches(runner, group.layer_names):
+            kv_caches.setdefault(kv_cache.data_ptr(), kv_cache[FIRST_BLOCK:])  # layers may share one
+    return list(kv_caches.values())
+
+
+def as_blocks(kv_cache: torch.Tensor) -> torch.Tensor:
+    """As our kernels have it: [num_blocks, block_size, num_kv_heads, k_dim + v_dim], contiguous."""
+    return kv_cache.transpose(1, 2)
+
+
+def _kv_caches(runner: Any, layer_names: list[str]) -> list[torch.Tensor]:
+    layers = runner.compilation_config.static_forward_context
+    return [as_blocks(layers[name].kv_cache) for name in layer_names]

@@ -1,0 +1,108 @@
+"""The vLLM engine: vLLM's model, kernels and KV tensors in this process, our plan in the place of its scheduler."""
+
+from __future__ import annotations
+
+from services.executor.engines.torch_threads import cpu_count
+
+# isort: split
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from vllm.v1.engine.core import EngineCore
+
+from services.executor.engine import EngineSpec, StepBatch, StepResult
+from services.executor.engines.torch_device import device_name
+from services.executor.engines.torch_host_pool import HostPool, host_pool_of, slots_copied
+from services.executor.engines.vllm_attention_step import bind_attention
+from services.executor.engines.vllm_core import VllmOptions, make_core, shut_down_on_error
+from services.executor.engines.vllm_steps import StepsInFlight
+from services.executor.engines.vllm_workers import prepare_worker
+from shared.errors import EngineError, EngineLostError
+from shared.model_folder import ModelFacts
+
+logger = logging.getLogger(__name__)
+
+set_num_threads: Callable[[int], None] = torch.set_num_threads  # vLLM replaces it while it makes an engine
+
+
+class VllmEngine:
+    """A loaded model with its KV blocks; see ``services.executor.engine.Engine``."""
+
+    def __init__(self, spec: EngineSpec, core: EngineCore, host: HostPool | None, num_threads: int) -> None:
+        self.spec = spec
+        self._host = host
+        self._core = core
+        self._num_threads = num_threads
+        self._steps = StepsInFlight(core.model_executor, core.scheduler)
+        self._threads = threading.local()
+
+    @classmethod
+    def load(cls, path: Path, name: str, options: VllmOptions) -> VllmEngine:
+        """Load the model folder ``path`` under the name that clients use; takes seconds. ``import_vllm`` comes before.
+        Raises ModelError for a model that cannot be run, ConfigError for settings that cannot be met."""
+        facts = ModelFacts.read(path)
+        core = make_core(path, facts, options)
+        with shut_down_on_error(core, path):
+            core.model_executor.collective_rpc(prepare_worker, args=(options.num_workers > 1, path))
+            host = _host_pool(core, options)
+        config, num_threads = core.vllm_config, options.num_threads or cpu_count()
+        device = device_name(torch.device(config.device_config.device_type), num_threads)
+        spec = EngineSpec(
+            model=name,
+            engine="vllm",
+            device=(f"{device}-own-attention" if options.has_directions else device)  # its steps take another time
+            + options.degrees,
+            dtype=str(config.model_config.dtype).removeprefix("torch."),
+            max_model_len=min(config.model_config.max_model_len, core.scheduler.num_blocks * options.block_size),
+            vocab_size=facts.vocab_size,
+            block_size=options.block_size,
+            num_blocks=core.scheduler.num_blocks,
+            eos_token_ids=facts.eos_token_ids,
+            num_host_slots=host.num_slots if host is not None else 0,
+            swap_ms_per_slot=host.ms_per_slot if host is not None else 0.0,
+            pipeline_depth=options.pipeline_parallel,
+        )
+        logger.info("model loaded", extra={"model": name, "device": spec.device, "num_blocks": spec.num_blocks})
+        return cls(spec, core, host, num_threads)
+
+    def execute(self, batch: StepBatch) -> StepResult:
+        """Run one step; see ``Engine.execute``. Raises EngineLostError where a worker has ended."""
+        if not batch.sequences:
+            return StepResult({}, 0.0)
+        self._claim_thread()
+        try:
+            with torch.inference_mode(), slots_copied(self._host, batch.operations):
+                started = time.perf_counter()
+                sampled = self._steps.run(batch.sequences)
+                latency_ms = (time.perf_counter() - started) * 1000.0
+        except EngineLostError:
+            raise
+        except Exception as error:  # vLLM and torch raise what they like; the executor needs one kind
+            raise EngineError(f"step {batch.step} failed: {type(error).__name__}: {error}") from error
+        return StepResult(sampled.token_ids, latency_ms, sampled.logprobs)
+
+    def close(self) -> None:
+        """Free the model and the KV blocks; the engine cannot be used afterwards."""
+        self._core.shutdown()
+        del self._core, self._steps
+        self._host = None
+
+    def _claim_thread(self) -> None:
+        """OpenMP's thread count belongs to the calling thread, not to the process."""
+        if not hasattr(self._threads, "is_set"):
+            self._threads.is_set = True
+            set_num_threads(self._num_threads)
+
+
+def _host_pool(core: EngineCore, options: VllmOptions) -> HostPool | None:
+    """Its slots are those of our block ids, which leave out vLLM's null block."""
+    if not options.has_directions:
+        return None
+    (kv_caches,) = core.model_executor.collective_rpc(bind_attention)
+    with torch.inference_mode():
+        return host_pool_of(kv_caches, options.num_host_slots)

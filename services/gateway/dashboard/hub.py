@@ -1,0 +1,157 @@
+"""One snapshot a second for all who look."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import msgspec
+
+from services.gateway.dashboard.history import COLUMNS, History, Row
+from services.gateway.dashboard.questions import StackAnswers, StackQuestions
+from services.gateway.dashboard.snapshot import snapshot_of
+from services.gateway.refusal import Refusal
+from shared.bus import Bus
+from shared.cancellation import check_cancelled
+from shared.clock import Clock
+from shared.errors import BusError
+from shared.watch.follower import StackFollower
+from shared.watch.stack_watch import StackWatch
+
+logger = logging.getLogger(__name__)
+
+PERIOD_S = 1.0
+MAX_VIEWERS = 256
+RETRY_S = 30.0
+FRESH_S = 2.0  # for so long what was answered is good enough for who comes anew
+
+_encoder = msgspec.json.Encoder()
+
+
+class _Message(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An event's data. With ``columns``, the rows are the whole history; without, those since the event before."""
+
+    now: msgspec.Raw
+    rows: list[Row]
+    columns: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class _Published:
+    number: int
+    now: msgspec.Raw  # encoded once, for both events
+    next: bytes  # for whoever has seen the one before
+    whole: bytes | None = None  # for everybody else; made when the first needs it
+
+
+class DashboardHub:
+    """Always follows the bus and keeps a row a second; the rest is done only while somebody looks. Viewers take what is
+    newest when they are ready for it, so that a slow one misses events but holds no more than one."""
+
+    def __init__(self, bus: Bus, clock: Clock, model: str) -> None:
+        self._bus = bus
+        self._clock = clock
+        self._model = model
+        self._watch = StackWatch()
+        self.history = History()
+        self._questions = StackQuestions(bus, clock)
+        self._answers = StackAnswers()
+        self._asked_s = float("-inf")
+        self._published: _Published | None = None
+        self._num_published = 0
+        self._num_rows_told = 0
+        self._has_news = asyncio.Event()  # replaced each time it is set
+        self._has_viewers = asyncio.Event()
+        self._is_closed = False
+        self.num_viewers = 0
+
+    async def run(self) -> None:
+        """Until cancelled. A bus that is away is waited for."""
+        while True:
+            generation = self._bus.reconnects
+            try:
+                async with StackFollower.following(self._bus, self._watch, self._clock), asyncio.TaskGroup() as tasks:
+                    tasks.create_task(self._record())
+                    tasks.create_task(self._ask())
+            except BusError as error:  # only at the beginning
+                logger.warning("the dashboard does not follow the bus yet", extra={"why": str(error)})
+                await self._bus.wait_reconnected(generation, timeout_s=PERIOD_S)
+
+    def close(self) -> None:
+        """End every viewer's stream: a gateway that drains does not wait for them."""
+        self._is_closed = True
+        self._tell()
+
+    @contextmanager
+    def viewer(self) -> Iterator[None]:
+        """Somebody looks for as long as this lasts. Raises Refusal (503) where there are too many."""
+        if self.num_viewers >= MAX_VIEWERS:
+            message = f"{self.num_viewers} dashboards are open at this gateway; try again later"
+            raise Refusal("viewers", message, 503, "server_overloaded", "server_overloaded", RETRY_S)
+        self.num_viewers += 1
+        self._has_viewers.set()
+        if self._published is None and self._clock.monotonic_s() - self._asked_s < FRESH_S:
+            self._publish()
+        try:
+            yield
+        finally:
+            self.num_viewers -= 1
+            if not self.num_viewers:
+                self._has_viewers.clear()
+                self._published = None
+
+    async def next_event(self, seen: int) -> tuple[int, bytes] | None:
+        """The newest event, once it is another than number ``seen`` (0: none), and its number. None at the end."""
+        while not self._is_closed:
+            published = self._published
+            if published is not None and published.number != seen:
+                return published.number, self._event(published, seen)
+            await self._has_news.wait()
+        return None
+
+    async def _record(self) -> None:
+        while True:
+            await asyncio.sleep(PERIOD_S - self._clock.monotonic_s() % PERIOD_S)
+            self.history.record(self._watch, self._clock.monotonic_s(), self._clock.unix_s())
+            if self._published is not None:
+                self._publish()
+
+    async def _ask(self) -> None:
+        """Who is the first to look waits for the answers, but not for the next second."""
+        while True:
+            await self._has_viewers.wait()
+            self._answers = await self._questions.ask()
+            check_cancelled()
+            self._asked_s = self._clock.monotonic_s()
+            if self._published is None and self.num_viewers:
+                self._publish()
+            await asyncio.sleep(PERIOD_S)
+
+    def _publish(self) -> None:
+        now_s = self._clock.monotonic_s()
+        view, lines_left = self._watch.view(now_s), self._watch.lines_left()
+        snapshot = snapshot_of(view, lines_left, self._answers, self._model, self._clock.unix_s())
+        now = msgspec.Raw(_encoder.encode(snapshot))
+        rows = self.history.since(self._num_rows_told)
+        self._num_rows_told = self.history.num_recorded
+        self._num_published += 1
+        self._published = _Published(self._num_published, now, _event_bytes(_Message(now, rows)))
+        self._tell()
+
+    def _event(self, published: _Published, seen: int) -> bytes:
+        if published.number == seen + 1 and seen:
+            return published.next
+        if published.whole is None:
+            published.whole = _event_bytes(_Message(published.now, self.history.rows(), COLUMNS))
+        return published.whole
+
+    def _tell(self) -> None:
+        self._has_news.set()
+        self._has_news = asyncio.Event()
+
+
+def _event_bytes(message: _Message) -> bytes:
+    return b"data: " + _encoder.encode(message) + b"\n\n"

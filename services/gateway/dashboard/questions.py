@@ -1,0 +1,91 @@
+"""What a stack's services say when they are asked; nobody asks while no page is open."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, field
+
+import msgspec
+
+from shared.bus import Bus
+from shared.clock import Clock
+from shared.errors import BusError, NoResponderError, NotFoundOnBusError
+from shared.protocol import subjects
+from shared.protocol.messages import ServiceStatus
+from shared.protocol.slo_profile import Knob, SloProfileRecord, slo_profile_key
+from shared.protocol.slo_status import SloReport, SloStatus
+
+PING_WAIT_S = 0.25
+SLO_WAIT_S = 1.0
+SILENT_S = 5.0  # without an answer; on a busy machine one comes late now and then
+OFFLINE_QUEUE = "offline-queue"
+EXPECTED = (OFFLINE_QUEUE, "predictor", "profiler")  # gateway and executors are seen without asking
+
+
+@dataclass(frozen=True, slots=True)
+class StackAnswers:
+    """Of the last seconds. ``slos`` and ``profiles`` are by profile key; ``unwell`` is in words."""
+
+    preset: str | None = None
+    unwell: list[str] = field(default_factory=list)
+    slos: dict[str, SloStatus] = field(default_factory=dict)
+    profiles: dict[str, SloProfileRecord] = field(default_factory=dict)
+
+
+class StackQuestions:
+    """Asks whoever is on the bus. ``ask`` is not to be called twice at a time."""
+
+    def __init__(self, bus: Bus, clock: Clock) -> None:
+        self._bus = bus
+        self._clock = clock
+        self._heard: dict[str, tuple[float, ServiceStatus]] = {}  # by service: when, and what it said
+        self._profiles: dict[str, SloProfileRecord] = {}  # by key in their bucket
+
+    async def ask(self) -> StackAnswers:
+        """Takes as long as the slowest answer may. Never fails: what cannot be asked is said to be unwell."""
+        try:
+            report = await self._report()
+            profiles = {status.profile_key: await self._profile(status, report.slos) for status in report.executors}
+            statuses = await self._bus.gather(subjects.PING, {}, ServiceStatus, PING_WAIT_S)
+        except BusError:
+            return StackAnswers(unwell=["the bus does not answer: what is shown is old"])
+        except msgspec.DecodeError as error:
+            return StackAnswers(unwell=[f"a service of another version answers: {error}"])
+        now_s = self._clock.monotonic_s()
+        self._heard |= {status.name: (now_s, status) for status in statuses}
+        self._heard = {name: heard for name, heard in self._heard.items() if heard[0] > now_s - SILENT_S}
+        return StackAnswers(
+            preset=self._preset(),
+            unwell=self._unwell(),
+            slos={status.profile_key: status for status in report.executors},
+            profiles={key: profile for key, profile in profiles.items() if profile is not None},
+        )
+
+    async def _report(self) -> SloReport:
+        try:
+            return await self._bus.request(subjects.SLO_STATUS, {}, SloReport, SLO_WAIT_S)
+        except NoResponderError:
+            return SloReport([], [])
+
+    async def _profile(self, status: SloStatus, slos: list[str]) -> SloProfileRecord | None:
+        """Read once, until there is a newer one."""
+        if status.profiled_at_s is None:
+            return None
+        key = slo_profile_key(status.profile_key, slos, Knob.BUDGET_MS)
+        known = self._profiles.get(key)
+        if known is None or known.profiled_at_s != status.profiled_at_s:
+            bucket = await self._bus.bucket(subjects.SLO_PROFILES_BUCKET, SloProfileRecord)
+            with contextlib.suppress(NotFoundOnBusError):
+                known = (await bucket.get(key)).value
+            if known is not None:
+                self._profiles[key] = known
+        return known
+
+    def _preset(self) -> str | None:
+        heard = self._heard.get(OFFLINE_QUEUE)
+        return str(heard[1].details["preset"]) if heard and "preset" in heard[1].details else None
+
+    def _unwell(self) -> list[str]:
+        silent = [f"{name} does not answer" for name in EXPECTED if name not in self._heard]
+        ill = [f"{name}: {status.health}" for name, (_, status) in sorted(self._heard.items()) if status.health != "ok"]
+        return silent + ill

@@ -1,0 +1,74 @@
+"""/openapi.json: FastAPI knows routes and parameters, msgspec's structs know bodies and answers."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI
+from fastapi.routing import APIRoute
+
+from services.gateway.batches import CreateBatch
+from services.gateway.key_check import OPEN_PATHS
+from services.gateway.operation import REF
+from services.gateway.operations import Health, Readiness
+from shared.openai.completion_objects import ChatCompletion, TextCompletion
+from shared.openai.objects import Batch, DeletedFile, ErrorAnswer, FileObject, Model, ModelList, Page
+from shared.openai.requests import ChatCompletionBody, TextCompletionBody
+from shared.openai.response_requests import ResponseBody
+from shared.openai.response_shapes import ModelResponse
+
+STRUCTS = (
+    ChatCompletionBody,
+    ChatCompletion,
+    TextCompletionBody,
+    TextCompletion,
+    ResponseBody,
+    ModelResponse,
+    Model,
+    ModelList,
+    FileObject,
+    Page[FileObject],
+    DeletedFile,
+    CreateBatch,
+    Batch,
+    Page[Batch],
+    Health,
+    Readiness,
+    ErrorAnswer,
+)
+ABOUT = "OpenAI's API for completions, responses, files and batches, as Slackwater serves it."
+KEY_SCHEME = "api_key"
+
+
+class DescribedApp(FastAPI):
+    """FastAPI whose document names our structs. ``keys_required``: whether clients need an API key."""
+
+    def __init__(self, keys_required: bool) -> None:
+        super().__init__(
+            title="Slackwater",
+            description=ABOUT,
+            version=importlib.metadata.version("slackwater"),
+            docs_url=None,
+            redoc_url=None,
+            generate_unique_id_function=_operation_id,
+        )
+        self._keys_required = keys_required
+
+    def openapi(self) -> dict[str, Any]:
+        """Made when it is first asked for."""
+        if self.openapi_schema is None:
+            document = super().openapi()
+            _, schemas = msgspec.json.schema_components(STRUCTS, ref_template=REF)
+            scheme = {"type": "http", "scheme": "bearer", "description": "A key of slackwater key create."}
+            document["components"] = {"schemas": schemas, "securitySchemes": {KEY_SCHEME: scheme}}
+            document["security"] = [{KEY_SCHEME: []}] if self._keys_required else [{KEY_SCHEME: []}, {}]
+            for path in OPEN_PATHS:
+                document["paths"][path]["get"]["security"] = []
+            self.openapi_schema = document
+        return self.openapi_schema
+
+
+def _operation_id(route: APIRoute) -> str:
+    return route.name

@@ -1,0 +1,48 @@
+"""/v1/responses: text, nothing stored."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request, Response
+
+from services.gateway.caller import limit_headers
+from services.gateway.context import context_of
+from services.gateway.event_stream import EventStream, usage_of
+from services.gateway.intake import await_end, read_request, start_generation, tracker_of
+from services.gateway.json_response import JsonResponse
+from services.gateway.operation import answers, events_of, json_of
+from shared.openai.errors import RequestError
+from shared.openai.response_objects import ResponseAnswer, ResponseEvents
+from shared.openai.response_requests import NOT_STORED, RESPONSES, ResponseBody, parse_response
+from shared.openai.response_shapes import ModelResponse
+from shared.openai.text import output_text
+
+EVENTS = events_of("where stream is true: the JSON of OpenAI's events from response.created to its end")
+
+router = APIRouter(tags=["responses"])
+
+
+@router.post(RESPONSES, **answers(json_of(ModelResponse) | EVENTS, body=json_of(ResponseBody)))
+async def create_response(request: Request) -> Response:
+    """Answer a text or a conversation. Nothing is stored."""
+    context = context_of(request)
+    asked = await read_request(request, parse_response)
+    generation = await start_generation(request, asked.completion)
+    headers = limit_headers(request)
+    sampling = asked.completion.sampling
+    answer = ResponseAnswer(asked, generation.request_id, int(generation.arrival_s))
+    if asked.completion.stream:
+        events = ResponseEvents(answer, context.clock.unix_s)
+        return EventStream(tracker_of(context, generation), [generation], events, context.tokenizer, headers)
+    if refusal := await await_end(request, generation):
+        return refusal
+    finish_reason = generation.finish_reason
+    assert finish_reason is not None
+    text = output_text(context.tokenizer, generation.output_token_ids, finish_reason, sampling)
+    body = answer.ended(text, finish_reason, usage_of(generation), int(context.clock.unix_s()))
+    return JsonResponse(body, headers=headers)
+
+
+@router.api_route(f"{RESPONSES}/{{rest:path}}", methods=["GET", "POST", "DELETE"], include_in_schema=False)
+async def stored_response(request: Request, rest: str) -> Response:
+    """Retrieve, delete, cancel, list the input of: there is nothing to do it to."""
+    raise RequestError(f"no such response: {rest}; {NOT_STORED}", "response_id", "not_found", 404)

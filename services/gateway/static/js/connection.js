@@ -1,0 +1,107 @@
+// The gateway's events, read with fetch: EventSource cannot send a key. Tries again for ever.
+
+const RETRY_MS = [500, 1000, 2000, 4000];
+const SILENT_MS = 5000; // without a byte, though one comes each second: the connection is dead
+const HIDDEN_MS = 30000; // a page that nobody sees costs the gateway nothing
+
+export class Connection {
+  #keys;
+  #onMessage;
+  #onState;
+  #failures = 0;
+  #aborting = new AbortController();
+
+  // keys: { current(), ask(wasRefused) }. onState gets "connecting", "live", "lost" or "key", and why.
+  constructor({ keys, onMessage, onState }) {
+    this.#keys = keys;
+    this.#onMessage = onMessage;
+    this.#onState = onState;
+    let hiding = 0;
+    document.addEventListener("visibilitychange", () => {
+      clearTimeout(hiding);
+      if (document.hidden) hiding = setTimeout(() => this.#abort("the page was hidden"), HIDDEN_MS);
+    });
+  }
+
+  async run() {
+    for (;;) {
+      await whenVisible();
+      this.#onState("connecting", "");
+      const why = await this.#read().catch((error) => this.#aborting.signal.reason ?? reasonOf(error));
+      if (why === null) continue;
+      this.#onState("lost", why);
+      await sleep(RETRY_MS[Math.min(this.#failures++, RETRY_MS.length - 1)]);
+    }
+  }
+
+  // Ends the connection, and begins another with what the keys are then.
+  restart() {
+    this.#abort("the key was forgotten");
+  }
+
+  #abort(why) {
+    this.#aborting.abort(why);
+  }
+
+  // Until the stream ends: why, or null where it is to be tried again at once.
+  async #read() {
+    const key = this.#keys.current();
+    this.#aborting = new AbortController();
+    const headers = key ? { Authorization: `Bearer ${key}` } : {};
+    const answer = await fetch("dashboard/events", { headers, signal: this.#aborting.signal, cache: "no-store" });
+    if (answer.status === 401) {
+      this.#onState("key", "");
+      await this.#keys.ask(Boolean(key));
+      return null;
+    }
+    if (!answer.ok) return await problemOf(answer);
+    await this.#readEvents(answer.body.pipeThrough(new TextDecoderStream()).getReader());
+    return "the gateway ended the connection";
+  }
+
+  async #readEvents(reader) {
+    let pending = "";
+    let watchdog = 0;
+    const expect = () => {
+      clearTimeout(watchdog);
+      watchdog = setTimeout(() => this.#abort("nothing comes from the gateway"), SILENT_MS);
+    };
+    try {
+      for (;;) {
+        expect();
+        const { value, done } = await reader.read();
+        if (done) return;
+        const events = (pending + value).split("\n\n");
+        pending = events.pop();
+        for (const event of events) this.#take(event);
+      }
+    } finally {
+      clearTimeout(watchdog);
+    }
+  }
+
+  #take(event) {
+    this.#failures = 0;
+    this.#onMessage(JSON.parse(event.slice(event.indexOf("{"))));
+    this.#onState("live", "");
+  }
+}
+
+// What an answer with an error says.
+export async function problemOf(answer) {
+  try {
+    return (await answer.json()).error.message;
+  } catch {
+    return `the gateway answers ${answer.status}`;
+  }
+}
+
+// Browsers differ in what they say where nobody answers.
+const reasonOf = (error) => (error instanceof TypeError ? "the gateway cannot be reached" : error.message);
+
+const sleep = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
+
+function whenVisible() {
+  if (!document.hidden) return Promise.resolve();
+  return new Promise((resolve) => document.addEventListener("visibilitychange", resolve, { once: true }));
+}

@@ -1,0 +1,56 @@
+"""OpenAI's endpoints that this server does not have: known by name, refused with what it has instead."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request, Response
+
+from shared.openai.errors import RequestError
+
+METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
+SERVED = (
+    "POST /v1/chat/completions",
+    "POST /v1/completions",
+    "POST /v1/responses",
+    "GET /v1/models",
+    "/v1/files",
+    "/v1/batches",
+)
+
+# The path below /v1 -> why there is nothing behind it.
+UNSERVED = {
+    "embeddings": "the model generates text and has no embeddings",
+    "moderations": "the model generates text and does not classify it",
+    "images": "the model generates text and no images",
+    "audio": "the model generates text and no speech",
+    "videos": "the model generates text and no videos",
+    "realtime": "there is no speech, and text is streamed over HTTP",
+    "fine_tuning": "models are served, not trained",
+    "fine-tunes": "models are served, not trained",
+    "edits": "OpenAI has withdrawn it; ask for the edit in a chat completion",
+    "uploads": "a file is uploaded in one request",
+    "assistants": "conversations are not kept; each request brings its own",
+    "threads": "conversations are not kept; each request brings its own",
+    "conversations": "conversations are not kept; each request brings its own",
+    "vector_stores": "files are kept for batches and not searched",
+    "containers": "no code is run here",
+    "evals": "evaluations are run as batches",
+    "organization": "API keys are managed with slackwater key",
+}
+
+router = APIRouter()
+
+
+async def refuse(request: Request) -> Response:
+    """404: nothing that a client changes in the request would help."""
+    family = request.url.path.removeprefix("/v1/").partition("/")[0]
+    raise RequestError(
+        f"{request.method} {request.url.path} is not served here: {UNSERVED[family]}; served are {', '.join(SERVED)}",
+        None,
+        "unsupported_endpoint",
+        404,
+    )
+
+
+for name in UNSERVED:
+    for path in (f"/v1/{name}", f"/v1/{name}/{{rest:path}}"):
+        router.add_api_route(path, refuse, methods=list(METHODS), include_in_schema=False)

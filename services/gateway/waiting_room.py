@@ -1,0 +1,77 @@
+"""Online requests that have no token yet, and how long one more would wait. No clock in it."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+
+WINDOW_S = 10.0
+
+
+class WaitingRoom:
+    """Times are monotonic seconds and never go back.
+
+    The wait is told by Little's law, and only where somebody has been waiting for the whole window: then what started
+    within it is what the executors can do. A queue that has just come to be says nothing about them.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, tuple[str, int]] = {}  # request id -> client, prompt tokens
+        self._clients: Counter[str] = Counter()
+        self._started: deque[tuple[float, int]] = deque()  # within the window: when, and prompt tokens
+        self._num_started_tokens = 0
+        self._since_s: float | None = None  # somebody waits all the time since then
+        self._last_start_s = 0.0
+        self.num_tokens = 0
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def has(self, client_id: str) -> bool:
+        """Whether a request of this client waits."""
+        return client_id in self._clients
+
+    def enter(self, request_id: str, client_id: str, num_tokens: int, now_s: float) -> None:
+        """It waits from now on; a prompt of ``num_tokens``, at least 1."""
+        if not self._waiting:
+            self._since_s = now_s
+            self._started.clear()
+            self._num_started_tokens = 0
+        self._waiting[request_id] = client_id, num_tokens
+        self._clients[client_id] += 1
+        self.num_tokens += num_tokens
+
+    def start(self, request_id: str, now_s: float) -> None:
+        """It has its first token; nothing where it does not wait."""
+        if request_id in self._waiting:
+            _, num_tokens = self._waiting[request_id]
+            self._started.append((now_s, num_tokens))
+            self._last_start_s = now_s
+            self._num_started_tokens += num_tokens
+            self._forget_started(now_s)
+            self.leave(request_id)
+
+    def leave(self, request_id: str) -> None:
+        """It ended without a token; nothing where it does not wait."""
+        if request_id not in self._waiting:
+            return
+        client_id, num_tokens = self._waiting.pop(request_id)
+        self.num_tokens -= num_tokens
+        self._clients[client_id] -= 1
+        if not self._clients[client_id]:
+            del self._clients[client_id]
+        if not self._waiting:
+            self._since_s = None
+
+    def expected_wait_s(self, now_s: float) -> float | None:
+        """For one more request; where nothing has started within the window, the time for which nothing has. None where
+        too little is known."""
+        if self._since_s is None or now_s - self._since_s < WINDOW_S:
+            return None
+        self._forget_started(now_s)
+        if not self._num_started_tokens:
+            return now_s - max(self._since_s, self._last_start_s)
+        return self.num_tokens * WINDOW_S / self._num_started_tokens
+
+    def _forget_started(self, now_s: float) -> None:
+        while self._started and self._started[0][0] <= now_s - WINDOW_S:
+            self._num_started_tokens -= self._started.popleft()[1]

@@ -1,0 +1,108 @@
+"""``slackwater config show | init | reference``."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from services.local.catalogue import all_values, read_config, tables
+from services.local.parameters import ConfigOption, JsonOption
+from shared.config import Origin, Value
+from shared.config_file import FILE_NAME
+from shared.errors import ConfigError
+from shared.json_text import json_text
+from shared.setting import Setting
+
+STANDARD_OUTPUT = Path("-")
+HIDDEN = "(hidden)"
+
+config_app = typer.Typer(no_args_is_help=True)
+
+
+class ShownSetting(msgspec.Struct, frozen=True):
+    """One setting as it would be used now. ``where``: the variable, or file and line; empty for a default."""
+
+    table: str
+    name: str
+    value: str | int | float | bool
+    origin: str
+    where: str
+
+
+class ShownConfig(msgspec.Struct, frozen=True):
+    """What ``config show --json`` prints. ``file`` is None where there is none."""
+
+    file: str | None
+    settings: list[ShownSetting]
+
+
+@config_app.command()
+def show(config: ConfigOption = None, as_json: JsonOption = False) -> None:
+    """Show every setting that a stack started here would have, and where it comes from."""
+    file = read_config(config, os.environ)
+    values = all_values(file, os.environ)
+    shown = [_shown(table, setting, values[table][setting.name]) for table in values for setting in tables()[table]]
+    whole = ShownConfig(str(file.path) if file else None, shown)
+    if as_json:
+        print(json_text(whole))
+    else:
+        _print(whole)
+
+
+@config_app.command()
+def init(
+    file: Annotated[Path, typer.Argument(metavar="[FILE]", help="Where to; - is stdout.", allow_dash=True)] = Path(
+        FILE_NAME
+    ),
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
+) -> None:
+    """Write a configuration file with every setting, its meaning and its default, commented out."""
+    from services.local.config_text import config_template
+
+    text = config_template()
+    if file == STANDARD_OUTPUT:
+        print(text, end="")
+        return
+    try:
+        with file.open("w" if force else "x", encoding="utf-8") as target:
+            target.write(text)
+    except FileExistsError:
+        raise ConfigError(f"{file} is there already; replace it with --force, or name another file") from None
+    except OSError as error:
+        raise ConfigError(f"cannot write {file}: {error.strerror}") from error
+    print(f"wrote {file}; slackwater config show tells what it makes of it")
+
+
+@config_app.command("reference")
+def show_reference() -> None:
+    """Print the reference of all settings as Markdown."""
+    from services.local.config_text import reference
+
+    print("\n".join(reference()).rstrip())
+
+
+def _shown(table: str, setting: Setting, found: Value) -> ShownSetting:
+    value = found.value if isinstance(found.value, str | int | float | bool) else str(found.value)
+    if setting.is_secret and value:
+        value = HIDDEN
+    return ShownSetting(table, setting.name, value, found.origin, found.where)
+
+
+def _print(whole: ShownConfig) -> None:
+    """What differs from the defaults stands out."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from services.local.config_text import toml_value
+
+    console = Console(highlight=False, markup=False)
+    console.print(f"file: {whole.file or 'none'}", soft_wrap=True)
+    table = Table("table", "setting", "value", "from", box=None, header_style="bold")
+    for shown in whole.settings:
+        style = "" if shown.origin == Origin.DEFAULT else "bold"
+        table.add_row(shown.table, shown.name, toml_value(shown.value), shown.where or shown.origin, style=style)
+    console.print(table)

@@ -1,0 +1,108 @@
+"""Files that have expired, and what nobody can reach any more in the object store."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import logging
+from collections.abc import Callable
+
+from services.offline_queue.batch_lines import lines_object
+from shared.bus import Bucket, Bus, Objects
+from shared.cancellation import check_cancelled, wait_set
+from shared.clock import Clock
+from shared.errors import BusError, NotFoundOnBusError
+from shared.protocol import subjects
+from shared.protocol.batches import BatchRecord, FileRecord
+
+logger = logging.getLogger(__name__)
+
+GRACE_S = 60  # a batch or a download that came in time goes on with a file that the gateway shows no more
+RECHECK_S = 60.0  # the clock that expiry goes by may be set while we wait
+ORPHAN_PERIOD_S = 3600.0
+ORPHAN_AGE_S = 3600.0  # of what no record names: an upload stores its last chunk seconds before its record
+
+
+class FileSweep:
+    """Deletes expired files, and once an hour what a kill left half done: contents without a record, chunks without
+    an object. It keeps nothing that the bus does not hold, so a restart loses nothing; one process may run it at a
+    time. The gateway hides a file as soon as it expires; here its bytes go."""
+
+    def __init__(self, bus: Bus, is_being_read: Callable[[str], bool], clock: Clock) -> None:
+        """``is_being_read``: a batch that is still to be read in needs this file (by id); it stays until then."""
+        self._bus = bus
+        self._is_being_read = is_being_read
+        self._clock = clock
+        self._due: list[tuple[int, str]] = []  # heap of (unix time, file id); the records decide
+        self._changed = asyncio.Event()
+        self._files: Bucket[FileRecord]
+        self._batches: Bucket[BatchRecord]
+        self._objects: Objects
+
+    async def start(self) -> None:
+        """Raises BusError."""
+        self._files = await self._bus.bucket(subjects.FILES_BUCKET, FileRecord)
+        self._batches = await self._bus.bucket(subjects.BATCHES_BUCKET, BatchRecord)
+        self._objects = await self._bus.objects()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._watch_files())
+            group.create_task(self._delete_when_due())
+            group.create_task(self._remove_orphans_hourly())
+
+    async def remove_orphans(self) -> int:
+        """Objects that no record names, and chunks of none; how many. Raises BusError."""
+        before_s = self._clock.unix_s() - ORPHAN_AGE_S
+        old = [facts.name for facts in await self._objects.all() if facts.stored_s < before_s]
+        wanted = {entry.key for entry in await self._files.entries()}
+        wanted |= {lines_object(entry.key) for entry in await self._batches.entries()}
+        orphans = [name for name in old if name not in wanted]
+        for name in orphans:
+            await self._objects.delete(name)
+        return len(orphans) + await self._objects.sweep(before_s)
+
+    async def _watch_files(self) -> None:
+        async for entry in self._files.watch():
+            if entry is not None and entry.value is not None and entry.value.expires_at is not None:
+                heapq.heappush(self._due, (entry.value.expires_at + GRACE_S, entry.key))
+                self._changed.set()
+
+    async def _delete_when_due(self) -> None:
+        while True:
+            now_s = self._clock.unix_s()
+            while self._due and self._due[0][0] <= now_s:
+                _, file_id = heapq.heappop(self._due)
+                if not await self._try_delete(file_id, now_s):
+                    heapq.heappush(self._due, (int(now_s + RECHECK_S), file_id))
+            self._changed.clear()
+            await wait_set(self._changed, min(RECHECK_S, self._due[0][0] - now_s) if self._due else RECHECK_S)
+
+    async def _try_delete(self, file_id: str, now_s: float) -> bool:
+        """False where it is to be tried again later."""
+        if self._is_being_read(file_id):
+            return False
+        try:
+            record = (await self._files.get(file_id)).value
+            if record is None or record.expires_at is None or record.expires_at + GRACE_S > now_s:
+                return True  # written anew meanwhile: the watch knows
+            await self._files.delete(file_id)
+            await self._objects.delete(file_id)
+        except NotFoundOnBusError:
+            return True
+        except BusError as error:
+            logger.warning("expired file not deleted yet", extra={"file_id": file_id, "why": str(error)})
+            return False
+        logger.info("expired file deleted", extra={"file_id": file_id})
+        return True
+
+    async def _remove_orphans_hourly(self) -> None:
+        while True:
+            try:
+                if removed := await self.remove_orphans():
+                    logger.info("orphans removed", extra={"removed": removed})
+            except BusError as error:
+                logger.warning("orphans not removed", extra={"why": str(error)})
+            check_cancelled()
+            await asyncio.sleep(ORPHAN_PERIOD_S)

@@ -1,0 +1,148 @@
+"""Single offline requests of gateways, beside the batches: the service tier ``flex``."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+
+from services.offline_queue.pool import OfflinePool
+from shared.clock import Clock
+from shared.protocol.flex import HOLD_PERIOD_S, FlexAnswer, FlexHeld, FlexSubmit
+from shared.protocol.messages import GenerateRequest
+from shared.scheduling.fair_order import Share
+from shared.scheduling.urgency import urgency
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_MAX_FLEX_REQUESTS = 256
+SILENCE_S = 3 * HOLD_PERIOD_S  # a gateway that has not named its requests for so long is gone
+WINDOW_S = 600.0  # how long OpenAI's clients wait by default; towards its end a request is more urgent
+NEWCOMER_SHARE = 2  # of the limit, for a client that has nothing here: nobody is kept out by who fills it
+ENDED_CHECKS = 2  # that find a request ended, its gateway not knowing: the message was lost
+
+
+@dataclass(slots=True)
+class _Client:
+    weight: float
+    open: dict[str, float] = field(default_factory=dict)  # request without its attempt -> arrival, oldest first
+
+
+@dataclass(slots=True)
+class _Gateway:
+    heard_s: float  # monotonic
+    request_ids: dict[str, int] = field(default_factory=dict)  # -> how often it was found ended
+
+
+class FlexDesk:
+    """Synchronous. A request is in the pool as long as its gateway wants it, whatever becomes of executors."""
+
+    def __init__(self, pool: OfflinePool, clock: Clock, max_requests: int, serves_offline: bool = True) -> None:
+        """``max_requests``: beyond so many, new ones are refused."""
+        self._pool = pool
+        self._clock = clock
+        self._max_requests = max_requests
+        self._serves_offline = serves_offline
+        self._clients: dict[str, _Client] = {}  # by what they are scheduled under
+        self._gateways: dict[str, _Gateway] = {}
+
+    def __len__(self) -> int:
+        return sum(len(client.open) for client in self._clients.values())
+
+    def submit(self, message: FlexSubmit) -> FlexAnswer:
+        """It waits from now on, in its client's turn; an attempt that it replaces is over."""
+        request, batch_id = message.request, _batch_of(message.request.request_id)
+        if not message.replaces and (refusal := self._refusal(batch_id)):
+            return FlexAnswer(refusal)
+        self._pool.discard([message.replaces])
+        gateway = self._gateway(request.gateway_id)
+        gateway.request_ids.pop(message.replaces, None)
+        gateway.request_ids[request.request_id] = 0
+        client = self._clients.setdefault(batch_id, _Client(message.client_weight))
+        client.weight = message.client_weight
+        client.open.setdefault(_stem_of(request.request_id), request.arrival_s)
+        self._enter(request, message.num_executors_lost)
+        return FlexAnswer()
+
+    def hold(self, message: FlexHeld) -> FlexAnswer:
+        """Drop what the gateway has that it does not name; what of the rest is lost."""
+        gateway = self._gateway(message.gateway_id)
+        named = dict.fromkeys(message.request_ids)
+        self.drop([request_id for request_id in gateway.request_ids if request_id not in named])
+        return FlexAnswer(lost=[request_id for request_id in named if self._is_lost(gateway, request_id)])
+
+    def drop(self, request_ids: list[str]) -> None:
+        """Ended, or its client has gone; unknown ids are ignored."""
+        self._pool.discard(request_ids)
+        for request_id in request_ids:
+            if any(gateway.request_ids.pop(request_id, None) is not None for gateway in self._gateways.values()):
+                self._close(request_id)
+
+    def drop_silent(self) -> None:
+        """The requests of gateways that are gone."""
+        now_s = self._clock.monotonic_s()
+        for gateway_id, gateway in list(self._gateways.items()):
+            if now_s - gateway.heard_s > SILENCE_S:
+                if gateway.request_ids:
+                    logger.warning(
+                        "gateway is gone", extra={"gateway_id": gateway_id, "requests": len(gateway.request_ids)}
+                    )
+                self.drop(list(gateway.request_ids))
+                del self._gateways[gateway_id]
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await asyncio.sleep(HOLD_PERIOD_S)
+            self.drop_silent()
+
+    def share_of(self, batch_id: str) -> Share | None:
+        """Whose the flex requests under this id are, and how urgent the oldest is; None where there are none."""
+        client = self._clients.get(batch_id)
+        if client is None:
+            return None
+        oldest_s = next(iter(client.open.values()))
+        pressing = urgency(self._clock.unix_s(), oldest_s, oldest_s + WINDOW_S)
+        return Share(batch_id.removeprefix("flex-"), client.weight, pressing)
+
+    def _is_lost(self, gateway: _Gateway, request_id: str) -> bool:
+        if request_id not in gateway.request_ids:
+            return True
+        gateway.request_ids[request_id] += self._pool.has_ended(request_id)
+        return gateway.request_ids[request_id] >= ENDED_CHECKS
+
+    def _refusal(self, batch_id: str) -> str:
+        if not self._serves_offline:
+            return "the preset of this server runs no offline work"
+        num_open = len(self)
+        is_known = batch_id in self._clients
+        limit = self._max_requests if is_known else self._max_requests * NEWCOMER_SHARE
+        return f"{num_open} flex requests are under way" if num_open >= limit else ""
+
+    def _enter(self, request: GenerateRequest, num_failures: int) -> None:
+        self._pool.enter(request)
+        if num_failures:
+            self._pool.retry(request.request_id, num_failures)
+
+    def _gateway(self, gateway_id: str) -> _Gateway:
+        now_s = self._clock.monotonic_s()
+        gateway = self._gateways.setdefault(gateway_id, _Gateway(now_s))
+        gateway.heard_s = now_s
+        return gateway
+
+    def _close(self, request_id: str) -> None:
+        batch_id = _batch_of(request_id)
+        client = self._clients.get(batch_id)
+        if client is not None:
+            client.open.pop(_stem_of(request_id), None)
+            if not client.open:
+                del self._clients[batch_id]
+
+
+def _batch_of(request_id: str) -> str:
+    return request_id.rpartition(".")[0]
+
+
+def _stem_of(request_id: str) -> str:
+    """Without the attempt."""
+    return request_id.rpartition("-")[0]

@@ -1,0 +1,74 @@
+"""``response_format``: what the text of an answer has to be, as a grammar that the engines keep to."""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import Any, Literal
+
+import msgspec
+
+from shared.errors import ModelError
+from shared.openai.errors import RequestError
+from shared.tokenizer import Tokenizer
+
+MAX_SCHEMA_BYTES = 64 * 1024
+STYLE: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}  # so it comes to an end
+ANY_OBJECT = '{"type": "object"}'
+PARAM = "response_format"
+
+_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+
+
+class JsonSchema(msgspec.Struct):
+    """A schema with OpenAI's frame. ``strict`` changes nothing: an answer always keeps to it."""
+
+    name: str
+    schema: dict[str, Any] = {}
+    strict: bool | None = None
+    description: str | None = None
+
+
+class ResponseFormat(msgspec.Struct):
+    """What the text of an answer has to be."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+def grammar_of(asked: ResponseFormat | None, tokenizer: Tokenizer) -> str:
+    """llguidance's own JSON of it; empty for any text. Raises RequestError where nothing could keep to it."""
+    if asked is None or asked.type == "text":
+        return ""
+    schema = ANY_OBJECT if asked.type == "json_object" else _schema(asked.json_schema)
+    grammar, problem = _compiled(schema, tokenizer)
+    if problem:
+        raise RequestError(f"{PARAM}: {problem}", PARAM, "unsupported_value")
+    return grammar
+
+
+def _schema(asked: JsonSchema | None) -> str:
+    if asked is None:
+        raise RequestError("response_format.json_schema is missing", f"{PARAM}.json_schema")
+    if _NAME.fullmatch(asked.name) is None:
+        raise RequestError(
+            "response_format.json_schema.name must have 1 to 64 letters, digits, underscores and dashes",
+            f"{PARAM}.json_schema.name",
+        )
+    schema = msgspec.json.encode(asked.schema)
+    if len(schema) > MAX_SCHEMA_BYTES:
+        raise RequestError(f"{PARAM}: the schema is longer than {MAX_SCHEMA_BYTES} bytes", PARAM)
+    return schema.decode()
+
+
+@functools.lru_cache(maxsize=256)
+def _compiled(schema: str, tokenizer: Tokenizer) -> tuple[str, str]:
+    """The grammar, and what is wrong with it: keywords that are not known are never passed over."""
+    from llguidance import LLMatcher  # late: most processes never see a schema
+
+    try:
+        grammar = LLMatcher.grammar_from_json_schema(schema, overrides=STYLE)
+        is_wrong, messages = LLMatcher.validate_grammar_with_warnings(grammar, tokenizer.for_grammars)
+    except (ModelError, ValueError) as error:
+        return "", str(error)
+    return grammar, "; ".join(messages)[:500] if is_wrong else ""

@@ -1,0 +1,165 @@
+"""The answer of /v1/responses, and the events that stream it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from shared.openai.response_requests import ResponseRequest
+from shared.openai.response_shapes import (
+    IncompleteDetails,
+    ModelResponse,
+    OutputMessage,
+    OutputText,
+    ResponseError,
+    ResponseInputDetails,
+    ResponseOutputDetails,
+    ResponseUsage,
+    Status,
+)
+from shared.openai.responses import Usage
+from shared.openai.shown_text import ShownToken
+from shared.protocol.messages import FinishReason
+
+_encoder = msgspec.json.Encoder()
+
+OUTPUT_INDEX = 0  # there is one message
+CONTENT_INDEX = 0  # of one text
+
+
+class ResponseAnswer:
+    """One answer, as it grows. Times are unix seconds."""
+
+    def __init__(self, request: ResponseRequest, request_id: str, created_s: int) -> None:
+        self._request = request
+        self._request_id = request_id
+        self._created_s = created_s
+
+    @property
+    def message_id(self) -> str:
+        return f"msg_{self._request_id}"
+
+    def in_progress(self) -> ModelResponse:
+        """Without any output yet."""
+        return self._response("in_progress")
+
+    def ended(self, text: str, finish_reason: FinishReason, usage: Usage, now_s: int) -> ModelResponse:
+        """Completed, or incomplete where the text was cut at its limit of tokens."""
+        status = status_of(finish_reason)
+        is_cut = finish_reason is FinishReason.LENGTH
+        return self._response(
+            status,
+            output=[self.message(status, text)],
+            usage=_usage(usage),
+            incomplete_details=IncompleteDetails("max_output_tokens") if is_cut else None,
+            completed_at=None if is_cut else now_s,
+        )
+
+    def failed(self, why: str) -> ModelResponse:
+        """The server could not go on with it."""
+        return self._response("failed", error=ResponseError("server_error", why))
+
+    def message(self, status: Status, text: str | None = None) -> OutputMessage:
+        """The output; None is a message without content yet."""
+        return OutputMessage(self.message_id, status, [] if text is None else [OutputText(text)])
+
+    def _response(self, status: Status, output: list[OutputMessage] | None = None, **fields: Any) -> ModelResponse:
+        request, completion = self._request, self._request.completion
+        return ModelResponse(
+            id=f"resp_{self._request_id}",
+            created_at=self._created_s,
+            status=status,
+            instructions=request.instructions,
+            max_output_tokens=request.max_output_tokens,
+            metadata=completion.metadata or {},
+            model=completion.model,
+            output=output or [],
+            parallel_tool_calls=request.parallel_tool_calls,
+            prompt_cache_key=request.prompt_cache_key,
+            safety_identifier=request.safety_identifier,
+            service_tier=completion.service_tier,
+            temperature=completion.sampling.temperature,
+            text=request.text,
+            top_p=completion.sampling.top_p,
+            user=completion.user,
+            **fields,
+        )
+
+
+class ResponseEvents:
+    """Server-sent events of one answer, numbered from 0, in the order of OpenAI's API."""
+
+    def __init__(self, answer: ResponseAnswer, now_s: Callable[[], float]) -> None:
+        """``now_s``: unix time, asked at the end."""
+        self._answer = answer
+        self._now_s = now_s
+        self._number = 0
+        self._texts: list[str] = []
+        self._finish_reason: FinishReason | None = None
+        self._place = {
+            "item_id": answer.message_id,
+            "output_index": OUTPUT_INDEX,
+            "content_index": CONTENT_INDEX,
+        }
+
+    def start(self) -> bytes:
+        """All that comes before the first text."""
+        item = self._answer.message("in_progress")
+        return b"".join(
+            (
+                self._event("response.created", response=self._answer.in_progress()),
+                self._event("response.in_progress", response=self._answer.in_progress()),
+                self._event("response.output_item.added", output_index=OUTPUT_INDEX, item=item),
+                self._event("response.content_part.added", **self._place, part=OutputText("")),
+            )
+        )
+
+    def text(self, text: str, tokens: Sequence[ShownToken] = (), index: int = 0) -> bytes:
+        self._texts.append(text)
+        return self._event("response.output_text.delta", **self._place, delta=text, logprobs=[])
+
+    def finish(self, finish_reason: FinishReason, index: int = 0) -> bytes:
+        """After the last text; there is one choice."""
+        self._finish_reason = finish_reason
+        text, status = "".join(self._texts), status_of(finish_reason)
+        item = self._answer.message(status, text)
+        return b"".join(
+            (
+                self._event("response.output_text.done", **self._place, text=text, logprobs=[]),
+                self._event("response.content_part.done", **self._place, part=OutputText(text)),
+                self._event("response.output_item.done", output_index=OUTPUT_INDEX, item=item),
+            )
+        )
+
+    def end(self, usage: Usage) -> bytes:
+        """The last event."""
+        assert self._finish_reason is not None, "it has finished"
+        text, status = "".join(self._texts), status_of(self._finish_reason)
+        response = self._answer.ended(text, self._finish_reason, usage, int(self._now_s()))
+        return self._event(f"response.{status}", response=response)
+
+    def fail(self, why: str) -> bytes:
+        """The only end where there is no whole answer."""
+        return self._event("response.failed", response=self._answer.failed(why))
+
+    def _event(self, type: str, **fields: Any) -> bytes:
+        data = _encoder.encode({"type": type, "sequence_number": self._number} | fields)
+        self._number += 1
+        return b"event: " + type.encode() + b"\ndata: " + data + b"\n\n"
+
+
+def status_of(finish_reason: FinishReason) -> Status:
+    """Of an answer, and of its message."""
+    return "incomplete" if finish_reason is FinishReason.LENGTH else "completed"
+
+
+def _usage(usage: Usage) -> ResponseUsage:
+    return ResponseUsage(
+        input_tokens=usage.prompt_tokens,
+        input_tokens_details=ResponseInputDetails(usage.cached_tokens),
+        output_tokens=usage.completion_tokens,
+        output_tokens_details=ResponseOutputDetails(),
+        total_tokens=usage.prompt_tokens + usage.completion_tokens,
+    )

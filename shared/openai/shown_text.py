@@ -1,0 +1,64 @@
+"""The text of a growing output, and the tokens whose text it is."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shared.protocol.messages import SamplingParams, TokenLogprobs
+from shared.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class ShownToken:
+    """One token with its logprobs. Tokens that make one character together begin where it does."""
+
+    token_id: int
+    logprobs: TokenLogprobs
+    offset: int  # where its text begins in the output's text, in characters
+
+
+class ShownText:
+    """What a client sees of an output, token by token. Where logprobs are asked for, a token comes with the text that
+    its own begins in: not before a split character is whole, nor while its text may still become a stop string. Special
+    tokens have no text and do not come at all, nor does what a stop string cuts off."""
+
+    def __init__(self, tokenizer: Tokenizer, sampling: SamplingParams, shows_calls: bool = False) -> None:
+        """``shows_calls`` as of ``Tokenizer.detokenizer``."""
+        self._detokenizer = tokenizer.detokenizer(sampling.stop, shows_calls)
+        self._has_logprobs = sampling.logprobs is not None
+        self._num_shown = 0  # characters
+        self._waiting: deque[ShownToken] = deque()
+
+    @property
+    def stopped(self) -> bool:
+        """A stop string has come: nothing follows."""
+        return self._detokenizer.stopped
+
+    def push(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs] = ()) -> tuple[str, list[ShownToken]]:
+        """The text that can be shown now, and its tokens where ``logprobs``, one for each token, were asked for."""
+        if not self._has_logprobs:
+            return self._detokenizer.push(token_ids), []
+        text = ""
+        for token_id, each in zip(token_ids, logprobs, strict=True):
+            if token_id not in self._detokenizer.hidden_ids:
+                self._waiting.append(ShownToken(token_id, each, self._detokenizer.num_decoded))
+                text += self._detokenizer.push([token_id])
+        return text, self._shown(text)
+
+    def finish(self) -> tuple[str, list[ShownToken]]:
+        """The rest."""
+        text = self._detokenizer.finish()
+        tokens = self._shown(text)
+        if not self.stopped:
+            tokens += self._waiting
+        self._waiting.clear()
+        return text, tokens
+
+    def _shown(self, text: str) -> list[ShownToken]:
+        self._num_shown += len(text)
+        tokens = []
+        while self._waiting and self._waiting[0].offset < self._num_shown:
+            tokens.append(self._waiting.popleft())
+        return tokens

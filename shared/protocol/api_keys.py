@@ -1,0 +1,44 @@
+"""API keys: what clients send, and what is kept of it."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+
+import msgspec
+
+PREFIX = "sk-slackwater-"
+KEY_BYTES = 32  # of randomness
+HINT_LENGTH = 4
+
+
+class ApiKeyRecord(msgspec.Struct, frozen=True):
+    """A key in API_KEYS_BUCKET, under its name. A None limit is none."""
+
+    name: str
+    key_hash: str  # see hash_api_key
+    hint: str  # the end of the key, to tell keys apart
+    created_at: int  # unix seconds
+    weight: float = 1.0  # its share of service against that of others: batches always, online under the order vtc
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+
+
+def new_api_key() -> str:
+    """A random key; whoever is shown it is the only one who has it."""
+    return PREFIX + secrets.token_urlsafe(KEY_BYTES)
+
+
+def hash_api_key(key: str) -> str:
+    """SHA-256, in hex.
+
+    Passwords need salt and a slow hash because people choose them and they can be guessed. A key of 256 random bits
+    cannot be guessed at any speed, so one fast hash is enough, and a gateway can afford it for each request. Nor does
+    the time of a lookup by hash tell anything: nobody can choose a key's hash byte by byte.
+    """
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+def key_hint(key: str) -> str:
+    """What may be shown of it."""
+    return key[-HINT_LENGTH:]

@@ -1,0 +1,154 @@
+"""Which of several executors gets the next online request: the one that is expected to answer it first.
+
+What an executor has to do already and how much of the prompt its prefix cache spares it are times by its latency
+model, so that a long shared prefix outweighs a longer queue exactly where it saves more time: the weighing of prefix
+reuse against load of Preble's E2 (Srivatsa et al., ICLR 2025), with predicted times for both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shared.latency.features import BatchFeatures, attention_pairs
+from shared.latency.linear import LinearLatencyModel
+from shared.latency.model import LatencyModel
+from shared.scheduling.prefix_record import BLOCK_TOKENS, PrefixRecord, Prompt
+
+MAX_BLOCKS = 16_384  # of one executor's record: half a million tokens in about 2 MB
+TOKEN_COUNTS = LinearLatencyModel(0, 1, 0, 0, 0, 0, 1)  # where no model is fitted yet: each token counts the same
+
+
+class RoutingTarget:
+    """One incarnation of an executor, and what is known of its online requests: those that went there from here as
+    they are, those of others as of the executor's last word."""
+
+    def __init__(self, executor_id: str, epoch: str, max_num_batched_tokens: int, num_cache_tokens: int) -> None:
+        """``max_num_batched_tokens``: of a step; ``num_cache_tokens``: what its KV cache has room for."""
+        self.executor_id = executor_id
+        self.epoch = epoch
+        self.prefixes = PrefixRecord(min(num_cache_tokens // BLOCK_TOKENS, MAX_BLOCKS))
+        self._step_tokens = max_num_batched_tokens
+        self._sent = BatchFeatures()
+        self._others = BatchFeatures()
+
+    def observe(self, work: BatchFeatures) -> None:
+        """The executor's own word on all its online requests: as prefill what is not computed of their prompts, as
+        decode those that generate."""
+        sent = self._sent
+        self._others = BatchFeatures(
+            max(0, work.prefill_tokens - sent.prefill_tokens),
+            max(0, work.prefill_requests - sent.prefill_requests),
+            max(0, work.decode_kv_tokens - sent.decode_kv_tokens),
+            max(0, work.decode_requests - sent.decode_requests),
+            max(0, work.prefill_pairs - sent.prefill_pairs),
+        )
+
+    def work(self) -> BatchFeatures:
+        """What its online requests have it do, in the terms of ``observe``."""
+        sent, others = self._sent, self._others
+        return BatchFeatures(
+            sent.prefill_tokens + others.prefill_tokens,
+            sent.prefill_requests + others.prefill_requests,
+            sent.decode_kv_tokens + others.decode_kv_tokens,
+            sent.decode_requests + others.decode_requests,
+            sent.prefill_pairs + others.prefill_pairs,
+        )
+
+    def answer_ms(self, prompt: Prompt, model: LatencyModel, num_output_tokens: float) -> float:
+        """Until a request that is sent now has ``num_output_tokens``: the prompts before it, then its own but for what
+        should be cached, then decode steps beside all that is there. Constant time but for the prefix, which takes a
+        bisection."""
+        work = self.work()
+        num_cached = self.prefixes.num_cached_tokens(prompt)
+        num_new = prompt.num_tokens - num_cached
+        decodes = BatchFeatures(
+            decode_kv_tokens=work.decode_kv_tokens + work.prefill_tokens + prompt.num_tokens,
+            decode_requests=work.decode_requests + work.prefill_requests + 1,
+        )
+        return (
+            self._prefill_ms(model, work.prefill_tokens, work.prefill_requests, work.prefill_pairs)
+            + self._prefill_ms(model, num_new, 1, attention_pairs(num_new, num_cached))
+            + num_output_tokens * model.predict_ms(decodes)
+        )
+
+    def send(self, prompt: Prompt) -> Route:
+        """It counts as loaded by this request until the route's end."""
+        num_cached = self.prefixes.num_cached_tokens(prompt)
+        self.prefixes.add(prompt)
+        return Route(self, self._sent, prompt.num_tokens - num_cached, num_cached)
+
+    def _prefill_ms(self, model: LatencyModel, num_tokens: int, num_requests: int, pairs: int) -> float:
+        """In steps of equal size, as few as there can be."""
+        num_steps = -(-num_tokens // self._step_tokens)
+        if num_steps == 0:
+            return 0.0
+        step = BatchFeatures(
+            prefill_tokens=-(-num_tokens // num_steps),
+            prefill_requests=-(-num_requests // num_steps),
+            prefill_pairs=-(-pairs // num_steps),
+        )
+        return num_steps * model.predict_ms(step)
+
+
+class Route:
+    """One request at its executor: a prompt to compute until ``answered``, a decode until ``end``."""
+
+    __slots__ = ("_has_ended", "_is_answered", "_load", "num_cached_tokens", "num_new_tokens", "target")
+
+    def __init__(self, target: RoutingTarget, load: BatchFeatures, num_new_tokens: int, num_cached_tokens: int) -> None:
+        """``load``: of the target, which it becomes a part of."""
+        self.target = target
+        self.num_new_tokens = num_new_tokens
+        self.num_cached_tokens = num_cached_tokens
+        self._load = load
+        self._is_answered = False
+        self._has_ended = False
+        load.add_prefill(num_new_tokens, num_cached_tokens)
+
+    @property
+    def num_tokens(self) -> int:
+        """Of the prompt."""
+        return self.num_new_tokens + self.num_cached_tokens
+
+    def answered(self) -> None:
+        """Its first token has come; a later call changes nothing."""
+        if not self._is_answered and not self._has_ended:
+            self._is_answered = True
+            self._load.remove_prefill(self.num_new_tokens, self.num_cached_tokens)
+            self._load.add_decode(self.num_tokens)
+
+    def end(self) -> None:
+        """It is at this executor no more; a second call changes nothing."""
+        if self._has_ended:
+            return
+        self._has_ended = True
+        if self._is_answered:
+            self._load.remove_decode(self.num_tokens)
+        else:
+            self._load.remove_prefill(self.num_new_tokens, self.num_cached_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """An executor that would take the request. ``model``: None where none is fitted yet."""
+
+    target: RoutingTarget
+    model: LatencyModel | None
+
+
+def choose(options: Sequence[Option], prompt: Prompt, num_output_tokens: float) -> RoutingTarget | None:
+    """The executor that should answer first; of equals the one whose cache was given least, then by id. None without
+    options.
+
+    ``num_output_tokens``: of an answer, on average. Where an executor has no latency model yet, all are compared by
+    token counts.
+    """
+    has_models = all(option.model is not None for option in options)
+
+    def rank(option: Option) -> tuple[float, int, str]:
+        model = option.model if has_models and option.model is not None else TOKEN_COUNTS
+        target = option.target
+        return target.answer_ms(prompt, model, num_output_tokens), len(target.prefixes), target.executor_id
+
+    return min(options, key=rank).target if options else None

@@ -1,0 +1,148 @@
+"""Packing in two phases, SLO-aware: HyGen Alg. 1, called twice as in Alg. 2 lines 9-18, and its reconciliation on the
+executor, Alg. 2 lines 24-32."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from shared.scheduling.batch import BatchBuilder, Schedule, ScheduledRequest
+from shared.scheduling.packing import StepState
+from shared.scheduling.request import Kind, Request
+from shared.scheduling.table import RequestTable
+from shared.scheduling.victims import Victims, give_back_offline_blocks, schedulable
+
+
+class TwoPhasePacking:
+    """HyGen's: online work as if it were alone, then offline work within the latency budget.
+
+    The online phase may take the blocks of M_off (``StepState.num_offline_blocks``), none of them of requests in
+    flight, which stay as they are. Blocks of paused requests count as free.
+    """
+
+    uses_time = False
+
+    def schedule(self, state: StepState, offline_queue: Iterable[Request]) -> Schedule:
+        table, builder = state.table, _builder(state)
+        preempted = _online_phase(builder, table)
+        preempted += give_back_offline_blocks(builder, table, state.num_offline_blocks)
+        if state.policy.offline_enabled:
+            preempted += _offline_phase(builder, table, offline_queue, preempted)
+        return Schedule(builder.entries, preempted, builder.latency_ms)
+
+    def reconcile(self, state: StepState, plan: Sequence[ScheduledRequest], preempted: Iterable[str]) -> Schedule:
+        """Requests that ended are forgotten, online requests that have just arrived enter (UPDATE_BUDGET), and offline
+        entries that no longer fit are dropped from the tail (PREEMPT_UNTIL_FIT). Of ``preempted``, those still running
+        lose their KV here too."""
+        table = state.table
+        lost = [request_id for request_id in preempted if _may_lose(table, request_id)]
+        freed = _num_freed_blocks(table, lost)
+        # What the plan takes from online requests is free; what it takes from offline ones is M_off already.
+        builder = _builder(state, freed[Kind.ONLINE])
+        _keep_online(builder, table, plan, lost)
+        lost += _online_phase(builder, table, lost)
+        num_offline_blocks = max(0, state.num_offline_blocks - freed[Kind.OFFLINE])
+        lost += give_back_offline_blocks(builder, table, num_offline_blocks, lost)
+        num_dropped = _keep_what_fits(builder, table, plan, lost) if state.policy.offline_enabled else 0
+        return Schedule(builder.entries, lost, builder.latency_ms, num_dropped)
+
+
+def _builder(state: StepState, num_freed_blocks: int = 0) -> BatchBuilder:
+    """All blocks that online work may have: those that are free, ``num_freed_blocks`` with them, and M_off."""
+    num_blocks = state.num_free_blocks + state.num_offline_blocks + num_freed_blocks
+    has_online = bool(state.table.running(Kind.ONLINE) or state.table.waiting(Kind.ONLINE))
+    return BatchBuilder(state.limits, state.model, state.policy.budget_ms(has_online), num_blocks)
+
+
+def _online_phase(builder: BatchBuilder, table: RequestTable, preempted: Sequence[str] = ()) -> list[str]:
+    """Phase one: decodes, then chunks of started prompts, then waiting prompts, in order. Returns what it preempted."""
+    running = schedulable(table, Kind.ONLINE, preempted)
+    victims = Victims(builder, running)
+    for decoding in (True, False):
+        for request in running:
+            if request.is_decode != decoding or request.request_id in builder.scheduled:
+                continue
+            if not builder.has_room:
+                return victims.lost
+            if request.request_id in victims.lost or builder.try_add(request, bounded=False):
+                continue
+            if victims.make_room(request):
+                builder.try_add(request, bounded=False)
+    if not victims.lost:  # a waiting prompt must not enter on blocks taken from a started one
+        for request in table.online_queue():
+            if request.request_id in builder.scheduled:
+                continue
+            if not builder.fits_whole(request) or not builder.try_prefill(request, bounded=False):
+                break
+    return victims.lost
+
+
+def _offline_phase(
+    builder: BatchBuilder, table: RequestTable, offline_queue: Iterable[Request], preempted: Sequence[str]
+) -> list[str]:
+    """Phase two: decodes that fit the latency budget, then chunks until one does not fit; then those that are paused,
+    those that wait and those that may enter, in order. Returns what it preempted so that started work can go on where
+    blocks, not time, are short."""
+    held = schedulable(table, Kind.OFFLINE, preempted)
+    running = [request for request in held if not request.is_paused]
+    victims = Victims(builder, running)
+    for request in running:
+        if request.is_decode and request.request_id not in victims.lost and victims.make_room(request):
+            builder.try_decode(request, bounded=True)
+    for request in running:
+        if request.is_decode or request.request_id in victims.lost:
+            continue
+        if not victims.make_room(request) or not builder.try_prefill(request, bounded=True):
+            return victims.lost
+    if preempted or victims.lost:  # what has just lost its KV would only take it from others
+        return victims.lost
+    paused = [request for request in held if request.is_paused]
+    reserve = len(table.running(Kind.OFFLINE)) - len(paused)  # a block each, so that those running can grow
+    for queue in (paused, table.waiting(Kind.OFFLINE).values(), offline_queue):
+        for request in queue:
+            if not builder.fits_whole(request, reserve) or not builder.try_add(request, bounded=True):
+                return victims.lost
+            reserve += 1
+    return victims.lost
+
+
+def _keep_online(
+    builder: BatchBuilder, table: RequestTable, plan: Iterable[ScheduledRequest], preempted: Sequence[str]
+) -> None:
+    """The plan's online entries that can still run."""
+    for entry in plan:
+        request = table.get(entry.request_id)
+        if request is None or request.is_in_flight or request.kind is not Kind.ONLINE:
+            continue
+        if entry.request_id not in preempted:
+            builder.try_add(request, bounded=False, at_most=entry.num_scheduled_tokens)
+
+
+def _keep_what_fits(
+    builder: BatchBuilder, table: RequestTable, plan: Iterable[ScheduledRequest], preempted: Sequence[str]
+) -> int:
+    """The plan's offline entries, in order, as long as they fit; returns how many did not."""
+    num_dropped = 0
+    for entry in plan:
+        if entry.kind is not Kind.OFFLINE:
+            continue
+        request = table.get(entry.request_id)
+        if request is None or request.is_in_flight:
+            continue  # ended since, or runs in a step before
+        if entry.request_id in preempted or not builder.try_add(request, True, entry.num_scheduled_tokens):
+            num_dropped += 1
+    return num_dropped
+
+
+def _may_lose(table: RequestTable, request_id: str) -> bool:
+    request = table.get(request_id)
+    return request is not None and request.is_running and not request.is_in_flight
+
+
+def _num_freed_blocks(table: RequestTable, request_ids: Iterable[str]) -> dict[Kind, int]:
+    """Blocks that are free, by kind, once these lose their KV."""
+    freed = {Kind.ONLINE: 0, Kind.OFFLINE: 0}
+    for request_id in request_ids:
+        request = table.get(request_id)
+        assert request is not None
+        freed[request.kind] += request.num_freed_blocks
+    return freed

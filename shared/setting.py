@@ -1,0 +1,128 @@
+"""One setting of a process, as its settings struct declares it.
+
+A field ``kv_blocks: Annotated[int, Meta(ge=0, description="...")] = 0`` is a setting; a field without a description is
+none. Where a struct takes a setting over from another one, the field names that one instead of repeating what is said
+there: ``kv_blocks: Annotated[int, ExecutorSettings]``. ``Meta(extra=choices(...))`` lists the known values,
+``extra=LIST`` marks a text that several values with commas between them make up, ``extra=SECRET`` one that is not
+shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, get_args, get_origin, get_type_hints
+
+import msgspec
+
+ENV_PREFIX = "SLACKWATER_"
+LIST = {"list": True}
+SECRET = {"secret": True}
+SEPARATOR = ","
+
+
+def choices(known: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """For ``Meta(extra=...)``: the values that there are."""
+    return {"choices": tuple(known)}
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """``default`` is ``msgspec.NODEFAULT`` where a value must be given."""
+
+    name: str
+    hint: Any  # the type, annotated with ``meta``
+    meta: msgspec.Meta
+    default: Any
+
+    @property
+    def description(self) -> str:
+        return self.meta.description or ""
+
+    @property
+    def required(self) -> bool:
+        return self.default is msgspec.NODEFAULT
+
+    @property
+    def flag(self) -> str:
+        return f"--{self.name.replace('_', '-')}"
+
+    @property
+    def variable(self) -> str:
+        """Of the environment."""
+        return ENV_PREFIX + self.name.upper()
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The known values; empty where they are not listed."""
+        return tuple((self.meta.extra or {}).get("choices", ()))
+
+    @property
+    def explanation(self) -> str:
+        """The description, and the known values where it does not name them itself."""
+        named = all(known in self.description for known in self.choices)
+        return self.description if named else f"{self.description}; known: {', '.join(self.choices)}"
+
+    @property
+    def default_text(self) -> str:
+        """Empty where there is none."""
+        if self.required:
+            return ""
+        return f"{self.default:g}" if self.type is float else str(self.default)
+
+    @property
+    def is_list(self) -> bool:
+        return bool((self.meta.extra or {}).get("list"))
+
+    @property
+    def is_secret(self) -> bool:
+        return bool((self.meta.extra or {}).get("secret"))
+
+    @property
+    def type(self) -> type:
+        """Without None: int, float, str, bool or Path."""
+        plain = get_args(self.hint)[0]
+        found: type = plain if get_origin(plain) is None else get_args(plain)[0]
+        return found
+
+    def convert(self, raw: Any, strict: bool) -> Any:
+        """The value. Not ``strict``: numbers and booleans may be text. Raises ValueError in words."""
+        if self.is_list and isinstance(raw, list | tuple):
+            raw = SEPARATOR.join(str(part) for part in raw)
+        try:
+            value = msgspec.convert(raw, self.hint, strict=strict, dec_hook=lambda kind, given: kind(given))
+        except msgspec.ValidationError as error:
+            raise ValueError(str(error) if self.is_secret else f"{error} (it is {raw!r})") from error
+        if self.choices and value not in self.choices:
+            raise ValueError(f"unknown {self.name.replace('_', ' ')} {value!r}; known: {', '.join(self.choices)}")
+        return value
+
+
+def settings_of(struct: type[msgspec.Struct]) -> list[Setting]:
+    """In the order of the fields."""
+    hints = get_type_hints(struct, include_extras=True)
+    found = []
+    for field in msgspec.structs.fields(struct):
+        hint = _with_meta(field.name, hints[field.name])
+        if hint is not None:
+            found.append(Setting(field.name, hint, _meta(hint), field.default))
+    return found
+
+
+def default_of(struct: type[msgspec.Struct], name: str) -> Any:
+    """What the struct has where nothing is given. Raises KeyError for a name that it does not have."""
+    return {field.name: field.default for field in msgspec.structs.fields(struct)}[name]
+
+
+def _with_meta(name: str, hint: Any) -> Any:
+    """The hint, or that of the field of the same name in the struct that it names; None for no setting."""
+    for extra in getattr(hint, "__metadata__", ()):
+        if isinstance(extra, msgspec.Meta):
+            return hint
+        if isinstance(extra, type) and issubclass(extra, msgspec.Struct):
+            return _with_meta(name, get_type_hints(extra, include_extras=True)[name])
+    return None
+
+
+def _meta(hint: Any) -> msgspec.Meta:
+    return next(extra for extra in hint.__metadata__ if isinstance(extra, msgspec.Meta))

@@ -1,0 +1,79 @@
+"""Listens to what a stack says on its bus, for a screen."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from shared.bus import Bucket, Bus
+from shared.clock import Clock
+from shared.protocol import subjects
+from shared.protocol.batches import BatchRecord
+from shared.protocol.messages import BudgetRecord, ExecutorInfo, Heartbeat, OnlineServed
+from shared.watch.stack_watch import StackWatch
+
+FIRST_S = 3.5  # two heartbeats come within
+
+
+class StackFollower:
+    """Make it with ``following``."""
+
+    def __init__(self, bus: Bus, watch: StackWatch, clock: Clock) -> None:
+        self._bus = bus
+        self._watch = watch
+        self._clock = clock
+        self._beaten = asyncio.Event()
+
+    @classmethod
+    @asynccontextmanager
+    async def following(cls, bus: Bus, watch: StackWatch, clock: Clock) -> AsyncIterator[StackFollower]:
+        """Tells the watch whatever comes, with the clock's monotonic time, for as long as the context lasts. Raises
+        BusError where the bus is away at the beginning."""
+        follower = cls(bus, watch, clock)
+        budgets = await bus.bucket(subjects.BUDGETS_BUCKET, BudgetRecord)
+        batches = await bus.bucket(subjects.BATCHES_BUCKET, BatchRecord)
+        subscriptions = [
+            await bus.subscribe(subjects.HEARTBEATS, Heartbeat, follower._on_heartbeat),
+            await bus.subscribe(subjects.ONLINE_SERVED, OnlineServed, follower._on_served),
+        ]
+        watching = [
+            asyncio.create_task(follower._follow_budgets(budgets)),
+            asyncio.create_task(follower._follow_batches(batches)),
+        ]
+        try:
+            yield follower
+        finally:
+            for task in watching:
+                task.cancel()
+            await asyncio.gather(*watching, return_exceptions=True)
+            for subscription in subscriptions:
+                await subscription.stop()
+
+    async def wait_for_rates(self) -> None:
+        """Until every registered executor has beaten twice, or should have."""
+        bucket = await self._bus.bucket(subjects.EXECUTORS_BUCKET, ExecutorInfo)
+        registered = [entry.key for entry in await bucket.entries()]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FIRST_S):
+                while not self._watch.has_rates(registered):
+                    self._beaten.clear()
+                    await self._beaten.wait()
+
+    async def _on_heartbeat(self, beat: Heartbeat) -> None:
+        self._watch.on_heartbeat(self._clock.monotonic_s(), beat)
+        self._beaten.set()
+
+    async def _on_served(self, served: OnlineServed) -> None:
+        self._watch.on_served(self._clock.monotonic_s(), served)
+
+    async def _follow_budgets(self, bucket: Bucket[BudgetRecord]) -> None:
+        async for entry in bucket.watch():
+            if entry is not None:
+                self._watch.on_budget(entry.key, entry.value)
+
+    async def _follow_batches(self, bucket: Bucket[BatchRecord]) -> None:
+        async for entry in bucket.watch():
+            if entry is not None:
+                self._watch.on_batch(self._clock.monotonic_s(), entry.key, entry.value)

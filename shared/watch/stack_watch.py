@@ -1,0 +1,185 @@
+"""What a running stack tells about itself second by second, added up for a screen."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from shared.latency.histogram import LatencyHistogram
+from shared.protocol.batches import BatchRecord
+from shared.protocol.messages import BudgetRecord, Heartbeat, OnlineServed
+from shared.watch.online_latencies import OnlineLatencies, RollingLatencies
+from shared.watch.rate_window import RateWindow
+
+RATE_S = 10.0  # of rates and step times
+BATCH_RATE_S = 60.0  # of a batch's lines, which end seldom
+GONE_S = 5.0  # an executor that has not beaten for so long is not shown
+OPEN_STATUSES = frozenset({"validating", "in_progress", "finalizing", "cancelling"})
+MAX_ENDED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorView:
+    """One executor now. Rates and step times are of the last seconds; None where nothing has come yet. ``budget_ms``:
+    of a step with what it holds now."""
+
+    beat: Heartbeat
+    step_ms: LatencyHistogram
+    budget_ms: float | None
+    steps_per_s: float | None
+    busy_share: float | None
+    online_tokens_per_s: float | None
+    offline_tokens_per_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class BatchView:
+    """One batch that has not ended. Lines per second are those of the last minute, and ``left_s`` what that makes of
+    the rest; None where none is known."""
+
+    record: BatchRecord
+    done: int
+    lines_per_s: float | None
+    left_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class StackView:
+    """A moment of the stack. ``online``: what users got in the last minute. ``ended``: the batches that ended last,
+    the newest first."""
+
+    executors: list[ExecutorView]
+    online: OnlineLatencies
+    batches: list[BatchView]
+    ended: list[BatchRecord]
+    budgets: dict[str, BudgetRecord]  # by profile key
+
+
+class StackWatch:
+    """Told what comes over the bus, with monotonic times of the caller; ``view`` is the sum of it."""
+
+    def __init__(self) -> None:
+        self._executors: dict[str, _ExecutorWatch] = {}
+        self._online = RollingLatencies()
+        self._recent = RollingLatencies(RATE_S)
+        self._budgets: dict[str, BudgetRecord] = {}  # by profile key
+        self._batches: dict[str, BatchRecord] = {}
+        self._batch_rates: dict[str, RateWindow] = {}
+        self._ended: dict[str, BatchRecord] = {}  # in the order in which they were heard of
+
+    def on_heartbeat(self, now_s: float, beat: Heartbeat) -> None:
+        known = self._executors.get(beat.info.executor_id)
+        if known is None or known.beat.info.epoch != beat.info.epoch:
+            known = self._executors[beat.info.executor_id] = _ExecutorWatch(beat)
+        known.on_heartbeat(now_s, beat)
+
+    def on_served(self, now_s: float, served: OnlineServed) -> None:
+        self._online.add(now_s, served)
+        self._recent.add(now_s, served)
+
+    def on_budget(self, profile_key: str, record: BudgetRecord | None) -> None:
+        """None for one that was withdrawn."""
+        if record is None:
+            self._budgets.pop(profile_key, None)
+        else:
+            self._budgets[profile_key] = record
+
+    def on_batch(self, now_s: float, batch_id: str, record: BatchRecord | None) -> None:
+        """None for one that was deleted."""
+        self._ended.pop(batch_id, None)
+        if record is not None and record.status in OPEN_STATUSES:
+            self._batches[batch_id] = record
+            rate = self._batch_rates.setdefault(batch_id, RateWindow(BATCH_RATE_S))
+            rate.add(now_s, record.completed + record.failed)
+            return
+        self._batches.pop(batch_id, None)
+        self._batch_rates.pop(batch_id, None)
+        if record is not None:
+            self._ended[batch_id] = record
+            while len(self._ended) > MAX_ENDED:
+                del self._ended[next(iter(self._ended))]
+
+    def has_rates(self, executor_ids: Iterable[str]) -> bool:
+        """Each of these has beaten twice."""
+        return all(each in self._executors and self._executors[each].has_rates for each in executor_ids)
+
+    def view(self, now_s: float) -> StackView:
+        """Executors by id, batches in the order in which they were made."""
+        batches = sorted(self._batches.values(), key=lambda record: (record.created_at, record.id))
+        return StackView(
+            self.executors(now_s),
+            self._online.latencies(now_s),
+            [self._batch_view(record) for record in batches],
+            sorted(self._ended.values(), key=lambda record: (ended_at(record), record.id), reverse=True),
+            dict(sorted(self._budgets.items())),
+        )
+
+    def executors(self, now_s: float) -> list[ExecutorView]:
+        """Those that live, by id; the others are forgotten."""
+        for executor_id in [each for each, watch in self._executors.items() if watch.beaten_s <= now_s - GONE_S]:
+            del self._executors[executor_id]
+        living = [watch for _, watch in sorted(self._executors.items())]
+        return [watch.view(now_s, self._budgets.get(watch.beat.info.profile_key)) for watch in living]
+
+    def recent(self, now_s: float) -> OnlineLatencies:
+        """What users got in the last seconds, the same as of step times."""
+        return self._recent.latencies(now_s)
+
+    def lines_left(self) -> int:
+        """Of all batches that have not ended."""
+        return sum(record.total - record.completed - record.failed for record in self._batches.values())
+
+    def _batch_view(self, record: BatchRecord) -> BatchView:
+        done = record.completed + record.failed
+        per_s = self._batch_rates[record.id].per_s()
+        return BatchView(record, done, per_s, (record.total - done) / per_s if per_s and record.total else None)
+
+
+class _ExecutorWatch:
+    """One incarnation of an executor."""
+
+    def __init__(self, beat: Heartbeat) -> None:
+        self.beat = beat
+        self.beaten_s = 0.0
+        self._steps, self._busy_s, self._online, self._offline = (RateWindow(RATE_S) for _ in range(4))
+        self._step_ms: deque[tuple[float, LatencyHistogram]] = deque()
+
+    @property
+    def has_rates(self) -> bool:
+        return self._steps.per_s() is not None
+
+    def on_heartbeat(self, now_s: float, beat: Heartbeat) -> None:
+        self.beat, self.beaten_s = beat, now_s
+        counters = beat.counters
+        self._steps.add(now_s, counters.steps)
+        self._busy_s.add(now_s, counters.busy_s)
+        self._online.add(now_s, counters.online_tokens)
+        self._offline.add(now_s, counters.offline_tokens)
+        self._step_ms.append((now_s, beat.step_ms))
+        self._forget(now_s)
+
+    def view(self, now_s: float, budget: BudgetRecord | None) -> ExecutorView:
+        self._forget(now_s)
+        holds_online = self.beat.online_running + self.beat.online_waiting > 0
+        step_ms = LatencyHistogram()
+        for _, told in self._step_ms:
+            step_ms.merge(told)
+        rates = (self._steps.per_s(), self._busy_s.per_s(), self._online.per_s(), self._offline.per_s())
+        return ExecutorView(self.beat, step_ms, _budget_ms(budget, holds_online), *rates)
+
+    def _forget(self, now_s: float) -> None:
+        while self._step_ms and self._step_ms[0][0] <= now_s - RATE_S:
+            self._step_ms.popleft()
+
+
+def ended_at(record: BatchRecord) -> int:
+    """Unix seconds; 0 for a batch that has not ended."""
+    times = (record.completed_at, record.failed_at, record.expired_at, record.cancelled_at)
+    return max((each for each in times if each is not None), default=0)
+
+
+def _budget_ms(budget: BudgetRecord | None, holds_online: bool) -> float | None:
+    if budget is None:
+        return None
+    return budget.latency_budget_ms if holds_online else max(budget.latency_budget_ms, budget.idle_budget_ms)

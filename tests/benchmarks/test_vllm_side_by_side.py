@@ -1,0 +1,263 @@
+"""The comparison with vLLM: its search, its rates, what it keeps of the runs, and a run of it against a real server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+from typer.testing import CliRunner
+
+from benchmarks.progress import SilentFigures
+from benchmarks.vllm.__main__ import app
+from benchmarks.vllm.comparison import Comparison, mean_of
+from benchmarks.vllm.knob_search import KnobSearch
+from benchmarks.vllm.rates import Point, nearest, rate_for
+from benchmarks.vllm.result import BEST_HEADER, PAGE, result_of
+from benchmarks.vllm.run_store import RunStore
+from benchmarks.vllm.servers import SYSTEMS, Knob, Slackwater
+from benchmarks.vllm.workload import Setting, Workload
+from loadgen.errors import WorkloadError
+from loadgen.report import OnlineReport, Summary
+from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, prepare
+from tests.loadgen.openai_server import OpenAIServer
+
+LADDER = (1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0)
+
+
+def searched(bound: float, first: float, max_runs: int) -> list[float]:
+    """The values that are run on a server that keeps the SLOs up to a bound."""
+    search, ran = KnobSearch(LADDER, first, max_runs), []
+    while (value := search.next_value()) is not None:
+        ran.append(value)
+        search.tell(value, value <= bound)
+    return ran
+
+
+@given(st.floats(0, 40), st.floats(0.1, 50))
+def test_a_search_without_a_limit_finds_the_largest_value(bound: float, first: float) -> None:
+    ran = searched(bound, first, max_runs=100)
+    kept = [value for value in ran if value <= bound]
+    assert max(kept, default=None) == max((value for value in LADDER if value <= bound), default=None)
+    assert len(ran) == len(set(ran)) <= 7
+
+
+def test_a_search_goes_in_doubling_strides_and_then_bisects() -> None:
+    assert searched(bound=12, first=2.5, max_runs=9) == [2, 3, 6, 24, 12, 16]
+    assert searched(bound=1, first=32, max_runs=9) == [32, 24, 12, 3, 1, 2]
+    assert searched(bound=0, first=2, max_runs=9) == [2, 1]
+
+
+def test_a_search_ends_with_its_runs() -> None:
+    assert searched(bound=12, first=2, max_runs=3) == [2, 3, 6]
+
+
+@pytest.mark.parametrize("ladder", [(), (1.0, 1.0), (2.0, 1.0)])
+def test_a_ladder_ascends(ladder: tuple[float, ...]) -> None:
+    with pytest.raises(ValueError, match="ascending"):
+        KnobSearch(ladder, 1.0, 4)
+
+
+def test_every_system_has_a_ladder_that_holds_its_first_guess() -> None:
+    alone = online(tbt_ms=40.0)
+    for knob in (knob for system in SYSTEMS.values() for knob in system.knobs):
+        assert KnobSearch(knob.ladder, knob.first(alone), 4).next_value() in knob.ladder
+    assert [knob.first(alone) for knob in Slackwater("s", "torch").knobs] == pytest.approx([120, 46])
+
+
+def test_rates_follow_the_time_that_is_left_idle() -> None:
+    assert rate_for(0.5, []) == 0.4
+    half = Point(0.4, 0.5)
+    assert rate_for(0.75, [half]) == 0.8  # a quarter of the time is idle at twice the rate
+    assert rate_for(0.5, [half, Point(1.6, 0.9)]) == 0.4
+    assert 0.4 < rate_for(0.75, [half, Point(1.6, 0.9)]) < 1.6
+    assert rate_for(0.2, [Point(0.4, 1.0)]) < 0.4
+    assert nearest(0.8, [half, Point(1.6, 0.9)]) == Point(1.6, 0.9)
+
+
+def online(tbt_ms: float, share: float = 0.5) -> OnlineReport:
+    same = Summary(tbt_ms, tbt_ms, tbt_ms, tbt_ms)
+    return OnlineReport(10, 10, 0, 0, same, same, same, same, None, 1.0, 1.0, 1.0, share)
+
+
+def test_the_mean_of_baselines() -> None:
+    mean = mean_of([online(40.0, 0.4), online(50.0, 0.6)])
+    assert mean.tbt_ms == Summary(45.0, 45.0, 45.0, 45.0)
+    assert mean.under_way_share == pytest.approx(0.5) and mean.requests == 10
+
+
+@dataclass(frozen=True, slots=True)
+class Local:
+    """The test's own server as a system. ``turned``: the values that its knobs had; ``starts``: how often it was
+    started."""
+
+    server: OpenAIServer
+    name: str = "vllm-priority"
+    knobs: tuple[Knob, ...] = (Knob("offline requests at a time", (1.0, 2.0, 4.0), lambda _: 2.0),)
+    turned: list[tuple[float, ...]] = field(default_factory=list)
+    starts: list[str] = field(default_factory=list)
+
+    @property
+    def url(self) -> str:
+        return self.server.url
+
+    def everything(self, setting: Setting) -> tuple[float, ...]:
+        return tuple(knob.ladder[-1] for knob in self.knobs)
+
+    @asynccontextmanager
+    async def serving(self, setting: Setting, model_path: Path, folder: Path) -> AsyncIterator[Local]:
+        self.starts.append(self.name)
+        yield self
+
+    async def turn(self, *values: float) -> Mapping[str, Any]:
+        self.turned.append(values)
+        return {"offline_mode": "requests", "offline_concurrency": round(values[0]), "offline_extra": {"priority": 1}}
+
+
+@pytest.fixture
+def setting(trace_file: Path, prompt_file: Path) -> Setting:
+    slos = ("tbt_mean<=100x", "ttft_p99<=100x")
+    return Setting(
+        online=str(trace_file),
+        offline=str(prompt_file),
+        model=DEFAULT_MODEL,
+        window_s=0.4,
+        start_s=0.0,
+        length_scale=1.0,
+        warm_up_s=0.1,
+        offline_max_tokens=2,
+        slos=slos,
+    )
+
+
+@pytest.fixture(scope="module")
+def model_path() -> Path:
+    return prepare(DEFAULT_MODEL, default_cache_dir(), print).path
+
+
+def comparison(setting: Setting, model_path: Path, store: RunStore, *systems: Local) -> tuple[Comparison, list[int]]:
+    """And how many cells were done each time that one was."""
+    done: list[int] = []
+    workload = Workload(setting, model_path)
+    made = Comparison(workload, systems, (0.5,), store, SilentFigures(), lambda: done.append(len(made.cells)), 2)
+    return made, done
+
+
+async def test_a_comparison_runs_searches_and_is_resumed(
+    setting: Setting,
+    model_path: Path,
+    server: OpenAIServer,
+    tmp_path: Path,
+) -> None:
+    second_knob = Knob("more", (8.0, 9.0), lambda _: 8.5)
+    theirs = Local(server)
+    ours = Local(server, "slackwater-torch", (*theirs.knobs, second_knob))
+    first, done = comparison(setting, model_path, RunStore(tmp_path / "work", setting, resume=False), theirs, ours)
+    await first.run()
+    assert done == [1, 2] and [cell.system for cell in first.cells] == ["vllm-priority", "slackwater-torch"]
+    assert theirs.turned == [(4.0,), (2.0,), (4.0,)]
+    assert ours.turned[:3] == [(4.0, 9.0), (2.0, 0.0), (4.0, 0.0)]
+    first_best = max(first.cells[1].runs[:2], key=lambda run: run.trial.offline_tokens_per_s).values[0]
+    assert ours.turned[3:] == [(first_best, 8.0), (first_best, 9.0)]
+    for cell in first.cells:
+        assert cell.best is not None and cell.best.trial.met
+        assert cell.best.offline.total_tokens_per_s == max(run.offline.total_tokens_per_s or 0 for run in cell.runs)
+        assert 0 < (cell.alone.under_way_share or 0) <= 1
+        assert cell.alone.ttft_ms is not None
+    offline = [body for body in server.trace_bodies if body["max_tokens"] == 2]
+    assert offline and all(body["priority"] == 1 for body in offline)
+
+    num_bodies = len(server.bodies)
+    again = Local(server), Local(server, "slackwater-torch", ours.knobs)
+    second, _ = comparison(setting, model_path, RunStore(tmp_path / "work", setting, resume=True), *again)
+    await second.run()
+    assert second.cells == first.cells
+    assert len(server.bodies) == num_bodies and not again[0].starts and not again[1].starts
+
+
+async def test_an_interrupted_comparison_keeps_whole_runs_and_goes_on(
+    setting: Setting,
+    model_path: Path,
+    server: OpenAIServer,
+    tmp_path: Path,
+) -> None:
+    store = RunStore(tmp_path, setting, resume=False)
+    interrupted, _ = comparison(setting, model_path, store, Local(server))
+    running = asyncio.create_task(interrupted.run())
+    await server.until(lambda: any("priority" in body for body in server.bodies))
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert store.rates() and store.get("vllm-priority", "offline-only") is None
+    system = Local(server)
+    resumed, _ = comparison(setting, model_path, RunStore(tmp_path, setting, resume=True), system)
+    await resumed.run()
+    assert system.turned == [(4.0,), (2.0,), (4.0,)] and len(resumed.cells) == 1
+
+
+def test_a_folder_with_runs_is_not_mixed_with_others(setting: Setting, tmp_path: Path) -> None:
+    RunStore(tmp_path, setting, resume=False).put_rate(0.5, 0.31)
+    with pytest.raises(WorkloadError, match="go on with --resume"):
+        RunStore(tmp_path, setting, resume=False)
+    with pytest.raises(WorkloadError, match=r"another setting \(.*window_s 0.4, not 9.0"):
+        RunStore(tmp_path, msgspec.structs.replace(setting, window_s=9.0), resume=True)
+    assert RunStore(tmp_path, setting, resume=True).rates() == {0.5: 0.31}
+
+
+async def test_tables_and_picture(
+    setting: Setting,
+    model_path: Path,
+    server: OpenAIServer,
+    tmp_path: Path,
+) -> None:
+    made, _ = comparison(setting, model_path, RunStore(tmp_path / "work", setting, False), Local(server))
+    await made.run()
+    (cell,) = made.cells
+    best = cell.best
+    assert best is not None
+    twice = replace(
+        best, trial=msgspec.structs.replace(best.trial, offline_tokens_per_s=2 * best.trial.offline_tokens_per_s)
+    )
+    ours = replace(cell, system="slackwater-torch", knobs=("budget ms",), runs=[twice])
+    nothing = replace(cell, system="slackwater-vllm", runs=[])
+    result = result_of([cell, ours, nothing], setting, "2026-01-01")
+    rows = [dict(zip(BEST_HEADER, row, strict=True)) for row in result.tables[0].rows]
+    assert [row["times vLLM's best"] for row in rows] == ["1.00", "2.00", "0.00"]
+    assert rows[2]["best setting"] == "none kept them" and rows[2]["offline tokens/s"] == "0"
+    assert rows[1]["offline tokens/s"] == f"{twice.trial.offline_tokens_per_s:.1f}"
+    PAGE.write(tmp_path, result)
+    page = (tmp_path / PAGE.file).read_text()
+    assert page.count("2026-01-01") == 1 and "smollm2-135m-instruct" in page
+    with Image.open(tmp_path / PAGE.images / f"{result.name}.png") as picture:
+        assert picture.width == 800
+
+
+def test_an_unknown_system_is_named(trace_file: Path, prompt_file: Path, tmp_path: Path) -> None:
+    arguments = ["side-by-side", "--online", str(trace_file), "--offline", str(prompt_file), "--work", str(tmp_path)]
+    result = CliRunner().invoke(app, [*arguments, "--system", "other"])
+    assert result.exit_code == 2 and "unknown system 'other'; known: vllm-priority" in result.stderr
+
+
+@pytest.mark.slow
+def test_vllm_and_slackwater_side_by_side(trace_file: Path, prompt_file: Path, tmp_path: Path) -> None:
+    pytest.importorskip("vllm")
+    arguments = ["side-by-side", "--online", str(trace_file), "--offline", str(prompt_file), "--start", "0"]
+    arguments += ["--system", "vllm-priority", "--system", "slackwater-torch", "--load", "50", "--length-scale", "1"]
+    arguments += ["--window", "3", "--warm-up", "1", "--max-runs", "1", "--offline-max-tokens", "8", "--no-progress"]
+    arguments += ["--slo", "tbt_mean<=100x", "--work", str(tmp_path / "work"), "--out", str(tmp_path)]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    page = (tmp_path / PAGE.file).read_text()
+    assert result.stdout.strip() in page
+    rows = [line for line in page.splitlines() if line.startswith("| 50% |")]
+    assert len(rows) == 6 and not any("none kept them" in row for row in rows)
+    names = [knob.name for name in ("vllm-priority", "slackwater-torch") for knob in SYSTEMS[name].knobs]
+    assert all(name in page for name in names)

@@ -1,0 +1,59 @@
+"""The turns of the torch engine and vLLM beside each other."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from benchmarks.vllm.throughput import ENGINES, Times, Worker, measure, row
+
+
+@contextmanager
+def workers_of(engines: tuple[str, ...], model_folder: Path) -> Iterator[dict[str, Worker]]:
+    workers = {engine: Worker(engine, model_folder, 1) for engine in engines}
+    try:
+        yield workers
+    finally:
+        for worker in workers.values():
+            worker.close()
+
+
+def check_turns(engines: tuple[str, ...], model_folder: Path) -> None:
+    """The orders reach the engines, and each has as many turns as the other: a step of a batch samples a token for each
+    request, a prefill one after its last chunk."""
+    with workers_of(engines, model_folder) as workers:
+        single = measure(workers, {"decode": 1, "context": 20}, 2)
+        batch = measure(workers, {"decode": 32, "context": 20}, 2)
+        short, long = measure(workers, {"prefill": 8}, 2), measure(workers, {"prefill": 600}, 2)
+    for engine in engines:
+        for times, turn in ((single, [1]), (batch, [32]), (short, [1]), (long, [0, 1])):
+            assert times[engine].sampled == [turn, turn]
+            assert len(times[engine].wall_ms) == len(times[engine].cpu_ms) == 2
+            assert min(times[engine].wall_ms + times[engine].cpu_ms) > 0.0
+
+
+def test_turns_of_the_torch_engine(model_folder: Path) -> None:
+    check_turns(("torch",), model_folder)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
+def test_turns_of_both(model_folder: Path) -> None:
+    check_turns(ENGINES, model_folder)
+
+
+def test_an_engine_that_ends_is_named(tmp_path: Path) -> None:
+    worker = Worker("torch", tmp_path, 1)
+    with pytest.raises(RuntimeError, match="process ended with 1"):
+        worker.ask(decode=1, context=20)
+    worker.close()
+
+
+def test_a_row_tells_the_fastest_turns() -> None:
+    times = {"torch": Times([30.0, 20.0], [18.0, 19.0]), "vllm": Times([40.0, 60.0], [36.0, 50.0])}
+    cells = ["decode", "2", "20.0", "40.0", "18.0", "36.0", "400", "200", "2.00", "2.00"]
+    assert row("decode", 2, 8, times) == cells

@@ -1,0 +1,26 @@
+"""Pages that are made of the code are as the code is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from services.gateway.http_reference import http_reference
+from services.local.cli_reference import cli_reference
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+@pytest.mark.parametrize(
+    ("page", "module", "pieces"),
+    [
+        ("cli.md", "services.local.cli_reference", cli_reference),
+        ("http_api.md", "services.gateway.http_reference", http_reference),
+    ],
+    ids=["cli", "http_api"],
+)
+def test_the_page_is_as_the_code_is(page: str, module: str, pieces: object) -> None:
+    assert callable(pieces)
+    current = "\n".join(pieces()).rstrip() + "\n"
+    assert (DOCS / page).read_text() == current, f"run: python -m {module} > docs/{page}"

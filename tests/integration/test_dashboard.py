@@ -1,0 +1,255 @@
+"""The dashboard in a real browser, on a stack with the sim engine."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import pytest
+
+pytest.importorskip("playwright", reason="playwright is not installed: pip install -e '.[dev]'")
+
+from playwright.sync_api import Browser, Locator, Page, expect
+
+from benchmarks.browser import MISSING, browser, chromium
+from tests.services.gateway_rig import MODEL, GatewayRig
+
+pytestmark = pytest.mark.skipif(chromium() is None, reason=MISSING)
+
+KEY = "a-key-of-the-environment-0123456789abcdef"
+WAIT_MS = 20_000
+NOTE_VIOLATIONS = """
+    window.violations = [];
+    addEventListener("securitypolicyviolation", (event) => violations.push(event.violatedDirective));
+"""
+TILE_IS_ABOVE = """
+    ([label, least]) => [...document.querySelectorAll(".tile")].some((tile) => tile.textContent.startsWith(label)
+        && Number(tile.querySelector(".value").textContent.replaceAll(",", "")) > least)
+"""
+DONE_IS_ABOVE = """
+    ([id, least]) => [...document.querySelectorAll("#batches tbody tr")].some((row) => row.textContent.includes(id)
+        && row.querySelector("progress").value > least)
+"""
+CHARTS_FIT = "() => document.querySelector('.uplot').offsetWidth <= document.querySelector('.plot').offsetWidth"
+TILES = ("Time to first token", "Time between tokens", "Step time", "Offline throughput")
+
+expect.set_options(timeout=WAIT_MS)
+
+
+@dataclass
+class Watched:
+    """A page, what it complained about, and what it asked for."""
+
+    page: Page
+    complaints: list[str] = field(default_factory=list)
+    requested: list[str] = field(default_factory=list)
+
+    def expect_state(self, state: str) -> None:
+        expect(self.page.get_by_role("status")).to_have_text(state)
+
+    def batch(self, batch_id: str) -> Locator:
+        return self.page.get_by_role("row").filter(has_text=batch_id)
+
+    def colours(self) -> list[str]:
+        """Of the page and of its ink."""
+        script = "() => [getComputedStyle(document.body)].flatMap((style) => [style.backgroundColor, style.color])"
+        found: list[str] = self.page.evaluate(script)
+        return found
+
+
+@pytest.fixture(scope="module")
+def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayRig]:
+    with GatewayRig(tmp_path_factory.mktemp("dashboard")) as made:
+        made.start_executor("executor-0", "--sim-time-scale", "0.3")
+        made.start_offline_queue()
+        made.start_predictor()
+        made.start_profiler("--slo", "ttft_p99<=5s", "--slo-min-requests", "1000000")
+        made.start_gateway("--require-keys", "never")
+        made.wait_ready()
+        yield made
+
+
+@pytest.fixture(scope="module")
+def chrome() -> Iterator[Browser]:
+    with browser() as launched:
+        yield launched
+
+
+@pytest.fixture(scope="module")
+def seen(rig: GatewayRig, chrome: Browser) -> Iterator[Watched]:
+    """One page for all tests that need none of their own."""
+    with watched(chrome, rig.url, color_scheme="light") as made:
+        yield made
+
+
+@contextmanager
+def watched(chrome: Browser, url: str, **options: str) -> Iterator[Watched]:
+    """The dashboard in a profile of its own."""
+    context = chrome.new_context(viewport={"width": 1280, "height": 900}, **options)  # type: ignore[arg-type]
+    context.set_default_timeout(WAIT_MS)
+    context.add_init_script(NOTE_VIOLATIONS)
+    made = Watched(context.new_page())
+    made.page.on("console", lambda message: made.complaints.append(f"{message.type}: {message.text}"))
+    made.page.on("pageerror", lambda error: made.complaints.append(str(error)))
+    made.page.on("request", lambda request: made.requested.append(request.url))
+    made.page.goto(url)
+    try:
+        yield made
+    finally:
+        context.close()
+
+
+@contextmanager
+def load(rig: GatewayRig) -> Iterator[None]:
+    """Completions one after the other, for as long as the context lasts."""
+    is_over = threading.Event()
+
+    def send() -> None:
+        while not is_over.is_set():
+            assert rig.complete(max_tokens=30, ignore_eos=True).status_code == 200
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        sender.join()
+
+
+def submit(rig: GatewayRig, num_lines: int, max_tokens: int) -> str:
+    body = {"model": MODEL, "prompt": "Once upon a time", "max_tokens": max_tokens, "ignore_eos": True}
+    lines = [
+        json.dumps({"custom_id": str(line), "method": "POST", "url": "/v1/completions", "body": body}) + "\n"
+        for line in range(num_lines)
+    ]
+    file = rig.openai.files.create(file=("in.jsonl", "".join(lines).encode()), purpose="batch")
+    made = rig.openai.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
+    return made.id
+
+
+def test_an_idle_stack_says_what_to_do(rig: GatewayRig, seen: Watched) -> None:
+    page = seen.page
+    seen.expect_state("Live")
+    expect(page.get_by_text("No batch yet. Submit one: slackwater batch submit FILE")).to_be_visible()
+    expect(page.get_by_role("table", name="Executors")).to_contain_text("executor-0")
+    expect(page.get_by_role("banner")).to_contain_text(MODEL)
+    expect(page.get_by_role("banner")).to_contain_text("preset hygen")
+    expect(page.get_by_text("no request in the last minute").first).to_be_visible()
+    expect(page.locator("#budgets")).to_contain_text("ttft_p99<=5s")
+    expect(page.locator("#budgets")).to_contain_text("recording the workload")  # so offline work can run
+    expect(page.locator("#unwell")).to_be_hidden()
+    assert len(seen.requested) > 10 and all(url.startswith(rig.url) for url in seen.requested)
+    assert page.evaluate("violations") == [] and seen.complaints == []
+
+
+def test_figures_move_with_the_load(rig: GatewayRig, seen: Watched) -> None:
+    batch_id = submit(rig, 400, 20)
+    with load(rig):
+        for tile in TILES:
+            seen.page.wait_for_function(TILE_IS_ABOVE, arg=[tile, 0])
+        seen.page.wait_for_function(DONE_IS_ABOVE, arg=[batch_id, 0])
+        expect(seen.page.get_by_text("✓ kept").first).to_be_visible()
+    expect(seen.batch(batch_id)).to_contain_text("completed")
+    expect(seen.batch(batch_id)).to_contain_text("400 of 400")
+    expect(seen.batch(batch_id).get_by_role("button")).to_be_hidden()
+    assert seen.page.evaluate("violations") == [] and seen.complaints == []
+
+
+def test_a_fresh_page_has_its_curves_at_once_and_reads_them_out(seen: Watched) -> None:
+    seen.page.reload()
+    chart = seen.page.get_by_role("img", name="Throughput, generated tokens/s")
+    expect(chart).to_have_attribute("aria-label", re.compile(r"offline [\d.,]+, online \d"))
+    chart.focus()
+    for _ in range(12):  # a minute back, to the left end: nothing ran then
+        seen.page.keyboard.press("ArrowLeft")
+    expect(chart).to_have_attribute("aria-label", re.compile(r"offline (0\.0|–), online (0\.0|–)$"))
+
+
+def test_a_batch_is_cancelled_after_a_question(rig: GatewayRig, seen: Watched) -> None:
+    batch_id = submit(rig, 3000, 200)
+    cancel = seen.page.get_by_role("button", name=f"Cancel {batch_id}")
+    cancel.click()
+    question = seen.page.get_by_role("dialog", name="Cancel this batch?")
+    expect(question).to_contain_text(batch_id)
+    expect(question.get_by_role("button", name="Keep it running")).to_be_focused()
+    seen.page.keyboard.press("Escape")
+    expect(question).to_be_hidden()
+    assert rig.openai.batches.retrieve(batch_id).status in ("validating", "in_progress")
+    cancel.click()
+    question.get_by_role("button", name="Cancel the batch").click()
+    expect(question).to_be_hidden()
+    expect(seen.batch(batch_id)).to_contain_text("cancelled")
+    assert rig.openai.batches.retrieve(batch_id).status == "cancelled"
+    assert seen.complaints == []
+
+
+def test_a_batch_that_cannot_be_cancelled_says_why(rig: GatewayRig, seen: Watched) -> None:
+    batch_id = submit(rig, 3000, 200)
+    seen.page.get_by_role("button", name=f"Cancel {batch_id}").click()
+    rig.openai.batches.cancel(batch_id)
+    expect(seen.batch(batch_id)).to_contain_text("cancelled")
+    seen.page.get_by_role("button", name="Cancel the batch").click()
+    expect(seen.page.get_by_role("alert").filter(has_text="cannot be cancelled")).to_be_visible()
+    seen.page.get_by_role("button", name="Keep it running").click()
+
+
+def test_it_is_light_or_dark_as_the_system_is_or_as_one_likes(seen: Watched) -> None:
+    light = seen.colours()
+    seen.page.emulate_media(color_scheme="dark")
+    dark = seen.colours()
+    assert dark != light
+    switch = seen.page.get_by_role("button", name="Theme: auto")
+    switch.click()
+    assert seen.colours() == light
+    seen.page.get_by_role("button", name="Theme: light").click()
+    seen.page.emulate_media(color_scheme="light")
+    assert seen.colours() == dark
+    seen.page.reload()
+    expect(seen.page.get_by_role("button", name="Theme: dark")).to_be_visible()
+    assert seen.colours() == dark
+    seen.page.get_by_role("button", name="Theme: dark").click()
+    expect(switch).to_be_visible()
+    assert seen.colours() == light
+
+
+def test_nothing_is_wider_than_the_screen(seen: Watched) -> None:
+    expect(seen.page.get_by_role("table", name="Batches")).to_be_visible()
+    for width in (390, 700, 1000, 1440):
+        seen.page.set_viewport_size({"width": width, "height": 900})
+        seen.page.wait_for_function(CHARTS_FIT)
+        assert seen.page.evaluate("document.documentElement.scrollWidth") == width
+
+
+def test_it_says_how_old_its_figures_are_comes_back_with_the_gateway_and_asks_for_a_key(
+    rig: GatewayRig, seen: Watched
+) -> None:
+    seen.expect_state("Live")
+    rig.stop("gateway")
+    seen.expect_state("Stale")
+    expect(seen.page.get_by_text("these are the figures of")).to_be_visible()
+    expect(seen.page.get_by_role("table", name="Executors")).to_contain_text("executor-0")
+    rig.start_gateway("--require-keys", "always", "--api-key", KEY)
+    question = seen.page.get_by_role("dialog", name="This gateway needs an API key")
+    expect(question).to_be_visible()
+    seen.expect_state("Needs a key")
+    given = question.get_by_role("textbox", name="API key")
+    given.fill("wrong")
+    given.press("Enter")
+    expect(question.get_by_role("alert")).to_contain_text("not known here")
+    given.fill(KEY)
+    given.press("Enter")
+    seen.expect_state("Live")
+    expect(seen.page.get_by_text("these are the figures of")).to_be_hidden()
+
+
+def test_a_key_is_kept_for_the_tab_until_it_is_forgotten(seen: Watched) -> None:
+    seen.page.reload()
+    seen.expect_state("Live")
+    seen.page.get_by_role("button", name="Forget key").click()
+    expect(seen.page.get_by_role("dialog", name="This gateway needs an API key")).to_be_visible()
+    assert seen.page.evaluate("Object.keys(sessionStorage)") == []

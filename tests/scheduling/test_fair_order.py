@@ -1,0 +1,316 @@
+"""Offline work of many clients and batches: shares, urgency, and the inner order."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TypeVar
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from shared.scheduling.fair_order import FairOrder, Share, _Batch, _Client
+from shared.scheduling.offline_order import FcfsOrder, OfflineOrder, PsmFairOrder, PsmOrder
+from shared.scheduling.packed_prompt import pack_tokens
+from shared.scheduling.request import Kind, Request
+from shared.scheduling.urgency import MAX_CLIENT_URGENCY, MAX_URGENCY, urgency
+
+HOUR_S = 3600.0
+SHARES = {
+    "a1": Share("ann", 1.0),
+    "a2": Share("ann", 1.0, urgency=8.0),
+    "b1": Share("ben", 2.0),
+    "c1": Share("cleo", 1.0, urgency=2.0),
+    "c2": Share("cleo", 1.0),
+}
+
+
+def make(request_id: str, max_total_tokens: int = 10) -> Request:
+    return Request(request_id, Kind.OFFLINE, max_total_tokens - 1, max_total_tokens)
+
+
+def fair(shares: dict[str, Share], order: type[FcfsOrder] = FcfsOrder) -> FairOrder:
+    return FairOrder(order, lambda batch_id: shares.get(batch_id, Share()))
+
+
+def add(order: OfflineOrder, batch_id: str, count: int, tokens: int = 10, first: int = 1) -> None:
+    for line in range(first, first + count):
+        order.add(make(f"{batch_id}.{line}", tokens), pack_tokens([line]))
+
+
+def serve(order: OfflineOrder, count: int) -> list[str]:
+    """So many enter and end, one after the other; the batches that they are of."""
+    served = []
+    for _ in range(count):
+        request_id = next(order.in_order()).request_id
+        order.take(request_id)
+        order.remove(request_id)
+        served.append(request_id.partition(".")[0])
+    return served
+
+
+def test_clients_have_equal_parts_whatever_their_backlog() -> None:
+    order = fair({"big": Share("ann"), "small": Share("ben")})
+    add(order, "big", 1000)
+    assert serve(order, 100) == ["big"] * 100
+    add(order, "small", 50)
+    served = serve(order, 100)
+    assert served.count("small") == 50
+    assert all({served[n], served[n + 1]} == {"big", "small"} for n in range(0, 100, 2))
+    assert serve(order, 10) == ["big"] * 10
+
+
+def test_parts_are_of_tokens_and_by_weight() -> None:
+    order = fair({"long": Share("ann"), "short": Share("ben", weight=3.0)})
+    add(order, "long", 100, tokens=60)
+    add(order, "short", 1000, tokens=20)
+    served = serve(order, 500)
+    assert served.count("short") * 20 == pytest.approx(3 * served.count("long") * 60, rel=0.05)
+
+
+def test_a_clients_batches_run_together() -> None:
+    order = fair({f"b{n}": Share("ann") for n in range(5)})
+    for n in range(5):
+        add(order, f"b{n}", 20)
+    served = serve(order, 50)
+    assert [served.count(f"b{n}") for n in range(5)] == [10] * 5
+
+
+def test_more_batches_are_no_larger_part() -> None:
+    order = fair({f"b{n}": Share("ann" if n else "ben") for n in range(10)})
+    for n in range(10):
+        add(order, f"b{n}", 50)
+    assert serve(order, 60).count("b0") == 30
+
+
+def test_an_urgent_batch_goes_first_and_does_not_stop_the_others() -> None:
+    order = fair({"calm": Share("ann"), "urgent": Share("ann", urgency=16.0)})
+    add(order, "calm", 200)
+    add(order, "urgent", 200)
+    assert serve(order, 170).count("urgent") == pytest.approx(160, abs=1)
+
+
+def test_urgency_counts_little_against_others() -> None:
+    order = fair({"late": Share("ann", urgency=MAX_URGENCY), "calm": Share("ben")})
+    add(order, "late", 500)
+    add(order, "calm", 500)
+    assert serve(order, 500).count("calm") == pytest.approx(500 / (1 + MAX_CLIENT_URGENCY), abs=1)
+
+
+def test_nobody_saves_up_idle_time() -> None:
+    order = fair({"a": Share("ann"), "b": Share("ben")})
+    add(order, "a", 300)
+    add(order, "b", 1)
+    assert serve(order, 201).count("a") == 200
+    add(order, "b", 100, first=2)
+    assert serve(order, 20).count("b") == 10
+    serve(order, order.num_waiting)
+    add(order, "a", 100, first=1000)
+    assert serve(order, 50) == ["a"] * 50
+    add(order, "b", 100, first=1000)
+    assert serve(order, 20).count("b") == 10
+
+
+def test_a_new_client_does_not_owe_what_others_were_served_before() -> None:
+    order = fair({"a": Share("ann"), "b": Share("ben")})
+    add(order, "a", 100)
+    taken = [request.request_id for request in order.in_order()]
+    for request_id in taken:
+        order.take(request_id)
+    add(order, "b", 100)
+    add(order, "a", 100, first=200)
+    assert serve(order, 40).count("a") == pytest.approx(20, abs=1)
+
+
+def test_a_lost_request_is_not_charged_twice() -> None:
+    order = fair({"a": Share("ann"), "b": Share("ben")})
+    add(order, "a", 20)
+    add(order, "b", 20)
+    for _ in range(30):
+        order.take("a.1")
+        order.give_back("a.1")
+    assert serve(order, 20).count("a") == 10
+
+
+def test_who_only_ran_meanwhile_saves_up_nothing_when_it_is_given_back() -> None:
+    order = fair({"a": Share("ann"), "b": Share("ben"), "b2": Share("ben")})
+    add(order, "a", 1)
+    add(order, "b", 1)
+    add(order, "b2", 300)
+    order.take("a.1")
+    order.take("b.1")
+    assert serve(order, 200) == ["b2"] * 200
+    order.give_back("a.1")
+    order.give_back("b.1")
+    add(order, "a", 100, first=2)
+    add(order, "b", 100, first=2)
+    served = serve(order, 80)
+    assert served.count("a") == pytest.approx(40, abs=2)
+    assert served.count("b") == pytest.approx(20, abs=2)
+
+
+@given(utility_ratio=st.sampled_from([0.0, 0.5, 1.0]), seed=st.integers(0, 99), prompts=st.lists(st.integers(0, 3)))
+def test_one_batch_is_served_in_the_inner_order(utility_ratio: float, seed: int, prompts: list[int]) -> None:
+    def inner() -> PsmFairOrder:
+        return PsmFairOrder(2, utility_ratio, iter(random.Random(seed).random, None))
+
+    plain = inner()
+    order = FairOrder(inner, lambda batch_id: Share())
+    for line, prompt in enumerate(prompts):
+        for each in (plain, order):
+            each.add(make(f"batch_1.{line}"), pack_tokens([prompt] * 4 + [line]))
+    while plain.num_waiting:
+        ids = [request.request_id for request in plain.in_order()]
+        assert [request.request_id for request in order.in_order()] == ids
+        for each in (plain, order):
+            each.take(ids[0])
+            each.remove(ids[0])
+    assert order.num_waiting == 0
+
+
+Holder = TypeVar("Holder", _Batch, _Client)
+
+
+def least_charged(holder: Holder, peers: Mapping[str, Holder]) -> float:
+    """Where one that had nothing waiting begins again; for one that had, no bound."""
+    if holder.num_waiting:
+        return -math.inf
+    return min((peer.charged for peer in peers.values() if peer.num_waiting), default=-math.inf)
+
+
+class FairMachine(RuleBasedStateMachine):
+    """Through arrivals, starts, losses and ends: reading is what taking then does, nothing is lost, and nobody comes
+    back with more credit than what is refunded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shares = dict(SHARES)
+        self.order = FairOrder(FcfsOrder, lambda batch_id: self.shares[batch_id])
+        self.numbers = itertools.count(1)
+        self.waiting: dict[str, None] = {}
+        self.taken: dict[str, None] = {}
+
+    @rule(batch_id=st.sampled_from(list(SHARES)), tokens=st.integers(1, 50))
+    def add(self, batch_id: str, tokens: int) -> None:
+        request_id = f"{batch_id}.{next(self.numbers)}"
+        self.order.add(make(request_id, tokens), pack_tokens([1]))
+        self.waiting[request_id] = None
+
+    @precondition(lambda self: self.waiting)
+    @rule(index=st.integers(0, 4))
+    def take(self, index: int) -> None:
+        ids = [request.request_id for request in self.order.in_order()]
+        request_id = ids[0] if index else ids[-1]
+        self.order.take(request_id)
+        del self.waiting[request_id]
+        self.taken[request_id] = None
+
+    @precondition(lambda self: self.waiting)
+    @rule()
+    def take_all_that_was_read(self) -> None:
+        ids = [request.request_id for request in self.order.in_order()]
+        for request_id in ids:
+            assert next(self.order.in_order()).request_id == request_id
+            self.order.take(request_id)
+        self.taken |= self.waiting
+        self.waiting.clear()
+
+    @precondition(lambda self: self.taken)
+    @rule(index=st.integers(0, 20))
+    def give_back(self, index: int) -> None:
+        request_id = list(self.taken)[index % len(self.taken)]
+        batch, charge = self.order._batches[request_id.partition(".")[0]], self.order._charges[request_id]
+        least_of_batch = least_charged(batch, batch.client.batches) - charge.of_batch
+        least_of_client = least_charged(batch.client, self.order._clients) - charge.of_client
+        self.order.give_back(request_id)
+        assert batch.charged >= least_of_batch - 1e-6
+        assert batch.client.charged >= least_of_client - 1e-6
+        del self.taken[request_id]
+        self.waiting[request_id] = None
+
+    @precondition(lambda self: self.waiting or self.taken)
+    @rule(index=st.integers(0, 20))
+    def remove(self, index: int) -> None:
+        known = [*self.waiting, *self.taken]
+        request_id = known[index % len(known)]
+        self.order.remove(request_id)
+        self.waiting.pop(request_id, None)
+        self.taken.pop(request_id, None)
+
+    @rule(batch_id=st.sampled_from(list(SHARES)), pressing=st.floats(1.0, MAX_URGENCY))
+    def press(self, batch_id: str, pressing: float) -> None:
+        self.shares[batch_id] = replace(self.shares[batch_id], urgency=pressing)
+
+    @invariant()
+    def nothing_is_lost(self) -> None:
+        self.order.check_integrity()
+        ids = [request.request_id for request in self.order.in_order()]
+        assert ids == [request.request_id for request in self.order.in_order()]
+        assert sorted(ids) == sorted(self.waiting)
+        assert self.order.num_waiting == len(ids)
+
+
+FairMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
+TestFair = FairMachine.TestCase
+
+
+@settings(max_examples=60)
+@given(
+    sizes=st.lists(st.tuples(st.integers(1, 80), st.integers(1, 80)), min_size=40, max_size=40),
+    weight=st.floats(0.25, 8.0),
+)
+def test_backlogged_clients_never_drift_apart(sizes: list[tuple[int, int]], weight: float) -> None:
+    """What two clients were served, over their weights, differs by at most one request of each."""
+    order = fair({"a": Share("ann"), "b": Share("ben", weight)})
+    for line, pair in enumerate(sizes):
+        for batch_id, size in zip("ab", pair, strict=True):
+            order.add(make(f"{batch_id}.{line}", size), pack_tokens([line]))
+    left, served = {"a": len(sizes), "b": len(sizes)}, {"a": 0.0, "b": 0.0}
+    for request in order.in_order():
+        batch_id = request.request_id[0]
+        left[batch_id] -= 1
+        served[batch_id] += request.max_total_tokens / (1.0 if batch_id == "a" else weight)
+        assert abs(served["a"] - served["b"]) <= 80 * max(1.0, 1 / weight)
+        if not left[batch_id]:
+            break
+
+
+def test_urgency_doubles_as_what_is_left_halves() -> None:
+    created_s, due_s = 1000.0, 1000.0 + 24 * HOUR_S
+    left_h = (24, 18, 12, 6, 3, 1.5, 0.1, 0, -5)
+    seen = [urgency(due_s - hours * HOUR_S, created_s, due_s) for hours in left_h]
+    assert seen == [1.0, 1.0, 1.0, 2.0, 4.0, 8.0, MAX_URGENCY, MAX_URGENCY, MAX_URGENCY]
+
+
+def test_an_id_waits_once_and_unknown_ones_are_named() -> None:
+    order = fair(SHARES)
+    add(order, "a1", 1)
+    with pytest.raises(ValueError, match=r"request a1\.1 is here already"):
+        add(order, "a1", 1)
+    for act in (order.take, order.give_back, order.remove):
+        with pytest.raises(KeyError):
+            act("a1.2")
+        with pytest.raises(KeyError):
+            act("b1.1")
+    order.check_integrity()
+
+
+def test_clients_are_served_alike_whoever_of_several_executors_takes_their_requests() -> None:
+    """Each client's prompts are in groups, which executors keep to; what the clients were charged stays as close."""
+    order = FairOrder(lambda: PsmOrder(4), lambda batch_id: Share(client_id=batch_id))
+    for client in ("a", "b"):
+        for number in range(60):
+            order.add(make(f"{client}.{number}", 50), pack_tokens([number % 5] * 8 + [number] * 4))
+    charged = {"a": 0, "b": 0}
+    for turn in range(100):
+        reader = f"executor-{turn % 3 // 2}"
+        request = next(order.in_order(reader))
+        order.take(request.request_id, reader)
+        charged[request.request_id[0]] += request.max_total_tokens
+        assert abs(charged["a"] - charged["b"]) <= request.max_total_tokens
+    order.check_integrity()

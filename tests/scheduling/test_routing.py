@@ -1,0 +1,164 @@
+"""Which executor gets a request: by predicted times, over plain data."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.latency.features import BatchFeatures
+from shared.latency.linear import LinearLatencyModel
+from shared.scheduling.prefix_record import BLOCK_TOKENS, Prompt
+from shared.scheduling.routing import Option, Route, RoutingTarget, choose
+from tests.scheduling.factories import MODEL
+
+STEP_TOKENS = 512
+OUTPUT_TOKENS = 50.0
+SHARED = list(range(20 * BLOCK_TOKENS))
+SLOW = LinearLatencyModel(*(10 * coefficient for coefficient in MODEL.coefficients()))
+
+works = st.builds(
+    BatchFeatures, *(st.integers(0, limit) for limit in (5000, 20, 50_000, 60)), prefill_pairs=st.integers(0, 10**6)
+)
+
+
+def make_target(executor_id: str = "executor-0", work: BatchFeatures | None = None) -> RoutingTarget:
+    target = RoutingTarget(executor_id, "epoch-1", STEP_TOKENS, num_cache_tokens=100_000)
+    target.observe(work or BatchFeatures())
+    return target
+
+
+def make_prompt(num_tokens: int, first: int = 0) -> Prompt:
+    return Prompt.of(list(range(first, first + num_tokens)))
+
+
+def chosen(prompt: Prompt, *targets: RoutingTarget) -> str:
+    target = choose([Option(each, MODEL) for each in targets], prompt, OUTPUT_TOKENS)
+    assert target is not None
+    return target.executor_id
+
+
+@given(st.lists(works, min_size=1, max_size=6), st.integers(1, 3000), st.randoms(use_true_random=False))
+def test_the_choice_is_the_fastest_answer_in_whatever_order_executors_are_named(
+    loads: list[BatchFeatures], num_tokens: int, random: Random
+) -> None:
+    targets = [make_target(f"executor-{index}", work) for index, work in enumerate(loads)]
+    prompt = make_prompt(num_tokens)
+    times = {each.executor_id: each.answer_ms(prompt, MODEL, OUTPUT_TOKENS) for each in targets}
+    first = chosen(prompt, *targets)
+    assert times[first] == min(times.values())
+    random.shuffle(targets)
+    assert chosen(prompt, *targets) == first
+
+
+@given(works, works, st.integers(1, 3000))
+def test_more_work_is_never_answered_sooner(work: BatchFeatures, more: BatchFeatures, num_tokens: int) -> None:
+    prompt = make_prompt(num_tokens)
+    both = BatchFeatures(*(getattr(work, name) + getattr(more, name) for name in work.__slots__))
+    before = make_target(work=work).answer_ms(prompt, MODEL, OUTPUT_TOKENS)
+    assert make_target(work=both).answer_ms(prompt, MODEL, OUTPUT_TOKENS) >= before * (1 - 1e-9)
+
+
+@given(works, st.integers(0, 20), st.integers(1, 600))
+def test_a_cached_prefix_never_makes_the_answer_later(work: BatchFeatures, num_shared: int, num_own: int) -> None:
+    cold, warm = make_target(work=work), make_target()
+    warm.send(Prompt.of(SHARED)).end()
+    warm.observe(work)
+    prompt = Prompt.of(SHARED[: num_shared * BLOCK_TOKENS] + list(range(70_000, 70_000 + num_own)))
+    without = cold.answer_ms(prompt, MODEL, OUTPUT_TOKENS)
+    assert warm.answer_ms(prompt, MODEL, OUTPUT_TOKENS) <= without * (1 + 1e-9)
+
+
+def test_a_prefix_outweighs_load_exactly_as_far_as_it_saves_time() -> None:
+    """640 shared tokens take 320 ms to compute; each prompt of 100 tokens that waits there
+    takes 50 and more."""
+    warm, cold = make_target("executor-0"), make_target("executor-1")
+    warm.send(Prompt.of(SHARED)).end()
+    prompt = Prompt.of([*SHARED, 1, 2, 3])
+    waiting = 0
+    while chosen(prompt, cold, warm) == "executor-0":
+        warm.send(make_prompt(100, first=1000 * (waiting + 1)))
+        waiting += 1
+    saved_ms = cold.answer_ms(prompt, MODEL, OUTPUT_TOKENS) - make_target().answer_ms(Prompt(3, []), MODEL, 50.0)
+    assert 1 < waiting < saved_ms / 50
+    assert chosen(Prompt.of([*range(9000, 9000 + 640)]), cold, warm) == "executor-1"
+
+
+def test_unlike_prompts_spread_over_idle_executors_and_like_ones_stay() -> None:
+    targets = [make_target(f"executor-{index}") for index in range(3)]
+    went = [self_ending(make_prompt(64, first=1000 * number), targets) for number in range(6)]
+    assert went == ["executor-0", "executor-1", "executor-2"] * 2
+    assert [self_ending(make_prompt(64, first=1000), targets) for _ in range(3)] == ["executor-1"] * 3
+
+
+def self_ending(prompt: Prompt, targets: list[RoutingTarget]) -> str:
+    executor_id = chosen(prompt, *targets)
+    next(each for each in targets if each.executor_id == executor_id).send(prompt).end()
+    return executor_id
+
+
+def test_the_faster_executor_gets_more() -> None:
+    fast, slow = make_target("fast"), make_target("slow")
+    options = [Option(slow, SLOW), Option(fast, MODEL)]
+    went = []
+    for number in range(150):
+        prompt = make_prompt(100, first=1000 * number)
+        target = choose(options, prompt, OUTPUT_TOKENS)
+        assert target is not None
+        target.send(prompt)
+        went.append(target.executor_id)
+    assert went.count("fast") > 3 * went.count("slow") > 0
+
+
+def test_without_a_model_of_each_tokens_are_counted() -> None:
+    busy, idle = make_target("executor-0", BatchFeatures(prefill_tokens=10, prefill_requests=1)), make_target("z")
+    options = [Option(busy, MODEL), Option(idle, None)]
+    assert choose(options, make_prompt(100), OUTPUT_TOKENS) is idle
+    assert choose([], make_prompt(100), OUTPUT_TOKENS) is None
+
+
+@given(st.lists(st.sampled_from(["send", "answered", "end"]), max_size=60), st.data())
+def test_what_was_sent_counts_until_it_ends(events: list[str], data: st.DataObject) -> None:
+    """Answers and ends come in any order and more than once."""
+    target, open_routes, ended = make_target(), list[Route](), list[Route]()
+    waiting: dict[int, int] = {}
+    for number, event in enumerate(events):
+        if event == "send":
+            open_routes.append(target.send(make_prompt(40 + number, first=1000 * number)))
+            waiting[id(open_routes[-1])] = 40 + number
+        elif open_routes or ended:
+            route = data.draw(st.sampled_from(open_routes + ended))
+            (route.answered if event == "answered" else route.end)()
+            waiting.pop(id(route), None)
+            if event == "end" and route in open_routes:
+                open_routes.remove(route)
+                ended.append(route)
+        work = target.work()
+        assert work.prefill_requests + work.decode_requests == len(open_routes)
+        assert (work.prefill_requests, work.prefill_tokens) == (len(waiting), sum(waiting.values()))
+    for route in open_routes:
+        route.end()
+    assert target.work() == BatchFeatures()
+
+
+def test_an_executors_word_adds_what_others_sent() -> None:
+    target = make_target()
+    route = target.send(make_prompt(100))
+    target.observe(BatchFeatures(prefill_tokens=250, prefill_requests=2, decode_kv_tokens=70, decode_requests=1))
+    assert (target.work().prefill_tokens, target.work().prefill_requests) == (250, 2)
+    route.answered()
+    assert (target.work().prefill_tokens, target.work().decode_requests) == (150, 2)
+    target.observe(BatchFeatures())  # it had not got this one yet
+    assert target.work() == BatchFeatures(decode_kv_tokens=100, decode_requests=1)
+
+
+def test_prompts_take_as_many_steps_as_they_need() -> None:
+    """The fixed cost of a step counts once for each chunk of 512 tokens."""
+    flat = LinearLatencyModel(10.0, 0, 0, 0, 0, 0, 0)
+    assert [make_target().answer_ms(make_prompt(num_tokens), flat, 0.0) for num_tokens in (512, 513, 1500)] == [
+        pytest.approx(10.0),
+        pytest.approx(20.0),
+        pytest.approx(30.0),
+    ]

@@ -1,0 +1,266 @@
+"""HyGen Alg. 1 and the two phases of Alg. 2."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.latency.features import BatchFeatures
+from shared.scheduling.batch import Limits, Policy, Schedule, ScheduledRequest
+from shared.scheduling.request import Kind, Request
+from shared.scheduling.table import RequestTable
+from tests.scheduling.factories import (
+    LIMITS,
+    MODEL,
+    TWO_PHASE,
+    UNBOUNDED,
+    features_of,
+    make_decode,
+    make_request,
+    make_table,
+    plan,
+    step_state,
+    tokens,
+)
+
+
+def fit(
+    entries: list[ScheduledRequest],
+    table: RequestTable,
+    free: int = 900,
+    policy: Policy = UNBOUNDED,
+    preempted: list[str] | None = None,
+) -> Schedule:
+    return TWO_PHASE.reconcile(step_state(table, LIMITS, policy, free), entries, preempted or [])
+
+
+def entry(request: Request, num_tokens: int = 1) -> ScheduledRequest:
+    return ScheduledRequest(request.request_id, request.kind, num_tokens)
+
+
+def test_without_offline_work_it_is_chunked_prefill_continuous_batching() -> None:
+    decode = make_decode("a")
+    first = make_request("b", prompt=400)
+    second = make_request("c", prompt=400)
+    third = make_request("d", prompt=400)
+    schedule = plan(make_table(decode, first, second, third), policy=Policy(latency_budget_ms=1.0))
+    assert tokens(schedule) == {"a": 1, "b": 400, "c": 111}
+    assert schedule.preempted == []
+
+
+def test_started_prompts_go_before_waiting_ones() -> None:
+    started = make_request("started", prompt=600, computed=160)
+    waiting = make_request("waiting", prompt=600)
+    assert tokens(plan(make_table(waiting, started))) == {"started": 440, "waiting": 72}
+
+
+def test_offline_fills_what_the_latency_budget_leaves() -> None:
+    online = make_decode("on", context=100)
+    base = MODEL.predict_ms(BatchFeatures(0, 0, 101, 1))
+    waiting = make_request("off", Kind.OFFLINE, prompt=400)
+    schedule = plan(make_table(online), [waiting], policy=Policy(latency_budget_ms=base + 0.5 + 20 * 0.5 + 0.25))
+    assert tokens(schedule) == {"on": 1, "off": 20}
+    assert schedule.latency_ms <= base + 0.5 + 20 * 0.5 + 0.25
+
+
+def test_without_online_requests_a_step_has_the_idle_budget() -> None:
+    policy = Policy(latency_budget_ms=20.0, idle_budget_ms=60.0)
+    offline = make_request("off", Kind.OFFLINE, prompt=400)
+    alone = plan(make_table(), [offline], policy=policy)
+    assert tokens(alone) == {"off": 99} and 59.0 < alone.latency_ms <= 60.0  # a base of 10.5 ms, and half a ms a token
+    for online in (make_decode("on"), make_request("on", prompt=1), make_request("on", prompt=30, computed=16)):
+        beside = plan(make_table(online), [offline], policy=policy)
+        assert "off" in tokens(beside) and beside.latency_ms <= 20.0
+    unheld = plan(make_table(), [offline], policy=Policy(latency_budget_ms=60.0, idle_budget_ms=20.0))
+    assert tokens(unheld) == tokens(alone), "it is never less than the latency budget"
+
+
+def test_what_was_planned_under_the_idle_budget_gives_way_to_an_arrival() -> None:
+    policy = Policy(latency_budget_ms=20.0, idle_budget_ms=60.0)
+    decodes = [make_decode(f"off-{n}", Kind.OFFLINE) for n in range(20)]
+    planned = plan(make_table(*decodes), policy=policy)
+    assert len(planned.entries) == 20
+    table = make_table(*decodes, make_request("on", prompt=4))
+    schedule = fit(planned.entries, table, policy=policy)
+    assert schedule.entries[0].request_id == "on" and schedule.latency_ms <= 20.0
+    assert 0 < schedule.num_dropped == 21 - len(schedule.entries)
+
+
+def test_offline_decodes_that_do_not_fit_are_held_with_their_blocks() -> None:
+    decodes = [make_decode(f"off-{n}", Kind.OFFLINE, context=100) for n in range(5)]
+    cost = MODEL.predict_ms(BatchFeatures(0, 0, 303, 3))
+    schedule = plan(make_table(*decodes), policy=Policy(latency_budget_ms=cost + 0.001))
+    assert list(tokens(schedule)) == ["off-0", "off-1", "off-2"]
+    assert schedule.preempted == []
+
+
+def test_online_only_serves_no_offline_work() -> None:
+    table = make_table(make_decode("on"), make_decode("off", Kind.OFFLINE))
+    assert list(tokens(plan(table, policy=Policy(offline_enabled=False)))) == ["on"]
+
+
+def test_a_long_queue_is_read_only_as_far_as_it_fits() -> None:
+    seen = []
+
+    def queue() -> list[Request]:
+        return [make_request(f"off-{n}", Kind.OFFLINE, prompt=256) for n in range(10_000)]
+
+    class Counting(list[Request]):
+        def __iter__(self):  # type: ignore[no-untyped-def]
+            for request in super().__iter__():
+                seen.append(request.request_id)
+                yield request
+
+    schedule = plan(make_table(), Counting(queue()))
+    assert tokens(schedule) == {"off-0": 256, "off-1": 256}
+    assert len(seen) == 3
+
+
+def test_offline_gives_its_blocks_to_online_from_the_tail() -> None:
+    offline = [make_decode(f"off-{n}", Kind.OFFLINE, context=160) for n in range(3)]  # 10 blocks each
+    online = make_request("on", prompt=320)  # needs 20
+    schedule = plan(make_table(*offline, online), num_free_blocks=5)
+    assert tokens(schedule)["on"] == 320
+    assert schedule.preempted == ["off-2", "off-1"]
+    assert "off-0" in tokens(schedule)
+
+
+def test_the_latest_online_request_gives_way_when_all_else_is_gone() -> None:
+    first = make_decode("first", context=160)  # its next token needs a new block
+    second = make_decode("second", context=160)
+    schedule = plan(make_table(first, second), num_free_blocks=0)
+    assert schedule.preempted == ["second"]
+    assert tokens(schedule) == {"first": 1}
+
+
+def test_offline_work_never_stalls_on_blocks_that_it_holds_itself() -> None:
+    decodes = [make_decode(f"off-{n}", Kind.OFFLINE, context=160) for n in range(3)]
+    schedule = plan(make_table(*decodes), num_free_blocks=0)
+    assert schedule.preempted == ["off-2"]
+    assert list(tokens(schedule)) == ["off-0", "off-1"]
+
+
+def test_a_waiting_request_enters_only_where_all_of_it_fits() -> None:
+    running = make_decode("running", context=100)
+    waiting = make_request("waiting", prompt=400)
+    assert "waiting" not in tokens(plan(make_table(running, waiting), num_free_blocks=20))
+    assert "waiting" in tokens(plan(make_table(running, waiting), num_free_blocks=25))
+
+
+def test_reconcile_keeps_a_plan_that_still_holds() -> None:
+    online, offline = make_decode("on"), make_decode("off", Kind.OFFLINE)
+    table = make_table(online, offline)
+    schedule = fit([entry(online), entry(offline)], table)
+    assert tokens(schedule) == {"on": 1, "off": 1}
+    assert schedule.num_dropped == 0
+
+
+def test_reconcile_forgets_what_ended_and_adds_what_arrived() -> None:
+    gone, stays = make_decode("gone"), make_decode("stays")
+    arrived = make_request("arrived", prompt=30)
+    schedule = fit([entry(gone), entry(stays)], make_table(stays, arrived))
+    assert tokens(schedule) == {"stays": 1, "arrived": 30}
+
+
+def test_reconcile_drops_offline_entries_until_an_arrival_fits() -> None:
+    offline = [make_decode(f"off-{n}", Kind.OFFLINE, context=100) for n in range(4)]
+    table = make_table(make_request("arrived", prompt=40), *offline)
+    budget = MODEL.predict_ms(BatchFeatures(40, 1, 202, 2)) + 0.01
+    schedule = fit([entry(request) for request in offline], table, policy=Policy(budget))
+    assert list(tokens(schedule)) == ["arrived", "off-0", "off-1"]
+    assert schedule.num_dropped == 2
+
+
+def test_reconcile_preempts_offline_when_an_arrival_needs_the_blocks() -> None:
+    offline = [make_decode(f"off-{n}", Kind.OFFLINE, context=155) for n in range(2)]  # 10 blocks each, room for one
+    table = make_table(make_request("arrived", prompt=160), *offline)
+    schedule = fit([entry(request) for request in offline], table, free=0)
+    assert tokens(schedule) == {"arrived": 160, "off-0": 1}
+    assert schedule.preempted == ["off-1"]
+
+
+def test_reconcile_shortens_a_chunk_that_the_cache_made_shorter() -> None:
+    request = make_request("r", prompt=100, computed=64)
+    assert tokens(fit([entry(request, 100)], make_table(request))) == {"r": 36}
+
+
+requests = st.builds(
+    lambda kind, prompt, computed, decodes: (
+        make_decode("", kind, context=max(1, prompt))
+        if decodes
+        else make_request("", kind, prompt=prompt + 1, computed=min(computed, prompt))
+    ),
+    st.sampled_from(Kind),
+    st.integers(1, 300),
+    st.integers(0, 300),
+    st.booleans(),
+)
+
+
+@given(
+    held=st.lists(requests, max_size=30),
+    queue=st.lists(st.integers(1, 400), max_size=10),
+    free=st.integers(0, 60),
+    budget_ms=st.floats(0, 300),
+    max_seqs=st.integers(1, 40),
+)
+def test_no_schedule_breaks_a_budget(
+    held: list[Request], queue: list[int], free: int, budget_ms: float, max_seqs: int
+) -> None:
+    table = make_table(*held)
+    limits = Limits(16, 2000, 512, max_seqs)
+    waiting = [make_request("", Kind.OFFLINE, prompt=prompt) for prompt in queue]
+    schedule = plan(table, waiting, limits, Policy(budget_ms), num_free_blocks=free)
+    by_id = {request.request_id: request for request in [*held, *waiting]}
+    chosen = tokens(schedule)
+
+    assert len(chosen) == len(schedule.entries) <= max_seqs
+    assert sum(chosen.values()) <= 512
+    assert not set(chosen) & set(schedule.preempted)
+    needed = sum(by_id[key].num_new_blocks(count, 16) for key, count in chosen.items())
+    assert needed <= free + sum(by_id[key].num_blocks for key in schedule.preempted)
+    assert all(0 < count <= by_id[key].num_remaining_tokens for key, count in chosen.items())
+
+    online_ms = MODEL.predict_ms(features_of([e for e in schedule.entries if e.kind is Kind.ONLINE], by_id))
+    assert schedule.latency_ms == pytest.approx(MODEL.predict_ms(features_of(schedule.entries, by_id)))
+    assert schedule.latency_ms <= max(budget_ms, online_ms) + 1e-6
+
+
+@given(held=st.lists(requests, max_size=20), queue=st.lists(st.integers(1, 400), max_size=10))
+def test_offline_load_never_changes_what_online_gets(held: list[Request], queue: list[int]) -> None:
+    online = [request for request in held if request.kind is Kind.ONLINE]
+    waiting = [make_request("", Kind.OFFLINE, prompt=prompt) for prompt in queue]
+    alone = plan(make_table(*online), limits=LIMITS, num_free_blocks=1000)
+    free = 1000 - sum(request.num_blocks for request in held if request.kind is Kind.OFFLINE)
+    together = plan(make_table(*held), waiting, LIMITS, Policy(50.0), num_free_blocks=free)
+    assert [e for e in together.entries if e.kind is Kind.ONLINE] == alone.entries
+
+
+@given(
+    held=st.lists(st.tuples(requests, st.booleans()), max_size=30),
+    queue=st.lists(st.integers(1, 400), max_size=5),
+    free=st.integers(0, 60),
+)
+def test_what_is_in_flight_is_neither_scheduled_nor_preempted(
+    held: list[tuple[Request, bool]], queue: list[int], free: int
+) -> None:
+    for request, in_flight in held:
+        request.num_in_flight_tokens = int(in_flight and request.is_running)
+    table = make_table(*(request for request, _ in held))
+    busy = {request.request_id for request, _ in held if request.is_in_flight}
+    waiting = [make_request("", Kind.OFFLINE, prompt=prompt) for prompt in queue]
+    state = step_state(table, num_free_blocks=free)
+    planned = TWO_PHASE.schedule(state, waiting)
+    entries = [entry(request) for request, _ in held]
+    preempted = [request.request_id for request, _ in held[::3]]
+    reconciled = TWO_PHASE.reconcile(state, entries, preempted)
+    for schedule in (planned, reconciled):
+        assert not busy & (set(tokens(schedule)) | set(schedule.preempted))
+        needed = sum(
+            request.num_new_blocks(tokens(schedule).get(request.request_id, 0), 16)
+            for request in (*(each for each, _ in held), *waiting)
+            if request.request_id in tokens(schedule)
+        )
+        lost = sum(request.num_blocks for request, _ in held if request.request_id in schedule.preempted)
+        assert needed <= free + lost

@@ -1,0 +1,153 @@
+"""Too much to do: offline work is turned away first, then online requests, and all is taken again when it is less."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.services.gateway_rig import MODEL, GatewayRig, wait_until
+
+LONG = {"model": MODEL, "prompt": [7] * 10, "max_tokens": 4000, "ignore_eos": True, "stream": True}
+
+
+@contextmanager
+def rig_with(folder: Any, *options: str) -> Iterator[GatewayRig]:
+    """Its executor runs one request at a time, slowly."""
+    with GatewayRig(folder) as made:
+        made.start_executor("executor-0", "--max-num-seqs", "1", "--sim-time-scale", "2")
+        made.start_gateway(*options)
+        made.wait_ready()
+        yield made
+
+
+@pytest.fixture
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return tmp_path_factory.mktemp("gateway")
+
+
+@contextmanager
+def waiting(rig: GatewayRig, count: int) -> Iterator[None]:
+    """One request runs and so many wait, for as long as this lasts."""
+    with ExitStack() as open_streams:
+        for number in range(count + 1):
+            stream = open_streams.enter_context(rig.http.stream("POST", "/v1/completions", json=LONG))
+            assert stream.status_code == 200
+            if number == 0:
+                wait_until(lambda: rig.metric("slackwater_waiting_requests") == 0, "the first does not run")
+        yield
+
+
+def upload(rig: GatewayRig, num_lines: int) -> httpx.Response:
+    body = {"model": MODEL, "prompt": "x", "max_tokens": 5}
+    lines = [
+        json.dumps({"custom_id": str(n), "method": "POST", "url": "/v1/completions", "body": body})
+        for n in range(num_lines)
+    ]
+    files = {"file": ("in.jsonl", "\n".join(lines).encode())}
+    return rig.http.post("/v1/files", data={"purpose": "batch"}, files=files)
+
+
+def create_batch(rig: GatewayRig, file_id: str) -> httpx.Response:
+    fields = {"input_file_id": file_id, "endpoint": "/v1/completions", "completion_window": "24h"}
+    return rig.http.post("/v1/batches", json=fields)
+
+
+def refused(rig: GatewayRig, reason: str) -> float:
+    return rig.metric("slackwater_refused_requests_total", reason=reason)
+
+
+def test_offline_work_is_turned_away_before_online_requests_are(folder: Any) -> None:
+    with rig_with(folder, "--max-waiting-requests", "4") as rig:
+        file_id = upload(rig, 1).json()["id"]
+        with waiting(rig, 2):
+            for offline in (create_batch(rig, file_id), upload(rig, 1)):
+                assert offline.status_code == 429 and int(offline.headers["retry-after"]) >= 1
+                assert offline.json()["error"]["code"] == "server_overloaded"
+            assert refused(rig, "online_first") == 2
+            assert rig.http.get("/v1/batches").status_code == 200
+            with rig.http.stream("POST", "/v1/completions", json=LONG) as online:
+                assert online.status_code == 200
+        wait_until(lambda: rig.metric("slackwater_waiting_requests") == 0, "somebody still waits")
+        assert create_batch(rig, file_id).status_code == 200
+
+
+def test_online_requests_beyond_the_queue_are_told_to_come_back(folder: Any) -> None:
+    with rig_with(folder, "--max-waiting-requests", "4") as rig:
+        with waiting(rig, 4):
+            answer = rig.complete()
+            assert answer.status_code == 503 and 2 <= int(answer.headers["retry-after"]) <= 60
+            assert answer.json()["error"] | {"message": ""} == {
+                "message": "",
+                "type": "server_overloaded",
+                "param": None,
+                "code": "server_overloaded",
+            }
+            with pytest.raises(openai.InternalServerError):
+                rig.openai.completions.create(model=MODEL, prompt="x", extra_headers={"Authorization": ""})
+            assert refused(rig, "waiting_requests") == 2
+            assert rig.http.get("/health").status_code == 200
+            assert rig.metric("slackwater_live_requests") == 5
+        wait_until(lambda: rig.metric("slackwater_live_requests") == 0, "aborted requests are still held")
+        assert rig.complete().status_code == 200
+
+
+def test_the_prompts_of_the_queue_are_bounded_by_tokens_and_all_requests_by_number(folder: Any) -> None:
+    with rig_with(folder, "--max-waiting-tokens", "100", "--max-live-requests", "4") as rig:
+        assert rig.complete(prompt=[7] * 150).status_code == 200  # alone it waits for nobody
+        with waiting(rig, 2):
+            assert rig.complete(prompt=[7] * 90).status_code == 503
+            assert refused(rig, "waiting_tokens") == 1
+            assert rig.complete(n=2).status_code == 503, "each choice counts"
+            with rig.http.stream("POST", "/v1/completions", json=LONG) as fourth:
+                assert fourth.status_code == 200
+                assert rig.complete().status_code == 503
+                assert refused(rig, "live_requests") == 2
+
+
+def test_who_floods_the_queue_keeps_no_other_client_out_of_it(folder: Any) -> None:
+    with rig_with(folder, "--max-waiting-requests", "4") as rig, ExitStack() as open_streams:
+
+        def status(key: str) -> int:
+            headers = {"Authorization": f"Bearer {key}"}
+            stream = rig.http.stream("POST", "/v1/completions", json=LONG, headers=headers)
+            return open_streams.enter_context(stream).status_code
+
+        assert status("flood") == 200
+        wait_until(lambda: rig.metric("slackwater_waiting_requests") == 0, "the first does not run")
+        assert [status("flood") for _ in range(6)] == [200] * 4 + [503] * 2
+        assert [status(key) for key in ("a", "a", "b", "c", "d", "e")] == [200, 503, 200, 200, 200, 503]
+
+
+def test_a_queue_that_does_not_move_is_not_added_to(folder: Any) -> None:
+    with rig_with(folder, "--max-wait-s", "11") as rig, waiting(rig, 1):
+        answers: list[httpx.Response] = []
+
+        def is_refused() -> bool:
+            fields = LONG | {"max_tokens": 1}
+            with rig.http.stream("POST", "/v1/completions", json=fields) as answer:
+                answers.append(answer)
+            return answer.status_code == 503
+
+        wait_until(is_refused, "taken for ever")
+        assert {answer.status_code for answer in answers[:-1]} == {200}
+        assert refused(rig, "wait") == 1
+
+
+def test_the_offline_pool_is_bounded(folder: Any) -> None:
+    with GatewayRig(folder) as rig:  # nothing runs, so no offline request gets its result
+        rig.start_offline_queue()
+        rig.start_gateway("--max-offline-requests", "5")
+        file_id = upload(rig, 5).json()["id"]
+        assert create_batch(rig, file_id).status_code == 200
+        wait_until(lambda: create_batch(rig, file_id).status_code == 429, "the pool is not bounded")
+        assert refused(rig, "offline_requests") == 1
+    with GatewayRig(folder) as rig:
+        rig.start_gateway("--max-offline-bytes", "10")
+        assert upload(rig, 1).status_code == 429
+        assert refused(rig, "offline_bytes") == 1

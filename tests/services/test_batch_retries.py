@@ -1,0 +1,205 @@
+"""Requests whose runs fail: tried again, counted, given up at last; and who else runs beside them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from services.executor.results import ResultStore
+from services.offline_queue.batch_manager import BatchManager
+from services.offline_queue.pool import OfflinePool
+from shared.bus import Bus
+from shared.protocol import subjects
+from shared.protocol.batches import BatchRecord
+from shared.protocol.messages import (
+    FinishReason,
+    GenerateRequest,
+    Kind,
+    OfflineFailure,
+    OfflineRequest,
+    OfflineResult,
+    SamplingParams,
+    StepStarted,
+)
+from shared.scheduling.offline_order import FcfsOrder
+from tests.services.batch_desk import MODEL, TIMEOUT_S, TOKENIZER, Desk, ManualClock, chat_line
+from tests.services.gateway_rig import MODEL as SERVED
+from tests.services.gateway_rig import GatewayRig
+
+MAX_FAILURES = 3
+
+
+@pytest.fixture
+async def desk(nats_url: str, bus: Bus) -> Desk:
+    return await Desk.open(nats_url, bus, ManualClock())
+
+
+class Counter:
+    """The real manager over the real pool; the test is the executor."""
+
+    def __init__(self, desk: Desk) -> None:
+        self.changed = asyncio.Event()
+        self.pool = OfflinePool(FcfsOrder(), self.changed.set, lambda _, __: None)
+        self.manager = BatchManager(desk.bus, TOKENIZER, MODEL, self.pool, desk.clock, max_failures=MAX_FAILURES)
+        self.bus = desk.bus
+
+    async def __aenter__(self) -> Counter:
+        await self.manager.start()
+        self.running = asyncio.create_task(self.manager.run())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.running.cancel()
+        await asyncio.gather(self.running, return_exceptions=True)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(TIMEOUT_S):
+            while not condition():
+                self.changed.clear()
+                await self.changed.wait()
+
+    def waiting(self) -> list[str]:
+        return [request.request_id for request in self.pool.in_order()]
+
+    async def fail(self, request_id: str, why: str, is_told_first: bool = True) -> None:
+        """It enters, and its run fails; the executor tells of the end before or after the failure is stored."""
+        assert self.pool.take(request_id, "executor-0").request_id == request_id
+        if is_told_first:
+            self.pool.settle("executor-0", [], [request_id], [request_id])
+        store = ResultStore(self.bus)
+        store.put_failure(OfflineFailure(request_id, why))
+        await store.drain(TIMEOUT_S)
+
+
+async def failures_of(desk: Desk, batch_id: str) -> list[str]:
+    read = desk.bus.read(subjects.RESULTS_STREAM, subjects.batch_failures(batch_id), OfflineFailure)
+    return [stored.message.reason async for stored in read]
+
+
+@pytest.mark.parametrize("is_told_first", [True, False])
+async def test_a_failed_run_is_tried_again(desk: Desk, is_told_first: bool) -> None:
+    batch_id = await desk.submit([chat_line("a")])
+    request_id = f"{batch_id}.1"
+    async with Counter(desk) as counter:
+        await counter.until(lambda: counter.waiting() == [request_id])
+        await counter.fail(request_id, "the engine failed", is_told_first)
+        if not is_told_first:
+            while not counter.pool._items[request_id].has_failed:
+                await asyncio.wait_for(asyncio.sleep(0), TIMEOUT_S)
+            counter.pool.settle("executor-0", [], [request_id], [request_id])
+        await counter.until(lambda: counter.waiting() == [request_id])
+        counter.pool.check_integrity()
+        result = OfflineResult(request_id, TOKENIZER.encode("Fine."), FinishReason.STOP)
+        await desk.bus.store(subjects.result(request_id), result)
+        record = await desk.until_cleared(batch_id)
+    assert (record.status, record.completed, record.failed) == ("completed", 1, 0)
+    assert await failures_of(desk, batch_id) == []
+
+
+async def test_a_request_is_given_up_with_its_reason_and_the_others_run(desk: Desk) -> None:
+    batch_id = await desk.submit([chat_line("poison"), chat_line("good")])
+    poison, good = f"{batch_id}.1", f"{batch_id}.2"
+    async with Counter(desk) as counter:
+        await counter.until(lambda: counter.waiting() == [poison, good])
+        for number in range(MAX_FAILURES):
+            await counter.until(lambda: poison in counter.waiting())
+            await counter.fail(poison, f"reason {number}")
+        await desk.until(batch_id, lambda record: record.failed == 1)
+        await desk.bus.store(subjects.result(good), OfflineResult(good, TOKENIZER.encode("Fine."), FinishReason.STOP))
+        record = await desk.until_cleared(batch_id)
+    assert (record.status, record.completed, record.failed) == ("completed", 1, 1)
+    (line,) = await desk.read_file(record.error_file_id)
+    assert (line["custom_id"], line["response"]["status_code"]) == ("poison", 500)
+    message = line["response"]["body"]["error"]["message"]
+    assert message == "given up after 3 failed runs; the last: reason 2"
+    assert await failures_of(desk, batch_id) == []
+
+
+async def test_failures_outlive_the_offline_queue(desk: Desk) -> None:
+    batch_id = await desk.submit([chat_line("poison")])
+    poison = f"{batch_id}.1"
+    for number in range(MAX_FAILURES):
+        async with Counter(desk) as counter:
+            await counter.until(lambda pool=counter: pool.waiting() == [poison])  # type: ignore[misc]
+            assert counter.pool.is_suspect(poison) == (number >= 2)
+            await counter.fail(poison, "again")
+    async with Counter(desk):
+        record = await desk.until_cleared(batch_id)
+    assert (record.status, record.failed) == ("completed", 1)
+
+
+async def test_invalid_lines_are_not_tried(desk: Desk) -> None:
+    batch_id = await desk.submit([chat_line("odd", body={"temperature": "hot"}), chat_line("crash"), chat_line("good")])
+    async with desk.running() as (_, pool):
+        record = await desk.until_cleared(batch_id)
+        assert pool.added == [f"{batch_id}.2", f"{batch_id}.3"]
+        assert pool.retried == []
+    assert (record.completed, record.failed) == (1, 2)
+
+
+def test_suspects_enter_one_at_a_time() -> None:
+    """See ``AsyncScheduler._candidates``."""
+    pool = OfflinePool(FcfsOrder(), lambda: None, lambda _, __: None)
+    pool.add([_request(line) for line in range(1, 4)])
+    pool.retry("batch_1.1", 1)
+    pool.retry("batch_1.2", 2)
+    pool.retry("batch_1.3", 2)
+    assert [pool.is_suspect(f"batch_1.{line}") for line in (1, 2, 3)] == [False, True, True]
+    assert not pool.holds_suspect("executor-0")
+    pool.take("batch_1.2", "executor-0")
+    assert pool.holds_suspect("executor-0") and not pool.holds_suspect("executor-1")
+    pool.discard(["batch_1.2"])
+    assert not pool.holds_suspect("executor-0")
+
+
+async def test_an_executor_that_is_killed_counts_against_what_it_ran(tmp_path: Path) -> None:
+    """With a limit of one, a kill gives up what was running; what came later runs."""
+    with GatewayRig(tmp_path) as rig:
+        rig.start_offline_queue("--preset", "sarathi++", "--max-failures", "1")
+        rig.start_executor("executor-0", "--preset", "sarathi++")
+        rig.start_gateway()
+        rig.wait_ready()
+        bus = await Bus.connect(rig.nats_url, "test")
+        steps: asyncio.Queue[StepStarted] = asyncio.Queue()
+        await bus.subscribe(subjects.STEPS, StepStarted, steps.put)
+        batches = await bus.bucket(subjects.BATCHES_BUCKET, BatchRecord)
+        try:
+            batch_id = await asyncio.to_thread(_submit, rig, 3)
+            async with asyncio.timeout(TIMEOUT_S):
+                while len([each for each in (await steps.get()).states if each.num_computed_tokens]) < 3:
+                    pass
+            rig.stop("executor-0", signal.SIGKILL)
+            rig.start_executor("executor-0", "--preset", "sarathi++")
+            async with asyncio.timeout(TIMEOUT_S):
+                async for entry in batches.watch():
+                    if entry is not None and entry.key == batch_id and entry.value and entry.value.cleared:
+                        record = entry.value
+                        break
+        finally:
+            await bus.close()
+        assert (record.status, record.completed, record.failed) == ("completed", 0, 3)
+        assert record.error_file_id is not None
+        lines = [json.loads(line) for line in rig.openai.files.content(record.error_file_id).text.splitlines()]
+        messages = {line["response"]["body"]["error"]["message"] for line in lines}
+        assert messages == {"given up after 1 failed runs; the last: executor executor-0 was lost"}
+
+
+def _submit(rig: GatewayRig, count: int) -> str:
+    body = {"model": SERVED, "prompt": "Once upon a time", "max_tokens": 7000, "ignore_eos": True}
+    lines = [
+        {"custom_id": str(number), "method": "POST", "url": "/v1/completions", "body": body} for number in range(count)
+    ]
+    contents = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+    uploaded = rig.openai.files.create(file=("in.jsonl", contents), purpose="batch")
+    made = rig.openai.batches.create(input_file_id=uploaded.id, endpoint="/v1/completions", completion_window="24h")
+    return made.id
+
+
+def _request(line: int) -> OfflineRequest:
+    generate = GenerateRequest(f"batch_1.{line}", Kind.OFFLINE, [1, 2], SamplingParams(4), 0.0)
+    return OfflineRequest(generate, "batch_1", line, str(line), MODEL.name)

@@ -1,0 +1,56 @@
+"""OpenAI's limits for one batch, 50,000 lines and 200 MB, through the whole stack in bounded memory."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.batch_scale import ENDED, ENDPOINT, write_input
+from services.local.api_client import ApiClient
+from tests.services.gateway_rig import GatewayRig, wait_until
+
+NUM_LINES = 50_000
+NUM_BYTES = 200 * 1000 * 1000
+POOL_MB = 32
+GATEWAY_GROWTH_BYTES = 32 * 1024**2
+QUEUE_GROWTH_BYTES = (POOL_MB + 48) * 1024**2  # and what reading, tokenizing and writing take
+WAIT_S = 1500.0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_the_largest_batch_runs_in_bounded_memory(tmp_path: Path) -> None:
+    source, output = tmp_path / "input.jsonl", tmp_path / "output.jsonl"
+    write_input(source, NUM_LINES, NUM_BYTES, max_tokens=4)
+    with GatewayRig(tmp_path) as rig, ApiClient(rig.url) as client:
+        rig.start_offline_queue("--preset", "sarathi++", "--pool-mb", str(POOL_MB))
+        rig.start_executor(
+            "executor-0",
+            *("--preset", "sarathi++", "--kv-blocks", "32768", "--sim-time-scale", "0.0001"),
+            *("--max-num-batched-tokens", "16384"),
+        )
+        rig.start_gateway()
+        rig.wait_ready()
+        services = ("gateway", "offline-queue")
+        before = {name: rig.resident_bytes(name) for name in services}
+        most = dict(before)
+        body = {"input_file_id": client.upload(source, "batch")["id"], "endpoint": ENDPOINT, "completion_window": "24h"}
+        batch_id = client.post("/v1/batches", body)["id"]
+
+        def has_ended() -> bool:
+            for name in services:
+                most[name] = max(most[name], rig.resident_bytes(name))
+            return client.get(f"/v1/batches/{batch_id}")["status"] in ENDED
+
+        wait_until(has_ended, "the batch has not ended", WAIT_S)
+        batch = client.get(f"/v1/batches/{batch_id}")
+        assert batch["request_counts"] == {"total": NUM_LINES, "completed": NUM_LINES, "failed": 0}
+        client.download(batch["output_file_id"], output)
+        with output.open("rb") as lines:
+            ids = {json.loads(line)["custom_id"] for line in lines}
+        assert ids == {f"request-{number}" for number in range(NUM_LINES)}
+        most["gateway"] = max(most["gateway"], rig.resident_bytes("gateway"))
+        assert most["gateway"] - before["gateway"] < GATEWAY_GROWTH_BYTES
+        assert most["offline-queue"] - before["offline-queue"] < QUEUE_GROWTH_BYTES

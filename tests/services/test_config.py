@@ -1,0 +1,158 @@
+"""Where a service's settings come from: command line, environment, configuration file, defaults."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import pytest
+from msgspec import Meta
+
+from services.executor.settings import ExecutorSettings
+from services.local.catalogue import SERVICES
+from shared.config import load
+from shared.config_file import ConfigFile, find_config, user_config
+from shared.errors import ConfigError
+from shared.setting import LIST, choices, settings_of
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """A service's."""
+
+    path: Annotated[str, Meta(description="where")]
+    blocks: Annotated[int, Meta(ge=1, description="how many")] = 8
+    rate: Annotated[float, Meta(gt=0, description="how fast")] = 1.0
+    fresh: Annotated[bool, Meta(description="whether")] = False
+    engine: Annotated[str, Meta(description="which", extra=choices(("torch", "sim")))] = "torch"
+    slo: Annotated[str, Meta(description="what to keep", extra=LIST)] = ""
+    inner: int = 3
+
+    def __post_init__(self) -> None:
+        if self.fresh and self.blocks == 1:
+            raise ValueError("fresh needs 2 blocks")
+
+
+class Borrower(msgspec.Struct, frozen=True):
+    blocks: Annotated[int, Settings] = 8
+
+
+@pytest.fixture
+def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory and a home without a configuration file."""
+    folder = tmp_path / "cwd"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def loaded(argv: list[str], folder: Path, **environ: str) -> Settings:
+    return load(Settings, "executor", argv, {"XDG_CONFIG_HOME": str(folder / "home"), **environ})
+
+
+def test_each_source_comes_before_the_next(nowhere: Path) -> None:
+    (nowhere / "slackwater.toml").write_text(
+        '[stack]\npath = "stack"\nblocks = 2\nrate = 2\nengine = "sim"\n'
+        "[executor]\nblocks = 3\nrate = 3\n[gateway]\nport = 1\n"
+    )
+    found = loaded(["--path", "given"], nowhere, SLACKWATER_PATH="environ", SLACKWATER_RATE="4.5", SLACKWATER_ENGINE="")
+    assert (found.path, found.rate, found.blocks, found.engine, found.fresh) == ("given", 4.5, 3, "sim", False)
+
+
+def test_the_first_file_that_is_there_is_taken(nowhere: Path) -> None:
+    environ = {"XDG_CONFIG_HOME": str(nowhere / "home")}
+    assert find_config(None, environ) is None
+    places = [user_config(environ), nowhere / "slackwater.toml", nowhere / "environ.toml", nowhere / "given.toml"]
+    for blocks, place in enumerate(places):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(f"[executor]\nblocks = {blocks}\n")
+    for given, variable, blocks in ((None, None, 1), (None, "environ.toml", 2), ("given.toml", "environ.toml", 3)):
+        file = find_config(given, environ | ({"SLACKWATER_CONFIG": variable} if variable else {}))
+        assert file is not None and file.table("executor") == {"blocks": blocks}
+    assert find_config("", environ) is None
+    (nowhere / "slackwater.toml").unlink()
+    file = find_config(None, environ)
+    assert file is not None and file.table("executor") == {"blocks": 0}
+
+
+def test_texts_become_what_the_setting_is(nowhere: Path) -> None:
+    found = loaded(["--path", "7", "--blocks", "16", "--fresh", "true", "--rate", "1"], nowhere)
+    assert found == Settings(path="7", blocks=16, fresh=True, rate=1.0)
+    (nowhere / "slackwater.toml").write_text('[executor]\npath = "x"\nslo = ["a<=1ms", "b<=2ms"]\n')
+    assert loaded([], nowhere).slo == "a<=1ms,b<=2ms"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            "[executor]\n\nblokcs = 3\n",
+            r"\.toml line 3: unknown setting blokcs of \[executor\]; did you mean blocks\?",
+        ),
+        ("[executor]\nxyz = 3\n", "unknown setting xyz of .* known: path, blocks, rate, fresh, engine, slo$"),
+        ("[executor]\ninner = 3\n", "unknown setting inner"),
+        ("# nothing\n[exector]\n", r"line 2: unknown table \[exector\]; did you mean executor\?"),
+        ("blocks = 3\n", r"line 1: blocks is in no table; write it below \[stack\]"),
+        ("[executor]\nblocks = 0\n", r"line 2: blocks: Expected `int` >= 1 \(it is 0\)"),
+        ('[executor]\nblocks = "3"\n', r"line 2: blocks: Expected `int`, got `str`"),
+        ("[executor]\nrate = 0.0\n", r"line 2: rate: Expected `float` > 0\.0"),
+        ('[stack]\n"engine" = "tpu"\n', r"line 2: engine: unknown engine 'tpu'; known: torch, sim"),
+        ("[executor\n", r"slackwater\.toml cannot be read: .*line 1"),
+    ],
+)
+def test_a_bad_file_is_refused_with_its_line(nowhere: Path, content: str, message: str) -> None:
+    (nowhere / "slackwater.toml").write_text(content)
+    with pytest.raises(ConfigError, match=message):
+        loaded(["--path", "x"], nowhere)
+
+
+def test_bad_values_name_where_they_are_from(nowhere: Path) -> None:
+    with pytest.raises(ConfigError, match="path is missing: give --path or set SLACKWATER_PATH"):
+        loaded([], nowhere)
+    with pytest.raises(ConfigError, match=r"^--blocks: Expected `int` >= 1 \(it is '0'\)"):
+        loaded(["--path", "x", "--blocks", "0"], nowhere)
+    with pytest.raises(ConfigError, match=r"^SLACKWATER_FRESH: Expected `bool`"):
+        loaded(["--path", "x"], nowhere, SLACKWATER_FRESH="perhaps")
+    with pytest.raises(ConfigError, match=r"^executor: fresh needs 2 blocks"):
+        loaded(["--path", "x", "--blocks", "1", "--fresh", "true"], nowhere)
+    with pytest.raises(ConfigError, match=r"no-such\.toml cannot be read"):
+        loaded(["--path", "x", "--config", "no-such.toml"], nowhere)
+
+
+def test_lines_are_those_of_tables_and_keys(tmp_path: Path) -> None:
+    file = tmp_path / "slackwater.toml"
+    file.write_text('# [gateway]\n[stack] # all\n"port" = 1\n\n[ executor ]\nthreads=2\n')
+    lines = ConfigFile.read(file).lines
+    assert lines == {("stack",): 2, ("stack", "port"): 3, ("executor",): 5, ("executor", "threads"): 6}
+
+
+def test_a_borrowed_setting_is_that_of_its_owner() -> None:
+    (borrowed,) = settings_of(Borrower)
+    assert borrowed == settings_of(Settings)[1]
+    assert [setting.name for setting in settings_of(Settings)] == ["path", "blocks", "rate", "fresh", "engine", "slo"]
+
+
+@pytest.mark.parametrize("service", list(SERVICES))
+def test_every_setting_of_a_service_is_described_and_its_default_is_accepted(service: str) -> None:
+    settings = settings_of(SERVICES[service])
+    assert [setting.name for setting in settings] == list(SERVICES[service].__struct_fields__)
+    for setting in settings:
+        assert setting.required or setting.convert(setting.default, strict=True) == setting.default
+
+
+def test_a_service_refuses_its_file_with_status_2(nowhere: Path) -> None:
+    (nowhere / "slackwater.toml").write_text("[predictor]\nwindwo = 100\n")
+    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, "-m", "services.predictor"]
+    ran = subprocess.run(command, capture_output=True, text=True, env=environ, timeout=60)
+    assert ran.returncode == 2
+    assert ran.stderr == "slackwater.toml line 2: unknown setting windwo of [predictor]; did you mean window?\n"
+
+
+def test_the_executors_file_is_taken(nowhere: Path) -> None:
+    (nowhere / "slackwater.toml").write_text('[stack]\npreset = "bros"\n[executor]\nmax_num_seqs = 7\n')
+    found = load(ExecutorSettings, "executor", ["--model-path", "m"], {})
+    assert (found.preset, found.max_num_seqs, found.model_path) == ("bros", 7, "m")

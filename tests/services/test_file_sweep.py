@@ -1,0 +1,169 @@
+"""Files that expire, and what a kill leaves in the object store, on a real bus."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+from msgspec.structs import replace
+
+from services.offline_queue.batch_lines import lines_object
+from services.offline_queue.file_sweep import GRACE_S, ORPHAN_AGE_S, FileSweep
+from shared.bus import Bus
+from shared.bus.growing_object import CHUNKS, DESCRIPTIONS, STREAM
+from shared.errors import NotFoundOnBusError
+from shared.protocol.batches import FileRecord
+from tests.services.batch_desk import TIMEOUT_S, Desk, ManualClock, chat_line
+
+CHUNK_BYTES = 128 * 1024  # of nats-py
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    """As far as the server's, which dates what it stores."""
+    return ManualClock(time.time())
+
+
+@pytest.fixture
+async def desk(nats_url: str, bus: Bus, clock: ManualClock) -> Desk:
+    return await Desk.open(nats_url, bus, clock)
+
+
+@contextlib.asynccontextmanager
+async def sweeping(
+    desk: Desk, is_being_read: Callable[[str], bool] = lambda file_id: False
+) -> AsyncIterator[FileSweep]:
+    """Leaving is a kill."""
+    sweep = FileSweep(desk.bus, is_being_read, desk.clock)
+    await sweep.start()
+    running = asyncio.create_task(sweep.run())
+    try:
+        yield sweep
+    finally:
+        running.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await running
+
+
+async def add_file(desk: Desk, file_id: str, expires_at: int | None) -> None:
+    size = await desk.objects.put(file_id, b"contents of " + file_id.encode())
+    await desk.files.create(file_id, FileRecord(file_id, size, 1, "f.jsonl", "batch", expires_at))
+
+
+async def read(desk: Desk, name: str) -> bytes:
+    return b"".join([chunk async for chunk in desk.objects.chunks(name)])
+
+
+async def until_gone(desk: Desk, file_id: str) -> None:
+    async with asyncio.timeout(TIMEOUT_S):
+        async for entry in desk.files.watch():
+            if entry is not None and entry.key == file_id and entry.value is None:
+                break
+    async with asyncio.timeout(TIMEOUT_S):
+        while file_id in [facts.name for facts in await desk.objects.all()]:
+            pass
+
+
+async def subjects_of(desk: Desk, prefix: str) -> list[str]:
+    return [raw.subject async for raw in desk.bus.newest_raw(STREAM, f"{prefix}>")]
+
+
+async def test_an_expired_file_goes_with_its_bytes(desk: Desk, clock: ManualClock) -> None:
+    now_s = int(clock.now_s)
+    for file_id, expires_at in (("file-old", now_s - GRACE_S), ("file-new", now_s + 1000), ("file-kept", None)):
+        await add_file(desk, file_id, expires_at)
+    async with sweeping(desk):  # it was not there when the first one expired
+        await until_gone(desk, "file-old")
+    assert {entry.key for entry in await desk.files.entries()} == {"file-new", "file-kept"}
+    clock.now_s += 1000 + GRACE_S
+    async with sweeping(desk):
+        await until_gone(desk, "file-new")
+    assert await read(desk, "file-kept") == b"contents of file-kept"
+    assert len(await subjects_of(desk, CHUNKS)) == 1
+
+
+async def test_a_file_that_comes_later_is_noticed(desk: Desk, clock: ManualClock) -> None:
+    async with sweeping(desk):
+        await add_file(desk, "file-late", int(clock.now_s) - GRACE_S)
+        await until_gone(desk, "file-late")
+    assert await subjects_of(desk, CHUNKS) == []
+
+
+async def test_an_expired_file_waits_for_the_batch_that_reads_it(desk: Desk, clock: ManualClock) -> None:
+    batch_id = await desk.submit([chat_line(str(number)) for number in range(300)])
+    asked: asyncio.Queue[bool] = asyncio.Queue()
+    async with desk.running(permits=0) as (manager, _):
+        async with manager._tools.ingestion._turn:  # it cannot be read to its end
+            expired_s = int(clock.now_s) - GRACE_S
+            await desk.files.edit("file-1", lambda record: replace(record, expires_at=expired_s))
+
+            def is_being_read(file_id: str) -> bool:
+                is_read = manager.is_being_read(file_id)
+                asked.put_nowait(is_read)
+                return is_read
+
+            async with sweeping(desk, is_being_read):
+                async with asyncio.timeout(TIMEOUT_S):
+                    assert await asked.get()
+                assert (await desk.files.get("file-1")).value is not None
+        record = await desk.until_status(batch_id, "in_progress", "failed")
+        assert (record.status, record.total) == ("in_progress", 300)
+        async with sweeping(desk, manager.is_being_read):
+            await until_gone(desk, "file-1")
+
+
+class StuckFile(io.BytesIO):
+    """After its first chunks nothing more comes until it is let go."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(bytes(size))
+        self.is_stuck = threading.Event()
+        self.let_go = threading.Event()
+
+    def readinto(self, buffer: bytearray | memoryview, /) -> int:  # type: ignore[override]
+        if self.tell() >= 3 * CHUNK_BYTES:
+            self.is_stuck.set()
+            self.let_go.wait(TIMEOUT_S)
+        return super().readinto(buffer)
+
+
+async def kill_a_put(desk: Desk, name: str) -> None:
+    """In the middle, as the end of its process does: chunks stay and no object has them."""
+    source = StuckFile(9 * CHUNK_BYTES)
+    putting = asyncio.create_task(desk.objects.put(name, source))
+    await asyncio.to_thread(source.is_stuck.wait, TIMEOUT_S)
+    putting.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await putting
+    source.let_go.set()
+
+
+async def test_what_a_kill_left_half_done_goes_and_nothing_else(desk: Desk, clock: ManualClock) -> None:
+    await add_file(desk, "file-good", None)
+    await kill_a_put(desk, "file-cut")
+    await desk.objects.put("file-without-record", b"x" * 300_000)
+    await desk.objects.put("file-deleted", b"y")
+    await desk.objects.delete("file-deleted")
+    batch_id = await desk.submit([chat_line("a")])
+    async with desk.running(permits=0):
+        await desk.until_status(batch_id, "in_progress")
+        sweep = FileSweep(desk.bus, lambda file_id: False, clock)
+        await sweep.start()
+        assert len(await subjects_of(desk, CHUNKS)) == 5
+        assert await sweep.remove_orphans() == 0  # all is too young: an upload may be at work on it
+        clock.now_s += ORPHAN_AGE_S + 60
+        assert await sweep.remove_orphans() == 4  # one object, two descriptions of deleted ones, one put's chunks
+        assert await sweep.remove_orphans() == 0
+        names = {facts.name for facts in await desk.objects.all()}
+        assert names == {"file-good", "file-1", lines_object(batch_id)}
+        assert len(await subjects_of(desk, CHUNKS)) == len(await subjects_of(desk, DESCRIPTIONS)) == 3
+        assert await read(desk, "file-good") == b"contents of file-good"
+        with pytest.raises(NotFoundOnBusError):
+            await read(desk, "file-without-record")
+    async with desk.running():
+        assert (await desk.until_cleared(batch_id)).completed == 1

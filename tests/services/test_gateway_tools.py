@@ -1,0 +1,168 @@
+"""Tools over real HTTP, bus and executor with the official client. The model is one that says what it is told to: the
+default one is too small to call tools."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from services.executor.engine import EngineSpec, StepBatch, StepResult
+from services.executor.service import ExecutorService
+from services.executor.settings import ExecutorSettings
+from shared.bus import Bus
+from shared.clock import SystemClock
+from shared.model_folder import ModelFacts
+from shared.protocol.messages import CHOICE_STRIDE, TokenLogprobs
+from shared.scheduling.online_order import online_order_named
+from shared.scheduling.presets import preset_named
+from shared.tokenizer import Tokenizer
+from shared.tool_format import ToolFormat
+from tests.services.gateway_rig import MODEL, GatewayRig
+from tests.services.tool_models import CALLS, TIME, USER, WEATHER, make_model
+
+CALL, OTHER_CALL = CALLS[ToolFormat.HERMES]
+SAYINGS = (CALL, f"I look.\n{CALL}\n{OTHER_CALL}", "Ordinary words.", "<tool_call>no</tool_call>")
+
+
+class SayingEngine:
+    """Says one of SAYINGS, the one that the request's seed counts to, with every choice, and then its EOS."""
+
+    def __init__(self, folder: Path) -> None:
+        facts, tokenizer = ModelFacts.read(folder), Tokenizer.from_folder(folder)
+        self.spec = EngineSpec(
+            MODEL, "saying", "cpu", "none", facts.max_model_len, facts.vocab_size, 16, 1024, facts.eos_token_ids
+        )
+        self._sayings = [[*tokenizer.encode(text), facts.eos_token_ids[0]] for text in SAYINGS]
+        self._said: Counter[str] = Counter()
+
+    def execute(self, batch: StepBatch) -> StepResult:
+        sampled = {}
+        for sequence in batch.sequences:
+            if sequence.needs_sample:
+                saying = self._sayings[sequence.sampling.seed % CHOICE_STRIDE % len(SAYINGS)]
+                sampled[sequence.request_id] = saying[self._said[sequence.request_id]]
+                self._said[sequence.request_id] += 1
+        logprobs = {request_id: TokenLogprobs(-0.5, [], []) for request_id in sampled}
+        return StepResult(sampled, 0.1, logprobs)
+
+    def close(self) -> None:
+        """There is nothing to free."""
+
+
+@pytest.fixture(scope="module")
+def folder(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(model_folder, ToolFormat.HERMES, tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def rig(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayRig]:
+    with GatewayRig(tmp_path_factory.mktemp("gateway")) as made:
+        made.start_gateway("--model-path", str(folder))
+        yield made
+
+
+@pytest.fixture
+async def client(rig: GatewayRig, folder: Path) -> AsyncIterator[openai.AsyncOpenAI]:
+    bus = await Bus.connect(rig.nats_url, "executor-0")
+    settings = ExecutorSettings(model_path=str(folder))
+    order, tokenizer = online_order_named("fcfs"), Tokenizer.from_folder(folder)
+    preset = preset_named("hygen")
+    service = ExecutorService(bus, settings, preset, order, SayingEngine(folder), tokenizer, SystemClock())
+    await service.start()
+    running = asyncio.create_task(service.run())
+    async with openai.AsyncOpenAI(base_url=f"{rig.url}/v1", api_key="none", max_retries=0) as made:
+        yield made
+    running.cancel()
+    await asyncio.wait((running,))
+    await service.stop()
+    await bus.close()
+
+
+def asked(saying: int, **fields: Any) -> Any:
+    return {"model": MODEL, "messages": [USER], "seed": saying, "tools": [WEATHER, TIME]} | fields
+
+
+async def test_a_call_is_answered_and_its_result_goes_back(client: openai.AsyncOpenAI) -> None:
+    answer = await client.chat.completions.create(**asked(0))
+    (choice,) = answer.choices
+    assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
+    (call,) = choice.message.tool_calls or []
+    assert call.type == "function" and call.function.name == "get_weather"
+    assert json.loads(call.function.arguments) == {"city": "Paris"}
+    result: Any = {"role": "tool", "tool_call_id": call.id, "content": "18 degrees"}
+    follow_up = asked(2, messages=[USER, choice.message.to_dict(), result])
+    second = await client.chat.completions.create(**follow_up)
+    assert (second.choices[0].message.content, second.choices[0].finish_reason) == ("Ordinary words.", "stop")
+    assert second.usage is not None and answer.usage is not None
+    assert second.usage.prompt_tokens > answer.usage.prompt_tokens
+
+
+async def test_the_clients_stream_helper_puts_calls_together(client: openai.AsyncOpenAI) -> None:
+    async with client.chat.completions.stream(**asked(1)) as stream:
+        events = [event async for event in stream]
+        final = await stream.get_final_completion()
+    whole = await client.chat.completions.create(**asked(1))
+    message, expected = final.choices[0].message, whole.choices[0].message
+    assert (
+        (message.content, final.choices[0].finish_reason)
+        == ("I look.", "tool_calls")
+        == (
+            expected.content,
+            whole.choices[0].finish_reason,
+        )
+    )
+    names = [call.function.name for call in message.tool_calls or []]
+    assert names == ["get_weather", "get_time"]
+    assert [event.name for event in events if event.type == "tool_calls.function.arguments.done"] == names
+    assert len({call.id for call in message.tool_calls or []}) == 2
+
+
+@pytest.mark.parametrize("saying", [2, 3])
+async def test_text_that_is_no_call_is_content(client: openai.AsyncOpenAI, saying: int) -> None:
+    whole = (await client.chat.completions.create(**asked(saying))).choices[0]
+    assert (whole.message.content, whole.message.tool_calls, whole.finish_reason) == (SAYINGS[saying], None, "stop")
+    stream = await client.chat.completions.create(**asked(saying), stream=True)
+    assert "".join([chunk.choices[0].delta.content or "" async for chunk in stream]) == SAYINGS[saying]
+
+
+async def test_a_call_that_is_cut_is_content(client: openai.AsyncOpenAI) -> None:
+    cut = (await client.chat.completions.create(**asked(0, max_tokens=8))).choices[0]
+    assert cut.finish_reason == "length" and not cut.message.tool_calls
+    assert cut.message.content and CALL.startswith(cut.message.content)
+
+
+async def test_choices_call_each_for_itself_and_their_tokens_are_all_told(client: openai.AsyncOpenAI) -> None:
+    options = asked(1, n=2, logprobs=True, top_logprobs=0)
+    whole = (await client.chat.completions.create(**options)).choices
+    streamed: list[dict[str, Any]] = [{"calls": [], "content": "", "tokens": []} for _ in whole]
+    async for chunk in await client.chat.completions.create(**options, stream=True):
+        for choice in chunk.choices:
+            found = streamed[choice.index]
+            found["content"] += choice.delta.content or ""
+            found["calls"] += choice.delta.tool_calls or []
+            found["tokens"] += [entry.token for entry in (choice.logprobs and choice.logprobs.content) or ()]
+    for choice, found in zip(whole, streamed, strict=True):
+        assert choice.logprobs is not None and choice.logprobs.content is not None
+        assert found["tokens"] == [entry.token for entry in choice.logprobs.content]
+        assert "".join(found["tokens"]) == SAYINGS[1] and found["content"] == choice.message.content == "I look."
+        names = [call.function.name for call in choice.message.tool_calls or []]
+        assert [call.function.name for call in found["calls"]] == names == ["get_weather", "get_time"]
+    assert len({call.id for found in streamed for call in found["calls"]}) == 4
+
+
+async def test_only_one_call_where_they_are_not_parallel(client: openai.AsyncOpenAI) -> None:
+    answer = await client.chat.completions.create(**asked(1), parallel_tool_calls=False)
+    assert [call.function.name for call in answer.choices[0].message.tool_calls or []] == ["get_weather"]
+
+
+async def test_without_tools_or_with_tool_choice_none_calls_are_text(client: openai.AsyncOpenAI) -> None:
+    for fields in ({"tools": openai.omit}, {"tool_choice": "none"}):
+        answer = await client.chat.completions.create(**asked(0, **fields))
+        assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == (CALL, "stop")
