@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -86,14 +86,15 @@ class Bucket(Generic[T]):
             raise BusError(f"delete {key}: {error!r}") from error
 
     async def entries(self) -> list[Entry[T]]:
-        """All present entries, in the order of their revisions."""
+        """All present entries, in the order of their revisions. A key that is written meanwhile is among them."""
         found: dict[str, Entry[T]] = {}
         async for raw in self._streams.read_raw(self._stream, f"{self._prefix}>"):
             entry = self._entry(raw)
-            found.pop(entry.key, None)
-            if entry.value is not None:
-                found[entry.key] = entry
-        return list(found.values())
+            found[entry.key] = entry
+        async for raw in self._missed(found):
+            entry = self._entry(raw)
+            found[entry.key] = entry
+        return sorted((entry for entry in found.values() if entry.value is not None), key=lambda entry: entry.revision)
 
     async def watch(self) -> AsyncIterator[Entry[T] | None]:
         """Every present entry, then one None, then every change as it comes. Never ends; what changes while the bus
@@ -101,12 +102,37 @@ class Bucket(Generic[T]):
         while True:
             check_cancelled()
             generation = self._streams.reconnects
+            present: set[str] | None = set()
             try:
                 async for raw in self._streams.follow_raw(self._stream, f"{self._prefix}>"):
-                    yield None if raw is None else self._readable(raw)
-            except BusError as error:  # only before the first entry: what was begun is gone on with by itself
+                    if raw is not None:
+                        entry = self._readable(raw)
+                        if present is not None:
+                            present.add(entry.key)
+                        yield entry
+                        continue
+                    async for missed in self._missed(present or ()):
+                        yield self._readable(missed)
+                    present = None
+                    yield None
+            except BusError as error:  # only before the None: what was begun is gone on with by itself
                 logger.warning("watch failed, trying again", extra={"stream": self._stream, "why": str(error)})
                 await self._streams.wait_reconnected(generation, timeout_s=1.0)
+
+    async def _missed(self, seen: Collection[str]) -> AsyncIterator[Raw]:
+        """What is present and not among the keys ``seen`` by a reader that was told that it has caught up. It is told
+        so too early where a message that it had not read was overwritten: the server takes the old one off its count
+        of what is pending before it adds the new one."""
+        for subject in await self._streams.subjects(self._stream, f"{self._prefix}>"):
+            key = subject.removeprefix(self._prefix)
+            if key not in seen:
+                try:
+                    entry = await self._kv.get(key)
+                except (nats.js.errors.KeyNotFoundError, nats.js.errors.KeyDeletedError):
+                    continue
+                except FAILURES as error:
+                    raise BusError(f"get {key}: {error!r}") from error
+                yield Raw(entry.value or b"", subject, entry.revision or 0, 0, {}, 0.0)
 
     def _readable(self, raw: Raw) -> Entry[T]:
         try:

@@ -16,5 +16,6 @@ NO_OBJECT = (
 
 WRONG_LAST_SEQUENCE = 10071  # JetStream: compare-and-set lost, or the key exists
 NO_SUCH_MESSAGE = (10037, 10043, 10057)  # JetStream: the sequence is absent, or was deleted before
+NO_SUCH_STREAM = 10059
 SUBJECT_IS_TAKEN = 10077  # JetStream: the stream keeps one message per subject and has it
 STREAM_DIFFERS = 10058  # JetStream: the stream exists with another configuration

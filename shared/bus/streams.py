@@ -22,7 +22,7 @@ from nats.js.api import (
 )
 
 from shared.bus.connection import OPERATION_TIMEOUT_S, Connection
-from shared.bus.failures import FAILURES, NO_SUCH_MESSAGE, STREAM_DIFFERS, SUBJECT_IS_TAKEN
+from shared.bus.failures import FAILURES, NO_SUCH_MESSAGE, NO_SUCH_STREAM, STREAM_DIFFERS, SUBJECT_IS_TAKEN
 from shared.cancellation import check_cancelled
 from shared.errors import BusError
 from shared.protocol import subjects
@@ -35,6 +35,7 @@ T = TypeVar("T")
 FETCH_BATCH = 256
 FETCH_WAIT_S = 5.0
 DELETE_API = "$JS.API.STREAM.MSG.DELETE"
+INFO_API = "$JS.API.STREAM.INFO"
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +187,23 @@ class Streams(Connection):
             raise BusError(f"size of {stream}: {error!r}") from error
         return StreamSize(state.messages, state.bytes)
 
+    async def subjects(self, stream: str, subject: str) -> set[str]:
+        """Every matching subject that holds a message now; none where there is no such stream. Raises BusError."""
+        found: dict[str, int] = {}
+        while True:
+            request = encode_record({"subjects_filter": subject, "offset": len(found)})
+            try:
+                msg = await self._client.request(f"{INFO_API}.{stream}", request, timeout=OPERATION_TIMEOUT_S)
+            except FAILURES as error:
+                raise BusError(f"subjects of {stream}: {error!r}") from error
+            reply = decode_record(msg.data, _ApiReply)
+            if reply.error is not None and reply.error.err_code != NO_SUCH_STREAM:
+                raise BusError(f"subjects of {stream}: {reply.error.description}")
+            page = reply.state.subjects or {}
+            found |= page
+            if len(found) >= reply.total or not page:
+                return set(found)
+
     async def purge(self, stream: str, subject: str) -> None:
         """Remove every stored message whose subject matches."""
         try:
@@ -261,5 +279,11 @@ class _ApiError(msgspec.Struct):
     description: str = ""
 
 
+class _State(msgspec.Struct):
+    subjects: dict[str, int] | None = None
+
+
 class _ApiReply(msgspec.Struct):
     error: _ApiError | None = None
+    total: int = 0
+    state: _State = msgspec.field(default_factory=_State)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 
 import pytest
 
@@ -161,18 +162,37 @@ async def test_objects_of_several_chunks(bus: Bus) -> None:
 
 async def test_entries_are_whole_while_many_read_and_write(bus: Bus) -> None:
     bucket = await bus.bucket(subjects.FILES_BUCKET, FileRecord)
-    for number in range(20):
-        await bucket.put(f"file-{number}", file_record(f"file-{number}"))
+    keys = [f"file-{number}" for number in range(20)]
+    for key in keys:
+        await bucket.put(key, file_record(key))
 
-    async def read() -> set[str]:
-        return {entry.key for entry in await bucket.entries()}
+    async def write(key: str) -> None:
+        for size in itertools.count(2):
+            await bucket.put(key, file_record(key, size))
 
-    async def write(number: int) -> None:
-        await bucket.put(f"file-{number}", file_record(f"file-{number}", 2))
+    async def watched() -> list[str]:
+        seen: dict[str, None] = {}
+        async for entry in bucket.watch():
+            if entry is None:
+                break
+            seen[entry.key] = None
+        return list(seen)
 
-    seen = await asyncio.gather(*(read() for _ in range(50)), *(write(number) for number in range(20)))
-    keys = {f"file-{number}" for number in range(20)}
-    assert all(found == keys for found in seen if found is not None)
+    async def read() -> list[list[str]]:
+        found = []
+        for _ in range(10):
+            found.append(sorted(entry.key for entry in await bucket.entries()))
+            found.append(sorted(await watched()))
+        return found
+
+    writers = [asyncio.create_task(write(key)) for key in keys]
+    try:
+        seen = await asyncio.gather(*(read() for _ in range(5)))
+    finally:
+        for writer in writers:
+            writer.cancel()
+        await asyncio.gather(*writers, return_exceptions=True)
+    assert all(found == sorted(keys) for reads in seen for found in reads)
 
 
 async def test_a_record_of_another_version_is_as_good_as_deleted(bus: Bus) -> None:
