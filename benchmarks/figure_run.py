@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import typer
@@ -32,7 +34,11 @@ def run_figures(
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     done: list[str] = []
     try:
-        with errors_as_lines(console), figure_progress(console, is_shown(progress), len(names)) as shown:
+        with (
+            errors_as_lines(console),
+            figure_progress(console, is_shown(progress), len(names)) as told,
+            _stopping(told) as shown,
+        ):
             make = start(shown)
             for name in names:
                 shown.figure(name)
@@ -43,6 +49,49 @@ def run_figures(
     except KeyboardInterrupt:
         console.print(f"stopped; done and written: {', '.join(done) or 'nothing'}")
         raise typer.Exit(EXIT_INTERRUPTED) from None
+
+
+class _Stopping:
+    """Passes on what is told, and tells of an interrupt in turn: the KeyboardInterrupt of its own moment is lost where
+    Python ignores exceptions, as in finalizers and in callbacks of weak references."""
+
+    def __init__(self, progress: FigureProgress) -> None:
+        self._progress = progress
+        self._is_interrupted = False
+
+    def on_interrupt(self, *_: object) -> None:
+        self._is_interrupted = True
+        raise KeyboardInterrupt
+
+    def figure(self, name: str) -> None:
+        self._check()
+        self._progress.figure(name)
+
+    def phase(self, name: str, num_requests: int, backlog: int) -> None:
+        self._check()
+        self._progress.phase(name, num_requests, backlog)
+
+    def online(self, sent: int, finished: int, failed: int) -> None:
+        self._check()
+        self._progress.online(sent, finished, failed)
+
+    def offline(self, done: int, backlog: int) -> None:
+        self._check()
+        self._progress.offline(done, backlog)
+
+    def _check(self) -> None:
+        if self._is_interrupted:
+            raise KeyboardInterrupt
+
+
+@contextmanager
+def _stopping(progress: FigureProgress) -> Iterator[FigureProgress]:
+    stopping = _Stopping(progress)
+    before = signal.signal(signal.SIGINT, stopping.on_interrupt)
+    try:
+        yield stopping
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _write(page: Page, out: Path, result: Result) -> None:

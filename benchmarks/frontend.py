@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import json
 import subprocess
 import sys
 import tempfile
@@ -24,12 +23,12 @@ import psutil
 import uvloop
 
 from benchmarks.figures import print_table, quantile
+from benchmarks.stream_client import Client, first_tokens, wait_ready
 from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, prepare
 from services.local.nats_server import nats_binary
 from services.local.port import free_port
 
 INSTANT = "0.0001"  # time scale of the engine for the TTFT
-READY_S = 60.0
 STEP = ("--max-num-seqs", "1024", "--max-num-batched-tokens", "2048")  # so that a thousand streams run together
 MEMORY_S = 0.2  # between looks at the memory
 MIB = 2**20
@@ -65,15 +64,6 @@ class Stack:
         return float(self.gateway.memory_info().rss) / MIB
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """One stream, as its client saw it."""
-
-    ttft_ms: float
-    num_tokens: int
-    num_events: int
-
-
 @contextlib.contextmanager
 def stack(time_scale: str) -> Iterator[Stack]:
     """nats-server, one executor and one gateway."""
@@ -101,65 +91,9 @@ def service(name: str) -> list[str]:
     return [sys.executable, "-m", f"services.{name}"]
 
 
-class Client:
-    """One kept-alive connection. Reads lines and parses as little as it must, to leave the processor to the gateway."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
-        self._writer = writer
-
-    @classmethod
-    async def connect(cls, port: int) -> Client:
-        return cls(*await asyncio.open_connection("127.0.0.1", port))
-
-    async def is_ready(self) -> bool:
-        self._writer.write(b"GET /ready HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-        return b" 200 " in (await self._reader.read())[:16]
-
-    async def stream(self, prompt: list[int], max_tokens: int) -> Answer:
-        """One completion, to its end."""
-        body = json.dumps(
-            {
-                "model": DEFAULT_MODEL,
-                "prompt": prompt,
-                "max_tokens": max_tokens,
-                "ignore_eos": True,
-                "stream": True,
-                "stream_options": {"include_usage": True},
-            }
-        ).encode()
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
-        start = time.perf_counter()
-        self._writer.write(head + body)
-        ttft_ms, num_events, usage = 0.0, 0, b""
-        while (line := await self._reader.readline()) != b"data: [DONE]\n":
-            if line.startswith(b"data: "):
-                ttft_ms = ttft_ms or (time.perf_counter() - start) * 1e3
-                num_events, usage = num_events + 1, line
-            elif not line:
-                raise ConnectionError("the stream was cut")
-        while (await self._reader.readline()) != b"0\r\n":
-            continue
-        await self._reader.readline()
-        return Answer(ttft_ms, json.loads(usage[6:])["usage"]["completion_tokens"], num_events)
-
-    def close(self) -> None:
-        self._writer.close()
-
-
-async def wait_ready(port: int) -> None:
-    """Raises TimeoutError."""
-    async with asyncio.timeout(READY_S):
-        while True:
-            with contextlib.suppress(OSError):
-                if await (await Client.connect(port)).is_ready():
-                    return
-            await asyncio.sleep(0.1)
-
-
 async def carry(stack: Stack, num_streams: int, max_tokens: int) -> list[str]:
     """One row: all streams at once."""
-    clients = [await Client.connect(stack.port) for _ in range(num_streams)]
+    clients = [await Client.connect(stack.port, DEFAULT_MODEL) for _ in range(num_streams)]
     for client in clients[:2]:
         await client.stream([5] * 32, 8)
     cpu_s, start = stack.cpu_s(), time.perf_counter()
@@ -189,14 +123,6 @@ async def highest_memory(stack: Stack) -> float:
     return highest
 
 
-async def first_tokens(stack: Stack, rounds: int) -> list[float]:
-    """TTFT in ms of requests one after the other, fastest first."""
-    client = await Client.connect(stack.port)
-    answers = [await client.stream([100 + index % 1000] * 32, 2) for index in range(rounds + 20)]
-    client.close()
-    return sorted(answer.ttft_ms for answer in answers[20:])
-
-
 async def measure_tokens(stack: Stack, streams: list[int], max_tokens: int) -> list[list[str]]:
     await wait_ready(stack.port)
     return [await carry(stack, num_streams, max_tokens) for num_streams in streams]
@@ -204,7 +130,7 @@ async def measure_tokens(stack: Stack, streams: list[int], max_tokens: int) -> l
 
 async def measure_ttft(stack: Stack, rounds: int) -> list[float]:
     await wait_ready(stack.port)
-    return await first_tokens(stack, rounds)
+    return await first_tokens(stack.port, DEFAULT_MODEL, rounds)
 
 
 def main() -> None:

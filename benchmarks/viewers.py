@@ -16,7 +16,8 @@ from collections.abc import AsyncIterator, Sequence
 import uvloop
 
 from benchmarks.figures import print_table
-from benchmarks.frontend import Stack, stack, wait_ready
+from benchmarks.frontend import Stack, stack
+from benchmarks.stream_client import wait_ready
 
 REQUEST = b"GET /dashboard/events HTTP/1.1\r\nHost: x\r\n\r\n"
 SETTLE_S = 3.0  # until the first event, which has the whole history, is with everybody

@@ -26,7 +26,7 @@ from shared.protocol import subjects
 from shared.protocol.messages import BudgetRecord, BudgetSource, ExecutorInfo
 
 START_S, GRACE_S, POLL_S = 300.0, 30.0, 0.25
-VLLM_BLOCK_TOKENS, BLOCK_TOKENS = 32, {"vllm": 32, "torch": 16}
+VLLM_BLOCK_TOKENS, BLOCK_TOKENS = 32, {"vllm": 32, "torch": 16, "sim": 16}
 OFFLINE_PRIORITY = {"priority": 1}  # lower is sooner, and what comes without one has 0
 NOTHING_HELD_BACK_MS = 1e6
 FIRST_BUDGET, FIRST_IDLE_BUDGET = 1.15, 3.0  # times the online-only mean TBT

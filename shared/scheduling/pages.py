@@ -164,8 +164,7 @@ class PageStore:
     def evict(self, page: Page, keep: int) -> bool:
         """Leave at most the first ``keep`` positions on the device: the latest go to the host, as far as they are
         computed. False where the host is full; what has gone by then is gone."""
-        if page.is_whole:
-            page.used = page.resident = min(page.used, page.computed)
+        self._trim(page)
         num_resident = page.resident
         is_done = self._checkpoint(page, keep)
         _count(self._num_missing, page.holders, num_resident - page.resident)
@@ -192,7 +191,8 @@ class PageStore:
         self._index(page)
 
     def relocate(self, page: Page, block_id: int) -> None:
-        """To a block with room for all of it, and make it whole there."""
+        """To a block with room for all of it, and make it whole there: no step works on it."""
+        self._trim(page)
         before = [self.slot(page, position) for position in range(page.resident)]
         if page.block_id is not None:
             self._detach(page)
@@ -200,6 +200,11 @@ class PageStore:
         for position, source in enumerate(before):
             self.transfers.move(source, self.slot(page, position))
         self.restore(page)
+
+    def _trim(self, page: Page) -> None:
+        """Slots whose KV has not been computed hold nothing to be kept."""
+        if page.is_whole:
+            page.used = page.resident = min(page.used, page.computed)
 
     def claim(self, block_id: int) -> None:
         """Take a free block; what could still be found in it is lost."""

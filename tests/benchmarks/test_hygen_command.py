@@ -9,13 +9,16 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
+from benchmarks.charts import panels
+from benchmarks.figure_run import EXIT_INTERRUPTED, run_figures
 from benchmarks.hygen.__main__ import app
 from benchmarks.hygen.catalogue import FIGURES
 from benchmarks.hygen.lab import Inputs
-from benchmarks.page import HYGEN_PAGE, with_section
+from benchmarks.page import HYGEN_PAGE, Result, with_section
 from benchmarks.progress import figure_progress
 from loadgen.errors import WorkloadError
 
@@ -63,9 +66,26 @@ def test_an_interrupt_keeps_what_is_done(inputs: Inputs, tmp_path: Path) -> None
         assert process.stdout.readline().strip()  # the first figure is done
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130
+    assert process.returncode == 130, errors
     assert errors.startswith("stopped; done and written: fig3")
     assert "<!-- /fig3 -->" in (tmp_path / HYGEN_PAGE.file).read_text()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_interrupt_that_python_ignores_is_not_lost(tmp_path: Path) -> None:
+    class Finalized:
+        def __del__(self) -> None:
+            signal.raise_signal(signal.SIGINT)
+
+    def make(name: str) -> Result:
+        _ = Finalized()
+        return Result(name, [], panels(1, 1, 1.0)[0])
+
+    with pytest.raises(typer.Exit) as ended:
+        run_figures(["fig1", "fig2"], HYGEN_PAGE, tmp_path, False, lambda shown: make)
+    assert ended.value.exit_code == EXIT_INTERRUPTED
+    page = (tmp_path / HYGEN_PAGE.file).read_text()
+    assert "<!-- /fig1 -->" in page and "fig2" not in page
 
 
 def test_a_section_is_appended_once_and_replaced_after() -> None:

@@ -183,6 +183,7 @@ async def test_a_comparison_runs_searches_and_is_resumed(
     assert len(server.bodies) == num_bodies and not again[0].starts and not again[1].starts
 
 
+@pytest.mark.slow
 async def test_an_interrupted_comparison_keeps_whole_runs_and_goes_on(
     setting: Setting,
     model_path: Path,

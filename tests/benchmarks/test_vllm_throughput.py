@@ -36,6 +36,7 @@ def check_turns(engines: tuple[str, ...], model_folder: Path) -> None:
             assert min(times[engine].wall_ms + times[engine].cpu_ms) > 0.0
 
 
+@pytest.mark.slow
 def test_turns_of_the_torch_engine(model_folder: Path) -> None:
     check_turns(("torch",), model_folder)
 

@@ -11,6 +11,8 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from loadgen.slo import parse_slo
 from services.executor.engines.factory import load_engine
 from services.executor.service import executor_info
@@ -171,6 +173,7 @@ async def test_an_slo_is_searched_for_and_held_with_offline_work_running(tmp_pat
             assert (verdict.expr, verdict.bound_ms) == (slo, 110.0) and verdict.value_ms is not None
 
 
+@pytest.mark.slow
 async def test_a_machine_slower_than_its_model_is_corrected(tmp_path: Path) -> None:
     slo = "tbt_mean<=110ms"
     async with slo_stack(tmp_path, slo, TIME_SCALE / 1.4) as stack:

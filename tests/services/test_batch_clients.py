@@ -54,6 +54,10 @@ def until_ended(rig: GatewayRig, batch_id: str) -> Batch:
     return rig.openai.batches.retrieve(batch_id)
 
 
+def until_in_progress(rig: GatewayRig, batch_id: str) -> None:
+    wait_until(lambda: rig.openai.batches.retrieve(batch_id).status == "in_progress", rig.logs(), WAIT_S)
+
+
 def assert_strict(rig: GatewayRig, path: str, type_: type[Batch] | type[FileObject]) -> dict[str, Any]:
     """What the server sends has exactly the types that the client documents, and no field that it does not know."""
     body: dict[str, Any] = rig.http.get(path).raise_for_status().json()
@@ -200,6 +204,8 @@ async def test_a_cancelled_batch_leaves_the_executor(rig: GatewayRig) -> None:
     await bus.subscribe(subjects.HEARTBEATS, Heartbeat, beats.put)
     try:
         long, other = [await asyncio.to_thread(submit, rig, lines(200, max_tokens=4000)) for _ in range(2)]
+        for made in (long, other):
+            await asyncio.to_thread(until_in_progress, rig, made.id)
         async with asyncio.timeout(WAIT_S):
             while not holds(await steps.get(), long.id):
                 pass
@@ -228,7 +234,7 @@ def holds(step: StepStarted, batch_id: str) -> bool:
 async def test_a_small_batch_does_not_wait_for_the_large_one_of_another_client(rig: GatewayRig) -> None:
     """Nor for the large one of its own."""
     large = await asyncio.to_thread(submit, rig, lines(2000, max_tokens=200))
-    wait_until(lambda: rig.openai.batches.retrieve(large.id).status == "in_progress", rig.logs(), WAIT_S)
+    await asyncio.to_thread(until_in_progress, rig, large.id)
     async with openai.AsyncOpenAI(base_url=f"{rig.url}/v1", api_key="another", max_retries=0) as other:
         file = await other.files.create(file=("in.jsonl", lines(30)), purpose="batch")
         theirs = await other.batches.create(input_file_id=file.id, endpoint=ENDPOINT, completion_window="24h")

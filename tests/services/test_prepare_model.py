@@ -37,6 +37,7 @@ def folder() -> Path:
     return prepare(DEFAULT_MODEL, default_cache_dir(), print).path
 
 
+@pytest.mark.slow
 def test_killed_midway_then_raced_by_two(tmp_path: Path) -> None:
     """A killed process leaves nothing that is taken for a model; of two that start together, one converts."""
     killed = start(tmp_path)

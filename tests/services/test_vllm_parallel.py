@@ -157,6 +157,7 @@ def test_greedy_equals_one_worker_where_two_share_each_layer(
     engine.close()
 
 
+@pytest.mark.slow
 async def test_the_service_keeps_two_steps_in_flight_and_ends_with_a_worker(
     nats_url: str, model_folder: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -194,6 +195,7 @@ async def test_the_service_keeps_two_steps_in_flight_and_ends_with_a_worker(
         assert not worker.is_alive()
 
 
+@pytest.mark.slow
 def test_workers_that_cannot_be_prepared_are_ended(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error of a worker comes as vLLM hands it on."""
     import_vllm(2)

@@ -92,7 +92,9 @@ def test_greedy_equals_vllm_whatever_the_plan(tmp_path: Path) -> None:
     assert len({tuple(output) for output in expected}) > 1
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family", [pytest.param(name, marks=() if name == "gemma2" else pytest.mark.slow) for name in FAMILIES]
+)
 def test_greedy_equals_transformers(family: str, tmp_path: Path) -> None:
     """Also where layers see a window only, and where logits are capped."""
     model = save_model(tmp_path, family, **FAMILIES[family])

@@ -1,0 +1,179 @@
+"""What the front end costs beside vLLM's: ``python -m benchmarks.vllm.frontend``.
+
+vLLM's own API server and ``slackwater up`` serve one small model: a Llama of one layer of 64 with random weights and
+SmolLM2's tokens, so that next to nothing is computed and what remains is work per token: HTTP, text, what passes
+between processes, scheduling. With ``slackwater-vllm`` the step is vLLM's own too, the same work on both sides; with
+``slackwater-sim`` the engine computes nothing and takes next to no time. Each is started alone, and asked by one
+client, on the same cores.
+
+TTFT is of short prompts, one after the other. Tokens/s are of so many streams at once, by the clock; the processor time
+of a token is that of all processes of a server, by what they do. Of all turns the median.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import uvloop
+
+from benchmarks.figures import print_table, quantile
+from benchmarks.stream_client import Client, first_tokens
+from benchmarks.vllm.servers import Slackwater, System, Vllm
+from benchmarks.vllm.workload import Setting
+from loadgen.client import OpenAIClient
+from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, prepare
+
+INSTANT = "0.0001"  # time scale of the sim engine
+CONTEXT, KV_TOKENS = 2048, 2**19
+CONFIG = {"num_hidden_layers": 1, "hidden_size": 64, "intermediate_size": 128}
+HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
+ROLES = ("HTTP", "bus", "engine", "rest")
+SYSTEMS: tuple[System, ...] = (
+    Vllm("vllm", "fcfs"),
+    Slackwater("slackwater-vllm", "vllm"),
+    Slackwater("slackwater-sim", "sim"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """All streams at once, to their ends."""
+
+    tokens_per_s: float
+    tokens_per_event: float
+    cpu_us: dict[str, float]  # of one token, by role
+
+
+def small_model(source: Path, folder: Path) -> None:
+    """Make ``folder`` a model with the tokenizer of ``source`` whose step costs next to nothing."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    for path in source.iterdir():
+        if path.suffix != ".safetensors":
+            shutil.copy(path, folder)
+    config = AutoConfig.from_pretrained(source)
+    config.update({**CONFIG, **HEADS})
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
+
+
+def role_of(process: psutil.Process) -> str:
+    """What a process of a server is for."""
+    words = " ".join(process.cmdline())
+    if "services.gateway" in words or "api_server" in words:
+        return "HTTP"
+    if "nats-server" in words:
+        return "bus"
+    return "engine" if "services.executor" in words or "EngineCore" in words else "rest"
+
+
+def processor_time() -> Counter[str]:
+    """Seconds of all processes that this one has started, by role."""
+    seconds: Counter[str] = Counter()
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            times = process.cpu_times()
+            seconds[role_of(process)] += times.user + times.system
+    return seconds
+
+
+async def turn(clients: Sequence[Client], max_tokens: int) -> Turn:
+    """One completion of each client."""
+    before, start = processor_time(), time.perf_counter()
+    prompts = [[100 + index] * 32 for index in range(len(clients))]
+    answers = await asyncio.gather(*(c.stream(p, max_tokens) for c, p in zip(clients, prompts, strict=True)))
+    wall_s, after = time.perf_counter() - start, processor_time()
+    num_tokens = sum(answer.num_tokens for answer in answers)
+    cpu_us = {role: (after[role] - before[role]) / num_tokens * 1e6 for role in ROLES}
+    return Turn(num_tokens / wall_s, num_tokens / sum(answer.num_events for answer in answers), cpu_us)
+
+
+async def measure(
+    system: System, setting: Setting, path: Path, streams: Sequence[int], max_tokens: int, rounds: int, turns: int
+) -> tuple[list[float], list[list[str]]]:
+    """TTFTs in ms, fastest first, and a row for each number of streams. Raises ServerError."""
+    folder = Path(tempfile.mkdtemp(prefix=f"{system.name}-"))
+    async with system.serving(setting, path, folder) as server:
+        port = int(server.url.rsplit(":", 1)[1])
+        async with OpenAIClient(server.url, 60.0) as client:
+            model = json.loads(await client.get_bytes("/v1/models"))["data"][0]["id"]
+        ttft_ms = await first_tokens(port, model, rounds)
+        rows = []
+        for num_streams in streams:
+            clients = [await Client.connect(port, model) for _ in range(num_streams)]
+            await turn(clients, 8)
+            done = [await turn(clients, max_tokens) for _ in range(turns)]
+            for stream in clients:
+                stream.close()
+            rows.append([str(num_streams), system.name, *row(done)])
+    shutil.rmtree(folder)
+    return ttft_ms, rows
+
+
+def row(turns: Sequence[Turn]) -> list[str]:
+    """Medians."""
+    cpu_us = [statistics.median(done.cpu_us[role] for done in turns) for role in ROLES]
+    return [
+        f"{statistics.median(done.tokens_per_s for done in turns):,.0f}",
+        f"{statistics.median(done.tokens_per_event for done in turns):.2f}",
+        *(f"{value:.0f}" for value in cpu_us),
+        f"{statistics.median(sum(done.cpu_us.values()) for done in turns):.0f}",
+    ]
+
+
+async def compare(path: Path, arguments: argparse.Namespace) -> None:
+    setting = Setting(
+        online="",
+        offline="",
+        model=str(path),
+        threads=1,
+        max_num_batched_tokens=2048,
+        max_num_seqs=max(arguments.streams),
+        max_model_len=CONTEXT,
+        kv_tokens=KV_TOKENS,
+    )
+    ttfts, rows = [], []
+    for system in SYSTEMS:
+        print(f"{system.name}...", file=sys.stderr)
+        times, measured = await measure(
+            system, setting, path, arguments.streams, arguments.max_tokens, arguments.rounds, arguments.turns
+        )
+        ttfts.append([system.name, *(f"{quantile(times, q):.2f}" for q in (0.5, 0.9, 0.99))])
+        rows += measured
+    print_table(["", "TTFT p50 ms", "p90 ms", "p99 ms"], ttfts)
+    print()
+    heads = [*(f"µs of a core a token: {role}" if role == ROLES[0] else role for role in ROLES), "all"]
+    print_table(["streams", "", "tokens/s", "tokens/event", *heads], sorted(rows, key=lambda cells: int(cells[0])))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 16, 64, 256])
+    parser.add_argument("--max-tokens", type=int, default=200)
+    parser.add_argument("--rounds", type=int, default=200, help="requests for the TTFT")
+    parser.add_argument("--turns", type=int, default=3, help="of each number of streams")
+    arguments = parser.parse_args()
+    os.environ["SLACKWATER_SIM_TIME_SCALE"] = INSTANT
+    source = prepare(DEFAULT_MODEL, default_cache_dir(), lambda line: print(line, file=sys.stderr)).path
+    with tempfile.TemporaryDirectory() as folder:
+        small_model(source, Path(folder))
+        uvloop.run(compare(Path(folder), arguments))
+
+
+if __name__ == "__main__":
+    main()
