@@ -38,20 +38,26 @@ class Client:
         return b" 200 " in (await self._reader.read())[:16]
 
     async def stream(self, prompt: list[int], max_tokens: int) -> Answer:
-        """One completion, to its end."""
+        """One completion, to its end. Raises ConnectionError where it is refused or cut."""
         body = json.dumps(
             {
                 "model": self._model,
                 "prompt": prompt,
                 "max_tokens": max_tokens,
+                "temperature": 0,
                 "ignore_eos": True,
                 "stream": True,
                 "stream_options": {"include_usage": True},
             }
         ).encode()
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+        head = (
+            "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(body)}\r\n\r\n"
+        ).encode()
         start = time.perf_counter()
         self._writer.write(head + body)
+        if b" 200 " not in (status := await self._reader.readline()):
+            raise ConnectionError(f"{status.decode().strip()} {(await self._reader.read(4096)).decode()}".strip())
         ttft_ms, num_events, usage = 0.0, 0, b""
         while (line := await self._reader.readline()) != b"data: [DONE]\n":
             if line.startswith(b"data: "):

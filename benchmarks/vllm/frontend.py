@@ -79,7 +79,7 @@ def role_of(process: psutil.Process) -> str:
         return "HTTP"
     if "nats-server" in words:
         return "bus"
-    return "engine" if "services.executor" in words or "EngineCore" in words else "rest"
+    return "engine" if "services.executor" in words or "VLLM::" in words else "rest"
 
 
 def processor_time() -> Counter[str]:
