@@ -25,7 +25,7 @@ from benchmarks.figures import print_table
 from services.executor.engine import Sequence, StepBatch
 from services.executor.engines.torch_engine import TorchEngine
 from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, prepare
-from shared.protocol.messages import SamplingParams
+from shared.protocol.sampling import SamplingParams
 
 CONTEXT = 256
 BATCHES = (1, 2, 4, 8, 16, 32, 64)

@@ -13,7 +13,8 @@ from services.executor.totals import Totals
 from services.profiler.simulation.backlog import Backlog
 from services.profiler.simulation.setup import Machine, make_strategy
 from services.profiler.simulation.virtual_executor import Step, VirtualExecutor
-from shared.protocol.messages import GenerateRequest, SamplingParams
+from shared.protocol.messages import GenerateRequest
+from shared.protocol.sampling import SamplingParams
 from shared.scheduling.offline_order import OfflineOrder
 from shared.scheduling.offline_rate import OfflineRate
 from shared.scheduling.packed_prompt import pack_tokens

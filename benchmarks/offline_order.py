@@ -20,7 +20,8 @@ import psutil
 
 from benchmarks.figures import print_table, quantile
 from services.offline_queue.pool import OfflinePool
-from shared.protocol.messages import GenerateRequest, OfflineRequest, SamplingParams
+from shared.protocol.messages import GenerateRequest, OfflineRequest
+from shared.protocol.sampling import SamplingParams
 from shared.scheduling.blocks import BlockPool
 from shared.scheduling.offline_order import BLOCK_SIZE, OFFLINE_ORDERS, make_offline_order
 from shared.scheduling.packed_prompt import pack_tokens

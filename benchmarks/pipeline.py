@@ -29,7 +29,8 @@ from shared.bus import Bus
 from shared.clock import SystemClock
 from shared.latency.linear import LinearLatencyModel
 from shared.protocol import subjects
-from shared.protocol.messages import GenerateRequest, Kind, OfflineRequest, OfflineResult, SamplingParams, StepStarted
+from shared.protocol.messages import GenerateRequest, Kind, OfflineRequest, OfflineResult, StepStarted
+from shared.protocol.sampling import SamplingParams
 from shared.scheduling.batch import Policy
 from shared.scheduling.offline_order import FcfsOrder
 from shared.scheduling.online_order import online_order_named

@@ -29,9 +29,9 @@ from shared.protocol.messages import (
     PlanEntry,
     PlanSource,
     RequestState,
-    SamplingParams,
     StepStarted,
 )
+from shared.protocol.sampling import SamplingParams
 from shared.scheduling.batch import Policy
 from shared.scheduling.offline_order import OFFLINE_ORDERS, make_offline_order
 from shared.scheduling.pace import Pace

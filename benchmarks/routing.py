@@ -19,7 +19,8 @@ from benchmarks.fleet import Choose, Fleet, Workload, by_prediction, least_reque
 from services.profiler.simulation.setup import Machine
 from shared.latency.features import BatchFeatures
 from shared.latency.linear import LinearLatencyModel
-from shared.protocol.messages import GenerateRequest, SamplingParams
+from shared.protocol.messages import GenerateRequest
+from shared.protocol.sampling import SamplingParams
 from shared.scheduling.prefix_record import BLOCK_TOKENS, Prompt
 from shared.scheduling.request import Kind
 from shared.scheduling.routing import MAX_BLOCKS, Option, RoutingTarget, choose

@@ -23,7 +23,7 @@ from services.executor.engines.torch_sampler import sample
 from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, prepare
 from shared.model_folder import ModelFacts
 from shared.openai.response_format import JsonSchema, ResponseFormat, grammar_of
-from shared.protocol.messages import SamplingParams
+from shared.protocol.sampling import SamplingParams
 from shared.tokenizer import Tokenizer
 
 NUM_PROMPT_TOKENS = 200

@@ -10,8 +10,8 @@ from shared.bus import Bucket, Bus
 from shared.latency.linear import LinearLatencyModel
 from shared.latency.model import LatencyModel
 from shared.protocol import subjects
+from shared.protocol.budgets import BudgetRecord
 from shared.protocol.latency_models import LatencyModelRecord
-from shared.protocol.messages import BudgetRecord
 from shared.scheduling.batch import Policy
 from shared.scheduling.presets import Preset
 

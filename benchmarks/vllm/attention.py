@@ -23,7 +23,7 @@ from services.executor.engine import Engine, Sequence, StepBatch
 from services.executor.engines.factory import load_engine
 from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, prepare
 from services.executor.settings import OWN_ATTENTION, ExecutorSettings
-from shared.protocol.messages import SamplingParams
+from shared.protocol.sampling import SamplingParams
 
 CONTEXT = 256
 BATCHES = (1, 8, 32)

@@ -21,7 +21,7 @@ from services.executor.engine import Sequence, StepBatch
 from services.executor.engines.torch_threads import cpu_count
 from services.executor.engines.vllm_environment import import_vllm
 from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, prepare
-from shared.protocol.messages import SamplingParams
+from shared.protocol.sampling import SamplingParams
 
 CONTEXT = 128
 BATCHES = (1, 8, 32)

@@ -87,7 +87,7 @@ class TorchSubject:
 
     def _sequence(self, prompt: list[int], start: int, end: int, free: list[int]) -> Any:
         from services.executor.engine import Sequence
-        from shared.protocol.messages import SamplingParams
+        from shared.protocol.sampling import SamplingParams
 
         greedy = SamplingParams(max_tokens=1, temperature=0.0)
         tokens = prompt[start:end]

@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from shared.protocol.messages import SamplingParams, TokenLogprobs
+from shared.protocol.messages import TokenLogprobs
+from shared.protocol.sampling import SamplingParams
 from shared.scheduling.slot_transfers import SlotOperations
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from services.executor.engine import EngineSpec, Sequence, StepBatch
-from shared.protocol.messages import MeasureShape, PrefillChunk, SamplingParams
+from shared.protocol.messages import MeasureShape, PrefillChunk
+from shared.protocol.sampling import SamplingParams
 from shared.scheduling.batch import Limits
 from shared.scheduling.kv_pool import KVPool
 from shared.scheduling.request import Kind

@@ -10,7 +10,6 @@ from shared.protocol.messages import (
     BatchShape,
     EndedRequest,
     ExecutorInfo,
-    FinishReason,
     LatencySample,
     OfflineFailure,
     OfflineResult,
@@ -21,6 +20,7 @@ from shared.protocol.messages import (
     StepTokens,
     TokenOutput,
 )
+from shared.protocol.sampling import FinishReason
 from shared.scheduling.online_order import ClientCounters
 from shared.scheduling.pace import Pace
 from shared.scheduling.request import Kind

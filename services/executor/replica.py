@@ -17,13 +17,13 @@ from shared.latency.model import LatencyModel
 from shared.protocol.messages import (
     BatchShape,
     EndedRequest,
-    FinishReason,
     GenerateRequest,
     PlanEntry,
     RequestState,
     StepPlan,
     TokenOutput,
 )
+from shared.protocol.sampling import FinishReason
 from shared.scheduling.batch import Limits, Policy, Schedule, ScheduledRequest, why_never_held
 from shared.scheduling.kv_policy import LRU, KVPolicy
 from shared.scheduling.kv_pool import make_pool

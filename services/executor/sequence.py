@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 import msgspec
 
 from services.executor.engine import EngineSpec
-from shared.protocol.messages import ChoiceOutput, FinishReason, GenerateRequest, SamplingParams, TokenLogprobs
+from shared.protocol.messages import ChoiceOutput, GenerateRequest, TokenLogprobs
+from shared.protocol.sampling import FinishReason, SamplingParams
 from shared.scheduling.request import Kind, Request
 from shared.tokenizer import IncrementalDetokenizer, Tokenizer
 

@@ -22,7 +22,6 @@ from shared.protocol.messages import (
     BatchShape,
     EndedRequest,
     ExecutorCounters,
-    FinishReason,
     GenerateRequest,
     MeasuredShape,
     MeasureShape,
@@ -30,6 +29,7 @@ from shared.protocol.messages import (
     StepPlan,
     StepStarted,
 )
+from shared.protocol.sampling import FinishReason
 from shared.scheduling.batch import Policy
 
 logger = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from services.gateway.sender import Sender
 from shared.openai.requests import CompletionRequest
 from shared.openai.shown_text import ShownText, ShownToken
 from shared.openai.text import visible_tokens
-from shared.protocol.messages import FinishReason
+from shared.protocol.sampling import FinishReason
 from shared.tokenizer import Tokenizer
 
 

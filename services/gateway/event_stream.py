@@ -14,7 +14,7 @@ from services.gateway.choices import Tracker, pieces
 from services.gateway.generation import Generation
 from shared.openai.responses import Usage
 from shared.openai.shown_text import ShownToken
-from shared.protocol.messages import FinishReason
+from shared.protocol.sampling import FinishReason
 from shared.tokenizer import Tokenizer
 
 HEADERS = [

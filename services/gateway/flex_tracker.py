@@ -20,7 +20,8 @@ from shared.errors import BusError, NoResponderError
 from shared.openai.requests import CompletionRequest
 from shared.protocol import subjects
 from shared.protocol.flex import HOLD_PERIOD_S, FlexAnswer, FlexHeld
-from shared.protocol.messages import AbortRequests, FinishReason, StepTokens
+from shared.protocol.messages import AbortRequests, StepTokens
+from shared.protocol.sampling import FinishReason
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,8 @@ import asyncio
 from services.gateway.rate_limits import UNLIMITED, Reservation
 from services.gateway.sender import Sender
 from shared.openai.requests import CompletionRequest
-from shared.protocol.messages import FinishReason, GenerateRequest, TokenLogprobs, TokenOutput
+from shared.protocol.messages import GenerateRequest, TokenLogprobs, TokenOutput
+from shared.protocol.sampling import FinishReason
 from shared.scheduling.request import Kind
 from shared.scheduling.routing import Route
 

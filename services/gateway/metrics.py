@@ -10,7 +10,8 @@ from opentelemetry.metrics import CallbackOptions, Meter, Observation
 from services.gateway.http_server import HttpServer
 from services.gateway.registry import ExecutorRegistry, LiveExecutor
 from services.gateway.router import Router
-from shared.protocol.messages import ExecutorCounters, FinishReason
+from shared.protocol.messages import ExecutorCounters
+from shared.protocol.sampling import FinishReason
 
 TTFT_BUCKETS_S = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0]
 TBT_BUCKETS_S = [0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.5]

@@ -19,7 +19,8 @@ from shared.clock import Clock
 from shared.errors import BusError, NoExecutorError
 from shared.openai.requests import CompletionRequest
 from shared.protocol import subjects
-from shared.protocol.messages import AbortRequests, FinishReason, StepTokens, TokenOutput
+from shared.protocol.messages import AbortRequests, StepTokens, TokenOutput
+from shared.protocol.sampling import FinishReason
 from shared.scheduling.routing import Route
 
 logger = logging.getLogger(__name__)

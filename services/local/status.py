@@ -18,7 +18,8 @@ from services.local.stack_bus import bus_at, stack_on
 from shared.bus import Bus
 from shared.errors import NoResponderError, StackError
 from shared.protocol import subjects
-from shared.protocol.messages import BudgetRecord, ExecutorInfo, Heartbeat, ServiceStatus
+from shared.protocol.budgets import BudgetRecord
+from shared.protocol.messages import ExecutorInfo, Heartbeat, ServiceStatus
 from shared.protocol.slo_status import SloReport, SloStatus
 from shared.scheduling.kv_policy import KV_POLICIES
 from shared.service import Details

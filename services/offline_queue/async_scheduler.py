@@ -13,7 +13,6 @@ from shared.latency.model import LatencyModel
 from shared.protocol.messages import (
     AbortRequests,
     ExecutorInfo,
-    FinishReason,
     GenerateRequest,
     InboxMessage,
     PlanEntry,
@@ -21,6 +20,7 @@ from shared.protocol.messages import (
     StepPlan,
     StepStarted,
 )
+from shared.protocol.sampling import FinishReason
 from shared.scheduling.batch import Policy, Schedule, ScheduledRequest, why_never_held
 from shared.scheduling.kv_policy import kv_policy_named
 from shared.scheduling.mirror import ExecutorMirror

@@ -12,7 +12,7 @@ import msgspec
 
 from shared.bus import Objects
 from shared.openai.tool_calls import ToolUse
-from shared.protocol.messages import SamplingParams
+from shared.protocol.sampling import SamplingParams
 
 _encoder = msgspec.json.Encoder()
 

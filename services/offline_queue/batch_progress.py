@@ -9,7 +9,8 @@ from typing import TypeGuard
 
 from services.offline_queue.batch_lines import BatchLine
 from services.offline_queue.batch_records import BatchCounts
-from shared.protocol.messages import FinishReason, OfflineResult
+from shared.protocol.messages import OfflineResult
+from shared.protocol.sampling import FinishReason
 from shared.scheduling.packed_prompt import TOKEN_BYTES
 
 ABSENT, OPEN, HELD, DONE = range(4)  # held: open, and in the pool

@@ -13,7 +13,8 @@ from shared.openai.requests import CHAT, RequestError
 from shared.openai.responses import Choice, Usage, completion_body, error_body
 from shared.openai.text import shown_output
 from shared.protocol.batches import BatchRecord
-from shared.protocol.messages import ChoiceOutput, FinishReason, OfflineResult, SamplingParams
+from shared.protocol.messages import ChoiceOutput, OfflineResult
+from shared.protocol.sampling import FinishReason, SamplingParams
 from shared.tokenizer import Tokenizer
 
 UNFINISHED = {

@@ -17,8 +17,9 @@ from services.profiler.slo_job import SloJob
 from services.profiler.slo_settings import start_budget_ms
 from services.profiler.workload import Workload, drift
 from shared.latency.model import cheapest_step_ms
+from shared.protocol.budgets import BudgetRecord, BudgetSource
 from shared.protocol.latency_models import LatencyModelRecord
-from shared.protocol.messages import BudgetRecord, BudgetSource, ExecutorInfo, OfflineLength
+from shared.protocol.messages import ExecutorInfo, OfflineLength
 from shared.protocol.slo_profile import SloProfileRecord, SloVerdict, plain_spelling
 from shared.protocol.slo_status import SloState, SloStatus
 

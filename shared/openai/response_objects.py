@@ -21,7 +21,7 @@ from shared.openai.response_shapes import (
 )
 from shared.openai.responses import Usage
 from shared.openai.shown_text import ShownToken
-from shared.protocol.messages import FinishReason
+from shared.protocol.sampling import FinishReason
 
 _encoder = msgspec.json.Encoder()
 

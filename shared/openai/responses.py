@@ -14,7 +14,7 @@ from shared.openai.shown_text import ShownToken
 from shared.openai.tool_answers import delta_of, id_of_choice, message_of
 from shared.openai.tool_calls import ToolCall, ToolUse
 from shared.openai.usage import Usage as Usage
-from shared.protocol.messages import FinishReason
+from shared.protocol.sampling import FinishReason
 
 _json = msgspec.json.Encoder()
 

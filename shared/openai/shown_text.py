@@ -6,7 +6,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shared.protocol.messages import SamplingParams, TokenLogprobs
+from shared.protocol.messages import TokenLogprobs
+from shared.protocol.sampling import SamplingParams
 from shared.tokenizer import Tokenizer
 
 

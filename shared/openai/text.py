@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from shared.openai.shown_text import ShownText, ShownToken
-from shared.protocol.messages import FinishReason, SamplingParams, TokenLogprobs
+from shared.protocol.messages import TokenLogprobs
+from shared.protocol.sampling import FinishReason, SamplingParams
 from shared.tokenizer import Tokenizer
 
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from shared.openai.shown_text import ShownToken
 from shared.openai.tool_calls import Piece, ToolCall, ToolCallParser, ToolUse, split_calls
 from shared.openai.usage import Usage
-from shared.protocol.messages import FinishReason
+from shared.protocol.sampling import FinishReason
 from shared.tool_format import ToolFormat
 
 TOOL_CALLS = "tool_calls"  # why an answer ended that calls tools

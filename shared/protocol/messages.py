@@ -9,55 +9,13 @@ import msgspec
 
 from shared.latency.features import BatchFeatures
 from shared.latency.histogram import LatencyHistogram
+from shared.protocol.sampling import FinishReason, SamplingParams
 from shared.scheduling.batch import Limits
 from shared.scheduling.blocks import BlockOwners
 from shared.scheduling.online_order import ClientCounters
 from shared.scheduling.pace import Pace
 from shared.scheduling.request import Kind as Kind
 from shared.scheduling.token_slo import TokenSlo
-
-SEED_BITS = 63
-CHOICE_STRIDE = 0x1E3779B97F4A7C15  # of a Weyl sequence: the seeds of nearby requests do not meet
-
-
-class FinishReason(enum.StrEnum):
-    """Why a request ended."""
-
-    STOP = "stop"  # EOS, a stop token or a stop string
-    LENGTH = "length"  # max_tokens, or the model's context is full
-    ABORT = "abort"  # the client went away or the batch was cancelled
-    ERROR = "error"  # the executor could not go on with it
-
-
-class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How tokens are chosen. ``seed`` is always set (the gateway or the offline-queue draws one where absent)."""
-
-    max_tokens: int
-    temperature: float = 1.0  # 0 is greedy
-    top_p: float = 1.0
-    top_k: int = 0  # 0 is off
-    seed: int = 0
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
-    min_p: float = 0.0  # of the most probable token's probability; 0 is off
-    presence_penalty: float = 0.0  # OpenAI's two, over the output so far
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0  # over prompt and output so far (Keskar et al., CTRL, 2019); 1 is off
-    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, what is added to its logit), by token id
-    grammar: str = ""  # that the output keeps to, as llguidance reads it; empty for any text
-    n: int = 1  # choices of an offline request, generated one after another; an online one is one of its own for each
-    logprobs: int | None = None  # with each token its own, and those of so many most probable ones; None: without
-
-    @property
-    def adjusts_logits(self) -> bool:
-        """Whether logits are changed before the temperature divides them."""
-        has_penalties = self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0
-        return bool(has_penalties or self.logit_bias or self.grammar)
-
-    def seed_of_choice(self, index: int) -> int:
-        """Of the choice so many after the one that this is the sampling of."""
-        return (self.seed + index * CHOICE_STRIDE) % (1 << SEED_BITS)
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, tag="generate", omit_defaults=True):
@@ -426,24 +384,3 @@ class OfflineResult(msgspec.Struct, frozen=True, omit_defaults=True):
     def choices(self) -> list[ChoiceOutput]:
         """All of them, in their order."""
         return [ChoiceOutput(self.output_token_ids, self.finish_reason, self.logprobs), *self.other_choices]
-
-
-class BudgetSource(enum.StrEnum):
-    """Where a latency budget comes from."""
-
-    FIXED = "fixed"  # a setting
-    TARGET_TBT = "target-tbt"  # a setting, where neither a budget nor SLOs are given
-    SLO_START = "slo-start"  # SLOs are kept, and nothing has been searched yet
-    SLO = "slo"  # what a search found
-    FEEDBACK = "feedback"  # that, corrected by what users get
-    PROFILING = "profiling"  # of a live search, while it runs
-
-
-class BudgetRecord(msgspec.Struct, frozen=True):
-    """The latency budget of one step, and where it comes from. ``idle_budget_ms``: of a step while no online request
-    is held, where it is more."""
-
-    profile_key: str
-    latency_budget_ms: float
-    source: BudgetSource
-    idle_budget_ms: float = 0.0

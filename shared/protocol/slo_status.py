@@ -6,7 +6,7 @@ import enum
 
 import msgspec
 
-from shared.protocol.messages import BudgetSource
+from shared.protocol.budgets import BudgetSource
 from shared.protocol.slo_profile import SloVerdict
 
 

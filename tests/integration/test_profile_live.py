@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from shared.bus import Bucket, Bus
 from shared.protocol import subjects
-from shared.protocol.messages import BudgetRecord
+from shared.protocol.budgets import BudgetRecord
 from shared.protocol.slo_profile import SloProfileRecord
 from tests.integration.conftest import SLACKWATER, LocalStack
 

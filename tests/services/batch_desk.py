@@ -19,7 +19,8 @@ from shared.clock import Clock
 from shared.openai.requests import CHAT, ServedModel
 from shared.protocol import subjects
 from shared.protocol.batches import BatchRecord, FileRecord
-from shared.protocol.messages import FinishReason, OfflineRequest, OfflineResult
+from shared.protocol.messages import OfflineRequest, OfflineResult
+from shared.protocol.sampling import FinishReason
 from shared.tokenizer import Tokenizer
 
 TOKENIZER = Tokenizer.from_folder(prepare(DEFAULT_MODEL, default_cache_dir(), lambda line: None).path)

@@ -8,7 +8,8 @@ from pathlib import Path
 from services.executor.engine import Engine
 from services.executor.replica import Replica
 from services.executor.totals import Totals
-from shared.protocol.messages import GenerateRequest, PlanEntry, SamplingParams, StepPlan
+from shared.protocol.messages import GenerateRequest, PlanEntry, StepPlan
+from shared.protocol.sampling import SamplingParams
 from shared.scheduling.batch import Limits, Policy
 from shared.scheduling.kv_policy import kv_policy_named
 from shared.scheduling.request import Kind

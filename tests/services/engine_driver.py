@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from services.executor.engine import Engine, Sequence, StepBatch, StepResult, TokenHistory
 from shared.errors import EngineError
-from shared.protocol.messages import SamplingParams
+from shared.protocol.sampling import SamplingParams
 
 
 @dataclass

@@ -11,7 +11,7 @@ import jsonschema
 from tokenizers import Tokenizer
 
 from shared.openai.response_format import JsonSchema, ResponseFormat, grammar_of
-from shared.protocol.messages import SamplingParams
+from shared.protocol.sampling import SamplingParams
 from shared.tokenizer import Tokenizer as ServingTokenizer
 from tests.services.engine_driver import Request
 

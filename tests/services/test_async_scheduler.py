@@ -23,15 +23,14 @@ from shared.protocol.messages import (
     AbortRequests,
     EndedRequest,
     ExecutorInfo,
-    FinishReason,
     GenerateRequest,
     OfflineLength,
     OfflineRequest,
     PlanSource,
-    SamplingParams,
     StepPlan,
     StepStarted,
 )
+from shared.protocol.sampling import FinishReason, SamplingParams
 from shared.scheduling.batch import Limits, Policy
 from shared.scheduling.offline_order import OFFLINE_ORDERS, make_offline_order
 from shared.scheduling.offline_rate import OfflineRate

@@ -7,7 +7,8 @@ import pytest
 from services.offline_queue.batch_progress import REQUEST_BYTES, BatchProgress
 from services.offline_queue.pool import OfflinePool
 from shared.bus import Bus
-from shared.protocol.messages import FinishReason, OfflineResult
+from shared.protocol.messages import OfflineResult
+from shared.protocol.sampling import FinishReason
 from shared.scheduling.offline_order import FcfsOrder
 from shared.scheduling.packed_prompt import TOKEN_BYTES
 from tests.services.batch_desk import Desk, ManualClock, chat_line

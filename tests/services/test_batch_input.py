@@ -24,7 +24,7 @@ from services.offline_queue.batch_results import MAX_MESSAGE_LENGTH
 from shared.bus import Bus
 from shared.openai.requests import CHAT, TEXT
 from shared.protocol.batches import BatchRecord
-from shared.protocol.messages import FinishReason
+from shared.protocol.sampling import FinishReason
 from tests.services.batch_desk import MODEL, TOKENIZER, Desk, ManualClock, as_jsonl, chat_line
 
 RECORD = BatchRecord("batch_1", CHAT, "file-1", "24h", 1000, 2000, "validating")

@@ -16,7 +16,8 @@ from shared.clock import SystemClock
 from shared.errors import NotFoundOnBusError
 from shared.openai.requests import TEXT
 from shared.protocol import subjects
-from shared.protocol.messages import FinishReason, OfflineResult
+from shared.protocol.messages import OfflineResult
+from shared.protocol.sampling import FinishReason
 from shared.scheduling.fair_order import Share
 from tests.services.batch_desk import MODEL, TOKENIZER, Desk, ManualClock, answer_text, chat_line
 

@@ -17,15 +17,14 @@ from shared.bus import Bus
 from shared.protocol import subjects
 from shared.protocol.batches import BatchRecord
 from shared.protocol.messages import (
-    FinishReason,
     GenerateRequest,
     Kind,
     OfflineFailure,
     OfflineRequest,
     OfflineResult,
-    SamplingParams,
     StepStarted,
 )
+from shared.protocol.sampling import FinishReason, SamplingParams
 from shared.scheduling.offline_order import FcfsOrder
 from tests.services.batch_desk import MODEL, TIMEOUT_S, TOKENIZER, Desk, ManualClock, chat_line
 from tests.services.gateway_rig import MODEL as SERVED

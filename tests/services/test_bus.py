@@ -12,7 +12,8 @@ from shared.bus.growing_object import CHUNKS, STREAM
 from shared.errors import BusError, ConflictError, NoResponderError, NotFoundOnBusError
 from shared.protocol import subjects
 from shared.protocol.batches import FileRecord
-from shared.protocol.messages import AbortRequests, FinishReason, OfflineResult
+from shared.protocol.messages import AbortRequests, OfflineResult
+from shared.protocol.sampling import FinishReason
 
 
 def file_record(file_id: str, size: int = 1) -> FileRecord:

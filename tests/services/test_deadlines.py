@@ -24,10 +24,10 @@ from shared.protocol.messages import (
     OfflineRequest,
     PlanSource,
     RequestState,
-    SamplingParams,
     StepPlan,
     StepStarted,
 )
+from shared.protocol.sampling import SamplingParams
 from shared.scheduling.batch import Limits, Policy
 from shared.scheduling.kv_policy import KV_POLICIES, LRU, KVPolicy
 from shared.scheduling.offline_order import FcfsOrder

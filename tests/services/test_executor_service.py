@@ -16,11 +16,10 @@ from shared.bus import Bus
 from shared.clock import SystemClock
 from shared.errors import ConfigError, ModelError
 from shared.protocol import subjects
+from shared.protocol.budgets import BudgetRecord
 from shared.protocol.latency_models import LatencyModelRecord, LinearCoefficients
 from shared.protocol.messages import (
-    BudgetRecord,
     ExecutorInfo,
-    FinishReason,
     GenerateRequest,
     Heartbeat,
     Kind,
@@ -31,11 +30,11 @@ from shared.protocol.messages import (
     PlanEntry,
     PlanSource,
     PrefillChunk,
-    SamplingParams,
     StepPlan,
     StepStarted,
     StepTokens,
 )
+from shared.protocol.sampling import FinishReason, SamplingParams
 from shared.scheduling.online_order import online_order_named
 from shared.scheduling.presets import preset_named
 from shared.tokenizer import Tokenizer

@@ -7,7 +7,8 @@ from functools import partial
 from services.offline_queue.flex_desk import NEWCOMER_SHARE, SILENCE_S, WINDOW_S, FlexDesk
 from services.offline_queue.pool import OfflinePool
 from shared.protocol.flex import FlexHeld, FlexSubmit, flex_batch
-from shared.protocol.messages import GenerateRequest, OfflineRequest, SamplingParams
+from shared.protocol.messages import GenerateRequest, OfflineRequest
+from shared.protocol.sampling import SamplingParams
 from shared.scheduling.fair_order import FairOrder, Share
 from shared.scheduling.offline_order import make_offline_order
 from shared.scheduling.request import Kind

@@ -28,14 +28,8 @@ from shared.clock import SystemClock
 from shared.latency.histogram import LatencyHistogram
 from shared.protocol import subjects
 from shared.protocol.batches import BatchRecord
-from shared.protocol.messages import (
-    BudgetRecord,
-    BudgetSource,
-    ExecutorCounters,
-    Heartbeat,
-    OnlineServed,
-    ServiceStatus,
-)
+from shared.protocol.budgets import BudgetRecord, BudgetSource
+from shared.protocol.messages import ExecutorCounters, Heartbeat, OnlineServed, ServiceStatus
 from shared.protocol.slo_profile import Knob, SloProfileRecord, SloVerdict, Trial, WorkloadFacts, slo_profile_key
 from shared.protocol.slo_status import SloReport, SloState, SloStatus
 from shared.scheduling.blocks import BlockOwners

@@ -12,7 +12,7 @@ from shared.bus import Bus
 from shared.openai.requests import CompletionRequest
 from shared.protocol import subjects
 from shared.protocol.latency_models import LatencyModelRecord, LinearCoefficients
-from shared.protocol.messages import FinishReason
+from shared.protocol.sampling import FinishReason
 from tests.services.test_gateway_tracker import REQUEST, Front, Peer, alive, front, load, peer
 
 __all__ = ["front", "peer"]

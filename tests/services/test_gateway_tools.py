@@ -19,7 +19,8 @@ from services.executor.settings import ExecutorSettings
 from shared.bus import Bus
 from shared.clock import SystemClock
 from shared.model_folder import ModelFacts
-from shared.protocol.messages import CHOICE_STRIDE, TokenLogprobs
+from shared.protocol.messages import TokenLogprobs
+from shared.protocol.sampling import CHOICE_STRIDE
 from shared.scheduling.online_order import online_order_named
 from shared.scheduling.presets import preset_named
 from shared.tokenizer import Tokenizer

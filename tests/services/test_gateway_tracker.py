@@ -29,14 +29,13 @@ from shared.protocol.messages import (
     BatchShape,
     ExecutorCounters,
     ExecutorInfo,
-    FinishReason,
     GenerateRequest,
     Heartbeat,
     InboxMessage,
-    SamplingParams,
     StepTokens,
     TokenOutput,
 )
+from shared.protocol.sampling import FinishReason, SamplingParams
 from shared.telemetry import Telemetry
 from shared.tuning import Tuning
 from tests.services.gateway_rig import MODEL, GatewayRig

@@ -20,7 +20,7 @@ from services.executor.engines.sample_row import SampleRow
 from services.executor.engines.torch_sampler import sample
 from shared.model_folder import ModelFacts
 from shared.openai.response_format import ResponseFormat, grammar_of
-from shared.protocol.messages import SamplingParams
+from shared.protocol.sampling import SamplingParams
 from shared.tokenizer import Tokenizer
 from tests.services.engine_prompts import PERSON
 

@@ -19,7 +19,8 @@ from shared.openai.requests import CHAT, TEXT
 from shared.openai.responses import Choice, ChunkWriter, Usage, completion_body
 from shared.openai.shown_text import ShownText, ShownToken
 from shared.openai.text import shown_output
-from shared.protocol.messages import FinishReason, SamplingParams, TokenLogprobs
+from shared.protocol.messages import TokenLogprobs
+from shared.protocol.sampling import FinishReason, SamplingParams
 from shared.tokenizer import Tokenizer
 from tests.services.test_tokenizer import BYTE_FALLBACK, BYTE_LEVEL, MIXED_TEXT
 

@@ -8,7 +8,8 @@ import pytest
 
 from shared.bus import Bus
 from shared.protocol import subjects
-from shared.protocol.messages import FinishReason, OnlineServed
+from shared.protocol.messages import OnlineServed
+from shared.protocol.sampling import FinishReason
 from tests.services.test_gateway_tracker import GATEWAY, Front, Peer, alive, front, peer
 
 __all__ = ["front", "peer"]

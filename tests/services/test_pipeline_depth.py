@@ -27,16 +27,15 @@ from shared.protocol import subjects
 from shared.protocol.messages import (
     EndedRequest,
     ExecutorInfo,
-    FinishReason,
     GenerateRequest,
     OfflineRequest,
     OfflineResult,
     PlanSource,
-    SamplingParams,
     StepPlan,
     StepStarted,
     StepTokens,
 )
+from shared.protocol.sampling import FinishReason, SamplingParams
 from shared.scheduling.batch import Limits, Policy
 from shared.scheduling.kv_policy import KV_POLICIES, kv_policy_named
 from shared.scheduling.offline_order import FcfsOrder

@@ -18,8 +18,9 @@ from shared.clock import SystemClock
 from shared.latency.model import LatencyModel
 from shared.latency.roofline import RooflineLatencyModel
 from shared.protocol import subjects
+from shared.protocol.budgets import BudgetRecord
 from shared.protocol.latency_models import LatencyModelRecord
-from shared.protocol.messages import BudgetRecord, ExecutorInfo
+from shared.protocol.messages import ExecutorInfo
 from tests.latency.shapes import make_shape
 from tests.services.profiling import running, until
 

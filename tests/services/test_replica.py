@@ -13,15 +13,8 @@ from services.executor.measure import ScratchBatch
 from services.executor.replica import Replica
 from shared.errors import EngineError
 from shared.latency.linear import LinearLatencyModel
-from shared.protocol.messages import (
-    FinishReason,
-    GenerateRequest,
-    MeasureShape,
-    PlanEntry,
-    PrefillChunk,
-    SamplingParams,
-    StepPlan,
-)
+from shared.protocol.messages import GenerateRequest, MeasureShape, PlanEntry, PrefillChunk, StepPlan
+from shared.protocol.sampling import FinishReason, SamplingParams
 from shared.scheduling.batch import Limits, Policy
 from shared.scheduling.kv_policy import LRU, kv_policy_named
 from shared.scheduling.request import Kind

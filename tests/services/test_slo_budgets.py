@@ -17,10 +17,9 @@ from shared.clock import SystemClock
 from shared.errors import NotFoundOnBusError
 from shared.latency.histogram import LatencyHistogram
 from shared.protocol import subjects
+from shared.protocol.budgets import BudgetRecord, BudgetSource
 from shared.protocol.latency_models import LatencyModelRecord
 from shared.protocol.messages import (
-    BudgetRecord,
-    BudgetSource,
     ExecutorCounters,
     FinishedOnline,
     Heartbeat,

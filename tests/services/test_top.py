@@ -18,9 +18,8 @@ from shared.clock import SystemClock
 from shared.latency.histogram import LatencyHistogram
 from shared.protocol import subjects
 from shared.protocol.batches import BatchRecord
+from shared.protocol.budgets import BudgetRecord, BudgetSource
 from shared.protocol.messages import (
-    BudgetRecord,
-    BudgetSource,
     ExecutorCounters,
     ExecutorInfo,
     Heartbeat,

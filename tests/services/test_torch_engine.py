@@ -13,7 +13,7 @@ from services.executor.engine import Sequence, StepBatch
 from services.executor.engines.torch_engine import TorchEngine
 from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, prepare
 from shared.errors import ConfigError, EngineError, ModelError
-from shared.protocol.messages import SamplingParams
+from shared.protocol.sampling import SamplingParams
 from tests.services.engine_driver import EngineDriver, check_only_asked_rows_are_sampled
 from tests.services.engine_prompts import (
     MAX_TOKENS,

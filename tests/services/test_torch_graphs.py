@@ -18,7 +18,7 @@ import torch
 from services.executor.engine import Sequence, StepBatch, TokenHistory
 from services.executor.engines.torch_engine import TorchEngine
 from services.executor.engines.torch_graphs import CudaRecorder, Run, graph_sizes, recorder_for
-from shared.protocol.messages import SamplingParams
+from shared.protocol.sampling import SamplingParams
 from tests.kernels.rig import DEVICE, needs_triton
 from tests.services.engine_driver import EngineDriver, Request
 from tests.services.test_torch_models import FAMILIES, save_model

@@ -11,7 +11,7 @@ from services.executor.engine import TokenHistory
 from services.executor.engines.sample_row import SampleRow
 from services.executor.engines.torch_logits import adjusted
 from services.executor.engines.torch_sampler import sample
-from shared.protocol.messages import SamplingParams
+from shared.protocol.sampling import SamplingParams
 
 VOCAB = 50
 

@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from services.executor.engines.torch_engine import TorchEngine
 from shared.errors import ModelError
-from shared.protocol.messages import SamplingParams
+from shared.protocol.sampling import SamplingParams
 from tests.services.engine_driver import EngineDriver, Request
 
 SHAPE: dict[str, Any] = {

@@ -11,7 +11,7 @@ import torch
 from services.executor.engines.sample_row import SampleRow
 from services.executor.engines.torch_sampler import sample, uniforms
 from shared.errors import EngineError
-from shared.protocol.messages import SamplingParams
+from shared.protocol.sampling import SamplingParams
 
 VOCAB = 5000
 

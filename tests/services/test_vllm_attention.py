@@ -13,7 +13,8 @@ from services.executor.engines.factory import load_engine
 from services.executor.engines.vllm_environment import installed_version
 from services.executor.settings import ExecutorSettings
 from shared.errors import ConfigError
-from shared.protocol.messages import GenerateRequest, SamplingParams
+from shared.protocol.messages import GenerateRequest
+from shared.protocol.sampling import SamplingParams
 from tests.services.bidirectional_rig import disturbed, greedy_requests, undisturbed
 from tests.services.engine_driver import EngineDriver, Request
 

@@ -26,7 +26,8 @@ from shared.bus import Bus
 from shared.clock import SystemClock
 from shared.errors import ConfigError, EngineError, EngineLostError, ModelError
 from shared.protocol import subjects
-from shared.protocol.messages import ExecutorInfo, SamplingParams
+from shared.protocol.messages import ExecutorInfo
+from shared.protocol.sampling import SamplingParams
 from shared.scheduling.online_order import online_order_named
 from shared.scheduling.presets import preset_named
 from shared.tokenizer import Tokenizer

@@ -14,7 +14,7 @@ import torch
 
 from services.executor.engines.vllm_environment import changes_undone, import_vllm, installed_version, llvmlite_hidden
 from shared.errors import ModelError
-from shared.protocol.messages import SamplingParams
+from shared.protocol.sampling import SamplingParams
 from tests.services.engine_driver import EngineDriver, Request
 from tests.services.test_torch_models import save_model
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from services.executor.engine import TokenHistory
-from shared.protocol.messages import SamplingParams
+from shared.protocol.sampling import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)

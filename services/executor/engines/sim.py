@@ -17,7 +17,8 @@ from services.executor.engines.sample_row import SampleRow
 from shared.latency.features import BatchFeatures
 from shared.latency.model import LatencyModel
 from shared.latency.swap import SwapModel
-from shared.protocol.messages import SamplingParams, TokenLogprobs
+from shared.protocol.messages import TokenLogprobs
+from shared.protocol.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from services.executor.engines.grammar_masks import GrammarMasks

@@ -13,7 +13,7 @@ from services.executor.engines.grammar_masks import GrammarMasks
 from services.executor.engines.sample_row import SampleRow
 from services.executor.engines.torch_logits import adjusted
 from shared.errors import EngineError
-from shared.protocol.messages import SamplingParams
+from shared.protocol.sampling import SamplingParams
 
 FIRST_CANDIDATES = 256  # a nucleus rarely holds more; rows whose nucleus does look at eight times as many
 

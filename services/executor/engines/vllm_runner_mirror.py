@@ -17,7 +17,7 @@ from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, Schedul
 
 from services.executor.engine import Sequence
 from shared.errors import EngineError
-from shared.protocol.messages import SamplingParams
+from shared.protocol.sampling import SamplingParams
 
 PLACEHOLDER = 0  # a token id that nothing reads
 FIRST_BLOCK = 1  # vLLM keeps its block 0 as the null block: our blocks begin after it

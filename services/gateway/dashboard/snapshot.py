@@ -7,7 +7,7 @@ import msgspec
 from services.gateway.dashboard.questions import StackAnswers
 from shared.latency.histogram import LatencyHistogram
 from shared.protocol.batches import BatchRecord
-from shared.protocol.messages import BudgetRecord, BudgetSource
+from shared.protocol.budgets import BudgetRecord, BudgetSource
 from shared.protocol.slo_profile import SloProfileRecord
 from shared.protocol.slo_status import SloStatus
 from shared.scheduling.blocks import BlockOwners

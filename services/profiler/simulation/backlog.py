@@ -10,7 +10,8 @@ from loadgen.prompts import PromptMaker
 from loadgen.scaling import fit_context
 from loadgen.traces import TraceRequest
 from services.profiler.simulation.encoding import PromptEncoder
-from shared.protocol.messages import GenerateRequest, SamplingParams
+from shared.protocol.messages import GenerateRequest
+from shared.protocol.sampling import SamplingParams
 from shared.scheduling.offline_order import BLOCK_SIZE, OfflineOrder
 from shared.scheduling.packed_prompt import pack_tokens, unpack_tokens
 from shared.scheduling.request import Kind, Request

@@ -18,7 +18,8 @@ from shared.errors import NotFoundOnBusError
 from shared.latency.features import BatchFeatures
 from shared.latency.model import cheapest_step_ms
 from shared.protocol import subjects
-from shared.protocol.messages import BudgetRecord, BudgetSource, ExecutorInfo, LatencySample
+from shared.protocol.budgets import BudgetRecord, BudgetSource
+from shared.protocol.messages import ExecutorInfo, LatencySample
 from shared.tuning import Tuning
 
 MODEL_S = 60.0  # for a latency model to be known: without one no budget holds anything
