@@ -63,6 +63,7 @@ def tight_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack
         stack.close()
 
 
+@pytest.mark.slow
 def test_greedy_equals_generate_alone_and_together(
     tight_stack: LocalStack, expected: dict[str, str], tmp_path: Path
 ) -> None:

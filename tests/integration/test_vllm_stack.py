@@ -119,6 +119,7 @@ def test_a_batch_beside_online_requests_under_memory_pressure(
     assert complete(stack, prompt="Write a long story. " * 60, max_tokens=40)["text"] == online
 
 
+@pytest.mark.slow
 def test_a_stream_outlives_its_executor(stack: LocalStack, client: openai.OpenAI) -> None:
     stack.wait_healthy()
     whole = complete(stack, max_tokens=120)["text"]
