@@ -46,13 +46,7 @@ class Bucket(Generic[T]):
 
     async def get(self, key: str) -> Entry[T]:
         """Raises NotFoundOnBusError."""
-        try:
-            entry = await self._kv.get(key)
-        except (nats.js.errors.KeyNotFoundError, nats.js.errors.KeyDeletedError) as error:
-            raise NotFoundOnBusError(key) from error
-        except FAILURES as error:
-            raise BusError(f"get {key}: {error!r}") from error
-        return Entry(key, decode_record(entry.value or b"", self._type), entry.revision or 0)
+        return self._entry(await self._newest(key))
 
     async def create(self, key: str, value: T) -> int:
         """The new revision. Raises ConflictError where the key exists."""
@@ -126,13 +120,18 @@ class Bucket(Generic[T]):
         for subject in await self._streams.subjects(self._stream, f"{self._prefix}>"):
             key = subject.removeprefix(self._prefix)
             if key not in seen:
-                try:
-                    entry = await self._kv.get(key)
-                except (nats.js.errors.KeyNotFoundError, nats.js.errors.KeyDeletedError):
-                    continue
-                except FAILURES as error:
-                    raise BusError(f"get {key}: {error!r}") from error
-                yield Raw(entry.value or b"", subject, entry.revision or 0, 0, {}, 0.0)
+                with contextlib.suppress(NotFoundOnBusError):
+                    yield await self._newest(key)
+
+    async def _newest(self, key: str) -> Raw:
+        """Raises NotFoundOnBusError."""
+        try:
+            entry = await self._kv.get(key)
+        except (nats.js.errors.KeyNotFoundError, nats.js.errors.KeyDeletedError) as error:
+            raise NotFoundOnBusError(key) from error
+        except FAILURES as error:
+            raise BusError(f"get {key}: {error!r}") from error
+        return Raw(entry.value or b"", self._prefix + key, entry.revision or 0, 0, {}, 0.0)
 
     def _readable(self, raw: Raw) -> Entry[T]:
         try:
