@@ -8,13 +8,13 @@ from pathlib import Path
 from services.executor.engines.factory import load_engine
 from services.executor.service import ExecutorService
 from services.executor.settings import ExecutorSettings
-from shared import config
 from shared.bus import Bus
 from shared.clock import SystemClock
 from shared.errors import ConfigError, SlackwaterError
 from shared.scheduling.online_order import online_order_named
 from shared.scheduling.presets import preset_named
 from shared.service import configure_logging, run_service
+from shared.settings import config
 from shared.tokenizer import Tokenizer
 
 

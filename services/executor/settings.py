@@ -7,13 +7,13 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from shared.common_settings import LogLevel, NatsUrl, PresetName
 from shared.latency.architectures import ARCHITECTURES
 from shared.latency.devices import DEVICES
 from shared.scheduling.kv_policy import KV_POLICIES
 from shared.scheduling.online_order import ONLINE_ORDERS
 from shared.scheduling.presets import OWN_KV_POLICY
-from shared.setting import choices
+from shared.settings.common import LogLevel, NatsUrl, PresetName
+from shared.settings.setting import choices
 
 DEFAULT_BLOCK_SIZE = 16  # tokens, but for vllm
 ENGINES = ("torch", "vllm", "sim")

@@ -6,10 +6,10 @@ import sys
 
 from services.gateway.service import GatewayService
 from services.gateway.settings import GatewaySettings
-from shared import config
 from shared.clock import SystemClock
 from shared.errors import ConfigError
 from shared.service import run_service
+from shared.settings import config
 
 
 def main() -> int:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 from msgspec import Meta
 
-from shared.common_settings import LogLevel, NatsUrl
-from shared.setting import SECRET, choices
+from shared.settings.common import LogLevel, NatsUrl
+from shared.settings.setting import SECRET, choices
 
 if TYPE_CHECKING:
     from services.gateway.admission import AdmissionLimits

@@ -14,10 +14,10 @@ from services.local.options import StackOptions
 from services.offline_queue.settings import OfflineQueueSettings
 from services.predictor.settings import PredictorSettings
 from services.profiler.settings import ProfilerSettings
-from shared.config import Sources, Value
-from shared.config_file import STACK, ConfigFile, find_config
 from shared.errors import ConfigError
-from shared.setting import Setting, settings_of
+from shared.settings.config import Sources, Value
+from shared.settings.config_file import STACK, ConfigFile, find_config
+from shared.settings.setting import Setting, settings_of
 
 SERVICES: dict[str, type[msgspec.Struct]] = {
     "gateway": GatewaySettings,

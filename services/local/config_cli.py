@@ -11,11 +11,11 @@ import typer
 
 from services.local.catalogue import all_values, read_config, tables
 from services.local.parameters import ConfigOption, JsonOption
-from shared.config import Origin, Value
-from shared.config_file import FILE_NAME
 from shared.errors import ConfigError
 from shared.json_text import json_text
-from shared.setting import Setting
+from shared.settings.config import Origin, Value
+from shared.settings.config_file import FILE_NAME
+from shared.settings.setting import Setting
 
 STANDARD_OUTPUT = Path("-")
 HIDDEN = "(hidden)"

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from services.local.catalogue import SERVICES, tables
-from shared.config_file import FILE_NAME, STACK
-from shared.setting import Setting
+from shared.settings.config_file import FILE_NAME, STACK
+from shared.settings.setting import Setting
 
 WIDTH = 100
 PREAMBLE = f"""\

@@ -15,8 +15,8 @@ from services.local.catalogue import all_values, read_config, stack_options
 from services.local.check import Check, State, failed, ok
 from services.local.options import StackOptions
 from services.local.placement import VISIBLE, placements
-from shared.config import Value
 from shared.errors import ConfigError, StackError
+from shared.settings.config import Value
 
 MARKS = {State.OK: ("ok", "green"), State.WARNING: ("warning", "yellow"), State.FAILED: ("failed", "red")}
 

@@ -15,7 +15,7 @@ from services.local.deadlines import deadlines_of
 from services.offline_queue.settings import OfflineQueueSettings
 from services.profiler.settings import ProfilerSettings
 from shared.scheduling.presets import PRESETS, Preset
-from shared.setting import default_of
+from shared.settings.setting import default_of
 
 if TYPE_CHECKING:
     from loadgen.slo import Slo

@@ -9,7 +9,7 @@ from typing import Annotated, TypeVar
 
 import typer
 
-from shared.config_file import STACK, find_config
+from shared.settings.config_file import STACK, find_config
 
 Value = TypeVar("Value", str, str | None)
 

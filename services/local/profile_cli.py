@@ -24,9 +24,9 @@ from services.profiler.simulation.setup import LIVE
 from services.profiler.slo.options import SearchOptions
 from services.profiler.slo.simulated_cli import profile_simulated
 from services.profiler.slo.table import print_profile
-from shared.expanded_command import with_option_groups
 from shared.json_text import json_text
 from shared.protocol.slo_profile import SloProfileRecord
+from shared.settings.expanded_command import with_option_groups
 
 EXIT_NOTHING_FOUND = 3
 DURATION_S, LIVE_DURATION_S = 600.0, 120.0

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from services.local.parameters import one_of
-from shared.expanded_command import expanded_command
-from shared.setting import Setting
+from shared.settings.expanded_command import expanded_command
+from shared.settings.setting import Setting
 
 Given = dict[str, Any]  # what was on the command line, by the settings' names
 

@@ -18,9 +18,9 @@ from services.local.nats_server import nats_binary
 from services.local.options import StackOptions
 from services.local.port import require_free
 from services.local.stack_bus import bus_at
-from shared.config_file import VARIABLE, nearest
 from shared.errors import ModelError, StackError
-from shared.setting import ENV_PREFIX
+from shared.settings.config_file import VARIABLE, nearest
+from shared.settings.setting import ENV_PREFIX
 
 GIB = 1024**3
 MODEL_GIB = 1.0  # what preparing the default model takes at its peak

@@ -10,7 +10,6 @@ from pathlib import Path
 from services.offline_queue.garbage import collect_seldom
 from services.offline_queue.service import OfflineQueueService
 from services.offline_queue.settings import OfflineQueueSettings
-from shared import config
 from shared.bus import Bus
 from shared.clock import SystemClock
 from shared.errors import ConfigError, SlackwaterError
@@ -19,6 +18,7 @@ from shared.openai.requests import ServedModel
 from shared.scheduling.offline_order import make_offline_order
 from shared.scheduling.presets import preset_named
 from shared.service import run_service
+from shared.settings import config
 from shared.tokenizer import Tokenizer
 
 

@@ -7,8 +7,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from shared.common_settings import LogLevel, NatsUrl, PresetName, UtilityRatio
 from shared.scheduling.presets import DEFAULT_UTILITY_RATIO
+from shared.settings.common import LogLevel, NatsUrl, PresetName, UtilityRatio
 
 
 class OfflineQueueSettings(msgspec.Struct, frozen=True):

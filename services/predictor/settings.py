@@ -7,8 +7,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from shared.common_settings import LogLevel, NatsUrl
-from shared.setting import choices
+from shared.settings.common import LogLevel, NatsUrl
+from shared.settings.setting import choices
 
 
 class PredictorSettings(msgspec.Struct, frozen=True):

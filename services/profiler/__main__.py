@@ -7,9 +7,9 @@ import sys
 from services.profiler.service import Profiler
 from services.profiler.settings import ProfilerSettings
 from shared.clock import SystemClock
-from shared.config import load
 from shared.errors import ConfigError
 from shared.service import run_service
+from shared.settings.config import load
 
 
 def main() -> int:

@@ -10,9 +10,9 @@ import msgspec
 from msgspec import Meta
 
 from loadgen.errors import SloError
-from shared.common_settings import LogLevel, NatsUrl, PresetName, UtilityRatio
 from shared.scheduling.presets import DEFAULT_UTILITY_RATIO, preset_named
-from shared.setting import LIST
+from shared.settings.common import LogLevel, NatsUrl, PresetName, UtilityRatio
+from shared.settings.setting import LIST
 
 
 class ProfilerSettings(msgspec.Struct, frozen=True):

@@ -14,10 +14,10 @@ from msgspec import Meta
 
 from services.executor.settings import ExecutorSettings
 from services.local.catalogue import SERVICES
-from shared.config import load
-from shared.config_file import ConfigFile, find_config, user_config
 from shared.errors import ConfigError
-from shared.setting import LIST, choices, settings_of
+from shared.settings.config import load
+from shared.settings.config_file import ConfigFile, find_config, user_config
+from shared.settings.setting import LIST, choices, settings_of
 
 
 class Settings(msgspec.Struct, frozen=True):

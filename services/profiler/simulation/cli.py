@@ -20,7 +20,7 @@ from services.profiler.simulation.options import (
 from services.profiler.simulation.setup import LIVE, make_strategy
 from services.profiler.simulation.simulation import Simulation
 from services.profiler.simulation.stopping import run_until_stopped
-from shared.expanded_command import with_option_groups
+from shared.settings.expanded_command import with_option_groups
 
 
 @with_option_groups

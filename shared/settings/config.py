@@ -16,9 +16,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from shared.config_file import FILE_NAME, STACK, ConfigFile, find_config
 from shared.errors import ConfigError
-from shared.setting import Setting, settings_of
+from shared.settings.config_file import FILE_NAME, STACK, ConfigFile, find_config
+from shared.settings.setting import Setting, settings_of
 
 T = TypeVar("T", bound=msgspec.Struct)
 

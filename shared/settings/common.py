@@ -7,7 +7,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from shared.scheduling.presets import PRESETS
-from shared.setting import choices
+from shared.settings.setting import choices
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
