@@ -35,7 +35,7 @@ from shared.scheduling.batch import Policy
 from shared.scheduling.offline_order import FcfsOrder
 from shared.scheduling.online_order import online_order_named
 from shared.scheduling.presets import preset_named
-from shared.tokenizer import Tokenizer
+from shared.text.tokenizer import Tokenizer
 
 PROMPT, OUTPUT = 256, 64  # tokens
 NO_LATENCY_KNOWN = LinearLatencyModel(0, 0, 0, 0, 0, 0, 0)

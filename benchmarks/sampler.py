@@ -21,10 +21,10 @@ from services.executor.engines.sample_row import SampleRow
 from services.executor.engines.torch_logprobs import gather_logprobs
 from services.executor.engines.torch_sampler import sample
 from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, prepare
-from shared.model_folder import ModelFacts
 from shared.openai.response_format import JsonSchema, ResponseFormat, grammar_of
 from shared.protocol.sampling import SamplingParams
-from shared.tokenizer import Tokenizer
+from shared.text.model_folder import ModelFacts
+from shared.text.tokenizer import Tokenizer
 
 NUM_PROMPT_TOKENS = 200
 KINDS: dict[str, dict[str, Any]] = {

@@ -21,7 +21,7 @@ if not Path("/dev/nvidiactl").exists():
 
 from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, prepare
 from shared.bus import Bus
-from shared.tokenizer import Tokenizer
+from shared.text.tokenizer import Tokenizer
 
 # an example that waits for a core says nothing about the code
 settings.register_profile("slackwater", deadline=None, suppress_health_check=[HealthCheck.too_slow])

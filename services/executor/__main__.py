@@ -15,7 +15,7 @@ from shared.scheduling.online_order import online_order_named
 from shared.scheduling.presets import preset_named
 from shared.service import configure_logging, run_service
 from shared.settings import config
-from shared.tokenizer import Tokenizer
+from shared.text.tokenizer import Tokenizer
 
 
 def main() -> int:

@@ -35,7 +35,7 @@ from shared.scheduling.request import Kind
 from shared.scheduling.slot_transfers import SlotOperations
 from shared.scheduling.table import RequestTable
 from shared.scheduling.token_slo import TokenSlo
-from shared.tokenizer import Tokenizer
+from shared.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 

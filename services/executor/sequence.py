@@ -10,7 +10,7 @@ from services.executor.engine import EngineSpec
 from shared.protocol.messages import ChoiceOutput, GenerateRequest, TokenLogprobs
 from shared.protocol.sampling import FinishReason, SamplingParams
 from shared.scheduling.request import Kind, Request
-from shared.tokenizer import IncrementalDetokenizer, Tokenizer
+from shared.text.tokenizer import IncrementalDetokenizer, Tokenizer
 
 
 @dataclass(slots=True)

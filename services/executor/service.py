@@ -42,7 +42,7 @@ from shared.scheduling.request import Kind
 from shared.scheduling.table import RequestTable
 from shared.scheduling.token_slo import TokenSlo
 from shared.service import Details
-from shared.tokenizer import Tokenizer
+from shared.text.tokenizer import Tokenizer
 from shared.tuning import Tuning
 
 logger = logging.getLogger(__name__)

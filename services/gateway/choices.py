@@ -14,7 +14,7 @@ from shared.openai.requests import CompletionRequest
 from shared.openai.shown_text import ShownText, ShownToken
 from shared.openai.text import visible_tokens
 from shared.protocol.sampling import FinishReason
-from shared.tokenizer import Tokenizer
+from shared.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from shared.openai.requests import (
 from shared.openai.responses import Choice, ChunkWriter, completion_body
 from shared.openai.text import shown_output
 from shared.openai.tool_answers import ToolCallChunks
-from shared.tokenizer import Tokenizer
+from shared.text.tokenizer import Tokenizer
 
 EVENTS = events_of("where stream is true: the JSON of a chunk, of the last one [DONE]")
 

@@ -20,7 +20,7 @@ from shared.bus import Bus
 from shared.clock import Clock
 from shared.openai.requests import ServedModel
 from shared.telemetry import Telemetry
-from shared.tokenizer import Tokenizer
+from shared.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from services.gateway.generation import Generation
 from shared.openai.responses import Usage
 from shared.openai.shown_text import ShownToken
 from shared.protocol.sampling import FinishReason
-from shared.tokenizer import Tokenizer
+from shared.text.tokenizer import Tokenizer
 
 HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),

@@ -19,7 +19,7 @@ from services.gateway.generation import Generation
 from shared.openai.requests import CompletionRequest, ServedModel
 from shared.openai.service_tier import FLEX
 from shared.protocol.sampling import FinishReason
-from shared.tokenizer import Tokenizer
+from shared.text.tokenizer import Tokenizer
 
 # A longer prompt is tokenized in a thread, and a schema compiled, so that streams do not wait for it.
 INLINE_BODY_BYTES = 16 * 1024

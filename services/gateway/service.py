@@ -31,11 +31,11 @@ from services.gateway.tracker import RequestTracker
 from shared.bus import Bus
 from shared.clock import Clock
 from shared.executor_probe import ExecutorProbe
-from shared.model_folder import ModelFacts
 from shared.openai.requests import ServedModel
 from shared.service import Details
 from shared.telemetry import Telemetry
-from shared.tokenizer import Tokenizer
+from shared.text.model_folder import ModelFacts
+from shared.text.tokenizer import Tokenizer
 from shared.tuning import Tuning
 
 DRAIN_S = 10

@@ -13,13 +13,13 @@ from services.offline_queue.settings import OfflineQueueSettings
 from shared.bus import Bus
 from shared.clock import SystemClock
 from shared.errors import ConfigError, SlackwaterError
-from shared.model_folder import ModelFacts
 from shared.openai.requests import ServedModel
 from shared.scheduling.offline_order import make_offline_order
 from shared.scheduling.presets import preset_named
 from shared.service import run_service
 from shared.settings import config
-from shared.tokenizer import Tokenizer
+from shared.text.model_folder import ModelFacts
+from shared.text.tokenizer import Tokenizer
 
 
 def main() -> int:

@@ -16,7 +16,7 @@ from shared.bus import Bucket, Bus, GrowingObject, Objects
 from shared.protocol import subjects
 from shared.protocol.batches import BatchRecord, FileRecord
 from shared.protocol.messages import OfflineResult
-from shared.tokenizer import Tokenizer
+from shared.text.tokenizer import Tokenizer
 
 GROUP_LINES = 128
 IN_OUTPUT, IN_ERRORS = 1, 2

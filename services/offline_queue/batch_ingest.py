@@ -15,7 +15,7 @@ from shared.errors import NotFoundOnBusError
 from shared.openai.requests import ServedModel
 from shared.protocol import subjects
 from shared.protocol.batches import BatchError, BatchRecord
-from shared.tokenizer import Tokenizer
+from shared.text.tokenizer import Tokenizer
 
 GROUP_LINES = 64
 GROUP_BYTES = 256 * 1024

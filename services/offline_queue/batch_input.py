@@ -20,7 +20,7 @@ from shared.errors import SlackwaterError
 from shared.openai.requests import CompletionRequest, RequestError, ServedModel, parse_completion
 from shared.protocol.batches import BatchError, BatchRecord
 from shared.protocol.messages import GenerateRequest, Kind, OfflineRequest, OfflineResult
-from shared.tokenizer import Tokenizer
+from shared.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from shared.protocol.batches import BatchRecord, FileRecord
 from shared.protocol.messages import OfflineFailure, OfflineResult
 from shared.scheduling.fair_order import Share
 from shared.scheduling.urgency import urgency
-from shared.tokenizer import Tokenizer
+from shared.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 

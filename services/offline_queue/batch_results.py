@@ -15,7 +15,7 @@ from shared.openai.text import shown_output
 from shared.protocol.batches import BatchRecord
 from shared.protocol.messages import ChoiceOutput, OfflineResult
 from shared.protocol.sampling import FinishReason, SamplingParams
-from shared.tokenizer import Tokenizer
+from shared.text.tokenizer import Tokenizer
 
 UNFINISHED = {
     EXPIRED: ("batch_expired", "This request could not be executed before the completion window expired."),

@@ -32,7 +32,7 @@ from shared.scheduling.fair_order import FairOrder, Share
 from shared.scheduling.offline_order import OfflineOrder
 from shared.scheduling.presets import Preset
 from shared.service import Details
-from shared.tokenizer import Tokenizer
+from shared.text.tokenizer import Tokenizer
 from shared.tuning import Tuning
 
 logger = logging.getLogger(__name__)

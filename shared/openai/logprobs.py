@@ -7,7 +7,7 @@ from typing import Any
 
 from shared.openai.errors import RequestError
 from shared.openai.shown_text import ShownToken
-from shared.tokenizer import Tokenizer
+from shared.text.tokenizer import Tokenizer
 
 MAX_CHAT_TOP_LOGPROBS = 20
 MAX_TEXT_TOP_LOGPROBS = 5

@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from shared.openai.errors import RequestError
 from shared.openai.tools import NO_TOOLS, MessageToolCall, Tool, template_calls, template_tools
-from shared.tokenizer import Tokenizer
+from shared.text.tokenizer import Tokenizer
 
 TEMPLATE_ROLES = {
     "system": "system",

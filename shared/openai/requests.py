@@ -23,7 +23,7 @@ from shared.openai.tool_choice import FREE, TOOL_CHOICE_SCHEMA, demanded_names
 from shared.openai.tool_grammar import calls_grammar
 from shared.openai.tools import Tool, tool_use
 from shared.protocol.sampling import SEED_BITS, SamplingParams
-from shared.tokenizer import Tokenizer
+from shared.text.tokenizer import Tokenizer
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"

@@ -10,7 +10,7 @@ import msgspec
 
 from shared.errors import ModelError
 from shared.openai.errors import RequestError
-from shared.tokenizer import Tokenizer
+from shared.text.tokenizer import Tokenizer
 
 MAX_SCHEMA_BYTES = 64 * 1024
 STYLE: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}  # so it comes to an end

@@ -15,7 +15,7 @@ from shared.openai.metadata import Metadata
 from shared.openai.requests import CHAT, CompletionRequest, ServedModel, parse_completion
 from shared.openai.response_input import InputItem, chat_messages
 from shared.openai.service_tier import AskedTier
-from shared.tokenizer import Tokenizer
+from shared.text.tokenizer import Tokenizer
 
 RESPONSES = "/v1/responses"
 

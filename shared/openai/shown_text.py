@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from shared.protocol.messages import TokenLogprobs
 from shared.protocol.sampling import SamplingParams
-from shared.tokenizer import Tokenizer
+from shared.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)

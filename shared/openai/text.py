@@ -5,7 +5,7 @@ from __future__ import annotations
 from shared.openai.shown_text import ShownText, ShownToken
 from shared.protocol.messages import TokenLogprobs
 from shared.protocol.sampling import FinishReason, SamplingParams
-from shared.tokenizer import Tokenizer
+from shared.text.tokenizer import Tokenizer
 
 
 def visible_tokens(token_ids: list[int], finish_reason: FinishReason | None, sampling: SamplingParams) -> list[int]:

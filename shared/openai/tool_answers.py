@@ -11,7 +11,7 @@ from shared.openai.shown_text import ShownToken
 from shared.openai.tool_calls import Piece, ToolCall, ToolCallParser, ToolUse, split_calls
 from shared.openai.usage import Usage
 from shared.protocol.sampling import FinishReason
-from shared.tool_format import ToolFormat
+from shared.text.tool_format import ToolFormat
 
 TOOL_CALLS = "tool_calls"  # why an answer ended that calls tools
 MISTRAL_ID_LENGTH = 9  # its templates take no other

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from shared.openai.json_scanner import JsonScanner
-from shared.tool_format import ARGUMENTS, BEGINS, HERMES_END, ToolFormat
+from shared.text.tool_format import ARGUMENTS, BEGINS, HERMES_END, ToolFormat
 
 
 class ToolUse(msgspec.Struct, frozen=True):

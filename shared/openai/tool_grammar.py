@@ -13,8 +13,8 @@ from shared.openai.errors import RequestError
 from shared.openai.response_format import MAX_SCHEMA_BYTES, STYLE
 from shared.openai.tool_calls import ToolUse
 from shared.openai.tools import FunctionDefinition, Tool
-from shared.tokenizer import Tokenizer
-from shared.tool_format import ARGUMENTS, BEGINS, HERMES_END, ToolFormat
+from shared.text.tokenizer import Tokenizer
+from shared.text.tool_format import ARGUMENTS, BEGINS, HERMES_END, ToolFormat
 
 ANY_OBJECT = {"type": "object"}
 

@@ -9,7 +9,7 @@ import msgspec
 
 from shared.openai.errors import RequestError
 from shared.openai.tool_calls import ToolUse
-from shared.tool_format import ToolFormat
+from shared.text.tool_format import ToolFormat
 
 MAX_TOOLS = 128
 NO_TOOLS = "the chat template of this model takes no tools, or writes calls in a format that is not understood"

@@ -14,7 +14,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from shared.tokenizer import Tokenizer
+from shared.text.tokenizer import Tokenizer
 from tests.integration.conftest import MODEL, LocalStack, wait_until
 
 MAX_TOKENS = 20

@@ -21,7 +21,7 @@ from shared.protocol import subjects
 from shared.protocol.batches import BatchRecord, FileRecord
 from shared.protocol.messages import OfflineRequest, OfflineResult
 from shared.protocol.sampling import FinishReason
-from shared.tokenizer import Tokenizer
+from shared.text.tokenizer import Tokenizer
 
 TOKENIZER = Tokenizer.from_folder(prepare(DEFAULT_MODEL, default_cache_dir(), lambda line: None).path)
 MODEL = ServedModel(DEFAULT_MODEL, max_model_len=256)

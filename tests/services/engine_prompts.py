@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from shared.openai.response_format import JsonSchema, ResponseFormat, grammar_of
 from shared.protocol.sampling import SamplingParams
-from shared.tokenizer import Tokenizer as ServingTokenizer
+from shared.text.tokenizer import Tokenizer as ServingTokenizer
 from tests.services.engine_driver import Request
 
 MAX_TOKENS = 24

@@ -36,7 +36,7 @@ from shared.scheduling.offline_order import OFFLINE_ORDERS, make_offline_order
 from shared.scheduling.offline_rate import OfflineRate
 from shared.scheduling.online_order import online_order_named
 from shared.scheduling.request import Kind
-from shared.tokenizer import Tokenizer
+from shared.text.tokenizer import Tokenizer
 
 MODEL = LinearLatencyModel(5.0, 0.1, 0.001, 0.0, 0.0, 0.1, 0.5)
 INFO = ExecutorInfo("executor-0", "epoch-1", 1, "m", "sim", "none", "key", 512, 16, 48, 32, 64, [2])

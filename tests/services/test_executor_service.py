@@ -37,7 +37,7 @@ from shared.protocol.messages import (
 from shared.protocol.sampling import FinishReason, SamplingParams
 from shared.scheduling.online_order import online_order_named
 from shared.scheduling.presets import preset_named
-from shared.tokenizer import Tokenizer
+from shared.text.tokenizer import Tokenizer
 
 GATEWAY = "gateway-test"
 

@@ -12,7 +12,7 @@ import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from shared.tokenizer import Tokenizer
+from shared.text.tokenizer import Tokenizer
 from tests.services.gateway_rig import MODEL, GatewayRig, model_folder, wait_until
 
 MESSAGES: Any = [{"role": "user", "content": "Tell me a story about 😀"}]

@@ -18,13 +18,13 @@ from services.executor.service import ExecutorService
 from services.executor.settings import ExecutorSettings
 from shared.bus import Bus
 from shared.clock import SystemClock
-from shared.model_folder import ModelFacts
 from shared.protocol.messages import TokenLogprobs
 from shared.protocol.sampling import CHOICE_STRIDE
 from shared.scheduling.online_order import online_order_named
 from shared.scheduling.presets import preset_named
-from shared.tokenizer import Tokenizer
-from shared.tool_format import ToolFormat
+from shared.text.model_folder import ModelFacts
+from shared.text.tokenizer import Tokenizer
+from shared.text.tool_format import ToolFormat
 from tests.services.gateway_rig import MODEL, GatewayRig
 from tests.services.tool_models import CALLS, TIME, USER, WEATHER, make_model
 

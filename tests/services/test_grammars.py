@@ -18,10 +18,10 @@ from services.executor.engine import TokenHistory
 from services.executor.engines.grammar_masks import GrammarMasks
 from services.executor.engines.sample_row import SampleRow
 from services.executor.engines.torch_sampler import sample
-from shared.model_folder import ModelFacts
 from shared.openai.response_format import ResponseFormat, grammar_of
 from shared.protocol.sampling import SamplingParams
-from shared.tokenizer import Tokenizer
+from shared.text.model_folder import ModelFacts
+from shared.text.tokenizer import Tokenizer
 from tests.services.engine_prompts import PERSON
 
 PROMPT = [1, 2, 3]

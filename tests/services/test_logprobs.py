@@ -21,7 +21,7 @@ from shared.openai.shown_text import ShownText, ShownToken
 from shared.openai.text import shown_output
 from shared.protocol.messages import TokenLogprobs
 from shared.protocol.sampling import FinishReason, SamplingParams
-from shared.tokenizer import Tokenizer
+from shared.text.tokenizer import Tokenizer
 from tests.services.test_tokenizer import BYTE_FALLBACK, BYTE_LEVEL, MIXED_TEXT
 
 USAGE = Usage(prompt_tokens=5, completion_tokens=3)

@@ -10,7 +10,7 @@ import pytest
 from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, prepare
 from shared.openai.errors import RequestError
 from shared.openai.requests import CHAT, ENDPOINTS, TEXT, CompletionRequest, ServedModel, parse_completion
-from shared.tokenizer import Tokenizer
+from shared.text.tokenizer import Tokenizer
 
 TOKENIZER = Tokenizer.from_folder(prepare(DEFAULT_MODEL, default_cache_dir(), lambda line: None).path)
 MODEL = ServedModel("tiny", 256)

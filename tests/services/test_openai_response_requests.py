@@ -11,7 +11,7 @@ from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, pr
 from shared.openai.errors import RequestError
 from shared.openai.requests import CHAT, ServedModel, parse_completion
 from shared.openai.response_requests import ResponseRequest, parse_response
-from shared.tokenizer import Tokenizer
+from shared.text.tokenizer import Tokenizer
 
 TOKENIZER = Tokenizer.from_folder(prepare(DEFAULT_MODEL, default_cache_dir(), lambda line: None).path)
 MODEL = ServedModel("tiny", 256)

@@ -15,7 +15,7 @@ from shared.openai.requests import CHAT, ENDPOINTS, TEXT
 from shared.openai.responses import Choice, ChunkWriter, Usage, completion_body, error_body, error_event
 from shared.openai.text import output_text, visible_tokens
 from shared.protocol.sampling import FinishReason, SamplingParams
-from shared.tokenizer import Tokenizer
+from shared.text.tokenizer import Tokenizer
 
 USAGE = Usage(prompt_tokens=5, completion_tokens=3, cached_tokens=4)
 TEXT_WITH_ESCAPES = 'quote " newline \n emoji 😀 \u2028'

@@ -42,7 +42,7 @@ from shared.scheduling.offline_order import FcfsOrder
 from shared.scheduling.online_order import online_order_named
 from shared.scheduling.presets import preset_named
 from shared.scheduling.request import Kind
-from shared.tokenizer import Tokenizer
+from shared.text.tokenizer import Tokenizer
 from tests.services.profiling import running
 from tests.services.slot_engine import SlotEngine
 

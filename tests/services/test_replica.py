@@ -18,7 +18,7 @@ from shared.protocol.sampling import FinishReason, SamplingParams
 from shared.scheduling.batch import Limits, Policy
 from shared.scheduling.kv_policy import LRU, kv_policy_named
 from shared.scheduling.request import Kind
-from shared.tokenizer import Tokenizer
+from shared.text.tokenizer import Tokenizer
 
 NO_TIME = LinearLatencyModel(0, 0, 0, 0, 0, 0, 0)
 MODEL = LinearLatencyModel(5.0, 0.1, 0.001, 0.0, 0.0, 0.1, 0.5)

@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 
 from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, prepare
 from shared.errors import ChatTemplateError, ModelError
-from shared.tokenizer import MAX_PENDING_TOKENS, Tokenizer
+from shared.text.tokenizer import MAX_PENDING_TOKENS, Tokenizer
 
 FOLDER = prepare(DEFAULT_MODEL, default_cache_dir(), lambda line: None).path
 BYTE_LEVEL = Tokenizer.from_folder(FOLDER)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.openai.tool_calls import ToolCall, ToolCallParser, ToolUse, split_calls
-from shared.tool_format import ToolFormat
+from shared.text.tool_format import ToolFormat
 from tests.services.tool_models import CALLS
 
 HERMES, LLAMA, MISTRAL = ToolFormat.HERMES, ToolFormat.LLAMA, ToolFormat.MISTRAL

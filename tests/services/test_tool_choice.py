@@ -14,8 +14,8 @@ import pytest
 from llguidance import LLMatcher
 
 from shared.openai.requests import CHAT, CompletionRequest, ServedModel, parse_completion
-from shared.tokenizer import Tokenizer
-from shared.tool_format import ToolFormat
+from shared.text.tokenizer import Tokenizer
+from shared.text.tool_format import ToolFormat
 from tests.services.gateway_rig import MODEL, GatewayRig
 from tests.services.tool_models import CALLS, TIME, USER, WEATHER, make_model
 

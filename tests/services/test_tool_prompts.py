@@ -22,8 +22,8 @@ from shared.openai.tool_calls import ToolUse
 from shared.protocol.batches import BatchRecord
 from shared.protocol.messages import OfflineResult
 from shared.protocol.sampling import FinishReason
-from shared.tokenizer import Tokenizer
-from shared.tool_format import ToolFormat, tool_format_of
+from shared.text.tokenizer import Tokenizer
+from shared.text.tool_format import ToolFormat, tool_format_of
 from tests.services.tool_models import CALLS, TEMPLATES, TIME, USER, WEATHER, make_model
 
 MODEL = ServedModel("tiny", 2048)

@@ -30,7 +30,7 @@ from shared.protocol.messages import ExecutorInfo
 from shared.protocol.sampling import SamplingParams
 from shared.scheduling.online_order import online_order_named
 from shared.scheduling.presets import preset_named
-from shared.tokenizer import Tokenizer
+from shared.text.tokenizer import Tokenizer
 from tests.services.engine_driver import EngineDriver, Request
 from tests.services.test_pipeline_depth import Site, make_online
 from tests.services.test_torch_models import save_model

@@ -9,7 +9,7 @@ from typing import Any
 
 import tokenizers
 
-from shared.tool_format import BEGINS, ToolFormat
+from shared.text.tool_format import BEGINS, ToolFormat
 
 TEMPLATES = Path(__file__).parent / "tool_templates"
 FILES = ("config.json", "generation_config.json", "tokenizer_config.json")

@@ -19,8 +19,8 @@ from shared.latency.architectures import architecture_named
 from shared.latency.devices import device_named
 from shared.latency.roofline import RooflineLatencyModel, num_kv_blocks
 from shared.latency.swap import SwapModel
-from shared.model_folder import ModelFacts
 from shared.scheduling.presets import preset_named
+from shared.text.model_folder import ModelFacts
 
 DEFAULT_VLLM_BLOCK_SIZE = 32  # what its CPU kernels take at least
 

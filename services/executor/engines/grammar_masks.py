@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from services.executor.engines.sample_row import SampleRow
-from shared.model_folder import ModelFacts
+from shared.text.model_folder import ModelFacts
 
 if TYPE_CHECKING:  # imported late: most executors never see a grammar
     from llguidance import LLMatcher, LLTokenizer

@@ -36,7 +36,7 @@ from services.executor.engines.torch_model import Forward, LoadedModel
 from services.executor.engines.torch_sampler import sample
 from services.executor.engines.torch_warm_up import warm_up_batches
 from shared.errors import ConfigError, EngineError
-from shared.model_folder import ModelFacts
+from shared.text.model_folder import ModelFacts
 
 logger = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from services.executor.engines.vllm_runner_mirror import FIRST_BLOCK
 from services.executor.engines.vllm_scheduler import ATTENTION_KEY, PlannedScheduler
 from services.executor.settings import OWN_ATTENTION
 from shared.errors import ConfigError, ModelError
-from shared.model_folder import ModelFacts
+from shared.text.model_folder import ModelFacts
 
 BLOCK_SIZE_MULTIPLES = {"cpu": 32, "cuda": 16}  # what its attention kernels take
 # vLLM's ring to its workers holds 10 messages, two a step. The wait for room in it has no end where a worker is gone,

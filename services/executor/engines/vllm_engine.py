@@ -23,7 +23,7 @@ from services.executor.engines.vllm_core import VllmOptions, make_core, shut_dow
 from services.executor.engines.vllm_steps import StepsInFlight
 from services.executor.engines.vllm_workers import prepare_worker
 from shared.errors import EngineError, EngineLostError
-from shared.model_folder import ModelFacts
+from shared.text.model_folder import ModelFacts
 
 logger = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ import tokenizers
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from shared.errors import ChatTemplateError, ModelError
-from shared.token_bytes import TokenBytes
-from shared.tool_format import BEGINS, tool_format_of
+from shared.text.token_bytes import TokenBytes
+from shared.text.tool_format import BEGINS, tool_format_of
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
