@@ -11,9 +11,9 @@ from services.executor.settings import ExecutorSettings
 from shared.bus import Bus
 from shared.clock import SystemClock
 from shared.errors import ConfigError, SlackwaterError
+from shared.process.service import configure_logging, run_service
 from shared.scheduling.online_order import online_order_named
 from shared.scheduling.presets import preset_named
-from shared.service import configure_logging, run_service
 from shared.settings import config
 from shared.text.tokenizer import Tokenizer
 

@@ -22,6 +22,7 @@ from shared.clock import Clock
 from shared.errors import BusError, EngineLostError
 from shared.latency.features import BatchFeatures
 from shared.latency.model import LatencyModel
+from shared.process.service import Details
 from shared.protocol import subjects
 from shared.protocol.messages import (
     BatchShape,
@@ -41,7 +42,6 @@ from shared.scheduling.presets import Preset, preset_named
 from shared.scheduling.request import Kind
 from shared.scheduling.table import RequestTable
 from shared.scheduling.token_slo import TokenSlo
-from shared.service import Details
 from shared.text.tokenizer import Tokenizer
 from shared.tuning import Tuning
 

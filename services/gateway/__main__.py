@@ -8,7 +8,7 @@ from services.gateway.service import GatewayService
 from services.gateway.settings import GatewaySettings
 from shared.clock import SystemClock
 from shared.errors import ConfigError
-from shared.service import run_service
+from shared.process.service import run_service
 from shared.settings import config
 
 

@@ -19,7 +19,7 @@ from services.gateway.tracker import RequestTracker
 from shared.bus import Bus
 from shared.clock import Clock
 from shared.openai.requests import ServedModel
-from shared.telemetry import Telemetry
+from shared.process.telemetry import Telemetry
 from shared.text.tokenizer import Tokenizer
 
 

@@ -32,8 +32,8 @@ from shared.bus import Bus
 from shared.clock import Clock
 from shared.executor_probe import ExecutorProbe
 from shared.openai.requests import ServedModel
-from shared.service import Details
-from shared.telemetry import Telemetry
+from shared.process.service import Details
+from shared.process.telemetry import Telemetry
 from shared.text.model_folder import ModelFacts
 from shared.text.tokenizer import Tokenizer
 from shared.tuning import Tuning

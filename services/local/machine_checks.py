@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from services.local.check import Check, failed, ok, warning
-from shared.memory import available_memory_bytes, total_memory_bytes
+from shared.process.memory import available_memory_bytes, total_memory_bytes
 
 OLDEST_PYTHON, NEWEST_PYTHON = (3, 11), (3, 13)
 MIB = 1024 * 1024

@@ -9,9 +9,9 @@ import httpx
 from services.local.progress import Progress
 from shared.bus import Bus
 from shared.errors import BusError
+from shared.process.service import Details
 from shared.protocol import subjects
 from shared.protocol.messages import ServiceStatus
-from shared.service import Details
 
 Step = tuple[str, str]  # an activity, and how far it is
 

@@ -17,12 +17,12 @@ from services.local.slo_status import slo_text
 from services.local.stack_bus import bus_at, stack_on
 from shared.bus import Bus
 from shared.errors import NoResponderError, StackError
+from shared.process.service import Details
 from shared.protocol import subjects
 from shared.protocol.budgets import BudgetRecord
 from shared.protocol.messages import ExecutorInfo, Heartbeat, ServiceStatus
 from shared.protocol.slo_status import SloReport, SloStatus
 from shared.scheduling.kv_policy import KV_POLICIES
-from shared.service import Details
 
 ANSWER_S = 1.0
 HEARTBEAT_S = 2.5  # two heartbeats and a half

@@ -11,9 +11,9 @@ from rich.text import Text
 
 from services.local.status import draining_text
 from shared.latency.histogram import LatencyHistogram
+from shared.process.service import Details
 from shared.protocol.slo_profile import SloVerdict
 from shared.protocol.slo_status import SloStatus
-from shared.service import Details
 from shared.watch.online_latencies import OnlineLatencies
 from shared.watch.stack_watch import BatchView, ExecutorView, StackView
 

@@ -16,6 +16,7 @@ from shared.clock import Clock
 from shared.executor_probe import ExecutorProbe
 from shared.latency.model import LatencyModel
 from shared.openai.requests import ServedModel
+from shared.process.service import Details
 from shared.protocol import subjects
 from shared.protocol.flex import FlexAnswer, FlexMessage, FlexSubmit
 from shared.protocol.messages import (
@@ -31,7 +32,6 @@ from shared.scheduling.batch import Policy
 from shared.scheduling.fair_order import FairOrder, Share
 from shared.scheduling.offline_order import OfflineOrder
 from shared.scheduling.presets import Preset
-from shared.service import Details
 from shared.text.tokenizer import Tokenizer
 from shared.tuning import Tuning
 

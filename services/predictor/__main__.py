@@ -8,7 +8,7 @@ from services.predictor.service import Predictor
 from services.predictor.settings import PredictorSettings
 from shared.clock import SystemClock
 from shared.errors import ConfigError
-from shared.service import run_service
+from shared.process.service import run_service
 from shared.settings.config import load
 
 

@@ -18,11 +18,11 @@ from shared.cancellation import check_cancelled
 from shared.clock import Clock
 from shared.errors import BusError, NotFoundOnBusError
 from shared.latency.linear import Coefficients
+from shared.process.service import Details
 from shared.protocol import subjects
 from shared.protocol.latency_models import FittedModel, LatencyModelRecord, model_record
 from shared.protocol.messages import ExecutorInfo, LatencySample
 from shared.protocol.prediction import PredictBatch, Prediction
-from shared.service import Details
 
 logger = logging.getLogger(__name__)
 

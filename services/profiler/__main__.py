@@ -8,7 +8,7 @@ from services.profiler.service import Profiler
 from services.profiler.settings import ProfilerSettings
 from shared.clock import SystemClock
 from shared.errors import ConfigError
-from shared.service import run_service
+from shared.process.service import run_service
 from shared.settings.config import load
 
 

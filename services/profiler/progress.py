@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from shared.service import Details
+from shared.process.service import Details
 
 
 class ProfileState(enum.StrEnum):

@@ -25,11 +25,11 @@ from shared.bus import Bucket, Bus, Entry
 from shared.cancellation import check_cancelled
 from shared.clock import Clock
 from shared.errors import BusError, ConfigError, NotFoundOnBusError
+from shared.process.service import Details
 from shared.protocol import subjects
 from shared.protocol.budgets import BudgetRecord, BudgetSource
 from shared.protocol.latency_models import LatencyModelRecord
 from shared.protocol.messages import ExecutorInfo
-from shared.service import Details
 
 logger = logging.getLogger(__name__)
 

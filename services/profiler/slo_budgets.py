@@ -15,13 +15,13 @@ from shared.bus import Bucket, Bus, Subscription
 from shared.cancellation import check_cancelled
 from shared.clock import Clock
 from shared.errors import BusError, NotFoundOnBusError
+from shared.process.service import Details
 from shared.protocol import subjects
 from shared.protocol.budgets import BudgetRecord, BudgetSource
 from shared.protocol.latency_models import LatencyModelRecord
 from shared.protocol.messages import ExecutorInfo, Heartbeat, OfflineSample, OnlineServed
 from shared.protocol.slo_profile import Knob, ProfileReply, ProfileRequest, SloProfileRecord, slo_profile_key
 from shared.protocol.slo_status import SloReport
-from shared.service import Details
 
 logger = logging.getLogger(__name__)
 

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from shared.bus import Bus, Subscription
 from shared.latency.linear import LinearLatencyModel
 from shared.latency.model import LatencyModel
+from shared.process.service import Service
 from shared.protocol import subjects
 from shared.protocol.latency_models import LatencyModelRecord
 from shared.protocol.messages import (
@@ -19,7 +20,6 @@ from shared.protocol.messages import (
     MeasuredShape,
     MeasureShape,
 )
-from shared.service import Service
 from tests.latency.shapes import make_shape
 
 KEY = "model.torch.cpu-2t.float32"

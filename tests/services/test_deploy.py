@@ -96,7 +96,7 @@ def test_an_image_installs_its_extra_and_runs_as_a_user(role: str) -> None:
     assert len(instructions(role, "ENTRYPOINT")) == 1
     assert ("torch" in requirements(role)) == (role not in WITHOUT_TORCH)
     health = instructions(role, "HEALTHCHECK")
-    assert (len(health) == 1 and "shared.healthcheck" in health[0]) == (role in SETTINGS)
+    assert (len(health) == 1 and "shared.process.healthcheck" in health[0]) == (role in SETTINGS)
 
 
 @pytest.mark.parametrize("role", sorted(dockerfiles))

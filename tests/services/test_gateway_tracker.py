@@ -23,6 +23,7 @@ from shared.clock import SystemClock
 from shared.errors import NoExecutorError
 from shared.openai.requests import TEXT, CompletionRequest
 from shared.openai.responses import error_body
+from shared.process.telemetry import Telemetry
 from shared.protocol import subjects
 from shared.protocol.messages import (
     AbortRequests,
@@ -36,7 +37,6 @@ from shared.protocol.messages import (
     TokenOutput,
 )
 from shared.protocol.sampling import FinishReason, SamplingParams
-from shared.telemetry import Telemetry
 from shared.tuning import Tuning
 from tests.services.gateway_rig import MODEL, GatewayRig
 

@@ -17,7 +17,7 @@ async def check(target: str, nats_url: str) -> tuple[int, str]:
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
-        "shared.healthcheck",
+        "shared.process.healthcheck",
         target,
         env={**os.environ, "SLACKWATER_NATS": nats_url},
         stdout=asyncio.subprocess.PIPE,

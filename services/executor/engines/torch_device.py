@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from shared.errors import ConfigError
-from shared.memory import available_memory_bytes
+from shared.process.memory import available_memory_bytes
 
 CPU_KV_BYTES = 1 << 30
 CPU_KV_SHARE = 0.25  # of the memory that is free, where that is less

@@ -1,4 +1,4 @@
-"""``python -m shared.healthcheck TARGET``: exit status 0 where a process is well, 1 where it is not.
+"""``python -m shared.process.healthcheck TARGET``: exit status 0 where a process is well, 1 where it is not.
 
 TARGET is a service's name (``predictor``), asked over the bus at ``SLACKWATER_NATS``, or a URL that must answer 2xx.
 """
@@ -46,7 +46,7 @@ def url_health(url: str) -> str:
 
 def main() -> int:
     """Print what is wrong, if anything is."""
-    parser = argparse.ArgumentParser(prog="python -m shared.healthcheck", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m shared.process.healthcheck", description=__doc__)
     parser.add_argument("target", help="name of a service, or an http URL")
     target: str = parser.parse_args().target
     if target.startswith(("http://", "https://")):
