@@ -43,7 +43,7 @@ from shared.scheduling.request import Kind
 from shared.scheduling.table import RequestTable
 from shared.scheduling.token_slo import TokenSlo
 from shared.text.tokenizer import Tokenizer
-from shared.tuning import Tuning
+from shared.watch.tuning import Tuning
 
 logger = logging.getLogger(__name__)
 

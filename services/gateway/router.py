@@ -10,7 +10,7 @@ from shared.errors import NoExecutorError
 from shared.latency.model import LatencyModel
 from shared.scheduling.prefix_record import Prompt
 from shared.scheduling.routing import Option, Route, choose
-from shared.tuning import Tuning
+from shared.watch.tuning import Tuning
 
 FIRST_OUTPUT_TOKENS = 64.0  # of an answer, until some have ended
 OUTPUT_SAMPLES = 256  # the mean output length is that of about so many answers

@@ -30,13 +30,13 @@ from services.gateway.settings import GatewaySettings
 from services.gateway.tracker import RequestTracker
 from shared.bus import Bus
 from shared.clock import Clock
-from shared.executor_probe import ExecutorProbe
 from shared.openai.requests import ServedModel
 from shared.process.service import Details
 from shared.process.telemetry import Telemetry
 from shared.text.model_folder import ModelFacts
 from shared.text.tokenizer import Tokenizer
-from shared.tuning import Tuning
+from shared.watch.executor_probe import ExecutorProbe
+from shared.watch.tuning import Tuning
 
 DRAIN_S = 10
 

@@ -13,7 +13,6 @@ from services.offline_queue.flex_desk import DEFAULT_MAX_FLEX_REQUESTS, FlexDesk
 from services.offline_queue.pool import OfflinePool
 from shared.bus import Bus, Entry, Subscription
 from shared.clock import Clock
-from shared.executor_probe import ExecutorProbe
 from shared.latency.model import LatencyModel
 from shared.openai.requests import ServedModel
 from shared.process.service import Details
@@ -33,7 +32,8 @@ from shared.scheduling.fair_order import FairOrder, Share
 from shared.scheduling.offline_order import OfflineOrder
 from shared.scheduling.presets import Preset
 from shared.text.tokenizer import Tokenizer
-from shared.tuning import Tuning
+from shared.watch.executor_probe import ExecutorProbe
+from shared.watch.tuning import Tuning
 
 logger = logging.getLogger(__name__)
 

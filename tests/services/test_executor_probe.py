@@ -9,8 +9,8 @@ import pytest
 
 from shared.bus import Bus
 from shared.errors import NobodyListensError, NoResponderError
-from shared.executor_probe import ExecutorProbe
 from shared.protocol import subjects
+from shared.watch.executor_probe import ExecutorProbe
 from tests.services.test_gateway_tracker import Front, Peer, alive, front, peer
 
 __all__ = ["front", "peer"]

@@ -37,7 +37,7 @@ from shared.protocol.messages import (
     TokenOutput,
 )
 from shared.protocol.sampling import FinishReason, SamplingParams
-from shared.tuning import Tuning
+from shared.watch.tuning import Tuning
 from tests.services.gateway_rig import MODEL, GatewayRig
 
 GATEWAY = "gateway-test"

@@ -20,7 +20,7 @@ from shared.latency.model import cheapest_step_ms
 from shared.protocol import subjects
 from shared.protocol.budgets import BudgetRecord, BudgetSource
 from shared.protocol.messages import ExecutorInfo, LatencySample
-from shared.tuning import Tuning
+from shared.watch.tuning import Tuning
 
 MODEL_S = 60.0  # for a latency model to be known: without one no budget holds anything
 
