@@ -15,9 +15,9 @@ from services.profiler.simulation.setup import Machine, make_strategy
 from services.profiler.simulation.virtual_executor import Step, VirtualExecutor
 from shared.protocol.messages import GenerateRequest
 from shared.protocol.sampling import SamplingParams
-from shared.scheduling.offline_order import OfflineOrder
-from shared.scheduling.offline_rate import OfflineRate
-from shared.scheduling.packed_prompt import pack_tokens
+from shared.scheduling.orders.offline import OfflineOrder
+from shared.scheduling.orders.offline_rate import OfflineRate
+from shared.scheduling.orders.packed_prompt import pack_tokens
 from shared.scheduling.prefix_record import Prompt
 from shared.scheduling.request import Kind, Request
 from shared.scheduling.routing import Option, Route, RoutingTarget, choose

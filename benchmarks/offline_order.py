@@ -23,8 +23,8 @@ from services.offline_queue.pool import OfflinePool
 from shared.protocol.messages import GenerateRequest, OfflineRequest
 from shared.protocol.sampling import SamplingParams
 from shared.scheduling.blocks import BlockPool
-from shared.scheduling.offline_order import BLOCK_SIZE, OFFLINE_ORDERS, make_offline_order
-from shared.scheduling.packed_prompt import pack_tokens
+from shared.scheduling.orders.offline import BLOCK_SIZE, OFFLINE_ORDERS, make_offline_order
+from shared.scheduling.orders.packed_prompt import pack_tokens
 from shared.scheduling.presets import DEFAULT_UTILITY_RATIO
 from shared.scheduling.request import Kind, Request
 

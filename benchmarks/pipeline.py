@@ -32,8 +32,8 @@ from shared.protocol import subjects
 from shared.protocol.messages import GenerateRequest, Kind, OfflineRequest, OfflineResult, StepStarted
 from shared.protocol.sampling import SamplingParams
 from shared.scheduling.batch import Policy
-from shared.scheduling.offline_order import FcfsOrder
-from shared.scheduling.online_order import online_order_named
+from shared.scheduling.orders.offline import FcfsOrder
+from shared.scheduling.orders.online import online_order_named
 from shared.scheduling.presets import preset_named
 from shared.text.tokenizer import Tokenizer
 

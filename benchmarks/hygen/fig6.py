@@ -13,8 +13,8 @@ from benchmarks.hygen.settings import LLAMA
 from benchmarks.page import Result, Table
 from loadgen.backlog import OfflinePrompt
 from services.profiler.simulation.encoding import PromptEncoder
-from shared.scheduling.offline_order import make_offline_order
-from shared.scheduling.packed_prompt import pack_tokens
+from shared.scheduling.orders.offline import make_offline_order
+from shared.scheduling.orders.packed_prompt import pack_tokens
 from shared.scheduling.request import Kind, Request
 
 BUDGETS_MS = (14.0, 18.0, 25.0, 40.0)

@@ -21,7 +21,7 @@ from shared.protocol.messages import (
     TokenOutput,
 )
 from shared.protocol.sampling import FinishReason
-from shared.scheduling.online_order import ClientCounters
+from shared.scheduling.orders.online import ClientCounters
 from shared.scheduling.pace import Pace
 from shared.scheduling.request import Kind
 

@@ -27,7 +27,7 @@ from shared.protocol.sampling import FinishReason
 from shared.scheduling.batch import Limits, Policy, Schedule, ScheduledRequest, why_never_held
 from shared.scheduling.kv_policy import LRU, KVPolicy
 from shared.scheduling.kv_pool import make_pool
-from shared.scheduling.online_order import OnlineOrder
+from shared.scheduling.orders.online import OnlineOrder
 from shared.scheduling.pace import Pace
 from shared.scheduling.packing import StepState
 from shared.scheduling.packings import packing_named

@@ -37,7 +37,7 @@ from shared.protocol.messages import (
 )
 from shared.scheduling.batch import Policy
 from shared.scheduling.kv_policy import kv_policy_named
-from shared.scheduling.online_order import OnlineOrder
+from shared.scheduling.orders.online import OnlineOrder
 from shared.scheduling.presets import Preset, preset_named
 from shared.scheduling.request import Kind
 from shared.scheduling.table import RequestTable

@@ -24,8 +24,8 @@ from shared.protocol.sampling import FinishReason
 from shared.scheduling.batch import Policy, Schedule, ScheduledRequest, why_never_held
 from shared.scheduling.kv_policy import kv_policy_named
 from shared.scheduling.mirror import ExecutorMirror
-from shared.scheduling.offline_rate import OfflineRate
-from shared.scheduling.online_order import online_order_named
+from shared.scheduling.orders.offline_rate import OfflineRate
+from shared.scheduling.orders.online import online_order_named
 from shared.scheduling.pace import Pace
 from shared.scheduling.pipeline import Pipeline
 from shared.scheduling.request import Kind, Request

@@ -10,8 +10,8 @@ from services.offline_queue.pool import OfflinePool
 from shared.clock import Clock
 from shared.protocol.flex import HOLD_PERIOD_S, FlexAnswer, FlexHeld, FlexSubmit
 from shared.protocol.messages import GenerateRequest
-from shared.scheduling.fair_order import Share
-from shared.scheduling.urgency import urgency
+from shared.scheduling.orders.fair_order import Share
+from shared.scheduling.orders.urgency import urgency
 
 logger = logging.getLogger(__name__)
 

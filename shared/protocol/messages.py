@@ -12,7 +12,7 @@ from shared.latency.histogram import LatencyHistogram
 from shared.protocol.sampling import FinishReason, SamplingParams
 from shared.scheduling.batch import Limits
 from shared.scheduling.blocks import BlockOwners
-from shared.scheduling.online_order import ClientCounters
+from shared.scheduling.orders.online import ClientCounters
 from shared.scheduling.pace import Pace
 from shared.scheduling.request import Kind as Kind
 from shared.scheduling.token_slo import TokenSlo

@@ -14,7 +14,7 @@ from shared.latency.features import BatchFeatures
 from shared.latency.model import LatencyModel
 from shared.scheduling.batch import Limits, Policy, Schedule, ScheduledRequest
 from shared.scheduling.kv_policy import LRU, KVPolicy
-from shared.scheduling.online_order import ClientCounters, OnlineOrder
+from shared.scheduling.orders.online import ClientCounters, OnlineOrder
 from shared.scheduling.pace import Pace
 from shared.scheduling.packing import StepState
 from shared.scheduling.packings import packing_named

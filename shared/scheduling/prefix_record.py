@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
-from shared.scheduling.packed_prompt import TOKEN_BYTES, pack_tokens
+from shared.scheduling.orders.packed_prompt import TOKEN_BYTES, pack_tokens
 
 BLOCK_TOKENS = 32  # prompts are told apart by blocks of so many; a prefill of less is not worth a detour
 

@@ -8,7 +8,7 @@ import math
 from shared.latency.features import BatchFeatures
 from shared.latency.linear import LinearLatencyModel
 from shared.scheduling.batch import Limits, Policy, Schedule, ScheduledRequest
-from shared.scheduling.online_order import OnlineOrder
+from shared.scheduling.orders.online import OnlineOrder
 from shared.scheduling.pace import Pace
 from shared.scheduling.packing import StepState
 from shared.scheduling.request import Kind, Request

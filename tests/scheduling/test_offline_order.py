@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from sortedcontainers import SortedList
 
-from shared.scheduling.freshness import FreshnessTree
-from shared.scheduling.offline_order import (
+from shared.scheduling.orders.freshness import FreshnessTree
+from shared.scheduling.orders.offline import (
     OFFLINE_ORDERS,
     FcfsOrder,
     OfflineOrder,
@@ -20,8 +20,8 @@ from shared.scheduling.offline_order import (
     PsmOrder,
     make_offline_order,
 )
-from shared.scheduling.packed_prompt import TOKEN_BYTES, pack_tokens, unpack_tokens
-from shared.scheduling.prefix_trie import PrefixTrie
+from shared.scheduling.orders.packed_prompt import TOKEN_BYTES, pack_tokens, unpack_tokens
+from shared.scheduling.orders.prefix_trie import PrefixTrie
 from shared.scheduling.presets import PRESETS
 from tests.scheduling.naive_orders import NaiveOrder, make_waiting, numbered
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from shared.scheduling.batch import Limits, Policy, ScheduledRequest
 from shared.scheduling.mirror import ExecutorMirror
-from shared.scheduling.online_order import (
+from shared.scheduling.orders.online import (
     MIN_CLIENTS_TO_PRUNE,
     Fcfs,
     OnlineOrder,

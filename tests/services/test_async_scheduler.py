@@ -32,9 +32,9 @@ from shared.protocol.messages import (
 )
 from shared.protocol.sampling import FinishReason, SamplingParams
 from shared.scheduling.batch import Limits, Policy
-from shared.scheduling.offline_order import OFFLINE_ORDERS, make_offline_order
-from shared.scheduling.offline_rate import OfflineRate
-from shared.scheduling.online_order import online_order_named
+from shared.scheduling.orders.offline import OFFLINE_ORDERS, make_offline_order
+from shared.scheduling.orders.offline_rate import OfflineRate
+from shared.scheduling.orders.online import online_order_named
 from shared.scheduling.request import Kind
 from shared.text.tokenizer import Tokenizer
 

@@ -9,8 +9,8 @@ from services.offline_queue.pool import OfflinePool
 from shared.bus import Bus
 from shared.protocol.messages import OfflineResult
 from shared.protocol.sampling import FinishReason
-from shared.scheduling.offline_order import FcfsOrder
-from shared.scheduling.packed_prompt import TOKEN_BYTES
+from shared.scheduling.orders.offline import FcfsOrder
+from shared.scheduling.orders.packed_prompt import TOKEN_BYTES
 from tests.services.batch_desk import Desk, ManualClock, chat_line
 
 LINE_BYTES = REQUEST_BYTES + 200 * TOKEN_BYTES  # more than any line here takes

@@ -25,7 +25,7 @@ from shared.protocol.messages import (
     StepStarted,
 )
 from shared.protocol.sampling import FinishReason, SamplingParams
-from shared.scheduling.offline_order import FcfsOrder
+from shared.scheduling.orders.offline import FcfsOrder
 from tests.services.batch_desk import MODEL, TIMEOUT_S, TOKENIZER, Desk, ManualClock, chat_line
 from tests.services.gateway_rig import MODEL as SERVED
 from tests.services.gateway_rig import GatewayRig

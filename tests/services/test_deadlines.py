@@ -30,7 +30,7 @@ from shared.protocol.messages import (
 from shared.protocol.sampling import SamplingParams
 from shared.scheduling.batch import Limits, Policy
 from shared.scheduling.kv_policy import KV_POLICIES, LRU, KVPolicy
-from shared.scheduling.offline_order import FcfsOrder
+from shared.scheduling.orders.offline import FcfsOrder
 from shared.scheduling.presets import PRESETS
 from shared.scheduling.request import Kind
 from shared.scheduling.token_slo import TokenSlo

@@ -9,8 +9,8 @@ from services.offline_queue.pool import OfflinePool
 from shared.protocol.flex import FlexHeld, FlexSubmit, flex_batch
 from shared.protocol.messages import GenerateRequest, OfflineRequest
 from shared.protocol.sampling import SamplingParams
-from shared.scheduling.fair_order import FairOrder, Share
-from shared.scheduling.offline_order import make_offline_order
+from shared.scheduling.orders.fair_order import FairOrder, Share
+from shared.scheduling.orders.offline import make_offline_order
 from shared.scheduling.request import Kind
 from tests.services.batch_desk import ManualClock
 

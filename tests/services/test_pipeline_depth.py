@@ -38,8 +38,8 @@ from shared.protocol.messages import (
 from shared.protocol.sampling import FinishReason, SamplingParams
 from shared.scheduling.batch import Limits, Policy
 from shared.scheduling.kv_policy import KV_POLICIES, kv_policy_named
-from shared.scheduling.offline_order import FcfsOrder
-from shared.scheduling.online_order import online_order_named
+from shared.scheduling.orders.offline import FcfsOrder
+from shared.scheduling.orders.online import online_order_named
 from shared.scheduling.presets import preset_named
 from shared.scheduling.request import Kind
 from shared.text.tokenizer import Tokenizer

@@ -33,8 +33,8 @@ from shared.latency.swap import SwapModel
 from shared.protocol.latency_models import LatencyModelRecord, LinearCoefficients
 from shared.scheduling.batch import Schedule
 from shared.scheduling.kv_policy import KV_POLICIES
-from shared.scheduling.offline_order import FcfsOrder
-from shared.scheduling.offline_rate import OfflineRate
+from shared.scheduling.orders.offline import FcfsOrder
+from shared.scheduling.orders.offline_rate import OfflineRate
 from shared.scheduling.request import Kind
 from shared.scheduling.token_slo import TokenSlo
 

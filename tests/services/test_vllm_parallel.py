@@ -28,7 +28,7 @@ from shared.errors import ConfigError, EngineError, EngineLostError, ModelError
 from shared.protocol import subjects
 from shared.protocol.messages import ExecutorInfo
 from shared.protocol.sampling import SamplingParams
-from shared.scheduling.online_order import online_order_named
+from shared.scheduling.orders.online import online_order_named
 from shared.scheduling.presets import preset_named
 from shared.text.tokenizer import Tokenizer
 from tests.services.engine_driver import EngineDriver, Request

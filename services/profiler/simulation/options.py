@@ -15,7 +15,7 @@ from services.profiler.simulation.setup import LIVE, Machine
 from shared.latency.architectures import ARCHITECTURES
 from shared.latency.devices import DEVICES
 from shared.scheduling.kv_policy import KV_POLICIES
-from shared.scheduling.online_order import ONLINE_ORDERS
+from shared.scheduling.orders.online import ONLINE_ORDERS
 from shared.scheduling.presets import DEFAULT_UTILITY_RATIO, OWN_KV_POLICY, PRESETS
 from shared.scheduling.token_slo import TokenSlo
 

@@ -6,9 +6,9 @@ import random
 from dataclasses import dataclass, field
 
 from shared.scheduling.batch import Policy
-from shared.scheduling.offline_order import OfflineOrder, make_offline_order
-from shared.scheduling.offline_rate import OfflineRate
-from shared.scheduling.online_order import OnlineOrder, online_order_named
+from shared.scheduling.orders.offline import OfflineOrder, make_offline_order
+from shared.scheduling.orders.offline_rate import OfflineRate
+from shared.scheduling.orders.online import OnlineOrder, online_order_named
 from shared.scheduling.presets import DEFAULT_UTILITY_RATIO, Preset
 from shared.scheduling.token_slo import TokenSlo
 

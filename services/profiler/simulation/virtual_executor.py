@@ -15,8 +15,8 @@ from shared.latency.swap import SwapModel
 from shared.protocol.messages import GenerateRequest
 from shared.scheduling.batch import Limits, Policy, Schedule
 from shared.scheduling.kv_policy import LRU, KVPolicy
-from shared.scheduling.offline_rate import OfflineRate
-from shared.scheduling.online_order import OnlineOrder
+from shared.scheduling.orders.offline_rate import OfflineRate
+from shared.scheduling.orders.online import OnlineOrder
 from shared.scheduling.packings import packing_named
 from shared.scheduling.request import Kind
 from shared.scheduling.token_slo import TokenSlo

@@ -16,7 +16,7 @@ from collections.abc import Container, Iterable, Iterator
 from itertools import chain
 from typing import TypeAlias
 
-from shared.scheduling.packed_prompt import TOKEN_BYTES
+from shared.scheduling.orders.packed_prompt import TOKEN_BYTES
 from shared.scheduling.request import Request
 
 

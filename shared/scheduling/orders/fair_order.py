@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
-from shared.scheduling.offline_order import OfflineOrder
+from shared.scheduling.orders.offline import OfflineOrder
+from shared.scheduling.orders.urgency import MAX_CLIENT_URGENCY
 from shared.scheduling.request import Request
-from shared.scheduling.urgency import MAX_CLIENT_URGENCY
 
 
 @dataclass(frozen=True, slots=True)
