@@ -34,7 +34,7 @@ from shared.protocol.messages import (
 from shared.protocol.sampling import SamplingParams
 from shared.scheduling.batch import Policy
 from shared.scheduling.orders.offline import OFFLINE_ORDERS, make_offline_order
-from shared.scheduling.pace import Pace
+from shared.scheduling.packing.pace import Pace
 from shared.scheduling.presets import DEFAULT_UTILITY_RATIO
 from shared.scheduling.request import Kind
 

@@ -18,8 +18,8 @@ from services.profiler.simulation.strategy import Strategy
 from services.profiler.simulation.virtual_phase import VirtualPhase
 from services.profiler.simulation.workload import SimulatedWorkload
 from shared.latency.model import LatencyModel
+from shared.scheduling.packing.token_slo import TokenSlo
 from shared.scheduling.presets import Preset, preset_named
-from shared.scheduling.token_slo import TokenSlo
 
 DURATION_S = 600.0
 RATES = (4.0, 8.0, 12.0, 16.0, 20.0)

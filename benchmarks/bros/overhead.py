@@ -14,8 +14,8 @@ from benchmarks.page import Result, Table
 from benchmarks.schedules import boosted_model
 from shared.latency.model import LatencyModel
 from shared.scheduling.batch import Schedule, ScheduledRequest
-from shared.scheduling.packing import Packing, StepState
-from shared.scheduling.packings import PACKINGS
+from shared.scheduling.packing.packing import Packing, StepState
+from shared.scheduling.packing.packings import PACKINGS
 from shared.scheduling.presets import preset_named
 from shared.scheduling.request import Request
 

@@ -22,7 +22,7 @@ from shared.protocol.messages import (
 )
 from shared.protocol.sampling import FinishReason
 from shared.scheduling.orders.online import ClientCounters
-from shared.scheduling.pace import Pace
+from shared.scheduling.packing.pace import Pace
 from shared.scheduling.request import Kind
 
 

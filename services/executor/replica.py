@@ -28,13 +28,13 @@ from shared.scheduling.batch import Limits, Policy, Schedule, ScheduledRequest, 
 from shared.scheduling.kv_policy import LRU, KVPolicy
 from shared.scheduling.kv_pool import make_pool
 from shared.scheduling.orders.online import OnlineOrder
-from shared.scheduling.pace import Pace
-from shared.scheduling.packing import StepState
-from shared.scheduling.packings import packing_named
+from shared.scheduling.packing.pace import Pace
+from shared.scheduling.packing.packing import StepState
+from shared.scheduling.packing.packings import packing_named
+from shared.scheduling.packing.token_slo import TokenSlo
 from shared.scheduling.request import Kind
 from shared.scheduling.slot_transfers import SlotOperations
 from shared.scheduling.table import RequestTable
-from shared.scheduling.token_slo import TokenSlo
 from shared.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)

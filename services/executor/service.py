@@ -38,10 +38,10 @@ from shared.protocol.messages import (
 from shared.scheduling.batch import Policy
 from shared.scheduling.kv_policy import kv_policy_named
 from shared.scheduling.orders.online import OnlineOrder
+from shared.scheduling.packing.token_slo import TokenSlo
 from shared.scheduling.presets import Preset, preset_named
 from shared.scheduling.request import Kind
 from shared.scheduling.table import RequestTable
-from shared.scheduling.token_slo import TokenSlo
 from shared.text.tokenizer import Tokenizer
 from shared.watch.tuning import Tuning
 

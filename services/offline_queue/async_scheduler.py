@@ -26,7 +26,7 @@ from shared.scheduling.kv_policy import kv_policy_named
 from shared.scheduling.mirror import ExecutorMirror
 from shared.scheduling.orders.offline_rate import OfflineRate
 from shared.scheduling.orders.online import online_order_named
-from shared.scheduling.pace import Pace
+from shared.scheduling.packing.pace import Pace
 from shared.scheduling.pipeline import Pipeline
 from shared.scheduling.request import Kind, Request
 

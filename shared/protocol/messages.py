@@ -13,9 +13,9 @@ from shared.protocol.sampling import FinishReason, SamplingParams
 from shared.scheduling.batch import Limits
 from shared.scheduling.blocks import BlockOwners
 from shared.scheduling.orders.online import ClientCounters
-from shared.scheduling.pace import Pace
+from shared.scheduling.packing.pace import Pace
+from shared.scheduling.packing.token_slo import TokenSlo
 from shared.scheduling.request import Kind as Kind
-from shared.scheduling.token_slo import TokenSlo
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, tag="generate", omit_defaults=True):

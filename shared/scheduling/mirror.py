@@ -15,12 +15,12 @@ from shared.latency.model import LatencyModel
 from shared.scheduling.batch import Limits, Policy, Schedule, ScheduledRequest
 from shared.scheduling.kv_policy import LRU, KVPolicy
 from shared.scheduling.orders.online import ClientCounters, OnlineOrder
-from shared.scheduling.pace import Pace
-from shared.scheduling.packing import StepState
-from shared.scheduling.packings import packing_named
+from shared.scheduling.packing.pace import Pace
+from shared.scheduling.packing.packing import StepState
+from shared.scheduling.packing.packings import packing_named
+from shared.scheduling.packing.token_slo import TokenSlo
 from shared.scheduling.request import Kind, Request
 from shared.scheduling.table import RequestTable
-from shared.scheduling.token_slo import TokenSlo
 
 ARRIVAL_GRACE_STEPS = 3  # an online request may be seen here before the executor's next messages mention it
 

@@ -14,7 +14,7 @@ from benchmarks.bros.bench import SYSTEMS, Bench, Inputs
 from benchmarks.bros.workload import LMSYS, SHAREGPT, Dataset, backlog
 from benchmarks.page import BROS_PAGE
 from benchmarks.progress import SilentFigures
-from shared.scheduling.packings import PACKINGS
+from shared.scheduling.packing.packings import PACKINGS
 
 
 @pytest.mark.parametrize("dataset", [SHAREGPT, LMSYS])

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from shared.latency.features import BatchFeatures
 from shared.scheduling.batch import Limits, Policy
-from shared.scheduling.pace import Pace
-from shared.scheduling.packing import StepState
+from shared.scheduling.packing.pace import Pace
+from shared.scheduling.packing.packing import StepState
 from shared.scheduling.request import Request
 from shared.scheduling.table import RequestTable
 from tests.scheduling.factories import MODEL, make_decode, make_request, step_state

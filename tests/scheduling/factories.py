@@ -9,11 +9,11 @@ from shared.latency.features import BatchFeatures
 from shared.latency.linear import LinearLatencyModel
 from shared.scheduling.batch import Limits, Policy, Schedule, ScheduledRequest
 from shared.scheduling.orders.online import OnlineOrder
-from shared.scheduling.pace import Pace
-from shared.scheduling.packing import StepState
+from shared.scheduling.packing.pace import Pace
+from shared.scheduling.packing.packing import StepState
+from shared.scheduling.packing.two_phase import TwoPhasePacking
 from shared.scheduling.request import Kind, Request
 from shared.scheduling.table import RequestTable
-from shared.scheduling.two_phase_packing import TwoPhasePacking
 
 _numbers = itertools.count()
 

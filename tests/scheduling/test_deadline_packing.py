@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from shared.latency.features import BatchFeatures
 from shared.scheduling.batch import Schedule, ScheduledRequest
-from shared.scheduling.packing import StepState
-from shared.scheduling.packings import packing_named
+from shared.scheduling.packing.packing import StepState
+from shared.scheduling.packing.packings import packing_named
 from shared.scheduling.request import Kind, Request
 from tests.scheduling.deadlines import (
     LIMITS,

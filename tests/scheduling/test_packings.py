@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.scheduling.batch import Limits, Schedule
-from shared.scheduling.packing import StepState
-from shared.scheduling.packings import PACKINGS, packing_named
+from shared.scheduling.packing.packing import StepState
+from shared.scheduling.packing.packings import PACKINGS, packing_named
 from shared.scheduling.presets import PRESETS, preset_named
 from shared.scheduling.request import Kind, Request
 from shared.scheduling.table import RequestTable

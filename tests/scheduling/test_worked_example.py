@@ -7,11 +7,11 @@ import pytest
 from shared.latency.features import BatchFeatures
 from shared.latency.linear import LinearLatencyModel
 from shared.scheduling.batch import Limits, Policy, ScheduledRequest
-from shared.scheduling.pace import Pace
-from shared.scheduling.packing import StepState
+from shared.scheduling.packing.pace import Pace
+from shared.scheduling.packing.packing import StepState
+from shared.scheduling.packing.two_phase import TwoPhasePacking
 from shared.scheduling.request import Kind, Request
 from shared.scheduling.table import RequestTable
-from shared.scheduling.two_phase_packing import TwoPhasePacking
 
 MODEL = LinearLatencyModel(
     base=20.0,

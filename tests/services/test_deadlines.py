@@ -31,9 +31,9 @@ from shared.protocol.sampling import SamplingParams
 from shared.scheduling.batch import Limits, Policy
 from shared.scheduling.kv_policy import KV_POLICIES, LRU, KVPolicy
 from shared.scheduling.orders.offline import FcfsOrder
+from shared.scheduling.packing.token_slo import TokenSlo
 from shared.scheduling.presets import PRESETS
 from shared.scheduling.request import Kind
-from shared.scheduling.token_slo import TokenSlo
 
 MODEL = LinearLatencyModel(5.0, 0.1, 0.001, 0.0, 0.0, 0.1, 0.5)
 SLO = TokenSlo(100.0, 40.0)

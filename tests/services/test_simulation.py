@@ -35,8 +35,8 @@ from shared.scheduling.batch import Schedule
 from shared.scheduling.kv_policy import KV_POLICIES
 from shared.scheduling.orders.offline import FcfsOrder
 from shared.scheduling.orders.offline_rate import OfflineRate
+from shared.scheduling.packing.token_slo import TokenSlo
 from shared.scheduling.request import Kind
-from shared.scheduling.token_slo import TokenSlo
 
 DURATION_S = 20.0
 RECORD = LatencyModelRecord("key", LinearCoefficients((10.0, 0.05, 0.0004, 0.0, 0.0, 0.1, 0.1, 0.0)), 100, 0.01, 0.0)

@@ -16,8 +16,8 @@ from shared.latency.architectures import ARCHITECTURES
 from shared.latency.devices import DEVICES
 from shared.scheduling.kv_policy import KV_POLICIES
 from shared.scheduling.orders.online import ONLINE_ORDERS
+from shared.scheduling.packing.token_slo import TokenSlo
 from shared.scheduling.presets import DEFAULT_UTILITY_RATIO, OWN_KV_POLICY, PRESETS
-from shared.scheduling.token_slo import TokenSlo
 
 SimDurationOption = Annotated[float, typer.Option("--duration", help="Seconds of virtual time.")]
 ModelNameOption = Annotated[str, typer.Option("--model", help=", ".join(ARCHITECTURES))]

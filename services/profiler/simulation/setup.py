@@ -19,8 +19,8 @@ from shared.latency.roofline import RooflineLatencyModel, num_kv_blocks
 from shared.latency.swap import SwapModel
 from shared.protocol.latency_models import LatencyModelRecord
 from shared.scheduling.batch import Limits
+from shared.scheduling.packing.token_slo import TokenSlo
 from shared.scheduling.presets import DEFAULT_UTILITY_RATIO, preset_named
-from shared.scheduling.token_slo import TokenSlo
 
 LIVE = ExecutorSettings(model_path="")  # the executor's own defaults
 

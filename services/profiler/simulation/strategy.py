@@ -9,8 +9,8 @@ from shared.scheduling.batch import Policy
 from shared.scheduling.orders.offline import OfflineOrder, make_offline_order
 from shared.scheduling.orders.offline_rate import OfflineRate
 from shared.scheduling.orders.online import OnlineOrder, online_order_named
+from shared.scheduling.packing.token_slo import TokenSlo
 from shared.scheduling.presets import DEFAULT_UTILITY_RATIO, Preset
-from shared.scheduling.token_slo import TokenSlo
 
 
 @dataclass(frozen=True, slots=True)

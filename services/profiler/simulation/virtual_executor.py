@@ -17,9 +17,9 @@ from shared.scheduling.batch import Limits, Policy, Schedule
 from shared.scheduling.kv_policy import LRU, KVPolicy
 from shared.scheduling.orders.offline_rate import OfflineRate
 from shared.scheduling.orders.online import OnlineOrder
-from shared.scheduling.packings import packing_named
+from shared.scheduling.packing.packings import packing_named
+from shared.scheduling.packing.token_slo import TokenSlo
 from shared.scheduling.request import Kind
-from shared.scheduling.token_slo import TokenSlo
 
 FIRST_OUTPUT_ID = 1 << 24  # beyond every vocabulary, so that no output looks like a prompt
 NUM_OUTPUT_IDS = 1 << 24

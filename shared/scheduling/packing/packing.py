@@ -10,10 +10,10 @@ from typing import Protocol
 
 from shared.latency.model import LatencyModel
 from shared.scheduling.batch import Limits, Policy, Schedule, ScheduledRequest
-from shared.scheduling.pace import Pace
+from shared.scheduling.packing.pace import Pace
+from shared.scheduling.packing.victims import schedulable
 from shared.scheduling.request import Kind, Request
 from shared.scheduling.table import RequestTable
-from shared.scheduling.victims import schedulable
 
 
 @dataclass(frozen=True, slots=True)

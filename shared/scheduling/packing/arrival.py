@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from itertools import chain
 
 from shared.scheduling.batch import BatchBuilder, Schedule
-from shared.scheduling.packing import OfflineWork, OneWayPacking, StepState
+from shared.scheduling.packing.packing import OfflineWork, OneWayPacking, StepState
+from shared.scheduling.packing.victims import Victims, schedulable
 from shared.scheduling.request import Kind, Request
 from shared.scheduling.table import RequestTable
-from shared.scheduling.victims import Victims, schedulable
 
 
 class FcfsPacking(OneWayPacking):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from shared.named import named
-from shared.scheduling.arrival_packing import FcfsPacking, RoundRobinPacking
-from shared.scheduling.deadline_packing import DeadlinePacking
-from shared.scheduling.packing import Packing
-from shared.scheduling.two_phase_packing import TwoPhasePacking
+from shared.scheduling.packing.arrival import FcfsPacking, RoundRobinPacking
+from shared.scheduling.packing.deadline import DeadlinePacking
+from shared.scheduling.packing.packing import Packing
+from shared.scheduling.packing.two_phase import TwoPhasePacking
 
 PACKINGS: dict[str, Packing] = {
     "two-phase": TwoPhasePacking(),

@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from shared.scheduling.batch import BatchBuilder, Schedule, ScheduledRequest
-from shared.scheduling.packing import StepState
+from shared.scheduling.packing.packing import StepState
+from shared.scheduling.packing.victims import Victims, give_back_offline_blocks, schedulable
 from shared.scheduling.request import Kind, Request
 from shared.scheduling.table import RequestTable
-from shared.scheduling.victims import Victims, give_back_offline_blocks, schedulable
 
 
 class TwoPhasePacking:

@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 from shared.latency.features import BatchFeatures
 from shared.latency.model import LatencyModel
-from shared.scheduling.pace import Pace
-from shared.scheduling.packing import StepState
+from shared.scheduling.packing.pace import Pace
+from shared.scheduling.packing.packing import StepState
+from shared.scheduling.packing.victims import schedulable
 from shared.scheduling.request import Kind, Request
-from shared.scheduling.victims import schedulable
 
 
 class Timed(NamedTuple):
