@@ -20,7 +20,7 @@ from loadgen.scaling import Scaling
 from loadgen.traces import TraceRequest
 from services.profiler.simulation.setup import Machine, make_strategy
 from services.profiler.simulation.simulation import Simulation
-from shared.scheduling.kv_policy import KV_POLICIES
+from shared.scheduling.kv.policy import KV_POLICIES
 
 PROMPT_TOKENS, PROMPT_DEVIATION = 222.76, 256.36  # ShareGPT, BROS table 2
 OUTPUT_TOKENS, OUTPUT_DEVIATION = 234.51, 268.50

@@ -22,7 +22,7 @@ from benchmarks.figures import print_table, quantile
 from services.offline_queue.pool import OfflinePool
 from shared.protocol.messages import GenerateRequest, OfflineRequest
 from shared.protocol.sampling import SamplingParams
-from shared.scheduling.blocks import BlockPool
+from shared.scheduling.kv.blocks import BlockPool
 from shared.scheduling.orders.offline import BLOCK_SIZE, OFFLINE_ORDERS, make_offline_order
 from shared.scheduling.orders.packed_prompt import pack_tokens
 from shared.scheduling.presets import DEFAULT_UTILITY_RATIO

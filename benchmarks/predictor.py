@@ -33,7 +33,7 @@ from services.profiler.shapes import REPEATS, fits, sweep_shapes, warm_up_shape
 from services.profiler.simulation.setup import Machine
 from shared.latency.roofline import RooflineLatencyModel
 from shared.protocol.messages import ExecutorInfo, MeasureShape, PrefillChunk
-from shared.scheduling.blocks import BlockPool
+from shared.scheduling.kv.blocks import BlockPool
 
 MACHINES = (("llama2-7b", "a100-40g"), ("qwen-14b", "a40"), ("llama3.1-8b", "h100"))
 NOISES = (0.0, 0.01, 0.03)

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from shared.protocol.messages import TokenLogprobs
 from shared.protocol.sampling import SamplingParams
-from shared.scheduling.slot_transfers import SlotOperations
+from shared.scheduling.kv.slot_transfers import SlotOperations
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping
 from services.executor.sequence import LiveSequence
 from services.executor.totals import Totals
 from shared.scheduling.batch import Limits, Schedule
-from shared.scheduling.bidirectional import BidirectionalPool
-from shared.scheduling.kv_policy import KVPolicy
-from shared.scheduling.kv_pool import KVPool
+from shared.scheduling.kv.bidirectional import BidirectionalPool
+from shared.scheduling.kv.policy import KVPolicy
+from shared.scheduling.kv.pool import KVPool
+from shared.scheduling.kv.slot_transfers import SlotOperations
 from shared.scheduling.request import Kind, Request
-from shared.scheduling.slot_transfers import SlotOperations
 from shared.scheduling.table import RequestTable
 
 NO_OPERATIONS = SlotOperations()

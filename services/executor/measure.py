@@ -6,7 +6,7 @@ from services.executor.engine import EngineSpec, Sequence, StepBatch
 from shared.protocol.messages import MeasureShape, PrefillChunk
 from shared.protocol.sampling import SamplingParams
 from shared.scheduling.batch import Limits
-from shared.scheduling.kv_pool import KVPool
+from shared.scheduling.kv.pool import KVPool
 from shared.scheduling.request import Kind
 
 SAMPLING = SamplingParams(max_tokens=1, temperature=0.0)

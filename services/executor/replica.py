@@ -25,15 +25,15 @@ from shared.protocol.messages import (
 )
 from shared.protocol.sampling import FinishReason
 from shared.scheduling.batch import Limits, Policy, Schedule, ScheduledRequest, why_never_held
-from shared.scheduling.kv_policy import LRU, KVPolicy
-from shared.scheduling.kv_pool import make_pool
+from shared.scheduling.kv.policy import LRU, KVPolicy
+from shared.scheduling.kv.pool import make_pool
+from shared.scheduling.kv.slot_transfers import SlotOperations
 from shared.scheduling.orders.online import OnlineOrder
 from shared.scheduling.packing.pace import Pace
 from shared.scheduling.packing.packing import StepState
 from shared.scheduling.packing.packings import packing_named
 from shared.scheduling.packing.token_slo import TokenSlo
 from shared.scheduling.request import Kind
-from shared.scheduling.slot_transfers import SlotOperations
 from shared.scheduling.table import RequestTable
 from shared.text.tokenizer import Tokenizer
 

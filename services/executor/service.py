@@ -36,7 +36,7 @@ from shared.protocol.messages import (
     StepPlan,
 )
 from shared.scheduling.batch import Policy
-from shared.scheduling.kv_policy import kv_policy_named
+from shared.scheduling.kv.policy import kv_policy_named
 from shared.scheduling.orders.online import OnlineOrder
 from shared.scheduling.packing.token_slo import TokenSlo
 from shared.scheduling.presets import Preset, preset_named

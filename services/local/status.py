@@ -22,7 +22,7 @@ from shared.protocol import subjects
 from shared.protocol.budgets import BudgetRecord
 from shared.protocol.messages import ExecutorInfo, Heartbeat, ServiceStatus
 from shared.protocol.slo_status import SloReport, SloStatus
-from shared.scheduling.kv_policy import KV_POLICIES
+from shared.scheduling.kv.policy import KV_POLICIES
 
 ANSWER_S = 1.0
 HEARTBEAT_S = 2.5  # two heartbeats and a half

@@ -30,7 +30,7 @@ from shared.latency.swap import SwapModel
 from shared.protocol.latency_models import LatencyModelRecord
 from shared.protocol.messages import ExecutorInfo, OfflineLength
 from shared.protocol.slo_profile import SloProfileRecord
-from shared.scheduling.kv_policy import kv_policy_named
+from shared.scheduling.kv.policy import kv_policy_named
 from shared.scheduling.presets import preset_named
 
 RUNS_ON = "simulator"

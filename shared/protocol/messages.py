@@ -11,7 +11,7 @@ from shared.latency.features import BatchFeatures
 from shared.latency.histogram import LatencyHistogram
 from shared.protocol.sampling import FinishReason, SamplingParams
 from shared.scheduling.batch import Limits
-from shared.scheduling.blocks import BlockOwners
+from shared.scheduling.kv.blocks import BlockOwners
 from shared.scheduling.orders.online import ClientCounters
 from shared.scheduling.packing.pace import Pace
 from shared.scheduling.packing.token_slo import TokenSlo
@@ -222,7 +222,7 @@ class ExecutorInfo(msgspec.Struct, frozen=True):
     online_order: str = "fcfs"  # fcfs or vtc; schedulers follow it
     vtc_weight_input: float = 1.0
     vtc_weight_output: float = 2.0
-    kv_policy: str = "lru"  # a name in shared.scheduling.kv_policy; schedulers follow it
+    kv_policy: str = "lru"  # a name in shared.scheduling.kv.policy; schedulers follow it
     num_host_slots: int = 0  # KV slots of host memory that the KV policy may use
     swap_ms_per_slot: float = 0.0  # what a KV slot takes from the host to the device
     token_slo: TokenSlo = TokenSlo()  # what bros schedules online requests by

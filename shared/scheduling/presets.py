@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from shared.named import named
 from shared.scheduling.batch import Policy
-from shared.scheduling.kv_policy import LRU, KVPolicy, kv_policy_named
+from shared.scheduling.kv.policy import LRU, KVPolicy, kv_policy_named
 from shared.scheduling.orders.offline_rate import OfflineRate
 
 OWN_KV_POLICY = "preset"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from shared.scheduling.bidirectional import BidirectionalPool
+from shared.scheduling.kv.bidirectional import BidirectionalPool
+from shared.scheduling.kv.slot_transfers import SlotOperations
 from shared.scheduling.request import Kind
-from shared.scheduling.slot_transfers import SlotOperations
 
 BLOCK = 4
 Content = tuple[Kind, tuple[int, ...]]  # what a slot holds: the KV of the last of these tokens

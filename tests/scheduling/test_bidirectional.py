@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shared.scheduling.blocks import BlockOwners
+from shared.scheduling.kv.blocks import BlockOwners
 from shared.scheduling.request import Kind
 from tests.scheduling.bidirectional_bench import Bench, started
 

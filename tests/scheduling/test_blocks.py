@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from shared.scheduling.blocks import BlockOwners, BlockPool
+from shared.scheduling.kv.blocks import BlockOwners, BlockPool
 from shared.scheduling.request import Kind
 
 BLOCK = 4

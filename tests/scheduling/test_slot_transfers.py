@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shared.scheduling.slot_transfers import SlotOperations, SlotTransfers, worthless
+from shared.scheduling.kv.slot_transfers import SlotOperations, SlotTransfers, worthless
 
 
 def test_moves_in_a_row_are_one_and_back_is_none() -> None:

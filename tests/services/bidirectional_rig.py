@@ -11,7 +11,7 @@ from services.executor.totals import Totals
 from shared.protocol.messages import GenerateRequest, PlanEntry, StepPlan
 from shared.protocol.sampling import SamplingParams
 from shared.scheduling.batch import Limits, Policy
-from shared.scheduling.kv_policy import kv_policy_named
+from shared.scheduling.kv.policy import kv_policy_named
 from shared.scheduling.request import Kind
 from tests.scheduling.factories import MODEL
 

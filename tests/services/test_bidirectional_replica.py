@@ -14,7 +14,7 @@ from shared.latency.linear import LinearLatencyModel
 from shared.protocol.messages import GenerateRequest, MeasureShape, PlanEntry, PrefillChunk, StepPlan
 from shared.protocol.sampling import FinishReason, SamplingParams
 from shared.scheduling.batch import Limits, Policy
-from shared.scheduling.kv_policy import kv_policy_named
+from shared.scheduling.kv.policy import kv_policy_named
 from shared.scheduling.request import Kind
 from tests.services.slot_engine import SlotEngine
 

@@ -29,7 +29,7 @@ from shared.protocol.messages import (
 )
 from shared.protocol.sampling import SamplingParams
 from shared.scheduling.batch import Limits, Policy
-from shared.scheduling.kv_policy import KV_POLICIES, LRU, KVPolicy
+from shared.scheduling.kv.policy import KV_POLICIES, LRU, KVPolicy
 from shared.scheduling.orders.offline import FcfsOrder
 from shared.scheduling.packing.token_slo import TokenSlo
 from shared.scheduling.presets import PRESETS

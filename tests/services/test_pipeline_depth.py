@@ -37,7 +37,7 @@ from shared.protocol.messages import (
 )
 from shared.protocol.sampling import FinishReason, SamplingParams
 from shared.scheduling.batch import Limits, Policy
-from shared.scheduling.kv_policy import KV_POLICIES, kv_policy_named
+from shared.scheduling.kv.policy import KV_POLICIES, kv_policy_named
 from shared.scheduling.orders.offline import FcfsOrder
 from shared.scheduling.orders.online import online_order_named
 from shared.scheduling.presets import preset_named

@@ -16,7 +16,7 @@ from shared.latency.linear import LinearLatencyModel
 from shared.protocol.messages import GenerateRequest, MeasureShape, PlanEntry, PrefillChunk, StepPlan
 from shared.protocol.sampling import FinishReason, SamplingParams
 from shared.scheduling.batch import Limits, Policy
-from shared.scheduling.kv_policy import LRU, kv_policy_named
+from shared.scheduling.kv.policy import LRU, kv_policy_named
 from shared.scheduling.request import Kind
 from shared.text.tokenizer import Tokenizer
 

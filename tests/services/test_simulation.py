@@ -32,7 +32,7 @@ from shared.latency.linear import LinearLatencyModel
 from shared.latency.swap import SwapModel
 from shared.protocol.latency_models import LatencyModelRecord, LinearCoefficients
 from shared.scheduling.batch import Schedule
-from shared.scheduling.kv_policy import KV_POLICIES
+from shared.scheduling.kv.policy import KV_POLICIES
 from shared.scheduling.orders.offline import FcfsOrder
 from shared.scheduling.orders.offline_rate import OfflineRate
 from shared.scheduling.packing.token_slo import TokenSlo

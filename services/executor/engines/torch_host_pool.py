@@ -16,7 +16,7 @@ import torch
 from kernels.slot_copy import KVLayers, gather_slots, scatter_slots
 from services.executor.engines.torch_device import host_memory_bytes
 from shared.errors import ConfigError, EngineError
-from shared.scheduling.slot_transfers import SlotOperations
+from shared.scheduling.kv.slot_transfers import SlotOperations
 
 MEASURED_SLOTS = 512  # to time their copying
 

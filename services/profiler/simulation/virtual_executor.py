@@ -14,7 +14,7 @@ from shared.latency.model import LatencyModel
 from shared.latency.swap import SwapModel
 from shared.protocol.messages import GenerateRequest
 from shared.scheduling.batch import Limits, Policy, Schedule
-from shared.scheduling.kv_policy import LRU, KVPolicy
+from shared.scheduling.kv.policy import LRU, KVPolicy
 from shared.scheduling.orders.offline_rate import OfflineRate
 from shared.scheduling.orders.online import OnlineOrder
 from shared.scheduling.packing.packings import packing_named

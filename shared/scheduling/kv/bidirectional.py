@@ -16,10 +16,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from shared.scheduling.blocks import BlockOwners, block_hash
-from shared.scheduling.pages import Page, PageStore
+from shared.scheduling.kv.blocks import BlockOwners, block_hash
+from shared.scheduling.kv.pages import Page, PageStore
+from shared.scheduling.kv.slot_transfers import SlotOperations, SlotTransfers, worthless
 from shared.scheduling.request import Kind
-from shared.scheduling.slot_transfers import SlotOperations, SlotTransfers, worthless
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
-from shared.scheduling.free_blocks import FreeBlocks
+from shared.scheduling.kv.free_blocks import FreeBlocks
 from shared.scheduling.request import Kind
 
 

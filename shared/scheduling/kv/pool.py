@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from shared.scheduling.bidirectional import BidirectionalPool
-from shared.scheduling.blocks import BlockPool
-from shared.scheduling.kv_policy import KVPolicy
+from shared.scheduling.kv.bidirectional import BidirectionalPool
+from shared.scheduling.kv.blocks import BlockPool
+from shared.scheduling.kv.policy import KVPolicy
 
 KVPool = BlockPool | BidirectionalPool
 

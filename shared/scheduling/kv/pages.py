@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 
 from sortedcontainers import SortedDict
 
-from shared.scheduling.free_blocks import FreeBlocks
+from shared.scheduling.kv.free_blocks import FreeBlocks
+from shared.scheduling.kv.slot_transfers import SlotTransfers
 from shared.scheduling.request import Kind
-from shared.scheduling.slot_transfers import SlotTransfers
 
 
 @dataclass(slots=True, eq=False)
