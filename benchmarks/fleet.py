@@ -18,9 +18,9 @@ from shared.protocol.sampling import SamplingParams
 from shared.scheduling.orders.offline import OfflineOrder
 from shared.scheduling.orders.offline_rate import OfflineRate
 from shared.scheduling.orders.packed_prompt import pack_tokens
-from shared.scheduling.prefix_record import Prompt
+from shared.scheduling.placement.prefix_record import Prompt
+from shared.scheduling.placement.routing import Option, Route, RoutingTarget, choose
 from shared.scheduling.request import Kind, Request
-from shared.scheduling.routing import Option, Route, RoutingTarget, choose
 
 MEAN_OUTPUT_TOKENS = 64
 

@@ -21,9 +21,9 @@ from shared.latency.features import BatchFeatures
 from shared.latency.linear import LinearLatencyModel
 from shared.protocol.messages import GenerateRequest
 from shared.protocol.sampling import SamplingParams
-from shared.scheduling.prefix_record import BLOCK_TOKENS, Prompt
+from shared.scheduling.placement.prefix_record import BLOCK_TOKENS, Prompt
+from shared.scheduling.placement.routing import MAX_BLOCKS, Option, RoutingTarget, choose
 from shared.scheduling.request import Kind
-from shared.scheduling.routing import MAX_BLOCKS, Option, RoutingTarget, choose
 
 MODEL = LinearLatencyModel(10.0, 0.07, 0.0004, 1e-7, 1e-12, 0.05, 0.05, 3e-6)
 MACHINE = Machine("llama2-7b", "a100-40g")

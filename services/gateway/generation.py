@@ -9,8 +9,8 @@ from services.gateway.sender import Sender
 from shared.openai.requests import CompletionRequest
 from shared.protocol.messages import GenerateRequest, TokenLogprobs, TokenOutput
 from shared.protocol.sampling import FinishReason
+from shared.scheduling.placement.routing import Route
 from shared.scheduling.request import Kind
-from shared.scheduling.routing import Route
 
 
 class Generation:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from shared.bus import Bus
 from shared.protocol import subjects
 from shared.protocol.messages import ExecutorInfo, Heartbeat
-from shared.scheduling.routing import RoutingTarget
+from shared.scheduling.placement.routing import RoutingTarget
 
 logger = logging.getLogger(__name__)
 

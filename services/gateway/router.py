@@ -8,8 +8,8 @@ import contextlib
 from services.gateway.registry import ExecutorRegistry, LiveExecutor
 from shared.errors import NoExecutorError
 from shared.latency.model import LatencyModel
-from shared.scheduling.prefix_record import Prompt
-from shared.scheduling.routing import Option, Route, choose
+from shared.scheduling.placement.prefix_record import Prompt
+from shared.scheduling.placement.routing import Option, Route, choose
 from shared.watch.tuning import Tuning
 
 FIRST_OUTPUT_TOKENS = 64.0  # of an answer, until some have ended
@@ -17,7 +17,7 @@ OUTPUT_SAMPLES = 256  # the mean output length is that of about so many answers
 
 
 class Router:
-    """The live part of ``shared.scheduling.routing``: executors by their heartbeats, latency models by the predictor,
+    """The live part of ``shared.scheduling.placement.routing``: executors by their heartbeats, latency models by the predictor,
     output lengths by the answers that have ended."""
 
     def __init__(self, registry: ExecutorRegistry, tuning: Tuning) -> None:

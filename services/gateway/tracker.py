@@ -21,7 +21,7 @@ from shared.openai.requests import CompletionRequest
 from shared.protocol import subjects
 from shared.protocol.messages import AbortRequests, StepTokens, TokenOutput
 from shared.protocol.sampling import FinishReason
-from shared.scheduling.routing import Route
+from shared.scheduling.placement.routing import Route
 
 logger = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.scheduling.prefix_record import BLOCK_TOKENS, PrefixRecord, Prompt
+from shared.scheduling.placement.prefix_record import BLOCK_TOKENS, PrefixRecord, Prompt
 
 
 def make_prompt(letters: str, rest: int = 0) -> Prompt:

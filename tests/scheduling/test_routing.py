@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from shared.latency.features import BatchFeatures
 from shared.latency.linear import LinearLatencyModel
-from shared.scheduling.prefix_record import BLOCK_TOKENS, Prompt
-from shared.scheduling.routing import Option, Route, RoutingTarget, choose
+from shared.scheduling.placement.prefix_record import BLOCK_TOKENS, Prompt
+from shared.scheduling.placement.routing import Option, Route, RoutingTarget, choose
 from tests.scheduling.factories import MODEL
 
 STEP_TOKENS = 512

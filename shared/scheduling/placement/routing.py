@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from shared.latency.features import BatchFeatures, attention_pairs
 from shared.latency.linear import LinearLatencyModel
 from shared.latency.model import LatencyModel
-from shared.scheduling.prefix_record import BLOCK_TOKENS, PrefixRecord, Prompt
+from shared.scheduling.placement.prefix_record import BLOCK_TOKENS, PrefixRecord, Prompt
 
 MAX_BLOCKS = 16_384  # of one executor's record: half a million tokens in about 2 MB
 TOKEN_COUNTS = LinearLatencyModel(0, 1, 0, 0, 0, 0, 1)  # where no model is fitted yet: each token counts the same
