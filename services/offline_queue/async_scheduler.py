@@ -23,11 +23,11 @@ from shared.protocol.messages import (
 from shared.protocol.sampling import FinishReason
 from shared.scheduling.batch import Policy, Schedule, ScheduledRequest, why_never_held
 from shared.scheduling.kv.policy import kv_policy_named
-from shared.scheduling.mirror import ExecutorMirror
 from shared.scheduling.orders.offline_rate import OfflineRate
 from shared.scheduling.orders.online import online_order_named
 from shared.scheduling.packing.pace import Pace
-from shared.scheduling.pipeline import Pipeline
+from shared.scheduling.planning.mirror import ExecutorMirror
+from shared.scheduling.planning.pipeline import Pipeline
 from shared.scheduling.request import Kind, Request
 
 logger = logging.getLogger(__name__)

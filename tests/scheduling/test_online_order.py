@@ -9,7 +9,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shared.scheduling.batch import Limits, Policy, ScheduledRequest
-from shared.scheduling.mirror import ExecutorMirror
 from shared.scheduling.orders.online import (
     MIN_CLIENTS_TO_PRUNE,
     Fcfs,
@@ -17,6 +16,7 @@ from shared.scheduling.orders.online import (
     Vtc,
     online_order_named,
 )
+from shared.scheduling.planning.mirror import ExecutorMirror
 from shared.scheduling.request import Kind, Request
 from shared.scheduling.table import RequestTable
 from tests.scheduling.factories import LIMITS, UNBOUNDED, make_decode, make_request, make_table, plan, tokens

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shared.scheduling.batch import Limits, Policy, ScheduledRequest
 from shared.scheduling.kv.policy import kv_policy_named
-from shared.scheduling.mirror import ExecutorMirror
+from shared.scheduling.planning.mirror import ExecutorMirror
 from shared.scheduling.request import Kind, Request
 from tests.scheduling.factories import (
     MODEL,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shared.scheduling.batch import Policy, ScheduledRequest
-from shared.scheduling.mirror import ARRIVAL_GRACE_STEPS, ExecutorMirror
+from shared.scheduling.planning.mirror import ARRIVAL_GRACE_STEPS, ExecutorMirror
 from shared.scheduling.presets import preset_named
 from shared.scheduling.request import Kind
 from tests.scheduling.factories import LIMITS, MODEL, UNBOUNDED, make_decode, make_request, make_table

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from shared.latency.model import LatencyModel
 from shared.scheduling.batch import Policy, Schedule, ScheduledRequest
-from shared.scheduling.mirror import ExecutorMirror
 from shared.scheduling.packing.packings import packing_named
+from shared.scheduling.planning.mirror import ExecutorMirror
 from shared.scheduling.request import Request
 
 
