@@ -7,7 +7,7 @@ so that both meet the same disturbances; the medians and their ratio are printed
 
 from __future__ import annotations
 
-from services.executor.engines.torch_threads import cpu_count
+from services.executor.engines.torch.threads import cpu_count
 
 # isort: split
 import argparse
@@ -23,7 +23,7 @@ import torch
 
 from benchmarks.figures import print_table
 from services.executor.engine import Sequence, StepBatch
-from services.executor.engines.torch_engine import TorchEngine
+from services.executor.engines.torch.engine import TorchEngine
 from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, prepare
 from shared.protocol.sampling import SamplingParams
 

@@ -7,7 +7,7 @@ batches such as live steps run, for so many seconds.
 
 from __future__ import annotations
 
-from services.executor.engines.torch_threads import cpu_count
+from services.executor.engines.torch.threads import cpu_count
 
 # isort: split
 import argparse
@@ -20,7 +20,7 @@ from pathlib import Path
 
 from benchmarks.figures import print_table
 from benchmarks.schedules import scheduled_shapes, window_of
-from services.executor.engines.torch_engine import TorchEngine
+from services.executor.engines.torch.engine import TorchEngine
 from services.executor.measure import ScratchBatch
 from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, prepare
 from services.executor.replica import batch_shape

@@ -18,8 +18,8 @@ from benchmarks.figures import print_table
 from services.executor.engine import TokenHistory
 from services.executor.engines.grammar_masks import GrammarMasks
 from services.executor.engines.sample_row import SampleRow
-from services.executor.engines.torch_logprobs import gather_logprobs
-from services.executor.engines.torch_sampler import sample
+from services.executor.engines.torch.logprobs import gather_logprobs
+from services.executor.engines.torch.sampler import sample
 from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, prepare
 from shared.openai.response_format import JsonSchema, ResponseFormat, grammar_of
 from shared.protocol.sampling import SamplingParams

@@ -7,7 +7,7 @@ does, and of the clock. Blocks are scattered over the pool.
 
 from __future__ import annotations
 
-from services.executor.engines.torch_threads import cpu_count
+from services.executor.engines.torch.threads import cpu_count
 
 # isort: split
 import argparse

@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks.figures import print_table
 from services.executor.engine import Sequence, StepBatch
-from services.executor.engines.torch_threads import cpu_count
+from services.executor.engines.torch.threads import cpu_count
 from services.executor.engines.vllm_environment import import_vllm
 from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, prepare
 from shared.protocol.sampling import SamplingParams

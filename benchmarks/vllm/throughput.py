@@ -12,7 +12,7 @@ threads; of all turns the fastest, since other processes only ever add to it.
 
 from __future__ import annotations
 
-from services.executor.engines.torch_threads import cpu_count
+from services.executor.engines.torch.threads import cpu_count
 
 # isort: split
 import argparse
@@ -61,7 +61,7 @@ class TorchSubject:
     """Ours. Blocks are scattered over the pool."""
 
     def __init__(self, path: Path, num_threads: int) -> None:
-        from services.executor.engines.torch_engine import TorchEngine
+        from services.executor.engines.torch.engine import TorchEngine
 
         pool = {"block_size": BLOCK_SIZE, "num_blocks": NUM_BLOCKS}
         self._engine = TorchEngine.load(path, "bench", device="cpu", dtype="float32", num_threads=num_threads, **pool)

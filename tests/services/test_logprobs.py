@@ -13,7 +13,7 @@ from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from services.executor.engines.sample_row import SampleRow
-from services.executor.engines.torch_logprobs import LEAST, gather_logprobs, read_logprobs
+from services.executor.engines.torch.logprobs import LEAST, gather_logprobs, read_logprobs
 from shared.openai.logprobs import LogprobsShape
 from shared.openai.requests import CHAT, TEXT
 from shared.openai.responses import Choice, ChunkWriter, Usage, completion_body

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from services.executor.engine import Sequence, StepBatch
-from services.executor.engines.torch_engine import TorchEngine
+from services.executor.engines.torch.engine import TorchEngine
 from shared.errors import ConfigError, EngineError
 from shared.protocol.sampling import SamplingParams
 from shared.scheduling.kv.slot_transfers import SlotOperations

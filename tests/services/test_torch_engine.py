@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from services.executor.engine import Sequence, StepBatch
-from services.executor.engines.torch_engine import TorchEngine
+from services.executor.engines.torch.engine import TorchEngine
 from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, prepare
 from shared.errors import ConfigError, EngineError, ModelError
 from shared.protocol.sampling import SamplingParams

@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from services.executor.engine import Sequence, StepBatch, TokenHistory
-from services.executor.engines.torch_engine import TorchEngine
-from services.executor.engines.torch_graphs import CudaRecorder, Run, graph_sizes, recorder_for
+from services.executor.engines.torch.engine import TorchEngine
+from services.executor.engines.torch.graphs import CudaRecorder, Run, graph_sizes, recorder_for
 from shared.protocol.sampling import SamplingParams
 from tests.kernels.rig import DEVICE, needs_triton
 from tests.services.engine_driver import EngineDriver, Request

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kernels.slot_copy import KVLayers, gather_slots
-from services.executor.engines.torch_host_pool import HostPool
+from services.executor.engines.torch.host_pool import HostPool
 from shared.scheduling.kv.slot_transfers import SlotOperations
 
 NUM_BLOCKS, BLOCK, NUM_HOST_SLOTS = 6, 4, 9

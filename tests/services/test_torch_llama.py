@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from services.executor.engines.torch_attention import LayerShape, ShapeProbe
-from services.executor.engines.torch_linear import PackedLinear, PlainLinear, can_pack
-from services.executor.engines.torch_llama import LlamaForward
-from services.executor.engines.torch_model import LoadedModel, TransformersForward
+from services.executor.engines.torch.attention import LayerShape, ShapeProbe
+from services.executor.engines.torch.linear import PackedLinear, PlainLinear, can_pack
+from services.executor.engines.torch.llama import LlamaForward
+from services.executor.engines.torch.model import LoadedModel, TransformersForward
 from tests.services.test_torch_models import FAMILIES, save_model
 
 CPU = torch.device("cpu")

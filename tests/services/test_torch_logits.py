@@ -9,8 +9,8 @@ import torch
 
 from services.executor.engine import TokenHistory
 from services.executor.engines.sample_row import SampleRow
-from services.executor.engines.torch_logits import adjusted
-from services.executor.engines.torch_sampler import sample
+from services.executor.engines.torch.logits import adjusted
+from services.executor.engines.torch.sampler import sample
 from shared.protocol.sampling import SamplingParams
 
 VOCAB = 50

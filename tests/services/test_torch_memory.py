@@ -8,12 +8,12 @@ import sys
 import pytest
 import torch
 
-from services.executor.engines.torch_memory import keep_freed_memory, zeros_in_huge_pages
+from services.executor.engines.torch.memory import keep_freed_memory, zeros_in_huge_pages
 
 TURNS = """
 import resource, sys, threading
 import torch
-from services.executor.engines.torch_memory import keep_freed_memory
+from services.executor.engines.torch.memory import keep_freed_memory
 
 def turn():
     held = [torch.empty(1 << 20, dtype=torch.uint8).fill_(1) for _ in range(8)]

@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from services.executor.engines.torch_engine import TorchEngine
+from services.executor.engines.torch.engine import TorchEngine
 from shared.errors import ModelError
 from shared.protocol.sampling import SamplingParams
 from tests.services.engine_driver import EngineDriver, Request

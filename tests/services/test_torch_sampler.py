@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from services.executor.engines.sample_row import SampleRow
-from services.executor.engines.torch_sampler import sample, uniforms
+from services.executor.engines.torch.sampler import sample, uniforms
 from shared.errors import EngineError
 from shared.protocol.sampling import SamplingParams
 

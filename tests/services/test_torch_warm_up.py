@@ -10,8 +10,8 @@ import torch
 from kernels.gpu.tiles import choose_num_splits, chunk_tile_shape, decode_tile_shape
 from kernels.step_layout import StepLayout
 from services.executor.engine import EngineSpec
-from services.executor.engines.torch_engine import TorchEngine
-from services.executor.engines.torch_warm_up import warm_up_batches
+from services.executor.engines.torch.engine import TorchEngine
+from services.executor.engines.torch.warm_up import warm_up_batches
 from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, prepare
 
 SPEC = EngineSpec("m", "torch", "cuda-x", "bfloat16", 8192, 1000, 16, 4096, (0,))

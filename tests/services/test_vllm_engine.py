@@ -48,7 +48,7 @@ def engine(model_folder: Path) -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def torch_engine(model_folder: Path) -> Iterator[Any]:
-    from services.executor.engines.torch_engine import TorchEngine
+    from services.executor.engines.torch.engine import TorchEngine
 
     loaded = TorchEngine.load(model_folder, "test", device="cpu", num_blocks=120, num_threads=1)
     yield loaded

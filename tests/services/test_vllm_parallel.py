@@ -18,7 +18,7 @@ import pytest
 
 from services.executor.engine import EngineSpec, Sequence, StepBatch
 from services.executor.engines.factory import load_engine
-from services.executor.engines.torch_threads import cpu_count
+from services.executor.engines.torch.threads import cpu_count
 from services.executor.engines.vllm_environment import import_vllm, installed_version
 from services.executor.service import ExecutorService
 from services.executor.settings import ExecutorSettings

@@ -29,7 +29,7 @@ def load_engine(settings: ExecutorSettings) -> Engine:
     """Load what ``settings.engine`` names; takes seconds. Raises ConfigError and ModelError."""
     if settings.engine == "torch":
         _check_one_worker(settings)
-        from services.executor.engines.torch_engine import TorchEngine
+        from services.executor.engines.torch.engine import TorchEngine
 
         return TorchEngine.load(
             Path(settings.model_path),

@@ -15,8 +15,8 @@ from vllm.v1.engine.core import EngineCore
 from vllm.v1.executor import Executor
 from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
 
-from services.executor.engines.torch_device import choose_dtype, kv_memory_bytes
-from services.executor.engines.torch_threads import cpu_count
+from services.executor.engines.torch.device import choose_dtype, kv_memory_bytes
+from services.executor.engines.torch.threads import cpu_count
 from services.executor.engines.vllm_attention import backend_member, directed_attention
 from services.executor.engines.vllm_environment import changes_undone, llvmlite_hidden, threads_of_workers
 from services.executor.engines.vllm_runner_mirror import FIRST_BLOCK

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.executor.engines.torch_threads import cpu_count
+from services.executor.engines.torch.threads import cpu_count
 
 # isort: split
 
@@ -16,8 +16,8 @@ import torch
 from vllm.v1.engine.core import EngineCore
 
 from services.executor.engine import EngineSpec, StepBatch, StepResult
-from services.executor.engines.torch_device import device_name
-from services.executor.engines.torch_host_pool import HostPool, host_pool_of, slots_copied
+from services.executor.engines.torch.device import device_name
+from services.executor.engines.torch.host_pool import HostPool, host_pool_of, slots_copied
 from services.executor.engines.vllm_attention_step import bind_attention
 from services.executor.engines.vllm_core import VllmOptions, make_core, shut_down_on_error
 from services.executor.engines.vllm_steps import StepsInFlight

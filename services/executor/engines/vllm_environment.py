@@ -5,7 +5,7 @@ Import this before torch: like the torch engine's threads, vLLM's read their env
 
 from __future__ import annotations
 
-from services.executor.engines.torch_threads import cpu_count
+from services.executor.engines.torch.threads import cpu_count
 
 # isort: split
 

@@ -12,10 +12,10 @@ from typing import Any, Protocol
 
 import torch
 
-from services.executor.engines.torch_attention import ATTENTION_NAME, AttentionStep, Layer, LayerShape, ShapeProbe
-from services.executor.engines.torch_device import choose_dtype
-from services.executor.engines.torch_linear import can_pack, pack_linears
-from services.executor.engines.torch_llama import LlamaForward, is_llama
+from services.executor.engines.torch.attention import ATTENTION_NAME, AttentionStep, Layer, LayerShape, ShapeProbe
+from services.executor.engines.torch.device import choose_dtype
+from services.executor.engines.torch.linear import can_pack, pack_linears
+from services.executor.engines.torch.llama import LlamaForward, is_llama
 from shared.errors import EngineError, ModelError
 
 logger = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ A step is one flattened forward of all scheduled tokens, prefill chunks and deco
 
 from __future__ import annotations
 
-from services.executor.engines.torch_threads import cpu_count
+from services.executor.engines.torch.threads import cpu_count
 
 # isort: split
 
@@ -26,15 +26,15 @@ from kernels.step_layout import StepLayout
 from services.executor.engine import EngineSpec, SampledTokens, Sequence, StepBatch, StepResult
 from services.executor.engines.grammar_masks import GrammarMasks
 from services.executor.engines.sample_row import SampleRow
-from services.executor.engines.torch_attention import Layer, LayerShape, PagedStep
-from services.executor.engines.torch_device import choose_device, device_name, kv_memory_bytes, make_current
-from services.executor.engines.torch_graphs import DecodeGraphs, Recorder, recorder_for
-from services.executor.engines.torch_host_pool import HostPool, host_pool_of, slots_copied
-from services.executor.engines.torch_logprobs import gather_logprobs, read_logprobs
-from services.executor.engines.torch_memory import keep_freed_memory, zeros_in_huge_pages
-from services.executor.engines.torch_model import Forward, LoadedModel
-from services.executor.engines.torch_sampler import sample
-from services.executor.engines.torch_warm_up import warm_up_batches
+from services.executor.engines.torch.attention import Layer, LayerShape, PagedStep
+from services.executor.engines.torch.device import choose_device, device_name, kv_memory_bytes, make_current
+from services.executor.engines.torch.graphs import DecodeGraphs, Recorder, recorder_for
+from services.executor.engines.torch.host_pool import HostPool, host_pool_of, slots_copied
+from services.executor.engines.torch.logprobs import gather_logprobs, read_logprobs
+from services.executor.engines.torch.memory import keep_freed_memory, zeros_in_huge_pages
+from services.executor.engines.torch.model import Forward, LoadedModel
+from services.executor.engines.torch.sampler import sample
+from services.executor.engines.torch.warm_up import warm_up_batches
 from shared.errors import ConfigError, EngineError
 from shared.text.model_folder import ModelFacts
 

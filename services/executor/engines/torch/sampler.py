@@ -11,7 +11,7 @@ import torch
 
 from services.executor.engines.grammar_masks import GrammarMasks
 from services.executor.engines.sample_row import SampleRow
-from services.executor.engines.torch_logits import adjusted
+from services.executor.engines.torch.logits import adjusted
 from shared.errors import EngineError
 from shared.protocol.sampling import SamplingParams
 

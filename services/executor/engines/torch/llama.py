@@ -17,8 +17,8 @@ import torch
 import torch.nn.functional as F
 
 from kernels.cpu.threads import has_numba
-from services.executor.engines.torch_attention import AttentionStep, LayerShape
-from services.executor.engines.torch_linear import Linear, PackedLinear, PlainLinear
+from services.executor.engines.torch.attention import AttentionStep, LayerShape
+from services.executor.engines.torch.linear import Linear, PackedLinear, PlainLinear
 
 FAMILY = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 LAYER_PARTS = {
