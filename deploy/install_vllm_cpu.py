@@ -36,7 +36,7 @@ def install(*args: str) -> None:
 
 
 def main() -> int:
-    from services.executor.engines.vllm_environment import TESTED_VERSION
+    from services.executor.engines.vllm.environment import TESTED_VERSION
 
     try:
         install("--no-deps", f"{PACKAGE}=={TESTED_VERSION}")

@@ -19,7 +19,7 @@ from typing import Any
 from benchmarks.figures import print_table
 from services.executor.engine import Sequence, StepBatch
 from services.executor.engines.torch.threads import cpu_count
-from services.executor.engines.vllm_environment import import_vllm
+from services.executor.engines.vllm.environment import import_vllm
 from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, prepare
 from shared.protocol.sampling import SamplingParams
 
@@ -90,8 +90,8 @@ class Rig:
         import_vllm(threads)
         from vllm.v1.core.sched.scheduler import Scheduler
 
-        from services.executor.engines.vllm_core import VllmOptions
-        from services.executor.engines.vllm_engine import VllmEngine
+        from services.executor.engines.vllm.core import VllmOptions
+        from services.executor.engines.vllm.engine import VllmEngine
 
         num_blocks = 2 * max(BATCHES) * MAX_LEN // BLOCK_SIZE
         tokens = max(BATCHES) * CONTEXT

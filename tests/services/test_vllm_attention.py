@@ -10,7 +10,7 @@ import pytest
 
 from services.executor.engine import Engine, Sequence, StepBatch
 from services.executor.engines.factory import load_engine
-from services.executor.engines.vllm_environment import installed_version
+from services.executor.engines.vllm.environment import installed_version
 from services.executor.settings import ExecutorSettings
 from shared.errors import ConfigError
 from shared.protocol.messages import GenerateRequest
@@ -126,7 +126,7 @@ def test_a_block_size_that_is_no_power_of_two_is_refused(model_folder: Path, dir
 
 def test_a_kind_of_attention_that_is_not_ours_is_refused(stock: Engine) -> None:
     """``stock``: vLLM is imported."""
-    from services.executor.engines.vllm_attention import DirectedAttention
+    from services.executor.engines.vllm.attention import DirectedAttention
 
     assert DirectedAttention(9, 64, 0.125, 3, sliding_window=128).sliding_window == 128
     with pytest.raises(NotImplementedError, match="has no ALiBi, a soft cap of logits, sinks"):

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from services.executor.engine import Sequence, StepBatch
-from services.executor.engines.vllm_environment import changes_undone, import_vllm, installed_version
+from services.executor.engines.vllm.environment import changes_undone, import_vllm, installed_version
 from shared.errors import ConfigError, EngineError, ModelError
 from shared.protocol.sampling import SamplingParams
 from shared.scheduling.kv.slot_transfers import SlotOperations
@@ -38,8 +38,8 @@ def prompts(model_folder: Path) -> list[list[int]]:
 @pytest.fixture(scope="module")
 def engine(model_folder: Path) -> Iterator[Any]:
     import_vllm(1)
-    from services.executor.engines.vllm_core import VllmOptions
-    from services.executor.engines.vllm_engine import VllmEngine
+    from services.executor.engines.vllm.core import VllmOptions
+    from services.executor.engines.vllm.engine import VllmEngine
 
     loaded = VllmEngine.load(model_folder, "test", VllmOptions(1, num_blocks=NUM_BLOCKS, max_num_seqs=16))
     yield loaded
@@ -236,15 +236,15 @@ def test_what_vllm_changes_is_put_back(engine: Any) -> None:
 )
 def test_settings_that_cannot_be_met(model_folder: Path, options: dict[str, Any], reason: str) -> None:
     import_vllm(1)
-    from services.executor.engines.vllm_core import VllmOptions
-    from services.executor.engines.vllm_engine import VllmEngine
+    from services.executor.engines.vllm.core import VllmOptions
+    from services.executor.engines.vllm.engine import VllmEngine
 
     with pytest.raises(ConfigError, match=reason):
         VllmEngine.load(model_folder, "test", VllmOptions(1, **options))
 
 
 def test_a_model_runner_without_what_is_relied_on_is_refused(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from services.executor.engines.vllm_workers import check_runner
+    from services.executor.engines.vllm.workers import check_runner
 
     runner = runner_of(engine)
     check_runner(runner)
@@ -258,8 +258,8 @@ def test_a_model_runner_without_what_is_relied_on_is_refused(engine: Any, monkey
 def test_a_block_size_that_vllm_changes_is_refused(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its configuration ends with another one than it was given, as those of some models do."""
     import_vllm(1)
-    from services.executor.engines import vllm_core
-    from services.executor.engines.vllm_engine import VllmEngine
+    from services.executor.engines.vllm import core as vllm_core
+    from services.executor.engines.vllm.engine import VllmEngine
 
     make_args = vllm_core._engine_args
     monkeypatch.setattr(vllm_core, "_engine_args", lambda *given: replace(make_args(*given), block_size=64))

@@ -19,7 +19,7 @@ import pytest
 from services.executor.engine import EngineSpec, Sequence, StepBatch
 from services.executor.engines.factory import load_engine
 from services.executor.engines.torch.threads import cpu_count
-from services.executor.engines.vllm_environment import import_vllm, installed_version
+from services.executor.engines.vllm.environment import import_vllm, installed_version
 from services.executor.service import ExecutorService
 from services.executor.settings import ExecutorSettings
 from shared.bus import Bus
@@ -48,7 +48,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LOAD_AND_WAIT = """
 import sys
 from pathlib import Path
-from services.executor.engines.vllm_environment import import_vllm
+from services.executor.engines.vllm.environment import import_vllm
 from tests.services.test_vllm_parallel import load, workers_of
 
 if __name__ == "__main__":
@@ -60,8 +60,8 @@ if __name__ == "__main__":
 
 def load(path: Path, **options: Any) -> Any:
     import_vllm(2)
-    from services.executor.engines.vllm_core import VllmOptions
-    from services.executor.engines.vllm_engine import VllmEngine
+    from services.executor.engines.vllm.core import VllmOptions
+    from services.executor.engines.vllm.engine import VllmEngine
 
     return VllmEngine.load(path, "test", VllmOptions(2, num_blocks=NUM_BLOCKS, max_num_seqs=16, **options))
 
@@ -202,7 +202,7 @@ def test_workers_that_cannot_be_prepared_are_ended(model: Path, monkeypatch: pyt
     import_vllm(2)
     from vllm.v1.engine.core import EngineCore
 
-    from services.executor.engines import vllm_engine
+    from services.executor.engines.vllm import engine as vllm_engine
 
     workers: list[Any] = []
     shutdown = EngineCore.shutdown
@@ -261,7 +261,7 @@ def test_degrees_that_cannot_be_met(
     model: Path, options: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import_vllm(2)
-    from services.executor.engines import vllm_core
+    from services.executor.engines.vllm import core as vllm_core
 
     monkeypatch.setattr(vllm_core, "cpu_count", lambda: 8)
     with pytest.raises(ConfigError, match=reason):
@@ -271,7 +271,7 @@ def test_degrees_that_cannot_be_met(
 def test_more_steps_in_flight_than_vllm_takes_are_refused(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The model has layers enough."""
     import_vllm(2)
-    from services.executor.engines import vllm_core
+    from services.executor.engines.vllm import core as vllm_core
 
     monkeypatch.setattr(vllm_core, "cpu_count", lambda: 8)
     with pytest.raises(ConfigError, match="room for 4 steps in flight; write 4 or less"):

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from services.executor.engines.vllm_environment import changes_undone, import_vllm, installed_version, llvmlite_hidden
+from services.executor.engines.vllm.environment import changes_undone, import_vllm, installed_version, llvmlite_hidden
 from shared.errors import ModelError
 from shared.protocol.sampling import SamplingParams
 from tests.services.engine_driver import EngineDriver, Request
@@ -31,8 +31,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 def load(path: Path, num_blocks: int = 60) -> Any:
     import_vllm(1)
-    from services.executor.engines.vllm_core import VllmOptions
-    from services.executor.engines.vllm_engine import VllmEngine
+    from services.executor.engines.vllm.core import VllmOptions
+    from services.executor.engines.vllm.engine import VllmEngine
 
     return VllmEngine.load(path, "test", VllmOptions(1, num_blocks=num_blocks, max_num_seqs=16))
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from services.executor.engines import vllm_environment
 from services.executor.engines.factory import load_engine
-from services.executor.engines.vllm_environment import TESTED_VERSION, import_vllm, installed_version
+from services.executor.engines.vllm import environment as vllm_environment
+from services.executor.engines.vllm.environment import TESTED_VERSION, import_vllm, installed_version
 from services.executor.settings import ExecutorSettings
 from shared.errors import ConfigError
 
@@ -53,7 +53,7 @@ def test_packages_that_break_vllm_are_named(tmp_path: Path) -> None:
     metadata = tmp_path / "torchvision-0.1.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: torchvision\nVersion: 0.1\n")
-    code = "from services.executor.engines.vllm_environment import import_vllm; import_vllm(1)"
+    code = "from services.executor.engines.vllm.environment import import_vllm; import_vllm(1)"
     command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(tmp_path)!r}); {code}"]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert "ConfigError" in ran.stderr and "pip uninstall torchvision" in ran.stderr, ran.stderr
@@ -62,7 +62,7 @@ def test_packages_that_break_vllm_are_named(tmp_path: Path) -> None:
 @needs_vllm
 def test_all_that_is_relied_on_is_there() -> None:
     version = import_vllm(2)
-    from services.executor.engines.vllm_requirements import check_vllm, differing
+    from services.executor.engines.vllm.requirements import check_vllm, differing
 
     assert list(differing()) == []
     check_vllm(version)
@@ -82,8 +82,8 @@ def test_every_difference_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
     from vllm.v1.engine.core import EngineCore
 
-    from services.executor.engines import vllm_requirements
-    from services.executor.engines.vllm_scheduler import PlannedScheduler
+    from services.executor.engines.vllm import requirements as vllm_requirements
+    from services.executor.engines.vllm.scheduler import PlannedScheduler
 
     monkeypatch.setattr(vllm_requirements, "CALLS", ((EngineCore.step, ("self", "batch")),))
     monkeypatch.setattr(

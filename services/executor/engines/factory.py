@@ -52,14 +52,14 @@ def load_engine(settings: ExecutorSettings) -> Engine:
 
 def _load_vllm(settings: ExecutorSettings) -> Engine:
     """vLLM is imported late, and only here: it takes seconds, and reads its environment when it is."""
-    from services.executor.engines.vllm_environment import import_vllm, not_as_tested
+    from services.executor.engines.vllm.environment import import_vllm, not_as_tested
 
     attention = _vllm_attention(settings)
     version = import_vllm(settings.threads or None)
     try:
-        from services.executor.engines.vllm_core import VllmOptions
-        from services.executor.engines.vllm_engine import VllmEngine
-        from services.executor.engines.vllm_requirements import check_vllm
+        from services.executor.engines.vllm.core import VllmOptions
+        from services.executor.engines.vllm.engine import VllmEngine
+        from services.executor.engines.vllm.requirements import check_vllm
     except (AttributeError, ImportError) as error:
         raise ConfigError(not_as_tested(version, str(error))) from error
     check_vllm(version)

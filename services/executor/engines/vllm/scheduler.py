@@ -10,7 +10,7 @@ from vllm.v1.outputs import LogprobsLists, ModelRunnerOutput
 
 from services.executor.engine import SampledTokens, Sequence
 from services.executor.engines.torch.logprobs import read_logprobs
-from services.executor.engines.vllm_runner_mirror import FIRST_BLOCK, RunnerLimits, RunnerMirror
+from services.executor.engines.vllm.runner_mirror import FIRST_BLOCK, RunnerLimits, RunnerMirror
 from services.executor.settings import OWN_ATTENTION
 from shared.protocol.messages import TokenLogprobs
 

@@ -13,7 +13,7 @@ from kernels.cpu import decodes
 from kernels.cpu.attention import GatherBuffer
 from kernels.metadata import AttentionMetadata
 from kernels.step_layout import StepLayout
-from services.executor.engines.vllm_runner_mirror import FILLS_RIGHT_KEY, FIRST_BLOCK
+from services.executor.engines.vllm.runner_mirror import FILLS_RIGHT_KEY, FIRST_BLOCK
 
 
 @dataclass(frozen=True, slots=True)

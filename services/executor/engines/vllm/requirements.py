@@ -31,10 +31,10 @@ from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from vllm.v1.worker.utils import AttentionGroup
 
-from services.executor.engines.vllm_attention import DirectedAttention, DirectedBackend
-from services.executor.engines.vllm_attention_step import DirectedStepBuilder
-from services.executor.engines.vllm_environment import TESTED_VERSION, not_as_tested
-from services.executor.engines.vllm_scheduler import PlannedScheduler
+from services.executor.engines.vllm.attention import DirectedAttention, DirectedBackend
+from services.executor.engines.vllm.attention_step import DirectedStepBuilder
+from services.executor.engines.vllm.environment import TESTED_VERSION, not_as_tested
+from services.executor.engines.vllm.scheduler import PlannedScheduler
 from shared.errors import ConfigError
 
 logger = logging.getLogger(__name__)

@@ -26,7 +26,7 @@ from vllm.v1.kv_cache_interface import KVCacheLayout
 
 from kernels.kv_write import write_kv
 from kernels.paged_attention import paged_attention
-from services.executor.engines.vllm_attention_step import DirectedStep, DirectedStepBuilder, as_blocks
+from services.executor.engines.vllm.attention_step import DirectedStep, DirectedStepBuilder, as_blocks
 
 PLAIN_KV_DTYPES = ("auto", "float16", "bfloat16", "float32")
 

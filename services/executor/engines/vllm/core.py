@@ -17,10 +17,10 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
 
 from services.executor.engines.torch.device import choose_dtype, kv_memory_bytes
 from services.executor.engines.torch.threads import cpu_count
-from services.executor.engines.vllm_attention import backend_member, directed_attention
-from services.executor.engines.vllm_environment import changes_undone, llvmlite_hidden, threads_of_workers
-from services.executor.engines.vllm_runner_mirror import FIRST_BLOCK
-from services.executor.engines.vllm_scheduler import ATTENTION_KEY, PlannedScheduler
+from services.executor.engines.vllm.attention import backend_member, directed_attention
+from services.executor.engines.vllm.environment import changes_undone, llvmlite_hidden, threads_of_workers
+from services.executor.engines.vllm.runner_mirror import FIRST_BLOCK
+from services.executor.engines.vllm.scheduler import ATTENTION_KEY, PlannedScheduler
 from services.executor.settings import OWN_ATTENTION
 from shared.errors import ConfigError, ModelError
 from shared.text.model_folder import ModelFacts

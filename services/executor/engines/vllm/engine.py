@@ -18,10 +18,10 @@ from vllm.v1.engine.core import EngineCore
 from services.executor.engine import EngineSpec, StepBatch, StepResult
 from services.executor.engines.torch.device import device_name
 from services.executor.engines.torch.host_pool import HostPool, host_pool_of, slots_copied
-from services.executor.engines.vllm_attention_step import bind_attention
-from services.executor.engines.vllm_core import VllmOptions, make_core, shut_down_on_error
-from services.executor.engines.vllm_steps import StepsInFlight
-from services.executor.engines.vllm_workers import prepare_worker
+from services.executor.engines.vllm.attention_step import bind_attention
+from services.executor.engines.vllm.core import VllmOptions, make_core, shut_down_on_error
+from services.executor.engines.vllm.steps import StepsInFlight
+from services.executor.engines.vllm.workers import prepare_worker
 from shared.errors import EngineError, EngineLostError
 from shared.text.model_folder import ModelFacts
 

@@ -13,7 +13,7 @@ from services.executor.engines.grammar_masks import GrammarMasks
 from services.executor.engines.sample_row import SampleRow
 from services.executor.engines.torch.logprobs import gather_logprobs
 from services.executor.engines.torch.sampler import sample
-from services.executor.engines.vllm_runner_mirror import NUM_PROMPT_TOKENS_KEY, SAMPLING_KEY
+from services.executor.engines.vllm.runner_mirror import NUM_PROMPT_TOKENS_KEY, SAMPLING_KEY
 
 
 class SeededSampler(torch.nn.Module):

@@ -21,8 +21,8 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner  # on a CPU too
 
 from services.executor.engines.grammar_masks import GrammarMasks
-from services.executor.engines.vllm_runner_mirror import SAMPLING_KEY
-from services.executor.engines.vllm_sampler import SeededSampler
+from services.executor.engines.vllm.runner_mirror import SAMPLING_KEY
+from services.executor.engines.vllm.sampler import SeededSampler
 from shared.errors import ConfigError, EngineError
 
 logger = logging.getLogger(__name__)

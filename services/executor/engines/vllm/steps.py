@@ -9,7 +9,7 @@ from typing import Any
 from vllm.v1.executor import Executor
 
 from services.executor.engine import SampledTokens, Sequence
-from services.executor.engines.vllm_scheduler import PlannedScheduler
+from services.executor.engines.vllm.scheduler import PlannedScheduler
 from shared.errors import EngineLostError
 
 
