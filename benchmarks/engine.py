@@ -22,10 +22,10 @@ from typing import Any
 import torch
 
 from benchmarks.figures import print_table
-from services.executor.engine import Sequence, StepBatch
 from services.executor.engines.torch.engine import TorchEngine
 from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, prepare
 from shared.protocol.sampling import SamplingParams
+from shared.replica.engine import Sequence, StepBatch
 
 CONTEXT = 256
 BATCHES = (1, 2, 4, 8, 16, 32, 64)

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, cast
 
-from services.executor.totals import Totals
 from services.profiler.simulation.backlog import Backlog
 from services.profiler.simulation.setup import Machine, make_strategy
 from services.profiler.simulation.virtual_executor import Step, VirtualExecutor
 from shared.protocol.messages import GenerateRequest
 from shared.protocol.sampling import SamplingParams
+from shared.replica.totals import Totals
 from shared.scheduling.orders.offline import OfflineOrder
 from shared.scheduling.orders.offline_rate import OfflineRate
 from shared.scheduling.orders.packed_prompt import pack_tokens

@@ -30,8 +30,8 @@ from kernels.gpu.slot_copy import gather_slots, scatter_slots
 from kernels.gpu.tiles import Gpu
 from kernels.slot_copy import KVLayers
 from kernels.step_layout import StepLayout
-from services.executor.engine import Sequence
 from shared.protocol.sampling import SamplingParams
+from shared.replica.engine import Sequence
 
 SM_SHARED_KIB = {80: 164, 86: 100, 89: 100, 90: 228, 100: 228, 120: 100}  # by capability
 SYSTEM_SHARED_BYTES = 1024  # that CUDA adds for itself to what a program takes

@@ -23,7 +23,6 @@ from benchmarks.schedules import scheduled_shapes, window_of
 from services.executor.engines.torch.engine import TorchEngine
 from services.executor.measure import ScratchBatch
 from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, prepare
-from services.executor.replica import batch_shape
 from services.executor.service import executor_info
 from services.executor.settings import ExecutorSettings
 from services.predictor.fit import BROS, fit_best
@@ -33,6 +32,7 @@ from services.profiler.shapes import REPEATS, fits, sweep_shapes, warm_up_shape
 from services.profiler.simulation.setup import Machine
 from shared.latency.roofline import RooflineLatencyModel
 from shared.protocol.messages import ExecutorInfo, MeasureShape, PrefillChunk
+from shared.replica.replica import batch_shape
 from shared.scheduling.kv.blocks import BlockPool
 
 MACHINES = (("llama2-7b", "a100-40g"), ("qwen-14b", "a40"), ("llama3.1-8b", "h100"))

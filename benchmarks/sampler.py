@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from benchmarks.figures import print_table
-from services.executor.engine import TokenHistory
 from services.executor.engines.grammar_masks import GrammarMasks
 from services.executor.engines.sample_row import SampleRow
 from services.executor.engines.torch.logprobs import gather_logprobs
@@ -23,6 +22,7 @@ from services.executor.engines.torch.sampler import sample
 from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, prepare
 from shared.openai.response_format import JsonSchema, ResponseFormat, grammar_of
 from shared.protocol.sampling import SamplingParams
+from shared.replica.engine import TokenHistory
 from shared.text.model_folder import ModelFacts
 from shared.text.tokenizer import Tokenizer
 

@@ -19,11 +19,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from benchmarks.figures import print_table
-from services.executor.engine import Engine, Sequence, StepBatch
 from services.executor.engines.factory import load_engine
 from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, prepare
 from services.executor.settings import OWN_ATTENTION, ExecutorSettings
 from shared.protocol.sampling import SamplingParams
+from shared.replica.engine import Engine, Sequence, StepBatch
 
 CONTEXT = 256
 BATCHES = (1, 8, 32)

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.figures import print_table
-from services.executor.engine import Sequence, StepBatch
 from services.executor.engines.torch.threads import cpu_count
 from services.executor.engines.vllm.environment import import_vllm
 from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, prepare
 from shared.protocol.sampling import SamplingParams
+from shared.replica.engine import Sequence, StepBatch
 
 CONTEXT = 128
 BATCHES = (1, 8, 32)

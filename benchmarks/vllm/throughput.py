@@ -67,14 +67,14 @@ class TorchSubject:
         self._engine = TorchEngine.load(path, "bench", device="cpu", dtype="float32", num_threads=num_threads, **pool)
 
     def decode(self, prompts: list[list[int]], max_steps: int) -> Turn:
-        from services.executor.engine import StepBatch
+        from shared.replica.engine import StepBatch
 
         free = random.Random(0).sample(range(NUM_BLOCKS), NUM_BLOCKS)
         batch = StepBatch(0, [self._sequence(prompt, len(prompt) - 1, len(prompt), free) for prompt in prompts])
         return lambda: [len(self._engine.execute(batch).sampled)]
 
     def prefill(self, prompt: list[int]) -> Turn:
-        from services.executor.engine import StepBatch
+        from shared.replica.engine import StepBatch
 
         batches = []
         for start in range(0, len(prompt), CHUNK_TOKENS):
@@ -86,8 +86,8 @@ class TorchSubject:
         """Nothing is held between steps."""
 
     def _sequence(self, prompt: list[int], start: int, end: int, free: list[int]) -> Any:
-        from services.executor.engine import Sequence
         from shared.protocol.sampling import SamplingParams
+        from shared.replica.engine import Sequence
 
         greedy = SamplingParams(max_tokens=1, temperature=0.0)
         tokens = prompt[start:end]

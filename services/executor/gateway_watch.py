@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from services.executor.replica import Replica
 from services.executor.step_loop import StepLoop
 from shared.bus import Bus
 from shared.cancellation import check_cancelled
 from shared.errors import BusError, NoResponderError
 from shared.protocol import subjects
+from shared.replica.replica import Replica
 
 logger = logging.getLogger(__name__)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from services.executor.replica import AddressedOutput, Ended
 from services.executor.results import ResultStore
 from shared.bus import Bus
 from shared.protocol import subjects
@@ -21,6 +20,7 @@ from shared.protocol.messages import (
     TokenOutput,
 )
 from shared.protocol.sampling import FinishReason
+from shared.replica.replica import AddressedOutput, Ended
 from shared.scheduling.orders.online import ClientCounters
 from shared.scheduling.packing.pace import Pace
 from shared.scheduling.request import Kind

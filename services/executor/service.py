@@ -10,10 +10,8 @@ import uuid
 
 from msgspec.structs import replace
 
-from services.executor.engine import Engine, EngineSpec
 from services.executor.gateway_watch import GatewayWatch
 from services.executor.publisher import StepPublisher
-from services.executor.replica import Replica
 from services.executor.results import ResultStore
 from services.executor.settings import ExecutorSettings
 from services.executor.step_loop import StepLoop
@@ -35,6 +33,8 @@ from shared.protocol.messages import (
     SetDraining,
     StepPlan,
 )
+from shared.replica.engine import Engine, EngineSpec
+from shared.replica.replica import Replica
 from shared.scheduling.batch import Policy
 from shared.scheduling.kv.policy import kv_policy_named
 from shared.scheduling.orders.online import OnlineOrder

@@ -10,10 +10,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from services.executor.engine import Engine, StepBatch, StepResult
 from services.executor.measure import ScratchBatch
 from services.executor.publisher import StepPublisher
-from services.executor.replica import AddressedOutput, Replica, batch_shape, ended_request, final_output
 from shared.clock import Clock
 from shared.errors import EngineError
 from shared.latency.histogram import LatencyHistogram
@@ -30,6 +28,8 @@ from shared.protocol.messages import (
     StepStarted,
 )
 from shared.protocol.sampling import FinishReason
+from shared.replica.engine import Engine, StepBatch, StepResult
+from shared.replica.replica import AddressedOutput, Replica, batch_shape, ended_request, final_output
 from shared.scheduling.batch import Policy
 
 logger = logging.getLogger(__name__)

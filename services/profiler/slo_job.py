@@ -17,7 +17,6 @@ from loadgen.replay import ReplayPlan
 from loadgen.scaling import Scaling
 from loadgen.slo import parse_slo
 from loadgen.traces import TraceRequest
-from services.executor.engine import EngineSpec
 from services.profiler.simulation.strategy import Strategy
 from services.profiler.simulation.virtual_executor import FIRST_OUTPUT_ID, ExecutorSetup
 from services.profiler.simulation.workload import SimulatedWorkload
@@ -30,6 +29,7 @@ from shared.latency.swap import SwapModel
 from shared.protocol.latency_models import LatencyModelRecord
 from shared.protocol.messages import ExecutorInfo, OfflineLength
 from shared.protocol.slo_profile import SloProfileRecord
+from shared.replica.engine import EngineSpec
 from shared.scheduling.kv.policy import kv_policy_named
 from shared.scheduling.presets import preset_named
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from services.executor.engine import Engine
-from services.executor.replica import Replica
-from services.executor.totals import Totals
 from shared.protocol.messages import GenerateRequest, PlanEntry, StepPlan
 from shared.protocol.sampling import SamplingParams
+from shared.replica.engine import Engine
+from shared.replica.replica import Replica
+from shared.replica.totals import Totals
 from shared.scheduling.batch import Limits, Policy
 from shared.scheduling.kv.policy import kv_policy_named
 from shared.scheduling.request import Kind

@@ -7,9 +7,9 @@ from collections import Counter, deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from services.executor.engine import Engine, Sequence, StepBatch, StepResult, TokenHistory
 from shared.errors import EngineError
 from shared.protocol.sampling import SamplingParams
+from shared.replica.engine import Engine, Sequence, StepBatch, StepResult, TokenHistory
 
 
 @dataclass

@@ -8,10 +8,10 @@ import zlib
 
 import msgspec
 
-from services.executor.engine import EngineSpec, Sequence, StepBatch, StepResult
 from services.executor.engines.sim import SimEngine
 from shared.errors import EngineError
 from shared.latency.linear import LinearLatencyModel
+from shared.replica.engine import EngineSpec, Sequence, StepBatch, StepResult
 
 NO_TIME = LinearLatencyModel(0, 0, 0, 0, 0, 0, 0)
 GARBAGE = (-1, -1)

@@ -9,9 +9,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from services.executor.engine import EngineSpec
 from services.executor.engines.sim import SimEngine
-from services.executor.replica import Replica, ended_request
 from services.offline_queue.async_scheduler import AsyncScheduler
 from services.offline_queue.garbage import collect_seldom
 from services.offline_queue.pool import SUSPECT_FAILURES, OfflinePool
@@ -31,6 +29,8 @@ from shared.protocol.messages import (
     StepStarted,
 )
 from shared.protocol.sampling import FinishReason, SamplingParams
+from shared.replica.engine import EngineSpec
+from shared.replica.replica import Replica, ended_request
 from shared.scheduling.batch import Limits, Policy
 from shared.scheduling.orders.offline import OFFLINE_ORDERS, make_offline_order
 from shared.scheduling.orders.offline_rate import OfflineRate

@@ -6,13 +6,13 @@ import random
 
 import pytest
 
-from services.executor.engine import EngineSpec
 from services.executor.measure import ScratchBatch
-from services.executor.replica import Replica
 from shared.errors import EngineError
 from shared.latency.linear import LinearLatencyModel
 from shared.protocol.messages import GenerateRequest, MeasureShape, PlanEntry, PrefillChunk, StepPlan
 from shared.protocol.sampling import FinishReason, SamplingParams
+from shared.replica.engine import EngineSpec
+from shared.replica.replica import Replica
 from shared.scheduling.batch import Limits, Policy
 from shared.scheduling.kv.policy import kv_policy_named
 from shared.scheduling.request import Kind

@@ -9,8 +9,6 @@ import msgspec
 import pytest
 
 from loadgen.slo import parse_slo
-from services.executor.engine import EngineSpec, StepResult
-from services.executor.replica import Replica, ended_request
 from services.local.deadlines import deadlines_of
 from services.offline_queue.async_scheduler import AsyncScheduler
 from services.offline_queue.pool import OfflinePool
@@ -28,6 +26,8 @@ from shared.protocol.messages import (
     StepStarted,
 )
 from shared.protocol.sampling import SamplingParams
+from shared.replica.engine import EngineSpec, StepResult
+from shared.replica.replica import Replica, ended_request
 from shared.scheduling.batch import Limits, Policy
 from shared.scheduling.kv.policy import KV_POLICIES, LRU, KVPolicy
 from shared.scheduling.orders.offline import FcfsOrder

@@ -13,13 +13,13 @@ from typing import Any
 import openai
 import pytest
 
-from services.executor.engine import EngineSpec, StepBatch, StepResult
 from services.executor.service import ExecutorService
 from services.executor.settings import ExecutorSettings
 from shared.bus import Bus
 from shared.clock import SystemClock
 from shared.protocol.messages import TokenLogprobs
 from shared.protocol.sampling import CHOICE_STRIDE
+from shared.replica.engine import EngineSpec, StepBatch, StepResult
 from shared.scheduling.orders.online import online_order_named
 from shared.scheduling.presets import preset_named
 from shared.text.model_folder import ModelFacts

@@ -10,10 +10,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from services.executor.engine import Engine, EngineSpec, StepBatch, StepResult
 from services.executor.engines.factory import load_engine
 from services.executor.engines.sim import SimEngine
-from services.executor.replica import Replica, ended_request
 from services.executor.service import ExecutorService
 from services.executor.settings import ExecutorSettings
 from services.offline_queue.async_scheduler import AsyncScheduler
@@ -36,6 +34,8 @@ from shared.protocol.messages import (
     StepTokens,
 )
 from shared.protocol.sampling import FinishReason, SamplingParams
+from shared.replica.engine import Engine, EngineSpec, StepBatch, StepResult
+from shared.replica.replica import Replica, ended_request
 from shared.scheduling.batch import Limits, Policy
 from shared.scheduling.kv.policy import KV_POLICIES, kv_policy_named
 from shared.scheduling.orders.offline import FcfsOrder

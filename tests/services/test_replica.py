@@ -7,14 +7,14 @@ import random
 import pytest
 from msgspec.structs import replace
 
-from services.executor.engine import EngineSpec, StepBatch, StepResult
 from services.executor.engines.sim import SimEngine
 from services.executor.measure import ScratchBatch
-from services.executor.replica import Replica
 from shared.errors import EngineError
 from shared.latency.linear import LinearLatencyModel
 from shared.protocol.messages import GenerateRequest, MeasureShape, PlanEntry, PrefillChunk, StepPlan
 from shared.protocol.sampling import FinishReason, SamplingParams
+from shared.replica.engine import EngineSpec, StepBatch, StepResult
+from shared.replica.replica import Replica
 from shared.scheduling.batch import Limits, Policy
 from shared.scheduling.kv.policy import LRU, kv_policy_named
 from shared.scheduling.request import Kind

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from services.executor.engine import Sequence, StepBatch
 from services.executor.engines.torch.engine import TorchEngine
 from shared.errors import ConfigError, EngineError
 from shared.protocol.sampling import SamplingParams
+from shared.replica.engine import Sequence, StepBatch
 from shared.scheduling.kv.slot_transfers import SlotOperations
 from tests.services.bidirectional_rig import disturbed, greedy_requests, undisturbed
 from tests.services.test_torch_host_pool import DEVICES

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from services.executor.engine import Sequence, StepBatch
 from services.executor.engines.torch.engine import TorchEngine
 from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, prepare
 from shared.errors import ConfigError, EngineError, ModelError
 from shared.protocol.sampling import SamplingParams
+from shared.replica.engine import Sequence, StepBatch
 from tests.services.engine_driver import EngineDriver, check_only_asked_rows_are_sampled
 from tests.services.engine_prompts import (
     MAX_TOKENS,

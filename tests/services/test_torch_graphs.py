@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 import torch
 
-from services.executor.engine import Sequence, StepBatch, TokenHistory
 from services.executor.engines.torch.engine import TorchEngine
 from services.executor.engines.torch.graphs import CudaRecorder, Run, graph_sizes, recorder_for
 from shared.protocol.sampling import SamplingParams
+from shared.replica.engine import Sequence, StepBatch, TokenHistory
 from tests.kernels.rig import DEVICE, needs_triton
 from tests.services.engine_driver import EngineDriver, Request
 from tests.services.test_torch_models import FAMILIES, save_model

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from services.executor.engine import TokenHistory
 from services.executor.engines.sample_row import SampleRow
 from services.executor.engines.torch.logits import adjusted
 from services.executor.engines.torch.sampler import sample
 from shared.protocol.sampling import SamplingParams
+from shared.replica.engine import TokenHistory
 
 VOCAB = 50
 

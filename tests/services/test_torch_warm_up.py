@@ -9,10 +9,10 @@ import torch
 
 from kernels.gpu.tiles import choose_num_splits, chunk_tile_shape, decode_tile_shape
 from kernels.step_layout import StepLayout
-from services.executor.engine import EngineSpec
 from services.executor.engines.torch.engine import TorchEngine
 from services.executor.engines.torch.warm_up import warm_up_batches
 from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, prepare
+from shared.replica.engine import EngineSpec
 
 SPEC = EngineSpec("m", "torch", "cuda-x", "bfloat16", 8192, 1000, 16, 4096, (0,))
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from services.executor.engine import Engine, Sequence, StepBatch
 from services.executor.engines.factory import load_engine
 from services.executor.engines.vllm.environment import installed_version
 from services.executor.settings import ExecutorSettings
 from shared.errors import ConfigError
 from shared.protocol.messages import GenerateRequest
 from shared.protocol.sampling import SamplingParams
+from shared.replica.engine import Engine, Sequence, StepBatch
 from tests.services.bidirectional_rig import disturbed, greedy_requests, undisturbed
 from tests.services.engine_driver import EngineDriver, Request
 

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from services.executor.engine import Sequence, StepBatch
 from services.executor.engines.vllm.environment import changes_undone, import_vllm, installed_version
 from shared.errors import ConfigError, EngineError, ModelError
 from shared.protocol.sampling import SamplingParams
+from shared.replica.engine import Sequence, StepBatch
 from shared.scheduling.kv.slot_transfers import SlotOperations
 from tests.services.engine_driver import EngineDriver, Request, check_only_asked_rows_are_sampled
 from tests.services.engine_prompts import PENALTIES, check_persons, encoded_prompts, person_requests, requests_of

@@ -16,7 +16,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from services.executor.engine import EngineSpec, Sequence, StepBatch
 from services.executor.engines.factory import load_engine
 from services.executor.engines.torch.threads import cpu_count
 from services.executor.engines.vllm.environment import import_vllm, installed_version
@@ -28,6 +27,7 @@ from shared.errors import ConfigError, EngineError, EngineLostError, ModelError
 from shared.protocol import subjects
 from shared.protocol.messages import ExecutorInfo
 from shared.protocol.sampling import SamplingParams
+from shared.replica.engine import EngineSpec, Sequence, StepBatch
 from shared.scheduling.orders.online import online_order_named
 from shared.scheduling.presets import preset_named
 from shared.text.tokenizer import Tokenizer

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from services.executor.engine import Engine, EngineSpec
 from services.executor.engines.sim import SimEngine
 from services.executor.settings import (
     CUDA_GRAPHS,
@@ -19,6 +18,7 @@ from shared.latency.architectures import architecture_named
 from shared.latency.devices import device_named
 from shared.latency.roofline import RooflineLatencyModel, num_kv_blocks
 from shared.latency.swap import SwapModel
+from shared.replica.engine import Engine, EngineSpec
 from shared.scheduling.presets import preset_named
 from shared.text.model_folder import ModelFacts
 

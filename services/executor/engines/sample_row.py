@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from services.executor.engine import TokenHistory
 from shared.protocol.sampling import SamplingParams
+from shared.replica.engine import TokenHistory
 
 
 @dataclass(frozen=True, slots=True)

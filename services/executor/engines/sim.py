@@ -12,13 +12,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from services.executor.engine import EngineSpec, Sequence, StepBatch, StepResult
 from services.executor.engines.sample_row import SampleRow
 from shared.latency.features import BatchFeatures
 from shared.latency.model import LatencyModel
 from shared.latency.swap import SwapModel
 from shared.protocol.messages import TokenLogprobs
 from shared.protocol.sampling import SamplingParams
+from shared.replica.engine import EngineSpec, Sequence, StepBatch, StepResult
 
 if TYPE_CHECKING:
     from services.executor.engines.grammar_masks import GrammarMasks

@@ -8,7 +8,6 @@ from pathlib import Path
 import msgspec
 
 from loadgen.errors import WorkloadError
-from services.executor.engine import EngineSpec
 from services.executor.settings import DEFAULT_BLOCK_SIZE, ExecutorSettings
 from services.profiler.simulation.strategy import Strategy
 from services.profiler.simulation.virtual_executor import ExecutorSetup
@@ -18,6 +17,7 @@ from shared.latency.model import LatencyModel
 from shared.latency.roofline import RooflineLatencyModel, num_kv_blocks
 from shared.latency.swap import SwapModel
 from shared.protocol.latency_models import LatencyModelRecord
+from shared.replica.engine import EngineSpec
 from shared.scheduling.batch import Limits
 from shared.scheduling.packing.token_slo import TokenSlo
 from shared.scheduling.presets import DEFAULT_UTILITY_RATIO, preset_named

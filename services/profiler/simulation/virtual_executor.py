@@ -5,14 +5,14 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field, replace
 
-from services.executor.engine import EngineSpec, StepResult
-from services.executor.replica import AddressedOutput, Ended, Replica
-from services.executor.sequence import LiveSequence
 from services.profiler.simulation.backlog import Backlog
 from shared.latency.features import BatchFeatures
 from shared.latency.model import LatencyModel
 from shared.latency.swap import SwapModel
 from shared.protocol.messages import GenerateRequest
+from shared.replica.engine import EngineSpec, StepResult
+from shared.replica.replica import AddressedOutput, Ended, Replica
+from shared.replica.sequence import LiveSequence
 from shared.scheduling.batch import Limits, Policy, Schedule
 from shared.scheduling.kv.policy import LRU, KVPolicy
 from shared.scheduling.orders.offline_rate import OfflineRate

@@ -10,10 +10,10 @@ from loadgen.outcome import PhaseOutcome
 from loadgen.prompts import PromptMaker
 from loadgen.records import RequestRecord
 from loadgen.traces import TraceRequest
-from services.executor.replica import Ended
 from services.profiler.simulation.virtual_executor import Step, VirtualExecutor
 from shared.protocol.messages import GenerateRequest
 from shared.protocol.sampling import FinishReason, SamplingParams
+from shared.replica.replica import Ended
 from shared.scheduling.request import Kind
 
 ONLINE_SEEDS = 1 << 23  # apart from those of offline requests

@@ -23,7 +23,6 @@ from kernels.gpu.padded_decodes import PaddedDecodes
 from kernels.metadata import AttentionMetadata
 from kernels.slots import Ints
 from kernels.step_layout import StepLayout
-from services.executor.engine import EngineSpec, SampledTokens, Sequence, StepBatch, StepResult
 from services.executor.engines.grammar_masks import GrammarMasks
 from services.executor.engines.sample_row import SampleRow
 from services.executor.engines.torch.attention import Layer, LayerShape, PagedStep
@@ -36,6 +35,7 @@ from services.executor.engines.torch.model import Forward, LoadedModel
 from services.executor.engines.torch.sampler import sample
 from services.executor.engines.torch.warm_up import warm_up_batches
 from shared.errors import ConfigError, EngineError
+from shared.replica.engine import EngineSpec, SampledTokens, Sequence, StepBatch, StepResult
 from shared.text.model_folder import ModelFacts
 
 logger = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ KVCaches = dict[Layer, torch.Tensor]
 
 
 class TorchEngine:
-    """A loaded model with its KV blocks; see ``services.executor.engine.Engine``."""
+    """A loaded model with its KV blocks; see ``shared.replica.engine.Engine``."""
 
     def __init__(
         self,

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from kernels.slots import Ints
-from services.executor.engine import TokenHistory
 from services.executor.engines.grammar_masks import GrammarMasks
 from services.executor.engines.sample_row import SampleRow
+from shared.replica.engine import TokenHistory
 
 
 def adjusted(logits: torch.Tensor, rows: list[SampleRow], grammars: GrammarMasks | None = None) -> torch.Tensor:

@@ -15,7 +15,6 @@ from pathlib import Path
 import torch
 from vllm.v1.engine.core import EngineCore
 
-from services.executor.engine import EngineSpec, StepBatch, StepResult
 from services.executor.engines.torch.device import device_name
 from services.executor.engines.torch.host_pool import HostPool, host_pool_of, slots_copied
 from services.executor.engines.vllm.attention_step import bind_attention
@@ -23,6 +22,7 @@ from services.executor.engines.vllm.core import VllmOptions, make_core, shut_dow
 from services.executor.engines.vllm.steps import StepsInFlight
 from services.executor.engines.vllm.workers import prepare_worker
 from shared.errors import EngineError, EngineLostError
+from shared.replica.engine import EngineSpec, StepBatch, StepResult
 from shared.text.model_folder import ModelFacts
 
 logger = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ set_num_threads: Callable[[int], None] = torch.set_num_threads  # vLLM replaces 
 
 
 class VllmEngine:
-    """A loaded model with its KV blocks; see ``services.executor.engine.Engine``."""
+    """A loaded model with its KV blocks; see ``shared.replica.engine.Engine``."""
 
     def __init__(self, spec: EngineSpec, core: EngineCore, host: HostPool | None, num_threads: int) -> None:
         self.spec = spec

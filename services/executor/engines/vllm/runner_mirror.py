@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from vllm.sampling_params import SamplingParams as VllmSamplingParams
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
 
-from services.executor.engine import Sequence
 from shared.errors import EngineError
 from shared.protocol.sampling import SamplingParams
+from shared.replica.engine import Sequence
 
 PLACEHOLDER = 0  # a token id that nothing reads
 FIRST_BLOCK = 1  # vLLM keeps its block 0 as the null block: our blocks begin after it

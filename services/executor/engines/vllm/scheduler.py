@@ -8,11 +8,11 @@ from vllm.v1.core.sched.interface import PauseState, SchedulerInterface
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import LogprobsLists, ModelRunnerOutput
 
-from services.executor.engine import SampledTokens, Sequence
 from services.executor.engines.torch.logprobs import read_logprobs
 from services.executor.engines.vllm.runner_mirror import FIRST_BLOCK, RunnerLimits, RunnerMirror
 from services.executor.settings import OWN_ATTENTION
 from shared.protocol.messages import TokenLogprobs
+from shared.replica.engine import SampledTokens, Sequence
 
 ATTENTION_KEY = "slackwater_attention"  # in vLLM's additional_config: one of VLLM_ATTENTIONS
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from vllm.v1.executor import Executor
 
-from services.executor.engine import SampledTokens, Sequence
 from services.executor.engines.vllm.scheduler import PlannedScheduler
 from shared.errors import EngineLostError
+from shared.replica.engine import SampledTokens, Sequence
 
 
 class StepsInFlight:

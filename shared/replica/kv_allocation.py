@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from services.executor.sequence import LiveSequence
-from services.executor.totals import Totals
+from shared.replica.sequence import LiveSequence
+from shared.replica.totals import Totals
 from shared.scheduling.batch import Limits, Schedule
 from shared.scheduling.kv.bidirectional import BidirectionalPool
 from shared.scheduling.kv.policy import KVPolicy

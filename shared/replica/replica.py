@@ -8,10 +8,6 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from services.executor.engine import EngineSpec, Sequence, StepBatch, StepResult, TokenHistory
-from services.executor.kv_allocation import KVAllocation
-from services.executor.sequence import LiveSequence
-from services.executor.totals import Totals
 from shared.latency.features import BatchFeatures
 from shared.latency.model import LatencyModel
 from shared.protocol.messages import (
@@ -24,6 +20,10 @@ from shared.protocol.messages import (
     TokenOutput,
 )
 from shared.protocol.sampling import FinishReason
+from shared.replica.engine import EngineSpec, Sequence, StepBatch, StepResult, TokenHistory
+from shared.replica.kv_allocation import KVAllocation
+from shared.replica.sequence import LiveSequence
+from shared.replica.totals import Totals
 from shared.scheduling.batch import Limits, Policy, Schedule, ScheduledRequest, why_never_held
 from shared.scheduling.kv.policy import LRU, KVPolicy
 from shared.scheduling.kv.pool import make_pool
