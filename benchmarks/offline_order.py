@@ -19,9 +19,9 @@ from multiprocessing import get_context
 import psutil
 
 from benchmarks.figures import print_table, quantile
-from services.offline_queue.pool import OfflinePool
 from shared.protocol.messages import GenerateRequest, OfflineRequest
 from shared.protocol.sampling import SamplingParams
+from shared.replica.offline_pool import OfflinePool
 from shared.scheduling.kv.blocks import BlockPool
 from shared.scheduling.orders.offline import BLOCK_SIZE, OFFLINE_ORDERS, make_offline_order
 from shared.scheduling.orders.packed_prompt import pack_tokens

@@ -23,14 +23,14 @@ from services.executor.service import ExecutorService
 from services.executor.settings import ExecutorSettings
 from services.local.nats_server import nats_binary
 from services.local.port import free_port
-from services.offline_queue.async_scheduler import AsyncScheduler
-from services.offline_queue.pool import OfflinePool
 from shared.bus import Bus
 from shared.clock import SystemClock
 from shared.latency.linear import LinearLatencyModel
 from shared.protocol import subjects
 from shared.protocol.messages import GenerateRequest, Kind, OfflineRequest, OfflineResult, StepStarted
 from shared.protocol.sampling import SamplingParams
+from shared.replica.offline_pool import OfflinePool
+from shared.replica.scheduler import AsyncScheduler
 from shared.scheduling.batch import Policy
 from shared.scheduling.orders.offline import FcfsOrder
 from shared.scheduling.orders.online import online_order_named

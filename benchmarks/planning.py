@@ -14,9 +14,7 @@ from itertools import product
 
 from benchmarks.figures import print_table, quantile
 from benchmarks.schedules import boosted_model
-from services.offline_queue.async_scheduler import AsyncScheduler
 from services.offline_queue.garbage import collect_seldom
-from services.offline_queue.pool import OfflinePool
 from services.profiler.simulation.setup import Machine
 from shared.clock import SystemClock
 from shared.latency.linear import LinearLatencyModel
@@ -32,6 +30,8 @@ from shared.protocol.messages import (
     StepStarted,
 )
 from shared.protocol.sampling import SamplingParams
+from shared.replica.offline_pool import OfflinePool
+from shared.replica.scheduler import AsyncScheduler
 from shared.scheduling.batch import Policy
 from shared.scheduling.orders.offline import OFFLINE_ORDERS, make_offline_order
 from shared.scheduling.packing.pace import Pace

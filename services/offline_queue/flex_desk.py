@@ -6,10 +6,10 @@ import asyncio
 import logging
 from dataclasses import dataclass, field
 
-from services.offline_queue.pool import OfflinePool
 from shared.clock import Clock
 from shared.protocol.flex import HOLD_PERIOD_S, FlexAnswer, FlexHeld, FlexSubmit
 from shared.protocol.messages import GenerateRequest
+from shared.replica.offline_pool import OfflinePool
 from shared.scheduling.orders.fair_order import Share
 from shared.scheduling.orders.urgency import urgency
 

@@ -6,11 +6,9 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from services.offline_queue.async_scheduler import AsyncScheduler
 from services.offline_queue.batch_manager import DEFAULT_MAX_FAILURES, DEFAULT_POOL_BYTES, BatchManager
 from services.offline_queue.file_sweep import FileSweep
 from services.offline_queue.flex_desk import DEFAULT_MAX_FLEX_REQUESTS, FlexDesk
-from services.offline_queue.pool import OfflinePool
 from shared.bus import Bus, Entry, Subscription
 from shared.clock import Clock
 from shared.latency.model import LatencyModel
@@ -27,6 +25,8 @@ from shared.protocol.messages import (
     StepPlan,
     StepStarted,
 )
+from shared.replica.offline_pool import OfflinePool
+from shared.replica.scheduler import AsyncScheduler
 from shared.scheduling.batch import Policy
 from shared.scheduling.orders.fair_order import FairOrder, Share
 from shared.scheduling.orders.offline import OfflineOrder

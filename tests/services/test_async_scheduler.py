@@ -10,9 +10,7 @@ import msgspec
 import pytest
 
 from services.executor.engines.sim import SimEngine
-from services.offline_queue.async_scheduler import AsyncScheduler
 from services.offline_queue.garbage import collect_seldom
-from services.offline_queue.pool import SUSPECT_FAILURES, OfflinePool
 from shared.clock import SystemClock
 from shared.latency.linear import LinearLatencyModel
 from shared.latency.model import LatencyModel
@@ -30,7 +28,9 @@ from shared.protocol.messages import (
 )
 from shared.protocol.sampling import FinishReason, SamplingParams
 from shared.replica.engine import EngineSpec
+from shared.replica.offline_pool import SUSPECT_FAILURES, OfflinePool
 from shared.replica.replica import Replica, ended_request
+from shared.replica.scheduler import AsyncScheduler
 from shared.scheduling.batch import Limits, Policy
 from shared.scheduling.orders.offline import OFFLINE_ORDERS, make_offline_order
 from shared.scheduling.orders.offline_rate import OfflineRate

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from services.offline_queue.batch_progress import REQUEST_BYTES, BatchProgress
-from services.offline_queue.pool import OfflinePool
 from shared.bus import Bus
 from shared.protocol.messages import OfflineResult
 from shared.protocol.sampling import FinishReason
+from shared.replica.offline_pool import OfflinePool
 from shared.scheduling.orders.offline import FcfsOrder
 from shared.scheduling.orders.packed_prompt import TOKEN_BYTES
 from tests.services.batch_desk import Desk, ManualClock, chat_line

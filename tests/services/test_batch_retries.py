@@ -12,7 +12,6 @@ import pytest
 
 from services.executor.results import ResultStore
 from services.offline_queue.batch_manager import BatchManager
-from services.offline_queue.pool import OfflinePool
 from shared.bus import Bus
 from shared.protocol import subjects
 from shared.protocol.batches import BatchRecord
@@ -25,6 +24,7 @@ from shared.protocol.messages import (
     StepStarted,
 )
 from shared.protocol.sampling import FinishReason, SamplingParams
+from shared.replica.offline_pool import OfflinePool
 from shared.scheduling.orders.offline import FcfsOrder
 from tests.services.batch_desk import MODEL, TIMEOUT_S, TOKENIZER, Desk, ManualClock, chat_line
 from tests.services.gateway_rig import MODEL as SERVED

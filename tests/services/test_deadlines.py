@@ -10,8 +10,6 @@ import pytest
 
 from loadgen.slo import parse_slo
 from services.local.deadlines import deadlines_of
-from services.offline_queue.async_scheduler import AsyncScheduler
-from services.offline_queue.pool import OfflinePool
 from shared.latency.features import BatchFeatures
 from shared.latency.linear import LinearLatencyModel
 from shared.latency.model import LatencyModel
@@ -27,7 +25,9 @@ from shared.protocol.messages import (
 )
 from shared.protocol.sampling import SamplingParams
 from shared.replica.engine import EngineSpec, StepResult
+from shared.replica.offline_pool import OfflinePool
 from shared.replica.replica import Replica, ended_request
+from shared.replica.scheduler import AsyncScheduler
 from shared.scheduling.batch import Limits, Policy
 from shared.scheduling.kv.policy import KV_POLICIES, LRU, KVPolicy
 from shared.scheduling.orders.offline import FcfsOrder

@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import partial
 
 from services.offline_queue.flex_desk import NEWCOMER_SHARE, SILENCE_S, WINDOW_S, FlexDesk
-from services.offline_queue.pool import OfflinePool
 from shared.protocol.flex import FlexHeld, FlexSubmit, flex_batch
 from shared.protocol.messages import GenerateRequest, OfflineRequest
 from shared.protocol.sampling import SamplingParams
+from shared.replica.offline_pool import OfflinePool
 from shared.scheduling.orders.fair_order import FairOrder, Share
 from shared.scheduling.orders.offline import make_offline_order
 from shared.scheduling.request import Kind

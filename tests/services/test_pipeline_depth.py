@@ -14,8 +14,6 @@ from services.executor.engines.factory import load_engine
 from services.executor.engines.sim import SimEngine
 from services.executor.service import ExecutorService
 from services.executor.settings import ExecutorSettings
-from services.offline_queue.async_scheduler import AsyncScheduler
-from services.offline_queue.pool import OfflinePool
 from shared.bus import Bus
 from shared.clock import SystemClock
 from shared.errors import ConfigError, EngineError, EngineLostError
@@ -35,7 +33,9 @@ from shared.protocol.messages import (
 )
 from shared.protocol.sampling import FinishReason, SamplingParams
 from shared.replica.engine import Engine, EngineSpec, StepBatch, StepResult
+from shared.replica.offline_pool import OfflinePool
 from shared.replica.replica import Replica, ended_request
+from shared.replica.scheduler import AsyncScheduler
 from shared.scheduling.batch import Limits, Policy
 from shared.scheduling.kv.policy import KV_POLICIES, kv_policy_named
 from shared.scheduling.orders.offline import FcfsOrder

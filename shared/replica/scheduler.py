@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from services.offline_queue.pool import OfflinePool
 from shared.clock import Clock
 from shared.latency.model import LatencyModel
 from shared.protocol.messages import (
@@ -21,6 +20,7 @@ from shared.protocol.messages import (
     StepStarted,
 )
 from shared.protocol.sampling import FinishReason
+from shared.replica.offline_pool import OfflinePool
 from shared.scheduling.batch import Policy, Schedule, ScheduledRequest, why_never_held
 from shared.scheduling.kv.policy import kv_policy_named
 from shared.scheduling.orders.offline_rate import OfflineRate
