@@ -6,8 +6,8 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from services.offline_queue.batch_manager import DEFAULT_MAX_FAILURES, DEFAULT_POOL_BYTES, BatchManager
-from services.offline_queue.file_sweep import FileSweep
+from services.offline_queue.batches.file_sweep import FileSweep
+from services.offline_queue.batches.manager import DEFAULT_MAX_FAILURES, DEFAULT_POOL_BYTES, BatchManager
 from services.offline_queue.flex_desk import DEFAULT_MAX_FLEX_REQUESTS, FlexDesk
 from shared.bus import Bus, Entry, Subscription
 from shared.clock import Clock

@@ -12,7 +12,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, prepare
-from services.offline_queue.batch_manager import DEFAULT_POOL_BYTES, BatchManager
+from services.offline_queue.batches.manager import DEFAULT_POOL_BYTES, BatchManager
 from shared.bus import Bucket, Bus, Objects
 from shared.cancellation import check_cancelled
 from shared.clock import Clock

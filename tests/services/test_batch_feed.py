@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from services.offline_queue.batch_progress import REQUEST_BYTES, BatchProgress
+from services.offline_queue.batches.progress import REQUEST_BYTES, BatchProgress
 from shared.bus import Bus
 from shared.protocol.messages import OfflineResult
 from shared.protocol.sampling import FinishReason

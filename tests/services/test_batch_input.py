@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.offline_queue.batch_input import (
+from services.offline_queue.batches.input import (
     MAX_CUSTOM_ID_LENGTH,
     MAX_ERRORS,
     MAX_LINE_BYTES,
@@ -19,8 +19,8 @@ from services.offline_queue.batch_input import (
     BatchInput,
     ParsedLines,
 )
-from services.offline_queue.batch_lines import split_lines
-from services.offline_queue.batch_results import MAX_MESSAGE_LENGTH
+from services.offline_queue.batches.lines import split_lines
+from services.offline_queue.batches.results import MAX_MESSAGE_LENGTH
 from shared.bus import Bus
 from shared.openai.requests import CHAT, TEXT
 from shared.protocol.batches import BatchRecord

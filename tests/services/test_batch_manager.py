@@ -9,8 +9,8 @@ import tracemalloc
 import pytest
 from msgspec.structs import replace
 
-from services.offline_queue.batch_lines import lines_object
-from services.offline_queue.batch_manager import BatchStats
+from services.offline_queue.batches.lines import lines_object
+from services.offline_queue.batches.manager import BatchStats
 from shared.bus import Bus
 from shared.clock import SystemClock
 from shared.errors import NotFoundOnBusError

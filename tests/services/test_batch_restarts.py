@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from nats.js.api import Header
 
-from services.offline_queue import batch_records
-from services.offline_queue.batch_lines import lines_object
-from services.offline_queue.batch_manager import BatchManager
-from services.offline_queue.batch_records import BatchOutput
+from services.offline_queue.batches import records as batch_records
+from services.offline_queue.batches.lines import lines_object
+from services.offline_queue.batches.manager import BatchManager
+from services.offline_queue.batches.records import BatchOutput
 from shared.bus import Bus
 from shared.bus.growing_object import CHUNKS, DESCRIPTIONS, STREAM
 from shared.protocol import subjects

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from services.executor.results import ResultStore
-from services.offline_queue.batch_manager import BatchManager
+from services.offline_queue.batches.manager import BatchManager
 from shared.bus import Bus
 from shared.protocol import subjects
 from shared.protocol.batches import BatchRecord

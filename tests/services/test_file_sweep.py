@@ -12,8 +12,8 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 from msgspec.structs import replace
 
-from services.offline_queue.batch_lines import lines_object
-from services.offline_queue.file_sweep import GRACE_S, ORPHAN_AGE_S, FileSweep
+from services.offline_queue.batches.file_sweep import GRACE_S, ORPHAN_AGE_S, FileSweep
+from services.offline_queue.batches.lines import lines_object
 from shared.bus import Bus
 from shared.bus.growing_object import CHUNKS, DESCRIPTIONS, STREAM
 from shared.errors import NotFoundOnBusError

@@ -11,8 +11,8 @@ import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from transformers import AutoTokenizer
 
-from services.offline_queue.batch_input import BatchInput
-from services.offline_queue.batch_results import ResultWriter
+from services.offline_queue.batches.input import BatchInput
+from services.offline_queue.batches.results import ResultWriter
 from shared.openai.errors import RequestError
 from shared.openai.requests import CHAT, CompletionRequest, ServedModel, parse_completion
 from shared.openai.responses import ChunkWriter, Usage

@@ -8,11 +8,11 @@ import logging
 import uuid
 from dataclasses import dataclass
 
-from services.offline_queue import batch_records
-from services.offline_queue.batch_feed import RequestPool
-from services.offline_queue.batch_files import BatchFiles
-from services.offline_queue.batch_ingest import BatchIngestion
-from services.offline_queue.batch_life import BatchLife, BatchTools
+from services.offline_queue.batches import records as batch_records
+from services.offline_queue.batches.feed import RequestPool
+from services.offline_queue.batches.files import BatchFiles
+from services.offline_queue.batches.ingest import BatchIngestion
+from services.offline_queue.batches.life import BatchLife, BatchTools
 from shared.bus import Bucket, Bus, Stored
 from shared.clock import Clock
 from shared.errors import BusError, NotFoundOnBusError

@@ -7,7 +7,7 @@ import tempfile
 from array import array
 from typing import IO
 
-from services.offline_queue.batch_lines import BatchLine, decode_line, encode_lines, read_lines
+from services.offline_queue.batches.lines import BatchLine, decode_line, encode_lines, read_lines
 from shared.bus import Objects
 
 IN_MEMORY_BYTES = 4 * 1024 * 1024  # beyond this, temporary files go to the disk

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import IO, BinaryIO, cast
 
-from services.offline_queue.batch_input import MAX_ERRORS, MAX_LINE_BYTES, MAX_LINES, BatchInput, ParsedLines
-from services.offline_queue.batch_lines import encode_lines, lines_object, split_lines
-from services.offline_queue.batch_spool import temporary_file
+from services.offline_queue.batches.input import MAX_ERRORS, MAX_LINE_BYTES, MAX_LINES, BatchInput, ParsedLines
+from services.offline_queue.batches.lines import encode_lines, lines_object, split_lines
+from services.offline_queue.batches.spool import temporary_file
 from shared.bus import Bus, Objects
 from shared.errors import NotFoundOnBusError
 from shared.openai.requests import ServedModel

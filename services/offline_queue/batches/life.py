@@ -7,13 +7,13 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from services.offline_queue import batch_records
-from services.offline_queue.batch_feed import BatchFeed, RequestPool
-from services.offline_queue.batch_files import BatchFiles, BatchOutputs
-from services.offline_queue.batch_ingest import BatchIngestion
-from services.offline_queue.batch_lines import read_lines
-from services.offline_queue.batch_progress import BatchProgress
-from services.offline_queue.batch_records import BatchOutput, Change
+from services.offline_queue.batches import records as batch_records
+from services.offline_queue.batches.feed import BatchFeed, RequestPool
+from services.offline_queue.batches.files import BatchFiles, BatchOutputs
+from services.offline_queue.batches.ingest import BatchIngestion
+from services.offline_queue.batches.lines import read_lines
+from services.offline_queue.batches.progress import BatchProgress
+from services.offline_queue.batches.records import BatchOutput, Change
 from shared.bus import Bucket, Bus, Objects
 from shared.cancellation import wait_set
 from shared.clock import Clock

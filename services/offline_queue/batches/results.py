@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from services.offline_queue.batch_lines import BatchLine
-from services.offline_queue.batch_records import CANCELLED, EXPIRED
+from services.offline_queue.batches.lines import BatchLine
+from services.offline_queue.batches.records import CANCELLED, EXPIRED
 from shared.openai.logprobs import LogprobsShape
 from shared.openai.requests import CHAT, RequestError
 from shared.openai.responses import Choice, Usage, completion_body, error_body

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from services.offline_queue.batch_lines import BatchLine
-from services.offline_queue.batch_results import failed_result
+from services.offline_queue.batches.lines import BatchLine
+from services.offline_queue.batches.results import failed_result
 from shared.errors import SlackwaterError
 from shared.openai.requests import CompletionRequest, RequestError, ServedModel, parse_completion
 from shared.protocol.batches import BatchError, BatchRecord

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from services.offline_queue.batch_lines import split_lines
-from services.offline_queue.batch_progress import add_to, is_completed
-from services.offline_queue.batch_records import ENDING, BatchCounts, BatchOutput
-from services.offline_queue.batch_results import ResultWriter
-from services.offline_queue.batch_spool import LineSpool
+from services.offline_queue.batches.lines import split_lines
+from services.offline_queue.batches.progress import add_to, is_completed
+from services.offline_queue.batches.records import ENDING, BatchCounts, BatchOutput
+from services.offline_queue.batches.results import ResultWriter
+from services.offline_queue.batches.spool import LineSpool
 from shared.bus import Bucket, Bus, GrowingObject, Objects
 from shared.protocol import subjects
 from shared.protocol.batches import BatchRecord, FileRecord

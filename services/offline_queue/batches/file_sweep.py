@@ -7,7 +7,7 @@ import heapq
 import logging
 from collections.abc import Callable
 
-from services.offline_queue.batch_lines import lines_object
+from services.offline_queue.batches.lines import lines_object
 from shared.bus import Bucket, Bus, Objects
 from shared.cancellation import check_cancelled, wait_set
 from shared.clock import Clock

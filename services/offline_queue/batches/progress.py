@@ -7,8 +7,8 @@ from collections.abc import AsyncIterable, Mapping
 from dataclasses import replace
 from typing import TypeGuard
 
-from services.offline_queue.batch_lines import BatchLine
-from services.offline_queue.batch_records import BatchCounts
+from services.offline_queue.batches.lines import BatchLine
+from services.offline_queue.batches.records import BatchCounts
 from shared.protocol.messages import OfflineResult
 from shared.protocol.sampling import FinishReason
 from shared.scheduling.orders.packed_prompt import TOKEN_BYTES

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable
 from typing import Protocol
 
-from services.offline_queue.batch_progress import BatchProgress
+from services.offline_queue.batches.progress import BatchProgress
 from shared.bus import Bus
 from shared.protocol import subjects
 from shared.protocol.messages import OfflineRequest
