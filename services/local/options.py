@@ -70,7 +70,7 @@ class StackOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     def slos(self) -> list[Slo]:
         """Parsed, which loads the load generator."""
-        from services.profiler.slo_settings import parse_slos
+        from services.profiler.slo.settings import parse_slos
 
         return parse_slos(self.slo)
 

@@ -12,8 +12,8 @@ from services.profiler.load_watch import LoadWatch
 from services.profiler.profile import Profile, ProfileFiles, profile_of
 from services.profiler.progress import ProfileProgress, ProfileState
 from services.profiler.settings import ProfilerSettings
-from services.profiler.slo_budgets import SloBudgets
-from services.profiler.slo_settings import parse_slos
+from services.profiler.slo.budgets import SloBudgets
+from services.profiler.slo.settings import parse_slos
 from services.profiler.sweep import (
     ExecutorBusyError,
     ExecutorSilentError,

@@ -55,7 +55,7 @@ class ProfilerSettings(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         if self.slo and self.budget_ms:
             raise ValueError("slo and budget_ms exclude each other: give one of them")
-        from services.profiler.slo_settings import parse_slos  # loads an HTTP client; settings are read by --help too
+        from services.profiler.slo.settings import parse_slos  # loads an HTTP client; settings are read by --help too
 
         try:
             slos = parse_slos(self.slo)

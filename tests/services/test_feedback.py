@@ -18,9 +18,9 @@ from loadgen.replay import ReplayPlan
 from loadgen.scaling import Scaling
 from loadgen.slo import parse_slo
 from loadgen.traces import TraceRequest
-from services.profiler.feedback import BEYOND_PROFILE, MEMORY_S, STEP, WINDOW_S, BudgetFeedback, Target
 from services.profiler.simulation.setup import Machine, make_strategy
 from services.profiler.simulation.workload import SimulatedWorkload
+from services.profiler.slo.feedback import BEYOND_PROFILE, MEMORY_S, STEP, WINDOW_S, BudgetFeedback, Target
 from shared.latency.linear import LinearLatencyModel
 from shared.watch.online_latencies import OnlineLatencies
 

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from services.profiler.settings import ProfilerSettings
-from services.profiler.slo_budgets import SloBudgets
-from services.profiler.slo_settings import parse_slos
+from services.profiler.slo.budgets import SloBudgets
+from services.profiler.slo.settings import parse_slos
 from shared.bus import Bus
 from shared.clock import SystemClock
 from shared.errors import NotFoundOnBusError

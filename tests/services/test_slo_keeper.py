@@ -9,9 +9,9 @@ import pytest
 
 from loadgen.slo import parse_slo
 from services.profiler.settings import ProfilerSettings
-from services.profiler.slo_job import SloJob
-from services.profiler.slo_keeper import USUAL_OFFLINE, PublishedModel, SloKeeper, rename
-from services.profiler.slo_settings import parse_slos, start_budget_ms
+from services.profiler.slo.job import SloJob
+from services.profiler.slo.keeper import USUAL_OFFLINE, PublishedModel, SloKeeper, rename
+from services.profiler.slo.settings import parse_slos, start_budget_ms
 from shared.latency.histogram import LatencyHistogram
 from shared.protocol.latency_models import LatencyModelRecord, LinearCoefficients
 from shared.protocol.messages import FinishedOnline, OfflineLength, OnlineServed

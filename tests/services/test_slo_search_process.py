@@ -8,8 +8,8 @@ import msgspec
 import psutil
 import pytest
 
-from services.profiler.slo_job import SloJob
-from services.profiler.slo_search import SearchError, search_aside
+from services.profiler.slo.job import SloJob
+from services.profiler.slo.search_process import SearchError, search_aside
 from shared.protocol.messages import OfflineLength
 from shared.protocol.slo_profile import Trial
 from tests.services.profiling import executor_info, until

@@ -7,7 +7,7 @@ import pytest
 
 from loadgen.slo import parse_slo
 from loadgen.traces import TraceRequest
-from services.profiler.workload import LONGEST_OPEN_S, Workload, WorkloadRecorder, drift
+from services.profiler.slo.workload import LONGEST_OPEN_S, Workload, WorkloadRecorder, drift
 from shared.latency.histogram import LatencyHistogram
 from shared.protocol.messages import FinishedOnline, OnlineServed
 from shared.watch.online_latencies import OnlineLatencies, RollingLatencies

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 import msgspec
 
 from loadgen.slo import Slo
-from services.profiler.feedback import BudgetFeedback, Target
-from services.profiler.model_drift import model_drift
-from services.profiler.online_watch import OnlineWatch
 from services.profiler.settings import ProfilerSettings
-from services.profiler.slo_job import SloJob
-from services.profiler.slo_settings import start_budget_ms
-from services.profiler.workload import Workload, drift
+from services.profiler.slo.feedback import BudgetFeedback, Target
+from services.profiler.slo.job import SloJob
+from services.profiler.slo.model_drift import model_drift
+from services.profiler.slo.online_watch import OnlineWatch
+from services.profiler.slo.settings import start_budget_ms
+from services.profiler.slo.workload import Workload, drift
 from shared.latency.model import cheapest_step_ms
 from shared.protocol.budgets import BudgetRecord, BudgetSource
 from shared.protocol.latency_models import LatencyModelRecord

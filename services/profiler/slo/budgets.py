@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from loadgen.errors import SloError
 from loadgen.slo import Slo, parse_slo
 from services.profiler.settings import ProfilerSettings
-from services.profiler.slo_keeper import PublishedModel, SloKeeper, rename, why_unreachable
-from services.profiler.slo_search import SearchError, search_aside
+from services.profiler.slo.keeper import PublishedModel, SloKeeper, rename, why_unreachable
+from services.profiler.slo.search_process import SearchError, search_aside
 from shared.bus import Bucket, Bus, Subscription
 from shared.cancellation import check_cancelled
 from shared.clock import Clock

@@ -9,7 +9,7 @@ import sys
 
 import msgspec
 
-from services.profiler.slo_job import SloJob
+from services.profiler.slo.job import SloJob
 from shared.errors import SlackwaterError
 from shared.protocol.slo_profile import SloProfileRecord
 
@@ -25,7 +25,7 @@ async def search_aside(job: SloJob) -> SloProfileRecord:
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
-        "services.profiler.slo_job",
+        "services.profiler.slo.job",
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

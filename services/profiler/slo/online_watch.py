@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.profiler.workload import Workload, WorkloadRecorder
+from services.profiler.slo.workload import Workload, WorkloadRecorder
 from shared.protocol.messages import Heartbeat, OnlineServed
 from shared.watch.online_latencies import OnlineLatencies, RollingLatencies
 

@@ -1,4 +1,4 @@
-"""One search for a budget, in a process of its own: ``python -m services.profiler.slo_job`` reads a SloJob in JSON on
+"""One search for a budget, in a process of its own: ``python -m services.profiler.slo.job`` reads a SloJob in JSON on
 stdin and writes a SloProfileRecord on stdout."""
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from services.profiler.simulation.virtual_executor import FIRST_OUTPUT_ID, Execu
 from services.profiler.simulation.workload import SimulatedWorkload
 from services.profiler.slo.simulated import SimulatedTrials
 from services.profiler.slo.trials import search_slos
-from services.profiler.workload import Workload
+from services.profiler.slo.workload import Workload
 from shared.latency.features import BatchFeatures
 from shared.latency.model import LatencyModel
 from shared.latency.swap import SwapModel
