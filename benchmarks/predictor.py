@@ -28,8 +28,8 @@ from services.executor.settings import ExecutorSettings
 from services.predictor.fit import BROS, fit_best
 from services.predictor.noise import noise_floor
 from services.predictor.window import Observation, SampleWindow
-from services.profiler.shapes import REPEATS, fits, sweep_shapes, warm_up_shape
 from services.profiler.simulation.setup import Machine
+from services.profiler.sweep.shapes import REPEATS, fits, sweep_shapes, warm_up_shape
 from shared.latency.roofline import RooflineLatencyModel
 from shared.protocol.messages import ExecutorInfo, MeasureShape, PrefillChunk
 from shared.replica.replica import batch_shape

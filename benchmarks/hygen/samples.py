@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from benchmarks.hygen.bench import Bench, System
 from services.predictor.window import Observation, SampleWindow
-from services.profiler.shapes import sweep_shapes
+from services.profiler.sweep.shapes import sweep_shapes
 from shared.latency.features import BatchFeatures
 from shared.latency.model import LatencyModel
 from shared.latency.roofline import RooflineLatencyModel

@@ -8,13 +8,13 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import cast
 
-from services.profiler.load_watch import LoadWatch
-from services.profiler.profile import Profile, ProfileFiles, profile_of
-from services.profiler.progress import ProfileProgress, ProfileState
 from services.profiler.settings import ProfilerSettings
 from services.profiler.slo.budgets import SloBudgets
 from services.profiler.slo.settings import parse_slos
-from services.profiler.sweep import (
+from services.profiler.sweep.load_watch import LoadWatch
+from services.profiler.sweep.profile import Profile, ProfileFiles, profile_of
+from services.profiler.sweep.progress import ProfileProgress, ProfileState
+from services.profiler.sweep.sweep import (
     ExecutorBusyError,
     ExecutorSilentError,
     NothingMeasuredError,

@@ -6,8 +6,8 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from services.profiler.load_watch import LoadWatch
-from services.profiler.shapes import num_tokens, sweep_shapes, warm_up_shape
+from services.profiler.sweep.load_watch import LoadWatch
+from services.profiler.sweep.shapes import num_tokens, sweep_shapes, warm_up_shape
 from shared.bus import Bus
 from shared.clock import Clock
 from shared.errors import NoResponderError, SlackwaterError
