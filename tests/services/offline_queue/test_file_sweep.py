@@ -18,7 +18,7 @@ from shared.bus import Bus
 from shared.bus.growing_object import CHUNKS, DESCRIPTIONS, STREAM
 from shared.errors import NotFoundOnBusError
 from shared.protocol.batches import FileRecord
-from tests.services.batch_desk import TIMEOUT_S, Desk, ManualClock, chat_line
+from tests.services.offline_queue.batch_desk import TIMEOUT_S, Desk, ManualClock, chat_line
 
 CHUNK_BYTES = 128 * 1024  # of nats-py
 

@@ -25,7 +25,7 @@ from shared.bus import Bus
 from shared.openai.requests import CHAT, TEXT
 from shared.protocol.batches import BatchRecord
 from shared.protocol.sampling import FinishReason
-from tests.services.batch_desk import MODEL, TOKENIZER, Desk, ManualClock, as_jsonl, chat_line
+from tests.services.offline_queue.batch_desk import MODEL, TOKENIZER, Desk, ManualClock, as_jsonl, chat_line
 
 RECORD = BatchRecord("batch_1", CHAT, "file-1", "24h", 1000, 2000, "validating")
 GOOD = json.dumps(chat_line("good")).encode()

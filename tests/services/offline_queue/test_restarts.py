@@ -24,7 +24,7 @@ from shared.protocol.batches import BatchRecord
 from shared.protocol.messages import OfflineRequest, OfflineResult
 from shared.protocol.sampling import FinishReason
 from tests.conftest import free_port, nats_server_binary, wait_for_port
-from tests.services.batch_desk import (
+from tests.services.offline_queue.batch_desk import (
     MODEL,
     TIMEOUT_S,
     TOKENIZER,

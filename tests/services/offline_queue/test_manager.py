@@ -19,7 +19,7 @@ from shared.protocol import subjects
 from shared.protocol.messages import OfflineResult
 from shared.protocol.sampling import FinishReason
 from shared.scheduling.orders.fair_order import Share
-from tests.services.batch_desk import MODEL, TOKENIZER, Desk, ManualClock, answer_text, chat_line
+from tests.services.offline_queue.batch_desk import MODEL, TOKENIZER, Desk, ManualClock, answer_text, chat_line
 
 
 @pytest.fixture

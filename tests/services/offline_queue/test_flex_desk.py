@@ -12,7 +12,7 @@ from shared.replica.offline_pool import OfflinePool
 from shared.scheduling.orders.fair_order import FairOrder, Share
 from shared.scheduling.orders.offline import make_offline_order
 from shared.scheduling.request import Kind
-from tests.services.batch_desk import ManualClock
+from tests.services.offline_queue.batch_desk import ManualClock
 
 GATEWAY = "gateway-flex"
 
