@@ -43,8 +43,8 @@ from shared.scheduling.orders.online import online_order_named
 from shared.scheduling.presets import preset_named
 from shared.scheduling.request import Kind
 from shared.text.tokenizer import Tokenizer
+from tests.services.executor.engines.slot_engine import SlotEngine
 from tests.services.profiling import running
-from tests.services.slot_engine import SlotEngine
 
 MODEL = LinearLatencyModel(5.0, 0.1, 0.001, 0.0, 0.0, 0.1, 0.5)
 NO_TIME = LinearLatencyModel(0, 0, 0, 0, 0, 0, 0)

@@ -16,7 +16,7 @@ from shared.replica.replica import Replica
 from shared.scheduling.batch import Limits, Policy
 from shared.scheduling.kv.policy import kv_policy_named
 from shared.scheduling.request import Kind
-from tests.services.slot_engine import SlotEngine
+from tests.services.executor.engines.slot_engine import SlotEngine
 
 MODEL = LinearLatencyModel(5.0, 0.1, 0.001, 0.0, 0.0, 0.1, 0.5)
 ANY = Policy()

@@ -14,8 +14,8 @@ from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, pr
 from shared.errors import ConfigError, EngineError, ModelError
 from shared.protocol.sampling import SamplingParams
 from shared.replica.engine import Sequence, StepBatch
-from tests.services.engine_driver import EngineDriver, check_only_asked_rows_are_sampled
-from tests.services.engine_prompts import (
+from tests.services.executor.engines.engine_driver import EngineDriver, check_only_asked_rows_are_sampled
+from tests.services.executor.engines.engine_prompts import (
     MAX_TOKENS,
     PENALTIES,
     check_persons,

@@ -22,7 +22,7 @@ from shared.protocol.sampling import SamplingParams
 from shared.replica.engine import TokenHistory
 from shared.text.model_folder import ModelFacts
 from shared.text.tokenizer import Tokenizer
-from tests.services.engine_prompts import PERSON
+from tests.services.executor.engines.engine_prompts import PERSON
 
 PROMPT = [1, 2, 3]
 

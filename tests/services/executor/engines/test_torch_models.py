@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from services.executor.engines.torch.engine import TorchEngine
 from shared.errors import ModelError
 from shared.protocol.sampling import SamplingParams
-from tests.services.engine_driver import EngineDriver, Request
+from tests.services.executor.engines.engine_driver import EngineDriver, Request
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 300,

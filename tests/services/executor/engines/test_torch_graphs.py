@@ -20,8 +20,8 @@ from services.executor.engines.torch.graphs import CudaRecorder, Run, graph_size
 from shared.protocol.sampling import SamplingParams
 from shared.replica.engine import Sequence, StepBatch, TokenHistory
 from tests.kernels.rig import DEVICE, needs_triton
-from tests.services.engine_driver import EngineDriver, Request
-from tests.services.test_torch_models import FAMILIES, save_model
+from tests.services.executor.engines.engine_driver import EngineDriver, Request
+from tests.services.executor.engines.test_torch_models import FAMILIES, save_model
 
 MAX_DECODES = 9
 GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
