@@ -30,7 +30,7 @@ from shared.latency.roofline import RooflineLatencyModel
 from shared.protocol import subjects
 from shared.protocol.budgets import BudgetRecord
 from shared.protocol.latency_models import LatencyModelRecord, LinearCoefficients
-from tests.services.gateway_rig import GatewayRig, model_folder
+from tests.services.gateway.gateway_rig import GatewayRig, model_folder
 
 TIME_SCALE = 6.0  # steps of 70 ms and more, beside which the live loop's own few milliseconds are small
 BUDGET_MS = 240.0

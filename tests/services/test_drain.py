@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from services.local.cli import app
 from services.local.drain import drain
 from shared.protocol.messages import Heartbeat
-from tests.services.gateway_rig import MODEL, GatewayRig, wait_until
+from tests.services.gateway.gateway_rig import MODEL, GatewayRig, wait_until
 
 OPTIONS = ("--preset", "sarathi++", "--max-num-seqs", "8", "--sim-time-scale", "0.5")  # about 5 ms a token
 EXECUTORS = ("executor-0", "executor-1")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from shared.openai.tool_calls import ToolCall, ToolCallParser, ToolUse, split_calls
 from shared.text.tool_format import ToolFormat
-from tests.services.tool_models import CALLS
+from tests.services.gateway.tool_models import CALLS
 
 HERMES, LLAMA, MISTRAL = ToolFormat.HERMES, ToolFormat.LLAMA, ToolFormat.MISTRAL
 WEATHER, TIME = ToolCall("get_weather", '{"city": "Paris"}'), ToolCall("get_time", "{}")

@@ -16,8 +16,8 @@ from llguidance import LLMatcher
 from shared.openai.requests import CHAT, CompletionRequest, ServedModel, parse_completion
 from shared.text.tokenizer import Tokenizer
 from shared.text.tool_format import ToolFormat
-from tests.services.gateway_rig import MODEL, GatewayRig
-from tests.services.tool_models import CALLS, TIME, USER, WEATHER, make_model
+from tests.services.gateway.gateway_rig import MODEL, GatewayRig
+from tests.services.gateway.tool_models import CALLS, TIME, USER, WEATHER, make_model
 
 NAMED: Any = {"type": "function", "function": {"name": "get_weather"}}
 CITY: dict[str, Any] = {  # a model that draws at random comes to the end of its arguments

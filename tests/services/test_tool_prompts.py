@@ -24,7 +24,7 @@ from shared.protocol.messages import OfflineResult
 from shared.protocol.sampling import FinishReason
 from shared.text.tokenizer import Tokenizer
 from shared.text.tool_format import ToolFormat, tool_format_of
-from tests.services.tool_models import CALLS, TEMPLATES, TIME, USER, WEATHER, make_model
+from tests.services.gateway.tool_models import CALLS, TEMPLATES, TIME, USER, WEATHER, make_model
 
 MODEL = ServedModel("tiny", 2048)
 ARGUMENTS = '{"city": "Paris"}'

@@ -16,7 +16,7 @@ from shared.bus import Bus
 from shared.protocol import subjects
 from shared.protocol.batches import BatchRecord, FileRecord
 from shared.protocol.messages import Heartbeat, StepStarted
-from tests.services.gateway_rig import MODEL, GatewayRig, wait_until
+from tests.services.gateway.gateway_rig import MODEL, GatewayRig, wait_until
 
 WAIT_S = 60.0
 EXPIRY: Any = {"anchor": "created_at", "seconds": 3600}

@@ -26,8 +26,8 @@ from shared.protocol.messages import (
 from shared.protocol.sampling import FinishReason, SamplingParams
 from shared.replica.offline_pool import OfflinePool
 from shared.scheduling.orders.offline import FcfsOrder
-from tests.services.gateway_rig import MODEL as SERVED
-from tests.services.gateway_rig import GatewayRig
+from tests.services.gateway.gateway_rig import MODEL as SERVED
+from tests.services.gateway.gateway_rig import GatewayRig
 from tests.services.offline_queue.batch_desk import MODEL, TIMEOUT_S, TOKENIZER, Desk, ManualClock, chat_line
 
 MAX_FAILURES = 3

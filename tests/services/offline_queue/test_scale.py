@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.batch_scale import ENDED, ENDPOINT, write_input
 from services.local.api_client import ApiClient
-from tests.services.gateway_rig import GatewayRig, wait_until
+from tests.services.gateway.gateway_rig import GatewayRig, wait_until
 
 NUM_LINES = 50_000
 NUM_BYTES = 200 * 1000 * 1000

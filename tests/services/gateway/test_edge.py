@@ -9,7 +9,7 @@ from contextlib import ExitStack
 import openai
 import pytest
 
-from tests.services.gateway_rig import MODEL, GatewayRig, wait_until
+from tests.services.gateway.gateway_rig import MODEL, GatewayRig, wait_until
 
 ORIGIN = "https://app.example"
 MAX_BODY_BYTES = 128 * 1024

@@ -10,7 +10,7 @@ import pytest
 from services.gateway.app import make_routes
 from services.gateway.key_check import OPEN_PATHS
 from shared.openai.requests import CHAT, ENDPOINTS, TEXT
-from tests.services.gateway_rig import GatewayRig
+from tests.services.gateway.gateway_rig import GatewayRig
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from tests.services.gateway_rig import MODEL, GatewayRig
+from tests.services.gateway.gateway_rig import MODEL, GatewayRig
 
 MESSAGES: Any = [{"role": "user", "content": "Tell me a story"}]
 OPTIONS: Any = {"model": MODEL, "max_tokens": 6, "seed": 1}

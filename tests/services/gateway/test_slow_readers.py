@@ -9,7 +9,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from tests.services.gateway_rig import MODEL, GatewayRig, wait_until
+from tests.services.gateway.gateway_rig import MODEL, GatewayRig, wait_until
 
 STORM = 200  # clients
 MAX_TOKENS = 8000  # of text that no kernel's buffers hold

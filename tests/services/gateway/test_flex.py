@@ -14,7 +14,7 @@ from openai.types.chat import ChatCompletion
 
 from shared.bus import Bus
 from shared.protocol import subjects
-from tests.services.gateway_rig import MODEL, GatewayRig, wait_until
+from tests.services.gateway.gateway_rig import MODEL, GatewayRig, wait_until
 
 MESSAGES: Any = [{"role": "user", "content": "Once upon a time"}]
 ENDLESS: Any = {"ignore_eos": True}

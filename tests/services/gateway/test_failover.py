@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.services.gateway_rig import MODEL, GatewayRig, wait_until
+from tests.services.gateway.gateway_rig import MODEL, GatewayRig, wait_until
 
 NUM_TOKENS = 200
 SLOW = ("--sim-time-scale", "1.0")  # about 10 ms a token, so that a stream lasts

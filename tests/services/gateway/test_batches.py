@@ -14,7 +14,7 @@ from services.gateway.batches import batch_body
 from shared.bus import Bus
 from shared.protocol import subjects
 from shared.protocol.batches import BatchError, BatchRecord, FileRecord
-from tests.services.gateway_rig import GatewayRig
+from tests.services.gateway.gateway_rig import GatewayRig
 
 WINDOW_S = 24 * 3600
 

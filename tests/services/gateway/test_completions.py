@@ -13,7 +13,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from shared.text.tokenizer import Tokenizer
-from tests.services.gateway_rig import MODEL, GatewayRig, model_folder, wait_until
+from tests.services.gateway.gateway_rig import MODEL, GatewayRig, model_folder, wait_until
 
 MESSAGES: Any = [{"role": "user", "content": "Tell me a story about 😀"}]
 LONG = 4000  # tokens; more than any of these tests waits for

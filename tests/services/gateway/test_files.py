@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from services.gateway.upload import MAX_FILE_BYTES
-from tests.services.gateway_rig import GatewayRig
+from tests.services.gateway.gateway_rig import GatewayRig
 
 LINES = b'{"custom_id":"a"}\n' * 10
 BOUNDARY = "test-boundary"

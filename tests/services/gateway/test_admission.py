@@ -11,7 +11,7 @@ import httpx
 import openai
 import pytest
 
-from tests.services.gateway_rig import MODEL, GatewayRig, wait_until
+from tests.services.gateway.gateway_rig import MODEL, GatewayRig, wait_until
 
 LONG = {"model": MODEL, "prompt": [7] * 10, "max_tokens": 4000, "ignore_eos": True, "stream": True}
 

@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from services.gateway.unserved import SERVED, UNSERVED
-from tests.services.gateway_rig import MODEL, GatewayRig
+from tests.services.gateway.gateway_rig import MODEL, GatewayRig
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from shared.bus import Bus
 from shared.clock import SystemClock
 from shared.errors import ConfigError
 from shared.protocol.api_keys import hash_api_key, new_api_key
-from tests.services.gateway_rig import MODEL, GatewayRig, wait_until
+from tests.services.gateway.gateway_rig import MODEL, GatewayRig, wait_until
 
 CLOCK = SystemClock()
 GIVEN_KEY = "0123456789abcdef0123456789abcdef"

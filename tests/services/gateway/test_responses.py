@@ -11,7 +11,7 @@ import openai
 import pytest
 from openai.types.responses import Response
 
-from tests.services.gateway_rig import MODEL, GatewayRig, wait_until
+from tests.services.gateway.gateway_rig import MODEL, GatewayRig, wait_until
 
 INPUT: Any = [{"role": "user", "content": [{"type": "input_text", "text": "Tell me a story about 😀"}]}]
 ENDLESS: Any = {"ignore_eos": True, "seed": 5}  # as a body's further fields

@@ -38,7 +38,7 @@ from shared.protocol.messages import (
 )
 from shared.protocol.sampling import FinishReason, SamplingParams
 from shared.watch.tuning import Tuning
-from tests.services.gateway_rig import MODEL, GatewayRig
+from tests.services.gateway.gateway_rig import MODEL, GatewayRig
 
 GATEWAY = "gateway-test"
 REQUEST = CompletionRequest(

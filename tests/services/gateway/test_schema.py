@@ -22,7 +22,7 @@ from schemathesis.specs.openapi.checks import (
 from services.gateway.app import make_routes
 from shared.openai.requests import CHAT, TEXT
 from shared.openai.response_requests import RESPONSES
-from tests.services.gateway_rig import MODEL, GatewayRig
+from tests.services.gateway.gateway_rig import MODEL, GatewayRig
 
 CHECKS = [
     not_a_server_error,

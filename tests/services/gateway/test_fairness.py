@@ -16,7 +16,7 @@ from shared.bus import Bus
 from shared.protocol import subjects
 from shared.protocol.api_keys import ApiKeyRecord, hash_api_key
 from shared.protocol.messages import ExecutorInfo
-from tests.services.gateway_rig import MODEL, GatewayRig, wait_until
+from tests.services.gateway.gateway_rig import MODEL, GatewayRig, wait_until
 
 FLOOD = 40
 

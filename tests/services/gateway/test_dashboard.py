@@ -34,7 +34,7 @@ from shared.protocol.slo_profile import Knob, SloProfileRecord, SloVerdict, Tria
 from shared.protocol.slo_status import SloReport, SloState, SloStatus
 from shared.scheduling.kv.blocks import BlockOwners
 from shared.watch.stack_watch import StackWatch
-from tests.services.gateway_rig import GatewayRig, wait_until
+from tests.services.gateway.gateway_rig import GatewayRig, wait_until
 from tests.services.profiling import KEY, executor_info, until
 
 ROOT = Path(__file__).parents[2]

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.services.gateway_rig import MODEL, GatewayRig, wait_until
+from tests.services.gateway.gateway_rig import MODEL, GatewayRig, wait_until
 
 EXECUTORS = ("executor-0", "executor-1")
 LINES = 168

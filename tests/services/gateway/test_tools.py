@@ -25,8 +25,8 @@ from shared.scheduling.presets import preset_named
 from shared.text.model_folder import ModelFacts
 from shared.text.tokenizer import Tokenizer
 from shared.text.tool_format import ToolFormat
-from tests.services.gateway_rig import MODEL, GatewayRig
-from tests.services.tool_models import CALLS, TIME, USER, WEATHER, make_model
+from tests.services.gateway.gateway_rig import MODEL, GatewayRig
+from tests.services.gateway.tool_models import CALLS, TIME, USER, WEATHER, make_model
 
 CALL, OTHER_CALL = CALLS[ToolFormat.HERMES]
 SAYINGS = (CALL, f"I look.\n{CALL}\n{OTHER_CALL}", "Ordinary words.", "<tool_call>no</tool_call>")
