@@ -33,7 +33,7 @@ from shared.protocol.slo_status import SloReport, SloState, SloStatus
 from shared.watch.online_latencies import OnlineLatencies
 from tests.latency.shapes import make_shape
 from tests.services.gateway.gateway_rig import GatewayRig, model_folder
-from tests.services.profiling import until
+from tests.services.profiler.profiling import until
 
 TIME_SCALE = 4.0  # steps of 50 ms and more: little work for the test's own machine
 RATE = 6.0

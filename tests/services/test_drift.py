@@ -15,7 +15,7 @@ from shared.clock import SystemClock
 from shared.latency.roofline import RooflineLatencyModel
 from shared.protocol import subjects
 from shared.protocol.messages import BatchShape, LatencySample
-from tests.services.profiling import KEY, model_of, running, until
+from tests.services.profiler.profiling import KEY, model_of, running, until
 
 GPU = RooflineLatencyModel.named("llama2-7b", "a100-40g")
 NOISE = 0.02

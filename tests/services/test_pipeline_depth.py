@@ -44,7 +44,7 @@ from shared.scheduling.presets import preset_named
 from shared.scheduling.request import Kind
 from shared.text.tokenizer import Tokenizer
 from tests.services.executor.engines.slot_engine import SlotEngine
-from tests.services.profiling import running
+from tests.services.profiler.profiling import running
 
 MODEL = LinearLatencyModel(5.0, 0.1, 0.001, 0.0, 0.0, 0.1, 0.5)
 NO_TIME = LinearLatencyModel(0, 0, 0, 0, 0, 0, 0)

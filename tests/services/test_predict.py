@@ -23,7 +23,7 @@ from shared.protocol.latency_models import Candidate, LatencyModelRecord, Linear
 from shared.protocol.messages import ExecutorInfo, PrefillChunk
 from shared.protocol.prediction import PredictBatch, Prediction
 from tests.latency.shapes import make_shape
-from tests.services.profiling import KEY, TRUTH, executor_info, predicted, running
+from tests.services.profiler.profiling import KEY, TRUTH, executor_info, predicted, running
 
 CANDIDATES = [Candidate("linear", 0.0123, 0.2), Candidate("boosted", 0.0111, 0.4)]
 LINEAR = LatencyModelRecord(KEY, LinearCoefficients(TRUTH.coefficients()), 500, 0.0123, 1e9, 0.008, CANDIDATES)

@@ -31,7 +31,7 @@ from shared.protocol.slo_status import SloState, SloStatus
 from shared.watch.follower import StackFollower
 from shared.watch.rate_window import RateWindow
 from shared.watch.stack_watch import GONE_S, MAX_ENDED, StackWatch, ended_at
-from tests.services.profiling import KEY, executor_info, until
+from tests.services.profiler.profiling import KEY, executor_info, until
 
 COUNTERS = ExecutorCounters(steps=100, busy_s=10.0, online_tokens=1000, offline_tokens=5000)
 LATER = ExecutorCounters(steps=120, busy_s=11.0, online_tokens=1100, offline_tokens=7000)

@@ -35,7 +35,7 @@ from shared.protocol.slo_status import SloReport, SloState, SloStatus
 from shared.scheduling.kv.blocks import BlockOwners
 from shared.watch.stack_watch import StackWatch
 from tests.services.gateway.gateway_rig import GatewayRig, wait_until
-from tests.services.profiling import KEY, executor_info, until
+from tests.services.profiler.profiling import KEY, executor_info, until
 
 ROOT = Path(__file__).parents[2]
 BLOCKS = BlockOwners(online=10, shared=1, offline=20, paused=2, cached=30, empty=37)

@@ -17,7 +17,7 @@ from shared.protocol.latency_models import LatencyModelRecord, LinearCoefficient
 from shared.protocol.messages import FinishedOnline, OfflineLength, OnlineServed
 from shared.protocol.slo_profile import Knob, SloProfileRecord
 from shared.protocol.slo_status import SloState
-from tests.services.profiling import KEY, executor_info
+from tests.services.profiler.profiling import KEY, executor_info
 
 SLOS = "tbt_mean<=30ms, ttft_p99<=500ms"
 COEFFICIENTS = (10.0, 0.1, 1e-4, 0.0, 0.0, 0.2, 0.2, 0.0)

@@ -12,8 +12,8 @@ from services.profiler.slo.job import SloJob
 from services.profiler.slo.search_process import SearchError, search_aside
 from shared.protocol.messages import OfflineLength
 from shared.protocol.slo_profile import Trial
-from tests.services.profiling import executor_info, until
-from tests.services.test_slo_keeper import model
+from tests.services.profiler.profiling import executor_info, until
+from tests.services.profiler.test_slo_keeper import model
 
 
 def job(num_requests: int, preset: str = "hygen") -> SloJob:

@@ -35,8 +35,8 @@ from shared.protocol.slo_profile import (
     slo_profile_key,
 )
 from shared.protocol.slo_status import SloReport, SloState
-from tests.services.profiling import KEY, executor_info, until
-from tests.services.test_slo_keeper import model
+from tests.services.profiler.profiling import KEY, executor_info, until
+from tests.services.profiler.test_slo_keeper import model
 
 SLO = "tbt_mean<=30ms"
 INFO = executor_info()

@@ -24,7 +24,16 @@ from shared.protocol import subjects
 from shared.protocol.budgets import BudgetRecord
 from shared.protocol.latency_models import LatencyModelRecord, LinearCoefficients
 from shared.protocol.messages import LatencySample, MeasuredShape, MeasureShape, PrefillChunk
-from tests.services.profiling import KEY, TRUTH, MeasuringExecutor, executor_info, model_of, predicted, running, until
+from tests.services.profiler.profiling import (
+    KEY,
+    TRUTH,
+    MeasuringExecutor,
+    executor_info,
+    model_of,
+    predicted,
+    running,
+    until,
+)
 
 SMALL = {"max_num_batched_tokens": 64, "max_num_seqs": 8, "max_model_len": 256, "num_blocks": 200}
 

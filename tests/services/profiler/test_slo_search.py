@@ -16,7 +16,7 @@ from services.profiler.slo.search import EXTRA_RUNS, LOOK_BEYOND, SloSearch, Spa
 from services.profiler.slo.trials import knob_of, search_slos
 from shared.protocol.slo_profile import Knob, WorkloadFacts
 from shared.scheduling.presets import PRESETS
-from tests.services.slo_outcomes import FunctionTrials, make_outcome
+from tests.services.profiler.slo_outcomes import FunctionTrials, make_outcome
 
 SPAN = Span(12.0, 300.0)
 GRID = Grid(0.05)

@@ -22,7 +22,7 @@ from shared.protocol.budgets import BudgetRecord
 from shared.protocol.latency_models import LatencyModelRecord
 from shared.protocol.messages import ExecutorInfo
 from tests.latency.shapes import make_shape
-from tests.services.profiling import running, until
+from tests.services.profiler.profiling import running, until
 
 
 @pytest.fixture
