@@ -22,7 +22,7 @@ from shared.openai.text import shown_output
 from shared.protocol.messages import TokenLogprobs
 from shared.protocol.sampling import FinishReason, SamplingParams
 from shared.text.tokenizer import Tokenizer
-from tests.services.test_tokenizer import BYTE_FALLBACK, BYTE_LEVEL, MIXED_TEXT
+from tests.shared.text.test_tokenizer import BYTE_FALLBACK, BYTE_LEVEL, MIXED_TEXT
 
 USAGE = Usage(prompt_tokens=5, completion_tokens=3)
 
