@@ -31,9 +31,9 @@ from shared.protocol.messages import ExecutorInfo, Heartbeat, MeasuredShape, Onl
 from shared.protocol.slo_profile import Knob, SloProfileRecord, slo_profile_key
 from shared.protocol.slo_status import SloReport, SloState, SloStatus
 from shared.watch.online_latencies import OnlineLatencies
-from tests.latency.shapes import make_shape
 from tests.services.gateway.gateway_rig import GatewayRig, model_folder
 from tests.services.profiler.profiling import until
+from tests.shared.latency.shapes import make_shape
 
 TIME_SCALE = 4.0  # steps of 50 ms and more: little work for the test's own machine
 RATE = 6.0

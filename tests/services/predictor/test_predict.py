@@ -22,8 +22,8 @@ from shared.protocol import subjects
 from shared.protocol.latency_models import Candidate, LatencyModelRecord, LinearCoefficients, model_record
 from shared.protocol.messages import ExecutorInfo, PrefillChunk
 from shared.protocol.prediction import PredictBatch, Prediction
-from tests.latency.shapes import make_shape
 from tests.services.profiler.profiling import KEY, TRUTH, executor_info, predicted, running
+from tests.shared.latency.shapes import make_shape
 
 CANDIDATES = [Candidate("linear", 0.0123, 0.2), Candidate("boosted", 0.0111, 0.4)]
 LINEAR = LatencyModelRecord(KEY, LinearCoefficients(TRUTH.coefficients()), 500, 0.0123, 1e9, 0.008, CANDIDATES)

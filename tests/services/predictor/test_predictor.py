@@ -14,8 +14,8 @@ from shared.latency.linear import LinearLatencyModel
 from shared.protocol import subjects
 from shared.protocol.latency_models import LatencyModelRecord
 from shared.protocol.messages import BatchShape, LatencySample
-from tests.latency.shapes import make_shape
 from tests.services.profiler.profiling import KEY, TRUTH, model_of, predicted, running, until
+from tests.shared.latency.shapes import make_shape
 
 SLOWER = LinearLatencyModel(*(2 * coefficient for coefficient in TRUTH.coefficients()))
 

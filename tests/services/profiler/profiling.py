@@ -20,7 +20,7 @@ from shared.protocol.messages import (
     MeasuredShape,
     MeasureShape,
 )
-from tests.latency.shapes import make_shape
+from tests.shared.latency.shapes import make_shape
 
 KEY = "model.torch.cpu-2t.float32"
 TRUTH = LinearLatencyModel(25.0, 0.8, 2e-3, 3e-4, 2e-8, 1.5, 1.2, 2e-4)

@@ -21,8 +21,8 @@ from shared.protocol import subjects
 from shared.protocol.budgets import BudgetRecord
 from shared.protocol.latency_models import LatencyModelRecord
 from shared.protocol.messages import ExecutorInfo
-from tests.latency.shapes import make_shape
 from tests.services.profiler.profiling import running, until
+from tests.shared.latency.shapes import make_shape
 
 
 @pytest.fixture

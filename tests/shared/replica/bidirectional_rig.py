@@ -13,7 +13,7 @@ from shared.replica.totals import Totals
 from shared.scheduling.batch import Limits, Policy
 from shared.scheduling.kv.policy import kv_policy_named
 from shared.scheduling.request import Kind
-from tests.scheduling.factories import MODEL
+from tests.shared.scheduling.factories import MODEL
 
 MAX_TOKENS = 14
 TEXTS = [

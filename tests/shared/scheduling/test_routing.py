@@ -12,7 +12,7 @@ from shared.latency.features import BatchFeatures
 from shared.latency.linear import LinearLatencyModel
 from shared.scheduling.placement.prefix_record import BLOCK_TOKENS, Prompt
 from shared.scheduling.placement.routing import Option, Route, RoutingTarget, choose
-from tests.scheduling.factories import MODEL
+from tests.shared.scheduling.factories import MODEL
 
 STEP_TOKENS = 512
 OUTPUT_TOKENS = 50.0

@@ -20,7 +20,7 @@ from shared.latency.boosted import BoostedLatencyModel
 from shared.latency.linear import LinearLatencyModel
 from shared.latency.model import LatencyModel
 from shared.latency.roofline import RooflineLatencyModel
-from tests.latency.shapes import DRIFTED, TRUTH, make_shape, timed, varied_shapes
+from tests.shared.latency.shapes import DRIFTED, TRUTH, make_shape, timed, varied_shapes
 
 ROOFLINE = RooflineLatencyModel.named("llama2-7b", "a100-40g")
 NO_LIMIT_US = 1e6

@@ -8,7 +8,7 @@ from shared.scheduling.batch import Policy, ScheduledRequest
 from shared.scheduling.planning.mirror import ARRIVAL_GRACE_STEPS, ExecutorMirror
 from shared.scheduling.presets import preset_named
 from shared.scheduling.request import Kind
-from tests.scheduling.factories import LIMITS, MODEL, UNBOUNDED, make_decode, make_request, make_table
+from tests.shared.scheduling.factories import LIMITS, MODEL, UNBOUNDED, make_decode, make_request, make_table
 
 
 def test_a_preempted_request_returns_to_the_front_with_its_tokens() -> None:

@@ -16,8 +16,8 @@ from services.predictor.window import Observation
 from shared.latency.bros import BrosLatencyModel
 from shared.latency.features import BatchFeatures
 from shared.protocol.latency_models import LatencyModelRecord, model_record
-from tests.latency.shapes import make_shape, timed, varied_shapes
-from tests.latency.test_linear import batches, check_marginal_costs, contexts, longest_by_search, token_counts
+from tests.shared.latency.shapes import make_shape, timed, varied_shapes
+from tests.shared.latency.test_linear import batches, check_marginal_costs, contexts, longest_by_search, token_counts
 
 TRUTH = BrosLatencyModel(8.0, 0.6, 2e-4, 12.0, 0.4, 3e-3)
 

@@ -13,7 +13,7 @@ from shared.scheduling.batch import Schedule, ScheduledRequest
 from shared.scheduling.packing.packing import StepState
 from shared.scheduling.packing.packings import packing_named
 from shared.scheduling.request import Kind, Request
-from tests.scheduling.deadlines import (
+from tests.shared.scheduling.deadlines import (
     LIMITS,
     PACE,
     can_meet,
@@ -23,7 +23,7 @@ from tests.scheduling.deadlines import (
     make_state,
     make_timed_table,
 )
-from tests.scheduling.factories import MODEL, features_of, make_decode, make_request, tokens
+from tests.shared.scheduling.factories import MODEL, features_of, make_decode, make_request, tokens
 
 PACKING = packing_named("deadline")
 ROUNDING_MS = 1e-6

@@ -19,7 +19,7 @@ from shared.scheduling.orders.online import (
 from shared.scheduling.planning.mirror import ExecutorMirror
 from shared.scheduling.request import Kind, Request
 from shared.scheduling.table import RequestTable
-from tests.scheduling.factories import LIMITS, UNBOUNDED, make_decode, make_request, make_table, plan, tokens
+from tests.shared.scheduling.factories import LIMITS, UNBOUNDED, make_decode, make_request, make_table, plan, tokens
 
 WEIGHT_INPUT, WEIGHT_OUTPUT = 1.0, 2.0
 

@@ -14,8 +14,8 @@ from shared.scheduling.packing.packings import PACKINGS, packing_named
 from shared.scheduling.presets import PRESETS, preset_named
 from shared.scheduling.request import Kind, Request
 from shared.scheduling.table import RequestTable
-from tests.scheduling.deadlines import PACE, held_online, make_state, make_timed_table
-from tests.scheduling.factories import make_decode, make_request, tokens
+from tests.shared.scheduling.deadlines import PACE, held_online, make_state, make_timed_table
+from tests.shared.scheduling.factories import make_decode, make_request, tokens
 
 FCFS, TURNS = packing_named("fcfs"), packing_named("round-robin")
 

@@ -6,7 +6,7 @@ from shared.scheduling.batch import Limits, Policy, ScheduledRequest
 from shared.scheduling.kv.policy import kv_policy_named
 from shared.scheduling.planning.mirror import ExecutorMirror
 from shared.scheduling.request import Kind, Request
-from tests.scheduling.factories import (
+from tests.shared.scheduling.factories import (
     MODEL,
     TWO_PHASE,
     UNBOUNDED,

@@ -12,7 +12,7 @@ from shared.latency.architectures import ARCHITECTURES, architecture_named
 from shared.latency.devices import DEVICES, device_named
 from shared.latency.features import BatchFeatures
 from shared.latency.roofline import MEMORY_SHARE, RooflineLatencyModel, num_kv_blocks
-from tests.latency.shapes import make_shape
+from tests.shared.latency.shapes import make_shape
 
 MODELS = st.builds(
     RooflineLatencyModel.named, st.sampled_from(sorted(ARCHITECTURES)), st.sampled_from(sorted(DEVICES)), st.just(2)

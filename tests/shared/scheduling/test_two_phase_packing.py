@@ -10,7 +10,7 @@ from shared.latency.features import BatchFeatures
 from shared.scheduling.batch import Limits, Policy, Schedule, ScheduledRequest
 from shared.scheduling.request import Kind, Request
 from shared.scheduling.table import RequestTable
-from tests.scheduling.factories import (
+from tests.shared.scheduling.factories import (
     LIMITS,
     MODEL,
     TWO_PHASE,

@@ -14,7 +14,7 @@ from services.predictor.window import Observation
 from shared.latency.features import BatchFeatures
 from shared.latency.linear import NUM_COEFFICIENTS, Coefficients
 from shared.protocol.messages import BatchShape
-from tests.latency.shapes import DRIFTED, TRUTH, make_shape, predict, timed, varied_shapes
+from tests.shared.latency.shapes import DRIFTED, TRUTH, make_shape, predict, timed, varied_shapes
 
 
 def test_known_coefficients_come_back_through_noise() -> None:

@@ -14,7 +14,7 @@ from shared.scheduling.packing.deadline_queue import DeadlineQueue, remaining_ms
 from shared.scheduling.packing.pace import BASE_BATCH_SIZE, Pace
 from shared.scheduling.packing.token_slo import TokenSlo
 from shared.scheduling.request import Kind, Request
-from tests.scheduling.deadlines import (
+from tests.shared.scheduling.deadlines import (
     LIMITS,
     NOW_MS,
     alone_ms,
@@ -24,7 +24,7 @@ from tests.scheduling.deadlines import (
     make_state,
     make_timed_table,
 )
-from tests.scheduling.factories import make_request
+from tests.shared.scheduling.factories import make_request
 
 
 def test_a_first_token_has_the_ttft_and_each_later_one_the_tpot() -> None:

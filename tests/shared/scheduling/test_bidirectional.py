@@ -6,7 +6,7 @@ import pytest
 
 from shared.scheduling.kv.blocks import BlockOwners
 from shared.scheduling.request import Kind
-from tests.scheduling.bidirectional_bench import Bench, started
+from tests.shared.scheduling.bidirectional_bench import Bench, started
 
 
 def test_two_requests_share_a_block_from_both_ends() -> None:

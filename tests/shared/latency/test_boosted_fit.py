@@ -20,7 +20,7 @@ from services.profiler.simulation.setup import Machine
 from shared.latency.boosted import BoostedLatencyModel
 from shared.latency.roofline import RooflineLatencyModel
 from shared.protocol.messages import BatchShape
-from tests.latency.shapes import make_shape, varied_shapes
+from tests.shared.latency.shapes import make_shape, varied_shapes
 
 MEAN_DEVIATION = 0.798  # of a normal distribution, in sigmas
 MACHINES = {"llama2-7b": "a100-40g", "qwen-14b": "a40", "llama3.1-8b": "h100"}

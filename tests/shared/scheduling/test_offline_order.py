@@ -23,7 +23,7 @@ from shared.scheduling.orders.offline import (
 from shared.scheduling.orders.packed_prompt import TOKEN_BYTES, pack_tokens, unpack_tokens
 from shared.scheduling.orders.prefix_trie import PrefixTrie
 from shared.scheduling.presets import PRESETS
-from tests.scheduling.naive_orders import NaiveOrder, make_waiting, numbered
+from tests.shared.scheduling.naive_orders import NaiveOrder, make_waiting, numbered
 
 PROMPTS = st.lists(st.integers(0, 2), max_size=12)
 READERS = ("executor-0", "executor-1", "executor-2")

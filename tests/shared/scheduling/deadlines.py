@@ -10,7 +10,7 @@ from shared.scheduling.packing.pace import Pace
 from shared.scheduling.packing.packing import StepState
 from shared.scheduling.request import Request
 from shared.scheduling.table import RequestTable
-from tests.scheduling.factories import MODEL, make_decode, make_request, step_state
+from tests.shared.scheduling.factories import MODEL, make_decode, make_request, step_state
 
 NOW_MS = 5000.0
 LIMITS = Limits(block_size=16, num_blocks=4000, max_num_batched_tokens=512, max_num_seqs=64)
