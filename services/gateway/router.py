@@ -17,8 +17,8 @@ OUTPUT_SAMPLES = 256  # the mean output length is that of about so many answers
 
 
 class Router:
-    """The live part of ``shared.scheduling.placement.routing``: executors by their heartbeats, latency models by the predictor,
-    output lengths by the answers that have ended."""
+    """The live part of ``shared.scheduling.placement.routing``: executors by their heartbeats, latency models by the
+    predictor, output lengths by the answers that have ended."""
 
     def __init__(self, registry: ExecutorRegistry, tuning: Tuning) -> None:
         self._registry = registry

@@ -37,7 +37,7 @@ from shared.watch.stack_watch import StackWatch
 from tests.services.gateway.gateway_rig import GatewayRig, wait_until
 from tests.services.profiler.profiling import KEY, executor_info, until
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 BLOCKS = BlockOwners(online=10, shared=1, offline=20, paused=2, cached=30, empty=37)
 GIVEN_KEY = "a-key-of-the-environment-0123456789abcdef"
 WITH_KEY = {"Authorization": f"Bearer {GIVEN_KEY}"}

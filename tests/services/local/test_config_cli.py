@@ -16,7 +16,7 @@ from services.local.config_text import config_template, reference, toml_value
 from shared.errors import ConfigError
 from shared.settings.config import Origin
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture

@@ -145,7 +145,7 @@ def test_every_setting_of_a_service_is_described_and_its_default_is_accepted(ser
 
 def test_a_service_refuses_its_file_with_status_2(nowhere: Path) -> None:
     (nowhere / "slackwater.toml").write_text("[predictor]\nwindwo = 100\n")
-    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
     command = [sys.executable, "-m", "services.predictor"]
     ran = subprocess.run(command, capture_output=True, text=True, env=environ, timeout=60)
     assert ran.returncode == 2

