@@ -29,7 +29,7 @@ from shared.scheduling.packing.packings import PACKINGS, packing_named
 from shared.scheduling.packing.token_slo import TokenSlo
 from shared.settings.setting import BASE, choices
 
-PRESET_NAMES = ("hygen", "hygen-star", "sarathi++", "online-only", "bros", "round-robin", "fcfs")
+PRESET_NAMES = ("hygen", "sarathi++", "hygen-star", "online-only", "bros", "round-robin", "fcfs")
 LATENCY_BUDGETS = ("none", "fixed", "profiled", "deadline")
 KNOBS = ("online_knobs", "offline_knobs")  # fields
 OFFLINE_RATES = ("unlimited", "fixed")
@@ -141,7 +141,8 @@ class Strategy(msgspec.Struct, frozen=True, kw_only=True):
     def changes(self) -> dict[str, str | int | float]:
         """By name, what is not as the preset has it."""
         base, own = flat(preset_named(self.preset)), flat(self)
-        return {name: value for name, value in own.items() if value != base[name]}
+        implied = {"latency_budget"} if self.latency_budget == "fixed" else set()
+        return {name: value for name, value in own.items() if value != base[name] and name not in implied}
 
     def missing_knob(self) -> str:
         """What has to be given before anything runs under it without a profiler; empty where nothing is missing."""
