@@ -211,7 +211,7 @@ def draining_text(beat: Heartbeat) -> str:
 def _describe_sharing(beat: Heartbeat) -> str:
     counters = beat.counters
     kv_policy = KV_POLICIES.get(beat.info.kv_policy)
-    if kv_policy is None or not kv_policy.shares_blocks:
+    if kv_policy is None or not kv_policy.sharing.pauses:
         return ""
     return (
         f", {counters.pauses} times an offline request was paused, {counters.checkpointed_slots} slots to the host, "

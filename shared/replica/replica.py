@@ -26,7 +26,6 @@ from shared.replica.sequence import LiveSequence
 from shared.replica.totals import Totals
 from shared.scheduling.batch import Limits, Policy, Schedule, ScheduledRequest, why_never_held
 from shared.scheduling.kv.policy import LRU, KVPolicy
-from shared.scheduling.kv.pool import make_pool
 from shared.scheduling.kv.slot_transfers import SlotOperations
 from shared.scheduling.orders.online import OnlineOrder
 from shared.scheduling.packing.pace import Pace
@@ -86,9 +85,9 @@ class Replica:
         self.limits = limits
         self.spec = spec
         self.table = RequestTable(online_order)
-        self.pool = make_pool(kv_policy, limits.num_blocks, limits.block_size, spec.num_host_slots)
+        self.pool = kv_policy.make_pool(limits.num_blocks, limits.block_size, spec.num_host_slots)
         self.totals = Totals()
-        self._kv = KVAllocation(limits, self.table, self.pool, kv_policy, self.totals)
+        self._kv = KVAllocation(limits, self.table, self.pool, kv_policy.sharing, self.totals)
         self._slo = slo or TokenSlo()
         self._now_ms = now_ms
         self._pace = Pace()

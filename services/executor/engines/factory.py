@@ -139,7 +139,7 @@ def _host_slots(settings: ExecutorSettings) -> int | None:
 
 def _shares_blocks(settings: ExecutorSettings) -> bool:
     try:
-        return preset_named(settings.preset).kv_policy_named(settings.kv_policy).shares_blocks
+        return preset_named(settings.preset).kv_policy_named(settings.kv_policy).sharing.pauses
     except ValueError as error:
         raise ConfigError(str(error)) from error
 

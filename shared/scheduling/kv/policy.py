@@ -1,34 +1,42 @@
-"""KV policies: what becomes of offline requests' KV when online requests need room, and of what is only cached."""
+"""KV policies: names for an eviction with a sharing."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from shared.named import named
+from shared.scheduling.kv.eviction.evictions import make_eviction
+from shared.scheduling.kv.pool import KVPool
+from shared.scheduling.kv.sharing import KVSharing, kv_sharing_named
 
 
 @dataclass(frozen=True, slots=True)
 class KVPolicy:
-    """``gives_way``: online requests may take what offline ones hold, who then lose it all, or, where the pool
-    ``shares_blocks`` from both ends, are paused and lose no more than what is overwritten, and that to the host.
-    ``keeps_online``: of what is cached and held by nobody, the offline requests' goes before the online ones'."""
+    """``kv_sharing``: a name that ``kv_sharing_named`` knows; ``kv_eviction``: one that ``make_eviction`` knows."""
 
     name: str
-    gives_way: bool
-    shares_blocks: bool
-    keeps_online: bool = False
+    kv_sharing: str
+    kv_eviction: str
+
+    @property
+    def sharing(self) -> KVSharing:
+        return kv_sharing_named(self.kv_sharing)
+
+    def make_pool(self, num_blocks: int, block_size: int, num_host_slots: int) -> KVPool:
+        """A new, empty one."""
+        return self.sharing.make_pool(num_blocks, block_size, num_host_slots, make_eviction(self.kv_eviction))
 
 
-LRU = KVPolicy("lru", gives_way=True, shares_blocks=False)
+LRU = KVPolicy("lru", "recompute", "lru")
 
 KV_POLICIES = {
     policy.name: policy
     for policy in (
         LRU,
-        KVPolicy("priority", gives_way=True, shares_blocks=False, keeps_online=True),  # after Echo, section 4.2
-        KVPolicy("bidirectional", gives_way=True, shares_blocks=True),  # BROS, section 5
-        KVPolicy("bidirectional-priority", gives_way=True, shares_blocks=True, keeps_online=True),
-        KVPolicy("keep-resident", gives_way=False, shares_blocks=False),  # to compare with: online requests wait
+        KVPolicy("priority", "recompute", "online-first"),
+        KVPolicy("bidirectional", "bidirectional", "lru"),
+        KVPolicy("bidirectional-priority", "bidirectional", "online-first"),
+        KVPolicy("keep-resident", "keep-resident", "lru"),
     )
 }
 

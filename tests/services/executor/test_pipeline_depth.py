@@ -203,8 +203,8 @@ def test_outputs_are_those_of_one_step_at_a_time(tokenizer: Tokenizer, depth: in
         peer.pool.discard([key for key in peer.outputs if rng.random() < 0.3])
     peer.drain()
     totals = peer.replica.totals
-    shares_blocks = KV_POLICIES[kv_policy].shares_blocks
-    assert totals.pauses and totals.restored_slots if shares_blocks else totals.preemptions
+    pauses = KV_POLICIES[kv_policy].sharing.pauses
+    assert totals.pauses and totals.restored_slots if pauses else totals.preemptions
     assert peer.max_in_flight == depth
     assert peer.replica.pool.num_free == 48
     assert peer.outputs == alone(tokenizer, [*online, *(request.request for request in offline)])
@@ -435,6 +435,6 @@ async def test_the_service_pauses_what_gives_way(nats_url: str, model_folder: Pa
         assert executor.info.kv_policy == kv_policy
         outputs[kv_policy] = site.outputs
         is_paused = [state.num_kept_blocks is not None for step in site.steps for state in step.states]
-        assert any(is_paused) == policy.shares_blocks
+        assert any(is_paused) == policy.sharing.pauses
     assert len(outputs["lru"]) == 24
     assert all(output == outputs["lru"] for output in outputs.values())
