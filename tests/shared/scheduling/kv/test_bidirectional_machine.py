@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from shared.scheduling.request import Kind
-from tests.shared.scheduling.bidirectional_bench import Bench
+from tests.shared.scheduling.kv.bidirectional_bench import Bench
 
 NUM_BLOCKS, NUM_HOST_SLOTS = 6, 16
 

@@ -7,7 +7,7 @@ import pytest
 from shared.scheduling.kv.eviction.evictions import EVICTIONS
 from shared.scheduling.kv.pool import BlockOwners
 from shared.scheduling.request import Kind
-from tests.shared.scheduling.bidirectional_bench import Bench, started
+from tests.shared.scheduling.kv.bidirectional_bench import Bench, started
 
 
 def test_two_requests_share_a_block_from_both_ends() -> None:
