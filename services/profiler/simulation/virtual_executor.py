@@ -157,7 +157,7 @@ class VirtualExecutor:
         self._planned_for_ms = self._now_ms
         table = self._replica.table
         queue = self._rate.open(self._backlog.in_order(), now_s) if self._backlog is not None else ()
-        num_offline = table.num_blocks(Kind.OFFLINE) if self._setup.strategy.kv_sharing != "keep-resident" else 0
+        num_offline = self._setup.strategy.sharing.num_offline_blocks(table, table.num_blocks(Kind.OFFLINE))
         state = self._replica.step_state(self._policy, self._setup.planner)
         state = replace(state, num_offline_blocks=num_offline)  # as far as a scheduler knows
         self._plan = plan = self._packing.schedule(state, queue)
