@@ -15,8 +15,8 @@ from services.profiler.simulation.virtual_executor import Step, VirtualExecutor
 from shared.protocol.messages import GenerateRequest
 from shared.protocol.sampling import SamplingParams
 from shared.replica.totals import Totals
-from shared.scheduling.orders.offline import OfflineOrder
-from shared.scheduling.orders.offline_rate import OfflineRate
+from shared.scheduling.orders.offline.order import OfflineOrder
+from shared.scheduling.orders.offline.rate import OfflineRate
 from shared.scheduling.orders.packed_prompt import pack_tokens
 from shared.scheduling.placement.prefix_record import Prompt
 from shared.scheduling.placement.routing import Option, Route, RoutingTarget, choose

@@ -23,7 +23,7 @@ from shared.protocol.messages import GenerateRequest, OfflineRequest
 from shared.protocol.sampling import SamplingParams
 from shared.replica.offline_pool import OfflinePool
 from shared.scheduling.kv.blocks import BlockPool
-from shared.scheduling.orders.offline import BLOCK_SIZE, OFFLINE_ORDERS, make_offline_order
+from shared.scheduling.orders.offline.order import BLOCK_SIZE, OFFLINE_ORDERS, make_offline_order
 from shared.scheduling.orders.packed_prompt import pack_tokens
 from shared.scheduling.presets import DEFAULT_UTILITY_RATIO
 from shared.scheduling.request import Kind, Request

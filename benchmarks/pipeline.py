@@ -32,8 +32,8 @@ from shared.protocol.sampling import SamplingParams
 from shared.replica.offline_pool import OfflinePool
 from shared.replica.scheduler import AsyncScheduler
 from shared.scheduling.batch import Policy
-from shared.scheduling.orders.offline import FcfsOrder
-from shared.scheduling.orders.online import online_order_named
+from shared.scheduling.orders.offline.order import FcfsOrder
+from shared.scheduling.orders.online.order import online_order_named
 from shared.scheduling.presets import preset_named
 from shared.text.tokenizer import Tokenizer
 

@@ -33,7 +33,7 @@ from shared.protocol.sampling import SamplingParams
 from shared.replica.offline_pool import OfflinePool
 from shared.replica.scheduler import AsyncScheduler
 from shared.scheduling.batch import Policy
-from shared.scheduling.orders.offline import OFFLINE_ORDERS, make_offline_order
+from shared.scheduling.orders.offline.order import OFFLINE_ORDERS, make_offline_order
 from shared.scheduling.packing.pace import Pace
 from shared.scheduling.presets import DEFAULT_UTILITY_RATIO
 from shared.scheduling.request import Kind

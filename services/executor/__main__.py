@@ -12,7 +12,7 @@ from shared.bus import Bus
 from shared.clock import SystemClock
 from shared.errors import ConfigError, SlackwaterError
 from shared.process.service import configure_logging, run_service
-from shared.scheduling.orders.online import online_order_named
+from shared.scheduling.orders.online.order import online_order_named
 from shared.scheduling.presets import preset_named
 from shared.settings import config
 from shared.text.tokenizer import Tokenizer

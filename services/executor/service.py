@@ -37,7 +37,7 @@ from shared.replica.engine import Engine, EngineSpec
 from shared.replica.replica import Replica
 from shared.scheduling.batch import Policy
 from shared.scheduling.kv.policy import kv_policy_named
-from shared.scheduling.orders.online import OnlineOrder
+from shared.scheduling.orders.online.order import OnlineOrder
 from shared.scheduling.packing.token_slo import TokenSlo
 from shared.scheduling.presets import Preset, preset_named
 from shared.scheduling.request import Kind

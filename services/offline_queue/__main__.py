@@ -15,7 +15,7 @@ from shared.clock import SystemClock
 from shared.errors import ConfigError, SlackwaterError
 from shared.openai.requests import ServedModel
 from shared.process.service import run_service
-from shared.scheduling.orders.offline import make_offline_order
+from shared.scheduling.orders.offline.order import make_offline_order
 from shared.scheduling.presets import preset_named
 from shared.settings import config
 from shared.text.model_folder import ModelFacts

@@ -10,8 +10,8 @@ from shared.clock import Clock
 from shared.protocol.flex import HOLD_PERIOD_S, FlexAnswer, FlexHeld, FlexSubmit
 from shared.protocol.messages import GenerateRequest
 from shared.replica.offline_pool import OfflinePool
-from shared.scheduling.orders.fair_order import Share
-from shared.scheduling.orders.urgency import urgency
+from shared.scheduling.orders.offline.fair_share import Share
+from shared.scheduling.orders.offline.urgency import urgency
 
 logger = logging.getLogger(__name__)
 

@@ -28,8 +28,8 @@ from shared.protocol.messages import (
 from shared.replica.offline_pool import OfflinePool
 from shared.replica.scheduler import AsyncScheduler
 from shared.scheduling.batch import Policy
-from shared.scheduling.orders.fair_order import FairOrder, Share
-from shared.scheduling.orders.offline import OfflineOrder
+from shared.scheduling.orders.offline.fair_share import FairOrder, Share
+from shared.scheduling.orders.offline.order import OfflineOrder
 from shared.scheduling.presets import Preset
 from shared.text.tokenizer import Tokenizer
 from shared.watch.executor_probe import ExecutorProbe

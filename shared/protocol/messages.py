@@ -12,7 +12,7 @@ from shared.latency.histogram import LatencyHistogram
 from shared.protocol.sampling import FinishReason, SamplingParams
 from shared.scheduling.batch import Limits
 from shared.scheduling.kv.blocks import BlockOwners
-from shared.scheduling.orders.online import ClientCounters
+from shared.scheduling.orders.online.order import ClientCounters
 from shared.scheduling.packing.pace import Pace
 from shared.scheduling.packing.token_slo import TokenSlo
 from shared.scheduling.request import Kind as Kind

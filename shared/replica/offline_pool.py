@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from shared.protocol.codec import decode, encode
 from shared.protocol.messages import GenerateRequest, OfflineLength, OfflineRequest
-from shared.scheduling.orders.offline import OfflineOrder
+from shared.scheduling.orders.offline.order import OfflineOrder
 from shared.scheduling.orders.packed_prompt import pack_tokens, unpack_tokens
 from shared.scheduling.request import Kind, Request
 

@@ -28,7 +28,7 @@ from shared.scheduling.batch import Limits, Policy, Schedule, ScheduledRequest, 
 from shared.scheduling.kv.policy import LRU, KVPolicy
 from shared.scheduling.kv.pool import make_pool
 from shared.scheduling.kv.slot_transfers import SlotOperations
-from shared.scheduling.orders.online import OnlineOrder
+from shared.scheduling.orders.online.order import OnlineOrder
 from shared.scheduling.packing.pace import Pace
 from shared.scheduling.packing.packing import StepState
 from shared.scheduling.packing.packings import packing_named

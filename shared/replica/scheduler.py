@@ -23,8 +23,8 @@ from shared.protocol.sampling import FinishReason
 from shared.replica.offline_pool import OfflinePool
 from shared.scheduling.batch import Policy, Schedule, ScheduledRequest, why_never_held
 from shared.scheduling.kv.policy import kv_policy_named
-from shared.scheduling.orders.offline_rate import OfflineRate
-from shared.scheduling.orders.online import online_order_named
+from shared.scheduling.orders.offline.rate import OfflineRate
+from shared.scheduling.orders.online.order import online_order_named
 from shared.scheduling.packing.pace import Pace
 from shared.scheduling.planning.mirror import ExecutorMirror
 from shared.scheduling.planning.pipeline import Pipeline

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from shared.named import named
 from shared.scheduling.batch import Policy
 from shared.scheduling.kv.policy import LRU, KVPolicy, kv_policy_named
-from shared.scheduling.orders.offline_rate import OfflineRate
+from shared.scheduling.orders.offline.rate import OfflineRate
 
 OWN_KV_POLICY = "preset"
 DEFAULT_UTILITY_RATIO = 0.9  # u of HyGen Alg. 4, which gives none: nearly all of psm's cache hits (docs/benchmarks.md)

@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator
 
-from shared.scheduling.orders.online import ClientCounters, Fcfs, OnlineOrder
+from shared.scheduling.orders.online.order import ClientCounters, Fcfs, OnlineOrder
 from shared.scheduling.request import Kind, Request
 
 

@@ -12,7 +12,7 @@ from loadgen.traces import TraceRequest
 from services.profiler.simulation.encoding import PromptEncoder
 from shared.protocol.messages import GenerateRequest
 from shared.protocol.sampling import SamplingParams
-from shared.scheduling.orders.offline import BLOCK_SIZE, OfflineOrder
+from shared.scheduling.orders.offline.order import BLOCK_SIZE, OfflineOrder
 from shared.scheduling.orders.packed_prompt import pack_tokens, unpack_tokens
 from shared.scheduling.request import Kind, Request
 

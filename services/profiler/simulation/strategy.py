@@ -6,9 +6,9 @@ import random
 from dataclasses import dataclass, field
 
 from shared.scheduling.batch import Policy
-from shared.scheduling.orders.offline import OfflineOrder, make_offline_order
-from shared.scheduling.orders.offline_rate import OfflineRate
-from shared.scheduling.orders.online import OnlineOrder, online_order_named
+from shared.scheduling.orders.offline.order import OfflineOrder, make_offline_order
+from shared.scheduling.orders.offline.rate import OfflineRate
+from shared.scheduling.orders.online.order import OnlineOrder, online_order_named
 from shared.scheduling.packing.token_slo import TokenSlo
 from shared.scheduling.presets import DEFAULT_UTILITY_RATIO, Preset
 

@@ -15,8 +15,8 @@ from shared.replica.replica import AddressedOutput, Ended, Replica
 from shared.replica.sequence import LiveSequence
 from shared.scheduling.batch import Limits, Policy, Schedule
 from shared.scheduling.kv.policy import LRU, KVPolicy
-from shared.scheduling.orders.offline_rate import OfflineRate
-from shared.scheduling.orders.online import OnlineOrder
+from shared.scheduling.orders.offline.rate import OfflineRate
+from shared.scheduling.orders.online.order import OnlineOrder
 from shared.scheduling.packing.packings import packing_named
 from shared.scheduling.packing.token_slo import TokenSlo
 from shared.scheduling.request import Kind

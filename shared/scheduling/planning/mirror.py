@@ -14,7 +14,7 @@ from shared.latency.features import BatchFeatures
 from shared.latency.model import LatencyModel
 from shared.scheduling.batch import Limits, Policy, Schedule, ScheduledRequest
 from shared.scheduling.kv.policy import LRU, KVPolicy
-from shared.scheduling.orders.online import ClientCounters, OnlineOrder
+from shared.scheduling.orders.online.order import ClientCounters, OnlineOrder
 from shared.scheduling.packing.pace import Pace
 from shared.scheduling.packing.packing import StepState
 from shared.scheduling.packing.packings import packing_named

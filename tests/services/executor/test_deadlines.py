@@ -30,7 +30,7 @@ from shared.replica.replica import Replica, ended_request
 from shared.replica.scheduler import AsyncScheduler
 from shared.scheduling.batch import Limits, Policy
 from shared.scheduling.kv.policy import KV_POLICIES, LRU, KVPolicy
-from shared.scheduling.orders.offline import FcfsOrder
+from shared.scheduling.orders.offline.order import FcfsOrder
 from shared.scheduling.packing.token_slo import TokenSlo
 from shared.scheduling.presets import PRESETS
 from shared.scheduling.request import Kind

@@ -35,7 +35,7 @@ from shared.protocol.messages import (
     StepTokens,
 )
 from shared.protocol.sampling import FinishReason, SamplingParams
-from shared.scheduling.orders.online import online_order_named
+from shared.scheduling.orders.online.order import online_order_named
 from shared.scheduling.presets import preset_named
 from shared.text.tokenizer import Tokenizer
 

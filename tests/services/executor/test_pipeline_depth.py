@@ -38,8 +38,8 @@ from shared.replica.replica import Replica, ended_request
 from shared.replica.scheduler import AsyncScheduler
 from shared.scheduling.batch import Limits, Policy
 from shared.scheduling.kv.policy import KV_POLICIES, kv_policy_named
-from shared.scheduling.orders.offline import FcfsOrder
-from shared.scheduling.orders.online import online_order_named
+from shared.scheduling.orders.offline.order import FcfsOrder
+from shared.scheduling.orders.online.order import online_order_named
 from shared.scheduling.presets import preset_named
 from shared.scheduling.request import Kind
 from shared.text.tokenizer import Tokenizer

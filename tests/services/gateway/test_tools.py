@@ -20,7 +20,7 @@ from shared.clock import SystemClock
 from shared.protocol.messages import TokenLogprobs
 from shared.protocol.sampling import CHOICE_STRIDE
 from shared.replica.engine import EngineSpec, StepBatch, StepResult
-from shared.scheduling.orders.online import online_order_named
+from shared.scheduling.orders.online.order import online_order_named
 from shared.scheduling.presets import preset_named
 from shared.text.model_folder import ModelFacts
 from shared.text.tokenizer import Tokenizer

@@ -9,7 +9,7 @@ from shared.bus import Bus
 from shared.protocol.messages import OfflineResult
 from shared.protocol.sampling import FinishReason
 from shared.replica.offline_pool import OfflinePool
-from shared.scheduling.orders.offline import FcfsOrder
+from shared.scheduling.orders.offline.order import FcfsOrder
 from shared.scheduling.orders.packed_prompt import TOKEN_BYTES
 from tests.services.offline_queue.batch_desk import Desk, ManualClock, chat_line
 

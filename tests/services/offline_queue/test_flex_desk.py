@@ -9,8 +9,8 @@ from shared.protocol.flex import FlexHeld, FlexSubmit, flex_batch
 from shared.protocol.messages import GenerateRequest, OfflineRequest
 from shared.protocol.sampling import SamplingParams
 from shared.replica.offline_pool import OfflinePool
-from shared.scheduling.orders.fair_order import FairOrder, Share
-from shared.scheduling.orders.offline import make_offline_order
+from shared.scheduling.orders.offline.fair_share import FairOrder, Share
+from shared.scheduling.orders.offline.order import make_offline_order
 from shared.scheduling.request import Kind
 from tests.services.offline_queue.batch_desk import ManualClock
 

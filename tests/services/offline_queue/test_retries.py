@@ -25,7 +25,7 @@ from shared.protocol.messages import (
 )
 from shared.protocol.sampling import FinishReason, SamplingParams
 from shared.replica.offline_pool import OfflinePool
-from shared.scheduling.orders.offline import FcfsOrder
+from shared.scheduling.orders.offline.order import FcfsOrder
 from tests.services.gateway.gateway_rig import MODEL as SERVED
 from tests.services.gateway.gateway_rig import GatewayRig
 from tests.services.offline_queue.batch_desk import MODEL, TIMEOUT_S, TOKENIZER, Desk, ManualClock, chat_line

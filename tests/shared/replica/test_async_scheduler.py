@@ -32,9 +32,9 @@ from shared.replica.offline_pool import SUSPECT_FAILURES, OfflinePool
 from shared.replica.replica import Replica, ended_request
 from shared.replica.scheduler import AsyncScheduler
 from shared.scheduling.batch import Limits, Policy
-from shared.scheduling.orders.offline import OFFLINE_ORDERS, make_offline_order
-from shared.scheduling.orders.offline_rate import OfflineRate
-from shared.scheduling.orders.online import online_order_named
+from shared.scheduling.orders.offline.order import OFFLINE_ORDERS, make_offline_order
+from shared.scheduling.orders.offline.rate import OfflineRate
+from shared.scheduling.orders.online.order import online_order_named
 from shared.scheduling.request import Kind
 from shared.text.tokenizer import Tokenizer
 

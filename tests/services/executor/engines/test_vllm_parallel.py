@@ -28,7 +28,7 @@ from shared.protocol import subjects
 from shared.protocol.messages import ExecutorInfo
 from shared.protocol.sampling import SamplingParams
 from shared.replica.engine import EngineSpec, Sequence, StepBatch
-from shared.scheduling.orders.online import online_order_named
+from shared.scheduling.orders.online.order import online_order_named
 from shared.scheduling.presets import preset_named
 from shared.text.tokenizer import Tokenizer
 from tests.services.executor.engines.engine_driver import EngineDriver, Request

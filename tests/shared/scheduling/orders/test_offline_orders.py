@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from sortedcontainers import SortedList
 
-from shared.scheduling.orders.freshness import FreshnessTree
-from shared.scheduling.orders.offline import (
+from shared.scheduling.orders.offline.freshness import FreshnessTree
+from shared.scheduling.orders.offline.order import (
     OFFLINE_ORDERS,
     FcfsOrder,
     OfflineOrder,
@@ -20,10 +20,10 @@ from shared.scheduling.orders.offline import (
     PsmOrder,
     make_offline_order,
 )
+from shared.scheduling.orders.offline.prefix_trie import PrefixTrie
 from shared.scheduling.orders.packed_prompt import TOKEN_BYTES, pack_tokens, unpack_tokens
-from shared.scheduling.orders.prefix_trie import PrefixTrie
 from shared.scheduling.presets import PRESETS
-from tests.shared.scheduling.naive_orders import NaiveOrder, make_waiting, numbered
+from tests.shared.scheduling.orders.naive_orders import NaiveOrder, make_waiting, numbered
 
 PROMPTS = st.lists(st.integers(0, 2), max_size=12)
 READERS = ("executor-0", "executor-1", "executor-2")

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from shared.named import named
-from shared.scheduling.orders.freshness import FreshnessTree
-from shared.scheduling.orders.prefix_trie import PrefixTrie
+from shared.scheduling.orders.offline.freshness import FreshnessTree
+from shared.scheduling.orders.offline.prefix_trie import PrefixTrie
 from shared.scheduling.request import Request
 
 BLOCK_SIZE = 16  # tokens; prompts are told apart by blocks of the size that executors' KV caches have by default

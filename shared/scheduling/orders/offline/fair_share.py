@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
-from shared.scheduling.orders.offline import OfflineOrder
-from shared.scheduling.orders.urgency import MAX_CLIENT_URGENCY
+from shared.scheduling.orders.offline.order import OfflineOrder
+from shared.scheduling.orders.offline.urgency import MAX_CLIENT_URGENCY
 from shared.scheduling.request import Request
 
 

@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from shared.scheduling.orders.fair_order import FairOrder, Share, _Batch, _Client
-from shared.scheduling.orders.offline import FcfsOrder, OfflineOrder, PsmFairOrder, PsmOrder
+from shared.scheduling.orders.offline.fair_share import FairOrder, Share, _Batch, _Client
+from shared.scheduling.orders.offline.order import FcfsOrder, OfflineOrder, PsmFairOrder, PsmOrder
+from shared.scheduling.orders.offline.urgency import MAX_CLIENT_URGENCY, MAX_URGENCY, urgency
 from shared.scheduling.orders.packed_prompt import pack_tokens
-from shared.scheduling.orders.urgency import MAX_CLIENT_URGENCY, MAX_URGENCY, urgency
 from shared.scheduling.request import Kind, Request
 
 HOUR_S = 3600.0

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shared.scheduling.batch import Limits, Policy, ScheduledRequest
-from shared.scheduling.orders.online import (
+from shared.scheduling.orders.online.order import (
     MIN_CLIENTS_TO_PRUNE,
     Fcfs,
     OnlineOrder,
