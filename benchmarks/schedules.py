@@ -16,7 +16,6 @@ from services.profiler.simulation.setup import Machine, make_strategy
 from services.profiler.simulation.simulation import Simulation
 from shared.latency.features import BatchFeatures
 from shared.latency.model import LatencyModel
-from shared.protocol.messages import BatchShape
 
 DURATION_S = 60.0
 WINDOW = 4096
@@ -28,10 +27,10 @@ class Recording:
     """A latency model that keeps what it was asked: the batches that ran."""
 
     model: LatencyModel
-    shapes: list[BatchShape] = field(default_factory=list)
+    shapes: list[BatchFeatures] = field(default_factory=list)
 
     def predict_ms(self, features: BatchFeatures) -> float:
-        self.shapes.append(BatchShape.of(features))
+        self.shapes.append(features)
         return self.model.predict_ms(features)
 
     def decode_cost_ms(self, features: BatchFeatures, context_len: int) -> float:
@@ -46,7 +45,7 @@ class Recording:
         return self.model.max_prefill_tokens(features, num_computed_tokens, budget_ms, limit)
 
 
-def scheduled_shapes(machine: Machine, seed: int, rate: float = 2.0) -> list[BatchShape]:
+def scheduled_shapes(machine: Machine, seed: int, rate: float = 2.0) -> list[BatchFeatures]:
     """The batches of a minute of ``rate`` online requests a second, lengths spread over three decades, and summaries
     without end, on a simulated machine."""
     rng = random.Random(seed)
@@ -64,12 +63,12 @@ def scheduled_shapes(machine: Machine, seed: int, rate: float = 2.0) -> list[Bat
     return recording.shapes
 
 
-def window_of(shapes: list[BatchShape], truth: LatencyModel, noise: float, seed: int) -> SampleWindow:
+def window_of(shapes: list[BatchFeatures], truth: LatencyModel, noise: float, seed: int) -> SampleWindow:
     """Timed by ``truth`` times a lognormal factor with ``noise`` as its sigma, as the predictor keeps them."""
     rng = random.Random(seed)
     window = SampleWindow(WINDOW)
     for shape in shapes:
-        window.add(shape, truth.predict_ms(shape.features()) * rng.lognormvariate(0.0, noise))
+        window.add(shape, truth.predict_ms(shape) * rng.lognormvariate(0.0, noise))
     return window
 
 

@@ -23,7 +23,6 @@ from shared.latency.model import LatencyModel
 from shared.process.service import Details
 from shared.protocol import subjects
 from shared.protocol.messages import (
-    BatchShape,
     ExecutorInfo,
     GenerateRequest,
     Heartbeat,
@@ -202,11 +201,11 @@ class ExecutorService:
         )
 
 
-def _online_work(table: RequestTable) -> BatchShape:
+def _online_work(table: RequestTable) -> BatchFeatures:
     features = BatchFeatures()
     for request in (*table.running(Kind.ONLINE).values(), *table.waiting(Kind.ONLINE).values()):
         features.add_scheduled(request.num_remaining_tokens, request.num_computed_tokens)
-    return BatchShape.of(features)
+    return features
 
 
 def executor_info(settings: ExecutorSettings, spec: EngineSpec) -> ExecutorInfo:

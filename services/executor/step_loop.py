@@ -14,10 +14,10 @@ from services.executor.measure import ScratchBatch
 from services.executor.publisher import StepPublisher
 from shared.clock import Clock
 from shared.errors import EngineError
+from shared.latency.features import BatchFeatures
 from shared.latency.histogram import LatencyHistogram
 from shared.latency.model import LatencyModel
 from shared.protocol.messages import (
-    BatchShape,
     EndedRequest,
     ExecutorCounters,
     GenerateRequest,
@@ -302,7 +302,7 @@ class StepLoop:
 
 
 def _unmeasured(why: str) -> MeasuredShape:
-    return MeasuredShape(BatchShape(0, 0, 0, 0, 0), [], why)
+    return MeasuredShape(BatchFeatures(0, 0, 0, 0, 0), [], why)
 
 
 def _answer(waiting: asyncio.Future[MeasuredShape], measured: MeasuredShape) -> None:

@@ -100,7 +100,7 @@ class ExecutorRegistry:
             target = RoutingTarget(info.executor_id, info.epoch, info.max_num_batched_tokens, num_cache_tokens)
             known = self._live[info.executor_id] = LiveExecutor(heartbeat, timer, target)
             logger.info("executor found", extra={"executor_id": info.executor_id, "epoch": info.epoch})
-        known.target.observe(heartbeat.online_work.features())
+        known.target.observe(heartbeat.online_work)
         if not heartbeat.draining:
             self._arrived.set()
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 
 from services.predictor.window import Observation
-from shared.protocol.messages import BatchShape
+from shared.latency.features import BatchFeatures
 
 
 def noise_floor(observations: Iterable[Observation]) -> float | None:
@@ -17,7 +17,7 @@ def noise_floor(observations: Iterable[Observation]) -> float | None:
     that deviation for normal noise: unlike the deviation from a mean of a few repetitions it is not too small, and a
     machine that has become slower in between does not count as noise.
     """
-    last: dict[BatchShape, float] = {}
+    last: dict[BatchFeatures, float] = {}
     differences: list[float] = []
     for shape, latency_ms, _ in observations:
         before_ms = last.get(shape)

@@ -27,7 +27,7 @@ MAX_ITERATIONS = 1000
 class Samples:
     """Observations as columns."""
 
-    sums: Array  # [n, 5], in the order of BatchShape's fields
+    sums: Array  # [n, 5], in the order of BatchFeatures's fields
     latencies: Array  # [n], milliseconds
     weights: Array  # [n]
     strata: list[Stratum]  # [n]

@@ -110,7 +110,7 @@ class LiveTrials:
 
     async def _on_sample(self, sample: LatencySample) -> None:
         if sample.profile_key == self._info.profile_key:
-            predicted_ms = self._tuning.model(sample.profile_key).predict_ms(sample.shape.features())
+            predicted_ms = self._tuning.model(sample.profile_key).predict_ms(sample.shape)
             self._longest_ms = max(self._longest_ms, predicted_ms)
 
     async def _replay(self, budget_ms: float, name: str) -> TrialOutcome:

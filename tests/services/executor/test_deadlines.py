@@ -14,15 +14,7 @@ from shared.latency.features import BatchFeatures
 from shared.latency.linear import LinearLatencyModel
 from shared.latency.model import LatencyModel
 from shared.protocol.codec import decode, encode
-from shared.protocol.messages import (
-    ExecutorInfo,
-    GenerateRequest,
-    OfflineRequest,
-    PlanSource,
-    RequestState,
-    StepPlan,
-    StepStarted,
-)
+from shared.protocol.messages import ExecutorInfo, GenerateRequest, OfflineRequest, PlanSource, StepPlan, StepStarted
 from shared.protocol.sampling import SamplingParams
 from shared.replica.engine import EngineSpec, StepResult
 from shared.replica.offline_pool import OfflinePool
@@ -33,7 +25,7 @@ from shared.scheduling.kv.policy import KV_POLICIES, LRU, KVPolicy
 from shared.scheduling.orders.offline.order import FcfsOrder
 from shared.scheduling.packing.token_slo import TokenSlo
 from shared.scheduling.presets import PRESETS
-from shared.scheduling.request import Kind
+from shared.scheduling.request import Kind, Request
 
 MODEL = LinearLatencyModel(5.0, 0.1, 0.001, 0.0, 0.0, 0.1, 0.5)
 SLO = TokenSlo(100.0, 40.0)
@@ -132,7 +124,7 @@ class Stack:
         plans, _ = self.scheduler.on_step(self.said[-1])
         self.plan = plans[0] if plans else None
 
-    def state(self, request_id: str) -> RequestState:
+    def state(self, request_id: str) -> Request:
         return next(state for state in self.replica.states() if state.request_id == request_id)
 
 

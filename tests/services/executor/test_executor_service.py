@@ -27,7 +27,6 @@ from shared.protocol.messages import (
     MeasuredShape,
     MeasureShape,
     OfflineResult,
-    PlanEntry,
     PlanSource,
     PrefillChunk,
     StepPlan,
@@ -35,6 +34,7 @@ from shared.protocol.messages import (
     StepTokens,
 )
 from shared.protocol.sampling import FinishReason, SamplingParams
+from shared.scheduling.batch import ScheduledRequest
 from shared.scheduling.orders.online.order import online_order_named
 from shared.scheduling.presets import preset_named
 from shared.text.tokenizer import Tokenizer
@@ -126,7 +126,7 @@ async def test_each_step_message_tells_the_whole_state(bus: Bus, listener: Liste
     await bus.publish(subjects.inbox("executor-0"), make_request("a", max_tokens=3))
     first = await listener.until_step(idle=False)
     assert first.source is PlanSource.IDLE
-    assert first.entries == [PlanEntry("a", Kind.ONLINE, 40)]
+    assert first.entries == [ScheduledRequest("a", Kind.ONLINE, 40)]
     (state,) = first.states
     assert (state.num_computed_tokens, state.num_tokens, state.num_blocks, state.max_total_tokens) == (0, 40, 3, 43)
     assert first.num_free_blocks == 253
@@ -151,7 +151,7 @@ async def test_a_plan_brings_offline_work_and_its_result_is_durable(
         while True:
             idle = await listener.until_step(idle=True)
             request = make_request("batch_1.7", Kind.OFFLINE, max_tokens=1)
-            entries = [PlanEntry(request.request_id, Kind.OFFLINE, 40)]
+            entries = [ScheduledRequest(request.request_id, Kind.OFFLINE, 40)]
             plan = StepPlan("executor-0", idle.epoch, idle.step, entries, [request], [], 5.0)
             await bus.publish(subjects.plan("executor-0"), plan)
             step = await listener.steps.get()
@@ -169,7 +169,7 @@ async def test_a_plan_of_another_epoch_or_step_is_not_run(
 ) -> None:
     idle = await listener.until_step(idle=True)
     request = make_request("batch_1.1", Kind.OFFLINE)
-    entries = [PlanEntry(request.request_id, Kind.OFFLINE, 40)]
+    entries = [ScheduledRequest(request.request_id, Kind.OFFLINE, 40)]
     await bus.publish(
         subjects.plan("executor-0"), StepPlan("executor-0", "old", idle.step, entries, [request], [], 1.0)
     )

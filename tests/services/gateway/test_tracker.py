@@ -21,13 +21,13 @@ from services.gateway.tracker import MAX_ATTEMPTS, RequestTracker
 from shared.bus import Bus
 from shared.clock import SystemClock
 from shared.errors import NoExecutorError
+from shared.latency.features import BatchFeatures
 from shared.openai.requests import TEXT, CompletionRequest
 from shared.openai.responses import error_body
 from shared.process.telemetry import Telemetry
 from shared.protocol import subjects
 from shared.protocol.messages import (
     AbortRequests,
-    BatchShape,
     ExecutorCounters,
     ExecutorInfo,
     GenerateRequest,
@@ -77,7 +77,7 @@ class Peer:
         info = ExecutorInfo(
             self.executor_id, self.epoch, 1, model, "sim", "cpu", "key", 256, 16, 64, 8, 512, eos_token_ids=[2]
         )
-        work = BatchShape(0, 0, 100 * online_running, online_running, 0)
+        work = BatchFeatures(0, 0, 100 * online_running, online_running, 0)
         heartbeat = Heartbeat(info, ExecutorCounters(), draining, 0, online_running, 0, 0, 64, work, reconnects)
         await self.bus.publish(subjects.heartbeat(self.executor_id), heartbeat)
 

@@ -7,19 +7,13 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 from shared.bus import Bus, Subscription
+from shared.latency.features import BatchFeatures
 from shared.latency.linear import LinearLatencyModel
 from shared.latency.model import LatencyModel
 from shared.process.service import Service
 from shared.protocol import subjects
 from shared.protocol.latency_models import LatencyModelRecord
-from shared.protocol.messages import (
-    BatchShape,
-    ExecutorCounters,
-    ExecutorInfo,
-    Heartbeat,
-    MeasuredShape,
-    MeasureShape,
-)
+from shared.protocol.messages import ExecutorCounters, ExecutorInfo, Heartbeat, MeasuredShape, MeasureShape
 from tests.shared.latency.shapes import make_shape
 
 KEY = "model.torch.cpu-2t.float32"
@@ -80,8 +74,8 @@ def executor_info(executor_id: str = "executor-0", **changes: object) -> Executo
     return ExecutorInfo(**(fields | changes))  # type: ignore[arg-type]
 
 
-def predicted(shape: BatchShape, model: LatencyModel = TRUTH) -> float:
-    return model.predict_ms(shape.features())
+def predicted(shape: BatchFeatures, model: LatencyModel = TRUTH) -> float:
+    return model.predict_ms(shape)
 
 
 class MeasuringExecutor:

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.predictor.window import STALE_WEIGHT, Observation, SampleWindow, stratum
-from shared.protocol.messages import BatchShape
+from shared.latency.features import BatchFeatures
 from tests.shared.latency.shapes import make_shape
 
-shapes = st.builds(BatchShape, *(st.integers(0, 600) for _ in range(5)))
+shapes = st.builds(BatchFeatures, *(st.integers(0, 600) for _ in range(5)))
 observations = st.builds(Observation, shapes, st.floats(0.1, 1e4), st.just(1.0))
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from shared.protocol.messages import GenerateRequest, PlanEntry, StepPlan
+from shared.protocol.messages import GenerateRequest, StepPlan
 from shared.protocol.sampling import SamplingParams
 from shared.replica.engine import Engine
 from shared.replica.replica import Replica
 from shared.replica.totals import Totals
-from shared.scheduling.batch import Limits, Policy
+from shared.scheduling.batch import Limits, Policy, ScheduledRequest
 from shared.scheduling.kv.policy import kv_policy_named
 from shared.scheduling.request import Kind
 from tests.shared.scheduling.factories import MODEL
@@ -72,6 +72,6 @@ def _run(replica: Replica, engine: Engine, plan: StepPlan | None = None) -> None
 def _random_plan(replica: Replica, rng: random.Random) -> StepPlan:
     """Some of what is held, in chunks of any length; some give way."""
     held = list(replica.table)
-    entries = [PlanEntry(r.request_id, r.kind, rng.randint(1, 40)) for r in held if rng.random() < 0.7]
+    entries = [ScheduledRequest(r.request_id, r.kind, rng.randint(1, 40)) for r in held if rng.random() < 0.7]
     lost = [r.request_id for r in held if r.kind is Kind.OFFLINE and rng.random() < 0.15]
     return StepPlan("executor-0", "epoch", 0, entries, [], lost, 0.0)

@@ -9,11 +9,11 @@ import pytest
 from services.executor.measure import ScratchBatch
 from shared.errors import EngineError
 from shared.latency.linear import LinearLatencyModel
-from shared.protocol.messages import GenerateRequest, MeasureShape, PlanEntry, PrefillChunk, StepPlan
+from shared.protocol.messages import GenerateRequest, MeasureShape, PrefillChunk, StepPlan
 from shared.protocol.sampling import FinishReason, SamplingParams
 from shared.replica.engine import EngineSpec
 from shared.replica.replica import Replica
-from shared.scheduling.batch import Limits, Policy
+from shared.scheduling.batch import Limits, Policy, ScheduledRequest
 from shared.scheduling.kv.policy import kv_policy_named
 from shared.scheduling.request import Kind
 from tests.services.executor.engines.slot_engine import SlotEngine
@@ -73,7 +73,7 @@ def random_plan(replica: Replica, rng: random.Random) -> StepPlan:
     """Any subset in any order, with wrong lengths, and any preemptions."""
     held = list(replica.table)
     rng.shuffle(held)
-    entries = [PlanEntry(r.request_id, r.kind, rng.randint(1, 80)) for r in held[: rng.randint(0, len(held))]]
+    entries = [ScheduledRequest(r.request_id, r.kind, rng.randint(1, 80)) for r in held[: rng.randint(0, len(held))]]
     lost = [r.request_id for r in held if rng.random() < 0.1]
     return StepPlan("executor-0", "epoch", 0, entries, [], lost, 0.0)
 
