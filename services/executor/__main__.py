@@ -12,7 +12,7 @@ from shared.bus import Bus
 from shared.clock import SystemClock
 from shared.errors import ConfigError, SlackwaterError
 from shared.process.service import configure_logging, run_service
-from shared.scheduling.orders.online.order import online_order_named
+from shared.scheduling.orders.online.registry import make_online_order
 from shared.scheduling.presets import preset_named
 from shared.settings import config
 from shared.text.tokenizer import Tokenizer
@@ -24,7 +24,7 @@ def main() -> int:
         try:
             preset = preset_named(settings.preset)
             order_name = preset.require_online_order(settings.online_order)
-            online_order = online_order_named(order_name, settings.vtc_weight_input, settings.vtc_weight_output)
+            online_order = make_online_order(order_name, settings.vtc_weight_input, settings.vtc_weight_output)
         except ValueError as error:
             raise ConfigError(str(error)) from error
         tokenizer = Tokenizer.from_folder(Path(settings.model_path))

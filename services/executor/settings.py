@@ -10,7 +10,7 @@ from msgspec import Meta
 from shared.latency.architectures import ARCHITECTURES
 from shared.latency.devices import DEVICES
 from shared.scheduling.kv.policy import KV_POLICIES
-from shared.scheduling.orders.online.order import ONLINE_ORDERS
+from shared.scheduling.orders.online.registry import ONLINE_ORDERS
 from shared.scheduling.presets import OWN_KV_POLICY
 from shared.settings.common import LogLevel, NatsUrl, PresetName
 from shared.settings.setting import choices

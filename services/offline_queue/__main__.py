@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import sys
-from functools import partial
 from pathlib import Path
 
 from services.offline_queue.garbage import collect_seldom
@@ -15,7 +14,7 @@ from shared.clock import SystemClock
 from shared.errors import ConfigError, SlackwaterError
 from shared.openai.requests import ServedModel
 from shared.process.service import run_service
-from shared.scheduling.orders.offline.order import make_offline_order
+from shared.scheduling.orders.offline.registry import DEFAULT_BLOCK_SIZE, make_offline_order
 from shared.scheduling.presets import preset_named
 from shared.settings import config
 from shared.text.model_folder import ModelFacts
@@ -30,8 +29,8 @@ def main() -> int:
             offline_qps = settings.offline_qps or None
             preset.offline_rate(offline_qps)
             numbers = iter(random.random, None)
-            make_order = partial(make_offline_order, preset.offline_order, settings.utility_ratio, numbers)
-            make_order()  # raises now what it would raise later
+            block_size = settings.block_size or DEFAULT_BLOCK_SIZE
+            order = make_offline_order(preset.offline_order, settings.utility_ratio, numbers, block_size)
         except ValueError as error:
             raise ConfigError(str(error)) from error
         folder = Path(settings.model_path)
@@ -48,7 +47,7 @@ def main() -> int:
             bus,
             model,
             preset,
-            make_order,
+            order,
             tokenizer,
             SystemClock(),
             offline_qps,

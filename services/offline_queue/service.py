@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 
 from services.offline_queue.batches.file_sweep import FileSweep
 from services.offline_queue.batches.manager import DEFAULT_MAX_FAILURES, DEFAULT_POOL_BYTES, BatchManager
@@ -28,8 +27,9 @@ from shared.protocol.messages import (
 from shared.replica.offline_pool import OfflinePool
 from shared.replica.scheduler import AsyncScheduler
 from shared.scheduling.batch import Policy
-from shared.scheduling.orders.offline.fair_share import FairOrder, Share
+from shared.scheduling.orders.offline.fair_share import FairShare
 from shared.scheduling.orders.offline.order import OfflineOrder
+from shared.scheduling.orders.offline.share import Share
 from shared.scheduling.presets import Preset
 from shared.text.tokenizer import Tokenizer
 from shared.watch.executor_probe import ExecutorProbe
@@ -62,7 +62,7 @@ class OfflineQueueService:
         bus: Bus,
         model: ServedModel,
         preset: Preset,
-        make_order: Callable[[], OfflineOrder],
+        order: OfflineOrder,
         tokenizer: Tokenizer,
         clock: Clock,
         offline_qps: float | None = None,
@@ -70,7 +70,7 @@ class OfflineQueueService:
         max_failures: int = DEFAULT_MAX_FAILURES,
         max_flex_requests: int = DEFAULT_MAX_FLEX_REQUESTS,
     ) -> None:
-        """``make_order``: the order of one batch's requests; ``offline_qps``: for presets with a fixed offline rate,
+        """``order``: an empty one; ``offline_qps``: for presets with a fixed offline rate,
         and of each executor; ``pool_bytes``: for waiting requests of batches; ``max_failures``: of one request;
         ``max_flex_requests``: under way at a time. Raises ValueError where rate and preset do not fit."""
         self._bus = bus
@@ -79,8 +79,7 @@ class OfflineQueueService:
         preset.offline_rate(offline_qps)
         self._offline_qps = offline_qps
         self._clock = clock
-        order = FairOrder(make_order, self._share_of)
-        self._pool = OfflinePool(order, self._on_work, self._on_discard, self._is_awaited)
+        self._pool = OfflinePool(FairShare(order, self._share_of), self._on_work, self._on_discard, self._is_awaited)
         self._batches = BatchManager(bus, tokenizer, model, self._pool, clock, pool_bytes, max_failures)
         self._flex = FlexDesk(self._pool, clock, max_flex_requests, preset.serves_offline)
         self._sweep = FileSweep(bus, self._batches.is_being_read, clock)

@@ -24,6 +24,9 @@ class OfflineQueueSettings(msgspec.Struct, frozen=True):
         float, Meta(ge=0, description="hygen-star: offline requests/s that enter each executor; 0 for other presets")
     ] = 0.0
     utility_ratio: UtilityRatio = DEFAULT_UTILITY_RATIO
+    block_size: Annotated[
+        int, Meta(ge=0, description="tokens of a KV block of the executors, by which prompts are compared; 0 is 16")
+    ] = 0
     pool_mb: Annotated[
         int, Meta(ge=1, description="memory in MiB for waiting requests; more wait in the stream until there is room")
     ] = 256

@@ -21,6 +21,7 @@ from shared.scheduling.batch import Limits, Policy, Schedule, ScheduledRequest, 
 from shared.scheduling.kv.policy import LRU, KVPolicy
 from shared.scheduling.kv.pool import make_pool
 from shared.scheduling.kv.slot_transfers import SlotOperations
+from shared.scheduling.orders.offline.view import no_queue
 from shared.scheduling.orders.online.order import OnlineOrder
 from shared.scheduling.packing.pace import Pace
 from shared.scheduling.packing.packing import StepState
@@ -141,7 +142,7 @@ class Replica:
     def schedule(self, plan: StepPlan | None, policy: Policy, model: LatencyModel) -> Schedule:
         """The next step: the plan, reconciled; or, without one, planned here over what is here."""
         if plan is None:
-            return packing_named(policy.packing).schedule(self.step_state(policy, model), ())
+            return packing_named(policy.packing).schedule(self.step_state(policy, model), no_queue)
         for request in plan.admitted:
             self.submit(request)
         return self.reconcile(plan.entries, plan.preempted, policy, model)

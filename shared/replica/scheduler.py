@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shared.clock import Clock
 from shared.latency.model import LatencyModel
@@ -14,7 +14,8 @@ from shared.replica.offline_pool import OfflinePool
 from shared.scheduling.batch import Policy, Schedule, why_never_held
 from shared.scheduling.kv.policy import kv_policy_named
 from shared.scheduling.orders.offline.rate import OfflineRate
-from shared.scheduling.orders.online.order import online_order_named
+from shared.scheduling.orders.offline.view import OfflineView
+from shared.scheduling.orders.online.registry import make_online_order
 from shared.scheduling.planning.mirror import ExecutorMirror
 from shared.scheduling.planning.pipeline import Pipeline
 from shared.scheduling.request import Kind, Request
@@ -52,7 +53,7 @@ class AsyncScheduler:
         self._is_idle = False  # the executor waits for a plan of the pipeline's next step
         self._mirror = ExecutorMirror(
             info.limits(),
-            online_order_named(info.online_order, info.vtc_weight_input, info.vtc_weight_output),
+            make_online_order(info.online_order, info.vtc_weight_input, info.vtc_weight_output),
             kv_policy_named(info.kv_policy),
             info.token_slo,
         )
@@ -129,7 +130,7 @@ class AsyncScheduler:
         if self._pool.num_waiting == 0:
             self._rate.rest()
         too_large: dict[str, None] = {}
-        schedule = self._pipeline.plan(lambda: self._candidates(start_s, too_large), policy, model)
+        schedule = self._pipeline.plan(lambda view: self._candidates(view, start_s, too_large), policy, model)
         plan = self._message(self._pipeline.next_step, schedule, list(too_large))
         if plan.entries or plan.admitted:
             self._pipeline.keep(schedule, [self._expected(request) for request in plan.admitted])
@@ -139,13 +140,13 @@ class AsyncScheduler:
         self._plan_s_max = max(self._plan_s_max, elapsed_s)
         return plan
 
-    def _candidates(self, now_s: float, too_large: dict[str, None]) -> Iterator[Request]:
+    def _candidates(self, view: OfflineView, now_s: float, too_large: dict[str, None]) -> Iterator[Request]:
         """What may enter now, in order; requests that the executor can never hold are set aside, so that nobody waits
         behind them. Of suspects, one at a time: what breaks then is known to be its doing."""
         if not self.takes_requests:
             return
         executor_id, has_suspect = self.info.executor_id, False
-        for request in self._rate.open(self._pool.in_order(executor_id), now_s):
+        for request in self._rate.open(self._pool.in_order(replace(view, reader=executor_id)), now_s):
             if why_never_held(request, self._mirror.limits, self.info.max_model_len):
                 too_large[request.request_id] = None
             elif not self._pool.is_suspect(request.request_id):

@@ -15,7 +15,7 @@ from services.profiler.simulation.setup import LIVE, Machine
 from shared.latency.architectures import ARCHITECTURES
 from shared.latency.devices import DEVICES
 from shared.scheduling.kv.policy import KV_POLICIES
-from shared.scheduling.orders.online.order import ONLINE_ORDERS
+from shared.scheduling.orders.online.registry import ONLINE_ORDERS
 from shared.scheduling.packing.token_slo import TokenSlo
 from shared.scheduling.presets import DEFAULT_UTILITY_RATIO, OWN_KV_POLICY, PRESETS
 

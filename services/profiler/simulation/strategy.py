@@ -6,9 +6,11 @@ import random
 from dataclasses import dataclass, field
 
 from shared.scheduling.batch import Policy
-from shared.scheduling.orders.offline.order import OfflineOrder, make_offline_order
+from shared.scheduling.orders.offline.order import OfflineOrder
 from shared.scheduling.orders.offline.rate import OfflineRate
-from shared.scheduling.orders.online.order import OnlineOrder, online_order_named
+from shared.scheduling.orders.offline.registry import make_offline_order
+from shared.scheduling.orders.online.order import OnlineOrder
+from shared.scheduling.orders.online.registry import make_online_order
 from shared.scheduling.packing.token_slo import TokenSlo
 from shared.scheduling.presets import DEFAULT_UTILITY_RATIO, Preset
 
@@ -40,4 +42,4 @@ class Strategy:
 
     def make_online_order(self) -> OnlineOrder:
         """A new one. Raises ValueError for an unknown name, or one that the preset does not go by."""
-        return online_order_named(self.preset.require_online_order(self.online_order))
+        return make_online_order(self.preset.require_online_order(self.online_order))

@@ -14,6 +14,7 @@ from shared.latency.features import BatchFeatures
 from shared.latency.model import LatencyModel
 from shared.scheduling.batch import Limits, Policy, Schedule, ScheduledRequest
 from shared.scheduling.kv.policy import LRU, KVPolicy
+from shared.scheduling.orders.offline.view import OfflineQueue
 from shared.scheduling.orders.online.order import ClientCounters, OnlineOrder
 from shared.scheduling.packing.pace import Pace
 from shared.scheduling.packing.packing import StepState
@@ -125,7 +126,7 @@ class ExecutorMirror:
             if request.num_tokens >= request.max_total_tokens:
                 self.depart(entry.request_id)
 
-    def plan(self, offline_queue: Iterable[Request], policy: Policy, model: LatencyModel) -> Schedule:
+    def plan(self, offline_queue: OfflineQueue, policy: Policy, model: LatencyModel) -> Schedule:
         """A step over the expected state."""
         num_offline = self.table.num_blocks(Kind.OFFLINE) - self.table.num_blocks_in_flight(Kind.OFFLINE)
         num_offline = num_offline if self._kv_policy.gives_way else 0

@@ -22,7 +22,8 @@ from shared.replica.replica import Replica, ended_request
 from shared.replica.scheduler import AsyncScheduler
 from shared.scheduling.batch import Limits, Policy
 from shared.scheduling.kv.policy import KV_POLICIES, LRU, KVPolicy
-from shared.scheduling.orders.offline.order import FcfsOrder
+from shared.scheduling.orders.offline.fair_share import FairShare
+from shared.scheduling.orders.offline.fcfs import FcfsOrder
 from shared.scheduling.packing.token_slo import TokenSlo
 from shared.scheduling.presets import PRESETS
 from shared.scheduling.request import Kind, Request
@@ -72,7 +73,7 @@ class Stack:
 
     def __post_init__(self) -> None:
         self.replica = Replica(LIMITS, SPEC, None, None, self.kv_policy, SLO, lambda: self.clock.now_ms)
-        self.pool = OfflinePool(FcfsOrder(), lambda: None, lambda _, __: None)
+        self.pool = OfflinePool(FairShare(FcfsOrder()), lambda: None, lambda _, __: None)
         info = msgspec.structs.replace(INFO, kv_policy=self.kv_policy.name)
         self.scheduler = AsyncScheduler(info, self.pool, self.tuning, self.clock)
         self.said: list[StepStarted] = []

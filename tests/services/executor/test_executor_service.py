@@ -35,7 +35,7 @@ from shared.protocol.messages import (
 )
 from shared.protocol.sampling import FinishReason, SamplingParams
 from shared.scheduling.batch import ScheduledRequest
-from shared.scheduling.orders.online.order import online_order_named
+from shared.scheduling.orders.online.registry import make_online_order
 from shared.scheduling.presets import preset_named
 from shared.text.tokenizer import Tokenizer
 
@@ -86,7 +86,7 @@ async def listener(bus: Bus) -> Listener:
 
 
 def make_service(bus: Bus, settings: ExecutorSettings, tokenizer: Tokenizer) -> ExecutorService:
-    order = online_order_named(settings.online_order)
+    order = make_online_order(settings.online_order)
     return ExecutorService(bus, settings, preset_named("hygen"), order, load_engine(settings), tokenizer, SystemClock())
 
 

@@ -38,8 +38,9 @@ from shared.replica.replica import Replica, ended_request
 from shared.replica.scheduler import AsyncScheduler
 from shared.scheduling.batch import Limits, Policy
 from shared.scheduling.kv.policy import KV_POLICIES, kv_policy_named
-from shared.scheduling.orders.offline.order import FcfsOrder
-from shared.scheduling.orders.online.order import online_order_named
+from shared.scheduling.orders.offline.fair_share import FairShare
+from shared.scheduling.orders.offline.fcfs import FcfsOrder
+from shared.scheduling.orders.online.registry import make_online_order
 from shared.scheduling.presets import preset_named
 from shared.scheduling.request import Kind
 from shared.text.tokenizer import Tokenizer
@@ -86,11 +87,11 @@ class Peer:
         self.policy = policy
         self.depth = depth
         self.replica = Replica(
-            Limits(16, 48, 64, 6), spec, tokenizer, online_order_named("vtc"), kv_policy_named(kv_policy)
+            Limits(16, 48, 64, 6), spec, tokenizer, make_online_order("vtc"), kv_policy_named(kv_policy)
         )
         self.engine = SlotEngine(spec, fail=fail)
         self.failed: set[str] = set()
-        self.pool = OfflinePool(FcfsOrder(), lambda: None, lambda _, __: None)
+        self.pool = OfflinePool(FairShare(FcfsOrder()), lambda: None, lambda _, __: None)
         info = msgspec.structs.replace(INFO, pipeline_depth=depth, online_order="vtc", kv_policy=kv_policy)
         self.scheduler = AsyncScheduler(info, self.pool, self.tuning, SystemClock())
         self.plans: dict[int, StepPlan] = {}
@@ -307,7 +308,7 @@ class Site:
         self.steps: list[StepStarted] = []
         self._num_expected = len(online) + len(self.late) + num_offline
         self._all_ended = asyncio.Event()
-        self._pool = OfflinePool(FcfsOrder(), lambda: None, lambda _, __: None)
+        self._pool = OfflinePool(FairShare(FcfsOrder()), lambda: None, lambda _, __: None)
         temperature = 1.0 if engine is None else 0.0
         self._pool.add([make_offline(self.batch, n, 40, 12, temperature=temperature) for n in range(num_offline)])
 
@@ -321,7 +322,7 @@ class Site:
             max_num_seqs=4,
             pipeline_depth=self.depth,
         )
-        preset, order = preset_named("sarathi++"), online_order_named("fcfs")
+        preset, order = preset_named("sarathi++"), make_online_order("fcfs")
         bus, peer_bus = await Bus.connect(nats_url, "executor-0"), await Bus.connect(nats_url, "test")
         engine = self.engine or load_engine(settings)
         executor = ExecutorService(bus, settings, preset, order, engine, tokenizer, SystemClock())
@@ -403,7 +404,7 @@ async def test_a_lost_engine_ends_the_service_and_no_request(
     spec = EngineSpec("m", "sim", "none", "float16", 512, 49152, 16, 48, (2,), 2)
     settings = ExecutorSettings(model_path=str(model_folder), engine="sim", executor_id="lost")
     bus, gateway_bus = await Bus.connect(nats_url, "lost"), await Bus.connect(nats_url, "test")
-    preset, order = preset_named("sarathi++"), online_order_named("fcfs")
+    preset, order = preset_named("sarathi++"), make_online_order("fcfs")
     executor = ExecutorService(bus, settings, preset, order, LastingEngine(spec, NO_TIME), tokenizer, SystemClock())
     told: list[FinishReason | None] = []
 

@@ -20,7 +20,7 @@ from shared.clock import SystemClock
 from shared.protocol.messages import TokenLogprobs
 from shared.protocol.sampling import CHOICE_STRIDE
 from shared.replica.engine import EngineSpec, StepBatch, StepResult
-from shared.scheduling.orders.online.order import online_order_named
+from shared.scheduling.orders.online.registry import make_online_order
 from shared.scheduling.presets import preset_named
 from shared.text.model_folder import ModelFacts
 from shared.text.tokenizer import Tokenizer
@@ -73,7 +73,7 @@ def rig(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gate
 async def client(rig: GatewayRig, folder: Path) -> AsyncIterator[openai.AsyncOpenAI]:
     bus = await Bus.connect(rig.nats_url, "executor-0")
     settings = ExecutorSettings(model_path=str(folder))
-    order, tokenizer = online_order_named("fcfs"), Tokenizer.from_folder(folder)
+    order, tokenizer = make_online_order("fcfs"), Tokenizer.from_folder(folder)
     preset = preset_named("hygen")
     service = ExecutorService(bus, settings, preset, order, SayingEngine(folder), tokenizer, SystemClock())
     await service.start()

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from services.offline_queue.flex_desk import NEWCOMER_SHARE, SILENCE_S, WINDOW_S, FlexDesk
 from shared.protocol.flex import FlexHeld, FlexSubmit, flex_batch
 from shared.protocol.messages import GenerateRequest, OfflineRequest
 from shared.protocol.sampling import SamplingParams
 from shared.replica.offline_pool import OfflinePool
-from shared.scheduling.orders.offline.fair_share import FairOrder, Share
-from shared.scheduling.orders.offline.order import make_offline_order
+from shared.scheduling.orders.offline.fair_share import FairShare
+from shared.scheduling.orders.offline.registry import make_offline_order
+from shared.scheduling.orders.offline.share import Share
 from shared.scheduling.request import Kind
 from tests.services.offline_queue.batch_desk import ManualClock
 
@@ -23,7 +22,7 @@ class Rig:
     def __init__(self, max_requests: int = 4, serves_offline: bool = True) -> None:
         self.clock = ManualClock()
         self.discarded: list[tuple[str, list[str]]] = []
-        order = FairOrder(partial(make_offline_order, "fcfs", 0.0, iter(float, 1)), self.share_of)
+        order = FairShare(make_offline_order("fcfs", 0.0, iter(float, 1)), self.share_of)
         self.pool = OfflinePool(order, lambda: None, lambda *held: self.discarded.append(held))
         self.desk = FlexDesk(self.pool, self.clock, max_requests, serves_offline)
 

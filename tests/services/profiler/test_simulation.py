@@ -33,7 +33,7 @@ from shared.latency.swap import SwapModel
 from shared.protocol.latency_models import LatencyModelRecord, LinearCoefficients
 from shared.scheduling.batch import Schedule
 from shared.scheduling.kv.policy import KV_POLICIES
-from shared.scheduling.orders.offline.order import FcfsOrder
+from shared.scheduling.orders.offline.fcfs import FcfsOrder
 from shared.scheduling.orders.offline.rate import OfflineRate
 from shared.scheduling.packing.token_slo import TokenSlo
 from shared.scheduling.request import Kind

@@ -32,9 +32,10 @@ from shared.replica.offline_pool import SUSPECT_FAILURES, OfflinePool
 from shared.replica.replica import Replica, ended_request
 from shared.replica.scheduler import AsyncScheduler
 from shared.scheduling.batch import Limits, Policy
-from shared.scheduling.orders.offline.order import OFFLINE_ORDERS, make_offline_order
+from shared.scheduling.orders.offline.fair_share import FairShare
 from shared.scheduling.orders.offline.rate import OfflineRate
-from shared.scheduling.orders.online.order import online_order_named
+from shared.scheduling.orders.offline.registry import OFFLINE_ORDERS, make_offline_order
+from shared.scheduling.orders.online.registry import make_online_order
 from shared.scheduling.request import Kind
 from shared.text.tokenizer import Tokenizer
 
@@ -51,7 +52,7 @@ def make_offline(number: int, prompt: int = 30, max_tokens: int = 10, first: int
 
 def make_pool(order: str, discarded: list[str], utility_ratio: float = 0.5) -> OfflinePool:
     made = make_offline_order(order, utility_ratio, iter(random.Random(7).random, None))
-    return OfflinePool(made, lambda: None, lambda _, ids: discarded.extend(ids))
+    return OfflinePool(FairShare(made), lambda: None, lambda _, ids: discarded.extend(ids))
 
 
 class Peer:
@@ -67,7 +68,7 @@ class Peer:
     ) -> None:
         spec = EngineSpec("m", "sim", "none", "float16", 512, 49152, 16, 48, (2,))
         self.policy = policy
-        self.replica = Replica(Limits(16, 48, 64, 32), spec, tokenizer, online_order_named(online_order))
+        self.replica = Replica(Limits(16, 48, 64, 32), spec, tokenizer, make_online_order(online_order))
         self.engine = SimEngine(spec, LinearLatencyModel(0, 0, 0, 0, 0, 0, 0), 30.0)
         self.discarded: list[str] = []
         self.pool = make_pool(order, self.discarded)

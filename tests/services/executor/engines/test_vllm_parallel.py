@@ -28,7 +28,7 @@ from shared.protocol import subjects
 from shared.protocol.messages import ExecutorInfo
 from shared.protocol.sampling import SamplingParams
 from shared.replica.engine import EngineSpec, Sequence, StepBatch
-from shared.scheduling.orders.online.order import online_order_named
+from shared.scheduling.orders.online.registry import make_online_order
 from shared.scheduling.presets import preset_named
 from shared.text.tokenizer import Tokenizer
 from tests.services.executor.engines.engine_driver import EngineDriver, Request
@@ -181,7 +181,7 @@ async def test_the_service_keeps_two_steps_in_flight_and_ends_with_a_worker(
     workers = workers_of(engine)
     os.kill(workers[0].pid, signal.SIGKILL)
     bus = await Bus.connect(nats_url, "executor-0")
-    preset, order = preset_named("sarathi++"), online_order_named("fcfs")
+    preset, order = preset_named("sarathi++"), make_online_order("fcfs")
     executor = ExecutorService(bus, settings, preset, order, engine, tokenizer, SystemClock())
     await executor.start()
     await bus.publish(subjects.inbox("executor-0"), requests[0])

@@ -15,7 +15,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from shared.scheduling.orders.offline.fair_share import FairOrder, Share, _Batch, _Client
-from shared.scheduling.orders.offline.order import FcfsOrder, OfflineOrder, PsmFairOrder, PsmOrder
+from shared.scheduling.orders.offline.fcfs import FcfsOrder
+from shared.scheduling.orders.offline.order import OfflineOrder
+from shared.scheduling.orders.offline.psm import PsmOrder
+from shared.scheduling.orders.offline.psm_fair import PsmFairOrder
 from shared.scheduling.orders.offline.urgency import MAX_CLIENT_URGENCY, MAX_URGENCY, urgency
 from shared.scheduling.orders.packed_prompt import pack_tokens
 from shared.scheduling.request import Kind, Request

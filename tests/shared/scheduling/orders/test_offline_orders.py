@@ -11,16 +11,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from sortedcontainers import SortedList
 
+from shared.scheduling.orders.offline.fcfs import FcfsOrder
 from shared.scheduling.orders.offline.freshness import FreshnessTree
-from shared.scheduling.orders.offline.order import (
-    OFFLINE_ORDERS,
-    FcfsOrder,
-    OfflineOrder,
-    PsmFairOrder,
-    PsmOrder,
-    make_offline_order,
-)
+from shared.scheduling.orders.offline.order import OfflineOrder
 from shared.scheduling.orders.offline.prefix_trie import PrefixTrie
+from shared.scheduling.orders.offline.psm import PsmOrder
+from shared.scheduling.orders.offline.psm_fair import PsmFairOrder
+from shared.scheduling.orders.offline.registry import OFFLINE_ORDERS, make_offline_order
+from shared.scheduling.orders.offline.view import OfflineView
 from shared.scheduling.orders.packed_prompt import TOKEN_BYTES, pack_tokens, unpack_tokens
 from shared.scheduling.presets import PRESETS
 from tests.shared.scheduling.orders.naive_orders import NaiveOrder, make_waiting, numbered
@@ -107,9 +105,9 @@ class OrderMachine(RuleBasedStateMachine):
             assert order.num_waiting == len(ids)
         reader = READERS[len(self.naive.prompts) % len(READERS)]
         others = [prompt for other, prompt in self.last.items() if other != reader]
-        by_prefix = [request.request_id for request in self.psm.in_order(reader)]
+        by_prefix = [request.request_id for request in self.psm.in_order(OfflineView(reader))]
         assert by_prefix == self.naive.depth_first(others)
-        assert sorted(request.request_id for request in self.fair.in_order(reader)) == sorted(expected[0])
+        assert sorted(request.request_id for request in self.fair.in_order(OfflineView(reader))) == sorted(expected[0])
 
 
 OrderMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=60)
@@ -279,7 +277,7 @@ def test_executors_share_the_work_and_no_group_is_torn_while_another_is_whole(na
     touched: dict[int, dict[str, None]] = {}
     while order.num_waiting:
         reader = rng.choice(READERS)
-        for request in list(islice(order.in_order(reader), rng.randrange(1, 4))):
+        for request in list(islice(order.in_order(OfflineView(reader)), rng.randrange(1, 4))):
             group = group_of[request.request_id]
             torn = bool(touched.get(group)) and reader not in touched[group]
             assert not torn or len(touched) == 8, "other groups were whole"
