@@ -20,8 +20,9 @@ class Share:
     goes_first: bool = False
 
     @property
-    def is_pressing(self) -> bool:
-        return self.goes_first or self.urgency > 1.0
+    def precedence(self) -> int:
+        """Among those whose turn it is: somebody waits, a window presses, neither."""
+        return 2 if self.goes_first else int(self.urgency > 1.0)
 
     def charge(self, num_tokens: int) -> Charge:
         """For a request of so many tokens, with the most output that it may have."""

@@ -11,7 +11,7 @@ from shared.scheduling.request import Request
 
 class Turns:
     """Charges are told apart by cells of ``slack_tokens``. It is the turn of the clients in the lowest cell of those
-    that have requests waiting, and of their batches in the lowest cell of each; of these, first the pressing ones'.
+    that have requests waiting, and of the batches of each in its lowest cell; first, of those of highest precedence.
     """
 
     def __init__(self, clients: Mapping[str, ClientAccount], share_of: ShareOf, slack_tokens: int) -> None:
@@ -59,8 +59,9 @@ class Turns:
         clients = [each for each in self._clients.values() if self._num_client_left(each)]
         cell = min(map(self._cell, clients), default=0.0)
         due = [batch for each in clients if self._cell(each) == cell for batch in self._due_of(each)]
-        pressing = [batch for batch in due if self._share_of(batch.batch_id).is_pressing]
-        return dict.fromkeys(batch.batch_id for batch in pressing or due)
+        precedences = {batch.batch_id: self._share_of(batch.batch_id).precedence for batch in due}
+        first = max(precedences.values(), default=0)
+        return dict.fromkeys(batch_id for batch_id, precedence in precedences.items() if precedence == first)
 
     def _due_of(self, client: ClientAccount) -> list[BatchAccount]:
         batches = [each for each in client.batches.values() if self._num_left(each)]
