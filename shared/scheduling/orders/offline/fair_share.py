@@ -52,8 +52,10 @@ class FairShare:
         """It waits. ``prompt``: its packed tokens. Raises ValueError for an id that is here already."""
         batch_id = _batch_id(request.request_id)
         self._order.add(request, prompt, batch_id)
-        batch = self._batch_for(batch_id)
+        share = self._share_of(batch_id)
+        batch = self._batch_of(batch_id, share.client_id)
         self._lift(batch)
+        batch.precedence = share.precedence
         batch.num_known += 1
         self._wait(batch, 1)
         self._num_tokens[request.request_id] = request.max_total_tokens
@@ -62,8 +64,9 @@ class FairShare:
         """A waiting request runs at the reader. Raises KeyError for an unknown id."""
         batch = self._batches[_batch_id(request_id)]
         self._order.take(request_id, reader)
-        charge = self._share_of(batch.batch_id).charge(self._num_tokens[request_id])
-        self._charges[request_id] = charge
+        share = self._share_of(batch.batch_id)
+        charge = self._charges[request_id] = share.charge(self._num_tokens[request_id])
+        batch.precedence = share.precedence
         self._reached, batch.client.reached = batch.client.charged, batch.charged
         batch.charged += charge.of_batch
         batch.client.charged += charge.of_client
@@ -121,10 +124,10 @@ class FairShare:
         if not client.num_waiting:
             client.charged = lifted(client, self._clients, self._reached)
 
-    def _batch_for(self, batch_id: str) -> BatchAccount:
+    def _batch_of(self, batch_id: str, client_id: str) -> BatchAccount:
+        """The batch; a new one is this client's."""
         batch = self._batches.get(batch_id)
         if batch is None:
-            client_id = self._share_of(batch_id).client_id
             client = self._clients.get(client_id)
             if client is None:
                 client = self._clients[client_id] = ClientAccount(client_id)

@@ -56,6 +56,7 @@ class BatchAccount:
     num_waiting: int = 0
     num_known: int = 0  # requests, waiting or taken
     charged: float = 0.0
+    precedence: int = 0  # when a request of it last came or was taken
 
 
 Account = TypeVar("Account", BatchAccount, ClientAccount)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import islice
 
 from shared.scheduling.orders.offline.order import Turn
 from shared.scheduling.orders.offline.share import BatchAccount, ClientAccount, ShareOf
 from shared.scheduling.request import Request
+
+MAX_BATCHES = 32  # that have their turn at a time: an order looks at each of them whenever it is read
 
 
 class Turns:
@@ -18,10 +21,11 @@ class Turns:
         self._clients = clients
         self._share_of = share_of
         self._slack_tokens = slack_tokens
-        self._charged: dict[str, float] = {}  # clients that were charged here
+        self._charged: dict[str, float] = {}  # clients to which something was shown
+        self._num_shown: dict[str, int] = {}
         self._batch_charged: dict[str, float] = {}
-        self._num_shown: dict[str, int] = {}  # by client
         self._batch_num_shown: dict[str, int] = {}
+        self._precedences: dict[str, int] = {}
         self._passed: dict[str, None] = {}
         self._groups: dict[str, None] = {}
 
@@ -33,13 +37,16 @@ class Turns:
     def charge(self, request: Request, batch: BatchAccount) -> bool:
         """It was shown. True where it is somebody's turn now whose it was not; those whose it is no more are taken out
         of the turn."""
-        client, charge = batch.client, self._share_of(batch.batch_id).charge(request.max_total_tokens)
+        before = self._standing(batch)
+        share = self._share_of(batch.batch_id)
+        charge = share.charge(request.max_total_tokens)
+        client_id, batch_id = batch.client.client_id, batch.batch_id
+        self._charged[client_id] = self._charged.get(client_id, batch.client.charged) + charge.of_client
+        self._batch_charged[batch_id] = self._batch_charged.get(batch_id, batch.charged) + charge.of_batch
+        self._precedences[batch_id] = share.precedence
         self._passed[request.request_id] = None
-        cells = self._cell(client), self._batch_cell(batch)
-        self._charged[client.client_id] = self._charged.get(client.client_id, client.charged) + charge.of_client
-        self._batch_charged[batch.batch_id] = self._batch_charged.get(batch.batch_id, batch.charged) + charge.of_batch
         self._show(batch, 1)
-        if cells == (self._cell(client), self._batch_cell(batch)) and self._num_left(batch):
+        if before == self._standing(batch) and self._num_left(batch):
             return False
         return self._narrow(self._due())
 
@@ -56,26 +63,36 @@ class Turns:
         return False
 
     def _due(self) -> dict[str, None]:
-        clients = [each for each in self._clients.values() if self._num_client_left(each)]
-        cell = min(map(self._cell, clients), default=0.0)
-        due = [batch for each in clients if self._cell(each) == cell for batch in self._due_of(each)]
-        precedences = {batch.batch_id: self._share_of(batch.batch_id).precedence for batch in due}
-        first = max(precedences.values(), default=0)
-        return dict.fromkeys(batch_id for batch_id, precedence in precedences.items() if precedence == first)
+        shown = self._num_shown
+        clients = [each for each in self._clients.values() if each.num_waiting > shown.get(each.client_id, 0)]
+        cells = [self._cell(each) for each in clients]
+        lowest = min(cells, default=0.0)
+        due = [
+            batch for client, cell in zip(clients, cells, strict=True) if cell == lowest for batch in self._of(client)
+        ]
+        precedences = [self._precedences.get(batch.batch_id, batch.precedence) for batch in due]
+        first = max(precedences, default=0)
+        ids = (batch.batch_id for batch, each in zip(due, precedences, strict=True) if each == first)
+        return dict.fromkeys(islice(ids, MAX_BATCHES))
 
-    def _due_of(self, client: ClientAccount) -> list[BatchAccount]:
-        batches = [each for each in client.batches.values() if self._num_left(each)]
-        cell = min(map(self._batch_cell, batches))
-        return [each for each in batches if self._batch_cell(each) == cell]
+    def _of(self, client: ClientAccount) -> list[BatchAccount]:
+        """Its batches in the lowest cell; one that has anything waiting has such batches."""
+        charged, shown, slack = self._batch_charged, self._batch_num_shown, self._slack_tokens
+        batches = [each for each in client.batches.values() if each.num_waiting > shown.get(each.batch_id, 0)]
+        if len(batches) == 1:
+            return batches
+        cells = [charged.get(each.batch_id, each.charged) // slack for each in batches]
+        lowest = min(cells)
+        return [each for each, cell in zip(batches, cells, strict=True) if cell == lowest]
+
+    def _standing(self, batch: BatchAccount) -> tuple[float, float, int]:
+        """What says whether it is its turn, where it has anything waiting."""
+        batch_id = batch.batch_id
+        batch_cell = self._batch_charged.get(batch_id, batch.charged) // self._slack_tokens
+        return self._cell(batch.client), batch_cell, self._precedences.get(batch_id, batch.precedence)
 
     def _cell(self, client: ClientAccount) -> float:
         return self._charged.get(client.client_id, client.charged) // self._slack_tokens
-
-    def _batch_cell(self, batch: BatchAccount) -> float:
-        return self._batch_charged.get(batch.batch_id, batch.charged) // self._slack_tokens
-
-    def _num_client_left(self, client: ClientAccount) -> int:
-        return client.num_waiting - self._num_shown.get(client.client_id, 0)
 
     def _num_left(self, batch: BatchAccount) -> int:
         return batch.num_waiting - self._batch_num_shown.get(batch.batch_id, 0)
