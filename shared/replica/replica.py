@@ -18,6 +18,7 @@ from shared.replica.kv_allocation import KVAllocation
 from shared.replica.sequence import LiveSequence
 from shared.scheduling.batch import Limits, Policy, Schedule, ScheduledRequest, why_never_held
 from shared.scheduling.kv.slot_transfers import SlotOperations
+from shared.scheduling.orders.offline.view import no_queue
 from shared.scheduling.packing.pace import Pace
 from shared.scheduling.packing.packing import StepState
 from shared.scheduling.packing.packings import packing_named
@@ -136,7 +137,7 @@ class Replica:
     def schedule(self, plan: StepPlan | None, policy: Policy, model: LatencyModel) -> Schedule:
         """The next step: the plan, reconciled; or, without one, planned here over what is here."""
         if plan is None:
-            return packing_named(policy.packing).schedule(self.step_state(policy, model), ())
+            return packing_named(policy.packing).schedule(self.step_state(policy, model), no_queue)
         for request in plan.admitted:
             self.submit(request)
         return self.reconcile(plan.entries, plan.preempted, policy, model)

@@ -18,15 +18,16 @@ from shared.scheduling.batch import Limits, Policy
 from shared.scheduling.kv.eviction.evictions import EVICTIONS, make_eviction
 from shared.scheduling.kv.pool import KVPool
 from shared.scheduling.kv.sharing import KV_SHARINGS, KVSharing, kv_sharing_named
-from shared.scheduling.orders.offline import (
-    BLOCK_SIZE,
+from shared.scheduling.orders.offline.order import OfflineOrder
+from shared.scheduling.orders.offline.rate import OfflineRate
+from shared.scheduling.orders.offline.registry import (
+    DEFAULT_BLOCK_SIZE,
     OFFLINE_ORDERS,
-    OfflineOrder,
     OfflineOrderKnobs,
     make_offline_order,
 )
-from shared.scheduling.orders.offline_rate import OfflineRate
-from shared.scheduling.orders.online import ONLINE_ORDERS, OnlineOrder, OnlineOrderKnobs, make_online_order
+from shared.scheduling.orders.online.order import OnlineOrder
+from shared.scheduling.orders.online.registry import ONLINE_ORDERS, OnlineOrderKnobs, make_online_order
 from shared.scheduling.packing.packings import PACKINGS, packing_named
 from shared.scheduling.packing.token_slo import TokenSlo
 from shared.settings.setting import BASE, choices
@@ -173,7 +174,7 @@ class Strategy(msgspec.Struct, frozen=True, kw_only=True):
         """A new one. Raises ValueError for an unknown name or bad knobs."""
         return make_online_order(self.online_order, self.online_knobs)
 
-    def make_offline_order(self, numbers: Iterator[float], block_size: int = BLOCK_SIZE) -> OfflineOrder:
+    def make_offline_order(self, numbers: Iterator[float], block_size: int = DEFAULT_BLOCK_SIZE) -> OfflineOrder:
         """A new one. ``numbers``: endless, uniform in [0, 1), for what is drawn. Raises ValueError for an unknown name
         or bad knobs."""
         return make_offline_order(self.offline_order, self.offline_knobs, numbers, block_size)

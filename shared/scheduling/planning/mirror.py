@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from shared.latency.features import BatchFeatures
 from shared.latency.model import LatencyModel
 from shared.scheduling.batch import Limits, Policy, Schedule, ScheduledRequest
-from shared.scheduling.orders.online import ClientCounters
+from shared.scheduling.orders.offline.view import OfflineQueue
+from shared.scheduling.orders.online.order import ClientCounters
 from shared.scheduling.packing.pace import Pace
 from shared.scheduling.packing.packing import StepState
 from shared.scheduling.packing.packings import packing_named
@@ -119,7 +120,7 @@ class ExecutorMirror:
             if request.num_tokens >= request.max_total_tokens:
                 self.depart(entry.request_id)
 
-    def plan(self, offline_queue: Iterable[Request], policy: Policy, model: LatencyModel) -> Schedule:
+    def plan(self, offline_queue: OfflineQueue, policy: Policy, model: LatencyModel) -> Schedule:
         """A step over the expected state."""
         num_offline = self._sharing.num_offline_blocks(self.table, self.table.num_blocks(Kind.OFFLINE))
         state = StepState(self.table, self.num_free_blocks, num_offline, self.limits, policy, model, self.pace)
