@@ -108,14 +108,8 @@ class PrefixCacheMirror:
 
 def count_leading(find: Callable[[bytes], bool | None], hashes: Sequence[bytes]) -> CachedPrefix:
     """``find``: whether a block is held, None where it is not found."""
-    num_blocks = num_held = 0
-    for key in hashes:
-        is_held = find(key)
-        if is_held is None:
-            break
-        num_blocks += 1
-        num_held += is_held
-    return CachedPrefix(num_blocks, num_held)
+    found: list[bool] = list(iter(map(find, hashes).__next__, None))  # up to the first None
+    return CachedPrefix(len(found), sum(found))
 
 
 def _split(packed: bytes) -> Iterator[bytes]:
