@@ -223,9 +223,8 @@ class StepLoop:
             self._replica.fail(str(error))
             return []
         self._in_flight.popleft()
-        if not launched.batch.operations.delays_execution:
-            self._step_ms.add(result.latency_ms)
-            await self._publisher.sample(launched.batch.step, batch_shape(launched.batch), result.latency_ms)
+        self._step_ms.add(result.latency_ms + result.copy_wait_ms)
+        await self._publisher.sample(launched.batch.step, batch_shape(launched.batch), result.latency_ms)
         return self._replica.finish(result)
 
     def _collect_ended(self, outputs: list[AddressedOutput]) -> list[AddressedOutput]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from shared.protocol.messages import ExecutorCounters
 from shared.replica.sequence import LiveSequence
-from shared.scheduling.batch import Limits, Schedule
+from shared.scheduling.batch import Limits, Schedule, ScheduledRequest
 from shared.scheduling.kv.pool import KVPool
 from shared.scheduling.kv.sharing import KVSharing
 from shared.scheduling.kv.slot_transfers import SlotOperations
@@ -97,10 +97,27 @@ class KVAllocation:
         self._pool.free(request.request_id)
         self._table.preempt(request)
 
-    def void(self, failed: SlotOperations, later: Iterable[SlotOperations]) -> list[Request]:
-        """A step's operations failed; who holds what they, and those of later steps in flight, were to write."""
-        holders = (self._table.get(request_id) for request_id in self._pool.void(failed, later))
-        return [request for request in holders if request is not None]
+    def restore_ahead(self, entries: Iterable[ScheduledRequest]) -> SlotOperations:
+        """Of a plan for a step to come, paused requests whose KV is on the host become whole now, as far as there is
+        room for it; what is to be copied for that."""
+        lost: dict[str, None] = {}
+        for entry in entries:
+            request = self._table.get(entry.request_id)
+            if request is None or not request.is_paused or not self._pool.num_missing_slots(request.request_id):
+                continue
+            if self._grow(request, request.num_computed_tokens, lost):
+                self._pool.unlock(request.request_id, request.num_computed_tokens)
+                request.num_blocks = len(self._pool.table(request.request_id))
+        return self.take_operations()
+
+    def void(self, failed: Sequence[SlotOperations], later: Iterable[SlotOperations]) -> list[Request]:
+        """A step's copies failed; who holds what they, and ``later`` ones, were to write."""
+        after, holders = list(later), dict[str, None]()
+        for operations in reversed(failed):
+            holders.update(dict.fromkeys(self._pool.void(operations, after)))
+            after.insert(0, operations)
+        requests = (self._table.get(request_id) for request_id in holders)
+        return [request for request in requests if request is not None]
 
     def _allocate(self, sequence: LiveSequence, num_tokens: int, lost: dict[str, None]) -> int:
         """Tokens that can be computed now: ``num_tokens``, less where the prefix cache leaves less; 0 for none."""

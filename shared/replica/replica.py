@@ -50,7 +50,7 @@ class _Step:
     """Between begin and finish."""
 
     running: list[tuple[LiveSequence, int]]  # each sequence with the tokens that it computes
-    operations: SlotOperations
+    copies: list[SlotOperations]
 
 
 class Replica:
@@ -87,6 +87,7 @@ class Replica:
         self._cache = HashedRequests(self.pool, limits.block_size, self._block_hashes)
         self._planned: dict[str, int] = {}  # tokens of offline requests in the plan of the coming step
         self._in_flight: deque[_Step] = deque()  # oldest first
+        self._copies_ahead: list[SlotOperations] = []  # of the next step
         self._aborting: dict[str, None] = {}
         self._voided: dict[str, None] = {}  # in flight on KV that another step's failure made worthless
         self._ended: list[Ended] = []  # since take_ended
@@ -161,12 +162,20 @@ class Replica:
         """``allocate``, and the batch that the engine is to run."""
         running = self.allocate(schedule)
         sequences = [self._engine_sequence(sequence, tokens) for sequence, tokens in running]
-        return StepBatch(step, sequences, self.operations) if running else StepBatch(step, [])
+        return StepBatch(step, sequences, self.copies) if running else StepBatch(step, [])
 
     @property
-    def operations(self) -> SlotOperations:
-        """What the newest step in flight copies before its forward pass."""
-        return self._in_flight[-1].operations
+    def copies(self) -> list[SlotOperations]:
+        """Of slots, in this order, before the newest step's forward pass."""
+        return self._in_flight[-1].copies
+
+    def restore_ahead(self, plan: StepPlan) -> SlotOperations:
+        """Make whole what the plan of a step to come runs again, beside the steps in flight; what is to be copied for
+        it. Whatever runs next has these copies among its own."""
+        copies = self._kv.restore_ahead(plan.entries)
+        if copies:
+            self._copies_ahead.append(copies)
+        return copies
 
     def allocate(self, schedule: Schedule) -> list[tuple[LiveSequence, int]]:
         """Give each entry its blocks; what runs, with the tokens that it computes. Entries whose blocks are short are
@@ -174,7 +183,9 @@ class Replica:
         running = self._kv.allocate(schedule, self._sequences, self._planned)
         self._planned = {}
         if running:
-            self._in_flight.append(_Step(running, self._kv.take_operations()))
+            own, copies = self._kv.take_operations(), self._copies_ahead
+            self._in_flight.append(_Step(running, [*copies, own] if own else copies))
+            self._copies_ahead = []
             self._pace = self._pace.after(schedule, self.limits.max_num_seqs)
             self.totals.steps_offline += running[-1][0].kind is Kind.OFFLINE  # entries are online first
         return running
@@ -183,7 +194,7 @@ class Replica:
         """Apply the oldest step's outcome; what each gained whose tokens somebody waits for, in batch order. Ended ones
         are in ``take_ended``."""
         outputs: list[AddressedOutput] = []
-        self._pace, now_ms = self._pace.measured(result.latency_ms), self._now_ms()
+        self._pace, now_ms = self._pace.measured(result.latency_ms + result.copy_wait_ms), self._now_ms()
         for sequence, num_tokens in self._in_flight.popleft().running:
             request = sequence.request
             request.num_in_flight_tokens = 0
@@ -224,7 +235,8 @@ class Replica:
                 self._end(sequence, FinishReason.ERROR, why, may_be_retried=True)
             else:
                 self._kv.lose(sequence.request)
-        for request in self._kv.void(failed.operations, [step.operations for step in self._in_flight]):
+        later = [copies for step in self._in_flight for copies in step.copies]
+        for request in self._kv.void(failed.copies, [*later, *self._copies_ahead]):
             if request.is_in_flight:
                 self._voided[request.request_id] = None
             else:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,10 +16,11 @@ from typing import TYPE_CHECKING
 from services.executor.engines.sample_row import SampleRow
 from shared.latency.features import BatchFeatures
 from shared.latency.model import LatencyModel
-from shared.latency.swap import SwapModel
+from shared.latency.swap import CopyTimeline, SwapModel
 from shared.protocol.messages import EngineSpec, TokenLogprobs
 from shared.protocol.sampling import SamplingParams
 from shared.replica.engine import Sequence, StepBatch, StepResult
+from shared.scheduling.kv.slot_transfers import SlotOperations
 
 if TYPE_CHECKING:
     from services.executor.engines.grammar_masks import GrammarMasks
@@ -31,7 +33,7 @@ class SimEngine:
     """``mean_output_tokens``: EOS comes with this mean, geometrically; ``time_scale``: 0.1 is ten times as fast.
 
     The predicted time of a step is shared evenly by the spec's pipeline stages; a step enters each in turn, when the
-    step before has left it. Slots are copied beside it, as long as ``swap`` says: a step takes the longer of both.
+    step before has left it. Slots are copied beside the step before, as long as ``swap`` says, and waited for.
     """
 
     def __init__(
@@ -45,7 +47,8 @@ class SimEngine:
     ) -> None:
         """``model_path``: has the tokenizer that grammars need; None where no request has one."""
         self.spec = spec
-        self._swap = swap or SwapModel()
+        self._copies = CopyTimeline(swap or SwapModel())
+        self._placed: dict[int, tuple[SlotOperations, float]] = {}  # by identity of the copies: they, and when, in ms
         self._latency = latency
         self._eos_threshold = int((1 << 32) / mean_output_tokens)
         self._time_scale = time_scale
@@ -54,8 +57,15 @@ class SimEngine:
         self._stages = [0.0] * spec.pipeline_depth  # when each is free, on the performance counter
         self._stages_lock = threading.Lock()
 
+    def start_copies(self, copies: SlotOperations) -> None:
+        """See ``Engine.start_copies``."""
+        now_ms = time.perf_counter() * 1e3 / self._time_scale
+        self._placed[id(copies)] = copies, self._copies.start(now_ms, len(copies.restores), len(copies.checkpoints))
+
     def execute(self, batch: StepBatch) -> StepResult:
-        """Takes the predicted time, less what choosing the tokens took, plus what earlier steps block it."""
+        """Takes the predicted time, less what choosing the tokens took, plus what earlier steps block it, once its
+        slots are in place."""
+        copy_wait_ms = self._wait(batch.copies)
         start = time.perf_counter()
         features = BatchFeatures()
         sampled, logprobs = {}, {}
@@ -68,15 +78,21 @@ class SimEngine:
         end = self._leave(start, self._latency.predict_ms(features) * self._time_scale / 1e3)
         self._closed.wait(max(0.0, end - time.perf_counter()))
         latency_ms = (time.perf_counter() - start) * 1e3
-        operations = batch.operations
-        if operations:
-            swap_ms = self._swap.predict_ms(len(operations.restores), len(operations.checkpoints)) * self._time_scale
-            self._closed.wait(max(0.0, start + swap_ms / 1e3 - time.perf_counter()))
-        return StepResult(sampled, latency_ms, logprobs)
+        return StepResult(sampled, latency_ms, logprobs, copy_wait_ms)
 
     def close(self) -> None:
         """A step that runs ends at once."""
         self._closed.set()
+
+    def _wait(self, steps_copies: Iterable[SlotOperations]) -> float:
+        """Until they are in place; the milliseconds that took."""
+        start = time.perf_counter()
+        for copies in steps_copies:
+            if id(copies) not in self._placed:
+                self.start_copies(copies)
+            _, placed_ms = self._placed.pop(id(copies))
+            self._closed.wait(max(0.0, placed_ms * self._time_scale / 1e3 - time.perf_counter()))
+        return (time.perf_counter() - start) * 1e3
 
     def _leave(self, start: float, duration_s: float) -> float:
         """When a step that starts now has been through all stages."""
