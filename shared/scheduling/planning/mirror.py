@@ -139,7 +139,9 @@ class ExecutorMirror:
 
     def plan(self, offline_queue: OfflineQueue, policy: Policy, model: LatencyModel) -> Schedule:
         """A step over the expected state."""
-        num_offline = self._sharing.num_offline_blocks(self.table, self.table.num_blocks(Kind.OFFLINE))
+        num_offline = self._sharing.num_offline_blocks(
+            self.table.num_blocks(Kind.OFFLINE), self.table.num_blocks_in_flight(Kind.OFFLINE)
+        )
         state = StepState(
             self.table, self.num_free_blocks, num_offline, self.limits, policy, model, self.pace, self._requests
         )
