@@ -17,6 +17,7 @@ from itertools import islice
 from multiprocessing import get_context
 
 import psutil
+from shared.scheduling.presets import DEFAULT_UTILITY_RATIO
 
 from benchmarks.figures import print_table, quantile
 from shared.protocol.messages import GenerateRequest, OfflineRequest
@@ -24,9 +25,13 @@ from shared.protocol.sampling import SamplingParams
 from shared.replica.offline_pool import OfflinePool
 from shared.scheduling.kv.blocks import BlockPool
 from shared.scheduling.orders.offline.fair_share import FairShare
-from shared.scheduling.orders.offline.registry import DEFAULT_BLOCK_SIZE, OFFLINE_ORDERS, make_offline_order
+from shared.scheduling.orders.offline.registry import (
+    DEFAULT_BLOCK_SIZE,
+    OFFLINE_ORDERS,
+    OfflineOrderKnobs,
+    make_offline_order,
+)
 from shared.scheduling.orders.packed_prompt import pack_tokens
-from shared.scheduling.presets import DEFAULT_UTILITY_RATIO
 from shared.scheduling.request import Kind, Request
 
 GROUPS = 57
@@ -52,7 +57,9 @@ def make_requests(prompt_len: int, is_shared: bool) -> Iterator[OfflineRequest]:
 
 
 def make_pool(order: str, utility_ratio: float = DEFAULT_UTILITY_RATIO) -> OfflinePool:
-    made = make_offline_order(order, utility_ratio, iter(random.Random(1).random, None))
+    made = make_offline_order(
+        order, OfflineOrderKnobs(utility_ratio=utility_ratio), iter(random.Random(1).random, None)
+    )
     return OfflinePool(FairShare(made), lambda: None, lambda _, __: None)
 
 
@@ -102,7 +109,9 @@ def cached_and_waits(order: str, utility_ratio: float) -> tuple[float, list[int]
     """A backlog that is filled up as it is served, over a KV cache that holds twice what runs: the share of prompt
     tokens that need no computing, and how many others each request waited for, least first."""
     requests = make_requests(INSERT_TOKENS, True)
-    made = make_offline_order(order, utility_ratio, iter(random.Random(2).random, None))
+    made = make_offline_order(
+        order, OfflineOrderKnobs(utility_ratio=utility_ratio), iter(random.Random(2).random, None)
+    )
     cache = BlockPool(CACHE_BLOCKS, DEFAULT_BLOCK_SIZE)
     prompts: dict[str, tuple[int, list[int]]] = {}  # with the turn of arrival
     running: deque[str] = deque()

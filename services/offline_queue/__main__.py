@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import sys
 from pathlib import Path
 
@@ -14,8 +13,7 @@ from shared.clock import SystemClock
 from shared.errors import ConfigError, SlackwaterError
 from shared.openai.requests import ServedModel
 from shared.process.service import run_service
-from shared.scheduling.orders.offline.registry import DEFAULT_BLOCK_SIZE, make_offline_order
-from shared.scheduling.presets import preset_named
+from shared.scheduling.orders.offline.registry import DEFAULT_BLOCK_SIZE
 from shared.settings import config
 from shared.text.model_folder import ModelFacts
 from shared.text.tokenizer import Tokenizer
@@ -25,12 +23,7 @@ def main() -> int:
     try:
         settings = config.load(OfflineQueueSettings, "offline-queue")
         try:
-            preset = preset_named(settings.preset)
-            offline_qps = settings.offline_qps or None
-            preset.offline_rate(offline_qps)
-            numbers = iter(random.random, None)
-            block_size = settings.block_size or DEFAULT_BLOCK_SIZE
-            order = make_offline_order(preset.offline_order, settings.utility_ratio, numbers, block_size)
+            settings.strategy.make_offline_rate()
         except ValueError as error:
             raise ConfigError(str(error)) from error
         folder = Path(settings.model_path)
@@ -46,14 +39,13 @@ def main() -> int:
         return OfflineQueueService(
             bus,
             model,
-            preset,
-            order,
+            settings.strategy,
             tokenizer,
             SystemClock(),
-            offline_qps,
             pool_bytes,
             settings.max_failures,
             settings.max_flex_requests,
+            settings.block_size or DEFAULT_BLOCK_SIZE,
         )
 
     collect_seldom()

@@ -12,10 +12,7 @@ from shared.protocol.messages import AbortRequests, ExecutorInfo, GenerateReques
 from shared.protocol.sampling import FinishReason
 from shared.replica.offline_pool import OfflinePool
 from shared.scheduling.batch import Policy, Schedule, why_never_held
-from shared.scheduling.kv.policy import kv_policy_named
-from shared.scheduling.orders.offline.rate import OfflineRate
 from shared.scheduling.orders.offline.view import OfflineView
-from shared.scheduling.orders.online.registry import make_online_order
 from shared.scheduling.planning.mirror import ExecutorMirror
 from shared.scheduling.planning.pipeline import Pipeline
 from shared.scheduling.request import Kind, Request
@@ -41,23 +38,16 @@ class AsyncScheduler:
         pool: OfflinePool,
         tuning: Callable[[], tuple[Policy, LatencyModel]],
         clock: Clock,
-        rate: OfflineRate | None = None,
     ) -> None:
-        """``rate``: at which offline requests enter this executor; None lets them in as they fit."""
         self.info = info
         self.takes_requests = True  # False: none enters, those that are there go on
         self._pool = pool
         self._tuning = tuning
         self._clock = clock
-        self._rate = rate or OfflineRate()
+        self._rate = info.strategy.make_offline_rate()
         self._is_idle = False  # the executor waits for a plan of the pipeline's next step
-        self._mirror = ExecutorMirror(
-            info.limits(),
-            make_online_order(info.online_order, info.vtc_weight_input, info.vtc_weight_output),
-            kv_policy_named(info.kv_policy),
-            info.token_slo,
-        )
-        self._pipeline = Pipeline(self._mirror, info.pipeline_depth)
+        self._mirror = ExecutorMirror(info.limits(), info.strategy)
+        self._pipeline = Pipeline(self._mirror, info.spec.pipeline_depth)
         self._plans = 0
         self._plan_s_total = 0.0
         self._plan_s_max = 0.0
@@ -147,7 +137,7 @@ class AsyncScheduler:
             return
         executor_id, has_suspect = self.info.executor_id, False
         for request in self._rate.open(self._pool.in_order(replace(view, reader=executor_id)), now_s):
-            if why_never_held(request, self._mirror.limits, self.info.max_model_len):
+            if why_never_held(request, self._mirror.limits, self.info.spec.max_model_len):
                 too_large[request.request_id] = None
             elif not self._pool.is_suspect(request.request_id):
                 yield request
@@ -158,7 +148,7 @@ class AsyncScheduler:
     def _expected(self, request: GenerateRequest) -> Request:
         """As it will be on the executor."""
         num_tokens = len(request.prompt_token_ids) + len(request.output_token_ids)
-        total = min(len(request.prompt_token_ids) + request.sampling.max_tokens, self.info.max_model_len)
+        total = min(len(request.prompt_token_ids) + request.sampling.max_tokens, self.info.spec.max_model_len)
         return Request(
             request.request_id,
             request.kind,

@@ -20,6 +20,7 @@ class FcfsPacking(OneWayPacking):
     requests of the queue must be in the order of their arrival."""
 
     uses_time = False
+    latency_budgets: tuple[str, ...] = ("none",)
 
     def pack(self, state: StepState, offline: OfflineWork) -> Schedule:
         table = state.table
@@ -40,6 +41,7 @@ class RoundRobinPacking(OneWayPacking):
     ones."""
 
     uses_time = False
+    latency_budgets: tuple[str, ...] = ("none",)
 
     def pack(self, state: StepState, offline: OfflineWork) -> Schedule:
         table = state.table

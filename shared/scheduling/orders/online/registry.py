@@ -1,21 +1,33 @@
-"""The online orders by name."""
+"""The online orders by name, and their knobs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
 
 from shared.named import named
 from shared.scheduling.orders.online.fcfs import Fcfs
 from shared.scheduling.orders.online.order import OnlineOrder
 from shared.scheduling.orders.online.vtc import Vtc
 
-_MAKERS: dict[str, Callable[[float, float], OnlineOrder]] = {
-    "fcfs": lambda weight_input, weight_output: Fcfs(),
-    "vtc": Vtc,
+
+class OnlineOrderKnobs(msgspec.Struct, frozen=True, kw_only=True):
+    """Of all online orders."""
+
+    vtc_weight_input: Annotated[float, Meta(ge=0, description="vtc: what a prompt token counts")] = 1.0
+    vtc_weight_output: Annotated[float, Meta(ge=0, description="vtc: what an output token counts")] = 2.0
+
+
+_MAKERS: dict[str, Callable[[OnlineOrderKnobs], OnlineOrder]] = {
+    "fcfs": lambda knobs: Fcfs(),
+    "vtc": lambda knobs: Vtc(knobs.vtc_weight_input, knobs.vtc_weight_output),
 }
 ONLINE_ORDERS = tuple(_MAKERS)
 
 
-def make_online_order(name: str, vtc_weight_input: float = 1.0, vtc_weight_output: float = 2.0) -> OnlineOrder:
-    """A new order. Raises ValueError that lists the known ones, or says what is wrong with the weights of vtc."""
-    return named(_MAKERS, name, "online order")(vtc_weight_input, vtc_weight_output)
+def make_online_order(name: str, knobs: OnlineOrderKnobs | None = None) -> OnlineOrder:
+    """A new one. Raises ValueError that lists the known ones, or says what is wrong with the knobs."""
+    return named(_MAKERS, name, "online order")(knobs or OnlineOrderKnobs())
