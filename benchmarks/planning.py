@@ -12,8 +12,6 @@ import random
 import time
 from itertools import product
 
-from shared.scheduling.presets import DEFAULT_UTILITY_RATIO
-
 from benchmarks.figures import print_table, quantile
 from benchmarks.schedules import boosted_model
 from services.offline_queue.garbage import collect_seldom
@@ -64,9 +62,7 @@ def measure(
 ) -> tuple[list[float], list[float]]:
     """Milliseconds of each planning, fastest first: by the clock, and of this thread's CPU time, which leaves out
     what else the machine does."""
-    made = make_offline_order(
-        order, OfflineOrderKnobs(utility_ratio=DEFAULT_UTILITY_RATIO), iter(random.Random(1).random, None)
-    )
+    made = make_offline_order(order, OfflineOrderKnobs(), iter(random.Random(1).random, None))
     pool = OfflinePool(FairShare(made), lambda: None, lambda _, __: None)
     pool.add([make_offline(n, 256) for n in range(1, num_waiting + num_running, 1)])
 

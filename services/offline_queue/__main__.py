@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import sys
 from pathlib import Path
 
@@ -24,6 +25,8 @@ def main() -> int:
         settings = config.load(OfflineQueueSettings, "offline-queue")
         try:
             settings.strategy.make_offline_rate()
+            numbers = iter(random.random, None)
+            order = settings.strategy.make_offline_order(numbers, settings.block_size or DEFAULT_BLOCK_SIZE)
         except ValueError as error:
             raise ConfigError(str(error)) from error
         folder = Path(settings.model_path)
@@ -40,12 +43,12 @@ def main() -> int:
             bus,
             model,
             settings.strategy,
+            order,
             tokenizer,
             SystemClock(),
             pool_bytes,
             settings.max_failures,
             settings.max_flex_requests,
-            settings.block_size or DEFAULT_BLOCK_SIZE,
         )
 
     collect_seldom()

@@ -8,7 +8,7 @@ from shared.protocol.messages import GenerateRequest, OfflineRequest
 from shared.protocol.sampling import SamplingParams
 from shared.replica.offline_pool import OfflinePool
 from shared.scheduling.orders.offline.fair_share import FairShare
-from shared.scheduling.orders.offline.registry import OfflineOrderKnobs, make_offline_order
+from shared.scheduling.orders.offline.fcfs import FcfsOrder
 from shared.scheduling.orders.offline.share import Share
 from shared.scheduling.request import Kind
 from tests.services.offline_queue.batch_desk import ManualClock
@@ -22,9 +22,7 @@ class Rig:
     def __init__(self, max_requests: int = 4, serves_offline: bool = True) -> None:
         self.clock = ManualClock()
         self.discarded: list[tuple[str, list[str]]] = []
-        order = FairShare(
-            make_offline_order("fcfs", OfflineOrderKnobs(), iter(float, 1)), self.share_of, slack_tokens=1
-        )
+        order = FairShare(FcfsOrder(), self.share_of, slack_tokens=1)
         self.pool = OfflinePool(order, lambda: None, lambda *held: self.discarded.append(held))
         self.desk = FlexDesk(self.pool, self.clock, max_requests, serves_offline)
 

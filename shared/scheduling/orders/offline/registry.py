@@ -18,7 +18,7 @@ DEFAULT_BLOCK_SIZE = 16  # tokens; what executors' KV caches have by default, bu
 
 
 class OfflineOrderKnobs(msgspec.Struct, frozen=True, kw_only=True):
-    """Of all offline orders."""
+    """Of all of them."""
 
     utility_ratio: Annotated[
         float, Meta(ge=0, le=1, description="psm-fair: share of offline requests chosen by shared prefix, not by age")
@@ -29,7 +29,7 @@ _MAKERS: dict[str, Callable[[OfflineOrderKnobs, int, Iterator[float]], OfflineOr
     "fcfs": lambda knobs, block_size, numbers: FcfsOrder(),
     "psm": lambda knobs, block_size, numbers: PsmOrder(block_size),
     "psm-fair": lambda knobs, block_size, numbers: PsmFairOrder(block_size, knobs.utility_ratio, numbers),
-    "none": lambda knobs, block_size, numbers: FcfsOrder(),  # who serves none still keeps them
+    "none": lambda knobs, block_size, numbers: FcfsOrder(),  # whoever serves none still keeps them
 }
 OFFLINE_ORDERS = tuple(_MAKERS)
 
@@ -37,6 +37,7 @@ OFFLINE_ORDERS = tuple(_MAKERS)
 def make_offline_order(
     name: str, knobs: OfflineOrderKnobs, numbers: Iterator[float], block_size: int = DEFAULT_BLOCK_SIZE
 ) -> OfflineOrder:
-    """An empty order by name. ``numbers``: of ``PsmFairOrder``; ``block_size``: tokens of the executors' KV blocks, by
-    which prompts are compared. Raises ValueError that lists the known names, or for bad knobs or a bad block size."""
+    """An empty order by name. ``numbers``: endless, uniform in [0, 1), for what is drawn; ``block_size``: tokens of the
+    executors' KV blocks, by which prompts are compared. Raises ValueError that lists the known names, or for a bad
+    knob or block size."""
     return named(_MAKERS, name, "offline order")(knobs, block_size, numbers)

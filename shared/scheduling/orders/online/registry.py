@@ -15,7 +15,7 @@ from shared.scheduling.orders.online.vtc import Vtc
 
 
 class OnlineOrderKnobs(msgspec.Struct, frozen=True, kw_only=True):
-    """Of all online orders."""
+    """Of all of them."""
 
     vtc_weight_input: Annotated[float, Meta(ge=0, description="vtc: what a prompt token counts")] = 1.0
     vtc_weight_output: Annotated[float, Meta(ge=0, description="vtc: what an output token counts")] = 2.0
@@ -28,6 +28,6 @@ _MAKERS: dict[str, Callable[[OnlineOrderKnobs], OnlineOrder]] = {
 ONLINE_ORDERS = tuple(_MAKERS)
 
 
-def make_online_order(name: str, knobs: OnlineOrderKnobs | None = None) -> OnlineOrder:
-    """A new one. Raises ValueError that lists the known ones, or says what is wrong with the knobs."""
-    return named(_MAKERS, name, "online order")(knobs or OnlineOrderKnobs())
+def make_online_order(name: str, knobs: OnlineOrderKnobs) -> OnlineOrder:
+    """A new order. Raises ValueError that lists the known ones, or says what is wrong with the knobs."""
+    return named(_MAKERS, name, "online order")(knobs)

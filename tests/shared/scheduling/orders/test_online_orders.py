@@ -317,10 +317,10 @@ def test_clients_that_would_be_lifted_anyway_are_forgotten() -> None:
 
 
 def test_names_and_weights() -> None:
-    assert isinstance(make_online_order("fcfs"), Fcfs)
+    assert isinstance(make_online_order("fcfs", OnlineOrderKnobs()), Fcfs)
     assert isinstance(make_online_order("vtc", OnlineOrderKnobs(vtc_weight_input=0.5, vtc_weight_output=3.0)), Vtc)
     with pytest.raises(ValueError, match="unknown online order 'lifo'; known: fcfs, vtc"):
-        make_online_order("lifo")
+        make_online_order("lifo", OnlineOrderKnobs())
     with pytest.raises(ValueError, match="weights must not be negative, nor both 0: -1, 2"):
         make_online_order("vtc", OnlineOrderKnobs(vtc_weight_input=-1.0))
     with pytest.raises(ValueError, match="nor both 0"):
