@@ -41,7 +41,8 @@ class KVAllocation:
                 request.num_kept_blocks = self._pool.num_kept_blocks(request.request_id)
                 request.num_missing_slots = self._pool.num_missing_slots(request.request_id)
 
-    def allocate(self, schedule: Schedule, sequences: Mapping[str, LiveSequence], planned: Mapping[str, int]
+    def allocate(
+        self, schedule: Schedule, sequences: Mapping[str, LiveSequence], planned: Mapping[str, int]
     ) -> list[tuple[LiveSequence, int]]:
         """Give each entry its blocks; what runs, with the tokens that it computes. Where the counts were too hopeful
         (shared blocks free less than they count), offline requests give way to online ones, and offline entries are

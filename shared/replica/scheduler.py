@@ -84,7 +84,9 @@ class AsyncScheduler:
             state.deadline_ms += now_ms - message.pace.now_ms
         ended = [each.request_id for each in message.ended]
         pace = message.pace.at(now_ms)
-        self._mirror.observe(message.states, ended, message.num_free_blocks, message.client_counters, pace, message.cache)
+        self._mirror.observe(
+            message.states, ended, message.num_free_blocks, message.client_counters, pace, message.cache
+        )
         for request_id in ended:
             self._hashes.forget(request_id)
         self._is_idle = message.idle

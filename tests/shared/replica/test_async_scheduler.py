@@ -34,7 +34,7 @@ from shared.scheduling.orders.offline.fcfs import FcfsOrder
 from shared.scheduling.orders.offline.order import Turn
 from shared.scheduling.orders.offline.registry import OFFLINE_ORDERS, OfflineOrderKnobs, make_offline_order
 from shared.scheduling.orders.offline.view import NOBODY, OfflineView
-from shared.scheduling.orders.packed_prompt import unpack_tokens
+from shared.scheduling.orders.packed_prompt import pack_tokens
 from shared.scheduling.request import Kind, Request
 from shared.scheduling.strategy import Strategy
 from shared.text.tokenizer import Tokenizer
@@ -392,9 +392,8 @@ def test_what_can_never_fit_is_refused_and_holds_up_nobody(make_peer: MakePeer) 
 def test_the_pool_knows_the_prompts_of_what_waits() -> None:
     pool = make_pool("fcfs", [])
     pool.add([make_offline(1, prompt=5, first=7)])
-    assert unpack_tokens(pool.prompt("batch_1.1")) == [7, 8, 9, 10, 11]
-    with pytest.raises(KeyError, match=r"batch_1\.2"):
-        pool.prompt("batch_1.2")
+    assert pool.prompt("batch_1.1") == pack_tokens([7, 8, 9, 10, 11])
+    assert pool.prompt("batch_1.2") is None
 
 
 def test_an_order_sees_the_executor_and_the_step_so_far(tokenizer: Tokenizer) -> None:
