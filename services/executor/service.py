@@ -34,6 +34,7 @@ from shared.protocol.messages import (
 )
 from shared.replica.engine import Engine, EngineSpec
 from shared.replica.replica import Replica
+from shared.replica.step_planner import StepPlanner
 from shared.scheduling.batch import Policy
 from shared.scheduling.kv.policy import kv_policy_named
 from shared.scheduling.orders.online import OnlineOrder
@@ -80,7 +81,8 @@ class ExecutorService:
         )
         self._tuning = Tuning(bus, on_change=self._on_tuning)
         publisher = StepPublisher(bus, self.info, self._results)
-        self._loop = StepLoop(self._replica, engine, publisher, self._policy_and_model, clock)
+        planner = StepPlanner(self._replica, self.name, self.info.epoch, engine.spec.pipeline_depth)
+        self._loop = StepLoop(self._replica, planner, engine, publisher, self._policy_and_model, clock)
         self._draining = False
         self._engine_is_lost = False
         self._executors: Bucket[ExecutorInfo]

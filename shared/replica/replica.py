@@ -33,6 +33,7 @@ from shared.text.tokenizer import Tokenizer
 logger = logging.getLogger(__name__)
 
 AddressedOutput = tuple[str, TokenOutput]  # the gateway that it is for (empty: none), and what it gained
+Running = list[tuple[LiveSequence, int]]  # what a step runs: each sequence with the tokens that it computes
 
 MAX_ENGINE_FAILURES = 2  # a request that was in this many failed steps ends with an error
 
@@ -51,7 +52,7 @@ class Ended:
 class _Step:
     """Between begin and finish."""
 
-    running: list[tuple[LiveSequence, int]]  # each sequence with the tokens that it computes
+    running: Running
     operations: SlotOperations
 
 
@@ -160,15 +161,18 @@ class Replica:
     def begin(self, schedule: Schedule, step: int) -> StepBatch:
         """``allocate``, and the batch that the engine is to run."""
         running = self.allocate(schedule)
-        sequences = [self._engine_sequence(sequence, tokens) for sequence, tokens in running]
-        return StepBatch(step, sequences, self.operations) if running else StepBatch(step, [])
+        return self.batch(running, step) if running else StepBatch(step, [])
+
+    def batch(self, running: Running, step: int) -> StepBatch:
+        """Of the newest step in flight, for an engine."""
+        return StepBatch(step, [self._engine_sequence(*each) for each in running], self.operations)
 
     @property
     def operations(self) -> SlotOperations:
         """What the newest step in flight copies before its forward pass."""
         return self._in_flight[-1].operations
 
-    def allocate(self, schedule: Schedule) -> list[tuple[LiveSequence, int]]:
+    def allocate(self, schedule: Schedule) -> Running:
         """Give each entry its blocks; what runs, with the tokens that it computes. Entries whose blocks are short are
         dropped."""
         running = self._kv.allocate(schedule, self._sequences)
