@@ -40,6 +40,7 @@ class TimedPacking:
 
     def __init__(self, packing: Packing) -> None:
         self.uses_time = packing.uses_time
+        self.keeps_plans = packing.keeps_plans
         self.plans_ms: list[float] = []
         self.reconciles_ms: list[float] = []
         self.num_scheduled = 0

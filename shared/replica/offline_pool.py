@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import islice
+from typing import Protocol
 
 import msgspec
 from msgspec.structs import replace
@@ -17,16 +18,28 @@ from shared.scheduling.request import Kind, Request
 SUSPECT_FAILURES = 2
 
 
+class Packed(Protocol):
+    """A request as it is kept while it waits."""
+
+    def unpack(self) -> GenerateRequest: ...
+
+
 class _Item(msgspec.Struct, gc=False):  # 100,000 that each full collection walks would delay plans
-    request: bytes  # encoded, without its prompt
-    prompt: bytes  # packed
+    packed: Packed
     executor_id: str | None = None
     is_ending: bool = False  # the executor has finished it; its result is not seen here yet
     has_failed: bool = False  # on the executor, which has not said yet that it has ended
     num_failures: int = 0
 
+
+class PackedRequest(msgspec.Struct, gc=False):
+    """In as few bytes as it takes."""
+
+    request: bytes  # encoded, without its prompt
+    prompt: bytes  # packed
+
     @classmethod
-    def pack(cls, request: GenerateRequest) -> _Item:
+    def of(cls, request: GenerateRequest) -> PackedRequest:
         return cls(encode(replace(request, prompt_token_ids=[])), pack_tokens(request.prompt_token_ids))
 
     def unpack(self) -> GenerateRequest:
@@ -71,6 +84,12 @@ class OfflinePool:
     def enter(self, request: GenerateRequest) -> None:
         """One that no batch holds, otherwise as ``add``; what it has generated so far comes with it."""
         self._enter(request)
+        self._on_work()
+
+    def keep(self, requests: Iterable[tuple[Request, bytes, Packed]]) -> None:
+        """As ``add``: each as it is to be scheduled, with as much of its packed prompt as the order is to know."""
+        for request, prompt, packed in requests:
+            self._keep(request, prompt, packed)
         self._on_work()
 
     def retry(self, request_id: str, num_failures: int) -> None:
@@ -119,13 +138,13 @@ class OfflinePool:
     def sample(self, count: int) -> list[OfflineLength]:
         """The lengths of about so many requests, evenly spread by age."""
         spread = islice(self._items.values(), 0, None, max(1, len(self._items) // count))
-        requests = (item.unpack() for item in islice(spread, count))
+        requests = (item.packed.unpack() for item in islice(spread, count))
         return [OfflineLength(len(request.prompt_token_ids), request.sampling.max_tokens) for request in requests]
 
     def take(self, request_id: str, executor_id: str) -> GenerateRequest:
         """A waiting request enters an executor with a plan."""
         self._assign(request_id, executor_id)
-        return self._items[request_id].unpack()
+        return self._items[request_id].packed.unpack()
 
     def settle(
         self, executor_id: str, held: Collection[str], ended: Collection[str], with_error: Collection[str] = ()
@@ -163,8 +182,13 @@ class OfflinePool:
 
     def _enter(self, request: GenerateRequest) -> None:
         if request.request_id not in self._items:
-            item = self._items[request.request_id] = _Item.pack(request)
-            self._order.add(_schedulable(request), item.prompt)
+            packed = PackedRequest.of(request)
+            self._keep(_schedulable(request), packed.prompt, packed)
+
+    def _keep(self, request: Request, prompt: bytes, packed: Packed) -> None:
+        if request.request_id not in self._items:
+            self._items[request.request_id] = _Item(packed)
+            self._order.add(request, prompt)
 
     def _assign(self, request_id: str, executor_id: str) -> None:
         self._order.take(request_id, executor_id)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from copy import copy
 from dataclasses import dataclass
 
 from shared.latency.features import BatchFeatures
@@ -14,6 +14,7 @@ from shared.latency.model import LatencyModel
 from shared.protocol.messages import EndedRequest, GenerateRequest, StepPlan, TokenOutput
 from shared.protocol.sampling import FinishReason
 from shared.replica.engine import EngineSpec, Sequence, StepBatch, StepResult, TokenHistory
+from shared.replica.foresight import Foresight
 from shared.replica.kv_allocation import KVAllocation
 from shared.replica.sequence import LiveSequence
 from shared.replica.totals import Totals
@@ -92,6 +93,8 @@ class Replica:
         self._aborting: dict[str, None] = {}
         self._voided: dict[str, None] = {}  # in flight on KV that another step's failure made worthless
         self._ended: list[Ended] = []  # since take_ended
+        self._foresight = Foresight()
+        self._can_foresee = spec.pipeline_depth == 1 and not kv_policy.shares_blocks
 
     @property
     def has_work(self) -> bool:
@@ -104,24 +107,12 @@ class Replica:
 
     def submit(self, request: GenerateRequest) -> None:
         """Take a request; a known id is ignored. One that can never run here ends at once with an error."""
-        if request.request_id in self._sequences:
-            return
-        sequence = LiveSequence.admit(request, self.spec, self._tokenizer)
-        problem = why_never_held(sequence.request, self.limits, self.spec.max_model_len)
-        if problem:
-            self._ended.append(Ended(sequence, FinishReason.ERROR, problem))
-            return
-        reason = sequence.finished_before(self.spec)
-        if reason is not None:
-            self._ended.append(Ended(sequence, reason))
-            return
-        if sequence.kind is Kind.ONLINE:
-            self._slo.arrive(sequence.request, self._now_ms())
-        self._sequences[request.request_id] = sequence
-        self.table.add(sequence.request)
+        self._foresight.err()
+        self._admit(request)
 
     def abort(self, request_ids: Seq[str]) -> None:
         """Unknown ids are ignored: they have ended."""
+        self._foresight.err()
         for request_id in request_ids:
             sequence = self._sequences.get(request_id)
             if sequence is None:
@@ -144,7 +135,9 @@ class Replica:
         if plan is None:
             return packing_named(policy.packing).schedule(self.step_state(policy, model), ())
         for request in plan.admitted:
-            self.submit(request)
+            self._admit(request)
+        if self._is_as_planned(plan, policy, model):
+            return Schedule(plan.entries, [], plan.latency_ms)
         return self.reconcile(plan.entries, plan.preempted, policy, model)
 
     def reconcile(
@@ -187,36 +180,32 @@ class Replica:
         are in ``take_ended``."""
         outputs: list[AddressedOutput] = []
         self._pace, now_ms = self._pace.measured(result.latency_ms), self._now_ms()
+        advance, sampled = self._kv.advance, result.sampled
         for sequence, num_tokens in self._in_flight.popleft().running:
             request = sequence.request
             request.num_in_flight_tokens = 0
             if self._voided and self._recomputes(sequence):
                 continue
-            self._kv.advance(sequence, num_tokens)
-            token_id = result.sampled.get(request.request_id)
+            advance(sequence, num_tokens)
             if self._aborting and self._aborts(sequence):
                 continue
-            if token_id is None:
-                continue
-            reason = sequence.append(token_id, self.spec, result.logprobs.get(request.request_id))
-            if request.kind is Kind.ONLINE:
-                self.table.online_order.generate(request)
-                self._slo.advance(request, now_ms)
-                self.totals.online_tokens += 1
-            else:
-                self.totals.offline_tokens += 1
-            if reason is not None and sequence.begin_next_choice(reason, self._tokenizer):
-                self._kv.restart(request)
-            elif reason is not None:
-                self._end(sequence, reason)
-            elif request.kind is Kind.ONLINE or sequence.gateway_id:
-                outputs.append((sequence.gateway_id, _output(sequence)))
+            token_id = sampled.get(request.request_id)
+            if token_id is not None:
+                reason = sequence.append(token_id, self.spec, result.logprobs.get(request.request_id))
+                self._gain(request, now_ms)
+                if reason is not None:
+                    self._end_choice(sequence, reason)
+                elif request.kind is Kind.ONLINE or sequence.gateway_id:
+                    outputs.append((sequence.gateway_id, _output(sequence)))
+            elif request.num_remaining_tokens == 0:
+                self._foresight.err()
         return outputs
 
     def fail(self, why: str) -> None:
         """The engine could not run the oldest step: its KV is void, so every request in it is computed anew, as is
         whoever holds slots that it was to copy; one that was in too many failed steps ends with an error."""
         failed = self._in_flight.popleft()
+        self._foresight.err()
         for sequence, _ in failed.running:
             sequence.request.num_in_flight_tokens = 0
             sequence.num_failures += 1
@@ -250,9 +239,77 @@ class Replica:
         ]
 
     def states(self) -> list[Request]:
-        """All that is held, as it is now."""
+        """All that is held, as it is now: what a scheduler is told."""
         self._kv.update_paused()
-        return [copy(request) for request in self.table]
+        self._foresight.tell(self.pool.num_free)
+        return self.table.copies()
+
+    def _admit(self, request: GenerateRequest) -> None:
+        if request.request_id in self._sequences:
+            return
+        sequence = LiveSequence.admit(request, self.spec, self._tokenizer)
+        problem = why_never_held(sequence.request, self.limits, self.spec.max_model_len)
+        if problem:
+            self._ended.append(Ended(sequence, FinishReason.ERROR, problem))
+            return
+        reason = sequence.finished_before(self.spec)
+        if reason is not None:
+            self._ended.append(Ended(sequence, reason))
+            return
+        if sequence.kind is Kind.ONLINE:
+            self._slo.arrive(sequence.request, self._now_ms())
+        self._sequences[request.request_id] = sequence
+        self.table.add(sequence.request)
+
+    def _is_as_planned(self, plan: StepPlan, policy: Policy, model: LatencyModel) -> bool:
+        """All is as the plan was made from, so that reconciling it would change nothing: budget and model, which may
+        have changed since, are asked where they matter."""
+        waits_in_memory = self.table.waiting(Kind.ONLINE) and self.table.online_order.counters() is not None
+        return (
+            self._can_foresee
+            and self._foresight.came_true(self.pool.num_free)
+            and packing_named(policy.packing).keeps_plans
+            and not (plan.preempted or waits_in_memory)
+            and self._kv.num_blocks()[1] == self.table.num_blocks(Kind.OFFLINE)
+            and self._is_within_budget(plan.entries, policy, model)
+        )
+
+    def _is_within_budget(self, entries: Seq[ScheduledRequest], policy: Policy, model: LatencyModel) -> bool:
+        """They are all here, and those of offline requests may run beside the others."""
+        if not all(entry.request_id in self._sequences for entry in entries):
+            return False
+        if not entries or entries[-1].kind is Kind.ONLINE:  # entries are online first
+            return True
+        budget_ms = policy.budget_ms(self.table.holds_online)
+        return policy.offline_enabled and (math.isinf(budget_ms) or self._predict_ms(entries, model) <= budget_ms)
+
+    def _predict_ms(self, entries: Seq[ScheduledRequest], model: LatencyModel) -> float:
+        features = BatchFeatures()
+        for entry in entries:
+            request = self._sequences[entry.request_id].request
+            features.add_scheduled(entry.num_scheduled_tokens, request.num_computed_tokens)
+        return model.predict_ms(features)
+
+    def _gain(self, request: Request, now_ms: float) -> None:
+        """A token."""
+        if request.kind is Kind.ONLINE:
+            self.table.online_order.generate(request)
+            self._slo.advance(request, now_ms)
+            self.totals.online_tokens += 1
+        else:
+            self.totals.offline_tokens += 1
+
+    def _end_choice(self, sequence: LiveSequence, reason: FinishReason) -> None:
+        """And the request with it, where it is its last."""
+        if reason is not FinishReason.LENGTH or sequence.request.num_tokens < sequence.request.max_total_tokens:
+            self._foresight.err()
+        else:
+            self._foresight.end(sequence.request)
+        if sequence.begin_next_choice(reason, self._tokenizer):
+            self._foresight.err()
+            self._kv.restart(sequence.request)
+        else:
+            self._end(sequence, reason)
 
     def _recomputes(self, sequence: LiveSequence) -> bool:
         """Take its KV where it was made worthless while it was in flight."""

@@ -10,7 +10,6 @@ import msgspec
 from loadgen.errors import WorkloadError
 from services.executor.settings import DEFAULT_BLOCK_SIZE, ExecutorSettings
 from services.profiler.simulation.strategy import Strategy
-from services.profiler.simulation.virtual_executor import ExecutorSetup
 from shared.latency.architectures import architecture_named
 from shared.latency.devices import device_named
 from shared.latency.model import LatencyModel
@@ -21,6 +20,7 @@ from shared.replica.engine import EngineSpec
 from shared.scheduling.batch import Limits
 from shared.scheduling.packing.token_slo import TokenSlo
 from shared.scheduling.presets import DEFAULT_UTILITY_RATIO, preset_named
+from shared.simulation.setup import ExecutorSetup
 
 LIVE = ExecutorSettings(model_path="")  # the executor's own defaults
 
@@ -77,6 +77,7 @@ class Machine:
             kv_policy=strategy.preset.kv_policy_named(self.kv_policy),
             swap=swap,
             slo=strategy.slo,
+            online_order=strategy.online_order,
         )
 
     def url(self, strategy: Strategy) -> str:
@@ -104,16 +105,8 @@ def make_strategy(
     if budget_ms is not None and not preset.uses_latency_budget:
         raise ValueError(f"preset {preset.name} has no latency budget: leave --budget-ms out")
     preset.offline_rate(offline_qps)
-    token_slo = slo or TokenSlo()
-    return checked_orders(
-        Strategy(preset, budget_ms, offline_qps, utility_ratio, online_order, token_slo, idle_budget_ms)
-    )
-
-
-def checked_orders(strategy: Strategy) -> Strategy:
-    """Raises ValueError where its orders cannot be made."""
-    strategy.make_online_order()
-    strategy.make_offline_order(seed=0)
+    strategy = Strategy(preset, budget_ms, offline_qps, utility_ratio, online_order, slo or TokenSlo(), idle_budget_ms)
+    strategy.check_orders()
     return strategy
 
 

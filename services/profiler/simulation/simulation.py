@@ -9,9 +9,9 @@ from loadgen.progress import ReplayProgress
 from loadgen.replay import ReplayPlan
 from loadgen.report import Report, RunFacts
 from services.profiler.simulation.strategy import Strategy
-from services.profiler.simulation.virtual_executor import ExecutorSetup
 from services.profiler.simulation.virtual_phase import VirtualPhase
 from services.profiler.simulation.workload import SimulatedWorkload
+from shared.simulation.setup import ExecutorSetup
 
 STEPS_PER_PROGRESS = 500
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
+from functools import partial
 
 from shared.scheduling.batch import Policy
+from shared.scheduling.orders.fair_order import FairOrder, Share
 from shared.scheduling.orders.offline import OfflineOrder, make_offline_order
 from shared.scheduling.orders.offline_rate import OfflineRate
-from shared.scheduling.orders.online import OnlineOrder, online_order_named
+from shared.scheduling.orders.online import online_order_named
 from shared.scheduling.packing.token_slo import TokenSlo
 from shared.scheduling.presets import DEFAULT_UTILITY_RATIO, Preset
 
@@ -33,11 +35,15 @@ class Strategy:
         """A new one. Raises ValueError where the preset needs a rate that is missing, or does not use the given."""
         return self.preset.offline_rate(self.offline_qps)
 
-    def make_offline_order(self, seed: int) -> OfflineOrder:
-        """A new one; the same seed draws the same. Raises ValueError for a bad utility ratio."""
+    def make_pool_order(self, seed: int) -> OfflineOrder:
+        """A new one, as the offline-queue has it; the same seed draws the same. Raises ValueError for a bad utility
+        ratio."""
         numbers = iter(random.Random(f"{seed}:order").random, None)
-        return make_offline_order(self.preset.offline_order, self.utility_ratio, numbers)
+        make_order = partial(make_offline_order, self.preset.offline_order, self.utility_ratio, numbers)
+        make_order()  # raises now what it would raise later
+        return FairOrder(make_order, lambda batch_id: Share())
 
-    def make_online_order(self) -> OnlineOrder:
-        """A new one. Raises ValueError for an unknown name, or one that the preset does not go by."""
-        return online_order_named(self.preset.require_online_order(self.online_order))
+    def check_orders(self) -> None:
+        """Raises ValueError where its orders cannot be made."""
+        online_order_named(self.preset.require_online_order(self.online_order))
+        self.make_pool_order(seed=0)

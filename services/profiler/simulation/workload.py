@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from itertools import accumulate
 
 from loadgen.offline import fit_backlog
 from loadgen.prompts import token_id_prompts
 from loadgen.replay import ReplayPlan
 from loadgen.scaling import cap_context
+from services.profiler.simulation.arrivals import Arrivals
 from services.profiler.simulation.backlog import Backlog, PreparedBacklog
 from services.profiler.simulation.encoding import CHARACTERS_PER_TOKEN, PromptEncoder
 from services.profiler.simulation.strategy import Strategy
-from services.profiler.simulation.virtual_executor import ExecutorSetup, VirtualExecutor
 from services.profiler.simulation.virtual_phase import VirtualPhase
+from shared.simulation.executor import Progress
+from shared.simulation.setup import ExecutorSetup
+from shared.simulation.system import VirtualSystem
 
 
 class SimulatedWorkload:
@@ -60,17 +65,14 @@ class SimulatedWorkload:
         """One run, not yet begun, under the policy of ``setup`` and the orders and rate of ``strategy``.
 
         Raises ValueError for a strategy whose knobs do not fit."""
-        backlog = Backlog(self.backlog, strategy.make_offline_order(setup.seed), self._wave_size) if offline else None
-        executor = VirtualExecutor(setup, backlog, strategy.offline_rate(), strategy.make_online_order())
-        return VirtualPhase(
-            executor,
-            self.requests if online else [],
-            self._online_prompts,
-            len(self.backlog) if offline else 0,
-            duration_s,
-            on_change,
-            self.client_ids,
-        )
+        system = partial(_make_system, replace(setup, online_order=strategy.online_order), strategy)
+        arrivals = Arrivals(self.requests if online else [], self._online_prompts, self.client_ids)
+        backlog = Backlog(self.backlog, self._wave_size) if offline else None
+        return VirtualPhase(system, arrivals, backlog, duration_s, on_change)
+
+
+def _make_system(setup: ExecutorSetup, strategy: Strategy, on_progress: Callable[[Progress], None]) -> VirtualSystem:
+    return VirtualSystem([setup], strategy.make_pool_order(setup.seed), strategy.offline_rate, on_progress)
 
 
 def _client_ids(num_requests: int, num_clients: int, seed: int) -> list[str]:

@@ -18,7 +18,6 @@ from loadgen.scaling import Scaling
 from loadgen.slo import parse_slo
 from loadgen.traces import TraceRequest
 from services.profiler.simulation.strategy import Strategy
-from services.profiler.simulation.virtual_executor import FIRST_OUTPUT_ID, ExecutorSetup
 from services.profiler.simulation.workload import SimulatedWorkload
 from services.profiler.slo.simulated import SimulatedTrials
 from services.profiler.slo.trials import search_slos
@@ -32,6 +31,8 @@ from shared.protocol.slo_profile import SloProfileRecord
 from shared.replica.engine import EngineSpec
 from shared.scheduling.kv.policy import kv_policy_named
 from shared.scheduling.presets import preset_named
+from shared.simulation.executor import FIRST_OUTPUT_ID
+from shared.simulation.setup import ExecutorSetup
 
 RUNS_ON = "simulator"
 MAX_BACKLOG = 20_000  # offline requests of a run
@@ -94,6 +95,7 @@ class SloJob(msgspec.Struct, frozen=True):
             kv_policy=kv_policy_named(self.info.kv_policy),
             swap=SwapModel(self.info.swap_ms_per_slot),
             slo=strategy.slo,
+            online_order=strategy.online_order,
         )
 
     def _spec(self) -> EngineSpec:

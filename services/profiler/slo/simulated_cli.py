@@ -11,7 +11,6 @@ from loadgen.errors import SloError
 from loadgen.option_groups import WorkloadOptions
 from loadgen.slo import parse_slo
 from services.profiler.simulation.options import MachineOptions, StrategyOptions, value_errors_as_named
-from services.profiler.simulation.setup import checked_orders
 from services.profiler.simulation.stopping import run_until_stopped
 from services.profiler.simulation.strategy import Strategy
 from services.profiler.simulation.workload import SimulatedWorkload
@@ -38,14 +37,13 @@ def profile_simulated(
     if not searching.slo:
         raise SloError("nothing to keep: give --slo, for example --slo 'ttft_p99<=800ms'")
     with value_errors_as_named():
-        chosen = checked_orders(
-            Strategy(
-                preset_named(strategy.preset),
-                utility_ratio=strategy.utility_ratio,
-                online_order=strategy.online_order,
-                idle_budget_ms=strategy.idle_budget_ms,
-            )
+        chosen = Strategy(
+            preset_named(strategy.preset),
+            utility_ratio=strategy.utility_ratio,
+            online_order=strategy.online_order,
+            idle_budget_ms=strategy.idle_budget_ms,
         )
+        chosen.check_orders()
         setup = machine.machine(model).setup(chosen, workload.seed)
         plan = workload.plan(duration_s, setup.spec.model)
         prepared = SimulatedWorkload(plan, setup, strategy.clients)

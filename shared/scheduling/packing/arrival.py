@@ -19,6 +19,7 @@ class FcfsPacking(OneWayPacking):
     requests of the queue must be in the order of their arrival."""
 
     uses_time = False
+    keeps_plans = False  # an offline request that did not fit held up the online ones behind it
 
     def pack(self, state: StepState, offline: OfflineWork) -> Schedule:
         table = state.table
@@ -36,6 +37,7 @@ class RoundRobinPacking(OneWayPacking):
     ones."""
 
     uses_time = False
+    keeps_plans = True
 
     def pack(self, state: StepState, offline: OfflineWork) -> Schedule:
         table = state.table

@@ -23,6 +23,7 @@ class DeadlinePacking(OneWayPacking):
     """
 
     uses_time = True
+    keeps_plans = False
 
     def pack(self, state: StepState, offline: OfflineWork) -> Schedule:
         queue = DeadlineQueue(state)

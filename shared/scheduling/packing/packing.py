@@ -34,6 +34,7 @@ class Packing(Protocol):
     """Both calls change nothing: the caller applies the schedule. Same state, same schedule."""
 
     uses_time: bool  # the schedule depends on when the step starts
+    keeps_plans: bool  # a plan over what is here is reconciled to itself
 
     def schedule(self, state: StepState, offline_queue: Iterable[Request]) -> Schedule:
         """The next step. ``offline_queue``: offline requests that may enter after those held, read lazily."""
@@ -46,6 +47,7 @@ class OneWayPacking(ABC):
     """A packing that reconciles a plan by packing anew, of offline requests only with the plan's."""
 
     uses_time: bool
+    keeps_plans: bool
 
     def schedule(self, state: StepState, offline_queue: Iterable[Request]) -> Schedule:
         return self.pack(state, OfflineWork.of_queue(state.table, offline_queue))

@@ -20,6 +20,7 @@ class TwoPhasePacking:
     """
 
     uses_time = False
+    keeps_plans = True
 
     def schedule(self, state: StepState, offline_queue: Iterable[Request]) -> Schedule:
         table, builder = state.table, _builder(state)

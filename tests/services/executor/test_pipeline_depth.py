@@ -42,6 +42,7 @@ from shared.scheduling.orders.offline import FcfsOrder
 from shared.scheduling.orders.online import online_order_named
 from shared.scheduling.presets import preset_named
 from shared.scheduling.request import Kind
+from shared.simulation.stages import Stages
 from shared.text.tokenizer import Tokenizer
 from tests.services.executor.engines.slot_engine import SlotEngine
 from tests.services.profiler.profiling import running
@@ -269,10 +270,8 @@ def test_a_failed_step_leaves_the_others_alone(tokenizer: Tokenizer) -> None:
 
 
 def test_a_step_enters_each_stage_when_the_one_before_has_left_it() -> None:
-    engine = SimEngine(EngineSpec("m", "sim", "none", "float16", 512, 100, 16, 48, (2,), 4), NO_TIME)
-    leaves = [
-        engine._leave(start, duration) for start, duration in ((10.0, 4.0), (10.0, 4.0), (10.5, 8.0), (30.0, 4.0))
-    ]
+    stages = Stages(4)
+    leaves = [stages.leave(start, duration) for start, duration in ((10.0, 4.0), (10.0, 4.0), (10.5, 8.0), (30.0, 4.0))]
     assert leaves == [14.0, 15.0, 20.0, 34.0]
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,22 +22,25 @@ from loadgen.report import Report
 from loadgen.scaling import Scaling
 from loadgen.slo import parse_slo
 from loadgen.traces import TraceRequest
+from services.profiler.simulation.arrivals import Arrivals
 from services.profiler.simulation.backlog import Backlog, PreparedBacklog
 from services.profiler.simulation.encoding import PromptEncoder
 from services.profiler.simulation.setup import Machine, make_strategy
 from services.profiler.simulation.simulation import Simulation
-from services.profiler.simulation.virtual_executor import ExecutorSetup, VirtualExecutor
 from services.profiler.simulation.virtual_phase import VirtualPhase
 from services.profiler.simulation.workload import SimulatedWorkload
 from shared.latency.linear import LinearLatencyModel
 from shared.latency.swap import SwapModel
 from shared.protocol.latency_models import LatencyModelRecord, LinearCoefficients
-from shared.scheduling.batch import Schedule
+from shared.replica.foresight import Foresight
 from shared.scheduling.kv.policy import KV_POLICIES
 from shared.scheduling.orders.offline import FcfsOrder
 from shared.scheduling.orders.offline_rate import OfflineRate
 from shared.scheduling.packing.token_slo import TokenSlo
 from shared.scheduling.request import Kind
+from shared.simulation.executor import Progress
+from shared.simulation.setup import ExecutorSetup
+from shared.simulation.system import VirtualSystem
 
 DURATION_S = 20.0
 RECORD = LatencyModelRecord("key", LinearCoefficients((10.0, 0.05, 0.0004, 0.0, 0.0, 0.1, 0.1, 0.0)), 100, 0.01, 0.0)
@@ -181,45 +185,45 @@ def test_a_budget_bounds_what_offline_work_adds() -> None:
     assert tight.harvest is not None and tight.harvest > 0
 
 
-class AlwaysReconciling(VirtualExecutor):
-    """Reconciles every plan, also those from which nothing has changed."""
-
-    def _stands(self, plan: Schedule) -> bool:
-        return False
-
-
-def run_phase(executor_type: type[VirtualExecutor], setup: ExecutorSetup, rate: OfflineRate) -> VirtualPhase:
+def run_phase(
+    setup: ExecutorSetup, requests: Sequence[TraceRequest], rate: float = math.inf, with_backlog: bool = True
+) -> VirtualPhase:
     prompts = make_prompts(6)
     maker = token_id_prompts(None, None, "test")
-    backlog = Backlog(PreparedBacklog(prompts, PromptEncoder(None), maker, 4096), FcfsOrder())
-    executor = executor_type(setup, backlog, rate)
-    phase = VirtualPhase(executor, make_requests(6), maker, len(prompts), DURATION_S)
+    backlog = Backlog(PreparedBacklog(prompts, PromptEncoder(None), maker, 4096))
+
+    def make_system(on_progress: Callable[[Progress], None]) -> VirtualSystem:
+        return VirtualSystem([setup], FcfsOrder(), lambda: OfflineRate(rate), on_progress)
+
+    phase = VirtualPhase(make_system, Arrivals(requests, maker), backlog if with_backlog else None, DURATION_S)
     phase.run()
     return phase
 
 
+@pytest.mark.parametrize("preset", ["hygen", "fcfs", "round-robin"])
 @pytest.mark.parametrize("kv_policy", KV_POLICIES)
 @pytest.mark.parametrize("kv_blocks", [None, 180])
-def test_a_plan_that_stands_is_what_reconciling_it_gives(kv_blocks: int | None, kv_policy: str) -> None:
-    setup = Machine(kv_blocks=kv_blocks, kv_policy=kv_policy).setup(make_strategy("hygen", 40.0, None), 0)
-    ours = run_phase(VirtualExecutor, setup, OfflineRate())
-    theirs = run_phase(AlwaysReconciling, setup, OfflineRate())
+def test_a_plan_that_came_true_is_what_reconciling_it_gives(
+    kv_blocks: int | None, kv_policy: str, preset: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strategy = make_strategy(preset, 40.0 if preset == "hygen" else None, None)
+    setup = Machine(kv_blocks=kv_blocks, kv_policy=kv_policy).setup(strategy, 0)
+    ours = run_phase(setup, make_requests(6))
+    monkeypatch.setattr(Foresight, "came_true", lambda self, num_free_blocks: False)
+    theirs = run_phase(setup, make_requests(6))
     assert ours.records == theirs.records
     assert ours.executor.replica.totals == theirs.executor.replica.totals
 
 
 def test_a_fixed_offline_rate_is_kept() -> None:
     setup = Machine().setup(make_strategy("hygen-star", None, 2.0), 0)
-    phase = run_phase(VirtualExecutor, setup, OfflineRate(2.0))
+    phase = run_phase(setup, make_requests(6), rate=2.0)
     assert 0.9 * 2.0 * DURATION_S - 2 <= phase.num_offline_finished <= 2.0 * phase.now_s + 1
 
 
 def test_a_request_that_cannot_run_is_an_error() -> None:
     setup = Machine(kv_blocks=20).setup(make_strategy("online-only", None, None), 0)
-    executor = VirtualExecutor(setup, None, OfflineRate())
-    requests = [TraceRequest(0.0, 1000, 10), TraceRequest(1.0, 10, 10)]
-    phase = VirtualPhase(executor, requests, token_id_prompts(None, None, "test"), 0, 5.0)
-    phase.run()
+    phase = run_phase(setup, [TraceRequest(0.0, 1000, 10), TraceRequest(1.0, 10, 10)], with_backlog=False)
     assert [record.failed for record in phase.records] == [True, False]
     assert "do not fit the KV cache of 320 tokens" in (phase.records[0].error or "")
 
