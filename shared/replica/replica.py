@@ -93,6 +93,7 @@ class Replica:
         self._aborting: dict[str, None] = {}
         self._voided: dict[str, None] = {}  # in flight on KV that another step's failure made worthless
         self._ended: list[Ended] = []  # since take_ended
+        self._untold: dict[str, None] = {}  # online requests that came since the scheduler was told
         self._foresight = Foresight()
         self._can_foresee = spec.pipeline_depth == 1 and not kv_policy.shares_blocks
 
@@ -238,11 +239,13 @@ class Replica:
             for step in self._in_flight
         ]
 
-    def states(self) -> list[Request]:
-        """All that is held, as it is now: what a scheduler is told."""
+    def tell(self, all_of_them: bool = True) -> list[Request]:
+        """What is held, as it is now, for a scheduler; unless it is to be told ``all_of_them``, without the online
+        requests that have never run and that it was told of before."""
         self._kv.update_paused()
         self._foresight.tell(self.pool.num_free)
-        return self.table.copies()
+        fresh, self._untold = self._untold, {}
+        return self.table.copies(None if all_of_them else fresh)
 
     def _admit(self, request: GenerateRequest) -> None:
         if request.request_id in self._sequences:
@@ -258,6 +261,7 @@ class Replica:
             return
         if sequence.kind is Kind.ONLINE:
             self._slo.arrive(sequence.request, self._now_ms())
+            self._untold[request.request_id] = None
         self._sequences[request.request_id] = sequence
         self.table.add(sequence.request)
 

@@ -76,11 +76,14 @@ class AsyncScheduler:
         if message.epoch != self.info.epoch:
             return [], None
         now_ms = self._clock.monotonic_s() * 1e3
-        for state in message.states:  # deadlines are on the executor's clock
-            state.deadline_ms += now_ms - message.pace.now_ms
+        ahead_ms = now_ms - message.pace.now_ms  # deadlines are on the executor's clock
+        for state in message.states if ahead_ms else ():
+            state.deadline_ms += ahead_ms
         ended = [each.request_id for each in message.ended]
         pace = message.pace.at(now_ms)
-        self._mirror.observe(message.states, ended, message.num_free_blocks, message.client_counters, pace)
+        self._mirror.observe(
+            message.states, ended, message.num_free_blocks, message.client_counters, pace, message.num_fresh
+        )
         self._is_idle = message.idle
         in_flight = [] if message.idle else [*message.in_flight, message.entries]
         self._pipeline.observe(message.step if message.idle else message.step + 1, in_flight)
@@ -185,4 +188,5 @@ class AsyncScheduler:
             admitted=[self._pool.take(request_id, self.info.executor_id) for request_id in (*entering, *too_large)],
             preempted=schedule.preempted,
             latency_ms=schedule.latency_ms,
+            wants_all=not self._mirror.knows_all,
         )

@@ -23,6 +23,7 @@ class StepPlanner:
         self._depth = depth
         self._plans: dict[int, StepPlan] = {}  # by step, of steps to come
         self._steps_since_idle = 0
+        self._tells_all = True
         self._ended: list[EndedRequest] = []  # since the last message
 
     @property
@@ -32,6 +33,7 @@ class StepPlanner:
 
     def take_plan(self, plan: StepPlan) -> bool:
         """Keep the plan of a step to come; False for one whose step has started already."""
+        self._tells_all = self._tells_all or plan.wants_all
         if plan.step < self.step:
             self.num_stale_plans += 1
             return False
@@ -76,7 +78,9 @@ class StepPlanner:
         return ended
 
     def _message(self, source: PlanSource, idle: bool) -> StepStarted:
+        """With several steps in flight it always tells all: the scheduler's picture is further from the truth then."""
         ended, self._ended = self._ended, []
+        tells_all, self._tells_all = self._tells_all or self._depth > 1, False
         replica = self._replica
         *before, entries = replica.in_flight() or [[]]
         return StepStarted(
@@ -86,10 +90,11 @@ class StepPlanner:
             source,
             idle,
             entries,
-            replica.states(),
+            replica.tell(tells_all),
             ended,
             replica.pool.num_free,
             replica.table.online_order.counters(),
             before,
             replica.pace,
+            None if tells_all else replica.table.num_fresh,
         )

@@ -48,6 +48,7 @@ class ExecutorMirror:
         self._kv_policy = kv_policy
         self.table = RequestTable(online_order)
         self.num_free_blocks = limits.num_blocks
+        self.knows_all = True  # that the executor holds, as far as it counts them
         self._arrivals: dict[str, _Arrival] = {}
 
     def arrive(self, request: Request, now_ms: float = 0.0) -> None:
@@ -71,16 +72,20 @@ class ExecutorMirror:
         num_free_blocks: int,
         counters: ClientCounters | None = None,
         pace: Pace | None = None,
+        num_fresh: int | None = None,
     ) -> None:
         """Take over the executor's word: all that it holds, in its order, before the step that it starts, its online
-        order's memory, and its pace."""
-        held = list(states)
-        known = {request.request_id for request in held} | set(ended)
-        for request_id, arrival in list(self._arrivals.items()):
-            arrival.step_messages_left -= 1
-            if request_id in known or arrival.step_messages_left <= 0:
-                del self._arrivals[request_id]
-        self.table.replace(held, counters)
+        order's memory, and its pace. Where it counts the online requests that have never run, ``num_fresh``, those that
+        it told before are not told again."""
+        held, gone = list(states), list(ended)
+        for request_id in self._arrivals:
+            self.table.remove(request_id)
+        self._settle_arrivals({request.request_id for request in held}.union(gone))
+        if num_fresh is None:
+            self.table.replace(held, counters)
+        else:
+            self.table.renew(held, gone, counters)
+        self.knows_all = num_fresh is None or self.table.num_fresh == num_fresh
         for arrival in self._arrivals.values():
             self.table.add(arrival.request)
         self.num_free_blocks = num_free_blocks
@@ -140,6 +145,13 @@ class ExecutorMirror:
             if request is not None:
                 features.add_scheduled(entry.num_scheduled_tokens, request.num_computed_tokens)
         return model.predict_ms(features)
+
+    def _settle_arrivals(self, known: set[str]) -> None:
+        """The executor has told of those, and of the others soon will."""
+        for request_id, arrival in list(self._arrivals.items()):
+            arrival.step_messages_left -= 1
+            if request_id in known or arrival.step_messages_left <= 0:
+                del self._arrivals[request_id]
 
     def _grow(self, request: Request, num_tokens: int) -> None:
         new_blocks = request.num_new_blocks(num_tokens, self.limits.block_size)

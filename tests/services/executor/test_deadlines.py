@@ -115,7 +115,7 @@ class Stack:
             PlanSource.PLAN,
             idle,
             entries,
-            self.replica.states(),
+            self.replica.tell(),
             [ended_request(ended) for ended in self.replica.take_ended()],
             self.replica.pool.num_free,
             pace=self.replica.pace,
@@ -125,7 +125,7 @@ class Stack:
         self.plan = plans[0] if plans else None
 
     def state(self, request_id: str) -> Request:
-        return next(state for state in self.replica.states() if state.request_id == request_id)
+        return next(state for state in self.replica.tell() if state.request_id == request_id)
 
 
 def bros() -> Stack:

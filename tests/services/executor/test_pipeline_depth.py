@@ -150,7 +150,7 @@ class Peer:
         """The number of plans that it brings."""
         *before, entries = self.replica.in_flight() or [[]]
         ended, self.ended = self.ended, []
-        states, free = self.replica.states(), self.replica.pool.num_free
+        states, free = self.replica.tell(), self.replica.pool.num_free
         counters = self.replica.table.online_order.counters()
         plans, abort = self.scheduler.on_step(
             StepStarted(

@@ -348,7 +348,7 @@ def test_a_backlog_in_waves_never_has_more_than_one_open(preset: str) -> None:
     held: list[int] = []
 
     def count(phase: VirtualPhase) -> None:
-        states = phase.executor.replica.states()
+        states = phase.executor.replica.tell()
         held.append(sum(state.kind is Kind.OFFLINE for state in states))
         waves = {state.arrival_s for state in states if state.kind is Kind.OFFLINE}
         assert len(waves) <= 1
