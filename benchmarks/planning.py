@@ -12,6 +12,8 @@ import random
 import time
 from itertools import product
 
+from shared.scheduling.presets import DEFAULT_UTILITY_RATIO
+
 from benchmarks.figures import print_table, quantile
 from benchmarks.schedules import boosted_model
 from services.offline_queue.garbage import collect_seldom
@@ -25,9 +27,9 @@ from shared.protocol.sampling import SamplingParams
 from shared.replica.offline_pool import OfflinePool
 from shared.replica.scheduler import AsyncScheduler
 from shared.scheduling.batch import Policy, ScheduledRequest
-from shared.scheduling.orders.offline import OFFLINE_ORDERS, make_offline_order
+from shared.scheduling.orders.offline.fair_share import FairShare
+from shared.scheduling.orders.offline.registry import OFFLINE_ORDERS, make_offline_order
 from shared.scheduling.packing.pace import Pace
-from shared.scheduling.presets import DEFAULT_UTILITY_RATIO
 from shared.scheduling.request import Kind, Request
 
 LINEAR = LinearLatencyModel(10.0, 0.07, 0.0004, 1e-7, 1e-12, 0.05, 0.05, 3e-6)
@@ -63,7 +65,7 @@ def measure(
     """Milliseconds of each planning, fastest first: by the clock, and of this thread's CPU time, which leaves out
     what else the machine does."""
     made = make_offline_order(order, DEFAULT_UTILITY_RATIO, iter(random.Random(1).random, None))
-    pool = OfflinePool(made, lambda: None, lambda _, __: None)
+    pool = OfflinePool(FairShare(made), lambda: None, lambda _, __: None)
     pool.add([make_offline(n, 256) for n in range(1, num_waiting + num_running, 1)])
 
     def tuning() -> tuple[Policy, LatencyModel]:

@@ -7,6 +7,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from copy import copy
 from dataclasses import dataclass
 
 from services.executor.measure import ScratchBatch
@@ -21,7 +22,6 @@ from shared.protocol.messages import (
     GenerateRequest,
     MeasuredShape,
     MeasureShape,
-    PlanSource,
     StepPlan,
 )
 from shared.protocol.sampling import FinishReason
@@ -69,8 +69,7 @@ class StepLoop:
         self._measuring: asyncio.Future[MeasuredShape] | None = None
         self._in_flight: deque[_Launched] = deque()  # oldest first
         self._step_ms = LatencyHistogram()  # since they were taken
-        self._busy_s = 0.0
-        self._busy_until_s = 0.0  # monotonic; counted in _busy_s up to here
+        self._busy_until_s = 0.0  # monotonic; counted as busy up to here
 
     # What comes in, from the event loop
 
@@ -141,28 +140,7 @@ class StepLoop:
 
     def counters(self) -> ExecutorCounters:
         """Totals since the start."""
-        totals, steps = self._replica.totals, self._planner.steps
-        return ExecutorCounters(
-            steps=sum(steps.values()),
-            steps_planned=steps[PlanSource.PLAN],
-            steps_local=steps[PlanSource.LOCAL],
-            steps_idle=steps[PlanSource.IDLE],
-            steps_offline=totals.steps_offline,
-            plans_stale=self._planner.num_stale_plans,
-            offline_dropped=totals.offline_dropped,
-            preemptions=totals.preemptions,
-            pauses=totals.pauses,
-            checkpointed_slots=totals.checkpointed_slots,
-            restored_slots=totals.restored_slots,
-            aborted=totals.aborted,
-            finished_online=totals.finished_online,
-            finished_offline=totals.finished_offline,
-            prompt_tokens=totals.prompt_tokens,
-            cached_tokens=totals.cached_tokens,
-            online_tokens=totals.online_tokens,
-            offline_tokens=totals.offline_tokens,
-            busy_s=self._busy_s,
-        )
+        return copy(self._replica.totals)
 
     def take_step_ms(self) -> LatencyHistogram:
         """How long the steps took that ended since the last call."""
@@ -198,7 +176,7 @@ class StepLoop:
                 return
         outputs = await self._finish(launched)
         now_s = self._clock.monotonic_s()
-        self._busy_s += now_s - max(launched.start_s, self._busy_until_s)
+        self._replica.totals.busy_s += now_s - max(launched.start_s, self._busy_until_s)
         self._busy_until_s = now_s
         await self._publisher.tokens(launched.batch.step, self._collect_ended(outputs))
 

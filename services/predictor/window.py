@@ -40,9 +40,9 @@ def stratum(shape: BatchFeatures) -> Stratum:
 
 def covers_both_kinds(observations: Iterable[Observation], num_shapes: int) -> bool:
     """Prefills and decodes, in at least ``num_shapes`` distinct shapes."""
-    shapes = {observation.shape for observation in observations}
-    has_prefill = any(shape.prefill_requests for shape in shapes)
-    has_decode = any(shape.decode_requests for shape in shapes)
+    shapes = {observation.shape.sums: observation.shape for observation in observations}
+    has_prefill = any(shape.prefill_requests for shape in shapes.values())
+    has_decode = any(shape.decode_requests for shape in shapes.values())
     return len(shapes) >= num_shapes and has_prefill and has_decode
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from copy import copy
 
 import msgspec
+from msgspec.structs import astuple
 
 
 def attention_pairs(num_tokens: int, num_computed_tokens: int) -> int:
@@ -54,6 +55,11 @@ class BatchFeatures(msgspec.Struct, array_like=True, gc=False):
         """Take one counted decode back."""
         self.decode_kv_tokens -= context_len
         self.decode_requests -= 1
+
+    @property
+    def sums(self) -> tuple[int, ...]:
+        """All of them, in the order of the fields: equal batches have equal ones."""
+        return astuple(self)
 
     def copy(self) -> BatchFeatures:
         """An independent copy."""

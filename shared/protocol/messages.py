@@ -11,12 +11,12 @@ from shared.latency.features import BatchFeatures
 from shared.latency.histogram import LatencyHistogram
 from shared.protocol.sampling import FinishReason, SamplingParams
 from shared.scheduling.batch import Limits, ScheduledRequest
-from shared.scheduling.kv.blocks import BlockOwners
-from shared.scheduling.orders.online import ClientCounters
+from shared.scheduling.kv.pool import BlockOwners
+from shared.scheduling.orders.online.order import ClientCounters
 from shared.scheduling.packing.pace import Pace
-from shared.scheduling.packing.token_slo import TokenSlo
 from shared.scheduling.request import Kind as Kind
 from shared.scheduling.request import Request
+from shared.scheduling.strategy import Strategy
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, tag="generate", omit_defaults=True):
@@ -156,35 +156,40 @@ class MeasuredShape(msgspec.Struct, frozen=True):
     error: str = ""
 
 
+class EngineSpec(msgspec.Struct, frozen=True):
+    """What is fixed about a loaded engine."""
+
+    model: str  # the name that clients use
+    engine: str  # "torch", "vllm", "sim"
+    device: str  # as in a profile key: "cpu-amd-epyc-2t", "cuda-nvidia-h200"
+    dtype: str
+    max_model_len: int  # tokens, prompt and output together
+    vocab_size: int
+    block_size: int  # tokens of one KV block
+    num_blocks: int
+    eos_token_ids: tuple[int, ...]
+    pipeline_depth: int = 1  # stages; as many steps are in flight at a time
+    num_host_slots: int = 0  # KV slots of host memory that slots of the device can be checkpointed to
+    swap_ms_per_slot: float = 0.0  # what a slot takes from the host to the device, where many are copied
+
+
 class ExecutorInfo(msgspec.Struct, frozen=True):
     """An executor's registration. A new ``epoch`` is a new incarnation that holds nothing of the old one."""
 
     executor_id: str
     epoch: str
     pid: int
-    model: str  # the name that clients use
-    engine: str
-    device: str
     profile_key: str  # what latency measurements are valid for
-    max_model_len: int
-    block_size: int
-    num_blocks: int
+    spec: EngineSpec
     max_num_seqs: int
     max_num_batched_tokens: int
-    eos_token_ids: list[int]
-    pipeline_depth: int = 1  # steps in flight at a time
-    online_order: str = "fcfs"  # fcfs or vtc; schedulers follow it
-    vtc_weight_input: float = 1.0
-    vtc_weight_output: float = 2.0
-    kv_policy: str = "lru"  # a name in shared.scheduling.kv.policy; schedulers follow it
-    num_host_slots: int = 0  # KV slots of host memory that the KV policy may use
-    swap_ms_per_slot: float = 0.0  # what a KV slot takes from the host to the device
-    token_slo: TokenSlo = TokenSlo()  # what bros schedules online requests by
+    strategy: Strategy = Strategy()  # schedulers follow it
 
     def limits(self) -> Limits:
         """What a schedule for this executor must keep to."""
+        spec = self.spec
         return Limits(
-            self.block_size, self.num_blocks, self.max_num_batched_tokens, self.max_num_seqs, self.swap_ms_per_slot
+            spec.block_size, spec.num_blocks, self.max_num_batched_tokens, self.max_num_seqs, spec.swap_ms_per_slot
         )
 
 

@@ -11,7 +11,8 @@ from msgspec.structs import replace
 
 from shared.protocol.codec import decode, encode
 from shared.protocol.messages import GenerateRequest, OfflineLength, OfflineRequest
-from shared.scheduling.orders.offline import OfflineOrder
+from shared.scheduling.orders.offline.fair_share import FairShare
+from shared.scheduling.orders.offline.view import NOBODY, OfflineView
 from shared.scheduling.orders.packed_prompt import pack_tokens, unpack_tokens
 from shared.scheduling.request import Kind, Request
 
@@ -20,6 +21,10 @@ SUSPECT_FAILURES = 2
 
 class Packed(Protocol):
     """A request as it is kept while it waits."""
+
+    @property
+    def prompt(self) -> bytes:
+        """Its packed tokens, or the first of them: as many as an order is to know."""
 
     def unpack(self) -> GenerateRequest: ...
 
@@ -47,7 +52,7 @@ class PackedRequest(msgspec.Struct, gc=False):
 
 
 class OfflinePool:
-    """Waiting requests stand in an ``OfflineOrder``. One that an executor lost returns to its old place.
+    """Waiting requests stand in an offline order under fair share. One that an executor lost returns to its old place.
 
     ``on_work`` is called when something becomes schedulable; ``on_discard`` with an executor id and request ids that
     it need not run any more. ``is_awaited`` knows requests that are not here yet and have no result: an executor that
@@ -56,7 +61,7 @@ class OfflinePool:
 
     def __init__(
         self,
-        order: OfflineOrder,
+        order: FairShare,
         on_work: Callable[[], None],
         on_discard: Callable[[str, list[str]], None],
         is_awaited: Callable[[str], bool] = lambda request_id: False,
@@ -86,10 +91,10 @@ class OfflinePool:
         self._enter(request)
         self._on_work()
 
-    def keep(self, requests: Iterable[tuple[Request, bytes, Packed]]) -> None:
-        """As ``add``: each as it is to be scheduled, with as much of its packed prompt as the order is to know."""
-        for request, prompt, packed in requests:
-            self._keep(request, prompt, packed)
+    def keep(self, requests: Iterable[tuple[Request, Packed]]) -> None:
+        """As ``add``: each as it is to be scheduled, and as it is kept."""
+        for request, packed in requests:
+            self._keep(request, packed)
         self._on_work()
 
     def retry(self, request_id: str, num_failures: int) -> None:
@@ -131,9 +136,13 @@ class OfflinePool:
         for executor_id, ids in held.items():
             self._on_discard(executor_id, ids)
 
-    def in_order(self, executor_id: str | None = None) -> Iterator[Request]:
-        """What waits, next first, as this executor is to take it; the pool must not change while this is read."""
-        return self._order.in_order(executor_id)
+    def in_order(self, view: OfflineView = NOBODY) -> Iterator[Request]:
+        """What waits, next first, as the view's reader is to take it; the pool must not change while this is read."""
+        return self._order.in_order(view)
+
+    def prompt(self, request_id: str) -> bytes:
+        """Its packed tokens, as far as an order knows them. Raises KeyError for an unknown id."""
+        return self._items[request_id].packed.prompt
 
     def sample(self, count: int) -> list[OfflineLength]:
         """The lengths of about so many requests, evenly spread by age."""
@@ -182,13 +191,12 @@ class OfflinePool:
 
     def _enter(self, request: GenerateRequest) -> None:
         if request.request_id not in self._items:
-            packed = PackedRequest.of(request)
-            self._keep(_schedulable(request), packed.prompt, packed)
+            self._keep(_schedulable(request), PackedRequest.of(request))
 
-    def _keep(self, request: Request, prompt: bytes, packed: Packed) -> None:
+    def _keep(self, request: Request, packed: Packed) -> None:
         if request.request_id not in self._items:
             self._items[request.request_id] = _Item(packed)
-            self._order.add(request, prompt)
+            self._order.add(request, packed.prompt)
 
     def _assign(self, request_id: str, executor_id: str) -> None:
         self._order.take(request_id, executor_id)

@@ -11,23 +11,20 @@ from dataclasses import dataclass
 
 from shared.latency.features import BatchFeatures
 from shared.latency.model import LatencyModel
-from shared.protocol.messages import EndedRequest, GenerateRequest, StepPlan, TokenOutput
+from shared.protocol.messages import EndedRequest, EngineSpec, ExecutorCounters, GenerateRequest, StepPlan, TokenOutput
 from shared.protocol.sampling import FinishReason
-from shared.replica.engine import EngineSpec, Sequence, StepBatch, StepResult, TokenHistory
+from shared.replica.engine import Sequence, StepBatch, StepResult, TokenHistory
 from shared.replica.foresight import Foresight
 from shared.replica.kv_allocation import KVAllocation
 from shared.replica.sequence import LiveSequence
-from shared.replica.totals import Totals
 from shared.scheduling.batch import Limits, Policy, Schedule, ScheduledRequest, why_never_held
-from shared.scheduling.kv.policy import LRU, KVPolicy
-from shared.scheduling.kv.pool import make_pool
 from shared.scheduling.kv.slot_transfers import SlotOperations
-from shared.scheduling.orders.online import OnlineOrder
+from shared.scheduling.orders.offline.view import no_queue
 from shared.scheduling.packing.pace import Pace
 from shared.scheduling.packing.packing import StepState
 from shared.scheduling.packing.packings import packing_named
-from shared.scheduling.packing.token_slo import TokenSlo
 from shared.scheduling.request import Kind, Request
+from shared.scheduling.strategy import Strategy
 from shared.scheduling.table import RequestTable
 from shared.text.tokenizer import Tokenizer
 
@@ -71,20 +68,19 @@ class Replica:
         limits: Limits,
         spec: EngineSpec,
         tokenizer: Tokenizer | None,
-        online_order: OnlineOrder | None = None,
-        kv_policy: KVPolicy = LRU,
-        slo: TokenSlo | None = None,
+        strategy: Strategy | None = None,
         now_ms: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """``tokenizer``: finds stop strings; None where no request has any. ``online_order``: fcfs unless given.
-        ``slo``: when tokens of online requests are due, on the clock ``now_ms``."""
+        """``tokenizer``: finds stop strings; None where no request has any. ``strategy``: hygen unless given.
+        ``now_ms``: the clock of the deadlines."""
+        strategy = strategy or Strategy()
         self.limits = limits
         self.spec = spec
-        self.table = RequestTable(online_order)
-        self.pool = make_pool(kv_policy, limits.num_blocks, limits.block_size, spec.num_host_slots)
-        self.totals = Totals()
-        self._kv = KVAllocation(limits, self.table, self.pool, kv_policy, self.totals)
-        self._slo = slo or TokenSlo()
+        self.table = RequestTable(strategy.make_online_order())
+        self.pool = strategy.make_pool(limits, spec.num_host_slots)
+        self.totals = ExecutorCounters()
+        self._kv = KVAllocation(limits, self.table, self.pool, strategy.sharing, self.totals)
+        self._slo = strategy.token_slo
         self._now_ms = now_ms
         self._pace = Pace()
         self._tokenizer = tokenizer
@@ -95,7 +91,7 @@ class Replica:
         self._ended: list[Ended] = []  # since take_ended
         self._untold: dict[str, None] = {}  # online requests that came since the scheduler was told
         self._foresight = Foresight()
-        self._can_foresee = spec.pipeline_depth == 1 and not kv_policy.shares_blocks
+        self._can_foresee = spec.pipeline_depth == 1 and not strategy.sharing.pauses
 
     @property
     def has_work(self) -> bool:
@@ -134,7 +130,7 @@ class Replica:
     def schedule(self, plan: StepPlan | None, policy: Policy, model: LatencyModel) -> Schedule:
         """The next step: the plan, reconciled; or, without one, planned here over what is here."""
         if plan is None:
-            return packing_named(policy.packing).schedule(self.step_state(policy, model), ())
+            return packing_named(policy.packing).schedule(self.step_state(policy, model), no_queue)
         for request in plan.admitted:
             self._admit(request)
         if self._is_as_planned(plan, policy, model):
@@ -274,7 +270,7 @@ class Replica:
             and self._foresight.came_true(self.pool.num_free)
             and packing_named(policy.packing).keeps_plans
             and not (plan.preempted or waits_in_memory)
-            and self._kv.num_blocks()[1] == self.table.num_blocks(Kind.OFFLINE)
+            and self.pool.num_offline_only == self.table.num_blocks(Kind.OFFLINE)
             and self._is_within_budget(plan.entries, policy, model)
         )
 

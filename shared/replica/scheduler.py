@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shared.clock import Clock
 from shared.latency.model import LatencyModel
@@ -12,9 +12,7 @@ from shared.protocol.messages import AbortRequests, ExecutorInfo, GenerateReques
 from shared.protocol.sampling import FinishReason
 from shared.replica.offline_pool import OfflinePool
 from shared.scheduling.batch import Policy, Schedule, why_never_held
-from shared.scheduling.kv.policy import kv_policy_named
-from shared.scheduling.orders.offline_rate import OfflineRate
-from shared.scheduling.orders.online import online_order_named
+from shared.scheduling.orders.offline.view import OfflineView
 from shared.scheduling.planning.mirror import ExecutorMirror
 from shared.scheduling.planning.pipeline import Pipeline
 from shared.scheduling.request import Kind, Request
@@ -40,23 +38,16 @@ class AsyncScheduler:
         pool: OfflinePool,
         tuning: Callable[[], tuple[Policy, LatencyModel]],
         clock: Clock,
-        rate: OfflineRate | None = None,
     ) -> None:
-        """``rate``: at which offline requests enter this executor; None lets them in as they fit."""
         self.info = info
         self.takes_requests = True  # False: none enters, those that are there go on
         self._pool = pool
         self._tuning = tuning
         self._clock = clock
-        self._rate = rate or OfflineRate()
+        self._rate = info.strategy.make_offline_rate()
         self._is_idle = False  # the executor waits for a plan of the pipeline's next step
-        self._mirror = ExecutorMirror(
-            info.limits(),
-            online_order_named(info.online_order, info.vtc_weight_input, info.vtc_weight_output),
-            kv_policy_named(info.kv_policy),
-            info.token_slo,
-        )
-        self._pipeline = Pipeline(self._mirror, info.pipeline_depth)
+        self._mirror = ExecutorMirror(info.limits(), info.strategy)
+        self._pipeline = Pipeline(self._mirror, info.spec.pipeline_depth)
         self._plans = 0
         self._plan_s_total = 0.0
         self._plan_s_max = 0.0
@@ -95,6 +86,10 @@ class AsyncScheduler:
         """Plans for an executor that waits for work; none where it runs, or where there is nothing to give it."""
         return self._plan() if self._is_idle else []
 
+    def next_release_s(self) -> float | None:
+        """When its rate lets the next offline request in; None where nothing waits for that."""
+        return self._rate.next_s(self._clock.monotonic_s()) if self._pool.num_waiting else None
+
     def holds(self, request_id: str) -> bool:
         """The executor is expected to hold this request."""
         return request_id in self._mirror.table
@@ -132,7 +127,7 @@ class AsyncScheduler:
         if self._pool.num_waiting == 0:
             self._rate.rest()
         too_large: dict[str, None] = {}
-        schedule = self._pipeline.plan(lambda: self._candidates(start_s, too_large), policy, model)
+        schedule = self._pipeline.plan(lambda view: self._candidates(view, start_s, too_large), policy, model)
         plan = self._message(self._pipeline.next_step, schedule, list(too_large))
         if plan.entries or plan.admitted:
             self._pipeline.keep(schedule, [self._expected(request) for request in plan.admitted])
@@ -142,14 +137,14 @@ class AsyncScheduler:
         self._plan_s_max = max(self._plan_s_max, elapsed_s)
         return plan
 
-    def _candidates(self, now_s: float, too_large: dict[str, None]) -> Iterator[Request]:
+    def _candidates(self, view: OfflineView, now_s: float, too_large: dict[str, None]) -> Iterator[Request]:
         """What may enter now, in order; requests that the executor can never hold are set aside, so that nobody waits
         behind them. Of suspects, one at a time: what breaks then is known to be its doing."""
         if not self.takes_requests:
             return
         executor_id, has_suspect = self.info.executor_id, False
-        for request in self._rate.open(self._pool.in_order(executor_id), now_s):
-            if why_never_held(request, self._mirror.limits, self.info.max_model_len):
+        for request in self._rate.open(self._pool.in_order(replace(view, reader=executor_id)), now_s):
+            if why_never_held(request, self._mirror.limits, self.info.spec.max_model_len):
                 too_large[request.request_id] = None
             elif not self._pool.is_suspect(request.request_id):
                 yield request
@@ -160,7 +155,7 @@ class AsyncScheduler:
     def _expected(self, request: GenerateRequest) -> Request:
         """As it will be on the executor."""
         num_tokens = len(request.prompt_token_ids) + len(request.output_token_ids)
-        total = min(len(request.prompt_token_ids) + request.sampling.max_tokens, self.info.max_model_len)
+        total = min(len(request.prompt_token_ids) + request.sampling.max_tokens, self.info.spec.max_model_len)
         return Request(
             request.request_id,
             request.kind,

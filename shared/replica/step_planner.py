@@ -15,8 +15,6 @@ class StepPlanner:
 
     def __init__(self, replica: Replica, executor_id: str, epoch: str, depth: int) -> None:
         self.step = 0  # that starts next
-        self.steps: dict[PlanSource, int] = dict.fromkeys(PlanSource, 0)
-        self.num_stale_plans = 0
         self._replica = replica
         self._executor_id = executor_id
         self._epoch = epoch
@@ -35,7 +33,7 @@ class StepPlanner:
         """Keep the plan of a step to come; False for one whose step has started already."""
         self._tells_all = self._tells_all or plan.wants_all
         if plan.step < self.step:
-            self.num_stale_plans += 1
+            self._replica.totals.plans_stale += 1
             return False
         self._plans[plan.step] = plan
         return True
@@ -56,7 +54,7 @@ class StepPlanner:
     def start(self, source: PlanSource) -> StepStarted:
         """What ``next_step`` gave has been launched; the message about it."""
         message = self._message(source, idle=False)
-        self.steps[source] += 1
+        self._count(source)
         self.step += 1
         self._steps_since_idle += 1
         for step in [step for step in self._plans if step < self.step]:
@@ -76,6 +74,13 @@ class StepPlanner:
         ended = self._replica.take_ended()
         self._ended += [ended_request(each) for each in ended]
         return ended
+
+    def _count(self, source: PlanSource) -> None:
+        counters = self._replica.totals
+        counters.steps += 1
+        counters.steps_planned += source is PlanSource.PLAN
+        counters.steps_local += source is PlanSource.LOCAL
+        counters.steps_idle += source is PlanSource.IDLE
 
     def _message(self, source: PlanSource, idle: bool) -> StepStarted:
         """With several steps in flight it always tells all: the scheduler's picture is further from the truth then."""

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator
 from itertools import chain, count, takewhile
 from operator import attrgetter, methodcaller
 
-from shared.scheduling.orders.online import ClientCounters, Fcfs, OnlineOrder
+from shared.scheduling.orders.online.fcfs import Fcfs
+from shared.scheduling.orders.online.order import ClientCounters, OnlineOrder
 from shared.scheduling.request import Kind, Request
 
 _was_admitted = attrgetter("was_admitted")

@@ -8,11 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from shared.latency.features import BatchFeatures
+from shared.latency.model import LatencyModel
 from shared.protocol.messages import GenerateRequest, StepPlan, StepStarted
 from shared.replica.engine import StepResult
 from shared.replica.replica import AddressedOutput, Ended, Replica, Running
 from shared.replica.step_planner import StepPlanner
-from shared.scheduling.orders.online import online_order_named
+from shared.scheduling.batch import Policy
 from shared.simulation.events import Events
 from shared.simulation.setup import EPOCH, ExecutorSetup
 from shared.simulation.stages import Stages
@@ -55,12 +56,9 @@ class VirtualExecutor:
         """``say``: to its scheduler; ``tell``: to whoever waits for tokens and results."""
         self.info = setup.info(executor_id)
         self.setup = setup
-        self.num_steps = 0
         self.longest_plan_ms = 0.0  # of any batch that was planned; under a longer budget all would be the same
-        online_order = online_order_named(setup.online_order)
-        self.replica = Replica(
-            setup.limits, setup.spec, None, online_order, setup.kv_policy, setup.slo, lambda: events.now_s * 1e3
-        )
+        self.replica = Replica(setup.limits, setup.spec, None, setup.strategy, lambda: events.now_s * 1e3)
+        self._tuning = setup.policy(), setup.planner
         self._depth = setup.spec.pipeline_depth
         self._planner = StepPlanner(self.replica, executor_id, EPOCH, self._depth)
         self._stages = Stages(self._depth)
@@ -71,6 +69,10 @@ class VirtualExecutor:
         self._in_flight: deque[_Launched] = deque()  # oldest first
         self._busy_until_s = 0.0
         self._is_woken = False
+
+    def tuning(self) -> tuple[Policy, LatencyModel]:
+        """As budgets and models of the live system: those that hold now."""
+        return self._tuning
 
     def announce(self) -> None:
         """It is there, and waits for work."""
@@ -111,7 +113,7 @@ class VirtualExecutor:
             self._say(self._planner.idle_message())
 
     def _launch(self) -> bool:
-        source, running = self._planner.next_step(*self.setup.tuning())
+        source, running = self._planner.next_step(*self._tuning)
         if not running:
             return False
         self._start(running)
@@ -139,7 +141,7 @@ class VirtualExecutor:
         launched = self._in_flight.popleft()
         outputs = self.replica.finish(launched.result)
         start_s, self._busy_until_s = max(launched.start_s, self._busy_until_s), launched.end_s
-        self.num_steps += 1
+        self.replica.totals.busy_s += launched.end_s - start_s
         self._tell(Progress(self.info.executor_id, start_s, launched.end_s, outputs, self._planner.take_ended()))
         self._run()
 

@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 from shared.protocol.messages import AbortRequests, GenerateRequest, StepPlan, StepStarted
 from shared.replica.offline_pool import OfflinePool, Packed
 from shared.replica.scheduler import AsyncScheduler
-from shared.scheduling.orders.offline import OfflineOrder
-from shared.scheduling.orders.offline_rate import OfflineRate
+from shared.scheduling.orders.offline.fair_share import FairShare
 from shared.scheduling.request import Request
 from shared.simulation.events import Events
 from shared.simulation.executor import VirtualExecutor
-
-
-@dataclass(frozen=True, slots=True)
-class _Attached:
-    scheduler: AsyncScheduler
-    rate: OfflineRate
 
 
 class VirtualQueue:
@@ -26,45 +18,42 @@ class VirtualQueue:
 
     def __init__(
         self,
-        order: OfflineOrder,
-        make_rate: Callable[[], OfflineRate],
+        order: FairShare,
         events: Events,
         send_plan: Callable[[StepPlan], None],
         send_abort: Callable[[str, AbortRequests], None],
     ) -> None:
-        """``make_rate``: that of one executor; ``send_abort``: to the executor with this id."""
+        """``order``: an empty one; ``send_abort``: to the executor with this id."""
         self.num_entered = 0  # requests, by plans
         self.pool = OfflinePool(order, self._serve_soon, lambda executor_id, request_ids: None)
-        self._make_rate = make_rate
         self._events = events
         self._send_plan = send_plan
         self._send_abort = send_abort
-        self._attached: dict[str, _Attached] = {}
+        self._schedulers: dict[str, AsyncScheduler] = {}
         self._serves_soon = False
 
     def attach(self, executor: VirtualExecutor) -> None:
         """Its scheduler."""
-        rate = self._make_rate()
-        scheduler = AsyncScheduler(executor.info, self.pool, executor.setup.tuning, self._events, rate)
-        self._attached[executor.info.executor_id] = _Attached(scheduler, rate)
+        scheduler = AsyncScheduler(executor.info, self.pool, executor.tuning, self._events)
+        self._schedulers[executor.info.executor_id] = scheduler
 
-    def add(self, requests: Iterable[tuple[Request, bytes, Packed]]) -> None:
+    def add(self, requests: Iterable[tuple[Request, Packed]]) -> None:
         """As ``OfflinePool.keep``."""
         self.pool.keep(requests)
 
     def on_inbox(self, executor_id: str, request: GenerateRequest) -> None:
         """An online request is on its way to this executor."""
-        self._attached[executor_id].scheduler.on_inbox(request)
+        self._schedulers[executor_id].on_inbox(request)
 
     def on_step(self, message: StepStarted) -> None:
         """An executor's word."""
-        attached = self._attached[message.executor_id]
-        plans, abort = attached.scheduler.on_step(message)
+        scheduler = self._schedulers[message.executor_id]
+        plans, abort = scheduler.on_step(message)
         self._send(plans)
         if abort is not None:
             self._send_abort(message.executor_id, abort)
         if message.idle and not plans:
-            self._await_release(attached.rate)
+            self._await_release(scheduler)
 
     def on_result(self, request_id: str) -> None:
         """It is durable."""
@@ -77,15 +66,15 @@ class VirtualQueue:
 
     def _serve_idle(self) -> None:
         self._serves_soon = False
-        for attached in self._attached.values():
-            plans = attached.scheduler.plan_idle()
+        for scheduler in self._schedulers.values():
+            plans = scheduler.plan_idle()
             self._send(plans)
             if not plans:
-                self._await_release(attached.rate)
+                self._await_release(scheduler)
 
-    def _await_release(self, rate: OfflineRate) -> None:
-        """Where nothing but the rate holds requests back, an executor that waits gets one when its time has come."""
-        next_s = rate.next_s(self._events.now_s) if self.pool.num_waiting else None
+    def _await_release(self, scheduler: AsyncScheduler) -> None:
+        """Where nothing but its rate holds requests back, an executor that waits gets one when its time has come."""
+        next_s = scheduler.next_release_s()
         if next_s is not None:
             self._events.at(next_s, self._serve_soon)
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from shared.protocol.messages import AbortRequests, GenerateRequest, StepPlan, StepStarted
-from shared.scheduling.orders.offline import OfflineOrder
-from shared.scheduling.orders.offline_rate import OfflineRate
+from shared.scheduling.orders.offline.fair_share import FairShare
 from shared.scheduling.request import Kind
 from shared.simulation.events import Events
 from shared.simulation.executor import Progress, VirtualExecutor
@@ -21,15 +20,14 @@ class VirtualSystem:
     def __init__(
         self,
         setups: Sequence[ExecutorSetup],
-        order: OfflineOrder,
-        make_rate: Callable[[], OfflineRate],
+        order: FairShare,
         on_progress: Callable[[Progress], None],
         message_s: float = 0.0,
     ) -> None:
-        """``setups``: one for each executor; ``order``: the pool's; ``make_rate``: at which offline requests enter one
-        executor; ``on_progress``: hears of tokens and ends; ``message_s``: what a message takes on the bus."""
+        """``setups``: one for each executor; ``order``: the pool's, empty; ``on_progress``: hears of tokens and ends;
+        ``message_s``: what a message takes on the bus. Raises ValueError for a strategy that lacks a knob."""
         self.events = Events()
-        self.queue = VirtualQueue(order, make_rate, self.events, self._send_plan, self._send_abort)
+        self.queue = VirtualQueue(order, self.events, self._send_plan, self._send_abort)
         self.executors = {
             executor_id: VirtualExecutor(executor_id, setup, self.events, self._send_step, self._send_progress)
             for executor_id, setup in ((f"executor-{index}", setup) for index, setup in enumerate(setups))

@@ -13,11 +13,11 @@ from services.profiler.simulation.encoding import PromptEncoder
 from shared.protocol.messages import GenerateRequest
 from shared.protocol.sampling import SamplingParams
 from shared.replica.offline_pool import Packed
-from shared.scheduling.orders.offline import BLOCK_SIZE
+from shared.scheduling.orders.offline.registry import DEFAULT_BLOCK_SIZE
 from shared.scheduling.orders.packed_prompt import pack_tokens, unpack_tokens
 from shared.scheduling.request import Kind, Request
 
-Waiting = tuple[Request, bytes, Packed]  # as ``OfflinePool.keep`` takes it
+Waiting = tuple[Request, Packed]  # as ``OfflinePool.keep`` takes it
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class PreparedBacklog:
             token_ids = encoder.token_ids(prompt)
             wanted = prompt.num_prompt_tokens if token_ids is None else len(token_ids)
             num_tokens, max_tokens = fit_context(wanted or 1, prompt.max_tokens, max_context)
-            known = self._of_length(min(num_tokens, BLOCK_SIZE), index) if token_ids is None else token_ids
+            known = self._of_length(min(num_tokens, DEFAULT_BLOCK_SIZE), index) if token_ids is None else token_ids
             packed = pack_tokens(known[:num_tokens])
             self.prompts.append(BacklogPrompt(num_tokens, max_tokens, packed, token_ids is None))
 
@@ -97,7 +97,7 @@ class Backlog:
         prompt, request_id = self._prepared.prompts[index], f"offline-{index}"
         total = prompt.num_tokens + prompt.max_tokens
         request = Request(request_id, Kind.OFFLINE, prompt.num_tokens, total, arrival_s=now_s)
-        return request, prompt.packed, _PackedPrompt(self._prepared, index, now_s)
+        return request, _PackedPrompt(self._prepared, index, now_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +107,10 @@ class _PackedPrompt:
     prepared: PreparedBacklog
     index: int
     arrival_s: float
+
+    @property
+    def prompt(self) -> bytes:
+        return self.prepared.prompts[self.index].packed
 
     def unpack(self) -> GenerateRequest:
         index, prepared = self.index, self.prepared

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from itertools import accumulate
 
@@ -15,9 +14,8 @@ from loadgen.scaling import cap_context
 from services.profiler.simulation.arrivals import Arrivals
 from services.profiler.simulation.backlog import Backlog, PreparedBacklog
 from services.profiler.simulation.encoding import CHARACTERS_PER_TOKEN, PromptEncoder
-from services.profiler.simulation.strategy import Strategy
 from services.profiler.simulation.virtual_phase import VirtualPhase
-from shared.simulation.executor import Progress
+from shared.scheduling.orders.offline.fair_share import FairShare
 from shared.simulation.setup import ExecutorSetup
 from shared.simulation.system import VirtualSystem
 
@@ -56,23 +54,17 @@ class SimulatedWorkload:
     def phase(
         self,
         setup: ExecutorSetup,
-        strategy: Strategy,
         duration_s: float,
         online: bool,
         offline: bool,
         on_change: Callable[[VirtualPhase], None] | None = None,
     ) -> VirtualPhase:
-        """One run, not yet begun, under the policy of ``setup`` and the orders and rate of ``strategy``.
-
-        Raises ValueError for a strategy whose knobs do not fit."""
-        system = partial(_make_system, replace(setup, online_order=strategy.online_order), strategy)
+        """One run, not yet begun. Raises ValueError for a strategy that lacks a knob."""
+        numbers = iter(random.Random(f"{setup.seed}:order").random, None)
+        order = FairShare(setup.strategy.make_offline_order(numbers))
         arrivals = Arrivals(self.requests if online else [], self._online_prompts, self.client_ids)
         backlog = Backlog(self.backlog, self._wave_size) if offline else None
-        return VirtualPhase(system, arrivals, backlog, duration_s, on_change)
-
-
-def _make_system(setup: ExecutorSetup, strategy: Strategy, on_progress: Callable[[Progress], None]) -> VirtualSystem:
-    return VirtualSystem([setup], strategy.make_pool_order(setup.seed), strategy.offline_rate, on_progress)
+        return VirtualPhase(partial(VirtualSystem, [setup], order), arrivals, backlog, duration_s, on_change)
 
 
 def _client_ids(num_requests: int, num_clients: int, seed: int) -> list[str]:

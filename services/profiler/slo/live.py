@@ -166,8 +166,9 @@ def fullest_step(info: ExecutorInfo) -> BatchFeatures:
     and the rest decodes over what is left of the KV cache."""
     features = BatchFeatures()
     num_decodes = min(info.max_num_seqs, info.max_num_batched_tokens) - 1
-    chunk = min(info.max_num_batched_tokens - num_decodes, info.max_model_len)
-    features.add_prefill(chunk, info.max_model_len - chunk)
+    chunk = min(info.max_num_batched_tokens - num_decodes, info.spec.max_model_len)
+    features.add_prefill(chunk, info.spec.max_model_len - chunk)
+    capacity = info.spec.num_blocks * info.spec.block_size
     for _ in range(num_decodes):
-        features.add_decode(max(1, min(info.max_model_len, info.num_blocks * info.block_size // num_decodes)))
+        features.add_decode(max(1, min(info.spec.max_model_len, capacity // num_decodes)))
     return features
