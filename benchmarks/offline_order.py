@@ -17,6 +17,7 @@ from itertools import islice
 from multiprocessing import get_context
 
 import psutil
+from shared.scheduling.presets import DEFAULT_UTILITY_RATIO
 
 from benchmarks.figures import print_table, quantile
 from shared.protocol.messages import GenerateRequest, OfflineRequest

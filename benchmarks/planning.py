@@ -13,6 +13,8 @@ import random
 import time
 from itertools import product
 
+from shared.scheduling.presets import DEFAULT_UTILITY_RATIO
+
 from benchmarks.figures import print_table, quantile
 from benchmarks.schedules import boosted_model
 from services.offline_queue.garbage import collect_seldom
