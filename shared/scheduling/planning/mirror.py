@@ -86,9 +86,7 @@ class ExecutorMirror:
     ) -> None:
         """Take over the executor's word: all that it holds, in its order, before the step that it starts, its online
         order's memory, its pace, and what has changed in its prefix cache. Where it counts the online requests that
-        have never run, ``num_fresh``, those that it told before are not told again."""Take over the executor's word: all that it holds, in its order, before the step that it starts, its online
-        order's memory, its pace, and what has changed in its prefix cache. Where it counts the online requests that have never run, ``num_fresh``, those that
-        it told before are not told again."""
+        have never run, ``num_fresh``, those that it told before are not told again."""
         self.told_cache.apply(cache)
         self._cache.forget()
         held, gone = list(states), list(ended)
