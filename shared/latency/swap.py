@@ -25,18 +25,3 @@ class SwapModel:
         kv_heads = kv_heads_per_device(architecture, tensor_parallel)
         slot_bytes = architecture.kv_bytes_per_token / architecture.num_kv_heads * kv_heads
         return cls(slot_bytes / (device.host_bytes_per_s * LINK_REACHED / 1e3))
-
-
-class CopyTimeline:
-    """When one executor's copies are done: they run one after the other, each as soon as it is known."""
-
-    def __init__(self, swap: SwapModel) -> None:
-        self._ms_per_slot = swap.ms_per_slot
-        self._free_ms = 0.0  # when the bus has nothing left to do
-
-    def start(self, now_ms: float, num_restored: int, num_checkpointed: int) -> float:
-        """When the restored slots are in place, for which the next step waits; for checkpoints none does, but for the
-        copies behind them."""
-        start_ms = max(now_ms, self._free_ms)
-        self._free_ms = start_ms + max(num_restored, num_checkpointed) * self._ms_per_slot
-        return start_ms + num_restored * self._ms_per_slot

@@ -64,6 +64,11 @@ class StepResult:
     logprobs: dict[str, TokenLogprobs] = field(default_factory=dict)  # of those whose sampling asks for them
     copy_wait_ms: float = 0.0  # before the forward pass, until the step's slots were in place
 
+    @property
+    def step_ms(self) -> float:
+        """All that the step took."""
+        return self.copy_wait_ms + self.latency_ms
+
 
 class Engine(Protocol):
     """A loaded model with its KV blocks."""
@@ -72,7 +77,7 @@ class Engine(Protocol):
 
     def start_copies(self, copies: SlotOperations) -> None:
         """Begin to copy slots that no step in flight writes, beside the steps in flight, after all copies that were
-        begun before. The step whose batch has them waits for them, and fails where they do. Called from one thread."""
+        begun before; nothing where they were begun. The step whose batch has them waits for them, and fails where they do. Called from one thread."""
 
     def execute(self, batch: StepBatch) -> StepResult:
         """Run one step, once its copies are done; those that were not begun are now. Sampling is a function of (seed, position, tokens so far) alone, so that a request that was

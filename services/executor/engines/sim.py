@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING
 from services.executor.engines.sample_row import SampleRow
 from shared.latency.features import BatchFeatures
 from shared.latency.model import LatencyModel
-from shared.latency.swap import CopyTimeline, SwapModel
+from shared.latency.swap import SwapModel
 from shared.protocol.messages import EngineSpec, TokenLogprobs
 from shared.protocol.sampling import SamplingParams
 from shared.replica.engine import Sequence, StepBatch, StepResult
 from shared.scheduling.kv.slot_transfers import SlotOperations
+from shared.simulation.copies import CopyTimeline
+from shared.simulation.stages import Stages
 
 if TYPE_CHECKING:
     from services.executor.engines.grammar_masks import GrammarMasks
@@ -32,8 +34,8 @@ MAX_LOGPROBS = 32  # more than anybody asks for
 class SimEngine:
     """``mean_output_tokens``: EOS comes with this mean, geometrically; ``time_scale``: 0.1 is ten times as fast.
 
-    The predicted time of a step is shared evenly by the spec's pipeline stages; a step enters each in turn, when the
-    step before has left it. Slots are copied beside the step before, as long as ``swap`` says, and waited for.
+    A step goes through as many stages as the spec has. Slots are copied beside the steps before, as long as ``swap``
+    says, and waited for.
     """
 
     def __init__(
@@ -48,19 +50,18 @@ class SimEngine:
         """``model_path``: has the tokenizer that grammars need; None where no request has one."""
         self.spec = spec
         self._copies = CopyTimeline(swap or SwapModel())
-        self._placed: dict[int, tuple[SlotOperations, float]] = {}  # by identity of the copies: they, and when, in ms
         self._latency = latency
         self._eos_threshold = int((1 << 32) / mean_output_tokens)
         self._time_scale = time_scale
         self._model_path = model_path
         self._closed = threading.Event()
-        self._stages = [0.0] * spec.pipeline_depth  # when each is free, on the performance counter
-        self._stages_lock = threading.Lock()
+        self._stages = Stages(spec.pipeline_depth)  # on the performance counter
+        self._lock = threading.Lock()
 
     def start_copies(self, copies: SlotOperations) -> None:
         """See ``Engine.start_copies``."""
-        now_ms = time.perf_counter() * 1e3 / self._time_scale
-        self._placed[id(copies)] = copies, self._copies.start(now_ms, len(copies.restores), len(copies.checkpoints))
+        with self._lock:
+            self._copies.start(copies, time.perf_counter() * 1e3 / self._time_scale)
 
     def execute(self, batch: StepBatch) -> StepResult:
         """Takes the predicted time, less what choosing the tokens took, plus what earlier steps block it, once its
@@ -75,7 +76,8 @@ class SimEngine:
                 sampled[sequence.request_id] = token_id = self._token(sequence)
                 if sequence.sampling.logprobs is not None:
                     logprobs[sequence.request_id] = self._logprobs(sequence.sampling, token_id)
-        end = self._leave(start, self._latency.predict_ms(features) * self._time_scale / 1e3)
+        with self._lock:
+            end = self._stages.leave(start, self._latency.predict_ms(features) * self._time_scale / 1e3)
         self._closed.wait(max(0.0, end - time.perf_counter()))
         latency_ms = (time.perf_counter() - start) * 1e3
         return StepResult(sampled, latency_ms, logprobs, copy_wait_ms)
@@ -87,21 +89,11 @@ class SimEngine:
     def _wait(self, steps_copies: Iterable[SlotOperations]) -> float:
         """Until they are in place; the milliseconds that took."""
         start = time.perf_counter()
-        for copies in steps_copies:
-            if id(copies) not in self._placed:
-                self.start_copies(copies)
-            _, placed_ms = self._placed.pop(id(copies))
-            self._closed.wait(max(0.0, placed_ms * self._time_scale / 1e3 - time.perf_counter()))
+        with self._lock:
+            wait_ms = self._copies.wait_ms(steps_copies, start * 1e3 / self._time_scale) * self._time_scale
+        if wait_ms > 0:
+            self._closed.wait(wait_ms / 1e3)
         return (time.perf_counter() - start) * 1e3
-
-    def _leave(self, start: float, duration_s: float) -> float:
-        """When a step that starts now has been through all stages."""
-        with self._stages_lock:
-            time_s = start
-            for stage, free in enumerate(self._stages):
-                time_s = max(time_s, free) + duration_s / len(self._stages)
-                self._stages[stage] = time_s
-            return time_s
 
     def _token(self, sequence: Sequence) -> int:
         """A function of seed and position alone, where there is no grammar."""

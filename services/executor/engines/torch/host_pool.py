@@ -43,8 +43,10 @@ class HostPool:
         self.ms_per_slot = self._measure()
 
     def start(self, copies: SlotOperations) -> None:
-        """Begin them beside whatever runs, after all that were begun before. What they read is written by then: steps
-        that wrote it have ended."""
+        """Begin them beside whatever runs, after all that were begun before; nothing where they were. What they read is
+        written by then: steps that wrote it have ended."""
+        if id(copies) in self._started:
+            return
         placed: Future[None] = Future()
         self._started[id(copies)] = copies, placed
         self._thread.submit(self._copy, copies, placed)
@@ -54,8 +56,7 @@ class HostPool:
         milliseconds that took. Raises what a copy raised."""
         start_s = time.perf_counter()
         for copies in steps_copies:
-            if id(copies) not in self._started:
-                self.start(copies)
+            self.start(copies)
         for _, placed in [self._started.pop(id(copies)) for copies in steps_copies]:
             placed.result()
         if self._failure is not None:
