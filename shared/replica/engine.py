@@ -77,13 +77,14 @@ class Engine(Protocol):
 
     def start_copies(self, copies: SlotOperations) -> None:
         """Begin to copy slots that no step in flight writes, beside the steps in flight, after all copies that were
-        begun before; nothing where they were begun. The step whose batch has them waits for them, and fails where they do. Called from one thread."""
+        begun before; nothing where these were. The step whose batch has them waits for them, and fails where they do.
+        Called from one thread."""
 
     def execute(self, batch: StepBatch) -> StepResult:
-        """Run one step, once its copies are done; those that were not begun are now. Sampling is a function of (seed, position, tokens so far) alone, so that a request that was
-        preempted or moved goes on with the same tokens. Raises EngineError; the KV of every sequence in the batch is
-        then void, and so is what the batch's copies wrote. Raises EngineLostError where no step can be run any
-        more."""
+        """Run one step, once its copies are done; those that were not begun are now. Sampling is a function of (seed,
+        position, tokens so far) alone, so that a request that was preempted or moved goes on with the same tokens.
+        Raises EngineError; the KV of every sequence in the batch is then void, and so is what the batch's copies
+        wrote. Raises EngineLostError where no step can be run any more."""
 
     def close(self) -> None:
         """Free the model and the KV blocks."""

@@ -193,6 +193,7 @@ class Replica:
         are in ``take_ended``."""
         outputs: list[AddressedOutput] = []
         self._pace, now_ms = self._pace.measured(result.step_ms), self._now_ms()
+        self.totals.copy_wait_s += result.copy_wait_ms / 1e3
         advance, sampled = self._kv.advance, result.sampled
         for sequence, num_tokens in self._in_flight.popleft().running:
             request = sequence.request

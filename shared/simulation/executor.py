@@ -138,7 +138,11 @@ class VirtualExecutor:
         end_s = self._stages.leave(start_s + copy_wait_ms / 1e3, latency_ms / 1e3)
         if self._in_flight:
             end_s = max(end_s, self._in_flight[-1].end_s)
-        self._in_flight.append(_Launched(start_s, end_s, StepResult(sampled, (end_s - start_s) * 1e3 - copy_wait_ms, copy_wait_ms=copy_wait_ms)))
+        self._in_flight.append(
+            _Launched(
+                start_s, end_s, StepResult(sampled, (end_s - start_s) * 1e3 - copy_wait_ms, copy_wait_ms=copy_wait_ms)
+            )
+        )
         self._events.at(end_s, self._finish)
 
     def _finish(self) -> None:

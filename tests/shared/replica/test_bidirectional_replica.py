@@ -38,12 +38,23 @@ def make_request(request_id: str, prompt: int, max_tokens: int, kind: Kind, firs
     return GenerateRequest(request_id, kind, list(range(first, first + prompt)), params, 0.0, "gateway")
 
 
-def step(replica: Replica, engine: SlotEngine, policy: Policy = ANY, plan: StepPlan | None = None) -> int:
-    """One step; returns how many requests ran."""
+def step(
+    replica: Replica,
+    engine: SlotEngine,
+    policy: Policy = ANY,
+    plan: StepPlan | None = None,
+    ahead: StepPlan | None = None,
+) -> int:
+    """One step, beside which copies are made for a plan of the next, ``ahead``; returns how many requests ran."""
     batch = replica.begin(replica.schedule(plan, policy, MODEL), 0)
     replica.pool.check_integrity()
     replica.table.check_integrity()
     if batch.sequences:
+        for copies in batch.copies:
+            engine.start_copies(copies)
+        if ahead is not None and (copies := replica.restore_ahead(ahead)):
+            engine.start_copies(copies)
+            replica.pool.check_integrity()
         try:
             replica.finish(engine.execute(batch))
         except EngineError as error:
@@ -93,8 +104,8 @@ def test_outputs_do_not_depend_on_who_shares_what(seed: int, num_host_slots: int
     while waiting or replica.has_work:
         if waiting and rng.random() < 0.3:
             replica.submit(waiting.pop())
-        plan = random_plan(replica, rng) if rng.random() < 0.3 else None
-        step(replica, engine, Policy(rng.choice([8.0, 30.0, 1e9])), plan)
+        plan, ahead = (random_plan(replica, rng) if rng.random() < 0.3 else None for _ in range(2))
+        step(replica, engine, Policy(rng.choice([8.0, 30.0, 1e9])), plan, ahead)
         collect(replica, results)
     totals = replica.totals
     assert min(totals.pauses, totals.checkpointed_slots, totals.restored_slots) > 0
@@ -114,7 +125,7 @@ def test_failed_steps_leave_no_garbage_in_any_output(seed: int) -> None:
     while waiting or replica.has_work:
         if waiting and rng.random() < 0.3:
             replica.submit(waiting.pop())
-        step(replica, engine)
+        step(replica, engine, ahead=random_plan(replica, rng) if rng.random() < 0.3 else None)
         collect(replica, results)
     undisturbed = alone(requests)
     errors = [request_id for request_id, (_, reason) in results.items() if reason is FinishReason.ERROR]
@@ -166,6 +177,26 @@ def test_online_requests_never_wait_for_blocks_that_offline_requests_hold(seed: 
             if its_batch.sequences:
                 each.finish(its_engine.execute(its_batch))
     assert replica.totals.pauses > 0 and replica.totals.finished_online == 40
+
+
+def test_what_a_plan_runs_again_comes_back_beside_the_step_before() -> None:
+    replica, engine = make_replica(num_blocks=12, tokens=256)
+    replica.submit(make_request("off", 100, 30, Kind.OFFLINE))
+    step(replica, engine)
+    replica.submit(make_request("on", 120, 8, Kind.ONLINE))
+    while "on" in replica.table:
+        step(replica, engine)
+    replica.submit(make_request("small", 20, 8, Kind.ONLINE, 500))
+    plan = StepPlan("executor-0", "epoch", 1, [ScheduledRequest("off", Kind.OFFLINE, 1)], [], [], 0.0)
+    assert not replica.restore_ahead(plan), "no step is in flight"
+    batch = replica.begin(replica.reconcile([ScheduledRequest("small", Kind.ONLINE, 20)], [], ANY, MODEL), 0)
+    ahead = replica.restore_ahead(plan)
+    assert ahead.restores and not replica.restore_ahead(plan), "once"
+    engine.start_copies(ahead)
+    replica.finish(engine.execute(batch))
+    batch = replica.begin(replica.schedule(plan, ANY, MODEL), 1)
+    assert [each.request_id for each in batch.sequences] == ["small", "off"] and batch.copies == [ahead]
+    replica.finish(engine.execute(batch))
 
 
 def test_beside_an_online_request_an_offline_one_goes_on_and_then_moves() -> None:
