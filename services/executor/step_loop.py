@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from dataclasses import dataclass
@@ -29,7 +29,6 @@ from shared.replica.engine import Engine, StepBatch, StepResult
 from shared.replica.replica import AddressedOutput, Replica, batch_shape, final_output
 from shared.replica.step_planner import StepPlanner
 from shared.scheduling.batch import Policy
-from shared.scheduling.kv.slot_transfers import SlotOperations
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +86,6 @@ class StepLoop:
     def take_plan(self, plan: StepPlan) -> None:
         """Keep the plan of a step to come; one for a step that has started already is stale."""
         if self._planner.take_plan(plan):
-            self._start_copies([self._replica.restore_ahead(plan)])
             self._wake.set()
 
     def wake(self) -> None:
@@ -157,7 +155,8 @@ class StepLoop:
         if not sequences:
             return False
         batch = self._replica.batch(sequences, self._planner.step)
-        self._start_copies(batch.copies)
+        for copies in (*batch.copies, *self._replica.copies_ahead):
+            self._engine.start_copies(copies)
         start_s = self._clock.monotonic_s()
         running = asyncio.get_running_loop().run_in_executor(self._threads, self._engine.execute, batch)
         self._in_flight.append(_Launched(batch, running, start_s))
@@ -165,12 +164,6 @@ class StepLoop:
         await self._publisher.step_started(self._planner.start(source))
         await self._publisher.tokens(batch.step, before)
         return True
-
-    def _start_copies(self, copies: Iterable[SlotOperations]) -> None:
-        """All from here, so that they are done in the order in which the replica thought them up."""
-        for each in copies:
-            if each:
-                self._engine.start_copies(each)
 
     async def _finish_or_wake(self) -> None:
         """Apply the oldest step when it ends; or return earlier, where there is room for another and news came."""

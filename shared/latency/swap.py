@@ -1,8 +1,5 @@
-"""How long KV slots take between a GPU and its host: t_swap of BROS (section 4.1).
-
-The slots that a step brings back are copied beside the step before it, from when the step's plan is known; what has
-not come by then it waits for. Where the plan is there early enough, that is BROS's max(t_exec, t_swap) for each step.
-"""
+"""How long KV slots take between a GPU and its host: t_swap of BROS (section 4.1). ``shared.replica.returning`` has them
+copied beside a step's execution, so that the next step waits for the rest alone."""
 
 from __future__ import annotations
 

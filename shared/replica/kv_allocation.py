@@ -100,15 +100,12 @@ class KVAllocation:
         self._pool.free(request.request_id)
         self._table.preempt(request)
 
-    def restore_ahead(self, entries: Iterable[ScheduledRequest]) -> SlotOperations:
-        """Of a plan for a step to come, paused requests whose KV is on the host become whole now, as far as there is
-        room for it; what is to be copied for that."""
-        lost: dict[str, None] = {}
+    def restore(self, entries: Iterable[ScheduledRequest]) -> SlotOperations:
+        """Paused requests become whole, as far as there is room for it, without running; what is to be copied."""
         for entry in entries:
             request = self._table.get(entry.request_id)
-            if request is None or not request.is_paused or not self._pool.num_missing_slots(request.request_id):
-                continue
-            if self._grow(request, request.num_computed_tokens, lost):
+            assert request is not None
+            if self._grow(request, request.num_computed_tokens, {}):
                 self._pool.unlock(request.request_id, request.num_computed_tokens)
                 request.num_blocks = len(self._pool.table(request.request_id))
         return self.take_operations()

@@ -16,6 +16,7 @@ from shared.protocol.sampling import FinishReason
 from shared.replica.engine import Sequence, StepBatch, StepResult, TokenHistory
 from shared.replica.foresight import Foresight
 from shared.replica.kv_allocation import KVAllocation
+from shared.replica.returning import split_returning
 from shared.replica.sequence import LiveSequence
 from shared.scheduling.batch import Limits, Policy, Schedule, ScheduledRequest, why_never_held
 from shared.scheduling.kv.request_cache import HashedRequests
@@ -167,23 +168,22 @@ class Replica:
         """Of slots, in this order, before the newest step's forward pass."""
         return self._in_flight[-1].copies
 
-    def restore_ahead(self, plan: StepPlan) -> SlotOperations:
-        """Make whole what the plan of a step to come runs again, beside the steps in flight; what is to be copied for
-        it. Whatever runs next has these copies among its own."""
-        copies = self._kv.restore_ahead(plan.entries) if self._in_flight else SlotOperations()
-        if copies:
-            self._copies_ahead.append(copies)
-        return copies
+    @property
+    def copies_ahead(self) -> list[SlotOperations]:
+        """Of slots, beside the steps in flight. Whatever runs next has them among its copies."""
+        return self._copies_ahead
 
     def allocate(self, schedule: Schedule) -> Running:
         """Give each entry its blocks; what runs, with the tokens that it computes. Entries whose blocks are short are
         dropped."""
+        schedule, returning = split_returning(schedule, self.table, self.limits)
         running = self._kv.allocate(schedule, self._sequences, self._planned)
         self._planned = {}
         if running:
             own, copies = self._kv.take_operations(), self._copies_ahead
             self._in_flight.append(_Step(running, [*copies, own] if own else copies))
-            self._copies_ahead = []
+            ahead = self._kv.restore(returning)
+            self._copies_ahead = [ahead] if ahead else []
             self._pace = self._pace.after(schedule, self.limits.max_num_seqs)
             self.totals.steps_offline += running[-1][0].kind is Kind.OFFLINE  # entries are online first
         return running

@@ -10,21 +10,20 @@ from shared.scheduling.kv.slot_transfers import SlotOperations
 
 class CopyTimeline:
     """Copies run one after the other, each as soon as it is known; both directions have the bus to themselves. A step
-    waits for what it moves and restores, not for checkpoints, but for copies before its own."""
+    waits for what it restores, not for checkpoints. Moves stay on the device and take no time."""
 
     def __init__(self, swap: SwapModel) -> None:
         self._ms_per_slot = swap.ms_per_slot
-        self._free_ms = 0.0  # when the bus has nothing left to do
+        self._free_ms = 0.0  # when all that was restored is in place
         self._placed: dict[int, tuple[SlotOperations, float]] = {}  # by identity of the copies: they, and when
 
     def start(self, copies: SlotOperations, now_ms: float) -> None:
         """Ahead of the step that they are for; nothing where they were started."""
         if id(copies) in self._placed:
             return
-        start_ms = max(now_ms, self._free_ms)
-        num_restored, num_checkpointed = len(copies.restores), len(copies.checkpoints)
-        self._free_ms = start_ms + max(num_restored, num_checkpointed) * self._ms_per_slot
-        self._placed[id(copies)] = copies, start_ms + num_restored * self._ms_per_slot
+        if copies.restores:
+            self._free_ms = max(now_ms, self._free_ms) + len(copies.restores) * self._ms_per_slot
+        self._placed[id(copies)] = copies, self._free_ms if copies.restores else now_ms
 
     def wait_ms(self, steps_copies: Iterable[SlotOperations], now_ms: float) -> float:
         """How long a step waits whose forward pass could begin now. Copies that were not started are."""

@@ -94,9 +94,6 @@ class VirtualExecutor:
         """Of a step to come."""
         self.longest_plan_ms = max(self.longest_plan_ms, plan.latency_ms)
         if self._planner.take_plan(plan):
-            copies = self.replica.restore_ahead(plan)
-            if copies:
-                self._copies.start(copies, self._events.now_s * 1e3)
             self._wake()
 
     def _wake(self) -> None:
@@ -135,6 +132,8 @@ class VirtualExecutor:
         if setup.noise > 0:
             latency_ms *= self._noise.lognormvariate(0.0, setup.noise)
         copy_wait_ms = self._copies.wait_ms(self.replica.copies, start_s * 1e3)
+        for copies in self.replica.copies_ahead:
+            self._copies.start(copies, start_s * 1e3)
         end_s = self._stages.leave(start_s + copy_wait_ms / 1e3, latency_ms / 1e3)
         if self._in_flight:
             end_s = max(end_s, self._in_flight[-1].end_s)

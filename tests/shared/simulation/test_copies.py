@@ -29,7 +29,9 @@ def test_copies_that_were_not_begun_are_when_the_step_is() -> None:
     assert CopyTimeline(SwapModel(1.0)).wait_ms([SlotOperations(moves=[(1, 2)])], 100.0) == 0.0
 
 
-def test_nobody_waits_for_checkpoints_but_copies_behind_them() -> None:
+def test_nobody_waits_for_checkpoints_and_one_restore_waits_for_another() -> None:
     timeline = CopyTimeline(SwapModel(1.0))
     assert timeline.wait_ms([checkpoints(50)], 0.0) == 0.0
-    assert timeline.wait_ms([restores(10)], 20.0) == 40.0
+    timeline.start(restores(30), 0.0)
+    assert timeline.wait_ms([restores(10)], 20.0) == 20.0
+    assert timeline.wait_ms([checkpoints(5)], 25.0) == 0.0

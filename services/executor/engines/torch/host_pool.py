@@ -1,8 +1,8 @@
 """KV slots in host memory, and the copies between them and the device: the checkpoint engine of BROS (section 6).
 
-Copies run in a thread of their own, beside the forward pass of the step before, one after the other. Each is one
-simultaneous assignment, so every source is gathered before anything is written. A forward pass waits for the moves and
-restores that its step has; checkpoints cross the bus beside it. On CUDA each direction of the bus has a stream.
+Copies run beside the forward pass of the step before, one after the other. Each is one simultaneous assignment, so
+every source is gathered before anything is written. A forward pass waits for the moves and restores that its step has;
+checkpoints cross the bus beside it. Each direction has a thread, and on CUDA a stream.
 """
 
 from __future__ import annotations
@@ -37,9 +37,11 @@ class HostPool:
         if self._is_gpu:
             self._incoming_stream = torch.cuda.Stream(layers.device)  # type: ignore[no-untyped-call]
             self._outgoing_stream = torch.cuda.Stream(layers.device)  # type: ignore[no-untyped-call]
-        self._thread = ThreadPoolExecutor(1, "kv-copies", _leave_cores_alone if not self._is_gpu else None)
+        prepare = None if self._is_gpu else _leave_cores_alone
+        self._placing = ThreadPoolExecutor(1, "kv-restores", prepare)
+        self._keeping = ThreadPoolExecutor(1, "kv-checkpoints", prepare)
         self._started: dict[int, tuple[SlotOperations, Future[None]]] = {}  # by the identity of the former
-        self._failure: Exception | None = None  # of a checkpoint: host memory is not what it should be
+        self._kept: dict[int, Future[None]] = {}  # host slot -> its latest checkpoint
         self.ms_per_slot = self._measure()
 
     def start(self, copies: SlotOperations) -> None:
@@ -47,9 +49,7 @@ class HostPool:
         written by then: steps that wrote it have ended."""
         if id(copies) in self._started:
             return
-        placed: Future[None] = Future()
-        self._started[id(copies)] = copies, placed
-        self._thread.submit(self._copy, copies, placed)
+        self._started[id(copies)] = copies, self._placing.submit(self._place, copies)
 
     def wait(self, steps_copies: Sequence[SlotOperations]) -> float:
         """Until a step's moves and restores are in place, and what is to leave is out of its way; returns the
@@ -59,13 +59,12 @@ class HostPool:
             self.start(copies)
         for _, placed in [self._started.pop(id(copies)) for copies in steps_copies]:
             placed.result()
-        if self._failure is not None:
-            raise self._failure
         return (time.perf_counter() - start_s) * 1e3
 
     def close(self) -> None:
         """Once no step runs; copies that were begun are done first."""
-        self._thread.shutdown()
+        self._placing.shutdown()
+        self._keeping.shutdown()
 
     def _measure(self) -> float:
         num_blocks, block_size = self._layers.caches[0].shape[:2]
@@ -76,36 +75,25 @@ class HostPool:
             elapsed_ms = self.wait([copies])
         return elapsed_ms / num_slots
 
-    def _copy(self, copies: SlotOperations, placed: Future[None]) -> None:
-        """In the thread of the copies."""
-        try:
-            with torch.inference_mode():
-                outgoing = self._place(copies)
-                placed.set_result(None)
-                self._keep(copies, outgoing)
-        except Exception as error:  # torch raises what it likes, and whoever waits is to have it
-            if placed.done():
-                self._failure = error
-            else:
-                placed.set_exception(error)
-
-    def _place(self, copies: SlotOperations) -> torch.Tensor:
-        """Write moves and restores; returns checkpoints [num_checkpoints, slot_values], on their way to the host."""
+    @torch.inference_mode()
+    def _place(self, copies: SlotOperations) -> None:
+        """Write moves and restores, and have checkpoints kept."""
         num_moves = len(copies.moves)
         with self._on_stream():
             leaving = self._gather(copies)
             outgoing = self._send(leaving[num_moves:])
             incoming = self._incoming(copies).to(self._layers.device, non_blocking=True)
+            kept = self._keeping.submit(self._keep, copies, outgoing)
+            self._kept.update(dict.fromkeys((host_slot for _, host_slot in copies.checkpoints), kept))
             self._scatter(copies, leaving[:num_moves], incoming)
             if self._is_gpu:
                 self._incoming_stream.synchronize()
-        return outgoing
 
     def _on_stream(self) -> AbstractContextManager[object]:
         return torch.cuda.stream(self._incoming_stream) if self._is_gpu else nullcontext()
 
     def _send(self, leaving: torch.Tensor) -> torch.Tensor:
-        """To the host, where it is once the stream of what goes out is done."""
+        """To the host: on a GPU it is there when the stream of what goes out is done."""
         if not self._is_gpu:
             return leaving
         self._outgoing_stream.wait_stream(self._incoming_stream)
@@ -123,7 +111,11 @@ class HostPool:
         return leaving
 
     def _incoming(self, copies: SlotOperations) -> torch.Tensor:
-        """[num_restores, slot_values], on the host."""
+        """[num_restores, slot_values], on the host, once it is there. Raises what kept a checkpoint from it."""
+        for host_slot, _ in copies.restores:
+            kept = self._kept.pop(host_slot, None)
+            if kept is not None:
+                kept.result()
         incoming = self._layers.new_buffer(len(copies.restores), "cpu")
         sources = torch.tensor([source for source, _ in copies.restores], dtype=torch.int64)
         return torch.index_select(self._rows, 0, sources, out=incoming)
@@ -132,6 +124,7 @@ class HostPool:
         slots = self._indices([slot for _, slot in (*copies.moves, *copies.restores)])
         scatter_slots(self._layers, slots, torch.cat((moved, incoming)))
 
+    @torch.inference_mode()
     def _keep(self, copies: SlotOperations, outgoing: torch.Tensor) -> None:
         if self._is_gpu:
             self._outgoing_stream.synchronize()
