@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from services.gateway.refusal import Refusal
+from services.gateway.http.refusal import Refusal
 from services.gateway.waiting_room import WaitingRoom
 from shared.bus import Bus
 from shared.clock import Clock

@@ -8,10 +8,10 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from services.gateway import batches, completions, files, models, operations, responses, unserved
-from services.gateway.answers import Answers
 from services.gateway.context import Context, set_context
 from services.gateway.dashboard import routes as dashboard
-from services.gateway.errors import install_error_handlers
+from services.gateway.http.answers import Answers
+from services.gateway.http.errors import install_error_handlers
 from services.gateway.key_check import KeyCheck
 from services.gateway.openapi import DescribedApp
 

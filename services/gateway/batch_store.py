@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from services.gateway.errors import not_found
+from services.gateway.http.errors import not_found
 from shared.bus import Bucket, Bus
 from shared.errors import NotFoundOnBusError
 from shared.openai.errors import RequestError

@@ -10,10 +10,10 @@ from msgspec import Meta
 
 from services.gateway.caller import sender_of, take_request
 from services.gateway.context import Context, context_of
-from services.gateway.json_response import JsonResponse
-from services.gateway.operation import answers, json_of
+from services.gateway.http.json_response import JsonResponse
+from services.gateway.http.operation import answers, json_of
+from services.gateway.http.upload import EXPIRES_AFTER_S, check_anchor, check_expires_after
 from services.gateway.paging import page
-from services.gateway.upload import EXPIRES_AFTER_S, check_anchor, check_expires_after
 from shared.openai.errors import RequestError
 from shared.openai.ids import new_id
 from shared.openai.json_body import decode_body

@@ -9,10 +9,10 @@ from fastapi import FastAPI, Request
 from services.gateway.admission import Admission
 from services.gateway.api_keys import ApiKeys
 from services.gateway.batch_store import BatchStore
-from services.gateway.body_intake import BodyIntake
 from services.gateway.dashboard.hub import DashboardHub
 from services.gateway.file_store import FileStore
 from services.gateway.flex_tracker import FlexTracker
+from services.gateway.http.body_intake import BodyIntake
 from services.gateway.metrics import HttpMetrics
 from services.gateway.registry import ExecutorRegistry
 from services.gateway.tracker import RequestTracker

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import BinaryIO
 
-from services.gateway.errors import not_found
+from services.gateway.http.errors import not_found
 from shared.bus import Bucket, Bus, Objects
 from shared.clock import Clock
 from shared.errors import BusError, NotFoundOnBusError

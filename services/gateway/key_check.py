@@ -6,7 +6,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from services.gateway.api_keys import ApiKeys
-from services.gateway.errors import error_response
+from services.gateway.http.errors import error_response
 
 OPEN_PATHS = ("/health", "/ready", "/metrics")  # of whoever watches the process; nothing of a request is in them
 PAGE, PAGE_FILES = "/", "/dashboard/static/"  # the dashboard, which asks for a key itself

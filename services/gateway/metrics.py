@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 import msgspec
 from opentelemetry.metrics import CallbackOptions, Meter, Observation
 
-from services.gateway.http_server import HttpServer
+from services.gateway.http.server import HttpServer
 from services.gateway.registry import ExecutorRegistry, LiveExecutor
 from services.gateway.router import Router
 from shared.protocol.messages import ExecutorCounters

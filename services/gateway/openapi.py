@@ -10,8 +10,8 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute
 
 from services.gateway.batches import CreateBatch
+from services.gateway.http.operation import REF
 from services.gateway.key_check import OPEN_PATHS
-from services.gateway.operation import REF
 from services.gateway.operations import Health, Readiness
 from shared.openai.completion_objects import ChatCompletion, TextCompletion
 from shared.openai.objects import Batch, DeletedFile, ErrorAnswer, FileObject, Model, ModelList, Page

@@ -8,9 +8,9 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from services.gateway.context import Context, context_of
-from services.gateway.errors import RETRY_AFTER_S
-from services.gateway.json_response import JsonResponse
-from services.gateway.operation import answers, json_of, text_of
+from services.gateway.http.errors import RETRY_AFTER_S
+from services.gateway.http.json_response import JsonResponse
+from services.gateway.http.operation import answers, json_of, text_of
 
 router = APIRouter(tags=["operations"])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from services.gateway.refusal import Refusal
+from services.gateway.http.refusal import Refusal
 from services.gateway.token_bucket import TokenBucket
 
 CODE = "rate_limit_exceeded"

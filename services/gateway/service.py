@@ -9,12 +9,12 @@ from services.gateway.admission import Admission
 from services.gateway.api_keys import ApiKeys
 from services.gateway.app import create_app
 from services.gateway.batch_store import BatchStore
-from services.gateway.body_intake import BodyIntake
 from services.gateway.context import Context
 from services.gateway.dashboard.hub import DashboardHub
 from services.gateway.file_store import FileStore
 from services.gateway.flex_tracker import FlexTracker
-from services.gateway.http_server import HttpServer
+from services.gateway.http.body_intake import BodyIntake
+from services.gateway.http.server import HttpServer
 from services.gateway.metrics import (
     FlexMetrics,
     GenerationMetrics,

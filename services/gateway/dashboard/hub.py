@@ -13,7 +13,7 @@ import msgspec
 from services.gateway.dashboard.history import COLUMNS, History, Row
 from services.gateway.dashboard.questions import StackAnswers, StackQuestions
 from services.gateway.dashboard.snapshot import snapshot_of
-from services.gateway.refusal import Refusal
+from services.gateway.http.refusal import Refusal
 from shared.bus import Bus
 from shared.cancellation import check_cancelled
 from shared.clock import Clock

@@ -22,7 +22,7 @@ from services.gateway.dashboard.history import COLUMNS, SPAN_S, History
 from services.gateway.dashboard.hub import MAX_VIEWERS, DashboardHub
 from services.gateway.dashboard.questions import StackQuestions
 from services.gateway.dashboard.routes import FOLDER
-from services.gateway.refusal import Refusal
+from services.gateway.http.refusal import Refusal
 from shared.bus import Bus
 from shared.clock import SystemClock
 from shared.latency.histogram import LatencyHistogram

@@ -12,7 +12,7 @@ from fastapi import Request
 from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
-from services.gateway.operation import BINARY, Content
+from services.gateway.http.operation import BINARY, Content
 from shared.openai.errors import RequestError
 
 MAX_FILE_BYTES = 200 * 1024 * 1024

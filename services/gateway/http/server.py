@@ -10,7 +10,7 @@ from typing import Any, cast
 import uvicorn
 from starlette.types import ASGIApp
 
-from services.gateway.http_protocol import HttpProtocol
+from services.gateway.http.protocol import HttpProtocol
 from shared.errors import ConfigError
 
 BACKLOG = 2048

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 from fastapi import Request
 
-from services.gateway.refusal import Refusal
+from services.gateway.http.refusal import Refusal
 from shared.openai.errors import RequestError
 
 RETRY_S = 5.0

@@ -10,9 +10,9 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from services.gateway.answers import request_id_of
-from services.gateway.json_response import JsonResponse
-from services.gateway.refusal import Refusal
+from services.gateway.http.answers import request_id_of
+from services.gateway.http.json_response import JsonResponse
+from services.gateway.http.refusal import Refusal
 from shared.errors import BusError, NoExecutorError, NotFoundOnBusError
 from shared.openai.errors import RequestError
 from shared.openai.responses import error_body
