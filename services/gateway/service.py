@@ -6,10 +6,11 @@ import asyncio
 from pathlib import Path
 
 from services.gateway.admission import Admission
+from services.gateway.api.app import create_app
+from services.gateway.api.context import Context
+from services.gateway.api.operations import not_ready_because
 from services.gateway.api_keys import ApiKeys
-from services.gateway.app import create_app
 from services.gateway.batch_store import BatchStore
-from services.gateway.context import Context
 from services.gateway.dashboard.hub import DashboardHub
 from services.gateway.file_store import FileStore
 from services.gateway.flex_tracker import FlexTracker
@@ -23,7 +24,6 @@ from services.gateway.metrics import (
     observe_executors,
     observe_live_requests,
 )
-from services.gateway.operations import not_ready_because
 from services.gateway.registry import ExecutorRegistry
 from services.gateway.router import Router
 from services.gateway.settings import GatewaySettings

@@ -18,10 +18,10 @@ import msgspec
 import pytest
 
 from deploy.vendor_uplot import FILES, INTEGRITY, PACKAGE
+from services.gateway.api.dashboard import FOLDER
 from services.gateway.dashboard.history import COLUMNS, SPAN_S, History
 from services.gateway.dashboard.hub import MAX_VIEWERS, DashboardHub
 from services.gateway.dashboard.questions import StackQuestions
-from services.gateway.dashboard.routes import FOLDER
 from services.gateway.http.refusal import Refusal
 from shared.bus import Bus
 from shared.clock import SystemClock

@@ -9,13 +9,13 @@ import msgspec
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
-from services.gateway.caller import take_request
-from services.gateway.context import context_of
+from services.gateway.api.caller import take_request
+from services.gateway.api.context import context_of
+from services.gateway.api.paging import page
 from services.gateway.http.errors import not_found
 from services.gateway.http.json_response import JsonResponse
 from services.gateway.http.operation import BINARY, answers, json_of
 from services.gateway.http.upload import UPLOAD_FORM, read_upload
-from services.gateway.paging import page
 from shared.errors import NotFoundOnBusError
 from shared.openai.objects import DeletedFile, FileObject, Page
 from shared.protocol.batches import FileRecord

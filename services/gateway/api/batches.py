@@ -8,12 +8,12 @@ import msgspec
 from fastapi import APIRouter, Query, Request, Response
 from msgspec import Meta
 
-from services.gateway.caller import sender_of, take_request
-from services.gateway.context import Context, context_of
+from services.gateway.api.caller import sender_of, take_request
+from services.gateway.api.context import Context, context_of
+from services.gateway.api.paging import page
 from services.gateway.http.json_response import JsonResponse
 from services.gateway.http.operation import answers, json_of
 from services.gateway.http.upload import EXPIRES_AFTER_S, check_anchor, check_expires_after
-from services.gateway.paging import page
 from shared.openai.errors import RequestError
 from shared.openai.ids import new_id
 from shared.openai.json_body import decode_body

@@ -19,7 +19,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from services.gateway.app import make_routes
+from services.gateway.api.app import make_routes
 from shared.openai.requests import CHAT, TEXT
 from shared.openai.response_requests import RESPONSES
 from tests.services.gateway.gateway_rig import MODEL, GatewayRig

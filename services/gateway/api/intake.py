@@ -9,9 +9,9 @@ from typing import TypeVar
 import msgspec
 from fastapi import Request, Response
 
-from services.gateway.caller import reserve_tokens, sender_of, take_request
+from services.gateway.api.caller import reserve_tokens, sender_of, take_request
+from services.gateway.api.context import Context, context_of
 from services.gateway.choices import Tracker, submit_choices
-from services.gateway.context import Context, context_of
 from services.gateway.event_stream import close_on_disconnect
 from services.gateway.flex_generation import FlexGeneration
 from services.gateway.generation import Generation

@@ -10,7 +10,7 @@ import openai
 import pytest
 from openai.types import Batch
 
-from services.gateway.batches import batch_body
+from services.gateway.api.batches import batch_body
 from shared.bus import Bus
 from shared.protocol import subjects
 from shared.protocol.batches import BatchError, BatchRecord, FileRecord

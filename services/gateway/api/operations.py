@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from services.gateway.context import Context, context_of
+from services.gateway.api.context import Context, context_of
 from services.gateway.http.errors import RETRY_AFTER_S
 from services.gateway.http.json_response import JsonResponse
 from services.gateway.http.operation import answers, json_of, text_of

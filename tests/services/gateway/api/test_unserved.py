@@ -8,7 +8,7 @@ from typing import Any
 import openai
 import pytest
 
-from services.gateway.unserved import SERVED, UNSERVED
+from services.gateway.api.unserved import SERVED, UNSERVED
 from tests.services.gateway.gateway_rig import MODEL, GatewayRig
 
 

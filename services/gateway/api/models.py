@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
-from services.gateway.context import Context, context_of
+from services.gateway.api.context import Context, context_of
 from services.gateway.http.json_response import JsonResponse
 from services.gateway.http.operation import answers, json_of
 from shared.openai.errors import RequestError

@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
-from services.gateway import batches, completions, files, models, operations, responses, unserved
-from services.gateway.context import Context, set_context
-from services.gateway.dashboard import routes as dashboard
+from services.gateway.api import batches, completions, dashboard, files, models, operations, responses, unserved
+from services.gateway.api.context import Context, set_context
+from services.gateway.api.openapi import DescribedApp
 from services.gateway.http.answers import Answers
 from services.gateway.http.errors import install_error_handlers
 from services.gateway.key_check import KeyCheck
-from services.gateway.openapi import DescribedApp
 
 EXPOSED_HEADERS = (
     "x-request-id",

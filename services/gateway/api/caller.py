@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from fastapi import Request
 
+from services.gateway.api.context import context_of
 from services.gateway.api_keys import Caller
-from services.gateway.context import context_of
 from services.gateway.http.answers import request_id_of
 from services.gateway.rate_limits import UNLIMITED, Reservation
 from services.gateway.sender import Sender, client_id_of

@@ -9,7 +9,7 @@ from fastapi.responses import FileResponse
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
-from services.gateway.context import context_of
+from services.gateway.api.context import context_of
 from services.gateway.dashboard.viewer_stream import ViewerStream
 
 FOLDER = Path(__file__).parent.parent / "static"

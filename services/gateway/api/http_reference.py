@@ -1,4 +1,4 @@
-"""docs/http_api.md, made of /openapi.json: ``python -m services.gateway.http_reference > docs/http_api.md``."""
+"""docs/http_api.md, made of /openapi.json: ``python -m services.gateway.api.http_reference > docs/http_api.md``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from services.gateway.app import make_routes
+from services.gateway.api.app import make_routes
 from shared.openai.fields import CHAT_FIELDS, COMMON_FIELDS, TEXT_FIELDS
 from shared.openai.response_requests import UNSERVED_FIELDS
 
