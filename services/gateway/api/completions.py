@@ -10,10 +10,10 @@ from fastapi import APIRouter, Request, Response
 from services.gateway.api.caller import limit_headers
 from services.gateway.api.context import Context, context_of
 from services.gateway.api.intake import await_end, read_request, start_choices, tracker_of
-from services.gateway.event_stream import EventStream, usage_of
-from services.gateway.generation import Generation
 from services.gateway.http.json_response import JsonResponse
 from services.gateway.http.operation import answers, events_of, json_of
+from services.gateway.live.event_stream import EventStream, usage_of
+from services.gateway.live.generation import Generation
 from shared.openai.completion_objects import ChatCompletion, TextCompletion
 from shared.openai.logprobs import LogprobsShape
 from shared.openai.requests import (

@@ -11,11 +11,11 @@ from fastapi import Request, Response
 
 from services.gateway.api.caller import reserve_tokens, sender_of, take_request
 from services.gateway.api.context import Context, context_of
-from services.gateway.choices import Tracker, submit_choices
-from services.gateway.event_stream import close_on_disconnect
-from services.gateway.flex_generation import FlexGeneration
-from services.gateway.generation import Generation
 from services.gateway.http.errors import CLIENT_CLOSED_REQUEST, SERVER_ERROR, error_response
+from services.gateway.live.choices import Tracker, submit_choices
+from services.gateway.live.event_stream import close_on_disconnect
+from services.gateway.live.flex_generation import FlexGeneration
+from services.gateway.live.generation import Generation
 from shared.openai.requests import CompletionRequest, ServedModel
 from shared.openai.service_tier import FLEX
 from shared.protocol.sampling import FinishReason

@@ -7,9 +7,9 @@ from fastapi import APIRouter, Request, Response
 from services.gateway.api.caller import limit_headers
 from services.gateway.api.context import context_of
 from services.gateway.api.intake import await_end, read_request, start_generation, tracker_of
-from services.gateway.event_stream import EventStream, usage_of
 from services.gateway.http.json_response import JsonResponse
 from services.gateway.http.operation import answers, events_of, json_of
+from services.gateway.live.event_stream import EventStream, usage_of
 from shared.openai.errors import RequestError
 from shared.openai.response_objects import ResponseAnswer, ResponseEvents
 from shared.openai.response_requests import NOT_STORED, RESPONSES, ResponseBody, parse_response

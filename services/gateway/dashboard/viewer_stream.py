@@ -9,7 +9,7 @@ from fastapi import Response
 from starlette.types import Receive, Scope, Send
 
 from services.gateway.dashboard.hub import DashboardHub
-from services.gateway.event_stream import HEADERS
+from services.gateway.live.event_stream import HEADERS
 
 
 class ViewerStream(Response):

@@ -7,11 +7,11 @@ import logging
 import uuid
 
 from services.gateway.admission import no_room_for_flex
-from services.gateway.flex_generation import FlexGeneration
-from services.gateway.generation import Generation
-from services.gateway.metrics import FlexMetrics
+from services.gateway.live.flex_generation import FlexGeneration
+from services.gateway.live.generation import Generation
+from services.gateway.live.metrics import FlexMetrics
+from services.gateway.live.registry import ExecutorRegistry
 from services.gateway.rate_limits import UNLIMITED, Reservation
-from services.gateway.registry import ExecutorRegistry
 from services.gateway.sender import Sender
 from shared.bus import Bus
 from shared.cancellation import check_cancelled

@@ -8,8 +8,8 @@ import msgspec
 from opentelemetry.metrics import CallbackOptions, Meter, Observation
 
 from services.gateway.http.server import HttpServer
-from services.gateway.registry import ExecutorRegistry, LiveExecutor
-from services.gateway.router import Router
+from services.gateway.live.registry import ExecutorRegistry, LiveExecutor
+from services.gateway.live.router import Router
 from shared.protocol.messages import ExecutorCounters
 from shared.protocol.sampling import FinishReason
 

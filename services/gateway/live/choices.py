@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from services.gateway.generation import Generation
+from services.gateway.live.generation import Generation
 from services.gateway.rate_limits import Reservation
 from services.gateway.sender import Sender
 from shared.openai.requests import CompletionRequest

@@ -13,7 +13,7 @@ from shared.openai.requests import CompletionRequest
 from shared.protocol import subjects
 from shared.protocol.latency_models import LatencyModelRecord, LinearCoefficients
 from shared.protocol.sampling import FinishReason
-from tests.services.gateway.test_tracker import REQUEST, Front, Peer, alive, front, load, peer
+from tests.services.gateway.live.test_tracker import REQUEST, Front, Peer, alive, front, load, peer
 
 __all__ = ["front", "peer"]
 

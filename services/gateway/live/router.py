@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from services.gateway.registry import ExecutorRegistry, LiveExecutor
+from services.gateway.live.registry import ExecutorRegistry, LiveExecutor
 from shared.errors import NoExecutorError
 from shared.latency.model import LatencyModel
 from shared.scheduling.placement.prefix_record import Prompt

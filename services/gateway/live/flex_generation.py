@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.gateway.generation import Generation
+from services.gateway.live.generation import Generation
 from shared.protocol.flex import FlexSubmit, flex_batch
 from shared.protocol.messages import GenerateRequest, StepTokens, TokenOutput
 from shared.scheduling.request import Kind

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from services.gateway.generation import Generation
+from services.gateway.live.generation import Generation
 from shared.bus import Bus
 from shared.clock import Clock
 from shared.errors import BusError

@@ -10,8 +10,8 @@ from typing import Protocol
 from fastapi import Response
 from starlette.types import Receive, Scope, Send
 
-from services.gateway.choices import Tracker, pieces
-from services.gateway.generation import Generation
+from services.gateway.live.choices import Tracker, pieces
+from services.gateway.live.generation import Generation
 from shared.openai.responses import Usage
 from shared.openai.shown_text import ShownToken
 from shared.protocol.sampling import FinishReason

@@ -10,7 +10,7 @@ from shared.bus import Bus
 from shared.protocol import subjects
 from shared.protocol.messages import OnlineServed
 from shared.protocol.sampling import FinishReason
-from tests.services.gateway.test_tracker import GATEWAY, Front, Peer, alive, front, peer
+from tests.services.gateway.live.test_tracker import GATEWAY, Front, Peer, alive, front, peer
 
 __all__ = ["front", "peer"]
 
