@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from services.gateway.admission import Admission
+from services.gateway.access.admission import Admission
+from services.gateway.access.api_keys import ApiKeys
 from services.gateway.api.app import create_app
 from services.gateway.api.context import Context
 from services.gateway.api.operations import not_ready_because
-from services.gateway.api_keys import ApiKeys
 from services.gateway.batch_store import BatchStore
 from services.gateway.dashboard.hub import DashboardHub
 from services.gateway.file_store import FileStore

@@ -12,7 +12,7 @@ from shared.settings.common import LogLevel, NatsUrl
 from shared.settings.setting import SECRET, choices
 
 if TYPE_CHECKING:
-    from services.gateway.admission import AdmissionLimits
+    from services.gateway.access.admission import AdmissionLimits
 
 
 class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,7 +67,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(origin.strip() for origin in self.cors_origins.split(",") if origin.strip())
 
     def admission_limits(self) -> AdmissionLimits:
-        from services.gateway.admission import AdmissionLimits  # loads the bus; settings are read by --help too
+        from services.gateway.access.admission import AdmissionLimits  # loads the bus; settings are read by --help too
 
         return AdmissionLimits(
             max_live_requests=self.max_live_requests,

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
+from services.gateway.access.key_check import KeyCheck
 from services.gateway.api import batches, completions, dashboard, files, models, operations, responses, unserved
 from services.gateway.api.context import Context, set_context
 from services.gateway.api.openapi import DescribedApp
 from services.gateway.http.answers import Answers
 from services.gateway.http.errors import install_error_handlers
-from services.gateway.key_check import KeyCheck
 
 EXPOSED_HEADERS = (
     "x-request-id",

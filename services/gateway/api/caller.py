@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from fastapi import Request
 
+from services.gateway.access.api_keys import Caller
+from services.gateway.access.rate_limits import UNLIMITED, Reservation
+from services.gateway.access.sender import Sender, client_id_of
 from services.gateway.api.context import context_of
-from services.gateway.api_keys import Caller
 from services.gateway.http.answers import request_id_of
-from services.gateway.rate_limits import UNLIMITED, Reservation
-from services.gateway.sender import Sender, client_id_of
 from shared.openai.requests import CompletionRequest
 
 

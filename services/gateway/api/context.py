@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from fastapi import FastAPI, Request
 
-from services.gateway.admission import Admission
-from services.gateway.api_keys import ApiKeys
+from services.gateway.access.admission import Admission
+from services.gateway.access.api_keys import ApiKeys
 from services.gateway.batch_store import BatchStore
 from services.gateway.dashboard.hub import DashboardHub
 from services.gateway.file_store import FileStore

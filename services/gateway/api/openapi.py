@@ -9,10 +9,10 @@ import msgspec
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
 
+from services.gateway.access.key_check import OPEN_PATHS
 from services.gateway.api.batches import CreateBatch
 from services.gateway.api.operations import Health, Readiness
 from services.gateway.http.operation import REF
-from services.gateway.key_check import OPEN_PATHS
 from shared.openai.completion_objects import ChatCompletion, TextCompletion
 from shared.openai.objects import Batch, DeletedFile, ErrorAnswer, FileObject, Model, ModelList, Page
 from shared.openai.requests import ChatCompletionBody, TextCompletionBody

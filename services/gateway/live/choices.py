@@ -7,9 +7,9 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from services.gateway.access.rate_limits import Reservation
+from services.gateway.access.sender import Sender
 from services.gateway.live.generation import Generation
-from services.gateway.rate_limits import Reservation
-from services.gateway.sender import Sender
 from shared.openai.requests import CompletionRequest
 from shared.openai.shown_text import ShownText, ShownToken
 from shared.openai.text import visible_tokens

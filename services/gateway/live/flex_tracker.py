@@ -6,13 +6,13 @@ import asyncio
 import logging
 import uuid
 
-from services.gateway.admission import no_room_for_flex
+from services.gateway.access.admission import no_room_for_flex
+from services.gateway.access.rate_limits import UNLIMITED, Reservation
+from services.gateway.access.sender import Sender
 from services.gateway.live.flex_generation import FlexGeneration
 from services.gateway.live.generation import Generation
 from services.gateway.live.metrics import FlexMetrics
 from services.gateway.live.registry import ExecutorRegistry
-from services.gateway.rate_limits import UNLIMITED, Reservation
-from services.gateway.sender import Sender
 from shared.bus import Bus
 from shared.cancellation import check_cancelled
 from shared.clock import Clock

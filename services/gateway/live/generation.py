@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from services.gateway.rate_limits import UNLIMITED, Reservation
-from services.gateway.sender import Sender
+from services.gateway.access.rate_limits import UNLIMITED, Reservation
+from services.gateway.access.sender import Sender
 from shared.openai.requests import CompletionRequest
 from shared.protocol.messages import GenerateRequest, TokenLogprobs, TokenOutput
 from shared.protocol.sampling import FinishReason

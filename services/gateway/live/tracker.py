@@ -6,14 +6,14 @@ import asyncio
 import logging
 import uuid
 
+from services.gateway.access.rate_limits import UNLIMITED, Reservation
+from services.gateway.access.sender import Sender
+from services.gateway.access.waiting_room import WaitingRoom
 from services.gateway.live.generation import Generation
 from services.gateway.live.metrics import GenerationMetrics
 from services.gateway.live.online_reporter import OnlineReporter
 from services.gateway.live.registry import ExecutorRegistry
 from services.gateway.live.router import Router
-from services.gateway.rate_limits import UNLIMITED, Reservation
-from services.gateway.sender import Sender
-from services.gateway.waiting_room import WaitingRoom
 from shared.bus import Bus
 from shared.clock import Clock
 from shared.errors import BusError, NoExecutorError

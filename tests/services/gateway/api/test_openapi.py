@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from services.gateway.access.key_check import OPEN_PATHS
 from services.gateway.api.app import make_routes
-from services.gateway.key_check import OPEN_PATHS
 from shared.openai.requests import CHAT, ENDPOINTS, TEXT
 from tests.services.gateway.gateway_rig import GatewayRig
 

@@ -11,13 +11,13 @@ from pathlib import Path
 import httpx
 import pytest
 
+from services.gateway.access.rate_limits import UNLIMITED, RateLimits, Reservation
+from services.gateway.access.sender import Sender
 from services.gateway.live.generation import Generation
 from services.gateway.live.metrics import GenerationMetrics
 from services.gateway.live.registry import ExecutorRegistry
 from services.gateway.live.router import Router
 from services.gateway.live.tracker import MAX_ATTEMPTS, RequestTracker
-from services.gateway.rate_limits import UNLIMITED, RateLimits, Reservation
-from services.gateway.sender import Sender
 from shared.bus import Bus
 from shared.clock import SystemClock
 from shared.errors import NoExecutorError

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.gateway.access.rate_limits import RateLimits, duration
+from services.gateway.access.token_bucket import TokenBucket
 from services.gateway.http.refusal import Refusal
-from services.gateway.rate_limits import RateLimits, duration
-from services.gateway.token_bucket import TokenBucket
 from services.local.keys import open_keys
 from tests.services.gateway.gateway_rig import MODEL, GatewayRig, wait_until
 

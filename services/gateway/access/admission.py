@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import msgspec
 
+from services.gateway.access.waiting_room import WaitingRoom
 from services.gateway.http.refusal import Refusal
-from services.gateway.waiting_room import WaitingRoom
 from shared.bus import Bus
 from shared.clock import Clock
 from shared.protocol import subjects

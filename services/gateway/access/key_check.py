@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from services.gateway.api_keys import ApiKeys
+from services.gateway.access.api_keys import ApiKeys
 from services.gateway.http.errors import error_response
 
 OPEN_PATHS = ("/health", "/ready", "/metrics")  # of whoever watches the process; nothing of a request is in them

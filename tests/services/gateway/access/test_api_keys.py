@@ -11,7 +11,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from services.gateway.api_keys import ApiKeys
+from services.gateway.access.api_keys import ApiKeys
 from services.gateway.settings import GatewaySettings
 from services.local.keys import open_keys
 from shared.bus import Bus

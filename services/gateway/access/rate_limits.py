@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
+from services.gateway.access.token_bucket import TokenBucket
 from services.gateway.http.refusal import Refusal
-from services.gateway.token_bucket import TokenBucket
 
 CODE = "rate_limit_exceeded"
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.gateway.waiting_room import WINDOW_S, WaitingRoom
+from services.gateway.access.waiting_room import WINDOW_S, WaitingRoom
 
 
 def test_a_lasting_queue_is_timed_by_what_starts() -> None:

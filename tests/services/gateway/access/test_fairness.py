@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from services.gateway.sender import client_id_of
+from services.gateway.access.sender import client_id_of
 from services.local.keys import open_keys
 from shared.bus import Bus
 from shared.protocol import subjects
