@@ -10,9 +10,7 @@ from services.gateway.access.api_keys import ApiKeys
 from services.gateway.api.app import create_app
 from services.gateway.api.context import Context
 from services.gateway.api.operations import not_ready_because
-from services.gateway.batch_store import BatchStore
 from services.gateway.dashboard.hub import DashboardHub
-from services.gateway.file_store import FileStore
 from services.gateway.http.body_intake import BodyIntake
 from services.gateway.http.server import HttpServer
 from services.gateway.live.flex_tracker import FlexTracker
@@ -28,6 +26,8 @@ from services.gateway.live.registry import ExecutorRegistry
 from services.gateway.live.router import Router
 from services.gateway.live.tracker import RequestTracker
 from services.gateway.settings import GatewaySettings
+from services.gateway.store.batches import BatchStore
+from services.gateway.store.files import FileStore
 from shared.bus import Bus
 from shared.clock import Clock
 from shared.openai.requests import ServedModel

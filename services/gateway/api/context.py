@@ -8,14 +8,14 @@ from fastapi import FastAPI, Request
 
 from services.gateway.access.admission import Admission
 from services.gateway.access.api_keys import ApiKeys
-from services.gateway.batch_store import BatchStore
 from services.gateway.dashboard.hub import DashboardHub
-from services.gateway.file_store import FileStore
 from services.gateway.http.body_intake import BodyIntake
 from services.gateway.live.flex_tracker import FlexTracker
 from services.gateway.live.metrics import HttpMetrics
 from services.gateway.live.registry import ExecutorRegistry
 from services.gateway.live.tracker import RequestTracker
+from services.gateway.store.batches import BatchStore
+from services.gateway.store.files import FileStore
 from shared.bus import Bus
 from shared.clock import Clock
 from shared.openai.requests import ServedModel
