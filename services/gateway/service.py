@@ -30,7 +30,7 @@ from services.gateway.store.batches import BatchStore
 from services.gateway.store.files import FileStore
 from shared.bus import Bus
 from shared.clock import Clock
-from shared.openai.requests import ServedModel
+from shared.openai.completions.requests import ServedModel
 from shared.process.service import Details
 from shared.process.telemetry import Telemetry
 from shared.text.model_folder import ModelFacts

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from shared.openai.completions.answers import Usage
 from shared.openai.response_requests import ResponseRequest
 from shared.openai.response_shapes import (
     IncompleteDetails,
@@ -19,7 +20,6 @@ from shared.openai.response_shapes import (
     ResponseUsage,
     Status,
 )
-from shared.openai.responses import Usage
 from shared.openai.shown_text import ShownToken
 from shared.protocol.sampling import FinishReason
 

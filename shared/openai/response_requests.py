@@ -8,11 +8,11 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from shared.openai.completions.requests import CHAT, CompletionRequest, ServedModel, parse_completion
 from shared.openai.errors import RequestError
 from shared.openai.fields import check_field
 from shared.openai.json_body import decode_body
 from shared.openai.metadata import Metadata
-from shared.openai.requests import CHAT, CompletionRequest, ServedModel, parse_completion
 from shared.openai.response_input import InputItem, chat_messages
 from shared.openai.service_tier import AskedTier
 from shared.text.tokenizer import Tokenizer

@@ -14,6 +14,7 @@ from services.gateway.api.paging import page
 from services.gateway.http.json_response import JsonResponse
 from services.gateway.http.operation import answers, json_of
 from services.gateway.http.upload import EXPIRES_AFTER_S, check_anchor, check_expires_after
+from shared.openai.completions.requests import ENDPOINTS
 from shared.openai.errors import RequestError
 from shared.openai.ids import new_id
 from shared.openai.json_body import decode_body
@@ -28,7 +29,6 @@ from shared.openai.objects import (
     Page,
     RequestCounts,
 )
-from shared.openai.requests import ENDPOINTS
 from shared.protocol.batches import BatchRecord
 
 MAX_BODY_BYTES = 64 * 1024

@@ -9,7 +9,7 @@ from services.gateway.access.rate_limits import UNLIMITED, Reservation
 from services.gateway.access.sender import Sender, client_id_of
 from services.gateway.api.context import context_of
 from services.gateway.http.answers import request_id_of
-from shared.openai.requests import CompletionRequest
+from shared.openai.completions.requests import CompletionRequest
 
 
 def caller_of(request: Request) -> Caller | None:

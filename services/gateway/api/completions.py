@@ -14,16 +14,16 @@ from services.gateway.http.json_response import JsonResponse
 from services.gateway.http.operation import answers, events_of, json_of
 from services.gateway.live.event_stream import EventStream, usage_of
 from services.gateway.live.generation import Generation
-from shared.openai.completion_objects import ChatCompletion, TextCompletion
-from shared.openai.logprobs import LogprobsShape
-from shared.openai.requests import (
+from shared.openai.completions.answers import Choice, ChunkWriter, completion_body
+from shared.openai.completions.objects import ChatCompletion, TextCompletion
+from shared.openai.completions.requests import (
     CHAT,
     TEXT,
     ChatCompletionBody,
     TextCompletionBody,
     parse_completion,
 )
-from shared.openai.responses import Choice, ChunkWriter, completion_body
+from shared.openai.logprobs import LogprobsShape
 from shared.openai.text import shown_output
 from shared.openai.tool_answers import ToolCallChunks
 from shared.text.tokenizer import Tokenizer

@@ -16,7 +16,7 @@ from services.gateway.live.choices import Tracker, submit_choices
 from services.gateway.live.event_stream import close_on_disconnect
 from services.gateway.live.flex_generation import FlexGeneration
 from services.gateway.live.generation import Generation
-from shared.openai.requests import CompletionRequest, ServedModel
+from shared.openai.completions.requests import CompletionRequest, ServedModel
 from shared.openai.service_tier import FLEX
 from shared.protocol.sampling import FinishReason
 from shared.text.tokenizer import Tokenizer

@@ -13,9 +13,9 @@ from services.gateway.access.key_check import OPEN_PATHS
 from services.gateway.api.batches import CreateBatch
 from services.gateway.api.operations import Health, Readiness
 from services.gateway.http.operation import REF
-from shared.openai.completion_objects import ChatCompletion, TextCompletion
+from shared.openai.completions.objects import ChatCompletion, TextCompletion
+from shared.openai.completions.requests import ChatCompletionBody, TextCompletionBody
 from shared.openai.objects import Batch, DeletedFile, ErrorAnswer, FileObject, Model, ModelList, Page
-from shared.openai.requests import ChatCompletionBody, TextCompletionBody
 from shared.openai.response_requests import ResponseBody
 from shared.openai.response_shapes import ModelResponse
 

@@ -10,7 +10,7 @@ from typing import Protocol
 from services.gateway.access.rate_limits import Reservation
 from services.gateway.access.sender import Sender
 from services.gateway.live.generation import Generation
-from shared.openai.requests import CompletionRequest
+from shared.openai.completions.requests import CompletionRequest
 from shared.openai.shown_text import ShownText, ShownToken
 from shared.openai.text import visible_tokens
 from shared.protocol.sampling import FinishReason

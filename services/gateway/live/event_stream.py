@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from services.gateway.live.choices import Tracker, pieces
 from services.gateway.live.generation import Generation
-from shared.openai.responses import Usage
+from shared.openai.completions.answers import Usage
 from shared.openai.shown_text import ShownToken
 from shared.protocol.sampling import FinishReason
 from shared.text.tokenizer import Tokenizer

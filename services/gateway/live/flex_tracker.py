@@ -17,7 +17,7 @@ from shared.bus import Bus
 from shared.cancellation import check_cancelled
 from shared.clock import Clock
 from shared.errors import BusError, NoResponderError
-from shared.openai.requests import CompletionRequest
+from shared.openai.completions.requests import CompletionRequest
 from shared.protocol import subjects
 from shared.protocol.flex import HOLD_PERIOD_S, FlexAnswer, FlexHeld
 from shared.protocol.messages import AbortRequests, StepTokens

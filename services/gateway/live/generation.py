@@ -6,7 +6,7 @@ import asyncio
 
 from services.gateway.access.rate_limits import UNLIMITED, Reservation
 from services.gateway.access.sender import Sender
-from shared.openai.requests import CompletionRequest
+from shared.openai.completions.requests import CompletionRequest
 from shared.protocol.messages import GenerateRequest, TokenLogprobs, TokenOutput
 from shared.protocol.sampling import FinishReason
 from shared.scheduling.placement.routing import Route

@@ -17,7 +17,7 @@ from services.gateway.live.router import Router
 from shared.bus import Bus
 from shared.clock import Clock
 from shared.errors import BusError, NoExecutorError
-from shared.openai.requests import CompletionRequest
+from shared.openai.completions.requests import CompletionRequest
 from shared.protocol import subjects
 from shared.protocol.messages import AbortRequests, StepTokens, TokenOutput
 from shared.protocol.sampling import FinishReason

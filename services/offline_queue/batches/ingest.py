@@ -12,7 +12,7 @@ from services.offline_queue.batches.lines import encode_lines, lines_object, spl
 from services.offline_queue.batches.spool import temporary_file
 from shared.bus import Bus, Objects
 from shared.errors import NotFoundOnBusError
-from shared.openai.requests import ServedModel
+from shared.openai.completions.requests import ServedModel
 from shared.protocol import subjects
 from shared.protocol.batches import BatchError, BatchRecord
 from shared.text.tokenizer import Tokenizer

@@ -17,7 +17,7 @@ import msgspec
 from services.offline_queue.batches.lines import BatchLine
 from services.offline_queue.batches.results import failed_result
 from shared.errors import SlackwaterError
-from shared.openai.requests import CompletionRequest, RequestError, ServedModel, parse_completion
+from shared.openai.completions.requests import CompletionRequest, RequestError, ServedModel, parse_completion
 from shared.protocol.batches import BatchError, BatchRecord
 from shared.protocol.messages import GenerateRequest, Kind, OfflineRequest, OfflineResult
 from shared.text.tokenizer import Tokenizer

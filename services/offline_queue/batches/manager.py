@@ -16,7 +16,7 @@ from services.offline_queue.batches.life import BatchLife, BatchTools
 from shared.bus import Bucket, Bus, Stored
 from shared.clock import Clock
 from shared.errors import BusError, NotFoundOnBusError
-from shared.openai.requests import ServedModel
+from shared.openai.completions.requests import ServedModel
 from shared.protocol import subjects
 from shared.protocol.batches import BatchRecord, FileRecord
 from shared.protocol.messages import OfflineFailure, OfflineResult

@@ -8,9 +8,9 @@ import msgspec
 
 from services.offline_queue.batches.lines import BatchLine
 from services.offline_queue.batches.records import CANCELLED, EXPIRED
+from shared.openai.completions.answers import Choice, Usage, completion_body, error_body
+from shared.openai.completions.requests import CHAT, RequestError
 from shared.openai.logprobs import LogprobsShape
-from shared.openai.requests import CHAT, RequestError
-from shared.openai.responses import Choice, Usage, completion_body, error_body
 from shared.openai.text import shown_output
 from shared.protocol.batches import BatchRecord
 from shared.protocol.messages import ChoiceOutput, OfflineResult

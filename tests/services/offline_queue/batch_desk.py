@@ -16,7 +16,7 @@ from services.offline_queue.batches.manager import DEFAULT_POOL_BYTES, BatchMana
 from shared.bus import Bucket, Bus, Objects
 from shared.cancellation import check_cancelled
 from shared.clock import Clock
-from shared.openai.requests import CHAT, ServedModel
+from shared.openai.completions.requests import CHAT, ServedModel
 from shared.protocol import subjects
 from shared.protocol.batches import BatchRecord, FileRecord
 from shared.protocol.messages import OfflineRequest, OfflineResult

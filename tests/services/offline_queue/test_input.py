@@ -22,7 +22,7 @@ from services.offline_queue.batches.input import (
 from services.offline_queue.batches.lines import split_lines
 from services.offline_queue.batches.results import MAX_MESSAGE_LENGTH
 from shared.bus import Bus
-from shared.openai.requests import CHAT, TEXT
+from shared.openai.completions.requests import CHAT, TEXT
 from shared.protocol.batches import BatchRecord
 from shared.protocol.sampling import FinishReason
 from tests.services.offline_queue.batch_desk import MODEL, TOKENIZER, Desk, ManualClock, as_jsonl, chat_line

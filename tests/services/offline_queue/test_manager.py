@@ -14,7 +14,7 @@ from services.offline_queue.batches.manager import BatchStats
 from shared.bus import Bus
 from shared.clock import SystemClock
 from shared.errors import NotFoundOnBusError
-from shared.openai.requests import TEXT
+from shared.openai.completions.requests import TEXT
 from shared.protocol import subjects
 from shared.protocol.messages import OfflineResult
 from shared.protocol.sampling import FinishReason

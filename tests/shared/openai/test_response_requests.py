@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, prepare
+from shared.openai.completions.requests import CHAT, ServedModel, parse_completion
 from shared.openai.errors import RequestError
-from shared.openai.requests import CHAT, ServedModel, parse_completion
 from shared.openai.response_requests import ResponseRequest, parse_response
 from shared.text.tokenizer import Tokenizer
 

@@ -13,9 +13,9 @@ from transformers import AutoTokenizer
 
 from services.offline_queue.batches.input import BatchInput
 from services.offline_queue.batches.results import ResultWriter
+from shared.openai.completions.answers import ChunkWriter, Usage
+from shared.openai.completions.requests import CHAT, CompletionRequest, ServedModel, parse_completion
 from shared.openai.errors import RequestError
-from shared.openai.requests import CHAT, CompletionRequest, ServedModel, parse_completion
-from shared.openai.responses import ChunkWriter, Usage
 from shared.openai.text import output_text
 from shared.openai.tool_answers import ToolCallChunks
 from shared.openai.tool_calls import ToolUse

@@ -14,9 +14,9 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from services.executor.engines.sample_row import SampleRow
 from services.executor.engines.torch.logprobs import LEAST, gather_logprobs, read_logprobs
+from shared.openai.completions.answers import Choice, ChunkWriter, Usage, completion_body
+from shared.openai.completions.requests import CHAT, TEXT
 from shared.openai.logprobs import LogprobsShape
-from shared.openai.requests import CHAT, TEXT
-from shared.openai.responses import Choice, ChunkWriter, Usage, completion_body
 from shared.openai.shown_text import ShownText, ShownToken
 from shared.openai.text import shown_output
 from shared.protocol.messages import TokenLogprobs

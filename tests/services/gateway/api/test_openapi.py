@@ -9,7 +9,7 @@ import pytest
 
 from services.gateway.access.key_check import OPEN_PATHS
 from services.gateway.api.app import make_routes
-from shared.openai.requests import CHAT, ENDPOINTS, TEXT
+from shared.openai.completions.requests import CHAT, ENDPOINTS, TEXT
 from tests.services.gateway.gateway_rig import GatewayRig
 
 

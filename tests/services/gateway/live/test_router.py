@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from shared.bus import Bus
-from shared.openai.requests import CompletionRequest
+from shared.openai.completions.requests import CompletionRequest
 from shared.protocol import subjects
 from shared.protocol.latency_models import LatencyModelRecord, LinearCoefficients
 from shared.protocol.sampling import FinishReason

@@ -21,8 +21,8 @@ from services.gateway.live.tracker import MAX_ATTEMPTS, RequestTracker
 from shared.bus import Bus
 from shared.clock import SystemClock
 from shared.errors import NoExecutorError
-from shared.openai.requests import TEXT, CompletionRequest
-from shared.openai.responses import error_body
+from shared.openai.completions.answers import error_body
+from shared.openai.completions.requests import TEXT, CompletionRequest
 from shared.process.telemetry import Telemetry
 from shared.protocol import subjects
 from shared.protocol.messages import (

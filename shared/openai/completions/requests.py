@@ -9,13 +9,13 @@ import msgspec
 from msgspec import Meta
 
 from shared.errors import ChatTemplateError
+from shared.openai.completions.prompts import PROMPT_SCHEMA, Message, chat_prompt, text_prompt
 from shared.openai.errors import RequestError as RequestError
 from shared.openai.fields import reject_unsupported
 from shared.openai.json_body import decode_body
 from shared.openai.logit_bias import parse_logit_bias
 from shared.openai.logprobs import MAX_CHAT_TOP_LOGPROBS, MAX_TEXT_TOP_LOGPROBS, asked_of_chat
 from shared.openai.metadata import Metadata, check_metadata
-from shared.openai.prompts import PROMPT_SCHEMA, Message, chat_prompt, text_prompt
 from shared.openai.response_format import ResponseFormat, grammar_of
 from shared.openai.service_tier import DEFAULT, AskedTier, served_tier
 from shared.openai.tool_calls import ToolUse

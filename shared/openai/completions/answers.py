@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
+from shared.openai.completions.requests import CHAT
 from shared.openai.logprobs import LogprobsShape
 from shared.openai.objects import ErrorAnswer, ErrorDetail
-from shared.openai.requests import CHAT
 from shared.openai.shown_text import ShownToken
 from shared.openai.tool_answers import delta_of, id_of_choice, message_of
 from shared.openai.tool_calls import ToolCall, ToolUse

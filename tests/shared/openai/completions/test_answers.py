@@ -10,9 +10,9 @@ from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, prepare
+from shared.openai.completions.answers import Choice, ChunkWriter, Usage, completion_body, error_body, error_event
+from shared.openai.completions.requests import CHAT, ENDPOINTS, TEXT
 from shared.openai.ids import created_s_of, is_well_formed, new_id
-from shared.openai.requests import CHAT, ENDPOINTS, TEXT
-from shared.openai.responses import Choice, ChunkWriter, Usage, completion_body, error_body, error_event
 from shared.openai.text import output_text, visible_tokens
 from shared.protocol.sampling import FinishReason, SamplingParams
 from shared.text.tokenizer import Tokenizer
