@@ -9,7 +9,7 @@ import msgspec
 
 from services.gateway.api.app import make_routes
 from shared.openai.fields import CHAT_FIELDS, COMMON_FIELDS, TEXT_FIELDS
-from shared.openai.response_requests import UNSERVED_FIELDS
+from shared.openai.responses.requests import UNSERVED_FIELDS
 
 Schema = Mapping[str, Any]
 

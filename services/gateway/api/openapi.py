@@ -16,8 +16,8 @@ from services.gateway.http.operation import REF
 from shared.openai.completions.objects import ChatCompletion, TextCompletion
 from shared.openai.completions.requests import ChatCompletionBody, TextCompletionBody
 from shared.openai.objects import Batch, DeletedFile, ErrorAnswer, FileObject, Model, ModelList, Page
-from shared.openai.response_requests import ResponseBody
-from shared.openai.response_shapes import ModelResponse
+from shared.openai.responses.objects import ModelResponse
+from shared.openai.responses.requests import ResponseBody
 
 STRUCTS = (
     ChatCompletionBody,

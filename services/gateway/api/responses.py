@@ -11,9 +11,9 @@ from services.gateway.http.json_response import JsonResponse
 from services.gateway.http.operation import answers, events_of, json_of
 from services.gateway.live.event_stream import EventStream, usage_of
 from shared.openai.errors import RequestError
-from shared.openai.response_objects import ResponseAnswer, ResponseEvents
-from shared.openai.response_requests import NOT_STORED, RESPONSES, ResponseBody, parse_response
-from shared.openai.response_shapes import ModelResponse
+from shared.openai.responses.answers import ResponseAnswer, ResponseEvents
+from shared.openai.responses.objects import ModelResponse
+from shared.openai.responses.requests import NOT_STORED, RESPONSES, ResponseBody, parse_response
 from shared.openai.text import output_text
 
 EVENTS = events_of("where stream is true: the JSON of OpenAI's events from response.created to its end")

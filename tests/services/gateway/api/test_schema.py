@@ -21,7 +21,7 @@ from schemathesis.specs.openapi.checks import (
 
 from services.gateway.api.app import make_routes
 from shared.openai.completions.requests import CHAT, TEXT
-from shared.openai.response_requests import RESPONSES
+from shared.openai.responses.requests import RESPONSES
 from tests.services.gateway.gateway_rig import MODEL, GatewayRig
 
 CHECKS = [

@@ -8,8 +8,7 @@ from typing import Any
 import msgspec
 
 from shared.openai.completions.answers import Usage
-from shared.openai.response_requests import ResponseRequest
-from shared.openai.response_shapes import (
+from shared.openai.responses.objects import (
     IncompleteDetails,
     ModelResponse,
     OutputMessage,
@@ -20,6 +19,7 @@ from shared.openai.response_shapes import (
     ResponseUsage,
     Status,
 )
+from shared.openai.responses.requests import ResponseRequest
 from shared.openai.shown_text import ShownToken
 from shared.protocol.sampling import FinishReason
 

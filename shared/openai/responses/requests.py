@@ -13,7 +13,7 @@ from shared.openai.errors import RequestError
 from shared.openai.fields import check_field
 from shared.openai.json_body import decode_body
 from shared.openai.metadata import Metadata
-from shared.openai.response_input import InputItem, chat_messages
+from shared.openai.responses.input import InputItem, chat_messages
 from shared.openai.service_tier import AskedTier
 from shared.text.tokenizer import Tokenizer
 
