@@ -25,7 +25,7 @@ from shared.openai.completions.requests import (
 )
 from shared.openai.logprobs import LogprobsShape
 from shared.openai.text import shown_output
-from shared.openai.tool_answers import ToolCallChunks
+from shared.openai.tools.answers import ToolCallChunks
 from shared.text.tokenizer import Tokenizer
 
 EVENTS = events_of("where stream is true: the JSON of a chunk, of the last one [DONE]")

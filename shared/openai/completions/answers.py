@@ -11,8 +11,8 @@ from shared.openai.completions.requests import CHAT
 from shared.openai.logprobs import LogprobsShape
 from shared.openai.objects import ErrorAnswer, ErrorDetail
 from shared.openai.shown_text import ShownToken
-from shared.openai.tool_answers import delta_of, id_of_choice, message_of
-from shared.openai.tool_calls import ToolCall, ToolUse
+from shared.openai.tools.answers import delta_of, id_of_choice, message_of
+from shared.openai.tools.calls import ToolCall, ToolUse
 from shared.openai.usage import Usage as Usage
 from shared.protocol.sampling import FinishReason
 

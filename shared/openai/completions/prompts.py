@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from shared.openai.errors import RequestError
-from shared.openai.tools import NO_TOOLS, MessageToolCall, Tool, template_calls, template_tools
+from shared.openai.tools.definitions import NO_TOOLS, MessageToolCall, Tool, template_calls, template_tools
 from shared.text.tokenizer import Tokenizer
 
 TEMPLATE_ROLES = {

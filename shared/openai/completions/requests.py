@@ -18,10 +18,10 @@ from shared.openai.logprobs import MAX_CHAT_TOP_LOGPROBS, MAX_TEXT_TOP_LOGPROBS,
 from shared.openai.metadata import Metadata, check_metadata
 from shared.openai.response_format import ResponseFormat, grammar_of
 from shared.openai.service_tier import DEFAULT, AskedTier, served_tier
-from shared.openai.tool_calls import ToolUse
-from shared.openai.tool_choice import FREE, TOOL_CHOICE_SCHEMA, demanded_names
-from shared.openai.tool_grammar import calls_grammar
-from shared.openai.tools import Tool, tool_use
+from shared.openai.tools.calls import ToolUse
+from shared.openai.tools.choice import FREE, TOOL_CHOICE_SCHEMA, demanded_names
+from shared.openai.tools.definitions import Tool, tool_use
+from shared.openai.tools.grammar import calls_grammar
 from shared.protocol.sampling import SEED_BITS, SamplingParams
 from shared.text.tokenizer import Tokenizer
 

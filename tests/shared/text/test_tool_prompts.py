@@ -17,8 +17,8 @@ from shared.openai.completions.answers import ChunkWriter, Usage
 from shared.openai.completions.requests import CHAT, CompletionRequest, ServedModel, parse_completion
 from shared.openai.errors import RequestError
 from shared.openai.text import output_text
-from shared.openai.tool_answers import ToolCallChunks
-from shared.openai.tool_calls import ToolUse
+from shared.openai.tools.answers import ToolCallChunks
+from shared.openai.tools.calls import ToolUse
 from shared.protocol.batches import BatchRecord
 from shared.protocol.messages import OfflineResult
 from shared.protocol.sampling import FinishReason

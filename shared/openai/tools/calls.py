@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from shared.openai.json_scanner import JsonScanner
+from shared.openai.tools.json_scanner import JsonScanner
 from shared.text.tool_format import ARGUMENTS, BEGINS, HERMES_END, ToolFormat
 
 

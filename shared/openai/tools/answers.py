@@ -8,7 +8,7 @@ from hashlib import blake2b
 from typing import Any, Protocol
 
 from shared.openai.shown_text import ShownToken
-from shared.openai.tool_calls import Piece, ToolCall, ToolCallParser, ToolUse, split_calls
+from shared.openai.tools.calls import Piece, ToolCall, ToolCallParser, ToolUse, split_calls
 from shared.openai.usage import Usage
 from shared.protocol.sampling import FinishReason
 from shared.text.tool_format import ToolFormat

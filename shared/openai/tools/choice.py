@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from shared.openai.errors import RequestError
-from shared.openai.tools import Tool
+from shared.openai.tools.definitions import Tool
 
 REQUIRED = "required"
 FREE = (None, "auto", "none")

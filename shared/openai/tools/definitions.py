@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from shared.openai.errors import RequestError
-from shared.openai.tool_calls import ToolUse
+from shared.openai.tools.calls import ToolUse
 from shared.text.tool_format import ToolFormat
 
 MAX_TOOLS = 128

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.openai.tool_calls import ToolCall, ToolCallParser, ToolUse, split_calls
+from shared.openai.tools.calls import ToolCall, ToolCallParser, ToolUse, split_calls
 from shared.text.tool_format import ToolFormat
 from tests.services.gateway.tool_models import CALLS
 

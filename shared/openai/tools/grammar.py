@@ -11,8 +11,8 @@ import msgspec
 from shared.errors import ModelError
 from shared.openai.errors import RequestError
 from shared.openai.response_format import MAX_SCHEMA_BYTES, STYLE
-from shared.openai.tool_calls import ToolUse
-from shared.openai.tools import FunctionDefinition, Tool
+from shared.openai.tools.calls import ToolUse
+from shared.openai.tools.definitions import FunctionDefinition, Tool
 from shared.text.tokenizer import Tokenizer
 from shared.text.tool_format import ARGUMENTS, BEGINS, HERMES_END, ToolFormat
 
