@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 
@@ -26,6 +26,12 @@ class ErrorAnswer(msgspec.Struct, frozen=True):
     """The body of every answer from status 400 up."""
 
     error: ErrorDetail
+
+
+def error_body(message: str, type: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
+    """An ErrorAnswer as plain data."""
+    body: dict[str, Any] = msgspec.to_builtins(ErrorAnswer(ErrorDetail(message, type, param, code)))
+    return body
 
 
 class Page(msgspec.Struct, Generic[T], frozen=True):

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import msgspec
-
 from services.gateway.access.waiting_room import WaitingRoom
 from services.gateway.http.refusal import Refusal
+from services.gateway.settings import GatewaySettings
 from shared.bus import Bus
 from shared.clock import Clock
 from shared.protocol import subjects
@@ -21,22 +20,12 @@ OVERLOADED = "server_overloaded"
 RESOURCE_UNAVAILABLE = "resource_unavailable"  # OpenAI's code where there is no room for flex
 
 
-class AdmissionLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one gateway; the offline ones of the whole stack."""
-
-    max_live_requests: int
-    max_waiting_requests: int
-    max_waiting_tokens: int
-    max_wait_s: float
-    max_offline_requests: int
-    max_offline_bytes: int
-
-
 class Admission:
-    """``num_live``: online requests that have not ended."""
+    """``num_live``: online requests that have not ended. The limits are the settings' ``max_``: of this gateway, the
+    offline ones of the whole stack."""
 
     def __init__(
-        self, bus: Bus, clock: Clock, limits: AdmissionLimits, room: WaitingRoom, num_live: Callable[[], int]
+        self, bus: Bus, clock: Clock, limits: GatewaySettings, room: WaitingRoom, num_live: Callable[[], int]
     ) -> None:
         self._bus = bus
         self._clock = clock

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 
 from fastapi import APIRouter, Request, Response
@@ -10,7 +11,8 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
 from services.gateway.api.context import context_of
-from services.gateway.dashboard.viewer_stream import ViewerStream
+from services.gateway.dashboard.hub import DashboardHub
+from services.gateway.http.event_source import EventSource
 
 FOLDER = Path(__file__).parent.parent / "static"
 STATIC_PATH = "/dashboard/static"
@@ -54,7 +56,16 @@ async def page() -> Response:
 
 @router.get("/dashboard/events", include_in_schema=False)
 async def events(request: Request) -> Response:
-    """One event a second, as JSON, until the client leaves."""
+    """One event a second, as JSON, until the client leaves, the gateway stops, or the client's key is revoked: nothing
+    is begun that were to be finished."""
     context = context_of(request)
-    keys, authorization = context.keys, request.headers.get("authorization")
-    return ViewerStream(context.dashboard, lambda: not keys.required or keys.find(authorization) is not None)
+    keys, hub, authorization = context.keys, context.dashboard, request.headers.get("authorization")
+    may_look = lambda: not keys.required or keys.find(authorization) is not None  # noqa: E731
+    return EventSource(_events(hub, may_look), hub.viewer())
+
+
+async def _events(hub: DashboardHub, may_look: Callable[[], bool]) -> AsyncGenerator[bytes, None]:
+    seen = 0
+    while (event := await hub.next_event(seen)) is not None and may_look():
+        seen, data = event
+        yield data

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from typing import Any, TypeVar
 
 import msgspec
 from fastapi import Request, Response
 
-from services.gateway.api.caller import reserve_tokens, sender_of, take_request
-from services.gateway.api.context import Context, context_of
+from services.gateway.api.caller import limit_headers, reserve_tokens, sender_of, take_request
+from services.gateway.api.context import context_of
 from services.gateway.http.errors import CLIENT_CLOSED_REQUEST, SERVER_ERROR, error_response
-from services.gateway.live.choices import Tracker, submit_choices
-from services.gateway.live.event_stream import close_on_disconnect
-from services.gateway.live.flex_generation import FlexGeneration
-from services.gateway.live.generation import Generation
+from services.gateway.http.event_source import EventSource, unless_gone
+from services.gateway.live.choices import Choices
+from services.gateway.live.tracker import Tracker
+from shared.openai.completions.chunks import ChunkWriter
 from shared.openai.completions.requests import CompletionRequest, ServedModel
+from shared.openai.responses.answers import ResponseEvents
 from shared.openai.service_tier import FLEX
 from shared.protocol.sampling import FinishReason
 from shared.text.tokenizer import Tokenizer
@@ -25,6 +27,7 @@ from shared.text.tokenizer import Tokenizer
 INLINE_BODY_BYTES = 16 * 1024
 COMPILED = (b"json_schema", b"tool_choice", b"strict")
 
+StreamWriter = ChunkWriter | ResponseEvents
 T = TypeVar("T")
 
 
@@ -33,7 +36,7 @@ async def read_request(request: Request, parse: Callable[[bytes, Tokenizer, Serv
     context = context_of(request)
     take_request(request)
     context.admission.check_online(sender_of(request, None).client_id)
-    async with context.bodies.body(request, context.max_body_bytes) as body:
+    async with context.bodies.body(request, context.settings.max_body_bytes) as body:
         max_model_len = context.registry.max_model_len(context.model.max_model_len)
         model = msgspec.structs.replace(context.model, max_model_len=max_model_len)
         if len(body) <= INLINE_BODY_BYTES and not any(name in body for name in COMPILED):
@@ -41,47 +44,49 @@ async def read_request(request: Request, parse: Callable[[bytes, Tokenizer, Serv
         return await asyncio.to_thread(parse, body, context.tokenizer, model)
 
 
-async def start_generation(request: Request, completion: CompletionRequest) -> Generation:
-    """Of a request for one choice. It runs from here on; whoever has it closes it. Raises Refusal, NoExecutorError and
-    BusError."""
-    (generation,) = await start_choices(request, completion)
-    return generation
-
-
-async def start_choices(request: Request, completion: CompletionRequest) -> list[Generation]:
-    """One generation for each choice, of which ``start_generation`` holds."""
+async def start_choices(request: Request, completion: CompletionRequest) -> Choices:
+    """They run from here on; whoever has them closes them. Raises Refusal, NoExecutorError and BusError."""
     context = context_of(request)
     sender = sender_of(request, completion.user)
+    tracker: Tracker[Any] = context.tracker
     if completion.service_tier == FLEX:
         await context.admission.check_flex()
-        return await submit_choices(context.flex, completion, sender, reserve_tokens(request, completion))
-    context.admission.check_online(sender.client_id, len(completion.prompt_token_ids), completion.sampling.n)
-    return await submit_choices(context.tracker, completion, sender, reserve_tokens(request, completion))
+        tracker = context.flex
+    else:
+        context.admission.check_online(sender.client_id, len(completion.prompt_token_ids), completion.sampling.n)
+    return await Choices.submit(tracker, completion, sender, reserve_tokens(request, completion))
 
 
-def tracker_of(context: Context, generation: Generation) -> Tracker:
-    """Who closes it."""
-    return context.flex if isinstance(generation, FlexGeneration) else context.tracker
-
-
-async def await_end(request: Request, *generations: Generation) -> Response | None:
-    """Wait for the whole outputs, or an error of one, and close the generations; what to answer where there is nothing
-    to show."""
-    tracker = tracker_of(context_of(request), generations[0])
-    try:
-        async with asyncio.TaskGroup() as tasks:
-            watcher = tasks.create_task(close_on_disconnect(request.receive, tracker, *generations))
-            for generation in generations:
-                await generation.finished()
-                if generation.finish_reason is FinishReason.ERROR:
-                    break
-            watcher.cancel()
-    finally:
-        for generation in generations:
-            await tracker.close(generation)
-    for generation in generations:
+async def await_end(request: Request, choices: Choices) -> Response | None:
+    """Wait for the whole outputs, or an error of one, and close the choices; what to answer where there is nothing to
+    show."""
+    async with choices:
+        if not await unless_gone(request.receive, choices.finished()):
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
+    for generation in choices.generations:
         if generation.finish_reason is FinishReason.ERROR:
             return error_response(500, generation.error, SERVER_ERROR)
-    if any(generation.finish_reason is FinishReason.ABORT for generation in generations):
-        return Response(status_code=CLIENT_CLOSED_REQUEST)
     return None
+
+
+def stream(request: Request, choices: Choices, writer: StreamWriter) -> Response:
+    """Their events as tokens arrive; the choices are closed when they end, for whatever reason."""
+    events = _events(choices, writer, context_of(request).tokenizer)
+    return EventSource(events, choices, limit_headers(request))
+
+
+async def _events(choices: Choices, writer: StreamWriter, tokenizer: Tokenizer) -> AsyncGenerator[bytes, None]:
+    """What one choice has more to show at a time; an error of any choice ends all."""
+    start = writer.start()  # with the first token, since clients take the first event for it
+    async with aclosing(choices.pieces(tokenizer)) as pieces:
+        async for piece in pieces:
+            event = writer.text(piece.text, piece.tokens, piece.index) if piece.text or piece.tokens else b""
+            if piece.finish_reason is FinishReason.ERROR:
+                yield start + event + writer.fail(choices.generations[piece.index].error)
+                return
+            if piece.finish_reason is not None:
+                event += writer.finish(piece.finish_reason, piece.index)
+            if event:
+                yield start + event
+                start = b""
+    yield writer.end(choices.usage())

@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from services.gateway.api.context import Context, context_of
+from services.gateway.api.context import context_of
 from services.gateway.http.errors import RETRY_AFTER_S
 from services.gateway.http.json_response import JsonResponse
 from services.gateway.http.operation import answers, json_of, text_of
@@ -37,7 +37,7 @@ async def health() -> Response:
 @router.get("/ready", **answers(json_of(Readiness), errors={503: json_of(Readiness)}))
 async def ready(request: Request) -> Response:
     """200 where a completion can be served now, else 503 and why."""
-    missing = not_ready_because(context_of(request))
+    missing = context_of(request).not_ready_because()
     if missing is None:
         return JsonResponse(Readiness("ready"))
     headers = {"Retry-After": str(RETRY_AFTER_S)}
@@ -49,12 +49,3 @@ async def metrics(request: Request) -> Response:
     """Prometheus's text format."""
     telemetry = context_of(request).telemetry
     return Response(telemetry.render(), media_type=telemetry.content_type)
-
-
-def not_ready_because(context: Context) -> str | None:
-    """None where all is there."""
-    if not context.bus.is_connected:
-        return "the connection to the bus is lost"
-    if not context.registry.available():
-        return f"no executor of {context.model.name} is alive"
-    return None

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from fastapi import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from services.gateway.live.metrics import HttpMetrics
+from services.gateway.http.metrics import HttpMetrics
 
 logger = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ from services.gateway.http.answers import request_id_of
 from services.gateway.http.json_response import JsonResponse
 from services.gateway.http.refusal import Refusal
 from shared.errors import BusError, NoExecutorError, NotFoundOnBusError
-from shared.openai.completions.answers import error_body
 from shared.openai.errors import RequestError
+from shared.openai.objects import error_body
 
 logger = logging.getLogger(__name__)
 

@@ -1,15 +1,15 @@
-"""One live request: where it runs, and its tokens so far."""
+"""One live request: where it runs, and its tokens so far. Online and flex requests differ in who chooses the place."""
 
 from __future__ import annotations
 
 import asyncio
+from typing import ClassVar
 
 from services.gateway.access.rate_limits import UNLIMITED, Reservation
 from services.gateway.access.sender import Sender
 from shared.openai.completions.requests import CompletionRequest
 from shared.protocol.messages import GenerateRequest, TokenLogprobs, TokenOutput
 from shared.protocol.sampling import FinishReason
-from shared.scheduling.placement.routing import Route
 from shared.scheduling.request import Kind
 
 
@@ -19,6 +19,8 @@ class Generation:
     A slow reader costs no more memory than the tokens themselves, which are kept anyway to resume elsewhere:
     ``next_tokens`` gives all that came since the last call.
     """
+
+    kind: ClassVar[Kind]
 
     def __init__(
         self,
@@ -39,11 +41,12 @@ class Generation:
         self.num_cached_tokens = 0
         self.finish_reason: FinishReason | None = None
         self.error = ""
-        self.route: Route | None = None  # None while it waits to be resumed
-        self.lost_executor_id: str | None = None
+        self.place: tuple[str, str] | None = None  # the executor and its epoch, where they are known
+        self.is_lost = False  # it waits to be sent again; the place is where it was
         self.lost_s = 0.0  # monotonic
+        self.num_losses = 0
+        self.num_executors_lost = 0  # while it ran there
         self.attempt = 0
-        self.first_token_s: float | None = None
         self.last_token_s: float | None = None
         self._reservation = reservation
         self.num_read = 0  # tokens that ``next_tokens`` has given
@@ -52,8 +55,8 @@ class Generation:
 
     @property
     def executor_id(self) -> str | None:
-        """None while it waits to be resumed."""
-        return None if self.route is None else self.route.target.executor_id
+        """None where it is not known, and while it waits to be resumed."""
+        return None if self.place is None or self.is_lost else self.place[0]
 
     @property
     def wire_id(self) -> str:
@@ -74,39 +77,38 @@ class Generation:
         """Prompt and output so far."""
         return self.request.prompt_token_ids + self.output_token_ids
 
-    def runs_at(self, executor_id: str, epoch: str) -> bool:
-        """This incarnation of the executor has it."""
-        target = None if self.route is None else self.route.target
-        return target is not None and target.executor_id == executor_id and target.epoch == epoch
-
-    def next_attempt(self, route: Route, gateway_id: str) -> GenerateRequest:
-        """The message that makes this executor go on from the tokens so far."""
-        self.route = route
+    def next_attempt(self, gateway_id: str) -> GenerateRequest:
+        """The message that makes an executor go on from the tokens so far."""
+        self.place, self.is_lost = None, False
         self.attempt += 1
+        client_id = self.sender.client_id if self.kind is Kind.ONLINE else ""
         return GenerateRequest(
             request_id=self.wire_id,
-            kind=Kind.ONLINE,
+            kind=self.kind,
             prompt_token_ids=self.request.prompt_token_ids,
             sampling=self.request.sampling,
             arrival_s=self.arrival_s,
             gateway_id=gateway_id,
             output_token_ids=list(self.output_token_ids),
-            client_id=self.sender.client_id,
-            client_weight=self.sender.client_weight,
+            client_id=client_id,
+            client_weight=self.sender.client_weight if client_id else 1.0,
             http_request_id=self.sender.http_request_id,
         )
 
-    def lost_executor(self, now_s: float) -> None:
-        """It waits for another executor from here on."""
-        self.lost_s, self.lost_executor_id = now_s, self.executor_id
-        if self.route is not None:
-            self.route.end()
-        self.route = None
+    def lost(self, now_s: float) -> None:
+        """Nothing of this attempt counts any more; it waits for another from here on."""
+        self.is_lost, self.lost_s = True, now_s
+        self.num_losses += 1
 
-    def misses_before(self, output: TokenOutput) -> bool:
-        """Tokens before these never came: the bus was away. It goes on from those that did."""
+    def ignores(self, place: tuple[str, str]) -> bool:
+        """Whether tokens from there are nothing to it."""
+        return self.is_lost
+
+    def continues(self, place: tuple[str, str], output: TokenOutput) -> bool:
+        """These tokens come after those that are here: none between was lost, since the bus was away, and no executor
+        began anew."""
         expected = len(self.output_token_ids) + len(output.token_ids)
-        return output.num_output_tokens not in (None, expected)
+        return self.place in (None, place) and output.num_output_tokens in (None, expected)
 
     def take(self, output: TokenOutput) -> None:
         """One step's gain."""
@@ -114,8 +116,6 @@ class Generation:
         self.output_logprobs += output.logprobs or ()
         if self.attempt == 1 and output.num_cached_tokens:
             self.num_cached_tokens = output.num_cached_tokens
-        if self.route is not None and output.token_ids:
-            self.route.answered()
         if output.finish_reason is not None:
             self.end(output.finish_reason, output.error)
         else:
@@ -125,8 +125,6 @@ class Generation:
         """No tokens come after this; a second call changes nothing."""
         if self.finish_reason is None:
             self.finish_reason, self.error = finish_reason, error
-            if self.route is not None:
-                self.route.end()
             num_used = len(self.request.prompt_token_ids) + len(self.output_token_ids)
             self._reservation.settle(0 if finish_reason is FinishReason.ERROR else num_used)
             self._changed.set()

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from services.gateway.live.generation import Generation
+from services.gateway.live.online_generation import OnlineGeneration
 from shared.bus import Bus
 from shared.clock import Clock
 from shared.errors import BusError
@@ -40,7 +40,7 @@ class OnlineReporter:
         self._gateway_id = gateway_id
         self._clock = clock
         self._served: dict[str, _Served] = {}  # by executor, since the last messages
-        self._open: dict[str, dict[Generation, None]] = {}  # by executor, in the order of their start there
+        self._open: dict[str, dict[OnlineGeneration, None]] = {}  # by executor, in the order of their start there
         self._has_news = asyncio.Event()
 
     async def run(self) -> None:
@@ -60,13 +60,13 @@ class OnlineReporter:
             except BusError as error:
                 logger.warning("online latencies not sent", extra={"executor_id": executor_id, "why": str(error)})
 
-    def started(self, generation: Generation) -> None:
+    def started(self, generation: OnlineGeneration) -> None:
         """It was sent to an executor for the first time, or once more."""
         assert generation.executor_id is not None
         self._open.setdefault(generation.executor_id, {})[generation] = None
         self._of(generation.executor_id).num_started += generation.attempt == 1
 
-    def tokens(self, generation: Generation, now_s: float) -> None:
+    def tokens(self, generation: OnlineGeneration, now_s: float) -> None:
         """Its executor's tokens arrived; ``last_token_s`` is still that of the ones before."""
         assert generation.executor_id is not None
         served = self._of(generation.executor_id)
@@ -76,13 +76,13 @@ class OnlineReporter:
         else:
             served.tbt_ms.add((now_s - generation.last_token_s) * 1e3)
 
-    def ended(self, generation: Generation, was_answered: bool) -> None:
+    def ended(self, generation: OnlineGeneration, was_answered: bool) -> None:
         """It left its executor for good. One that was not answered whole was work all the same, but has no TPOT and
         no normalized latency."""
         executor_id = generation.executor_id
         if executor_id is None:
             return
-        self._forget(executor_id, generation)
+        self.lost(generation)
         served = self._of(executor_id)
         num_tokens = len(generation.output_token_ids)
         served.finished.append(
@@ -94,15 +94,13 @@ class OnlineReporter:
             if num_tokens > 1:
                 served.tpot_ms.add((last_s - first_s) / (num_tokens - 1) * 1e3)
 
-    def lost(self, executor_id: str, generation: Generation) -> None:
-        """It is this executor's no more, and did not end there."""
-        self._forget(executor_id, generation)
-
-    def _forget(self, executor_id: str, generation: Generation) -> None:
-        generations = self._open.get(executor_id, {})
-        generations.pop(generation, None)
-        if not generations:
-            self._open.pop(executor_id, None)
+    def lost(self, generation: OnlineGeneration) -> None:
+        """It is its executor's no more, and did not end there; nothing where it has none."""
+        if generation.executor_id is not None:
+            generations = self._open.get(generation.executor_id, {})
+            generations.pop(generation, None)
+            if not generations:
+                self._open.pop(generation.executor_id, None)
 
     def _of(self, executor_id: str) -> _Served:
         served = self._served.get(executor_id)
@@ -113,7 +111,7 @@ class OnlineReporter:
 
     def _message(self, executor_id: str, served: _Served) -> OnlineServed:
         unix_s = self._clock.unix_s()
-        open_generations: Iterable[Generation] = self._open.get(executor_id, ())
+        open_generations: Iterable[OnlineGeneration] = self._open.get(executor_id, ())
         return OnlineServed(
             executor_id=executor_id,
             gateway_id=self._gateway_id,

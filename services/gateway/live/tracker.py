@@ -1,19 +1,18 @@
-"""The live requests of this gateway: submit, follow, resume on another executor, abort."""
+"""The live requests of one kind: submit, follow, send again when their executor is lost, abort."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import uuid
+from abc import ABC, abstractmethod
+from typing import Generic, TypeVar
 
 from services.gateway.access.rate_limits import UNLIMITED, Reservation
 from services.gateway.access.sender import Sender
-from services.gateway.access.waiting_room import WaitingRoom
 from services.gateway.live.generation import Generation
 from services.gateway.live.metrics import GenerationMetrics
-from services.gateway.live.online_reporter import OnlineReporter
 from services.gateway.live.registry import ExecutorRegistry
-from services.gateway.live.router import Router
 from shared.bus import Bus
 from shared.clock import Clock
 from shared.errors import BusError, NoExecutorError
@@ -21,39 +20,28 @@ from shared.openai.completions.requests import CompletionRequest
 from shared.protocol import subjects
 from shared.protocol.messages import AbortRequests, StepTokens, TokenOutput
 from shared.protocol.sampling import FinishReason
-from shared.scheduling.placement.routing import Route
 
 logger = logging.getLogger(__name__)
 
-SUBMIT_WAIT_S = 5.0  # for a first executor; then the client is told to come back
-RESUME_WAIT_S = 120.0  # for an executor that takes over a live request: a restart loads the model again
-MAX_ATTEMPTS = 6
+RESUME_WAIT_S = 120.0  # for who takes a live request over: a restart reads its model, or its batches, again
+MAX_LOSSES = 6
+
+G = TypeVar("G", bound=Generation)
 
 
-class RequestTracker:
-    """Holds every live request's tokens, so that one whose executor is lost goes on elsewhere from where it was.
-
-    An executor that is lost may only have been silent: what it still holds of ours is aborted before it is resumed.
-    """
+class Tracker(ABC, Generic[G]):
+    """Holds every live request's tokens, so that one whose executor is lost goes on elsewhere from where it was."""
 
     def __init__(
-        self,
-        bus: Bus,
-        registry: ExecutorRegistry,
-        router: Router,
-        gateway_id: str,
-        clock: Clock,
-        metrics: GenerationMetrics,
+        self, bus: Bus, registry: ExecutorRegistry, gateway_id: str, clock: Clock, metrics: GenerationMetrics
     ) -> None:
+        """``gateway_id``: where executors send the tokens of this kind."""
         self._bus = bus
-        self._router = router
         self._gateway_id = gateway_id
         self._clock = clock
         self._metrics = metrics
-        self._reporter = OnlineReporter(bus, gateway_id, clock)
-        self.room = WaitingRoom()
-        self._live: dict[str, Generation] = {}  # wire id -> request
-        self._to_resume: asyncio.Queue[Generation] = asyncio.Queue()  # each live request at most once
+        self._live: dict[str, G] = {}  # wire id -> request
+        self._to_resume: asyncio.Queue[G] = asyncio.Queue()  # each live request at most once
         registry.on_lost.append(self._on_executor_lost)
 
     @property
@@ -66,125 +54,120 @@ class RequestTracker:
         await self._bus.serve(subjects.alive(self._gateway_id), object, self._on_alive)
 
     async def run(self) -> None:
-        """Resume requests whose executor is gone, in the order in which they lost it; report what users get."""
+        """Resume requests whose executor is gone, in the order in which they lost it. Until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._reporter.run())
+            tasks.create_task(self._tend())
             while True:
                 generation = await self._to_resume.get()
                 if generation.finish_reason is None:
                     await self._resume(generation)
 
-    async def submit(
-        self, request: CompletionRequest, sender: Sender, reservation: Reservation = UNLIMITED
-    ) -> Generation:
-        """Send it to an executor. The caller must ``close`` it; ``reservation`` is settled here. Raises NoExecutorError
-        and BusError."""
-        unix_s, now_s = self._clock.unix_s(), self._clock.monotonic_s()
-        generation = Generation(uuid.uuid4().hex, request, sender, unix_s, now_s, reservation)
-        self.room.enter(generation.request_id, sender.client_id, len(request.prompt_token_ids), now_s)
+    async def submit(self, request: CompletionRequest, sender: Sender, reservation: Reservation = UNLIMITED) -> G:
+        """It waits or runs from here on. The caller must ``close`` it; ``reservation`` is settled here. Raises Refusal,
+        NoExecutorError and BusError."""
+        now_s = self._clock.monotonic_s()
+        generation = self._make(uuid.uuid4().hex, request, sender, self._clock.unix_s(), now_s, reservation)
         try:
-            await self._send(generation, await self._router.route_within(generation.token_ids, SUBMIT_WAIT_S))
+            await self._start(generation)
         except BaseException:
-            self.room.leave(generation.request_id)
+            self._forget(generation)
             generation.end(FinishReason.ERROR)
-            if self._live.pop(generation.wire_id, None) and generation.executor_id is not None:
-                self._reporter.lost(generation.executor_id, generation)
+            await self._drop(generation)
             raise
         self._metrics.started(len(request.prompt_token_ids))
         logger.debug("request sent", extra=generation.log_ids)
         return generation
 
     async def close(self, generation: Generation) -> None:
-        """The client has its answer or went away; what still runs for it is aborted."""
-        if self._live.pop(generation.wire_id, None) is None:
-            return
-        self.room.leave(generation.request_id)
-        generation.end(FinishReason.ABORT)
-        self._reporter.ended(generation, was_answered=False)
-        if generation.executor_id is not None:
-            await self._abort(generation.executor_id, generation.wire_id)
+        """The client has its answer or went away; what still waits or runs for it does no more."""
+        found = self._live.get(generation.wire_id)
+        if found is not None:
+            self._end(found, FinishReason.ABORT)
+            await self._drop(found)
 
-    async def _abort(self, executor_id: str, wire_id: str) -> None:
-        try:
-            await self._bus.publish(subjects.inbox(executor_id), AbortRequests([wire_id]))
-        except BusError as error:
-            logger.warning("abort not sent", extra={"request_id": wire_id, "why": str(error)})
+    @abstractmethod
+    def _make(
+        self, id: str, request: CompletionRequest, sender: Sender, unix_s: float, now_s: float, reserved: Reservation
+    ) -> G:
+        """A request that has not been sent."""
+
+    @abstractmethod
+    async def _start(self, generation: G) -> None:
+        """Send it for the first time. Raises Refusal, NoExecutorError and BusError."""
+
+    @abstractmethod
+    async def _send_again(self, generation: G, until_s: float) -> None:
+        """From prompt plus tokens so far, under a new id; monotonic ``until_s``: how long it may wait for a taker.
+        Raises NoExecutorError and BusError."""
+
+    @abstractmethod
+    async def _tend(self) -> None:
+        """What else is to be done for live requests, until cancelled."""
+
+    async def _drop(self, generation: G) -> None:
+        """Tell whoever may have it that nobody wants it; who does not hear it may be away."""
+        if generation.place is not None:
+            await self._bus.publish_or_drop(subjects.inbox(generation.place[0]), AbortRequests([generation.wire_id]))
+
+    def _progress(self, generation: G, num_tokens: int, now_s: float) -> None:
+        """So many tokens of it arrived; ``last_token_s`` is still that of the ones before."""
+        self._metrics.tokens(generation.started_s, generation.last_token_s, now_s, num_tokens)
+
+    def _forget(self, generation: G) -> None:
+        """It is live no more."""
+        self._live.pop(generation.wire_id, None)
+
+    def _end(self, generation: G, finish_reason: FinishReason, why: str = "") -> None:
+        self._forget(generation)
+        generation.end(finish_reason, why)
+        self._metrics.finished(finish_reason, generation.num_cached_tokens)
+
+    def _lose(self, generation: G) -> None:
+        generation.lost(self._clock.monotonic_s())
+        self._to_resume.put_nowait(generation)
 
     async def _on_alive(self, _: object) -> int:
         return len(self._live)
 
     async def _on_step_tokens(self, step: StepTokens) -> None:
-        now_s = self._clock.monotonic_s()
+        place = (step.executor_id, step.epoch)
         for output in step.outputs:
             generation = self._live.get(output.request_id)
-            if generation is None or not generation.runs_at(step.executor_id, step.epoch):
+            if generation is None or generation.ignores(place):
                 continue
-            if output.finish_reason is FinishReason.ABORT or generation.misses_before(output):
+            if output.finish_reason is FinishReason.ABORT or not generation.continues(place, output):
                 self._lose(generation)
-                continue
-            self._take(generation, output, now_s)
+            else:
+                self._take(generation, place, output)
 
-    def _take(self, generation: Generation, output: TokenOutput, now_s: float) -> None:
+    def _take(self, generation: G, place: tuple[str, str], output: TokenOutput) -> None:
+        now_s = self._clock.monotonic_s()
+        generation.place = place
         if output.token_ids:
-            self._metrics.tokens(generation.started_s, generation.last_token_s, now_s, len(output.token_ids))
-            self._reporter.tokens(generation, now_s)
+            self._progress(generation, len(output.token_ids), now_s)
             generation.last_token_s = now_s
-            self.room.start(generation.request_id, now_s)
         generation.take(output)
         if output.finish_reason is not None:
-            del self._live[generation.wire_id]
-            self.room.leave(generation.request_id)
-            self._metrics.finished(output.finish_reason, generation.num_cached_tokens)
-            was_answered = output.finish_reason is not FinishReason.ERROR
-            if was_answered:
-                self._router.ended(len(generation.output_token_ids))
-            self._reporter.ended(generation, was_answered)
+            self._end(generation, output.finish_reason)
 
     def _on_executor_lost(self, executor_id: str, epoch: str) -> None:
         for generation in list(self._live.values()):
-            if generation.runs_at(executor_id, epoch):
+            if generation.place == (executor_id, epoch) and not generation.is_lost:
+                generation.num_executors_lost += 1
                 self._lose(generation)
 
-    def _lose(self, generation: Generation) -> None:
-        if generation.executor_id is not None:
-            self._reporter.lost(generation.executor_id, generation)
-        generation.lost_executor(self._clock.monotonic_s())
-        self._to_resume.put_nowait(generation)
-
-    async def _resume(self, generation: Generation) -> None:
-        """From prompt plus tokens so far, under a new id."""
-        if generation.lost_executor_id is not None:
-            await self._abort(generation.lost_executor_id, generation.wire_id)
+    async def _resume(self, generation: G) -> None:
         try:
-            if generation.attempt >= MAX_ATTEMPTS:
-                raise NoExecutorError(f"given up after {generation.attempt} executors")
-            route = await self._router.route_within(generation.token_ids, self._resume_wait_s(generation))
-            if self._live.pop(generation.wire_id, None) is None:
-                route.end()
-                return
-            await self._send(generation, route)
+            if generation.num_losses >= MAX_LOSSES:
+                raise NoExecutorError(f"given up after {generation.num_losses} losses")
+            await self._send_again(generation, generation.lost_s + RESUME_WAIT_S)
         except (NoExecutorError, BusError) as error:
-            self._fail(generation, str(error))
-            return
-        self._metrics.resumed()
-        logger.warning("request resumed", extra={**generation.log_ids, "num_tokens": len(generation.output_token_ids)})
-
-    async def _send(self, generation: Generation, route: Route) -> None:
-        """One more attempt, at this executor. Raises BusError; it counts as live in any case."""
-        message = generation.next_attempt(route, self._gateway_id)
-        self._live[generation.wire_id] = generation
-        self._reporter.started(generation)
-        await self._bus.publish(subjects.inbox(route.target.executor_id), message)
-
-    def _resume_wait_s(self, generation: Generation) -> float:
-        return max(0.0, generation.lost_s + RESUME_WAIT_S - self._clock.monotonic_s())
-
-    def _fail(self, generation: Generation, why: str) -> None:
-        if self._live.pop(generation.wire_id, None) is None:
-            return
-        if generation.executor_id is not None:
-            self._reporter.lost(generation.executor_id, generation)
-        self.room.leave(generation.request_id)
-        logger.error("request lost", extra={**generation.log_ids, "why": why})
-        generation.end(FinishReason.ERROR, why)
-        self._metrics.finished(FinishReason.ERROR, generation.num_cached_tokens)
+            if generation.finish_reason is None:
+                self._end(generation, FinishReason.ERROR, str(error))
+                logger.error("request lost", extra={**generation.log_ids, "why": str(error)})
+        if generation.finish_reason is None:
+            self._metrics.resumed()
+            num_tokens = len(generation.output_token_ids)
+            logger.warning("request resumed", extra={**generation.log_ids, "num_tokens": num_tokens})
+        else:  # its client left while it was sent, or nobody takes it
+            await self._drop(generation)

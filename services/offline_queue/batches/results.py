@@ -8,10 +8,12 @@ import msgspec
 
 from services.offline_queue.batches.lines import BatchLine
 from services.offline_queue.batches.records import CANCELLED, EXPIRED
-from shared.openai.completions.answers import Choice, Usage, completion_body, error_body
+from shared.openai.completions.answers import AnswerHead, Choice, completion_body
+from shared.openai.completions.objects import CompletionUsage
 from shared.openai.completions.requests import CHAT, RequestError
 from shared.openai.logprobs import LogprobsShape
-from shared.openai.text import shown_output
+from shared.openai.objects import error_body
+from shared.openai.shown_text import shown_output
 from shared.protocol.batches import BatchRecord
 from shared.protocol.messages import ChoiceOutput, OfflineResult
 from shared.protocol.sampling import FinishReason, SamplingParams
@@ -62,15 +64,9 @@ class ResultWriter:
         shows_calls = line.tools is not None
         choices = [self._choice(output, line.sampling, shows_calls) for output in result.choices]
         num_output_tokens = sum(len(output.token_ids) for output in result.choices)
-        body = completion_body(
-            endpoint=record.endpoint,
-            request_id=result.request_id,
-            created=record.created_at,
-            model=record.model or "",
-            choices=choices,
-            usage=Usage(line.num_prompt_tokens, num_output_tokens, result.num_cached_tokens),
-            tools=line.tools,
-        )
+        head = AnswerHead(record.endpoint, result.request_id, record.created_at, record.model or "")
+        usage = CompletionUsage.of(line.num_prompt_tokens, num_output_tokens, result.num_cached_tokens)
+        body = completion_body(head, choices, usage, line.tools)
         return self._line(line, {"status_code": 200, "request_id": result.request_id, "body": body}, None)
 
     def error_line(self, line: BatchLine, result: OfflineResult | None) -> bytes:

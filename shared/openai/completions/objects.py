@@ -1,16 +1,17 @@
-"""Completions as OpenAI's clients see them: what ``responses`` writes, for those who read its description."""
+"""Completions as OpenAI's clients see them."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Meta, UnsetType
 
 from shared.openai.tools.definitions import MessageToolCall
 
-Finish = Literal["stop", "length"]
-ChatFinish = Literal["stop", "length", "tool_calls"]
+Finish = Annotated[str, Meta(extra_json_schema={"enum": ["stop", "length"]})]
+ChatFinish = Annotated[str, Meta(extra_json_schema={"enum": ["stop", "length", "tool_calls"]})]
+ServedTier = Annotated[str, Meta(extra_json_schema={"enum": ["default", "flex"]})]
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):
@@ -27,14 +28,20 @@ class CompletionUsage(msgspec.Struct, frozen=True):
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
 
+    @classmethod
+    def of(cls, prompt_tokens: int, completion_tokens: int, cached_tokens: int = 0) -> CompletionUsage:
+        """``cached_tokens``: of the prompt."""
+        total = prompt_tokens + completion_tokens
+        return cls(prompt_tokens, completion_tokens, total, PromptTokensDetails(cached_tokens))
+
 
 class AssistantMessage(msgspec.Struct, frozen=True):
     """The answer in a conversation; without content where it only calls tools."""
 
-    role: Literal["assistant"]
     content: str | None
-    refusal: None
     tool_calls: list[MessageToolCall] | UnsetType = UNSET
+    role: Literal["assistant"] = "assistant"
+    refusal: None = None
 
 
 class ChatChoice(msgspec.Struct, frozen=True):
@@ -46,18 +53,6 @@ class ChatChoice(msgspec.Struct, frozen=True):
     logprobs: dict[str, Any] | None
 
 
-class ChatCompletion(msgspec.Struct, frozen=True):
-    """The whole answer of a chat completion that is not streamed. ``created`` is in unix seconds."""
-
-    id: str
-    object: Literal["chat.completion"]
-    created: int
-    model: str
-    choices: list[ChatChoice]
-    usage: CompletionUsage
-    service_tier: Literal["default", "flex"]
-
-
 class TextChoice(msgspec.Struct, frozen=True):
     """One continuation."""
 
@@ -67,13 +62,25 @@ class TextChoice(msgspec.Struct, frozen=True):
     logprobs: dict[str, Any] | None
 
 
-class TextCompletion(msgspec.Struct, frozen=True):
-    """The whole answer of a text completion that is not streamed. ``created`` is in unix seconds."""
+class Completion(msgspec.Struct, frozen=True, kw_only=True):
+    """What both have. ``created`` is in unix seconds; the lines of batches do not tell a tier."""
 
     id: str
-    object: Literal["text_completion"]
     created: int
     model: str
-    choices: list[TextChoice]
     usage: CompletionUsage
-    service_tier: Literal["default", "flex"]
+    service_tier: ServedTier | UnsetType = UNSET
+
+
+class ChatCompletion(Completion, frozen=True, kw_only=True):
+    """The whole answer of a chat completion that is not streamed. ``created`` is in unix seconds."""
+
+    object: Literal["chat.completion"] = "chat.completion"
+    choices: list[ChatChoice]
+
+
+class TextCompletion(Completion, frozen=True, kw_only=True):
+    """The whole answer of a text completion that is not streamed. ``created`` is in unix seconds."""
+
+    object: Literal["text_completion"] = "text_completion"
+    choices: list[TextChoice]

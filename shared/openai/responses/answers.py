@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from shared.openai.completions.answers import Usage
+from shared.openai.completions.objects import CompletionUsage
 from shared.openai.responses.objects import (
     IncompleteDetails,
     ModelResponse,
@@ -45,7 +45,7 @@ class ResponseAnswer:
         """Without any output yet."""
         return self._response("in_progress")
 
-    def ended(self, text: str, finish_reason: FinishReason, usage: Usage, now_s: int) -> ModelResponse:
+    def ended(self, text: str, finish_reason: FinishReason, usage: CompletionUsage, now_s: int) -> ModelResponse:
         """Completed, or incomplete where the text was cut at its limit of tokens."""
         status = status_of(finish_reason)
         is_cut = finish_reason is FinishReason.LENGTH
@@ -120,10 +120,10 @@ class ResponseEvents:
         self._texts.append(text)
         return self._event("response.output_text.delta", **self._place, delta=text, logprobs=[])
 
-    def finish(self, finish_reason: FinishReason, index: int = 0) -> bytes:
+    def finish(self, finish_reason: str, index: int = 0) -> bytes:
         """After the last text; there is one choice."""
-        self._finish_reason = finish_reason
-        text, status = "".join(self._texts), status_of(finish_reason)
+        self._finish_reason = FinishReason(finish_reason)
+        text, status = "".join(self._texts), status_of(self._finish_reason)
         item = self._answer.message(status, text)
         return b"".join(
             (
@@ -133,7 +133,7 @@ class ResponseEvents:
             )
         )
 
-    def end(self, usage: Usage) -> bytes:
+    def end(self, usage: CompletionUsage) -> bytes:
         """The last event."""
         assert self._finish_reason is not None, "it has finished"
         text, status = "".join(self._texts), status_of(self._finish_reason)
@@ -155,11 +155,11 @@ def status_of(finish_reason: FinishReason) -> Status:
     return "incomplete" if finish_reason is FinishReason.LENGTH else "completed"
 
 
-def _usage(usage: Usage) -> ResponseUsage:
+def _usage(usage: CompletionUsage) -> ResponseUsage:
     return ResponseUsage(
         input_tokens=usage.prompt_tokens,
-        input_tokens_details=ResponseInputDetails(usage.cached_tokens),
+        input_tokens_details=ResponseInputDetails(usage.prompt_tokens_details.cached_tokens),
         output_tokens=usage.completion_tokens,
         output_tokens_details=ResponseOutputDetails(),
-        total_tokens=usage.prompt_tokens + usage.completion_tokens,
+        total_tokens=usage.total_tokens,
     )

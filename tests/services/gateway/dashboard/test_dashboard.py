@@ -37,7 +37,7 @@ from shared.watch.stack_watch import StackWatch
 from tests.services.gateway.gateway_rig import GatewayRig, wait_until
 from tests.services.profiler.profiling import KEY, executor_info, until
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 BLOCKS = BlockOwners(online=10, shared=1, offline=20, paused=2, cached=30, empty=37)
 GIVEN_KEY = "a-key-of-the-environment-0123456789abcdef"
 WITH_KEY = {"Authorization": f"Bearer {GIVEN_KEY}"}
@@ -136,7 +136,7 @@ async def next_of(hub: DashboardHub, seen: int) -> tuple[int, dict[str, Any]]:
 
 
 async def test_everybody_gets_the_same_snapshot_and_who_missed_one_gets_all(hub: DashboardHub) -> None:
-    with hub.viewer(), hub.viewer():
+    async with hub.viewer(), hub.viewer():
         number, first = await next_of(hub, 0)
         assert tuple(first["columns"]) == COLUMNS and first["now"]["model"] == "model"
         (event, same) = await asyncio.gather(hub.next_event(number), hub.next_event(number))
@@ -157,13 +157,13 @@ async def test_nobody_is_asked_while_nobody_looks(bus: Bus, hub: DashboardHub) -
         return ServiceStatus("offline-queue", 1, "ok", {"preset": "hygen"})
 
     await bus.serve(subjects.PING, object, pong)
-    with hub.viewer():
+    async with hub.viewer():
         _, before = await next_of(hub, 0)
     asked, recorded = num_asked, hub.history.num_recorded
     assert asked > 0 and before["now"]["preset"] == "hygen"
     await until(lambda: hub.history.num_recorded >= recorded + 2)
     assert num_asked <= asked + 1, "one question may have been under way"
-    with hub.viewer():
+    async with hub.viewer():
         _, after = await next_of(hub, 0)
     assert len(after["rows"]) >= len(before["rows"]) + 2, "rows are kept all the same"
 
@@ -181,7 +181,7 @@ async def test_a_snapshot_tells_executors_batches_and_the_budget_with_its_eviden
     batches = await bus.bucket(subjects.BATCHES_BUCKET, BatchRecord)
     await batches.put("batch_1", batch())
     await batches.put("batch_2", batch(id="batch_2", status="failed", failed_at=150, failed=3))
-    with hub.viewer():
+    async with hub.viewer():
         number, now = 0, {"executors": [], "ended": [], "budgets": []}
         while not (now["executors"] and now["ended"] and now["budgets"]):
             await bus.publish(subjects.heartbeat("executor-0"), beat())
@@ -218,11 +218,11 @@ async def test_a_profile_is_read_again_when_there_is_a_newer_one(bus: Bus) -> No
 
 
 async def test_there_is_an_end_to_viewers_and_to_the_hub(hub: DashboardHub) -> None:
-    with contextlib.ExitStack() as viewers:
+    async with contextlib.AsyncExitStack() as viewers:
         for _ in range(MAX_VIEWERS):
-            viewers.enter_context(hub.viewer())
+            await viewers.enter_async_context(hub.viewer())
         with pytest.raises(Refusal, match=f"{MAX_VIEWERS} dashboards are open"):
-            viewers.enter_context(hub.viewer())
+            await viewers.enter_async_context(hub.viewer())
         number, _ = await next_of(hub, 0)
         hub.close()
         assert await hub.next_event(number) is None

@@ -120,10 +120,10 @@ def test_answers_that_are_never_fetched_go_with_their_connection(rig: GatewayRig
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_who_sends_requests_ahead_and_leaves_ends_the_one_that_runs(rig: GatewayRig, stream: bool) -> None:
-    finished = rig.metric("slackwater_finished_requests_total")
+    finished = rig.metric("slackwater_finished_requests_total", reason="length")
     with connect(rig) as client:
         client.sendall(request_bytes(MAX_TOKENS, stream) * 3)
         wait_until(lambda: rig.metric("slackwater_live_requests") == 1, "it does not run")
     wait_until(lambda: rig.metric("slackwater_live_requests") == 0, "it is still live")
-    assert rig.metric("slackwater_finished_requests_total") == finished
+    assert rig.metric("slackwater_finished_requests_total", reason="length") == finished
     wait_until(lambda: rig.metric("slackwater_executor_online_running") == 0, "it runs on")

@@ -13,16 +13,17 @@ import pytest
 
 from services.gateway.access.rate_limits import UNLIMITED, RateLimits, Reservation
 from services.gateway.access.sender import Sender
-from services.gateway.live.generation import Generation
 from services.gateway.live.metrics import GenerationMetrics
+from services.gateway.live.online_generation import OnlineGeneration
+from services.gateway.live.online_tracker import OnlineTracker
 from services.gateway.live.registry import ExecutorRegistry
 from services.gateway.live.router import Router
-from services.gateway.live.tracker import MAX_ATTEMPTS, RequestTracker
+from services.gateway.live.tracker import MAX_LOSSES
 from shared.bus import Bus
 from shared.clock import SystemClock
 from shared.errors import NoExecutorError
-from shared.openai.completions.answers import error_body
 from shared.openai.completions.requests import TEXT, CompletionRequest
+from shared.openai.objects import error_body
 from shared.process.telemetry import Telemetry
 from shared.protocol import subjects
 from shared.protocol.messages import (
@@ -111,7 +112,7 @@ class Front:
 
     registry: ExecutorRegistry
     router: Router
-    tracker: RequestTracker
+    tracker: OnlineTracker
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Wait for state that changes as messages arrive."""
@@ -119,7 +120,9 @@ class Front:
             while not condition():  # noqa: ASYNC110 (it changes in several places)
                 await asyncio.sleep(0.005)
 
-    async def submit(self, request: CompletionRequest = REQUEST, reservation: Reservation = UNLIMITED) -> Generation:
+    async def submit(
+        self, request: CompletionRequest = REQUEST, reservation: Reservation = UNLIMITED
+    ) -> OnlineGeneration:
         return await asyncio.wait_for(self.tracker.submit(request, Sender("client"), reservation), 10)
 
 
@@ -127,7 +130,7 @@ class Front:
 async def front(bus: Bus) -> AsyncIterator[Front]:
     registry, tuning = ExecutorRegistry(bus, "m"), Tuning(bus, lambda: None)
     router, telemetry = Router(registry, tuning), Telemetry("test")
-    tracker = RequestTracker(bus, registry, router, GATEWAY, SystemClock(), GenerationMetrics(telemetry.meter))
+    tracker = OnlineTracker(bus, registry, router, GATEWAY, SystemClock(), GenerationMetrics(telemetry.meter))
     await registry.start()
     await tracker.start()
     async with asyncio.TaskGroup() as tasks:
@@ -212,7 +215,7 @@ async def test_a_new_epoch_gets_the_request_again_with_its_tokens(front: Front, 
 
 async def test_an_abort_that_nobody_asked_for_moves_the_request(front: Front, peer: Peer) -> None:
     generation = await front.submit()
-    for attempt in range(MAX_ATTEMPTS):
+    for attempt in range(MAX_LOSSES):
         request = await peer.next_request()
         assert len(request.output_token_ids) == attempt
         await peer.send(request.request_id, [attempt])
@@ -220,7 +223,7 @@ async def test_an_abort_that_nobody_asked_for_moves_the_request(front: Front, pe
         assert await peer.next_abort() == [request.request_id]
     await generation.finished()
     assert generation.finish_reason is FinishReason.ERROR
-    assert str(MAX_ATTEMPTS) in generation.error
+    assert str(MAX_LOSSES) in generation.error
 
 
 async def test_tokens_that_were_lost_on_the_way_are_generated_again(front: Front, peer: Peer) -> None:

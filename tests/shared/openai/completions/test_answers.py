@@ -5,19 +5,23 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, prepare
-from shared.openai.completions.answers import Choice, ChunkWriter, Usage, completion_body, error_body, error_event
+from shared.openai.completions.answers import AnswerHead, Choice, completion_body
+from shared.openai.completions.chunks import ChunkWriter, error_event
+from shared.openai.completions.objects import CompletionUsage
 from shared.openai.completions.requests import CHAT, ENDPOINTS, TEXT
 from shared.openai.ids import created_s_of, is_well_formed, new_id
-from shared.openai.text import output_text, visible_tokens
+from shared.openai.objects import error_body
+from shared.openai.shown_text import output_text, visible_tokens
 from shared.protocol.sampling import FinishReason, SamplingParams
 from shared.text.tokenizer import Tokenizer
 
-USAGE = Usage(prompt_tokens=5, completion_tokens=3, cached_tokens=4)
+USAGE = CompletionUsage.of(prompt_tokens=5, completion_tokens=3, cached_tokens=4)
 TEXT_WITH_ESCAPES = 'quote " newline \n emoji 😀 \u2028'
 
 
@@ -30,7 +34,7 @@ def event_data(event: bytes) -> dict[str, Any]:
 @pytest.mark.parametrize(("endpoint", "shape"), [(CHAT, ChatCompletion), (TEXT, Completion)])
 def test_a_whole_answer_fits_the_clients_types(endpoint: str, shape: Any) -> None:
     choices = [Choice(TEXT_WITH_ESCAPES, FinishReason.LENGTH), Choice("other", FinishReason.STOP)]
-    body = completion_body(endpoint, "r1", 17, "m", choices, USAGE)
+    body = msgspec.to_builtins(completion_body(AnswerHead(endpoint, "r1", 17, "m"), choices, USAGE))
     parsed = shape.model_validate(body, strict=True)
     assert [(each.index, each.finish_reason) for each in parsed.choices] == [(0, "length"), (1, "stop")]
     choice = parsed.choices[0]
@@ -42,7 +46,7 @@ def test_a_whole_answer_fits_the_clients_types(endpoint: str, shape: Any) -> Non
 
 @pytest.mark.parametrize("include_usage", [False, True])
 def test_chat_chunks_fit_the_clients_types_and_join_to_the_text(include_usage: bool) -> None:
-    writer = ChunkWriter(CHAT, "r1", 17, "m", include_usage)
+    writer = ChunkWriter(AnswerHead(CHAT, "r1", 17, "m"), include_usage)
     events = [writer.start(), writer.text("one "), writer.text(TEXT_WITH_ESCAPES), writer.finish(FinishReason.STOP)]
     chunks = [ChatCompletionChunk.model_validate(event_data(event), strict=True) for event in events]
     assert chunks[0].choices[0].delta.role == "assistant"
@@ -53,7 +57,7 @@ def test_chat_chunks_fit_the_clients_types_and_join_to_the_text(include_usage: b
 
 
 def test_chunks_of_several_choices_name_theirs() -> None:
-    writer = ChunkWriter(CHAT, "r1", 17, "m", False, num_choices=2)
+    writer = ChunkWriter(AnswerHead(CHAT, "r1", 17, "m"), False, num_choices=2)
     starts = [event + b"\n\n" for event in writer.start().split(b"\n\n")[:-1]]
     events = [*starts, writer.text("a", index=1), writer.text("b"), writer.finish(FinishReason.STOP, 1)]
     chunks = [ChatCompletionChunk.model_validate(event_data(event), strict=True) for event in events]
@@ -62,7 +66,7 @@ def test_chunks_of_several_choices_name_theirs() -> None:
 
 
 def test_text_chunks_fit_the_clients_types() -> None:
-    writer = ChunkWriter(TEXT, "r1", 17, "m", False)
+    writer = ChunkWriter(AnswerHead(TEXT, "r1", 17, "m"), False)
     assert writer.start() == b""
     events = [event_data(writer.text("a")), event_data(writer.finish(FinishReason.LENGTH))]
     assert [event["choices"][0]["text"] for event in events] == ["a", ""]
@@ -72,10 +76,10 @@ def test_text_chunks_fit_the_clients_types() -> None:
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS)
 def test_the_usage_chunk_has_no_choices(endpoint: str) -> None:
-    usage, done, rest = ChunkWriter(endpoint, "r1", 17, "m", True).end(USAGE).split(b"\n\n")
+    usage, done, rest = ChunkWriter(AnswerHead(endpoint, "r1", 17, "m"), True).end(USAGE).split(b"\n\n")
     event = event_data(usage + b"\n\n")
     assert (event["choices"], done, rest) == ([], b"data: [DONE]", b"")
-    assert ChunkWriter(endpoint, "r1", 17, "m", False).end(USAGE) == b"data: [DONE]\n\n"
+    assert ChunkWriter(AnswerHead(endpoint, "r1", 17, "m"), False).end(USAGE) == b"data: [DONE]\n\n"
     assert event["usage"]["total_tokens"] == 8
 
 
