@@ -19,24 +19,11 @@ from shared.openai.errors import RequestError
 from shared.openai.ids import new_id
 from shared.openai.json_body import decode_body
 from shared.openai.metadata import Metadata, check_metadata
-from shared.openai.objects import (
-    Batch,
-    BatchUsage,
-    InputTokensDetails,
-    LineError,
-    LineErrors,
-    OutputTokensDetails,
-    Page,
-    RequestCounts,
-)
-from shared.protocol.batches import BatchRecord
+from shared.openai.objects import Page
+from shared.protocol.batches import Batch, BatchRecord
 
 MAX_BODY_BYTES = 64 * 1024
 WINDOW_S = {"24h": 24 * 3600}
-
-SHOWN_FIELDS = tuple(
-    name for name in Batch.__struct_fields__ if name in BatchRecord.__struct_fields__ and name != "errors"
-)
 
 router = APIRouter(prefix="/v1/batches", tags=["batches"])
 
@@ -87,7 +74,7 @@ async def create_batch(request: Request) -> Response:
         client_weight=sender.client_weight,
     )
     await context.batches.create(record)
-    return JsonResponse(batch_body(record))
+    return JsonResponse(shown(record))
 
 
 @router.get("", **answers(json_of(Page[Batch])))
@@ -95,39 +82,25 @@ async def list_batches(
     request: Request, after: str | None = None, limit: Annotated[int, Query(ge=1, le=100)] = 20
 ) -> Response:
     """Batches, the newest first."""
-    return JsonResponse(page(await context_of(request).batches.all(), batch_body, after, limit))
+    return JsonResponse(page([shown(record) for record in await context_of(request).batches.all()], after, limit))
 
 
 @router.get("/{batch_id}", **answers(json_of(Batch)))
 async def get_batch(request: Request, batch_id: str) -> Response:
     """A batch as it is now."""
-    return JsonResponse(batch_body(await context_of(request).batches.get(batch_id)))
+    return JsonResponse(shown(await context_of(request).batches.get(batch_id)))
 
 
 @router.post("/{batch_id}/cancel", **answers(json_of(Batch)))
 async def cancel_batch(request: Request, batch_id: str) -> Response:
     """Stop a batch; what it has finished is kept."""
     context = context_of(request)
-    return JsonResponse(batch_body(await context.batches.cancel(batch_id, int(context.clock.unix_s()))))
+    return JsonResponse(shown(await context.batches.cancel(batch_id, int(context.clock.unix_s()))))
 
 
-def batch_body(record: BatchRecord) -> Batch:
-    """OpenAI's Batch."""
-    shown = {name: getattr(record, name) for name in SHOWN_FIELDS}
-    errors = [LineError(error.code, error.message, error.line, error.param) for error in record.errors]
-    usage = BatchUsage(
-        record.input_tokens,
-        InputTokensDetails(record.cached_tokens),
-        record.output_tokens,
-        OutputTokensDetails(),
-        record.input_tokens + record.output_tokens,
-    )
-    return Batch(
-        errors=LineErrors(errors) if errors else None,
-        request_counts=RequestCounts(record.total, record.completed, record.failed),
-        usage=usage,
-        **shown,
-    )
+def shown(record: BatchRecord) -> Batch:
+    """What clients see of it."""
+    return msgspec.convert(record, Batch, from_attributes=True)
 
 
 def _check(fields: CreateBatch) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Annotated, Literal
 
-import msgspec
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
@@ -17,8 +16,8 @@ from services.gateway.http.json_response import JsonResponse
 from services.gateway.http.operation import BINARY, answers, json_of
 from services.gateway.http.upload import UPLOAD_FORM, read_upload
 from shared.errors import NotFoundOnBusError
-from shared.openai.objects import DeletedFile, FileObject, Page
-from shared.protocol.batches import FileRecord
+from shared.openai.objects import DeletedFile, Page
+from shared.protocol.batches import FileObject
 
 router = APIRouter(prefix="/v1/files", tags=["files"])
 
@@ -33,7 +32,7 @@ async def create_file(request: Request) -> Response:
         record = await context.files.create(
             upload.filename, upload.purpose, upload.contents, context.clock.unix_s(), upload.expires_after_s
         )
-    return JsonResponse(file_body(record))
+    return JsonResponse(record)
 
 
 @router.get("", **answers(json_of(Page[FileObject])))
@@ -48,13 +47,13 @@ async def list_files(
     records = await context_of(request).files.all()
     if purpose is not None:
         records = [record for record in records if record.purpose == purpose]
-    return JsonResponse(page(records, file_body, after, limit, newest_first=order == "desc"))
+    return JsonResponse(page(records, after, limit, newest_first=order == "desc"))
 
 
 @router.get("/{file_id}", **answers(json_of(FileObject)))
 async def get_file(request: Request, file_id: str) -> Response:
     """What is known of a file."""
-    return JsonResponse(file_body(await context_of(request).files.get(file_id)))
+    return JsonResponse(await context_of(request).files.get(file_id))
 
 
 @router.delete("/{file_id}", **answers(json_of(DeletedFile)))
@@ -82,15 +81,3 @@ async def _rejoin(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[byt
     yield first
     async for chunk in rest:
         yield chunk
-
-
-def file_body(record: FileRecord) -> FileObject:
-    """OpenAI's FileObject."""
-    return FileObject(
-        id=record.id,
-        bytes=record.bytes,
-        created_at=record.created_at,
-        filename=record.filename,
-        purpose=record.purpose,
-        expires_at=msgspec.UNSET if record.expires_at is None else record.expires_at,
-    )

@@ -15,9 +15,10 @@ from services.gateway.api.operations import Health, Readiness
 from services.gateway.http.operation import REF
 from shared.openai.completions.objects import ChatCompletion, TextCompletion
 from shared.openai.completions.requests import ChatCompletionBody, TextCompletionBody
-from shared.openai.objects import Batch, DeletedFile, ErrorAnswer, FileObject, Model, ModelList, Page
+from shared.openai.objects import DeletedFile, ErrorAnswer, Model, ModelList, Page
 from shared.openai.responses.objects import ModelResponse
 from shared.openai.responses.requests import ResponseBody
+from shared.protocol.batches import Batch, FileObject
 
 STRUCTS = (
     ChatCompletionBody,

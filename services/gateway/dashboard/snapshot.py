@@ -99,9 +99,9 @@ class BatchState(msgspec.Struct, frozen=True):
             status=record.status,
             created_at=record.created_at,
             ended_at=ended_at(record) or None,
-            total=record.total,
-            done=record.completed + record.failed,
-            failed=record.failed,
+            total=record.request_counts.total,
+            done=record.request_counts.done,
+            failed=record.request_counts.failed,
             lines_per_s=view.lines_per_s if view else None,
             left_s=view.left_s if view else None,
         )

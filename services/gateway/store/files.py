@@ -11,29 +11,29 @@ from shared.clock import Clock
 from shared.errors import BusError, NotFoundOnBusError
 from shared.openai.ids import is_well_formed, new_id
 from shared.protocol import subjects
-from shared.protocol.batches import FileRecord
+from shared.protocol.batches import FileObject
 
 
 class FileStore:
     """A record exists only where its contents do. A file that has expired is not shown; the offline-queue deletes
     it."""
 
-    def __init__(self, records: Bucket[FileRecord], objects: Objects, clock: Clock) -> None:
+    def __init__(self, records: Bucket[FileObject], objects: Objects, clock: Clock) -> None:
         self._records = records
         self._objects = objects
         self._clock = clock
 
     @classmethod
     async def open(cls, bus: Bus, clock: Clock) -> FileStore:
-        return cls(await bus.bucket(subjects.FILES_BUCKET, FileRecord), await bus.objects(), clock)
+        return cls(await bus.bucket(subjects.FILES_BUCKET, FileObject), await bus.objects(), clock)
 
     async def create(
         self, filename: str, purpose: str, contents: BinaryIO, created_s: float, expires_after_s: int | None
-    ) -> FileRecord:
+    ) -> FileObject:
         """Store the contents, then the record. Raises BusError; then nothing is left behind."""
         file_id = new_id("file-", created_s)
         size = await self._objects.put(file_id, contents)
-        record = FileRecord(
+        record = FileObject(
             id=file_id,
             bytes=size,
             created_at=int(created_s),
@@ -48,7 +48,7 @@ class FileStore:
             raise
         return record
 
-    async def get(self, file_id: str, param: str = "file_id") -> FileRecord:
+    async def get(self, file_id: str, param: str = "file_id") -> FileObject:
         """Raises RequestError (404)."""
         if not is_well_formed(file_id):
             raise not_found("file", file_id, param)
@@ -60,7 +60,7 @@ class FileStore:
             raise not_found("file", file_id, param)
         return entry.value
 
-    async def all(self) -> list[FileRecord]:
+    async def all(self) -> list[FileObject]:
         records = [entry.value for entry in await self._records.entries() if entry.value is not None]
         return [record for record in records if self._is_shown(record)]
 
@@ -70,10 +70,10 @@ class FileStore:
         await self._records.delete(file_id)
         await self._objects.delete(file_id)
 
-    def chunks(self, record: FileRecord) -> AsyncIterator[bytes]:
+    def chunks(self, record: FileObject) -> AsyncIterator[bytes]:
         """The contents, piece by piece; of a batch's output that still grows, as much as the record says. Raises
         NotFoundOnBusError and BusError."""
         return self._objects.chunks(record.id, record.bytes)
 
-    def _is_shown(self, record: FileRecord) -> bool:
+    def _is_shown(self, record: FileObject) -> bool:
         return record.expires_at is None or record.expires_at > self._clock.unix_s()

@@ -14,14 +14,12 @@ from shared.openai.responses.objects import (
     OutputMessage,
     OutputText,
     ResponseError,
-    ResponseInputDetails,
-    ResponseOutputDetails,
-    ResponseUsage,
     Status,
 )
 from shared.openai.responses.requests import ResponseRequest
 from shared.openai.shown_text import ShownToken
 from shared.protocol.sampling import FinishReason
+from shared.protocol.usage import Usage
 
 _encoder = msgspec.json.Encoder()
 
@@ -52,7 +50,7 @@ class ResponseAnswer:
         return self._response(
             status,
             output=[self.message(status, text)],
-            usage=_usage(usage),
+            usage=Usage.of(usage.prompt_tokens, usage.prompt_tokens_details.cached_tokens, usage.completion_tokens),
             incomplete_details=IncompleteDetails("max_output_tokens") if is_cut else None,
             completed_at=None if is_cut else now_s,
         )
@@ -153,13 +151,3 @@ class ResponseEvents:
 def status_of(finish_reason: FinishReason) -> Status:
     """Of an answer, and of its message."""
     return "incomplete" if finish_reason is FinishReason.LENGTH else "completed"
-
-
-def _usage(usage: CompletionUsage) -> ResponseUsage:
-    return ResponseUsage(
-        input_tokens=usage.prompt_tokens,
-        input_tokens_details=ResponseInputDetails(usage.prompt_tokens_details.cached_tokens),
-        output_tokens=usage.completion_tokens,
-        output_tokens_details=ResponseOutputDetails(),
-        total_tokens=usage.total_tokens,
-    )

@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from shared.protocol.usage import Usage
+
 Status = Literal["in_progress", "completed", "incomplete", "failed"]
 
 
@@ -39,29 +41,6 @@ class IncompleteDetails(msgspec.Struct, frozen=True):
     """Why the output is cut."""
 
     reason: str
-
-
-class ResponseInputDetails(msgspec.Struct, frozen=True):
-    """``cached_tokens`` came from the prefix cache; nothing is written to it at an extra price."""
-
-    cached_tokens: int
-    cache_write_tokens: int = 0
-
-
-class ResponseOutputDetails(msgspec.Struct, frozen=True):
-    """There is no reasoning apart from the output."""
-
-    reasoning_tokens: int = 0
-
-
-class ResponseUsage(msgspec.Struct, frozen=True):
-    """Tokens of one response."""
-
-    input_tokens: int
-    input_tokens_details: ResponseInputDetails
-    output_tokens: int
-    output_tokens_details: ResponseOutputDetails
-    total_tokens: int
 
 
 class Reasoning(msgspec.Struct, frozen=True):
@@ -102,5 +81,5 @@ class ModelResponse(msgspec.Struct, frozen=True, kw_only=True):
     top_logprobs: int = 0
     top_p: float
     truncation: str = "disabled"
-    usage: ResponseUsage | None = None
+    usage: Usage | None = None
     user: str | None

@@ -10,10 +10,11 @@ import openai
 import pytest
 from openai.types import Batch
 
-from services.gateway.api.batches import batch_body
+from services.gateway.api.batches import shown as shown_batch
 from shared.bus import Bus
 from shared.protocol import subjects
-from shared.protocol.batches import BatchError, BatchRecord, FileRecord
+from shared.protocol.batches import BatchRecord, FileObject, LineError, LineErrors, RequestCounts
+from shared.protocol.usage import Usage
 from tests.services.gateway.gateway_rig import GatewayRig
 
 WINDOW_S = 24 * 3600
@@ -75,8 +76,8 @@ async def test_cancelling_is_written_once_and_only_before_the_end(rig: GatewayRi
 
 async def test_the_input_must_be_a_batch_file(rig: GatewayRig, input_file: str) -> None:
     bus = await Bus.connect(rig.nats_url, "test")
-    bucket = await bus.bucket(subjects.FILES_BUCKET, FileRecord)
-    await bucket.put("file-output", FileRecord("file-output", 1, 1, "o", "batch_output"))
+    bucket = await bus.bucket(subjects.FILES_BUCKET, FileObject)
+    await bucket.put("file-output", FileObject("file-output", 1, 1, "o", "batch_output"))
     await bus.close()
     with pytest.raises(openai.BadRequestError, match="batch_output"):
         create(rig, "file-output")
@@ -138,15 +139,14 @@ def test_an_ended_batch_fits_the_clients_type() -> None:
         created_at=1,
         expires_at=2,
         status="failed",
-        errors=[BatchError("invalid_json_line", "not JSON", 3, "x")],
-        total=5,
-        completed=3,
-        failed=2,
-        input_tokens=10,
-        cached_tokens=4,
-        output_tokens=6,
+        errors=LineErrors([LineError("invalid_json_line", "not JSON", 3, "x")]),
+        request_counts=RequestCounts(total=5, completed=3, failed=2),
+        usage=Usage.of(10, 4, 6),
+        client_id="name-alice",
     )
-    shown = Batch.model_validate_json(msgspec.json.encode(batch_body(record)), strict=True)
+    body = msgspec.json.encode(shown_batch(record))
+    assert b"alice" not in body
+    shown = Batch.model_validate_json(body, strict=True)
     assert shown.errors is not None and shown.errors.data is not None
     assert (shown.errors.data[0].code, shown.errors.data[0].line) == ("invalid_json_line", 3)
     assert shown.request_counts is not None and shown.request_counts.completed == 3

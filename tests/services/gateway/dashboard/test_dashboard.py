@@ -27,7 +27,7 @@ from shared.bus import Bus
 from shared.clock import SystemClock
 from shared.latency.histogram import LatencyHistogram
 from shared.protocol import subjects
-from shared.protocol.batches import BatchRecord
+from shared.protocol.batches import BatchRecord, RequestCounts
 from shared.protocol.budgets import BudgetRecord, BudgetSource
 from shared.protocol.messages import ExecutorCounters, Heartbeat, OnlineServed, ServiceStatus
 from shared.protocol.slo_profile import Knob, SloProfileRecord, SloVerdict, Trial, WorkloadFacts, slo_profile_key
@@ -79,8 +79,8 @@ def served(ttft_ms: float) -> OnlineServed:
 
 
 def batch(**changes: object) -> BatchRecord:
-    record = BatchRecord("batch_1", "/v1/completions", "file_1", "24h", 100, 200, "in_progress", total=50, completed=20)
-    return msgspec.structs.replace(record, **changes)
+    record = BatchRecord("batch_1", "/v1/completions", "file_1", "24h", 100, 200, "in_progress")
+    return msgspec.structs.replace(record, **({"request_counts": RequestCounts(50, 20)} | changes))
 
 
 def test_a_row_is_of_all_executors_together() -> None:
@@ -180,7 +180,8 @@ async def test_a_snapshot_tells_executors_batches_and_the_budget_with_its_eviden
     await profiles.put(slo_profile_key(KEY, SLOS, Knob.BUDGET_MS), PROFILE)
     batches = await bus.bucket(subjects.BATCHES_BUCKET, BatchRecord)
     await batches.put("batch_1", batch())
-    await batches.put("batch_2", batch(id="batch_2", status="failed", failed_at=150, failed=3))
+    counts = RequestCounts(50, 20, 3)
+    await batches.put("batch_2", batch(id="batch_2", status="failed", failed_at=150, request_counts=counts))
     async with hub.viewer():
         number, now = 0, {"executors": [], "ended": [], "budgets": []}
         while not (now["executors"] and now["ended"] and now["budgets"]):
