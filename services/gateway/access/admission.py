@@ -47,7 +47,7 @@ class Admission:
     async def check_offline(self) -> None:
         """Whether more offline work may come. Raises Refusal (429) and BusError."""
         if reached := await self._reached_offline():
-            raise _offline_refusal(*reached)
+            raise _offline_refusal("offline work is", OVERLOADED, "", *reached)
 
     async def check_flex(self) -> None:
         """Whether one more offline request may wait for its turn. Raises Refusal (429) and BusError."""
@@ -82,10 +82,9 @@ class Admission:
 
 def no_room_for_flex(reason: str, why: str) -> Refusal:
     """A 429 for the service tier flex."""
-    message = f"no flex requests are taken now: {why}; try again later, or with another service_tier"
-    return Refusal(reason, message, 429, RESOURCE_UNAVAILABLE, RESOURCE_UNAVAILABLE, OFFLINE_RETRY_S)
+    return _offline_refusal("flex requests are", RESOURCE_UNAVAILABLE, ", or with another service_tier", reason, why)
 
 
-def _offline_refusal(reason: str, why: str) -> Refusal:
-    message = f"no offline work is taken now: {why}; try again later"
-    return Refusal(reason, message, 429, OVERLOADED, OVERLOADED, OFFLINE_RETRY_S)
+def _offline_refusal(what: str, code: str, hint: str, reason: str, why: str) -> Refusal:
+    message = f"no {what} taken now: {why}; try again later{hint}"
+    return Refusal(reason, message, 429, code, code, OFFLINE_RETRY_S)

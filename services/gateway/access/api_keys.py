@@ -20,10 +20,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The owner of a known key, and what is left of its limits here."""
+    """The owner of a known key, or somebody without one, and what is left of its limits here."""
 
-    key: ApiKeyRecord
+    key: ApiKeyRecord | None
     limits: RateLimits
+
+
+ANONYMOUS = Caller(None, RateLimits(None, None, 0.0))
 
 
 class ApiKeys:
@@ -84,7 +87,7 @@ class ApiKeys:
     def _take(self, entry: Entry[ApiKeyRecord]) -> None:
         known = self._by_name.pop(entry.key, None)
         if known is not None:
-            del self._by_hash[known.key.key_hash]
+            self._by_hash = {hash: each for hash, each in self._by_hash.items() if each is not known}
         if entry.value is not None:
             self._by_name[entry.key] = self._by_hash[entry.value.key_hash] = self._caller(entry.value)
         elif known is not None:

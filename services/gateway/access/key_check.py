@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from services.gateway.access.api_keys import ApiKeys
+from services.gateway.access.api_keys import ANONYMOUS, ApiKeys
 from services.gateway.http.errors import error_response
 
 OPEN_PATHS = ("/health", "/ready", "/metrics")  # of whoever watches the process; nothing of a request is in them
@@ -22,7 +22,8 @@ class KeyCheck:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             authorization = Headers(scope=scope).get("authorization")
-            caller = scope["state"]["caller"] = self._keys.find(authorization)
+            caller = self._keys.find(authorization)
+            scope["state"]["caller"] = caller or ANONYMOUS
             if caller is None and self._keys.required and not _is_open(scope["path"]):
                 scope["state"]["refused"] = "key"
                 await _refuse(authorization)(scope, receive, send)

@@ -5,44 +5,37 @@ from __future__ import annotations
 from fastapi import Request
 
 from services.gateway.access.api_keys import Caller
-from services.gateway.access.rate_limits import UNLIMITED, Reservation
+from services.gateway.access.rate_limits import Reservation
 from services.gateway.access.sender import Sender, client_id_of
 from services.gateway.api.context import context_of
 from services.gateway.http.answers import request_id_of
 from shared.openai.completions.requests import CompletionRequest
 
 
-def caller_of(request: Request) -> Caller | None:
-    """Whose key came with the request; None where no key is required and none that is known came."""
-    caller: Caller | None = request.state.caller
+def caller_of(request: Request) -> Caller:
+    """Whose key came with the request."""
+    caller: Caller = request.state.caller
     return caller
 
 
 def take_request(request: Request) -> None:
     """One more request of its caller. Raises Refusal where that is more than its limit."""
-    caller = caller_of(request)
-    if caller is not None:
-        caller.limits.take_request(context_of(request).clock.monotonic_s())
+    caller_of(request).limits.take_request(context_of(request).clock.monotonic_s())
 
 
 def reserve_tokens(request: Request, completion: CompletionRequest) -> Reservation:
     """Of its caller's limit, the prompt and the longest answers. Raises Refusal where so many are not left."""
-    caller = caller_of(request)
-    if caller is None:
-        return UNLIMITED
     num_tokens = len(completion.prompt_token_ids) + completion.sampling.n * completion.sampling.max_tokens
-    return caller.limits.reserve_tokens(num_tokens, context_of(request).clock.monotonic_s())
+    return caller_of(request).limits.reserve_tokens(num_tokens, context_of(request).clock.monotonic_s())
 
 
 def limit_headers(request: Request) -> dict[str, str]:
     """What is left of its caller's limits."""
-    caller = caller_of(request)
-    return {} if caller is None else caller.limits.headers(context_of(request).clock.monotonic_s())
+    return caller_of(request).limits.headers(context_of(request).clock.monotonic_s())
 
 
 def sender_of(request: Request, user: str | None) -> Sender:
     """As executors know it; ``user`` is the body's field."""
-    caller = caller_of(request)
-    key = None if caller is None else caller.key
+    key = caller_of(request).key
     client_id = client_id_of(key, request.headers.get("authorization"), user)
     return Sender(client_id, 1.0 if key is None else key.weight, request_id_of(request))

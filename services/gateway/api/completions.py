@@ -14,16 +14,10 @@ from services.gateway.http.operation import answers, events_of, json_of
 from services.gateway.live.choices import Choices
 from services.gateway.live.generation import Generation
 from shared.openai.completions.answers import AnswerHead, Choice, completion_body
+from shared.openai.completions.bodies import ChatCompletionBody, TextCompletionBody
 from shared.openai.completions.chunks import ChunkWriter
 from shared.openai.completions.objects import ChatCompletion, TextCompletion
-from shared.openai.completions.requests import (
-    CHAT,
-    TEXT,
-    ChatCompletionBody,
-    CompletionRequest,
-    TextCompletionBody,
-    parse_completion,
-)
+from shared.openai.completions.requests import CHAT, TEXT, CompletionRequest, parse_completion
 from shared.openai.completions.tool_chunks import ToolCallChunks
 from shared.openai.logprobs import LogprobsShape
 from shared.openai.shown_text import shown_output

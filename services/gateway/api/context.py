@@ -73,7 +73,7 @@ class Context:
             tuning=tuning,
             router=router,
             tracker=tracker,
-            flex=FlexTracker(bus, registry, gateway_id, clock, GenerationMetrics(meter, "flex")),
+            flex=FlexTracker(bus, registry, f"{gateway_id}-flex", clock, GenerationMetrics(meter, "flex")),
             admission=Admission(bus, clock, settings, tracker.room, lambda: tracker.num_live),
             keys=ApiKeys(bus, settings, clock),
             files=await FileStore.open(bus, clock),

@@ -5,40 +5,12 @@ from __future__ import annotations
 import importlib.metadata
 from typing import Any
 
-import msgspec
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
 
 from services.gateway.access.key_check import OPEN_PATHS
-from services.gateway.api.batches import CreateBatch
-from services.gateway.api.operations import Health, Readiness
-from services.gateway.http.operation import REF
-from shared.openai.completions.objects import ChatCompletion, TextCompletion
-from shared.openai.completions.requests import ChatCompletionBody, TextCompletionBody
-from shared.openai.objects import DeletedFile, ErrorAnswer, Model, ModelList, Page
-from shared.openai.responses.objects import ModelResponse
-from shared.openai.responses.requests import ResponseBody
-from shared.protocol.batches import Batch, FileObject
+from services.gateway.http.operation import components
 
-STRUCTS = (
-    ChatCompletionBody,
-    ChatCompletion,
-    TextCompletionBody,
-    TextCompletion,
-    ResponseBody,
-    ModelResponse,
-    Model,
-    ModelList,
-    FileObject,
-    Page[FileObject],
-    DeletedFile,
-    CreateBatch,
-    Batch,
-    Page[Batch],
-    Health,
-    Readiness,
-    ErrorAnswer,
-)
 ABOUT = "OpenAI's API for completions, responses, files and batches, as Slackwater serves it."
 KEY_SCHEME = "api_key"
 
@@ -61,9 +33,8 @@ class DescribedApp(FastAPI):
         """Made when it is first asked for."""
         if self.openapi_schema is None:
             document = super().openapi()
-            _, schemas = msgspec.json.schema_components(STRUCTS, ref_template=REF)
             scheme = {"type": "http", "scheme": "bearer", "description": "A key of slackwater key create."}
-            document["components"] = {"schemas": schemas, "securitySchemes": {KEY_SCHEME: scheme}}
+            document["components"] = {"schemas": components(), "securitySchemes": {KEY_SCHEME: scheme}}
             document["security"] = [{KEY_SCHEME: []}] if self._keys_required else [{KEY_SCHEME: []}, {}]
             for path in OPEN_PATHS:
                 document["paths"][path]["get"]["security"] = []

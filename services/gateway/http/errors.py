@@ -13,7 +13,7 @@ from starlette.requests import ClientDisconnect
 from services.gateway.http.answers import request_id_of
 from services.gateway.http.json_response import JsonResponse
 from services.gateway.http.refusal import Refusal
-from shared.errors import BusError, NoExecutorError, NotFoundOnBusError
+from shared.errors import BusError, NoExecutorError, NotFoundOnBusError, SlackwaterError
 from shared.openai.errors import RequestError
 from shared.openai.objects import error_body
 
@@ -30,14 +30,17 @@ UNAVAILABLE = "service_unavailable"
 
 def install_error_handlers(app: FastAPI) -> None:
     """For what our own code raises, and what FastAPI and Starlette do."""
-    app.add_exception_handler(RequestError, _on_request_error)
-    app.add_exception_handler(Refusal, _on_refusal)
-    app.add_exception_handler(NoExecutorError, _on_unavailable)
-    app.add_exception_handler(BusError, _on_unavailable)
-    app.add_exception_handler(HTTPException, _on_http_exception)
-    app.add_exception_handler(RequestValidationError, _on_validation_error)
-    app.add_exception_handler(ClientDisconnect, _on_client_disconnect)
-    app.add_exception_handler(Exception, _on_unexpected)
+    expected = (
+        RequestError,
+        Refusal,
+        NoExecutorError,
+        BusError,
+        HTTPException,
+        RequestValidationError,
+        ClientDisconnect,
+    )
+    for kind in (*expected, Exception):
+        app.add_exception_handler(kind, _on_error)
 
 
 def error_response(
@@ -52,24 +55,30 @@ def error_response(
     return JsonResponse(error_body(message, type, param, code), status_code=status, headers=headers)
 
 
-def not_found(what: str, id: str, param: str) -> RequestError:
-    """A 404 for an unknown file or batch."""
-    return RequestError(f"no such {what}: {id}", param, "not_found", 404)
+async def _on_error(request: Request, error: Exception) -> Response:
+    match error:
+        case RequestError():
+            headers = {"Connection": "close"} if error.status in BODY_UNREAD else None
+            return error_response(error.status, error.message, INVALID_REQUEST, error.param, error.code, headers)
+        case Refusal():
+            request.state.refused = error.reason
+            return error_response(error.status, error.message, error.type, code=error.code, headers=error.headers)
+        case NoExecutorError() | BusError():
+            return _unavailable(request, error)
+        case HTTPException():
+            return _http_error(request, error)
+        case RequestValidationError():  # a path or query parameter; FastAPI answers 422, OpenAI 400
+            first = error.errors()[0]
+            param = str(first["loc"][-1])
+            return error_response(400, f"{param}: {first['msg']}", param=param)
+        case ClientDisconnect():  # in the middle of a body; nobody reads the answer
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
+    # The traceback is logged by the server, which gets the exception too, but knows no ids.
+    logger.error("failed", extra={"http_request_id": request_id_of(request), "error": repr(error)})
+    return error_response(500, "the server failed to process the request", SERVER_ERROR)
 
 
-async def _on_request_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestError)
-    headers = {"Connection": "close"} if error.status in BODY_UNREAD else None
-    return error_response(error.status, error.message, INVALID_REQUEST, error.param, error.code, headers)
-
-
-async def _on_refusal(request: Request, error: Exception) -> Response:
-    assert isinstance(error, Refusal)
-    request.state.refused = error.reason
-    return error_response(error.status, error.message, error.type, code=error.code, headers=error.headers)
-
-
-async def _on_unavailable(request: Request, error: Exception) -> Response:
+def _unavailable(request: Request, error: SlackwaterError) -> Response:
     ids = {"http_request_id": request_id_of(request), "path": request.url.path}
     logger.warning("unavailable", extra={**ids, "why": str(error)})
     if isinstance(error, NotFoundOnBusError):
@@ -78,28 +87,8 @@ async def _on_unavailable(request: Request, error: Exception) -> Response:
     return error_response(503, str(error), UNAVAILABLE, code=UNAVAILABLE, headers=headers)
 
 
-async def _on_http_exception(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
+def _http_error(request: Request, error: HTTPException) -> Response:
     message = f"{error.detail}: {request.method} {request.url.path}"
     type = INVALID_REQUEST if error.status_code < 500 else SERVER_ERROR
     code = {404: "unknown_url", 405: "method_not_allowed"}.get(error.status_code)
     return error_response(error.status_code, message, type, code=code, headers=error.headers)
-
-
-async def _on_validation_error(request: Request, error: Exception) -> Response:
-    """FastAPI's 422 for path and query parameters; OpenAI answers 400."""
-    assert isinstance(error, RequestValidationError)
-    first = error.errors()[0]
-    param = str(first["loc"][-1])
-    return error_response(400, f"{param}: {first['msg']}", param=param)
-
-
-async def _on_client_disconnect(request: Request, error: Exception) -> Response:
-    """In the middle of a body; nobody reads the answer."""
-    return Response(status_code=CLIENT_CLOSED_REQUEST)
-
-
-async def _on_unexpected(request: Request, error: Exception) -> Response:
-    """The traceback is logged by the server, which gets the exception too, but knows no ids."""
-    logger.error("failed", extra={"http_request_id": request_id_of(request), "error": repr(error)})
-    return error_response(500, "the server failed to process the request", SERVER_ERROR)

@@ -17,6 +17,8 @@ REF = "#/components/schemas/{name}"
 JSON = "application/json"
 BINARY: Schema = {"type": "string", "format": "binary"}
 
+_described: dict[type[msgspec.Struct], None] = {}  # by all routes together, in the order of their declaration
+
 
 def answers(
     answer: Content, *, body: Content | None = None, errors: Mapping[int | str, Content] | None = None
@@ -37,8 +39,16 @@ def answers(
 
 
 def json_of(struct: type[msgspec.Struct]) -> Content:
-    """JSON of a struct, which is among those that ``openapi`` knows."""
-    return {JSON: {"schema": {"$ref": REF.format(name=component_name(struct))}}}
+    """JSON of a struct, which is one of the document's components from here on."""
+    _described[struct] = None
+    (reference,), _ = msgspec.json.schema_components((struct,), ref_template=REF)
+    return {JSON: {"schema": reference}}
+
+
+def components() -> dict[str, Schema]:
+    """Of all that ``json_of`` was told, and of what they are made of, by name."""
+    _, schemas = msgspec.json.schema_components(_described, ref_template=REF)
+    return schemas
 
 
 def text_of(media_type: str, what: str) -> Content:
@@ -50,13 +60,6 @@ def events_of(data: str) -> Content:
     """Server-sent events, as a client reads each: its data, and its name where it has one."""
     event = {"type": "object", "required": ["data"], "properties": {"data": {"type": "string", "description": data}}}
     return {"text/event-stream": {"schema": event}}
-
-
-def component_name(struct: Any) -> str:
-    """As msgspec calls it among the components."""
-    (reference,), _ = msgspec.json.schema_components((struct,), ref_template="{name}")
-    name: str = reference["$ref"]
-    return name
 
 
 def _response(description: str, content: Content) -> dict[str, Any]:

@@ -6,17 +6,10 @@ import asyncio
 import logging
 
 from services.gateway.access.admission import no_room_for_flex
-from services.gateway.access.rate_limits import Reservation
-from services.gateway.access.sender import Sender
 from services.gateway.live.flex_generation import FlexGeneration
-from services.gateway.live.metrics import GenerationMetrics
-from services.gateway.live.registry import ExecutorRegistry
 from services.gateway.live.tracker import Tracker
-from shared.bus import Bus
 from shared.cancellation import check_cancelled
-from shared.clock import Clock
 from shared.errors import BusError, NoResponderError
-from shared.openai.completions.requests import CompletionRequest
 from shared.protocol import subjects
 from shared.protocol.flex import HOLD_PERIOD_S, FlexAnswer, FlexHeld
 from shared.protocol.messages import AbortRequests, StepTokens
@@ -28,17 +21,9 @@ RETRY_S = 0.5
 
 class FlexTracker(Tracker[FlexGeneration]):
     """The offline-queue may forget a request, and an executor may die with it, and it goes on from where it was.
-    Executors know this as a gateway of its own."""
+    Executors know this as a gateway of its own, by its id."""
 
-    def __init__(
-        self, bus: Bus, registry: ExecutorRegistry, gateway_id: str, clock: Clock, metrics: GenerationMetrics
-    ) -> None:
-        super().__init__(bus, registry, f"{gateway_id}-flex", clock, metrics)
-
-    def _make(
-        self, id: str, request: CompletionRequest, sender: Sender, unix_s: float, now_s: float, reserved: Reservation
-    ) -> FlexGeneration:
-        return FlexGeneration(id, request, sender, unix_s, now_s, reserved)
+    generation_type = FlexGeneration
 
     async def _start(self, generation: FlexGeneration) -> None:
         try:

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from services.gateway.live.online_generation import OnlineGeneration
 from shared.bus import Bus
 from shared.clock import Clock
-from shared.errors import BusError
 from shared.latency.histogram import LatencyHistogram
 from shared.protocol import subjects
 from shared.protocol.messages import FinishedOnline, OnlineServed
-
-logger = logging.getLogger(__name__)
 
 PERIOD_S = 1.0
 
@@ -55,10 +51,7 @@ class OnlineReporter:
         """Send what there is now; what cannot be sent is lost."""
         served, self._served = self._served, {}
         for executor_id, each in served.items():
-            try:
-                await self._bus.publish(subjects.online(executor_id), self._message(executor_id, each))
-            except BusError as error:
-                logger.warning("online latencies not sent", extra={"executor_id": executor_id, "why": str(error)})
+            await self._bus.publish_or_drop(subjects.online(executor_id), self._message(executor_id, each))
 
     def started(self, generation: OnlineGeneration) -> None:
         """It was sent to an executor for the first time, or once more."""

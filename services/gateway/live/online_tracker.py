@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from services.gateway.access.rate_limits import Reservation
-from services.gateway.access.sender import Sender
 from services.gateway.access.waiting_room import WaitingRoom
 from services.gateway.live.metrics import GenerationMetrics
 from services.gateway.live.online_generation import OnlineGeneration
@@ -13,7 +11,6 @@ from services.gateway.live.router import Router
 from services.gateway.live.tracker import Tracker
 from shared.bus import Bus
 from shared.clock import Clock
-from shared.openai.completions.requests import CompletionRequest
 from shared.protocol import subjects
 from shared.protocol.sampling import FinishReason
 
@@ -22,6 +19,8 @@ SUBMIT_WAIT_S = 5.0  # for a first executor; then the client is told to come bac
 
 class OnlineTracker(Tracker[OnlineGeneration]):
     """An executor that is lost may only have been silent: what it holds of ours is aborted before it is resumed."""
+
+    generation_type = OnlineGeneration
 
     def __init__(
         self,
@@ -37,13 +36,9 @@ class OnlineTracker(Tracker[OnlineGeneration]):
         self._reporter = OnlineReporter(bus, gateway_id, clock)
         self.room = WaitingRoom()
 
-    def _make(
-        self, id: str, request: CompletionRequest, sender: Sender, unix_s: float, now_s: float, reserved: Reservation
-    ) -> OnlineGeneration:
-        self.room.enter(id, sender.client_id, len(request.prompt_token_ids), now_s)
-        return OnlineGeneration(id, request, sender, unix_s, now_s, reserved)
-
     async def _start(self, generation: OnlineGeneration) -> None:
+        num_tokens = len(generation.request.prompt_token_ids)
+        self.room.enter(generation.request_id, generation.sender.client_id, num_tokens, generation.started_s)
         await self._send(generation, SUBMIT_WAIT_S)
 
     async def _send_again(self, generation: OnlineGeneration, until_s: float) -> None:

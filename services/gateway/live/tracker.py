@@ -32,6 +32,8 @@ G = TypeVar("G", bound=Generation)
 class Tracker(ABC, Generic[G]):
     """Holds every live request's tokens, so that one whose executor is lost goes on elsewhere from where it was."""
 
+    generation_type: type[G]
+
     def __init__(
         self, bus: Bus, registry: ExecutorRegistry, gateway_id: str, clock: Clock, metrics: GenerationMetrics
     ) -> None:
@@ -66,7 +68,7 @@ class Tracker(ABC, Generic[G]):
         """It waits or runs from here on. The caller must ``close`` it; ``reservation`` is settled here. Raises Refusal,
         NoExecutorError and BusError."""
         now_s = self._clock.monotonic_s()
-        generation = self._make(uuid.uuid4().hex, request, sender, self._clock.unix_s(), now_s, reservation)
+        generation = self.generation_type(uuid.uuid4().hex, request, sender, self._clock.unix_s(), now_s, reservation)
         try:
             await self._start(generation)
         except BaseException:
@@ -84,12 +86,6 @@ class Tracker(ABC, Generic[G]):
         if found is not None:
             self._end(found, FinishReason.ABORT)
             await self._drop(found)
-
-    @abstractmethod
-    def _make(
-        self, id: str, request: CompletionRequest, sender: Sender, unix_s: float, now_s: float, reserved: Reservation
-    ) -> G:
-        """A request that has not been sent."""
 
     @abstractmethod
     async def _start(self, generation: G) -> None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from services.gateway.http.errors import not_found
 from shared.bus import Bucket, Bus
 from shared.errors import NotFoundOnBusError
-from shared.openai.errors import RequestError
+from shared.openai.errors import RequestError, not_found
 from shared.openai.ids import is_well_formed
 from shared.protocol import subjects
 from shared.protocol.batches import BatchRecord

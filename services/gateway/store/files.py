@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import BinaryIO
 
-from services.gateway.http.errors import not_found
 from shared.bus import Bucket, Bus, Objects
 from shared.clock import Clock
 from shared.errors import BusError, NotFoundOnBusError
+from shared.openai.errors import not_found
 from shared.openai.ids import is_well_formed, new_id
 from shared.protocol import subjects
 from shared.protocol.batches import FileObject

@@ -17,7 +17,8 @@ import msgspec
 from services.offline_queue.batches.lines import BatchLine
 from services.offline_queue.batches.results import failed_result
 from shared.errors import SlackwaterError
-from shared.openai.completions.requests import CompletionRequest, RequestError, ServedModel, parse_completion
+from shared.openai.completions.requests import CompletionRequest, ServedModel, parse_completion
+from shared.openai.errors import RequestError
 from shared.protocol.batches import BatchRecord, LineError
 from shared.protocol.messages import GenerateRequest, Kind, OfflineRequest, OfflineResult
 from shared.text.tokenizer import Tokenizer

@@ -10,7 +10,8 @@ from services.offline_queue.batches.lines import BatchLine
 from services.offline_queue.batches.records import CANCELLED, EXPIRED
 from shared.openai.completions.answers import AnswerHead, Choice, completion_body
 from shared.openai.completions.objects import CompletionUsage
-from shared.openai.completions.requests import CHAT, RequestError
+from shared.openai.completions.requests import CHAT
+from shared.openai.errors import RequestError
 from shared.openai.logprobs import LogprobsShape
 from shared.openai.objects import error_body
 from shared.openai.shown_text import shown_output

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -98,11 +99,11 @@ def _template_message(where: str, message: Message, called: dict[str, str]) -> d
     if role == "tool":
         return _tool_message(where, message, called)
     if not message.tool_calls:
-        return {"role": role, "content": _content_text(where, message.content)}
+        return {"role": role, "content": content_text(f"{where}.content", message.content)}
     if role != "assistant":
         raise RequestError("only messages of the assistant have tool calls", f"{where}.tool_calls")
     called.update((call.id, call.function.name) for call in message.tool_calls)
-    content = "" if message.content is None else _content_text(where, message.content)
+    content = "" if message.content is None else content_text(f"{where}.content", message.content)
     calls = template_calls(f"{where}.tool_calls", message.tool_calls)
     return {"role": role, "content": content, "tool_calls": calls}
 
@@ -113,18 +114,17 @@ def _tool_message(where: str, message: Message, called: dict[str, str]) -> dict[
         raise RequestError(f"{where}.tool_call_id is missing", f"{where}.tool_call_id")
     if call_id not in called:
         raise RequestError("no message before this one has a tool call of this id", f"{where}.tool_call_id")
-    content = _content_text(where, message.content)
+    content = content_text(f"{where}.content", message.content)
     return {"role": "tool", "tool_call_id": call_id, "name": called[call_id], "content": content}
 
 
-def _content_text(where: str, content: str | list[ContentPart] | None) -> str:
+def content_text(where: str, content: str | list[ContentPart] | None, kinds: Sequence[str] = ("text",)) -> str:
+    """``kinds``: what parts with a text are called. Raises RequestError."""
     if content is None:
-        raise RequestError("the message has no content", f"{where}.content")
+        raise RequestError("the message has no content", where)
     if isinstance(content, str):
         return content
     for index, part in enumerate(content):
-        if part.type != "text" or part.text is None:
-            raise RequestError(
-                f"content of type {part.type!r} is not supported; only text is", f"{where}.content[{index}]"
-            )
+        if part.type not in kinds or part.text is None:
+            raise RequestError(f"content of type {part.type!r} is not supported; only text is", f"{where}[{index}]")
     return "".join(part.text or "" for part in content)

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import secrets
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
-from msgspec import Meta
 
 from shared.errors import ChatTemplateError
-from shared.openai.completions.prompts import PROMPT_SCHEMA, Message, chat_prompt, text_prompt
-from shared.openai.errors import RequestError as RequestError
+from shared.openai.completions.bodies import ChatCompletionBody, TextCompletionBody
+from shared.openai.completions.prompts import chat_prompt, text_prompt
+from shared.openai.errors import RequestError
 from shared.openai.fields import reject_unsupported
 from shared.openai.json_body import decode_body
 from shared.openai.logit_bias import parse_logit_bias
-from shared.openai.logprobs import MAX_CHAT_TOP_LOGPROBS, MAX_TEXT_TOP_LOGPROBS, asked_of_chat
-from shared.openai.metadata import Metadata, check_metadata
-from shared.openai.response_format import ResponseFormat, grammar_of
-from shared.openai.service_tier import DEFAULT, AskedTier, served_tier
+from shared.openai.logprobs import asked_of_chat
+from shared.openai.metadata import check_metadata
+from shared.openai.response_format import grammar_of
+from shared.openai.service_tier import DEFAULT, served_tier
 from shared.openai.tools.calls import ToolUse
-from shared.openai.tools.choice import FREE, TOOL_CHOICE_SCHEMA, demanded_names
-from shared.openai.tools.definitions import Tool, tool_use
+from shared.openai.tools.choice import FREE, demanded_names
+from shared.openai.tools.definitions import tool_use
 from shared.openai.tools.grammar import calls_grammar
 from shared.protocol.sampling import SEED_BITS, SamplingParams
 from shared.text.tokenizer import Tokenizer
@@ -32,11 +32,6 @@ ENDPOINTS = (CHAT, TEXT)
 DEFAULT_TEXT_MAX_TOKENS = 16  # what OpenAI generates on /v1/completions when the request does not say
 MAX_STOP_STRINGS = 4
 MAX_STOP_STRING_LENGTH = 512  # characters; streams hold back as many
-MAX_CHOICES = 8
-MAX_REPETITION_PENALTY = 10.0
-
-Count = Annotated[int, Meta(ge=1)]
-Penalty = Annotated[float, Meta(ge=-2, le=2)]
 
 
 class ServedModel(msgspec.Struct, frozen=True):
@@ -66,56 +61,6 @@ class CompletionRequest(msgspec.Struct, frozen=True):
         sampling, replace = self.sampling, msgspec.structs.replace
         seeds = [sampling.seed_of_choice(index) for index in range(sampling.n)]
         return [replace(self, sampling=replace(sampling, n=1, seed=seed)) for seed in seeds]
-
-
-class StreamOptions(msgspec.Struct):
-    include_usage: bool | None = None
-
-
-class CompletionBody(msgspec.Struct, kw_only=True):
-    """What chat and text completions share. Null is as absent."""
-
-    model: str
-    max_tokens: Count | None = None
-    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Meta(ge=-1)] | None = None
-    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0, le=MAX_REPETITION_PENALTY)] | None = None
-    logit_bias: dict[str, float] | None = None
-    response_format: ResponseFormat | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[Annotated[int, Meta(ge=0)]] | None = None
-    ignore_eos: bool | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    user: str | None = None
-    metadata: Metadata | None = None
-    service_tier: AskedTier | None = None
-
-
-class ChatCompletionBody(CompletionBody, kw_only=True):
-    """A conversation to be continued by the assistant."""
-
-    messages: Annotated[list[Message], Meta(extra_json_schema={"minItems": 1})]
-    max_completion_tokens: Count | None = None
-    tools: list[Tool] | None = None
-    tool_choice: Annotated[Any, Meta(extra_json_schema=TOOL_CHOICE_SCHEMA)] = None
-    parallel_tool_calls: bool | None = None
-    logprobs: bool | None = None
-    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_CHAT_TOP_LOGPROBS)] | None = None
-
-
-class TextCompletionBody(CompletionBody, kw_only=True):
-    """A text to be continued."""
-
-    prompt: Annotated[Any, Meta(extra_json_schema=PROMPT_SCHEMA)]
-    logprobs: Annotated[int, Meta(ge=0, le=MAX_TEXT_TOP_LOGPROBS)] | None = None
-    best_of: int | None = None
 
 
 _decoders: dict[str, msgspec.json.Decoder[Any]] = {

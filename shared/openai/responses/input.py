@@ -6,16 +6,10 @@ from typing import Any
 
 import msgspec
 
+from shared.openai.completions.prompts import ContentPart, content_text
 from shared.openai.errors import RequestError
 
 TEXT_PARTS = ("input_text", "output_text", "text")
-
-
-class InputPart(msgspec.Struct):
-    """One part of a message; only text is supported."""
-
-    type: str
-    text: str | None = None
 
 
 class InputItem(msgspec.Struct):
@@ -23,7 +17,7 @@ class InputItem(msgspec.Struct):
 
     type: str = "message"
     role: str | None = None
-    content: str | list[InputPart] | None = None
+    content: str | list[ContentPart] | None = None
 
 
 def chat_messages(input: str | list[InputItem] | None, instructions: str | None) -> list[dict[str, Any]]:
@@ -49,15 +43,4 @@ def _chat_message(where: str, item: InputItem) -> dict[str, Any]:
         )
     if item.role is None:
         raise RequestError(f"{where}.role is missing", f"{where}.role")
-    return {"role": item.role, "content": _content(f"{where}.content", item.content)}
-
-
-def _content(where: str, content: str | list[InputPart] | None) -> str:
-    if content is None:
-        raise RequestError("the message has no content", where)
-    if isinstance(content, str):
-        return content
-    for index, part in enumerate(content):
-        if part.type not in TEXT_PARTS or part.text is None:
-            raise RequestError(f"content of type {part.type!r} is not supported; only text is", f"{where}[{index}]")
-    return "".join(part.text or "" for part in content)
+    return {"role": item.role, "content": content_text(f"{where}.content", item.content, TEXT_PARTS)}

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from shared.openai.completions.bodies import ChatCompletionBody
 from shared.openai.completions.requests import CHAT, CompletionRequest, ServedModel, parse_completion
 from shared.openai.errors import RequestError
 from shared.openai.fields import check_field
@@ -37,18 +38,6 @@ UNSERVED_FIELDS: dict[str, tuple[Any, ...]] = {
     "top_logprobs": (0,),
     "truncation": ("disabled",),
 }
-PASSED_ON = (
-    "model",
-    "temperature",
-    "top_p",
-    "stream",
-    "user",
-    "metadata",
-    "service_tier",
-    "top_k",
-    "seed",
-    "ignore_eos",
-)
 RENAMED = {
     "max_completion_tokens": "max_output_tokens",
     "response_format.json_schema": "text.format",
@@ -101,6 +90,10 @@ class ResponseBody(msgspec.Struct, kw_only=True):
     metadata: Metadata | None = None
     service_tier: AskedTier | None = None
 
+
+PASSED_ON = tuple(
+    name for name in ResponseBody.__struct_fields__ if name in ChatCompletionBody.__struct_fields__
+)  # as they are; the rest of a chat's fields is made here
 
 _decoder = msgspec.json.Decoder(ResponseBody)
 _fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])

@@ -3,14 +3,12 @@ arguments that keep to the functions' parameters."""
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import msgspec
 
-from shared.errors import ModelError
 from shared.openai.errors import RequestError
-from shared.openai.response_format import MAX_SCHEMA_BYTES, STYLE
+from shared.openai.response_format import MAX_SCHEMA_BYTES, STYLE, problem_of
 from shared.openai.tools.calls import ToolUse
 from shared.openai.tools.definitions import FunctionDefinition, Tool
 from shared.text.tokenizer import Tokenizer
@@ -35,7 +33,7 @@ def calls_grammar(tools: list[Tool], use: ToolUse, is_demanded: bool, tokenizer:
         raise RequestError(f"the tools' parameters are longer than {MAX_SCHEMA_BYTES} bytes", "tools")
     frame = _CALLS[use.format] if is_demanded else _TEXT_WITH_CALLS[use.format]
     grammar = f"{frame(use, tokenizer)}value: %json {schema}\n"
-    if problem := _problem(grammar, tokenizer):
+    if problem := problem_of(grammar, tokenizer):
         raise RequestError(f"the tools' parameters cannot be kept to: {problem}", "tools", "unsupported_value")
     return grammar
 
@@ -119,15 +117,3 @@ def _moved(schema: Any, place: str) -> Any:
         else _moved(each, place)
         for name, each in schema.items()
     }
-
-
-@functools.lru_cache(maxsize=256)
-def _problem(grammar: str, tokenizer: Tokenizer) -> str:
-    """What is wrong with it; keywords that are not known are never passed over."""
-    from llguidance import LLMatcher  # late: most processes never see a grammar
-
-    try:
-        is_wrong, messages = LLMatcher.validate_grammar_with_warnings(grammar, tokenizer.for_grammars)
-    except (ModelError, ValueError) as error:
-        return str(error)
-    return "; ".join(messages)[:500] if is_wrong else ""
