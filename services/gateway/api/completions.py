@@ -6,22 +6,19 @@ from functools import partial
 
 from fastapi import APIRouter, Request, Response
 
-from services.gateway.api.caller import limit_headers
 from services.gateway.api.context import context_of
-from services.gateway.api.intake import await_end, read_request, start_choices, stream
-from services.gateway.http.json_response import JsonResponse
+from services.gateway.api.intake import answer, read_request
 from services.gateway.http.operation import answers, events_of, json_of
 from services.gateway.live.choices import Choices
 from services.gateway.live.generation import Generation
 from shared.openai.completions.answers import AnswerHead, Choice, completion_body
 from shared.openai.completions.bodies import ChatCompletionBody, TextCompletionBody
 from shared.openai.completions.chunks import ChunkWriter
-from shared.openai.completions.objects import ChatCompletion, TextCompletion
-from shared.openai.completions.requests import CHAT, TEXT, CompletionRequest, parse_completion
+from shared.openai.completions.objects import ChatCompletion, Completion, TextCompletion
+from shared.openai.completions.requests import CHAT, TEXT, parse_completion
 from shared.openai.completions.tool_chunks import ToolCallChunks
 from shared.openai.logprobs import LogprobsShape
-from shared.openai.shown_text import shown_output
-from shared.text.tokenizer import Tokenizer
+from shared.protocol.messages import ChoiceOutput
 
 EVENTS = events_of("where stream is true: the JSON of a chunk, of the last one [DONE]")
 
@@ -41,40 +38,29 @@ async def text_completions(request: Request) -> Response:
 
 
 async def _complete(endpoint: str, request: Request) -> Response:
-    context = context_of(request)
     completion = await read_request(request, partial(parse_completion, endpoint))
-    choices = await start_choices(request, completion)
-    if completion.stream:
-        return stream(request, choices, _writer(choices, completion, context.tokenizer))
-    headers = limit_headers(request)
-    if refusal := await await_end(request, choices):
-        return refusal
-    shown = [_choice(generation, context.tokenizer) for generation in choices.generations]
-    body = completion_body(_head(choices, completion), shown, choices.usage(), completion.tools)
-    return JsonResponse(body, headers=headers)
+    logprobs = LogprobsShape(context_of(request).tokenizer, endpoint == CHAT)
+    return await answer(request, completion, partial(_writer, logprobs), partial(_body, logprobs))
 
 
-def _head(choices: Choices, completion: CompletionRequest) -> AnswerHead:
-    first = choices.first
-    created = int(first.arrival_s)
-    return AnswerHead(completion.endpoint, first.request_id, created, completion.model, completion.service_tier)
+def _writer(logprobs: LogprobsShape, choices: Choices) -> ChunkWriter:
+    request = choices.first.request
+    writer = ChunkWriter if request.tools is None else partial(ToolCallChunks, request.tools)
+    return writer(_head(choices.first), request.include_usage, logprobs, len(choices.generations))
 
 
-def _writer(choices: Choices, completion: CompletionRequest, tokenizer: Tokenizer) -> ChunkWriter:
-    writer = ChunkWriter if completion.tools is None else partial(ToolCallChunks, completion.tools)
-    logprobs = LogprobsShape(tokenizer, completion.endpoint == CHAT)
-    return writer(_head(choices, completion), completion.include_usage, logprobs, len(choices.generations))
+def _body(logprobs: LogprobsShape, choices: Choices) -> Completion:
+    shown = [_choice(generation, logprobs) for generation in choices.generations]
+    return completion_body(_head(choices.first), shown, choices.usage(), choices.first.request.tools)
 
 
-def _choice(generation: Generation, tokenizer: Tokenizer) -> Choice:
+def _head(first: Generation) -> AnswerHead:
+    request = first.request
+    return AnswerHead(request.endpoint, first.request_id, int(first.arrival_s), request.model, request.service_tier)
+
+
+def _choice(generation: Generation, logprobs: LogprobsShape) -> Choice:
     request, finish_reason = generation.request, generation.finish_reason
     assert finish_reason is not None
-    text, tokens = shown_output(
-        tokenizer,
-        generation.output_token_ids,
-        generation.output_logprobs,
-        finish_reason,
-        request.sampling,
-        shows_calls=request.tools is not None,
-    )
-    return Choice(text, finish_reason, LogprobsShape(tokenizer, request.endpoint == CHAT).body(tokens))
+    output = ChoiceOutput(generation.output_token_ids, finish_reason, generation.output_logprobs)
+    return Choice.of(output, request.sampling, logprobs, shows_calls=request.tools is not None)

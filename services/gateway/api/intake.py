@@ -1,4 +1,4 @@
-"""From an HTTP request to a generation, and to its end: what all completion endpoints share."""
+"""From an HTTP request to its generations, and to its answer: what all completion endpoints share."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from services.gateway.api.caller import limit_headers, reserve_tokens, sender_of
 from services.gateway.api.context import context_of
 from services.gateway.http.errors import CLIENT_CLOSED_REQUEST, SERVER_ERROR, error_response
 from services.gateway.http.event_source import EventSource, unless_gone
+from services.gateway.http.json_response import JsonResponse
 from services.gateway.live.choices import Choices
 from services.gateway.live.tracker import Tracker
 from shared.openai.completions.chunks import ChunkWriter
@@ -44,8 +45,29 @@ async def read_request(request: Request, parse: Callable[[bytes, Tokenizer, Serv
         return await asyncio.to_thread(parse, body, context.tokenizer, model)
 
 
-async def start_choices(request: Request, completion: CompletionRequest) -> Choices:
-    """They run from here on; whoever has them closes them. Raises Refusal, NoExecutorError and BusError."""
+async def answer(
+    request: Request,
+    completion: CompletionRequest,
+    writer: Callable[[Choices], StreamWriter],
+    body: Callable[[Choices], msgspec.Struct],
+) -> Response:
+    """Run its choices, and show them with ``writer`` as their tokens arrive, or with ``body`` when all are whole. They
+    are closed at their end, whatever ends them. Raises Refusal, NoExecutorError and BusError."""
+    choices = await _start_choices(request, completion)
+    headers = limit_headers(request)
+    if completion.stream:
+        events = _events(choices, writer(choices), context_of(request).tokenizer)
+        return EventSource(events, choices, headers)
+    async with choices:
+        if not await unless_gone(request.receive, choices.finished()):
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
+    for generation in choices.generations:
+        if generation.finish_reason is FinishReason.ERROR:
+            return error_response(500, generation.error, SERVER_ERROR)
+    return JsonResponse(body(choices), headers=headers)
+
+
+async def _start_choices(request: Request, completion: CompletionRequest) -> Choices:
     context = context_of(request)
     sender = sender_of(request, completion.user)
     tracker: Tracker[Any] = context.tracker
@@ -55,24 +77,6 @@ async def start_choices(request: Request, completion: CompletionRequest) -> Choi
     else:
         context.admission.check_online(sender.client_id, len(completion.prompt_token_ids), completion.sampling.n)
     return await Choices.submit(tracker, completion, sender, reserve_tokens(request, completion))
-
-
-async def await_end(request: Request, choices: Choices) -> Response | None:
-    """Wait for the whole outputs, or an error of one, and close the choices; what to answer where there is nothing to
-    show."""
-    async with choices:
-        if not await unless_gone(request.receive, choices.finished()):
-            return Response(status_code=CLIENT_CLOSED_REQUEST)
-    for generation in choices.generations:
-        if generation.finish_reason is FinishReason.ERROR:
-            return error_response(500, generation.error, SERVER_ERROR)
-    return None
-
-
-def stream(request: Request, choices: Choices, writer: StreamWriter) -> Response:
-    """Their events as tokens arrive; the choices are closed when they end, for whatever reason."""
-    events = _events(choices, writer, context_of(request).tokenizer)
-    return EventSource(events, choices, limit_headers(request))
 
 
 async def _events(choices: Choices, writer: StreamWriter, tokenizer: Tokenizer) -> AsyncGenerator[bytes, None]:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from fastapi import APIRouter, Request, Response
 
-from services.gateway.api.caller import limit_headers
-from services.gateway.api.context import context_of
-from services.gateway.api.intake import await_end, read_request, start_choices, stream
-from services.gateway.http.json_response import JsonResponse
+from services.gateway.api.context import Context, context_of
+from services.gateway.api.intake import answer, read_request
 from services.gateway.http.operation import answers, events_of, json_of
+from services.gateway.live.choices import Choices
+from services.gateway.live.generation import Generation
 from shared.openai.errors import RequestError
 from shared.openai.responses.answers import ResponseAnswer, ResponseEvents
 from shared.openai.responses.objects import ModelResponse
-from shared.openai.responses.requests import NOT_STORED, RESPONSES, ResponseBody, parse_response
+from shared.openai.responses.requests import NOT_STORED, RESPONSES, ResponseBody, ResponseRequest, parse_response
 from shared.openai.shown_text import output_text
 
 EVENTS = events_of("where stream is true: the JSON of OpenAI's events from response.created to its end")
@@ -23,22 +25,24 @@ router = APIRouter(tags=["responses"])
 @router.post(RESPONSES, **answers(json_of(ModelResponse) | EVENTS, body=json_of(ResponseBody)))
 async def create_response(request: Request) -> Response:
     """Answer a text or a conversation. Nothing is stored."""
-    context = context_of(request)
     asked = await read_request(request, parse_response)
-    choices = await start_choices(request, asked.completion)
-    generation = choices.first
-    answer = ResponseAnswer(asked, generation.request_id, int(generation.arrival_s))
-    if asked.completion.stream:
-        return stream(request, choices, ResponseEvents(answer, context.clock.unix_s))
-    headers = limit_headers(request)
-    if refusal := await await_end(request, choices):
-        return refusal
-    finish_reason = generation.finish_reason
+    context = context_of(request)
+    return await answer(request, asked.completion, partial(_writer, context, asked), partial(_body, context, asked))
+
+
+def _writer(context: Context, asked: ResponseRequest, choices: Choices) -> ResponseEvents:
+    return ResponseEvents(_answer(asked, choices.first), context.clock.unix_s)
+
+
+def _body(context: Context, asked: ResponseRequest, choices: Choices) -> ModelResponse:
+    generation, finish_reason = choices.first, choices.first.finish_reason
     assert finish_reason is not None
     text = output_text(context.tokenizer, generation.output_token_ids, finish_reason, asked.completion.sampling)
-    return JsonResponse(
-        answer.ended(text, finish_reason, choices.usage(), int(context.clock.unix_s())), headers=headers
-    )
+    return _answer(asked, generation).ended(text, finish_reason, choices.usage(), int(context.clock.unix_s()))
+
+
+def _answer(asked: ResponseRequest, generation: Generation) -> ResponseAnswer:
+    return ResponseAnswer(asked, generation.request_id, int(generation.arrival_s))
 
 
 @router.api_route(f"{RESPONSES}/{{rest:path}}", methods=["GET", "POST", "DELETE"], include_in_schema=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from operator import attrgetter
 
 import msgspec
 from opentelemetry.metrics import CallbackOptions, Meter, Observation
@@ -27,14 +28,14 @@ def observe_executors(meter: Meter, registry: ExecutorRegistry, router: Router) 
     for name in ("online_waiting", "online_running", "offline_waiting", "offline_running", "num_free_blocks"):
         meter.create_observable_gauge(
             f"slackwater.executor.{name}",
-            [_each(registry, _heartbeat_field(name))],
+            [_each(registry, attrgetter(f"heartbeat.{name}"))],
             description="at the last heartbeat",
         )
     for field in msgspec.structs.fields(ExecutorCounters):
         name, unit = (field.name.removesuffix("_s"), "s") if field.name.endswith("_s") else (field.name, "")
         meter.create_observable_counter(
             f"slackwater.executor.{name}",
-            [_each(registry, _counter_field(field.name))],
+            [_each(registry, attrgetter(f"heartbeat.counters.{field.name}"))],
             unit=unit,
             description="since the executor started",
         )
@@ -46,14 +47,6 @@ def observe_live_requests(meter: Meter, tracker: OnlineTracker, flex: FlexTracke
     counts = {"live": lambda: tracker.num_live, "waiting": lambda: len(tracker.room), "flex": lambda: flex.num_live}
     for name, count in counts.items():
         meter.create_observable_gauge(f"slackwater.{name}.requests", [reading(count)])
-
-
-def _heartbeat_field(name: str) -> Callable[[LiveExecutor], float]:
-    return lambda executor: getattr(executor.heartbeat, name)
-
-
-def _counter_field(name: str) -> Callable[[LiveExecutor], float]:
-    return lambda executor: getattr(executor.heartbeat.counters, name)
 
 
 def _each(

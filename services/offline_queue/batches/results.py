@@ -14,10 +14,9 @@ from shared.openai.completions.requests import CHAT
 from shared.openai.errors import RequestError
 from shared.openai.logprobs import LogprobsShape
 from shared.openai.objects import error_body
-from shared.openai.shown_text import shown_output
 from shared.protocol.batches import BatchRecord
-from shared.protocol.messages import ChoiceOutput, OfflineResult
-from shared.protocol.sampling import FinishReason, SamplingParams
+from shared.protocol.messages import OfflineResult
+from shared.protocol.sampling import FinishReason
 from shared.text.tokenizer import Tokenizer
 
 UNFINISHED = {
@@ -54,7 +53,6 @@ class ResultWriter:
     def __init__(self, record: BatchRecord, ending: str, tokenizer: Tokenizer) -> None:
         """``ending``: the final status that the batch is about to have; it says why a line has no result."""
         self._record = record
-        self._tokenizer = tokenizer
         self._logprobs = LogprobsShape(tokenizer, record.endpoint == CHAT)
         self._unfinished = UNFINISHED.get(ending, LOST)
 
@@ -63,7 +61,7 @@ class ResultWriter:
         record = self._record
         assert line.sampling is not None
         shows_calls = line.tools is not None
-        choices = [self._choice(output, line.sampling, shows_calls) for output in result.choices]
+        choices = [Choice.of(output, line.sampling, self._logprobs, shows_calls) for output in result.choices]
         num_output_tokens = sum(len(output.token_ids) for output in result.choices)
         head = AnswerHead(record.endpoint, result.request_id, record.created_at, record.model or "")
         usage = CompletionUsage.of(line.num_prompt_tokens, num_output_tokens, result.num_cached_tokens)
@@ -78,12 +76,6 @@ class ResultWriter:
         failed = _failed_response(result)
         response = {"status_code": failed.status_code, "request_id": result.request_id, "body": failed.body}
         return self._line(line, response, None)
-
-    def _choice(self, output: ChoiceOutput, sampling: SamplingParams, shows_calls: bool) -> Choice:
-        text, tokens = shown_output(
-            self._tokenizer, output.token_ids, output.logprobs or [], output.finish_reason, sampling, shows_calls
-        )
-        return Choice(text, output.finish_reason, self._logprobs.body(tokens))
 
     def _line(self, line: BatchLine, response: dict[str, Any] | None, error: dict[str, str] | None) -> bytes:
         written = {

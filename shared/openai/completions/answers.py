@@ -19,9 +19,12 @@ from shared.openai.completions.objects import (
     TextCompletion,
 )
 from shared.openai.completions.requests import CHAT
+from shared.openai.logprobs import LogprobsShape
+from shared.openai.shown_text import shown_output
 from shared.openai.tools.answers import finish_reason_of, message_call
 from shared.openai.tools.calls import ToolUse, split_calls
-from shared.protocol.sampling import FinishReason
+from shared.protocol.messages import ChoiceOutput
+from shared.protocol.sampling import FinishReason, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,14 @@ class Choice(msgspec.Struct, frozen=True):
     text: str
     finish_reason: FinishReason
     logprobs: dict[str, Any] | None = None  # where they were asked for
+
+    @classmethod
+    def of(cls, output: ChoiceOutput, sampling: SamplingParams, shape: LogprobsShape, shows_calls: bool) -> Choice:
+        """``shows_calls`` as of ``Tokenizer.detokenizer``."""
+        reason = output.finish_reason
+        logprobs = output.logprobs or []
+        text, tokens = shown_output(shape.tokenizer, output.token_ids, logprobs, reason, sampling, shows_calls)
+        return cls(text, reason, shape.body(tokens))
 
 
 def completion_body(

@@ -26,30 +26,35 @@ class StreamOptions(msgspec.Struct):
     include_usage: bool | None = None
 
 
-class CompletionBody(msgspec.Struct, kw_only=True):
-    """What chat and text completions share. Null is as absent."""
+class CommonBody(msgspec.Struct, kw_only=True):
+    """What completions and responses share. Null is as absent."""
 
     model: str
-    max_tokens: Count | None = None
-    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=-1)] | None = None
+    seed: int | None = None
+    ignore_eos: bool | None = None
+    stream: bool | None = None
+    user: str | None = None
+    metadata: Metadata | None = None
+    service_tier: AskedTier | None = None
+
+
+class CompletionBody(CommonBody, kw_only=True):
+    """What chat and text completions share."""
+
+    max_tokens: Count | None = None
+    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     repetition_penalty: Annotated[float, Meta(gt=0, le=MAX_REPETITION_PENALTY)] | None = None
     logit_bias: dict[str, float] | None = None
     response_format: ResponseFormat | None = None
-    seed: int | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[Annotated[int, Meta(ge=0)]] | None = None
-    ignore_eos: bool | None = None
-    stream: bool | None = None
     stream_options: StreamOptions | None = None
-    user: str | None = None
-    metadata: Metadata | None = None
-    service_tier: AskedTier | None = None
 
 
 class ChatCompletionBody(CompletionBody, kw_only=True):

@@ -64,22 +64,22 @@ class ResponseAnswer:
         return OutputMessage(self.message_id, status, [] if text is None else [OutputText(text)])
 
     def _response(self, status: Status, output: list[OutputMessage] | None = None, **fields: Any) -> ModelResponse:
-        request, completion = self._request, self._request.completion
+        body, completion = self._request.body, self._request.completion
         return ModelResponse(
             id=f"resp_{self._request_id}",
             created_at=self._created_s,
             status=status,
-            instructions=request.instructions,
-            max_output_tokens=request.max_output_tokens,
+            instructions=body.instructions,
+            max_output_tokens=body.max_output_tokens,
             metadata=completion.metadata or {},
             model=completion.model,
             output=output or [],
-            parallel_tool_calls=request.parallel_tool_calls,
-            prompt_cache_key=request.prompt_cache_key,
-            safety_identifier=request.safety_identifier,
+            parallel_tool_calls=body.parallel_tool_calls is not False,
+            prompt_cache_key=body.prompt_cache_key,
+            safety_identifier=body.safety_identifier,
             service_tier=completion.service_tier,
             temperature=completion.sampling.temperature,
-            text=request.text,
+            text={"format": body.text_format},
             top_p=completion.sampling.top_p,
             user=completion.user,
             **fields,

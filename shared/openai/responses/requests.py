@@ -8,14 +8,12 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from shared.openai.completions.bodies import ChatCompletionBody
+from shared.openai.completions.bodies import CommonBody
 from shared.openai.completions.requests import CHAT, CompletionRequest, ServedModel, parse_completion
 from shared.openai.errors import RequestError
 from shared.openai.fields import check_field
 from shared.openai.json_body import decode_body
-from shared.openai.metadata import Metadata
 from shared.openai.responses.input import InputItem, chat_messages
-from shared.openai.service_tier import AskedTier
 from shared.text.tokenizer import Tokenizer
 
 RESPONSES = "/v1/responses"
@@ -23,6 +21,7 @@ RESPONSES = "/v1/responses"
 NOT_STORED = "responses are not stored here; send the whole conversation as input"
 STORED_FIELDS = ("previous_response_id", "conversation")
 NULL = msgspec.Raw(b"null")
+PLAIN = {"type": "text"}
 # Field -> the values that ask for nothing; null always does.
 UNSERVED_FIELDS: dict[str, tuple[Any, ...]] = {
     "background": (False,),
@@ -49,18 +48,6 @@ _FIELD = re.compile(r"\w+")
 _MESSAGE = re.compile(r"messages\[(?P<index>\d+)\]")
 
 
-class ResponseRequest(msgspec.Struct, frozen=True):
-    """A valid request. The answer repeats all but ``completion``."""
-
-    completion: CompletionRequest
-    instructions: str | None
-    max_output_tokens: int | None
-    text: dict[str, Any]
-    parallel_tool_calls: bool
-    prompt_cache_key: str | None
-    safety_identifier: str | None
-
-
 class ResponseText(msgspec.Struct):
     """How the text is to be; a format is as in OpenAI's API."""
 
@@ -68,32 +55,30 @@ class ResponseText(msgspec.Struct):
     verbosity: str | None = None
 
 
-class ResponseBody(msgspec.Struct, kw_only=True):
+class ResponseBody(CommonBody, kw_only=True):
     """What is to be answered: a text, or messages. Null is as absent. Nothing is stored, whatever ``store`` is."""
 
-    model: str
     input: str | list[InputItem]
     instructions: str | None = None
     max_output_tokens: Annotated[int, Meta(ge=1)] | None = None
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Meta(ge=-1)] | None = None
-    seed: int | None = None
-    ignore_eos: bool | None = None
     text: ResponseText | None = None
-    stream: bool | None = None
     parallel_tool_calls: bool | None = None
     prompt_cache_key: str | None = None
     safety_identifier: Annotated[str, Meta(max_length=128)] | None = None
     store: bool | None = None
-    user: str | None = None
-    metadata: Metadata | None = None
-    service_tier: AskedTier | None = None
+
+    @property
+    def text_format(self) -> dict[str, Any]:
+        """That the text is to have."""
+        return (self.text and self.text.format) or PLAIN
 
 
-PASSED_ON = tuple(
-    name for name in ResponseBody.__struct_fields__ if name in ChatCompletionBody.__struct_fields__
-)  # as they are; the rest of a chat's fields is made here
+class ResponseRequest(msgspec.Struct, frozen=True):
+    """A valid request; the answer repeats much of its body."""
+
+    completion: CompletionRequest
+    body: ResponseBody
+
 
 _decoder = msgspec.json.Decoder(ResponseBody)
 _fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -105,26 +90,17 @@ def parse_response(body: bytes, tokenizer: Tokenizer, model: ServedModel) -> Res
     fields = decode_body(body, _decoder)
     raw = _fields_decoder.decode(body)
     _check_supported(fields, raw)
-    asked: dict[str, Any] = {name: raw[name] for name in PASSED_ON if name in raw}
+    asked: dict[str, Any] = {name: raw[name] for name in CommonBody.__struct_fields__ if name in raw}
     asked["messages"] = chat_messages(fields.input, fields.instructions)
     if fields.max_output_tokens is not None:
         asked["max_completion_tokens"] = fields.max_output_tokens
-    text_format = (fields.text and fields.text.format) or {"type": "text"}
-    if text_format != {"type": "text"}:
-        asked["response_format"] = _response_format(text_format)
+    if fields.text_format != PLAIN:
+        asked["response_format"] = _response_format(fields.text_format)
     try:
         completion = parse_completion(CHAT, _encoder.encode(asked), tokenizer, model)
     except RequestError as error:
         raise _renamed(error, has_instructions=fields.instructions is not None) from error
-    return ResponseRequest(
-        completion=completion,
-        instructions=fields.instructions,
-        max_output_tokens=fields.max_output_tokens,
-        text={"format": text_format},
-        parallel_tool_calls=fields.parallel_tool_calls is not False,
-        prompt_cache_key=fields.prompt_cache_key,
-        safety_identifier=fields.safety_identifier,
-    )
+    return ResponseRequest(completion, fields)
 
 
 def _check_supported(fields: ResponseBody, raw: dict[str, msgspec.Raw]) -> None:

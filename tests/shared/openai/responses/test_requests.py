@@ -43,7 +43,7 @@ def test_it_is_the_chat_completion_of_the_same_messages() -> None:
         {"role": "user", "content": "Nothing."},
     ]
     assert asked.completion == chat(messages, max_completion_tokens=9, **options)
-    assert (asked.instructions, asked.max_output_tokens) == ("Be brief.", 9)
+    assert (asked.body.instructions, asked.body.max_output_tokens) == ("Be brief.", 9)
 
 
 def test_a_text_is_one_message_of_the_user() -> None:
