@@ -13,7 +13,7 @@ from services.gateway.api.context import Context, context_of
 from services.gateway.api.paging import page
 from services.gateway.http.json_response import JsonResponse
 from services.gateway.http.operation import answers, json_of
-from services.gateway.http.upload import EXPIRES_AFTER_S, check_anchor, check_expires_after
+from services.gateway.http.upload import Anchor, ExpirySeconds
 from shared.openai.completions.requests import ENDPOINTS
 from shared.openai.errors import RequestError
 from shared.openai.ids import new_id
@@ -31,8 +31,8 @@ router = APIRouter(prefix="/v1/batches", tags=["batches"])
 class ExpiresAfter(msgspec.Struct):
     """When the output and the error file are deleted: so long after they are complete."""
 
-    anchor: Annotated[str, Meta(extra_json_schema={"enum": ["created_at"]})]
-    seconds: Annotated[int, Meta(extra_json_schema={"minimum": EXPIRES_AFTER_S[0], "maximum": EXPIRES_AFTER_S[1]})]
+    anchor: Anchor
+    seconds: ExpirySeconds
 
 
 class CreateBatch(msgspec.Struct):
@@ -108,9 +108,6 @@ def _check(fields: CreateBatch) -> None:
         raise RequestError(f"endpoint must be one of {', '.join(ENDPOINTS)}", "endpoint")
     if fields.completion_window not in WINDOW_S:
         raise RequestError(f"completion_window must be one of {', '.join(WINDOW_S)}", "completion_window")
-    if fields.output_expires_after is not None:
-        check_anchor(fields.output_expires_after.anchor, "output_expires_after")
-        check_expires_after(fields.output_expires_after.seconds, "output_expires_after")
     check_metadata(fields.metadata)
 
 

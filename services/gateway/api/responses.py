@@ -12,7 +12,7 @@ from services.gateway.http.operation import answers, events_of, json_of
 from services.gateway.live.choices import Choices
 from services.gateway.live.generation import Generation
 from shared.openai.errors import RequestError
-from shared.openai.responses.answers import ResponseAnswer, ResponseEvents
+from shared.openai.responses.answers import ResponseEvents, ended, new_response
 from shared.openai.responses.objects import ModelResponse
 from shared.openai.responses.requests import NOT_STORED, RESPONSES, ResponseBody, ResponseRequest, parse_response
 from shared.openai.shown_text import output_text
@@ -31,18 +31,18 @@ async def create_response(request: Request) -> Response:
 
 
 def _writer(context: Context, asked: ResponseRequest, choices: Choices) -> ResponseEvents:
-    return ResponseEvents(_answer(asked, choices.first), context.clock.unix_s)
+    return ResponseEvents(_begun(asked, choices.first), context.clock.unix_s)
 
 
 def _body(context: Context, asked: ResponseRequest, choices: Choices) -> ModelResponse:
     generation, finish_reason = choices.first, choices.first.finish_reason
     assert finish_reason is not None
     text = output_text(context.tokenizer, generation.output_token_ids, finish_reason, asked.completion.sampling)
-    return _answer(asked, generation).ended(text, finish_reason, choices.usage(), int(context.clock.unix_s()))
+    return ended(_begun(asked, generation), text, finish_reason, choices.usage(), int(context.clock.unix_s()))
 
 
-def _answer(asked: ResponseRequest, generation: Generation) -> ResponseAnswer:
-    return ResponseAnswer(asked, generation.request_id, int(generation.arrival_s))
+def _begun(asked: ResponseRequest, generation: Generation) -> ModelResponse:
+    return new_response(asked, generation.request_id, int(generation.arrival_s))
 
 
 @router.api_route(f"{RESPONSES}/{{rest:path}}", methods=["GET", "POST", "DELETE"], include_in_schema=False)

@@ -6,37 +6,41 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
-from typing import BinaryIO
+from typing import Annotated, BinaryIO, Literal
 
+import msgspec
 from fastapi import Request
+from msgspec import UNSET, Meta, UnsetType
 from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
 from services.gateway.http.operation import BINARY, Content
 from shared.openai.errors import RequestError
+from shared.openai.json_body import invalid
 
 MAX_FILE_BYTES = 200 * 1024 * 1024
 MAX_FORM_BYTES = MAX_FILE_BYTES + 64 * 1024  # with the form's other fields and boundaries
 MAX_FILENAME_LENGTH = 255
-EXPIRES_AFTER_S = (3600, 30 * 24 * 3600)
-UPLOAD_FORM: Content = {
-    "multipart/form-data": {
-        "schema": {
-            "type": "object",
-            "required": ["file", "purpose"],
-            "properties": {
-                "file": BINARY,
-                "purpose": {"type": "string", "enum": ["batch"]},
-                "expires_after[anchor]": {"type": "string", "enum": ["created_at"]},
-                "expires_after[seconds]": {
-                    "type": "integer",
-                    "minimum": EXPIRES_AFTER_S[0],
-                    "maximum": EXPIRES_AFTER_S[1],
-                },
-            },
-        }
-    }
-}
+
+Anchor = Literal["created_at"]
+ExpirySeconds = Annotated[int, Meta(ge=3600, le=30 * 24 * 3600)]
+
+
+class UploadForm(msgspec.Struct, rename={"anchor": "expires_after[anchor]", "seconds": "expires_after[seconds]"}):
+    """What comes with an uploaded file."""
+
+    purpose: Literal["batch"]
+    anchor: Anchor | UnsetType = UNSET
+    seconds: ExpirySeconds | UnsetType = UNSET
+
+
+def _form_content() -> Content:
+    fields = msgspec.json.schema(UploadForm)["$defs"]["UploadForm"]
+    properties, required = {"file": BINARY, **fields["properties"]}, ["file", *fields["required"]]
+    return {"multipart/form-data": {"schema": {"type": "object", "required": required, "properties": properties}}}
+
+
+UPLOAD_FORM = _form_content()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +94,16 @@ def _upload(form: FormData) -> Upload:
     for name in form:
         if len(form.getlist(name)) > 1:
             raise RequestError(f"{name} is given more than once", name)
-    purpose = form.get("purpose")
-    if purpose is None:
-        raise RequestError("purpose is missing", "purpose")
-    if purpose != "batch":
-        raise RequestError(f"the purpose {purpose!r} is not supported; use 'batch'", "purpose")
+    if form.get("purpose") not in (None, "batch"):
+        raise RequestError(f"the purpose {form['purpose']!r} is not supported; use 'batch'", "purpose")
+    try:
+        fields = msgspec.convert({name: form[name] for name in form if name != "file"}, UploadForm, strict=False)
+    except msgspec.ValidationError as error:
+        raise invalid(error) from error
+    if fields.anchor is UNSET and fields.seconds is not UNSET:
+        raise RequestError("expires_after[anchor] is missing", "expires_after[anchor]")
+    if fields.seconds is UNSET and fields.anchor is not UNSET:
+        raise RequestError("expires_after[seconds] is missing", "expires_after[seconds]")
     file = form.get("file")
     if not isinstance(file, UploadFile):
         raise RequestError("file is missing", "file")
@@ -105,31 +114,7 @@ def _upload(form: FormData) -> Upload:
     filename = file.filename or ""
     if not 0 < len(filename) <= MAX_FILENAME_LENGTH:
         raise RequestError(f"the file's name must have 1 to {MAX_FILENAME_LENGTH} characters", "file")
-    return Upload(filename, "batch", file.file, _expires_after_s(form))
-
-
-def _expires_after_s(form: FormData) -> int | None:
-    anchor, seconds = form.get("expires_after[anchor]"), form.get("expires_after[seconds]")
-    if anchor is None and seconds is None:
-        return None
-    check_anchor(anchor, "expires_after")
-    if not isinstance(seconds, str) or not seconds.isascii() or not seconds.isdigit():
-        raise RequestError("expires_after[seconds] must be a number", "expires_after[seconds]")
-    return check_expires_after(int(seconds[:12]), "expires_after")
-
-
-def check_anchor(anchor: object, param: str) -> None:
-    """Raises RequestError."""
-    if anchor != "created_at":
-        raise RequestError(f"{param}[anchor] must be 'created_at'", f"{param}[anchor]")
-
-
-def check_expires_after(seconds: int, param: str) -> int:
-    """Raises RequestError."""
-    least, most = EXPIRES_AFTER_S
-    if not least <= seconds <= most:
-        raise RequestError(f"{param}[seconds] must be between {least} and {most}", f"{param}[seconds]")
-    return seconds
+    return Upload(filename, fields.purpose, file.file, None if fields.seconds is UNSET else fields.seconds)
 
 
 def _too_large() -> RequestError:

@@ -11,7 +11,7 @@ from shared.errors import ChatTemplateError
 from shared.openai.completions.bodies import ChatCompletionBody, TextCompletionBody
 from shared.openai.completions.prompts import chat_prompt, text_prompt
 from shared.openai.errors import RequestError
-from shared.openai.fields import reject_unsupported
+from shared.openai.fields import CHAT_FIELDS, COMMON_FIELDS, TEXT_FIELDS, reject_unsupported
 from shared.openai.json_body import decode_body
 from shared.openai.logit_bias import parse_logit_bias
 from shared.openai.logprobs import asked_of_chat
@@ -75,7 +75,7 @@ def parse_completion(endpoint: str, body: bytes, tokenizer: Tokenizer, model: Se
     Raises RequestError."""
     fields = decode_body(body, _decoders[endpoint])
     _check_model(fields.model, model)
-    reject_unsupported(_fields_decoder.decode(body), chat=endpoint == CHAT)
+    reject_unsupported(_fields_decoder.decode(body), COMMON_FIELDS, CHAT_FIELDS if endpoint == CHAT else TEXT_FIELDS)
     check_metadata(fields.metadata)
     stream = fields.stream or False
     if fields.stream_options is not None and not stream:

@@ -11,7 +11,7 @@ from msgspec import Meta
 from shared.openai.completions.bodies import CommonBody
 from shared.openai.completions.requests import CHAT, CompletionRequest, ServedModel, parse_completion
 from shared.openai.errors import RequestError
-from shared.openai.fields import check_field
+from shared.openai.fields import check_field, reject_unsupported
 from shared.openai.json_body import decode_body
 from shared.openai.responses.input import InputItem, chat_messages
 from shared.text.tokenizer import Tokenizer
@@ -107,15 +107,9 @@ def _check_supported(fields: ResponseBody, raw: dict[str, msgspec.Raw]) -> None:
     for name in STORED_FIELDS:
         if raw.get(name, NULL) != NULL:
             raise RequestError(f"{name} is not supported: {NOT_STORED}", name, "unsupported_parameter")
-    for name, accepted in UNSERVED_FIELDS.items():
-        if name in raw:
-            check_field(name, _without_nulls(msgspec.json.decode(raw[name])), accepted)
+    reject_unsupported(raw, UNSERVED_FIELDS)
     if fields.text is not None:
         check_field("text.verbosity", fields.text.verbosity, ("medium",))
-
-
-def _without_nulls(value: Any) -> Any:
-    return {name: each for name, each in value.items() if each is not None} if isinstance(value, dict) else value
 
 
 def _response_format(text_format: dict[str, Any]) -> dict[str, Any]:

@@ -103,8 +103,8 @@ def test_an_unknown_batch_is_404(rig: GatewayRig, batch_id: str) -> None:
         ({"metadata": {"k" * 65: "x"}}, "metadata"),
         ({"metadata": {"k": "x" * 513}}, "metadata.k"),
         ({"metadata": {"k": 5}}, "metadata[...]"),
-        ({"output_expires_after": {"anchor": "now", "seconds": 3600}}, "output_expires_after[anchor]"),
-        ({"output_expires_after": {"anchor": "created_at", "seconds": 1}}, "output_expires_after[seconds]"),
+        ({"output_expires_after": {"anchor": "now", "seconds": 3600}}, "output_expires_after.anchor"),
+        ({"output_expires_after": {"anchor": "created_at", "seconds": 1}}, "output_expires_after.seconds"),
         ({"output_expires_after": {"anchor": "created_at"}}, "output_expires_after.seconds"),
     ],
 )
