@@ -48,6 +48,8 @@ class _Attached:
         self.is_silent = False
         self.lost: list[str] = []  # what it held when it fell silent
         self.subscriptions: list[Subscription] = []
+        self.wants_cache = asyncio.Event()
+        self.following: asyncio.Task[None] | None = None
 
 
 class OfflineQueueService:
@@ -180,6 +182,8 @@ class OfflineQueueService:
                 await self._send_plan(plan)
             if abort is not None:
                 await self._bus.publish_or_drop(subjects.inbox(info.executor_id), abort)
+            if scheduler.needs_cache:
+                attached.wants_cache.set()
 
         attached.subscriptions = [
             await self._bus.subscribe(subjects.inbox(info.executor_id), InboxMessage, on_inbox),
