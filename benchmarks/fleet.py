@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, cast
 
+from services.profiler.simulation.virtual_executor import Step, VirtualExecutor
+from shared.replica.totals import Totals
+
 from services.profiler.simulation.backlog import Backlog
 from services.profiler.simulation.setup import Machine, make_strategy
-from services.profiler.simulation.virtual_executor import Step, VirtualExecutor
 from shared.protocol.messages import GenerateRequest
 from shared.protocol.sampling import SamplingParams
-from shared.replica.totals import Totals
 from shared.scheduling.orders.offline.order import OfflineOrder
 from shared.scheduling.orders.offline.rate import OfflineRate
 from shared.scheduling.orders.offline.view import NOBODY, OfflineView

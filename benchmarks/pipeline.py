@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 import uvloop
+from shared.scheduling.presets import preset_named
 
 from benchmarks.figures import print_table
 from services.executor.engines.factory import load_engine
@@ -35,7 +36,6 @@ from shared.scheduling.batch import Policy
 from shared.scheduling.orders.offline.fair_share import FairShare
 from shared.scheduling.orders.offline.fcfs import FcfsOrder
 from shared.scheduling.orders.online.registry import make_online_order
-from shared.scheduling.presets import preset_named
 from shared.text.tokenizer import Tokenizer
 
 PROMPT, OUTPUT = 256, 64  # tokens

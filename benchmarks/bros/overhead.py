@@ -6,6 +6,8 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
+from shared.scheduling.presets import preset_named
+
 from benchmarks.bros.bench import Bench
 from benchmarks.bros.workload import SHAREGPT
 from benchmarks.charts import BLUE, ORANGE, legend_above, panels
@@ -17,7 +19,6 @@ from shared.scheduling.batch import Schedule, ScheduledRequest
 from shared.scheduling.orders.offline.view import OfflineQueue
 from shared.scheduling.packing.packing import Packing, StepState
 from shared.scheduling.packing.packings import PACKINGS
-from shared.scheduling.presets import preset_named
 
 SYSTEMS = ("bros", "hygen")
 COLOURS = dict(zip(SYSTEMS, (BLUE, ORANGE), strict=True))
@@ -40,6 +41,7 @@ class TimedPacking:
 
     def __init__(self, packing: Packing) -> None:
         self.uses_time = packing.uses_time
+        self.keeps_plans = packing.keeps_plans
         self.plans_ms: list[float] = []
         self.reconciles_ms: list[float] = []
         self.num_scheduled = 0

@@ -14,7 +14,6 @@ from loadgen.slo import parse_slo
 from loadgen.traces import TraceRequest
 from services.profiler.simulation.simulation import tell
 from services.profiler.simulation.strategy import Strategy
-from services.profiler.simulation.virtual_executor import ExecutorSetup
 from services.profiler.simulation.virtual_phase import VirtualPhase
 from services.profiler.simulation.workload import SimulatedWorkload
 from services.profiler.slo.outcome import TrialOutcome
@@ -23,6 +22,7 @@ from services.profiler.slo.trials import search_slos
 from shared.latency.model import LatencyModel
 from shared.protocol.slo_profile import Knob
 from shared.scheduling.presets import preset_named
+from shared.simulation.setup import ExecutorSetup
 
 SEED = 0
 

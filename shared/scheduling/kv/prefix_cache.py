@@ -6,6 +6,7 @@ message says of a block is how it is from then on, not what happened to it.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
@@ -13,6 +14,8 @@ import msgspec
 
 from shared.scheduling.kv.block_hash import HASH_BYTES
 from shared.scheduling.request import Kind
+
+MAX_EARLY = 64  # messages
 
 
 class CachedPrefix(NamedTuple):
@@ -60,11 +63,13 @@ class CacheChanges(msgspec.Struct, frozen=True, array_like=True):
 
 class PrefixCacheMirror:
     """A pool's prefix cache as its messages tell it, from the pool's beginning or from a whole message on. What is
-    known when a gap is noticed is forgotten: nothing is found until a whole message comes."""
+    known when a gap is noticed is forgotten: nothing is found until a whole message comes. Those that come before it
+    and go on from it are not lost."""
 
     def __init__(self) -> None:
         self.version = 0
         self.is_stale = False
+        self._early: deque[CacheChanges] = deque(maxlen=MAX_EARLY)  # since the gap
         self._held: Sequence[dict[bytes, bool]] = ({},)  # one for each entry of CacheChanges.blocks
 
     def __len__(self) -> int:
@@ -78,20 +83,29 @@ class PrefixCacheMirror:
             self._forget(len(changes.blocks))
             self.is_stale = False
         elif self.is_stale:
+            self._early.append(changes)
             return False
         elif changes.version <= self.version:
             return True
         elif changes.version > self.version + 1 or not changes.blocks:
             self._forget(1)
             self.is_stale = True
+            self._early.append(changes)
             return False
         self.version = changes.version
         self._apply(changes.blocks)
-        return True
+        for early in self._take_early():
+            self.apply(early)
+        return not self.is_stale
 
     def look_up(self, hashes: Sequence[bytes], kind: Kind) -> CachedPrefix:
         """As of the last message."""
         return count_leading(self._held[kind % len(self._held)].get, hashes)
+
+    def _take_early(self) -> list[CacheChanges]:
+        early = list(self._early) if not self.is_stale else []
+        self._early.clear()
+        return early
 
     def _forget(self, num_maps: int) -> None:
         self._held = tuple({} for _ in range(max(1, num_maps)))

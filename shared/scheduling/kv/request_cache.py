@@ -38,9 +38,7 @@ NO_CACHE: RequestCache = _NoCache()
 class HashedRequests:
     """A prefix cache, asked by the hashes of requests' blocks."""
 
-    def __init__(
-        self, cache: PrefixCache, block_size: int, hashes_of: Callable[[str], Sequence[bytes]]
-    ) -> None:
+    def __init__(self, cache: PrefixCache, block_size: int, hashes_of: Callable[[str], Sequence[bytes]]) -> None:
         """``hashes_of``: of the full blocks of a request's tokens, by its id; as far as they are known."""
         self._cache = cache
         self._block_size = block_size

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from shared.latency.features import BatchFeatures
 from shared.latency.model import LatencyModel
-from shared.scheduling.packing.pace import Pace
 from shared.scheduling.kv.request_cache import RequestCache
+from shared.scheduling.packing.pace import Pace
 from shared.scheduling.packing.packing import StepState
 from shared.scheduling.packing.victims import schedulable
 from shared.scheduling.request import Kind, Request
