@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from benchmarks.batch_scale import ENDED, ENDPOINT, READY_S, is_ready, stack, wait, write_input
-from benchmarks.figures import print_table
+from benchmarks.harness.table import print_table
 from services.local.api_client import ApiClient
 from services.local.port import free_port
 from shared.bus import Bus

@@ -24,7 +24,7 @@ from pathlib import Path
 import psutil
 from tokenizers import Tokenizer
 
-from benchmarks.figures import print_table
+from benchmarks.harness.table import print_table
 from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, prepare
 from services.local.api_client import ApiClient
 from services.local.nats_server import nats_binary

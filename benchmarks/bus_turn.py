@@ -16,7 +16,7 @@ from multiprocessing import get_context
 
 import uvloop
 
-from benchmarks.figures import print_table, quantile
+from benchmarks.harness.table import print_table, quantile
 from benchmarks.planning import make_step
 from services.local.nats_server import nats_binary
 from services.local.port import free_port

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.figures import print_table
+from benchmarks.harness.table import print_table
 from services.executor.engines.torch.engine import TorchEngine
 from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, prepare
 from shared.protocol.sampling import SamplingParams

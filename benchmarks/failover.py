@@ -21,7 +21,7 @@ from pathlib import Path
 
 import httpx
 
-from benchmarks.figures import print_table, quantile
+from benchmarks.harness.table import print_table, quantile
 from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, prepare
 from services.local.nats_server import nats_binary
 from services.local.port import free_port

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import psutil
 import uvloop
 
-from benchmarks.figures import print_table, quantile
+from benchmarks.harness.table import print_table, quantile
 from benchmarks.stream_client import Client, first_tokens, wait_ready
 from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, prepare
 from services.local.nats_server import nats_binary

@@ -22,7 +22,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
 
-from benchmarks.figures import print_table
+from benchmarks.harness.table import print_table
 from kernels.gpu.attention import attend
 from kernels.gpu.batch import PagedBatch
 from kernels.gpu.kv_write import write_kv

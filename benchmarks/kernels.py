@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from benchmarks.figures import print_table
+from benchmarks.harness.table import print_table
 from kernels.cpu.attention import GatherBuffer
 from kernels.gpu.batch import PagedBatch
 from kernels.metadata import AttentionMetadata

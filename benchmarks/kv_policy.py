@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import random
 
-from benchmarks.figures import print_table
+from benchmarks.harness.table import print_table
 from loadgen.backlog import OfflinePrompt
 from loadgen.progress import NoProgress
 from loadgen.replay import ReplayPlan

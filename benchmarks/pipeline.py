@@ -16,7 +16,7 @@ from pathlib import Path
 
 import uvloop
 
-from benchmarks.figures import print_table
+from benchmarks.harness.table import print_table
 from services.executor.engines.factory import load_engine
 from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, prepare
 from services.executor.service import ExecutorService

@@ -12,7 +12,7 @@ import random
 import time
 from itertools import product
 
-from benchmarks.figures import print_table, quantile
+from benchmarks.harness.table import print_table, quantile
 from benchmarks.schedules import boosted_model
 from services.offline_queue.garbage import collect_seldom
 from services.profiler.simulation.setup import Machine

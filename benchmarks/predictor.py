@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from benchmarks.figures import print_table
+from benchmarks.harness.table import print_table
 from benchmarks.schedules import scheduled_shapes, window_of
 from services.executor.engines.torch.engine import TorchEngine
 from services.executor.measure import ScratchBatch

@@ -14,8 +14,8 @@ import tracemalloc
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from benchmarks.figures import print_table, quantile
 from benchmarks.fleet import Choose, Fleet, Workload, by_prediction, least_requests, round_robin, run_backlog
+from benchmarks.harness.table import print_table, quantile
 from services.profiler.simulation.setup import Machine
 from shared.latency.features import BatchFeatures
 from shared.latency.linear import LinearLatencyModel

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.figures import print_table
+from benchmarks.harness.table import print_table
 from services.executor.engines.grammar_masks import GrammarMasks
 from services.executor.engines.sample_row import SampleRow
 from services.executor.engines.torch.logprobs import gather_logprobs

@@ -11,7 +11,7 @@ import random
 import time
 from pathlib import Path
 
-from benchmarks.figures import print_table
+from benchmarks.harness.table import print_table
 from loadgen.backlog import OfflinePrompt, load_backlog
 from loadgen.progress import NoProgress
 from loadgen.replay import ReplayPlan

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.figures import print_table
+from benchmarks.harness.table import print_table
 from benchmarks.simulate import drawn_backlog, drawn_trace
 from loadgen.backlog import load_backlog
 from loadgen.progress import NoProgress

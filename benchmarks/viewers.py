@@ -15,8 +15,8 @@ from collections.abc import AsyncIterator, Sequence
 
 import uvloop
 
-from benchmarks.figures import print_table
 from benchmarks.frontend import Stack, stack
+from benchmarks.harness.table import print_table
 from benchmarks.stream_client import wait_ready
 
 REQUEST = b"GET /dashboard/events HTTP/1.1\r\nHost: x\r\n\r\n"

@@ -10,9 +10,9 @@ import typer
 
 from benchmarks.bros import kv, overhead, rates
 from benchmarks.bros.bench import DURATION_S, MACHINES, RATES, Bench, Inputs
-from benchmarks.figure_run import FigureMaker, run_figures
-from benchmarks.page import BROS_PAGE, Result
-from benchmarks.progress import FigureProgress
+from benchmarks.harness.figure_run import FigureMaker, run_figures
+from benchmarks.harness.page import BROS_PAGE, Result
+from benchmarks.harness.progress import FigureProgress
 from loadgen.options import ProgressOption
 from services.local.parameters import one_of
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from benchmarks.bros.workload import LMSYS, SHAREGPT, WAVE_SIZE, Dataset, backlog
-from benchmarks.progress import FigureProgress
+from benchmarks.harness.progress import FigureProgress
 from loadgen.metrics import LatencySamples
 from loadgen.replay import ReplayPlan
 from loadgen.report import OnlineReport

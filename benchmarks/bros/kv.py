@@ -7,8 +7,8 @@ from dataclasses import replace
 from benchmarks.bros import rates
 from benchmarks.bros.bench import Bench, Measured
 from benchmarks.bros.workload import SHAREGPT
-from benchmarks.charts import BLUE, GREY, ORANGE, legend_above, panels
-from benchmarks.page import Result, Table
+from benchmarks.harness.charts import BLUE, GREY, ORANGE, legend_above, panels
+from benchmarks.harness.page import Result, Table
 from shared.scheduling.presets import preset_named
 
 COLOURS = {"keep-resident": GREY, "lru": ORANGE, "bidirectional": BLUE}  # the last is seen where lines meet

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 
 from benchmarks.bros.bench import Bench
 from benchmarks.bros.workload import SHAREGPT
-from benchmarks.charts import BLUE, ORANGE, legend_above, panels
-from benchmarks.figures import quantile
-from benchmarks.page import Result, Table
+from benchmarks.harness.charts import BLUE, ORANGE, legend_above, panels
+from benchmarks.harness.page import Result, Table
+from benchmarks.harness.table import quantile
 from benchmarks.schedules import boosted_model
 from shared.latency.model import LatencyModel
 from shared.scheduling.batch import Schedule, ScheduledRequest

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from benchmarks.bros.bench import DATASETS, SLO, SYSTEMS, Bench, Measured
 from benchmarks.bros.workload import WAVE_SIZE, Dataset
-from benchmarks.charts import BLUE, GREEN, GREY, ORANGE, legend_above, panels
-from benchmarks.page import Result, Table
+from benchmarks.harness.charts import BLUE, GREEN, GREY, ORANGE, legend_above, panels
+from benchmarks.harness.page import Result, Table
 
 COLOURS = dict(zip(SYSTEMS, (BLUE, GREEN, ORANGE, GREY), strict=True))
 CURVES: tuple[tuple[str, Callable[[Measured], float]], ...] = (

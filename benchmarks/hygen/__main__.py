@@ -8,12 +8,12 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.figure_run import FigureMaker, run_figures
+from benchmarks.harness.figure_run import FigureMaker, run_figures
+from benchmarks.harness.page import HYGEN_PAGE
+from benchmarks.harness.progress import FigureProgress
 from benchmarks.hygen.catalogue import FIGURES
 from benchmarks.hygen.lab import DURATION_S, PRECISION, Inputs, Lab
 from benchmarks.hygen.settings import TOLERANCES
-from benchmarks.page import HYGEN_PAGE
-from benchmarks.progress import FigureProgress
 from loadgen.errors import WorkloadError
 from loadgen.options import ProgressOption
 

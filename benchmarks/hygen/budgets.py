@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from benchmarks.charts import BLUE, ORANGE, from_zero, legend_above, panels
+from benchmarks.harness.charts import BLUE, ORANGE, from_zero, legend_above, panels
+from benchmarks.harness.page import Result, Table
 from benchmarks.hygen.bench import HYGEN, Bench, Measured
 from benchmarks.hygen.lab import Lab, rates
 from benchmarks.hygen.settings import LLAMA
-from benchmarks.page import Result, Table
 from services.profiler.slo.outcome import TrialOutcome
 
 BUDGETS_MS = (14.0, 17.0, 20.0, 25.0, 30.0, 40.0, 60.0)

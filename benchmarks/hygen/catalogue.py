@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from benchmarks.harness.page import Result
 from benchmarks.hygen import budgets, chunks, fig3, fig4, fig5, fig6, fig7, fig8, fig11, fig12, fig14, fig15
 from benchmarks.hygen.lab import Lab
-from benchmarks.page import Result
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from benchmarks.charts import BLUE, ORANGE, from_zero, legend_above, panels
+from benchmarks.harness.charts import BLUE, ORANGE, from_zero, legend_above, panels
+from benchmarks.harness.page import Result, Table
 from benchmarks.hygen.bench import HYGEN, STAR
 from benchmarks.hygen.lab import Lab, rates
 from benchmarks.hygen.settings import LLAMA, MEAN_TBT, P99_TBT
-from benchmarks.page import Result, Table
 
 CHUNKS = (128, 256, 512, 1024, 2048)
 TOLERANCE = 0.05

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from benchmarks.charts import BLUE, GREEN, GREY, ORANGE, legend_above, panels, percent
+from benchmarks.harness.charts import BLUE, GREEN, GREY, ORANGE, legend_above, panels, percent
+from benchmarks.harness.page import Result, Table
 from benchmarks.hygen.bench import HYGEN
 from benchmarks.hygen.lab import Lab, rates
 from benchmarks.hygen.settings import LLAMA, MEAN_TBT, P99_TTFT, QWEN
-from benchmarks.page import Result, Table
 
 TTFT_TOLERANCE = 0.08
 TBT_TOLERANCES = (0.1, 0.2, 0.3, 0.4, 0.5)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from benchmarks.charts import legend_above, panels
+from benchmarks.harness.charts import legend_above, panels
+from benchmarks.harness.page import Result, Table
 from benchmarks.hygen.bench import HYGEN, STAR
 from benchmarks.hygen.lab import Lab, rates
 from benchmarks.hygen.settings import METRICS, MISTRAL
@@ -16,7 +17,6 @@ from benchmarks.hygen.sweep import (
     sweep,
     throughput_cell,
 )
-from benchmarks.page import Result, Table
 
 
 def make(lab: Lab) -> Result:

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 
 from matplotlib.axes import Axes
 
-from benchmarks.charts import BLUE, GREY, ORANGE, PINK, from_zero, legend_above, panels
+from benchmarks.harness.charts import BLUE, GREY, ORANGE, PINK, from_zero, legend_above, panels
+from benchmarks.harness.page import Result, Table
 from benchmarks.hygen.bench import HYGEN, ONLINE_ONLY, SARATHI, Bench, Found
 from benchmarks.hygen.lab import Lab, rates
 from benchmarks.hygen.samples import run_samples, sweep_samples, windowed
 from benchmarks.hygen.settings import LLAMA, P99_TBT, Setting
-from benchmarks.page import Result, Table
 from services.predictor.boosted_fit import fit_boosted
 from services.predictor.fit import mean_relative_error
 from services.predictor.linear_fit import fit_linear

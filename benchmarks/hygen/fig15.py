@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from benchmarks.charts import BLUE, GREY, ORANGE, PINK, from_zero, legend_above, panels
+from benchmarks.harness.charts import BLUE, GREY, ORANGE, PINK, from_zero, legend_above, panels
+from benchmarks.harness.page import Result, Table
 from benchmarks.hygen.bench import HYGEN, SARATHI, STAR, Bench
 from benchmarks.hygen.lab import Lab
 from benchmarks.hygen.settings import LLAMA, P99_TBT
-from benchmarks.page import Result, Table
 
 TOLERANCE = 0.05
 RATES = (0.25, 0.5, 1.0, 1.5, 2.0, 2.5)  # requests/s; the machine's capacity is a little under 3

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from benchmarks.charts import legend_above, panels
+from benchmarks.harness.charts import legend_above, panels
+from benchmarks.harness.page import Result, Table
 from benchmarks.hygen.bench import HYGEN, SARATHI
 from benchmarks.hygen.lab import Lab, rates
 from benchmarks.hygen.settings import LLAMA, METRICS, QWEN
@@ -15,7 +16,6 @@ from benchmarks.hygen.sweep import (
     slo_columns,
     sweep,
 )
-from benchmarks.page import Result, Table
 
 
 def make(lab: Lab) -> Result:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from benchmarks.charts import legend_above, panels
+from benchmarks.harness.charts import legend_above, panels
+from benchmarks.harness.page import Result, Table
 from benchmarks.hygen.bench import SARATHI, Bench
 from benchmarks.hygen.lab import Lab, rates
 from benchmarks.hygen.settings import LLAMA, METRICS, QWEN
@@ -17,7 +18,6 @@ from benchmarks.hygen.sweep import (
     sweep,
     throughput_cell,
 )
-from benchmarks.page import Result, Table
 
 SUMMARY = (
     "setting",

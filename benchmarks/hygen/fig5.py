@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
-from benchmarks.charts import BLUE, ORANGE, legend_above, panels
+from benchmarks.harness.charts import BLUE, ORANGE, legend_above, panels
+from benchmarks.harness.page import Result, Table
 from benchmarks.hygen.bench import HYGEN, Bench
 from benchmarks.hygen.lab import Lab, rates
 from benchmarks.hygen.samples import NOISE, run_samples, sweep_samples, truth, windowed
 from benchmarks.hygen.settings import LLAMA, MEAN_TBT, QWEN
-from benchmarks.page import Result, Table
 from services.predictor.boosted_fit import fit_boosted
 from services.predictor.fit import mean_relative_error
 from services.predictor.linear_fit import fit_linear

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, repeat
 
-from benchmarks.charts import BLUE, GREEN, GREY, from_zero, legend_above, panels
+from benchmarks.harness.charts import BLUE, GREEN, GREY, from_zero, legend_above, panels
+from benchmarks.harness.page import Result, Table
 from benchmarks.hygen.bench import ONLINE_ONLY, Bench, System
 from benchmarks.hygen.lab import Lab, rates
 from benchmarks.hygen.settings import LLAMA
-from benchmarks.page import Result, Table
 from loadgen.backlog import OfflinePrompt
 from services.profiler.simulation.encoding import PromptEncoder
 from shared.scheduling.orders.offline import make_offline_order

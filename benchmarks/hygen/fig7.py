@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from benchmarks.charts import BLUE, GREY, RED, legend_above, panels, percent
+from benchmarks.harness.charts import BLUE, GREY, RED, legend_above, panels, percent
+from benchmarks.harness.page import Result, Table
 from benchmarks.hygen.bench import HYGEN, Bench
 from benchmarks.hygen.lab import Lab, rates
 from benchmarks.hygen.settings import LLAMA, MEAN_TBT, QWEN
-from benchmarks.page import Result, Table
 
 HEADER = (
     "setting",

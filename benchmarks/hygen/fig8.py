@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import StatisticsError, correlation
 
-from benchmarks.charts import BLUE, GREY, PINK, SKY, from_zero, legend_above, panels
+from benchmarks.harness.charts import BLUE, GREY, PINK, SKY, from_zero, legend_above, panels
+from benchmarks.harness.page import Result, Table
 from benchmarks.hygen.bench import HYGEN, ONLINE_ONLY, STAR, Bench, Found, System
 from benchmarks.hygen.lab import Lab, rates
 from benchmarks.hygen.settings import LLAMA, MEAN_TBT
-from benchmarks.page import Result, Table
 from loadgen.records import RequestRecord
 from services.profiler.simulation.virtual_phase import VirtualPhase
 from shared.protocol.slo_profile import Knob

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from matplotlib.axes import Axes
 
-from benchmarks.charts import BLUE, GREY, ORANGE, PINK, from_zero, percent
+from benchmarks.harness.charts import BLUE, GREY, ORANGE, PINK, from_zero, percent
 from benchmarks.hygen.bench import HYGEN, SARATHI, STAR, Bench, Found, System
 from benchmarks.hygen.settings import METRICS, Metric
 

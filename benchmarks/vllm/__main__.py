@@ -12,8 +12,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from benchmarks.figure_run import EXIT_INTERRUPTED
-from benchmarks.progress import figure_progress
+from benchmarks.harness.figure_run import EXIT_INTERRUPTED
+from benchmarks.harness.progress import figure_progress
 from benchmarks.vllm.comparison import Comparison
 from benchmarks.vllm.result import PAGE, result_of
 from benchmarks.vllm.run_store import RunStore

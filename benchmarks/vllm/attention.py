@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from benchmarks.figures import print_table
+from benchmarks.harness.table import print_table
 from services.executor.engines.factory import load_engine
 from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, prepare
 from services.executor.settings import OWN_ATTENTION, ExecutorSettings

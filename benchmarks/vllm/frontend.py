@@ -30,7 +30,7 @@ from pathlib import Path
 import psutil
 import uvloop
 
-from benchmarks.figures import print_table, quantile
+from benchmarks.harness.table import print_table, quantile
 from benchmarks.stream_client import Client, first_tokens
 from benchmarks.vllm.servers import Slackwater, System, Vllm
 from benchmarks.vllm.workload import Setting

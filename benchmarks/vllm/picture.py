@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from benchmarks.charts import BLUE, GREEN, GREY, ORANGE, PINK, legend_above, panels
+from benchmarks.harness.charts import BLUE, GREEN, GREY, ORANGE, PINK, legend_above, panels
 from benchmarks.vllm.comparison import Cell, CoRun
 from loadgen.slo import Slo, parse_slo
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from benchmarks.page import Page, Result, Table
+from benchmarks.harness.page import Page, Result, Table
 from benchmarks.vllm.comparison import Cell, CoRun
 from benchmarks.vllm.picture import picture_of
 from benchmarks.vllm.workload import Setting

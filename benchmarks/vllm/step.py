@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.figures import print_table
+from benchmarks.harness.table import print_table
 from services.executor.engines.torch.threads import cpu_count
 from services.executor.engines.vllm.environment import import_vllm
 from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, prepare

@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from benchmarks.figures import print_table
+from benchmarks.harness.table import print_table
 from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, prepare
 
 BLOCK_SIZE = 32

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.harness.progress import SilentFigures
 from benchmarks.hygen.lab import Inputs, Lab
-from benchmarks.progress import SilentFigures
 from tests.loadgen.conftest import prompt_file, server, trace_file
 
 __all__ = ["prompt_file", "server", "trace_file"]  # fixtures

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 from benchmarks.bros.__main__ import FIGURES, app
 from benchmarks.bros.bench import SYSTEMS, Bench, Inputs
 from benchmarks.bros.workload import LMSYS, SHAREGPT, Dataset, backlog
-from benchmarks.page import BROS_PAGE
-from benchmarks.progress import SilentFigures
+from benchmarks.harness.page import BROS_PAGE
+from benchmarks.harness.progress import SilentFigures
 from shared.scheduling.packing.packings import PACKINGS
 
 

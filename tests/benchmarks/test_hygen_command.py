@@ -13,13 +13,13 @@ import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
-from benchmarks.charts import panels
-from benchmarks.figure_run import EXIT_INTERRUPTED, run_figures
+from benchmarks.harness.charts import panels
+from benchmarks.harness.figure_run import EXIT_INTERRUPTED, run_figures
+from benchmarks.harness.page import HYGEN_PAGE, Result, with_section
+from benchmarks.harness.progress import figure_progress
 from benchmarks.hygen.__main__ import app
 from benchmarks.hygen.catalogue import FIGURES
 from benchmarks.hygen.lab import Inputs
-from benchmarks.page import HYGEN_PAGE, Result, with_section
-from benchmarks.progress import figure_progress
 from loadgen.errors import WorkloadError
 
 ROOT = Path(__file__).parents[2]

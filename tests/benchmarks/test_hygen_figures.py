@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from benchmarks.harness.page import HYGEN_PAGE
 from benchmarks.hygen.bench import HYGEN, ONLINE_ONLY, STAR
 from benchmarks.hygen.catalogue import FIGURES
 from benchmarks.hygen.fig8 import Timeline
 from benchmarks.hygen.lab import Lab
 from benchmarks.hygen.settings import LLAMA, MEAN_TBT, METRICS, P99_TTFT, QWEN, Setting
 from benchmarks.hygen.sweep import sweep
-from benchmarks.page import HYGEN_PAGE
 
 COLUMNS = {
     "fig3": ["setting", "metric", "online only ms", "sarathi++", "SLO 1.10x", "SLO 1.50x"],

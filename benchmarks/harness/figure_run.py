@@ -10,8 +10,8 @@ from pathlib import Path
 import typer
 from rich.console import Console
 
-from benchmarks.page import Page, Result
-from benchmarks.progress import FigureProgress, figure_progress
+from benchmarks.harness.page import Page, Result
+from benchmarks.harness.progress import FigureProgress, figure_progress
 from loadgen.cli import errors_as_lines, is_shown
 from loadgen.errors import WorkloadError
 
