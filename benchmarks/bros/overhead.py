@@ -11,7 +11,7 @@ from benchmarks.bros.workload import SHAREGPT
 from benchmarks.harness.charts import BLUE, ORANGE, legend_above, panels
 from benchmarks.harness.page import Result, Table
 from benchmarks.harness.table import quantile
-from benchmarks.schedules import boosted_model
+from benchmarks.lab.schedules import boosted_model
 from shared.latency.model import LatencyModel
 from shared.scheduling.batch import Schedule, ScheduledRequest
 from shared.scheduling.packing.packing import Packing, StepState

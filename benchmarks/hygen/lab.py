@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.hygen.bench import Bench, Load
-from benchmarks.hygen.mmlu import few_shot_prompts
 from benchmarks.hygen.settings import TOLERANCES, Setting
+from benchmarks.lab.mmlu import few_shot_prompts
 from loadgen.backlog import OfflinePrompt, load_backlog
 from loadgen.progress import ReplayProgress
 from loadgen.scaling import Scaling

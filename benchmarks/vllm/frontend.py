@@ -30,8 +30,8 @@ from pathlib import Path
 import psutil
 import uvloop
 
+from benchmarks.gateway.stream_client import Client, first_tokens
 from benchmarks.harness.table import print_table, quantile
-from benchmarks.stream_client import Client, first_tokens
 from benchmarks.vllm.servers import Slackwater, System, Vllm
 from benchmarks.vllm.workload import Setting
 from loadgen.client import OpenAIClient

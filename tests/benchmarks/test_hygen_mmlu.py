@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.hygen.fig6 import in_order, without_shared
 from benchmarks.hygen.lab import Inputs
-from benchmarks.hygen.mmlu import SHOTS, few_shot_prompts
+from benchmarks.lab.mmlu import SHOTS, few_shot_prompts
 from loadgen.backlog import OfflinePrompt
 from loadgen.errors import TraceError
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.schedules import scheduled_shapes, window_of
+from benchmarks.lab.schedules import scheduled_shapes, window_of
 from services.predictor import boosted_fit
 from services.predictor.boosted_fit import fit_boosted
 from services.predictor.fit import fit_best, mean_relative_error

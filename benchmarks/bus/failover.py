@@ -1,4 +1,4 @@
-"""How long a stream pauses when its executor goes: ``python -m benchmarks.failover``.
+"""How long a stream pauses when its executor goes: ``python -m benchmarks.bus.failover``.
 
 Two executors with the sim engine behind one gateway, as processes. Each round streams one completion, ends the executor
 that serves it (SIGKILL; SIGTERM, at which it signs off; SIGSTOP, so that it only falls silent) and takes the longest

@@ -1,4 +1,4 @@
-"""Speed of the simulator on one core: ``python -m benchmarks.simulate --online TRACE --offline LENGTHS``.
+"""Speed of the simulator on one core: ``python -m benchmarks.simulator.simulate --online TRACE --offline LENGTHS``.
 
 The trace beside the backlog under the hygen preset, on several devices; without files, arrivals and lengths like those
 of the Azure conversation trace (2023: 5.4 requests/s, 1,155 prompt and 211 output tokens in the mean) are drawn.

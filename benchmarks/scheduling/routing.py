@@ -1,4 +1,4 @@
-"""Routing of online requests: what a decision costs, and what prefix affinity gives: ``python -m benchmarks.routing``.
+"""Routing of online requests: what a decision costs, and what prefix affinity gives: ``python -m benchmarks.scheduling.routing``.
 
 The first table is the gateway's part of one request: hashing the prompt, choosing among executors whose records are
 full, and recording it. The second is a fleet of simulated GPUs in virtual time, the third a batch of groups of prompts
@@ -14,8 +14,8 @@ import tracemalloc
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from benchmarks.fleet import Choose, Fleet, Workload, by_prediction, least_requests, round_robin, run_backlog
 from benchmarks.harness.table import print_table, quantile
+from benchmarks.scheduling.fleet import Choose, Fleet, Workload, by_prediction, least_requests, round_robin, run_backlog
 from services.profiler.simulation.setup import Machine
 from shared.latency.features import BatchFeatures
 from shared.latency.linear import LinearLatencyModel

@@ -1,4 +1,4 @@
-"""The turn of a plan on the bus: a step message out, a plan back: ``python -m benchmarks.bus_turn``.
+"""The turn of a plan on the bus: a step message out, a plan back: ``python -m benchmarks.bus.bus_turn``.
 
 Two processes, one nats-server, as in the stack: the one publishes step messages of 64 running requests, the other
 answers each with a plan of 64 entries. The turn is both ways; the design asks for one way, publish to receive.
@@ -17,7 +17,7 @@ from multiprocessing import get_context
 import uvloop
 
 from benchmarks.harness.table import print_table, quantile
-from benchmarks.planning import make_step
+from benchmarks.scheduling.planning import make_step
 from services.local.nats_server import nats_binary
 from services.local.port import free_port
 from shared.bus import Bus

@@ -1,4 +1,4 @@
-"""KV policies under memory pressure, in the simulator: ``python -m benchmarks.kv_policy``.
+"""KV policies under memory pressure, in the simulator: ``python -m benchmarks.simulator.kv_policy``.
 
 Online requests with the lengths of ShareGPT and offline ones of 512 to 1,024 tokens in and 32 to 128 out (BROS, section
 7.1) on a named GPU whose KV cache is made small: what online requests wait and what offline requests get done, where
@@ -85,7 +85,7 @@ def measure(plan: ReplayPlan, machine: Machine, preset: str, budget_ms: float | 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.kv_policy", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.simulator.kv_policy", description=__doc__)
     parser.add_argument("--model", default="llama2-7b")
     parser.add_argument("--device", default="a100-40g")
     parser.add_argument("--kv-blocks", type=int, default=1000, help="of 16 tokens (default %(default)s)")

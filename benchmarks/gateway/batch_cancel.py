@@ -1,4 +1,4 @@
-"""How soon a cancelled batch computes nothing more: ``python -m benchmarks.batch_cancel``. A large batch runs on an
+"""How soon a cancelled batch computes nothing more: ``python -m benchmarks.gateway.batch_cancel``. A large batch runs on an
 executor with the simulated engine at the speed of its GPU; from the client's request to cancel it to the first step
 that holds none of its requests, and to the status ``cancelled``.
 """
@@ -11,7 +11,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.batch_scale import ENDED, ENDPOINT, READY_S, is_ready, stack, wait, write_input
+from benchmarks.gateway.batch_scale import ENDED, ENDPOINT, READY_S, is_ready, stack, wait, write_input
 from benchmarks.harness.table import print_table
 from services.local.api_client import ApiClient
 from services.local.port import free_port

@@ -1,4 +1,4 @@
-"""Planning time of one step against queue sizes: ``python -m benchmarks.planning``.
+"""Planning time of one step against queue sizes: ``python -m benchmarks.scheduling.planning``.
 
 A plan of HyGen Alg. 2 as the offline-queue makes it: the executor's word taken over, the running step's outcome
 assumed, both phases scheduled, the message made. Half of the running requests are online. The latency model is linear;
@@ -13,7 +13,7 @@ import time
 from itertools import product
 
 from benchmarks.harness.table import print_table, quantile
-from benchmarks.schedules import boosted_model
+from benchmarks.lab.schedules import boosted_model
 from services.offline_queue.garbage import collect_seldom
 from services.profiler.simulation.setup import Machine
 from shared.clock import SystemClock

@@ -1,4 +1,4 @@
-"""Decode and prefill speed of the torch engine beside transformers' own: ``python -m benchmarks.engine``.
+"""Decode and prefill speed of the torch engine beside transformers' own: ``python -m benchmarks.engine.engine_speed``.
 
 Each size runs in turns, one step of ours and one forward of transformers (SDPA attention, DynamicCache, greedy pick),
 so that both meet the same disturbances; the medians and their ratio are printed. Blocks are scattered over the pool.
@@ -139,7 +139,7 @@ def compare_graphs(path: Path, runs: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.engine", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.engine.engine_speed", description=__doc__)
     parser.add_argument("--threads", type=int, default=cpu_count(), help="of the engine (default %(default)s)")
     parser.add_argument("--runs", type=int, default=9, help="per size (default %(default)s)")
     parser.add_argument("--model", default=DEFAULT_MODEL, help="name, folder or hub id (default %(default)s)")

@@ -1,4 +1,4 @@
-"""Speed of the attention and copy kernels: ``python -m benchmarks.kernels`` on the CPU, ``--device cuda`` on a GPU.
+"""Speed of the attention and copy kernels: ``python -m benchmarks.kernels.kernel_speed`` on the CPU, ``--device cuda`` on a GPU.
 
 What is compared runs in turns, so that all of it meets the same disturbances; medians are printed. On the CPU, our path
 stands beside gathering every slot and one padded SDPA call, on one thread and in CPU time, which leaves out what others
@@ -210,7 +210,7 @@ def _checkpoint_rows(runs: int) -> list[list[str]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.kernels", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.kernels.kernel_speed", description=__doc__)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--runs", type=int, default=21, help="per figure (default %(default)s)")
     arguments = parser.parse_args()

@@ -1,4 +1,4 @@
-"""What a batch's tokens cost beyond the forward pass: ``python -m benchmarks.sampler``. The sampler alone, on made-up
+"""What a batch's tokens cost beyond the forward pass: ``python -m benchmarks.engine.sampler``. The sampler alone, on made-up
 logits of the default model's vocabulary, in processor time of one thread; histories are made up too, those of grammars
 are what the sampler drew.
 """

@@ -1,4 +1,4 @@
-"""What open dashboards cost a gateway: ``python -m benchmarks.viewers``. Gateway, bus and one executor with the
+"""What open dashboards cost a gateway: ``python -m benchmarks.gateway.viewers``. Gateway, bus and one executor with the
 simulated engine run as in the stack, and nothing else.
 
 Processor time and memory are those of the gateway's process; the row without viewers is what it takes by itself, with
@@ -15,9 +15,9 @@ from collections.abc import AsyncIterator, Sequence
 
 import uvloop
 
-from benchmarks.frontend import Stack, stack
+from benchmarks.gateway.frontend import Stack, stack
+from benchmarks.gateway.stream_client import wait_ready
 from benchmarks.harness.table import print_table
-from benchmarks.stream_client import wait_ready
 
 REQUEST = b"GET /dashboard/events HTTP/1.1\r\nHost: x\r\n\r\n"
 SETTLE_S = 3.0  # until the first event, which has the whole history, is with everybody

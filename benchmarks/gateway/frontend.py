@@ -1,4 +1,4 @@
-"""The front end alone: ``python -m benchmarks.frontend``. Gateway, bus and executor run as in the stack; the engine is
+"""The front end alone: ``python -m benchmarks.gateway.frontend``. Gateway, bus and executor run as in the stack; the engine is
 the simulated one, scaled so that it is never what is waited for.
 
 Streamed tokens per second are given against the clock and against the processor time of the gateway's process, which
@@ -22,8 +22,8 @@ from dataclasses import dataclass
 import psutil
 import uvloop
 
+from benchmarks.gateway.stream_client import Client, first_tokens, wait_ready
 from benchmarks.harness.table import print_table, quantile
-from benchmarks.stream_client import Client, first_tokens, wait_ready
 from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, prepare
 from services.local.nats_server import nats_binary
 from services.local.port import free_port

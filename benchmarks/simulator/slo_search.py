@@ -1,5 +1,5 @@
 """What searches for a latency budget and an offline rate find and cost, in the simulator on one core:
-``python -m benchmarks.slo_search --online TRACE --offline LENGTHS``.
+``python -m benchmarks.simulator.slo_search --online TRACE --offline LENGTHS``.
 
 Several SLOs on one workload, one search after another: the later ones share runs with those before. Without files,
 arrivals and lengths like those of the Azure conversation trace are drawn.
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.harness.table import print_table
-from benchmarks.simulate import drawn_backlog, drawn_trace
+from benchmarks.simulator.simulate import drawn_backlog, drawn_trace
 from loadgen.backlog import load_backlog
 from loadgen.progress import NoProgress
 from loadgen.replay import ReplayPlan

@@ -1,4 +1,4 @@
-"""How well the predictor predicts, beside what noise allows: ``python -m benchmarks.predictor``.
+"""How well the predictor predicts, beside what noise allows: ``python -m benchmarks.simulator.predictor``.
 
 Batches of simulated schedules on some GPUs, timed by their roofline with noise, as the predictor keeps and fits them.
 With ``--torch SECONDS`` also the torch engine on this machine: the profiler's sweep, each batch twice, and mixed
@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from benchmarks.harness.table import print_table
-from benchmarks.schedules import scheduled_shapes, window_of
+from benchmarks.lab.schedules import scheduled_shapes, window_of
 from services.executor.engines.torch.engine import TorchEngine
 from services.executor.measure import ScratchBatch
 from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, prepare
@@ -127,7 +127,7 @@ def _in_turns(engine: TorchEngine, info: ExecutorInfo) -> list[Observation]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.predictor", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.simulator.predictor", description=__doc__)
     parser.add_argument("--torch", type=float, default=0.0, metavar="SECONDS", help="of mixed steps on this machine")
     seconds = parser.parse_args().torch
     rows = list(simulated_rows())

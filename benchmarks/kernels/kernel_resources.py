@@ -1,4 +1,4 @@
-"""What the Triton kernels take of an SM, without a GPU: ``python -m benchmarks.kernel_resources``.
+"""What the Triton kernels take of an SM, without a GPU: ``python -m benchmarks.kernels.kernel_resources``.
 
 The launchers run as in production, on a driver that compiles every specialization for a named architecture with the
 ptxas of the Triton wheel and launches nothing. Registers and stack (where spilled registers go) are read from the
@@ -192,7 +192,7 @@ def row(found: Resources) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.kernel_resources", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.kernels.kernel_resources", description=__doc__)
     parser.add_argument("--capability", type=int, nargs="*", default=[80, 90], choices=sorted(SM_SHARED_KIB))
     parser.add_argument("--case", type=int, nargs="*", default=range(len(CASES)), help="numbers (default: all)")
     parser.add_argument("--json", action="store_true")

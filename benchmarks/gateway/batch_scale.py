@@ -1,4 +1,4 @@
-"""One large batch through the whole stack: ``python -m benchmarks.batch_scale``. Upload, validation, every request on
+"""One large batch through the whole stack: ``python -m benchmarks.gateway.batch_scale``. Upload, validation, every request on
 an executor with the simulated engine, output file; what each phase takes, and the most memory that each process has in
 it.
 

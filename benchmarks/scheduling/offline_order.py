@@ -1,5 +1,5 @@
 """The offline pool by order: inserts, memory, the next request, and what sharing and fairness cost each other:
-``python -m benchmarks.offline_order``.
+``python -m benchmarks.scheduling.offline_order``.
 
 Prompts are 5-shot questions in kind: three quarters are the prefix of one of 57 groups, groups arrive mixed. In
 ``apart`` no two prompts share a block.

@@ -1,4 +1,4 @@
-"""Throughput by pipeline depth: ``python -m benchmarks.pipeline``.
+"""Throughput by pipeline depth: ``python -m benchmarks.bus.pipeline``.
 
 An executor service with the sim engine (K stages that share a step's time) and its scheduler on a real bus, in one
 process; offline requests only, without a latency budget, from the first step message to the last result.
