@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from matplotlib import rcParams
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from numpy.typing import NDArray
 
 WIDTH_INCHES, DOTS_PER_INCH = 8.0, 100
 
@@ -16,25 +15,60 @@ WIDTH_INCHES, DOTS_PER_INCH = 8.0, 100
 BLUE, ORANGE, GREEN, PINK, SKY, RED, GREY = "#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#707070"
 
 
-def panels(rows: int, columns: int, height_inches: float) -> tuple[Figure, NDArray]:  # type: ignore[type-arg]
-    """A picture of ``rows`` by ``columns`` axes: [rows, columns]."""
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """``style``: matplotlib's marker and line. A curve without a label is not in the legend."""
+
+    label: str
+    xs: Sequence[float]
+    ys: Sequence[float]
+    colour: str
+    style: str = "o-"
+    fill: str | None = None  # of its markers, where it is not the curve's colour
+    opacity: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """Curves over common axes; the last ones lie above the first. ``ticks``: of a logarithmic x axis."""
+
+    curves: Sequence[Curve]
+    title: str = ""
+    xlabel: str = ""
+    ylabel: str = ""
+    from_zero: bool = True
+    ticks: Sequence[float] = ()
+
+
+def draw(panels: Sequence[Sequence[Panel]], height_inches: float, xlabel: str = "") -> Figure:
+    """Rows of panels, with one legend for all above them and ``xlabel`` below them."""
     _set_style()
     figure = Figure(figsize=(WIDTH_INCHES, height_inches), layout="constrained")
-    return figure, figure.subplots(rows, columns, squeeze=False)
-
-
-def legend_above(figure: Figure, handles: Sequence[Artist], labels: Sequence[str]) -> None:
-    """One legend for all panels."""
-    figure.legend(handles, labels, loc="outside upper center", ncols=len(labels), fontsize=9)
-
-
-def from_zero(panel: Axes) -> None:
-    """The y axis begins at 0, and the highest points are clear of its end."""
-    panel.set_ylim(0, 1.08 * panel.get_ylim()[1])
+    axes = figure.subplots(len(panels), len(panels[0]), squeeze=False)
+    for row, row_of_axes in zip(panels, axes, strict=True):
+        for panel, drawn in zip(row, row_of_axes, strict=True):
+            _draw(panel, drawn)
+    figure.supxlabel(xlabel, fontsize=9)
+    lines = {label: line for each in axes.flat for line, label in zip(*each.get_legend_handles_labels(), strict=True)}
+    figure.legend(list(lines.values()), list(lines), loc="outside upper center", ncols=len(lines) or 1, fontsize=9)
+    return figure
 
 
 def percent(shares: Sequence[float]) -> list[float]:
     return [100 * share for share in shares]
+
+
+def _draw(panel: Panel, axes: Axes) -> None:
+    for curve in panel.curves:
+        label = curve.label or "_nolegend_"
+        (line,) = axes.plot(curve.xs, curve.ys, curve.style, color=curve.colour, label=label, alpha=curve.opacity)
+        line.set_markerfacecolor(curve.fill or curve.colour)
+    axes.set(title=panel.title, xlabel=panel.xlabel, ylabel=panel.ylabel)
+    if panel.ticks:
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(panel.ticks, [f"{tick:g}" for tick in panel.ticks])
+    if panel.from_zero:
+        axes.set_ylim(0, 1.08 * axes.get_ylim()[1])  # the highest points are clear of its end
 
 
 def _set_style() -> None:

@@ -10,29 +10,16 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from PIL import Image
 
+from benchmarks.harness.table import Table
 from loadgen.errors import WorkloadError
 
 MAX_COLOURS = 64  # lines and text need few; a palette keeps a picture under 60 kB
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
-    """``caption``: what was run, in one sentence."""
-
-    caption: str
-    header: Sequence[str]
-    rows: Sequence[Sequence[str]]
-
-    def markdown(self) -> str:
-        lines = [self.caption, "", "| " + " | ".join(self.header) + " |", "|" + " --- |" * len(self.header)]
-        return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in self.rows)])
-
-
-@dataclass(frozen=True, slots=True)
 class Result:
-    """One figure: ``name`` as on the command line."""
+    """One figure."""
 
-    name: str
     tables: Sequence[Table]
     picture: Figure
 
@@ -56,18 +43,18 @@ class Page:
         """The folder of the pictures."""
         return f"images/{self.name}"
 
-    def write(self, folder: Path, result: Result) -> None:
-        """The picture below ``folder``, the tables into the page, in the place of those that an earlier run left there,
-        else at its end. Raises OSError, and WorkloadError for a page with half a place."""
-        (folder / self.images).mkdir(parents=True, exist_ok=True)
-        write_picture(result.picture, folder / self.images / f"{result.name}.png")
-        page = folder / self.file
-        text = page.read_text() if page.exists() else f"# {self.title}\n"
-        page.write_text(with_section(text, result.name, result.markdown()))
-
-
-HYGEN_PAGE = Page("hygen", "HyGen's figures")
-BROS_PAGE = Page("bros", "BROS's figures")
+    def write(self, folder: Path, name: str, result: Result) -> None:
+        """The picture below ``folder``, the tables into the page, in the place of those that an earlier run of the
+        figure ``name`` left there, else at its end. Raises WorkloadError for a folder that cannot be written to, and
+        for a page with half a place."""
+        try:
+            (folder / self.images).mkdir(parents=True, exist_ok=True)
+            write_picture(result.picture, folder / self.images / f"{name}.png")
+            page = folder / self.file
+            text = page.read_text() if page.exists() else f"# {self.title}\n"
+            page.write_text(with_section(text, name, result.markdown()))
+        except OSError as error:
+            raise WorkloadError(f"cannot write below {folder}: {error.strerror}") from error
 
 
 def with_section(text: str, name: str, content: str) -> str:

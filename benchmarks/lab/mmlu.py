@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 
+from benchmarks.lab.lab import PromptEncoder
 from loadgen.backlog import CHOICE_MAX_TOKENS, OfflinePrompt, multiple_choice
 from loadgen.errors import TraceError
 from loadgen.files import numbered_lines, open_text
@@ -57,3 +59,16 @@ def _read(path: Path) -> Iterator[Question]:
                 yield decoder.decode(line)
             except msgspec.DecodeError as error:
                 raise TraceError(f"{path}, line {number}: {error}") from error
+
+
+def as_token_ids(prompts: Sequence[OfflinePrompt]) -> list[OfflinePrompt]:
+    """The same, a token for every four characters."""
+    encoder = PromptEncoder(None)
+    return [replace(prompt, text=None, body={"prompt": encoder.token_ids(prompt)}) for prompt in prompts]
+
+
+def token_ids_of(prompt: OfflinePrompt) -> list[int]:
+    """Of one that ``as_token_ids`` made."""
+    assert prompt.body is not None
+    token_ids: list[int] = prompt.body["prompt"]
+    return token_ids

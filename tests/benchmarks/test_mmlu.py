@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.hygen.fig6 import in_order, without_shared
-from benchmarks.hygen.lab import Inputs
+from benchmarks.figures.kinds.prefix_sharing import in_order, without_shared
+from benchmarks.figures.trace_lab import TraceOptions
 from benchmarks.lab.mmlu import SHOTS, few_shot_prompts
 from loadgen.backlog import OfflinePrompt
 from loadgen.errors import TraceError
@@ -15,9 +15,9 @@ def as_ids(*token_ids: list[int]) -> list[OfflinePrompt]:
     return [OfflinePrompt(1, body={"prompt": ids}) for ids in token_ids]
 
 
-def test_prompts_are_five_answered_shots_and_a_question(inputs: Inputs) -> None:
-    assert inputs.shots and inputs.questions
-    prompts = few_shot_prompts(inputs.shots, inputs.questions, seed=0)
+def test_prompts_are_five_answered_shots_and_a_question(options: TraceOptions) -> None:
+    assert options.shots and options.questions
+    prompts = few_shot_prompts(options.shots, options.questions, seed=0)
     assert len(prompts) == 80
     subjects = []
     for prompt in prompts:
@@ -31,16 +31,16 @@ def test_prompts_are_five_answered_shots_and_a_question(inputs: Inputs) -> None:
     assert len(set(subjects[:10])) == 2, "shuffled"
 
 
-def test_the_same_seed_gives_the_same_order(inputs: Inputs) -> None:
-    assert inputs.shots and inputs.questions
-    first, again, other = (few_shot_prompts(inputs.shots, inputs.questions, seed) for seed in (1, 1, 2))
+def test_the_same_seed_gives_the_same_order(options: TraceOptions) -> None:
+    assert options.shots and options.questions
+    first, again, other = (few_shot_prompts(options.shots, options.questions, seed) for seed in (1, 1, 2))
     assert first == again != other
 
 
-def test_a_line_that_is_no_question_is_named(inputs: Inputs) -> None:
-    assert inputs.shots and inputs.online
+def test_a_line_that_is_no_question_is_named(options: TraceOptions) -> None:
+    assert options.shots and options.online
     with pytest.raises(TraceError, match=r"online\.csv, line 1"):
-        few_shot_prompts(inputs.shots, inputs.online, seed=0)
+        few_shot_prompts(options.shots, options.online, seed=0)
 
 
 def test_what_the_prompt_before_shares_is_deducted() -> None:
