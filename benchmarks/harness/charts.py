@@ -30,7 +30,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """Curves over common axes; the last ones lie above the first. ``ticks``: of a logarithmic x axis."""
+    """Curves over common axes; the first ones lie above the last. ``ticks``: of a logarithmic x axis."""
 
     curves: Sequence[Curve]
     title: str = ""
@@ -59,9 +59,10 @@ def percent(shares: Sequence[float]) -> list[float]:
 
 
 def _draw(panel: Panel, axes: Axes) -> None:
-    for curve in panel.curves:
+    for number, curve in enumerate(panel.curves):
         label = curve.label or "_nolegend_"
         (line,) = axes.plot(curve.xs, curve.ys, curve.style, color=curve.colour, label=label, alpha=curve.opacity)
+        line.set_zorder(3 - number / 100)
         line.set_markerfacecolor(curve.fill or curve.colour)
     axes.set(title=panel.title, xlabel=panel.xlabel, ylabel=panel.ylabel)
     if panel.ticks:

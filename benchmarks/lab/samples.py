@@ -32,7 +32,7 @@ def sweep_batches(bench: Bench) -> list[BatchShape]:
 
 def timed(shapes: Sequence[BatchShape], truth: LatencyModel, noise: float = NOISE, seed: int = 0) -> list[Observation]:
     """By ``truth`` times a lognormal factor with ``noise`` as its sigma; the same seed draws the same."""
-    rng = random.Random(f"{seed}:samples")
+    rng = random.Random(seed)
     return [Observation(shape, truth.predict_ms(shape.features()) * rng.lognormvariate(0.0, noise)) for shape in shapes]
 
 

@@ -28,7 +28,7 @@ class Point(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Curves(Generic[T]):
-    """What is shown of points. ``styles``: of the series, the last lying above the others; ``quantities``: by name;
+    """What is shown of points. ``styles``: of the series, the first lying above the others; ``quantities``: by name;
     ``bounds``: dashed lines over the axis; ``ticks``: of a logarithmic axis."""
 
     xlabel: str
@@ -61,11 +61,12 @@ class Curves(Generic[T]):
 
     def _curves(self, points: Sequence[Point[T]], quantity: Callable[[T], float]) -> list[Curve]:
         xs = sorted({point.x for point in points})
-        curves = [Curve(name, xs, [bound(x) for x in xs], GREY, "--") for name, bound in (self.bounds or {}).items()]
+        curves = []
         for series, (style, colour) in self.styles.items():
             line = [point for point in points if point.series == series]
             curves.append(Curve(series, [p.x for p in line], [quantity(p.value) for p in line], colour, style))
-        return curves
+        bounds = [Curve(name, xs, [bound(x) for x in xs], GREY, "--") for name, bound in (self.bounds or {}).items()]
+        return curves + bounds
 
 
 def _grouped(points: Sequence[Point[T]]) -> dict[tuple[str, str], list[Point[T]]]:

@@ -26,7 +26,7 @@ HEADER = ("setting", "fitted to", "samples", *FITS, "noise alone", "paper")
 
 
 def prediction_error(lab: TraceLab, papers: dict[Setting, str], metric: Metric, tolerance: float) -> Result:
-    """``papers``: what the paper reports of each setting; ``tolerance``: of ``metric``, in the run that is predicted."""
+    """``papers``: what the paper reports of each setting; ``tolerance``: of ``metric``, in the run that is foretold."""
     panels, rows = [], []
     for setting, reported in papers.items():
         bench = lab.bench(setting)

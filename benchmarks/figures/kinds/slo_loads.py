@@ -64,7 +64,7 @@ def online_rates(lab: TraceLab, setting: Setting, rates: Sequence[float], metric
     """Growing online rates under one SLO (HyGen figure 15)."""
     shown: Curves[Served] = Curves(
         xlabel="online requests/s",
-        styles={ALONE: ("x-", GREY), NO_SLO: ("^-", ORANGE), THEIRS: ("s-", PINK), OURS: ("o-", BLUE)},
+        styles={OURS: ("o-", BLUE), THEIRS: ("s-", PINK), NO_SLO: ("^-", ORANGE), ALONE: ("x-", GREY)},
         quantities={
             OFFLINE: lambda each: each.measured.offline_tokens_per_s,
             TOTAL: lambda each: each.measured.total_tokens_per_s,

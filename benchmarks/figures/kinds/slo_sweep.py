@@ -16,7 +16,7 @@ from benchmarks.lab.outcome import Found, Measured
 
 NO_SLO, OURS, THEIRS = "sarathi++ (no SLO)", "hygen", "hygen-star"
 TOLERATED = "tolerated interference (%)"
-STYLES: dict[str, Style] = {NO_SLO: ("-", ORANGE), THEIRS: ("s-", PINK), OURS: ("o-", BLUE)}
+STYLES: dict[str, Style] = {OURS: ("o-", BLUE), THEIRS: ("s-", PINK), NO_SLO: ("-", ORANGE)}
 
 
 @dataclass(frozen=True, slots=True)
