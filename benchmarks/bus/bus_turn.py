@@ -6,26 +6,22 @@ answers each with a plan of 64 entries. The turn is both ways; the design asks f
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import subprocess
-import sys
-import tempfile
 import time
 from multiprocessing import get_context
 
 import uvloop
 
-from benchmarks.harness.table import print_table, quantile
+from benchmarks.harness.command import run_command
+from benchmarks.harness.stack import stack
+from benchmarks.harness.table import print_table, quantile, quantiles
 from benchmarks.scheduling.planning import make_step
-from services.local.nats_server import nats_binary
-from services.local.port import free_port
 from shared.bus import Bus
 from shared.protocol import subjects
 from shared.protocol.codec import encode
 from shared.protocol.messages import StepPlan, StepStarted
 
-RUNNING = 64
+RUNNING, WARM_UP = 64, 100
 
 
 async def answer(url: str) -> None:
@@ -53,45 +49,30 @@ async def turns(url: str, rounds: int) -> tuple[list[float], int]:
         arrived.put_nowait(time.perf_counter())
 
     await bus.subscribe(subjects.plan("executor-0"), StepPlan, on_plan)
-    message = make_step(RUNNING)
-    times = []
-    for number in range(rounds + 100):
-        start = time.perf_counter()
-        while True:
-            await bus.publish(subjects.step("executor-0"), message)
-            try:
-                end = await asyncio.wait_for(arrived.get(), 1.0)
-                break
-            except TimeoutError:  # the peer is still starting
-                start = time.perf_counter()
-        if number >= 100:
-            times.append((end - start) * 1e3)
+    message, times = make_step(RUNNING), []
+    while len(times) < rounds + WARM_UP:
+        start_s = time.perf_counter()
+        await bus.publish(subjects.step("executor-0"), message)
+        try:
+            times.append((await asyncio.wait_for(arrived.get(), 1.0) - start_s) * 1e3)
+        except TimeoutError:  # the peer is still starting
+            continue
     await bus.close()
-    return sorted(times), len(encode(message))
+    return sorted(times[WARM_UP:]), len(encode(message))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=2000)
-    rounds = parser.parse_args().rounds
-    port = free_port()
-    with tempfile.TemporaryDirectory() as folder:
-        command = [nats_binary(), "-a", "127.0.0.1", "-p", str(port), "-js", "-sd", folder]
-        server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        url = f"nats://127.0.0.1:{port}"
-        process = get_context("spawn").Process(target=peer, args=(url,), daemon=True)
+def main(rounds: int = 2000) -> None:
+    with stack() as running:
+        process = get_context("spawn").Process(target=peer, args=(running.nats_url,), daemon=True)
         process.start()
         try:
-            times, size = uvloop.run(turns(url, rounds))
+            times, size = uvloop.run(turns(running.nats_url, rounds))
         finally:
             process.terminate()
             process.join()
-            server.terminate()
-            server.wait()
-    figures = [quantile(times, q) for q in (0.5, 0.9, 0.99)]
-    row = [str(size), *(f"{figure:.3f}" for figure in figures), f"{figures[0] / 2:.3f}"]
+    row = [str(size), *quantiles(times, 0.5, 0.9, 0.99, digits=3), f"{quantile(times, 0.5) / 2:.3f}"]
     print_table(["step message bytes", "turn p50 ms", "p90 ms", "p99 ms", "one way p50 ms"], [row])
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

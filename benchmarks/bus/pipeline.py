@@ -6,33 +6,27 @@ process; offline requests only, without a latency budget, from the first step me
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import subprocess
-import sys
-import tempfile
 import time
 from pathlib import Path
 
 import uvloop
 
+from benchmarks.harness.command import run_command
+from benchmarks.harness.model import model_folder
+from benchmarks.harness.stack import stack
 from benchmarks.harness.table import print_table
+from benchmarks.scheduling.offline import make_pool, offline_request
 from services.executor.engines.factory import load_engine
-from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, prepare
 from services.executor.service import ExecutorService
 from services.executor.settings import ExecutorSettings
-from services.local.nats_server import nats_binary
-from services.local.port import free_port
 from shared.bus import Bus
 from shared.clock import SystemClock
 from shared.latency.linear import LinearLatencyModel
 from shared.protocol import subjects
-from shared.protocol.messages import GenerateRequest, Kind, OfflineRequest, OfflineResult, StepStarted
-from shared.protocol.sampling import SamplingParams
-from shared.replica.offline_pool import OfflinePool
+from shared.protocol.messages import OfflineResult, StepStarted
 from shared.replica.scheduler import AsyncScheduler
 from shared.scheduling.batch import Policy
-from shared.scheduling.orders.offline import FcfsOrder
 from shared.scheduling.orders.online import online_order_named
 from shared.scheduling.presets import preset_named
 from shared.text.tokenizer import Tokenizer
@@ -41,12 +35,8 @@ PROMPT, OUTPUT = 256, 64  # tokens
 NO_LATENCY_KNOWN = LinearLatencyModel(0, 0, 0, 0, 0, 0, 0)
 
 
-def make_offline(depth: int, number: int) -> OfflineRequest:
-    request_id = f"batch_{depth}.{number}"
-    sampling = SamplingParams(max_tokens=OUTPUT, seed=number, ignore_eos=True)
-    prompt_token_ids = [(number * 7919 + position) % 40_000 for position in range(PROMPT)]
-    generate = GenerateRequest(request_id, Kind.OFFLINE, prompt_token_ids, sampling, 0.0)
-    return OfflineRequest(generate, f"batch_{depth}", number, f"custom-{number}", "m")
+def prompt_of(number: int) -> list[int]:
+    return [(number * 7919 + position) % 40_000 for position in range(PROMPT)]
 
 
 async def measure(url: str, folder: Path, depth: int, num_requests: int) -> tuple[float, ExecutorService]:
@@ -58,8 +48,8 @@ async def measure(url: str, folder: Path, depth: int, num_requests: int) -> tupl
     engine, order = load_engine(settings), online_order_named("fcfs")
     tokenizer = Tokenizer.from_folder(folder)
     executor = ExecutorService(bus, settings, preset_named("sarathi++"), order, engine, tokenizer, SystemClock())
-    pool = OfflinePool(FcfsOrder(), lambda: None, lambda _, __: None)
-    pool.add([make_offline(depth, number) for number in range(num_requests)])
+    pool, batch = make_pool("fcfs"), f"batch_{depth}"
+    pool.add([offline_request(number, prompt_of(number), OUTPUT, batch) for number in range(num_requests)])
     scheduler = AsyncScheduler(executor.info, pool, lambda: (Policy(), NO_LATENCY_KNOWN), SystemClock())
 
     async def on_step(message: StepStarted) -> None:
@@ -73,7 +63,7 @@ async def measure(url: str, folder: Path, depth: int, num_requests: int) -> tupl
     running = asyncio.create_task(executor.run())
     num_ended = 0
     async for stored in peer_bus.follow(subjects.RESULTS_STREAM, subjects.ALL_RESULTS, OfflineResult):
-        num_ended += stored is not None and stored.message.request_id.startswith(f"batch_{depth}.")
+        num_ended += stored is not None and stored.message.request_id.startswith(f"{batch}.")
         if num_ended == num_requests:
             break
     elapsed_s = time.perf_counter() - start
@@ -98,22 +88,12 @@ async def rows(url: str, folder: Path, num_requests: int) -> list[list[str]]:
     return made
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--requests", type=int, default=128)
-    num_requests = parser.parse_args().requests
-    model = prepare(DEFAULT_MODEL, default_cache_dir(), lambda line: print(line, file=sys.stderr))
-    port = free_port()
-    with tempfile.TemporaryDirectory() as folder:
-        command = [nats_binary(), "-a", "127.0.0.1", "-p", str(port), "-js", "-sd", folder]
-        server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        try:
-            table = uvloop.run(rows(f"nats://127.0.0.1:{port}", model.path, num_requests))
-        finally:
-            server.terminate()
-            server.wait()
+def main(requests: int = 128) -> None:
+    folder = model_folder()
+    with stack() as running:
+        table = uvloop.run(rows(running.nats_url, folder, requests))
     print_table(["pipeline depth", "output tokens/s", "of depth 1", "steps", "planned"], table)
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from benchmarks.figures.metrics import TOLERANCES
+from benchmarks.lab.drawn import OfflineOption, OnlineOption
 from benchmarks.lab.lab import Bench, Load, Machine, machine_name
 from benchmarks.lab.mmlu import few_shot_prompts
 from loadgen.backlog import OfflinePrompt, load_backlog
@@ -20,10 +21,6 @@ from loadgen.traces import read_trace
 GIVEN = "files are checked before the first figure"
 BACKLOG_PER_S = 4  # more than any of the machines finishes
 
-OnlineOption = Annotated[Path | None, typer.Option(metavar="TRACE", help="Online arrivals: Azure's conversations.")]
-OfflineOption = Annotated[
-    Path | None, typer.Option(metavar="LENGTHS", help="Offline backlog, prompts or lengths: arXiv summaries.")
-]
 LongOption = Annotated[Path | None, typer.Option(metavar="TRACE", help="Arrivals with long prompts: Mooncake.")]
 ShotsOption = Annotated[Path | None, typer.Option(metavar="JSONL", help="MMLU's dev questions.")]
 QuestionsOption = Annotated[Path | None, typer.Option(metavar="JSONL", help="MMLU's test questions.")]

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
-
-READY_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,23 +31,11 @@ class Client:
         """``model``: what it asks for. Raises OSError."""
         return cls(*await asyncio.open_connection("127.0.0.1", port), model)
 
-    async def is_ready(self) -> bool:
-        self._writer.write(b"GET /ready HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-        return b" 200 " in (await self._reader.read())[:16]
-
     async def stream(self, prompt: list[int], max_tokens: int) -> Answer:
         """One completion, to its end. Raises ConnectionError where it is refused or cut."""
-        body = json.dumps(
-            {
-                "model": self._model,
-                "prompt": prompt,
-                "max_tokens": max_tokens,
-                "temperature": 0,
-                "ignore_eos": True,
-                "stream": True,
-                "stream_options": {"include_usage": True},
-            }
-        ).encode()
+        lengths = {"model": self._model, "prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True}
+        form = {"temperature": 0, "stream": True, "stream_options": {"include_usage": True}}
+        body = json.dumps({**lengths, **form}).encode()
         head = (
             "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
             f"Content-Length: {len(body)}\r\n\r\n"
@@ -74,19 +60,15 @@ class Client:
         self._writer.close()
 
 
-async def wait_ready(port: int) -> None:
-    """Until a gateway is. Raises TimeoutError."""
-    async with asyncio.timeout(READY_S):
-        while True:
-            with contextlib.suppress(OSError):
-                if await (await Client.connect(port, "")).is_ready():
-                    return
-            await asyncio.sleep(0.1)
-
-
 async def first_tokens(port: int, model: str, rounds: int) -> list[float]:
     """TTFT in ms of requests one after the other, fastest first."""
     client = await Client.connect(port, model)
     answers = [await client.stream([100 + index % 1000] * 32, 2) for index in range(rounds + 20)]
     client.close()
     return sorted(answer.ttft_ms for answer in answers[20:])
+
+
+async def all_at_once(clients: Sequence[Client], max_tokens: int) -> list[Answer]:
+    """One completion of each."""
+    prompts = [[100 + index] * 32 for index in range(len(clients))]
+    return await asyncio.gather(*(c.stream(p, max_tokens) for c, p in zip(clients, prompts, strict=True)))

@@ -7,20 +7,23 @@ the history that it keeps.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
-import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
+from typing import Annotated
 
+import typer
 import uvloop
 
-from benchmarks.gateway.frontend import Stack, stack
-from benchmarks.gateway.stream_client import wait_ready
+from benchmarks.gateway.frontend import front_end
+from benchmarks.harness.command import run_command
+from benchmarks.harness.stack import Stack
 from benchmarks.harness.table import print_table
+from benchmarks.harness.usage import MIB, usage_of
 
 REQUEST = b"GET /dashboard/events HTTP/1.1\r\nHost: x\r\n\r\n"
 SETTLE_S = 3.0  # until the first event, which has the whole history, is with everybody
+VIEWERS = [0, 1, 100]
 
 
 class Viewers:
@@ -48,31 +51,25 @@ class Viewers:
             self.num_bytes += len(data)
 
 
-async def measure(running: Stack, cases: Sequence[int], seconds: float) -> list[list[str]]:
-    await wait_ready(running.port)
-    rows = []
-    for num_viewers in cases:
-        viewers = Viewers()
-        async with viewers.open(running.port, num_viewers):
-            await asyncio.sleep(SETTLE_S)
-            viewers.num_bytes, cpu_s, start = 0, running.cpu_s(), time.perf_counter()
+async def measure(running: Stack, num_viewers: int, seconds: float) -> list[str]:
+    """One row."""
+    viewers = Viewers()
+    async with viewers.open(running.port, num_viewers):
+        await asyncio.sleep(SETTLE_S)
+        viewers.num_bytes = 0
+        with usage_of({"gateway": running.processes["gateway"]}) as usage:
             await asyncio.sleep(seconds)
-            wall_s, cpu_s = time.perf_counter() - start, running.cpu_s() - cpu_s
-            megabytes = running.gateway.memory_info().rss / 1e6
-        per_viewer = viewers.num_bytes / wall_s / 1e3 / num_viewers if num_viewers else 0.0
-        rows.append([str(num_viewers), f"{100 * cpu_s / wall_s:.1f}", f"{per_viewer:.1f}", f"{megabytes:.0f}"])
-    return rows
+    to_each = viewers.num_bytes / usage.seconds / 1e3 / (num_viewers or 1)
+    memory_mb = usage.most_mib["gateway"] * MIB / 1e6
+    cpu_share = 100 * usage.cpu_s["gateway"] / usage.seconds
+    return [str(num_viewers), f"{cpu_share:.1f}", f"{to_each:.1f}", f"{memory_mb:.0f}"]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=20.0, help="of each row")
-    parser.add_argument("--viewers", type=int, nargs="+", default=[0, 1, 100])
-    arguments = parser.parse_args()
-    with stack("1") as running:
-        rows = uvloop.run(measure(running, arguments.viewers, arguments.seconds))
+def main(seconds: Annotated[float, typer.Option(help="Of each row.")] = 20.0, viewers: list[int] = VIEWERS) -> None:
+    with front_end("1") as running:
+        rows = [uvloop.run(measure(running, num_viewers, seconds)) for num_viewers in viewers]
     print_table(["viewers", "gateway CPU % of a core", "kB/s to each", "gateway's memory MB"], rows)
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

@@ -7,11 +7,20 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from benchmarks.lab.lab import Load
-from loadgen.backlog import OfflinePrompt
-from loadgen.traces import TraceRequest
+from loadgen.backlog import OfflinePrompt, load_backlog
+from loadgen.scaling import Scaling
+from loadgen.traces import TraceRequest, read_trace
 
+OnlineOption = Annotated[Path | None, typer.Option(metavar="TRACE", help="Online arrivals: Azure's conversations.")]
+OfflineOption = Annotated[
+    Path | None, typer.Option(metavar="LENGTHS", help="Offline backlog, prompts or lengths: arXiv summaries.")
+]
 Length = Callable[[random.Random], int]  # draws one, in tokens
 
 
@@ -66,3 +75,10 @@ def azure_like_load(rate: float, duration_s: float) -> Load:
 
     requests = poisson(rate, duration_s, random.Random(0), mean(1155), mean(211))
     return Load(requests, [OfflinePrompt(291, num_prompt_tokens=2588)] * 28_000, duration_s)
+
+
+def load_of(online: Path | None, offline: Path | None, duration_s: float, qps: float | None, drawn_rate: float) -> Load:
+    """Of files, the trace sampled to ``qps``; without them like Azure's. Raises LoadgenError."""
+    drawn = azure_like_load(drawn_rate, duration_s)
+    requests = Scaling(duration_s=duration_s, qps=qps).apply(read_trace(online)) if online else drawn.requests
+    return Load(requests, load_backlog(offline) if offline else drawn.prompts, duration_s)

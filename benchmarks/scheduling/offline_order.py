@@ -7,7 +7,6 @@ Prompts are 5-shot questions in kind: three quarters are the prefix of one of 57
 
 from __future__ import annotations
 
-import argparse
 import random
 import time
 from collections import deque
@@ -15,20 +14,22 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from itertools import islice
 from multiprocessing import get_context
+from typing import Annotated
 
 import psutil
+import typer
 
-from benchmarks.harness.table import print_table, quantile
-from shared.protocol.messages import GenerateRequest, OfflineRequest
-from shared.protocol.sampling import SamplingParams
-from shared.replica.offline_pool import OfflinePool
+from benchmarks.harness.command import run_command
+from benchmarks.harness.table import print_table, quantiles
+from benchmarks.scheduling.offline import make_pool, offline_request
+from shared.protocol.messages import OfflineRequest
 from shared.scheduling.kv.blocks import BlockPool
 from shared.scheduling.orders.offline import BLOCK_SIZE, OFFLINE_ORDERS, make_offline_order
 from shared.scheduling.orders.packed_prompt import pack_tokens
-from shared.scheduling.presets import DEFAULT_UTILITY_RATIO
 from shared.scheduling.request import Kind, Request
 
 GROUPS = 57
+BATCH = "batch_00000000000000000000000000000001"
 VOCABULARY = 49_152
 INGEST_REQUESTS = 256  # that the pool is handed at once, as batches do
 INSERT_TOKENS, INSERT_REQUESTS = 512, 20_000
@@ -45,14 +46,7 @@ def make_requests(prompt_len: int, is_shared: bool) -> Iterator[OfflineRequest]:
         number += 1
         prefix = rng.choice(prefixes) if is_shared else []
         prompt = prefix + rng.choices(range(VOCABULARY), k=prompt_len - len(prefix))
-        request_id = f"batch_00000000000000000000000000000001.{number}"
-        generate = GenerateRequest(request_id, Kind.OFFLINE, prompt, SamplingParams(max_tokens=128, seed=number), 0.0)
-        yield OfflineRequest(generate, "batch_1", number, f"custom-{number}", "m")
-
-
-def make_pool(order: str, utility_ratio: float = DEFAULT_UTILITY_RATIO) -> OfflinePool:
-    made = make_offline_order(order, utility_ratio, iter(random.Random(1).random, None))
-    return OfflinePool(made, lambda: None, lambda _, __: None)
+        yield offline_request(number, prompt, batch=BATCH)
 
 
 def inserts_and_discards_per_s(order: str, is_shared: bool) -> tuple[float, float]:
@@ -139,7 +133,7 @@ def print_costs() -> None:
             with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as fresh:
                 memory = fresh.submit(memory_mb, order, is_shared).result()
             prompts = "shared" if is_shared else "apart"
-            taken = [f"{quantile(times, q):.0f}" for q in (0.5, 0.99)] if is_shared else ["", ""]
+            taken = quantiles(times, 0.5, 0.99, digits=0) if is_shared else ["", ""]
             rows.append([order, prompts, f"{inserts:,.0f}", f"{discards:,.0f}", f"{memory:,.0f}", *taken])
     header = ["order", "prompts", "inserts/s", "discards/s", "MB of 100,000 x 1,000 tokens", "next p50 us", "p99 us"]
     print_table(header, rows)
@@ -149,15 +143,11 @@ def print_fairness() -> None:
     rows = []
     for order, ratio in (("fcfs", 0.0), *(("psm-fair", u) for u in (0.5, 0.8, 0.9, 0.95, 0.99)), ("psm", 1.0)):
         cached, waits = cached_and_waits(order, ratio)
-        figures = [f"{quantile(waits, q):,}" for q in (0.5, 0.99)] + [f"{waits[-1]:,}"]
-        rows.append([order, f"{ratio:g}", f"{cached:.1%}", *figures])
+        rows.append([order, f"{ratio:g}", f"{cached:.1%}", *quantiles(waits, 0.5, 0.99, 1.0, digits=0)])
     print_table(["order", "u", "prompt tokens cached", "waited p50", "p99", "max"], rows)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", choices=("costs", "fairness"))
-    only = parser.parse_args().only
+def main(only: Annotated[str | None, typer.Option(help="costs or fairness.")] = None) -> None:
     if only != "fairness":
         print_costs()
     if only != "costs":
@@ -165,4 +155,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

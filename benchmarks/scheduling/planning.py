@@ -7,48 +7,43 @@ the last rows plan with a boosted one, fitted to batches of a simulated schedule
 
 from __future__ import annotations
 
-import argparse
-import random
-import time
+from dataclasses import dataclass
 from itertools import product
 
-from benchmarks.harness.table import print_table, quantile
-from benchmarks.lab.schedules import boosted_model
+from benchmarks.harness.command import run_command
+from benchmarks.harness.table import print_table, quantiles
+from benchmarks.harness.turns import Times
+from benchmarks.lab.lab import Machine
+from benchmarks.lab.samples import boosted_model
+from benchmarks.scheduling.offline import make_pool, offline_request
 from services.offline_queue.garbage import collect_seldom
-from services.profiler.simulation.setup import Machine
 from shared.clock import SystemClock
 from shared.latency.linear import LinearLatencyModel
 from shared.latency.model import LatencyModel
 from shared.protocol.codec import encode
-from shared.protocol.messages import (
-    ExecutorInfo,
-    GenerateRequest,
-    OfflineRequest,
-    PlanEntry,
-    PlanSource,
-    RequestState,
-    StepStarted,
-)
-from shared.protocol.sampling import SamplingParams
-from shared.replica.offline_pool import OfflinePool
+from shared.protocol.messages import ExecutorInfo, PlanEntry, PlanSource, RequestState, StepStarted
 from shared.replica.scheduler import AsyncScheduler
 from shared.scheduling.batch import Policy
-from shared.scheduling.orders.offline import OFFLINE_ORDERS, make_offline_order
+from shared.scheduling.orders.offline import OFFLINE_ORDERS
 from shared.scheduling.packing.pace import Pace
-from shared.scheduling.presets import DEFAULT_UTILITY_RATIO
 from shared.scheduling.request import Kind
 
 LINEAR = LinearLatencyModel(10.0, 0.07, 0.0004, 1e-7, 1e-12, 0.05, 0.05, 3e-6)
 HELD, DEADLINES = Policy(100.0), Policy(packing="deadline")
 INFO = ExecutorInfo("executor-0", "epoch", 1, "m", "sim", "none", "key", 4096, 16, 40_000, 512, 2048, [2])
+GROUPS, PROMPT_LEN = 57, 256  # prompts share their first half with those of their group
 
 
-def make_offline(number: int, prompt_len: int) -> OfflineRequest:
-    request_id = f"batch_1.{number}"
-    sampling = SamplingParams(max_tokens=128)
-    prompt = [number % 57] * (prompt_len // 2) + [number] * (prompt_len - prompt_len // 2)  # 57 prefixes, each of many
-    generate = GenerateRequest(request_id, Kind.OFFLINE, prompt, sampling, 0.0)
-    return OfflineRequest(generate, "batch_1", number, f"custom-{number}", "m")
+@dataclass(frozen=True, slots=True)
+class Case:
+    """``kind``: of the latency model."""
+
+    kind: str
+    model: LatencyModel
+    order: str
+    num_running: int
+    num_waiting: int
+    policy: Policy
 
 
 def make_step(num_running: int) -> StepStarted:
@@ -66,54 +61,40 @@ def make_step(num_running: int) -> StepStarted:
     )
 
 
-def measure(
-    order: str, num_running: int, num_waiting: int, rounds: int, model: LatencyModel, policy: Policy
-) -> tuple[list[float], list[float]]:
-    """Milliseconds of each planning, fastest first: by the clock, and of this thread's CPU time, which leaves out
-    what else the machine does."""
-    made = make_offline_order(order, DEFAULT_UTILITY_RATIO, iter(random.Random(1).random, None))
-    pool = OfflinePool(made, lambda: None, lambda _, __: None)
-    pool.add([make_offline(n, 256) for n in range(1, num_waiting + num_running, 1)])
+def measure(case: Case, rounds: int) -> list[str]:
+    """A row: milliseconds by the clock, and of this thread's CPU time, which leaves out what else the machine does."""
+    pool, half = make_pool(case.order), PROMPT_LEN // 2
+    numbers = range(1, case.num_waiting + case.num_running)
+    pool.add([offline_request(n, [n % GROUPS] * half + [n] * half) for n in numbers])
+    message, times = make_step(case.num_running), Times()
 
-    def tuning() -> tuple[Policy, LatencyModel]:
-        return policy, model
+    def plan(scheduler: AsyncScheduler) -> None:
+        (planned,), _ = scheduler.on_step(message)
+        encode(planned)
+        assert len(planned.entries) >= case.num_running
 
-    message = make_step(num_running)
-    times, cpu_times = [], []
     for _ in range(rounds):
-        scheduler = AsyncScheduler(INFO, pool, tuning, SystemClock())
-        start, cpu_start = time.perf_counter(), time.thread_time()
-        (plan,), _ = scheduler.on_step(message)
-        encode(plan)
-        times.append((time.perf_counter() - start) * 1e3)
-        cpu_times.append((time.thread_time() - cpu_start) * 1e3)
-        assert len(plan.entries) >= num_running
-    return sorted(times), sorted(cpu_times)
+        scheduler = AsyncScheduler(INFO, pool, lambda: (case.policy, case.model), SystemClock())
+        times.time(lambda scheduler=scheduler: plan(scheduler))
+    clock_ms = sorted(times.clock_ms)
+    named = [case.policy.packing, case.kind, case.order, str(case.num_running), str(case.num_waiting)]
+    cpu_p99 = quantiles(sorted(times.cpu_ms), 0.99, digits=3)
+    return [*named, *quantiles(clock_ms, 0.5, 0.99, digits=3), *cpu_p99, f"{clock_ms[-1]:.3f}"]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=1000)
-    rounds = parser.parse_args().rounds
+def main(rounds: int = 1000) -> None:
     collect_seldom()
-    runs: list[tuple[str, LatencyModel, str, int, int, Policy]] = [
-        ("linear", LINEAR, *each, HELD) for each in product(OFFLINE_ORDERS, (16, 64, 256), (100, 10_000))
-    ]
+    sizes = product(OFFLINE_ORDERS, (16, 64, 256), (100, 10_000))
+    cases = [Case("linear", LINEAR, order, running, waiting, HELD) for order, running, waiting in sizes]
     curves = boosted_model(Machine("llama2-7b", "a100-40g"))
-    runs += [
-        ("boosted", curves, "psm-fair", num_running, 10_000, policy)
+    cases += [
+        Case("boosted", curves, "psm-fair", num_running, 10_000, policy)
         for policy in (HELD, DEADLINES)
         for num_running in (64, 256)
     ]
-    rows = []
-    for kind, model, order, num_running, num_waiting, policy in runs:
-        times, cpu_times = measure(order, num_running, num_waiting, rounds, model, policy)
-        figures = [quantile(times, q) for q in (0.5, 0.99)] + [quantile(cpu_times, 0.99), times[-1]]
-        rows.append(
-            [policy.packing, kind, order, str(num_running), str(num_waiting), *(f"{figure:.3f}" for figure in figures)]
-        )
+    rows = [measure(case, rounds) for case in cases]
     print_table(["packing", "model", "order", "running", "waiting", "p50 ms", "p99 ms", "p99 CPU ms", "max ms"], rows)
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

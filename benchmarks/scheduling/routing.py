@@ -1,4 +1,5 @@
-"""Routing of online requests: what a decision costs, and what prefix affinity gives: ``python -m benchmarks.scheduling.routing``.
+"""Routing of online requests, what a decision costs and what prefix affinity gives:
+``python -m benchmarks.scheduling.routing``.
 
 The first table is the gateway's part of one request: hashing the prompt, choosing among executors whose records are
 full, and recording it. The second is a fleet of simulated GPUs in virtual time, the third a batch of groups of prompts
@@ -7,16 +8,19 @@ that such a fleet runs alone.
 
 from __future__ import annotations
 
-import argparse
 import random
 import time
 import tracemalloc
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Annotated
 
-from benchmarks.harness.table import print_table, quantile
+import typer
+
+from benchmarks.harness.command import run_command
+from benchmarks.harness.table import print_table, quantile, quantiles
+from benchmarks.lab.lab import Machine
 from benchmarks.scheduling.fleet import Choose, Fleet, Workload, by_prediction, least_requests, round_robin, run_backlog
-from services.profiler.simulation.setup import Machine
 from shared.latency.features import BatchFeatures
 from shared.latency.linear import LinearLatencyModel
 from shared.protocol.messages import GenerateRequest
@@ -27,6 +31,7 @@ from shared.scheduling.request import Kind
 
 MODEL = LinearLatencyModel(10.0, 0.07, 0.0004, 1e-7, 1e-12, 0.05, 0.05, 3e-6)
 MACHINE = Machine("llama2-7b", "a100-40g")
+SIZES, RATES = [2, 4], [4.0, 8.0]
 BUDGET_MS = 100.0  # of a step of the batch that runs alone
 WARM_TOKENS = MAX_BLOCKS * BLOCK_TOKENS
 
@@ -114,12 +119,10 @@ def fleet_rows(sizes: list[int], rates: list[float], duration_s: float) -> list[
                 fleet = Fleet(MACHINE, size, make())
                 fleet.run(requests)
                 ttft = sorted(fleet.ttft_ms)
-                figures = [sum(ttft) / len(ttft), quantile(ttft, 0.5), quantile(ttft, 0.99)]
+                figures = [f"{sum(ttft) / len(ttft):,.0f}", *quantiles(ttft, 0.5, 0.99, digits=0)]
                 shares = [member.executor.replica.totals.finished_online for member in fleet.members]
-                rows.append(
-                    [str(size), f"{rate:g}", name, f"{fleet.hit_rate():.1%}", *(f"{figure:,.0f}" for figure in figures)]
-                )
-                rows[-1].append(f"{max(shares) / sum(shares):.0%}")
+                most = f"{max(shares) / sum(shares):.0%}"
+                rows.append([str(size), f"{rate:g}", name, f"{fleet.hit_rate():.1%}", *figures, most])
     return rows
 
 
@@ -149,24 +152,23 @@ def backlog_rows(sizes: list[int], num_groups: int, group_size: int) -> list[lis
     return rows
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=500, help="decisions of each kind")
-    parser.add_argument("--sizes", type=int, nargs="+", default=[2, 4], help="executors of the fleets")
-    parser.add_argument("--rates", type=float, nargs="+", default=[4.0, 8.0], help="requests a second and executor")
-    parser.add_argument("--duration", type=float, default=60.0, help="seconds of arrivals, in virtual time")
-    parser.add_argument("--groups", type=int, default=60, help="of offline requests that share a prefix")
-    parser.add_argument("--group-size", type=int, default=24, help="requests of a group")
-    arguments = parser.parse_args()
+def main(
+    rounds: Annotated[int, typer.Option(help="Decisions of each kind.")] = 500,
+    sizes: Annotated[list[int], typer.Option(help="Executors of the fleets.")] = SIZES,
+    rates: Annotated[list[float], typer.Option(help="Requests a second and executor.")] = RATES,
+    duration: Annotated[float, typer.Option(help="Seconds of arrivals, in virtual time.")] = 60.0,
+    groups: Annotated[int, typer.Option(help="Of offline requests that share a prefix.")] = 60,
+    group_size: Annotated[int, typer.Option(help="Requests of a group.")] = 24,
+) -> None:
     columns = ["executors", "prompt tokens", "hashing us", "choosing us", "recording us", "together us", "choosing p99"]
-    print_table(columns, decision_rows(arguments.rounds))
+    print_table(columns, decision_rows(rounds))
     print(f"\na full record: {record_bytes() / 2**20:.1f} MiB an executor\n")
     columns = ["executors", "req/s each", "routing", "hit rate", "TTFT mean ms", "p50", "p99", "most on one"]
-    print_table(columns, fleet_rows(arguments.sizes, arguments.rates, arguments.duration))
+    print_table(columns, fleet_rows(sizes, rates, duration))
     print()
     columns = ["executors", "each is to", "hit rate", "seconds for the batch"]
-    print_table(columns, backlog_rows(arguments.sizes, arguments.groups, arguments.group_size))
+    print_table(columns, backlog_rows(sizes, groups, group_size))
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

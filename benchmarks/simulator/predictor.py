@@ -10,27 +10,27 @@ from __future__ import annotations
 from services.executor.engines.torch.threads import cpu_count
 
 # isort: split
-import argparse
 import random
 import statistics
-import sys
 import time
 from collections.abc import Iterable, Iterator
-from pathlib import Path
+from typing import Annotated
 
+import typer
+
+from benchmarks.harness.command import run_command
+from benchmarks.harness.model import model_folder
 from benchmarks.harness.table import print_table
-from benchmarks.lab.schedules import scheduled_shapes, window_of
+from benchmarks.lab.lab import Machine, latency_of
+from benchmarks.lab.samples import scheduled_shapes, timed, window_of
 from services.executor.engines.torch.engine import TorchEngine
 from services.executor.measure import ScratchBatch
-from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, prepare
 from services.executor.service import executor_info
 from services.executor.settings import ExecutorSettings
 from services.predictor.fit import BROS, fit_best
 from services.predictor.noise import noise_floor
 from services.predictor.window import Observation, SampleWindow
-from services.profiler.simulation.setup import Machine
 from services.profiler.sweep.shapes import REPEATS, fits, sweep_shapes, warm_up_shape
-from shared.latency.roofline import RooflineLatencyModel
 from shared.protocol.messages import ExecutorInfo, MeasureShape, PrefillChunk
 from shared.replica.replica import batch_shape
 from shared.scheduling.kv.blocks import BlockPool
@@ -72,10 +72,10 @@ def row(name: str, noise: str, observations: list[Observation], floor: float | N
 
 def simulated_rows() -> Iterator[list[str]]:
     for model, device in MACHINES:
-        shapes = [shape for seed in (1, 2, 3) for shape in scheduled_shapes(Machine(model, device), seed)]
-        truth = RooflineLatencyModel.named(model, device)
+        machine = Machine(model, device)
+        shapes = [shape for seed in (1, 2, 3) for shape in scheduled_shapes(machine, seed)]
         for noise in NOISES:
-            observations = window_of(shapes, truth, noise, seed=4).observations()
+            observations = window_of(timed(shapes, latency_of(machine), noise, seed=4)).observations()
             yield row(f"{model}, {device}", f"{noise:.0%}", observations, noise * MEAN_DEVIATION)
 
 
@@ -104,7 +104,7 @@ def torch_samples(engine: TorchEngine, info: ExecutorInfo, shapes: Iterable[Meas
 
 
 def torch_rows(seconds: float) -> Iterator[list[str]]:
-    path: Path = prepare(DEFAULT_MODEL, default_cache_dir(), lambda line: print(line, file=sys.stderr)).path
+    path = model_folder()
     engine = TorchEngine.load(path, "bench", device="cpu", num_blocks=NUM_BLOCKS, num_threads=cpu_count())
     info = executor_info(ExecutorSettings(model_path=str(path)), engine.spec)
     list(torch_samples(engine, info, [warm_up_shape(info)] * REPEATS))
@@ -126,15 +126,12 @@ def _in_turns(engine: TorchEngine, info: ExecutorInfo) -> list[Observation]:
     return [observation for _ in range(6) for observation in torch_samples(engine, info, shapes)]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.simulator.predictor", description=__doc__)
-    parser.add_argument("--torch", type=float, default=0.0, metavar="SECONDS", help="of mixed steps on this machine")
-    seconds = parser.parse_args().torch
-    rows = list(simulated_rows())
-    if seconds > 0:
-        rows += torch_rows(seconds)
+def main(
+    torch: Annotated[float, typer.Option(help="Seconds of mixed batches on the torch engine; 0 leaves it out.")] = 0.0,
+) -> None:
+    rows = [*simulated_rows(), *(torch_rows(torch) if torch else ())]
     print_table(HEADER, rows)
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

@@ -1,0 +1,43 @@
+"""Timing things in turns, so that all of them meet the same disturbances."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+Step = Callable[[], object]
+
+
+@dataclass(slots=True)
+class Times:
+    """Milliseconds of each run, by the clock and on the processors: all threads of this process."""
+
+    clock_ms: list[float] = field(default_factory=list)
+    cpu_ms: list[float] = field(default_factory=list)
+
+    def time(self, step: Step) -> None:
+        cpu_s, clock_s = time.process_time(), time.perf_counter()
+        step()
+        self.clock_ms.append((time.perf_counter() - clock_s) * 1e3)
+        self.cpu_ms.append((time.process_time() - cpu_s) * 1e3)
+
+    @property
+    def median_ms(self) -> float:
+        """By the clock."""
+        return statistics.median(self.clock_ms)
+
+    @property
+    def median_cpu_ms(self) -> float:
+        return statistics.median(self.cpu_ms)
+
+
+def in_turns(steps: Sequence[Step], turns: int, warm_up: int = 1) -> list[Times]:
+    """Of each step, after ``warm_up`` turns that do not count; each is first as often as the others."""
+    times = [Times() for _ in steps]
+    for turn in range(turns + warm_up):
+        for place in range(len(steps)):
+            number = (turn + place) % len(steps)
+            (times[number] if turn >= warm_up else Times()).time(steps[number])
+    return times
