@@ -10,38 +10,26 @@ from __future__ import annotations
 from services.executor.engines.torch.threads import cpu_count
 
 # isort: split
-import argparse
-import random
-import statistics
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+import typer
 
+from benchmarks.engine.batches import block_tables, decode_step, prefill_step, prompt_of
+from benchmarks.harness.command import run_command
+from benchmarks.harness.model import DEFAULT_MODEL, ModelOption, model_folder
 from benchmarks.harness.table import print_table
+from benchmarks.harness.turns import Step, in_turns
 from services.executor.engines.torch.engine import TorchEngine
-from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, prepare
-from shared.protocol.sampling import SamplingParams
-from shared.replica.engine import Sequence, StepBatch
+from shared.replica.engine import StepBatch
 
 CONTEXT = 256
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 CHUNKS = (32, 128, 256, 512)
 NUM_BLOCKS = max(BATCHES) * (CONTEXT // 16 + 1)
-GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
-
-
-def sequence(number: int, num_new: int, num_computed: int, engine: TorchEngine) -> Sequence:
-    """On blocks of its own, scattered over the pool."""
-    spec = engine.spec
-    count = -(-(num_new + num_computed) // spec.block_size)
-    pool = random.Random(0).sample(range(spec.num_blocks), spec.num_blocks)
-    tokens = [(number * 7919 + i * 31) % spec.vocab_size for i in range(num_new)]
-    blocks = pool[number * count : (number + 1) * count]
-    return Sequence(f"r{number}", tokens, num_computed, blocks, GREEDY, needs_sample=True)
 
 
 class Transformers:
@@ -84,73 +72,63 @@ class Transformers:
         return step
 
 
-def compare(ours: Callable[[], object], theirs: Callable[[], object], runs: int) -> tuple[float, float]:
-    """Median milliseconds of each, after one warm-up run of each."""
-    times: tuple[list[float], list[float]] = ([], [])
-    for run in range(runs + 1):
-        for step, taken in zip((ours, theirs), times, strict=True):
-            start = time.perf_counter()
-            step()
-            if run:
-                taken.append((time.perf_counter() - start) * 1000)
-    return statistics.median(times[0]), statistics.median(times[1])
+def decodes(size: int, engine: TorchEngine) -> StepBatch:
+    return decode_step(block_tables(engine.spec.num_blocks, max(BATCHES))[:size], CONTEXT - 1)
 
 
-def row(name: str, num_tokens: int, medians: tuple[float, float]) -> list[str]:
-    ours_ms, theirs_ms = medians
-    speeds = [f"{num_tokens / ms * 1000:,.0f}" for ms in medians]
+def prefill(length: int, engine: TorchEngine) -> StepBatch:
+    (blocks,) = block_tables(engine.spec.num_blocks, 1)
+    return prefill_step(prompt_of(length), blocks[: -(-length // engine.spec.block_size)])
+
+
+def row(name: str, num_tokens: int, ours: Step, theirs: Step, runs: int) -> list[str]:
+    ours_ms, theirs_ms = (times.median_ms for times in in_turns([ours, theirs], runs))
+    speeds = [f"{num_tokens / ms * 1000:,.0f}" for ms in (ours_ms, theirs_ms)]
     return [name, f"{ours_ms:.1f}", f"{theirs_ms:.1f}", *speeds, f"{theirs_ms / ours_ms:.2f}"]
 
 
-def decodes(size: int, engine: TorchEngine) -> StepBatch:
-    return StepBatch(0, [sequence(number, 1, CONTEXT - 1, engine) for number in range(size)])
+def show(engine: TorchEngine, rival: str, rows: list[list[str]]) -> None:
+    print(f"{engine.spec.device}, {engine.spec.dtype}, torch {torch.__version__}\n")
+    print_table(("step", "ms", f"{rival} ms", "tokens/s", f"{rival} tokens/s", "times as fast"), rows)
 
 
 def compare_with_transformers(path: Path, num_threads: int, runs: int) -> None:
     engine = TorchEngine.load(path, "bench", device="cpu", num_blocks=NUM_BLOCKS, num_threads=num_threads)
-    reference = Transformers(path)
-    rows = []
+    reference, rows = Transformers(path), []
     for size in BATCHES:
-        batch = decodes(size, engine)
-        medians = compare(lambda batch=batch: engine.execute(batch), reference.decode(size), runs)
-        rows.append(row(f"decode, batch {size}, context {CONTEXT}", size, medians))
+        step, name = decodes(size, engine), f"decode, batch {size}, context {CONTEXT}"
+        rows.append(row(name, size, lambda step=step: engine.execute(step), reference.decode(size), runs))
     for length in CHUNKS:
-        batch = StepBatch(0, [sequence(0, length, 0, engine)])
-        medians = compare(lambda batch=batch: engine.execute(batch), reference.prefill(length), runs)
-        rows.append(row(f"prefill, {length} tokens", length, medians))
-    print(f"{engine.spec.device}, {engine.spec.dtype}, torch {torch.__version__}\n")
-    print_table(("step", "ms", "transformers ms", "tokens/s", "transformers tokens/s", "times as fast"), rows)
+        step, name = prefill(length, engine), f"prefill, {length} tokens"
+        rows.append(row(name, length, lambda step=step: engine.execute(step), reference.prefill(length), runs))
+    show(engine, "transformers", rows)
 
 
 def compare_graphs(path: Path, runs: int) -> None:
     """Raises ConfigError where there is no GPU."""
-    pool = {"device": "cuda", "num_blocks": NUM_BLOCKS}
-    recorded = TorchEngine.load(path, "bench", **pool, max_graph_decodes=max(BATCHES))
-    plain = TorchEngine.load(path, "bench", **pool)
+    recorded = TorchEngine.load(path, "bench", device="cuda", num_blocks=NUM_BLOCKS, max_graph_decodes=max(BATCHES))
+    plain = TorchEngine.load(path, "bench", device="cuda", num_blocks=NUM_BLOCKS)
     if not recorded.graph_sizes:
         sys.exit("this model cannot be recorded")
     rows = []
     for size in BATCHES:
-        batch = decodes(size, plain)
-        medians = compare(lambda batch=batch: recorded.execute(batch), lambda batch=batch: plain.execute(batch), runs)
-        rows.append(row(f"decode, batch {size}, context {CONTEXT}", size, medians))
-    print(f"{plain.spec.device}, {plain.spec.dtype}, torch {torch.__version__}\n")
-    print_table(("step", "ms", "without graphs ms", "tokens/s", "without, tokens/s", "times as fast"), rows)
+        step, name = decodes(size, plain), f"decode, batch {size}, context {CONTEXT}"
+        engines: list[Step] = [lambda step=step, engine=each: engine.execute(step) for each in (recorded, plain)]
+        rows.append(row(name, size, *engines, runs))
+    show(plain, "without graphs", rows)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.engine.engine_speed", description=__doc__)
-    parser.add_argument("--threads", type=int, default=cpu_count(), help="of the engine (default %(default)s)")
-    parser.add_argument("--runs", type=int, default=9, help="per size (default %(default)s)")
-    parser.add_argument("--model", default=DEFAULT_MODEL, help="name, folder or hub id (default %(default)s)")
-    parser.add_argument("--cuda-graphs", action="store_true", help="compare with and without graphs, on a GPU")
-    arguments = parser.parse_args()
-    path = prepare(arguments.model, default_cache_dir(), lambda line: print(line, file=sys.stderr)).path
-    if arguments.cuda_graphs:
-        compare_graphs(path, arguments.runs)
+def main(
+    threads: Annotated[int, typer.Option(help="Of the engine.")] = cpu_count(),
+    runs: Annotated[int, typer.Option(help="Per size.")] = 9,
+    model: ModelOption = DEFAULT_MODEL,
+    cuda_graphs: Annotated[bool, typer.Option("--cuda-graphs", help="With and without graphs, on a GPU.")] = False,
+) -> None:
+    if cuda_graphs:
+        compare_graphs(model_folder(model), runs)
     else:
-        compare_with_transformers(path, arguments.threads, arguments.runs)
+        compare_with_transformers(model_folder(model), threads, runs)
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

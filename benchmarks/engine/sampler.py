@@ -1,25 +1,24 @@
-"""What a batch's tokens cost beyond the forward pass: ``python -m benchmarks.engine.sampler``. The sampler alone, on made-up
-logits of the default model's vocabulary, in processor time of one thread; histories are made up too, those of grammars
-are what the sampler drew.
+"""What a batch's tokens cost beyond the forward pass: ``python -m benchmarks.engine.sampler``. The sampler alone, on
+made-up logits of the default model's vocabulary, in processor time; histories are made up too, those of grammars are
+what the sampler drew.
 """
 
 from __future__ import annotations
 
-import argparse
-import statistics
-import sys
-import time
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+import typer
 
+from benchmarks.harness.command import run_command
+from benchmarks.harness.model import model_folder
 from benchmarks.harness.table import print_table
+from benchmarks.harness.turns import Times
 from services.executor.engines.grammar_masks import GrammarMasks
 from services.executor.engines.sample_row import SampleRow
 from services.executor.engines.torch.logprobs import gather_logprobs
 from services.executor.engines.torch.sampler import sample
-from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, prepare
 from shared.openai.response_format import JsonSchema, ResponseFormat, grammar_of
 from shared.protocol.sampling import SamplingParams
 from shared.replica.engine import TokenHistory
@@ -61,19 +60,18 @@ def make_rows(num_rows: int, num_output_tokens: int, vocab_size: int, **options:
 
 def cpu_ms(logits: torch.Tensor, rows: list[SampleRow], repeats: int) -> float:
     """The median of one call."""
-    times = []
+    times = Times()
     for _ in range(repeats):
-        start = time.thread_time()
-        gather_logprobs(logits, rows, sample(logits, rows))
-        times.append((time.thread_time() - start) * 1e3)
-    return statistics.median(times)
+        times.time(lambda: gather_logprobs(logits, rows, sample(logits, rows)))
+    return times.median_cpu_ms
 
 
 def constrained_cpu_ms(logits: torch.Tensor, folder: Path, num_steps: int) -> float:
     """The median of one step of outputs that grow by a token a step, each in its own place of one grammar."""
     schema = JsonSchema("answer", SCHEMA)
     grammar = grammar_of(ResponseFormat("json_schema", schema), Tokenizer.from_folder(folder))
-    grammars, outputs, times = GrammarMasks(folder), [[] for _ in range(len(logits))], list[float]()
+    grammars, times = GrammarMasks(folder), Times()
+    outputs: list[list[int]] = [[] for _ in range(len(logits))]
     eos_token_ids = ModelFacts.read(folder).eos_token_ids
     samplings = [SamplingParams(max_tokens=1, seed=seed, grammar=grammar) for seed in range(len(logits))]
     for _ in range(num_steps):
@@ -81,35 +79,33 @@ def constrained_cpu_ms(logits: torch.Tensor, folder: Path, num_steps: int) -> fl
             SampleRow(sampling, len(output), TokenHistory(list(output), 0), str(sampling.seed))
             for sampling, output in zip(samplings, outputs, strict=True)
         ]
-        start = time.thread_time()
-        tokens = sample(logits, rows, grammars)
-        times.append((time.thread_time() - start) * 1e3)
+        tokens: list[int] = []
+        times.time(lambda rows=rows, tokens=tokens: tokens.extend(sample(logits, rows, grammars)))
         for output, token in zip(outputs, tokens, strict=True):
             output.append(token)
             if token in eos_token_ids:
                 output.clear()
     grammars.close()
-    return statistics.median(times)
+    return times.median_cpu_ms
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=int, default=32)
-    parser.add_argument("--output-tokens", type=int, default=300, help="that each request has so far")
-    parser.add_argument("--repeats", type=int, default=100)
-    arguments = parser.parse_args()
+def main(
+    rows: int = 32,
+    output_tokens: Annotated[int, typer.Option(help="That each request has so far.")] = 300,
+    repeats: int = 100,
+) -> None:
     torch.set_num_threads(1)
-    folder = prepare(DEFAULT_MODEL, default_cache_dir(), lambda line: print(line, file=sys.stderr)).path
+    folder = model_folder()
     vocab_size = ModelFacts.read(folder).vocab_size
-    logits = torch.randn(arguments.rows, vocab_size, generator=torch.Generator().manual_seed(0)) * 4
+    logits = torch.randn(rows, vocab_size, generator=torch.Generator().manual_seed(0)) * 4
     table = []
     for name, options in KINDS.items():
-        rows = make_rows(arguments.rows, arguments.output_tokens, vocab_size, **options)
-        cpu_ms(logits, rows, 3)
-        table.append((name, f"{cpu_ms(logits, rows, arguments.repeats):.2f}"))
-    table.append(("temperature, a JSON schema", f"{constrained_cpu_ms(logits, folder, arguments.repeats):.2f}"))
-    print_table((f"{arguments.rows} rows", "ms of processor time"), table)
+        made = make_rows(rows, output_tokens, vocab_size, **options)
+        cpu_ms(logits, made, 3)
+        table.append((name, f"{cpu_ms(logits, made, repeats):.2f}"))
+    table.append(("temperature, a JSON schema", f"{constrained_cpu_ms(logits, folder, repeats):.2f}"))
+    print_table((f"{rows} rows", "ms of processor time"), table)
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

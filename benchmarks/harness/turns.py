@@ -33,11 +33,11 @@ class Times:
         return statistics.median(self.cpu_ms)
 
 
-def in_turns(steps: Sequence[Step], turns: int, warm_up: int = 1) -> list[Times]:
+def in_turns(steps: Sequence[Step], turns: int, warm_up: int = 1, timer: type[Times] = Times) -> list[Times]:
     """Of each step, after ``warm_up`` turns that do not count; each is first as often as the others."""
-    times = [Times() for _ in steps]
+    times = [timer() for _ in steps]
     for turn in range(turns + warm_up):
         for place in range(len(steps)):
             number = (turn + place) % len(steps)
-            (times[number] if turn >= warm_up else Times()).time(steps[number])
+            (times[number] if turn >= warm_up else timer()).time(steps[number])
     return times

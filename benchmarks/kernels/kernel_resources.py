@@ -7,7 +7,6 @@ binary with cuobjdump. ``--json`` prints the same figures for a test to read.
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import subprocess
@@ -15,13 +14,15 @@ import sys
 import tempfile
 from dataclasses import asdict, dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 import triton
+import typer
 from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
 
+from benchmarks.harness.command import run_command
 from benchmarks.harness.table import print_table
 from kernels.gpu.attention import attend
 from kernels.gpu.batch import PagedBatch
@@ -34,6 +35,7 @@ from shared.protocol.sampling import SamplingParams
 from shared.replica.engine import Sequence
 
 SM_SHARED_KIB = {80: 164, 86: 100, 89: 100, 90: 228, 100: 228, 120: 100}  # by capability
+CAPABILITIES = [80, 90]
 SYSTEM_SHARED_BYTES = 1024  # that CUDA adds for itself to what a program takes
 SM_REGISTERS = 65536
 GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
@@ -191,17 +193,16 @@ def row(found: Resources) -> list[str]:
     return [place, found.kernel, *map(str, figures)]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.kernels.kernel_resources", description=__doc__)
-    parser.add_argument("--capability", type=int, nargs="*", default=[80, 90], choices=sorted(SM_SHARED_KIB))
-    parser.add_argument("--case", type=int, nargs="*", default=range(len(CASES)), help="numbers (default: all)")
-    parser.add_argument("--json", action="store_true")
-    arguments = parser.parse_args()
+def main(
+    capability: Annotated[list[int], typer.Option(help=f"Of {sorted(SM_SHARED_KIB)}.")] = CAPABILITIES,
+    case: Annotated[list[int] | None, typer.Option(help="By number; else all.")] = None,
+    as_json: Annotated[bool, typer.Option("--json")] = False,
+) -> None:
     if triton.knobs.runtime.interpret:
         sys.exit("the interpreter compiles nothing: unset TRITON_INTERPRET")
-    cases = [CASES[number] for number in arguments.case]
-    found = [resources for capability in arguments.capability for resources in measure(capability, cases)]
-    if arguments.json:
+    cases = [CASES[number] for number in case or range(len(CASES))]
+    found = [resources for each in capability for resources in measure(each, cases)]
+    if as_json:
         print(json.dumps([asdict(resources) for resources in found]))
         return
     header = ("compiled for", "kernel", "warps", "registers", "stack bytes", "shared bytes", "programs an SM")
@@ -209,4 +210,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

@@ -1,4 +1,5 @@
-"""Speed of the attention and copy kernels: ``python -m benchmarks.kernels.kernel_speed`` on the CPU, ``--device cuda`` on a GPU.
+"""Speed of the attention and copy kernels: ``python -m benchmarks.kernels.kernel_speed`` on the CPU, with
+``--device cuda`` on a GPU.
 
 What is compared runs in turns, so that all of it meets the same disturbances; medians are printed. On the CPU, our path
 stands beside gathering every slot and one padded SDPA call, on one thread and in CPU time, which leaves out what others
@@ -8,18 +9,19 @@ and attention with direction beside the same kernel without.
 
 from __future__ import annotations
 
-import argparse
 import random
-import statistics
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
+import typer
 
+from benchmarks.harness.command import run_command
 from benchmarks.harness.table import print_table
+from benchmarks.harness.turns import Step, Times, in_turns
 from kernels.cpu.attention import GatherBuffer
 from kernels.gpu.batch import PagedBatch
 from kernels.metadata import AttentionMetadata
@@ -99,31 +101,22 @@ class Work:
         return run
 
 
-def medians_ms(steps: Sequence[Callable[[], object]], runs: int, cuda: bool) -> list[float]:
+class CudaTimes(Times):
+    """Milliseconds on the GPU."""
+
+    def time(self, step: Step) -> None:
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        step()
+        end.record()
+        end.synchronize()
+        self.clock_ms.append(start.elapsed_time(end))
+
+
+def medians_ms(steps: Sequence[Step], runs: int, cuda: bool) -> list[float]:
     """Of each step, all in turns, after three turns to warm up."""
-    times: list[list[float]] = [[] for _ in steps]
-    for run in range(runs + 3):
-        for turn in range(len(steps)):
-            number = (run + turn) % len(steps)  # each is first as often as the others
-            elapsed = _cuda_ms(steps[number]) if cuda else _cpu_ms(steps[number])
-            if run >= 3:
-                times[number].append(elapsed)
-    return [statistics.median(taken) for taken in times]
-
-
-def _cpu_ms(step: Callable[[], object]) -> float:
-    start = time.process_time()
-    step()
-    return (time.process_time() - start) * 1000
-
-
-def _cuda_ms(step: Callable[[], object]) -> float:
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    start.record()
-    step()
-    end.record()
-    end.synchronize()
-    return start.elapsed_time(end)
+    times = in_turns(steps, runs, 3, CudaTimes if cuda else Times)
+    return [each.median_ms if cuda else each.median_cpu_ms for each in times]
 
 
 def measure_cpu(runs: int) -> None:
@@ -209,18 +202,15 @@ def _checkpoint_rows(runs: int) -> list[list[str]]:
     return [[name, f"{ms:.3f}", f"{here.nbytes / ms / 1e6:,.1f}"] for name, ms in zip(steps, taken, strict=True)]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.kernels.kernel_speed", description=__doc__)
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--runs", type=int, default=21, help="per figure (default %(default)s)")
-    arguments = parser.parse_args()
-    if arguments.device == "cuda" and not torch.cuda.is_available():
-        sys.exit(
-            "torch sees no CUDA device here: GPU figures come from a GPU only (leave out --device cuda for the CPU's)"
-        )
+def main(
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    runs: Annotated[int, typer.Option(help="Per figure.")] = 21,
+) -> None:
+    if device == "cuda" and not torch.cuda.is_available():
+        sys.exit("torch sees no CUDA device: GPU figures come from a GPU only (leave out --device cuda for the CPU's)")
     with torch.inference_mode():
-        measure_cuda(arguments.runs) if arguments.device == "cuda" else measure_cpu(arguments.runs)
+        measure_cuda(runs) if device == "cuda" else measure_cpu(runs)
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

@@ -1,4 +1,4 @@
-"""The documentation's pictures: ``python -m benchmarks.screenshots.__main__``. A stack with the simulated engine serves chats
+"""The documentation's pictures: ``python -m benchmarks.screenshots``. A stack with the simulated engine serves chats
 and batches for some minutes; then its dashboard is photographed, and what it shows in a terminal is drawn.
 
 It needs Chromium. Sizes are always the same; the figures are those of the run.
