@@ -49,7 +49,7 @@ async def turns(url: str, rounds: int) -> tuple[list[float], int]:
         arrived.put_nowait(time.perf_counter())
 
     await bus.subscribe(subjects.plan("executor-0"), StepPlan, on_plan)
-    message, times = make_step(RUNNING), []
+    message, times = make_step(RUNNING), list[float]()
     while len(times) < rounds + WARM_UP:
         start_s = time.perf_counter()
         await bus.publish(subjects.step("executor-0"), message)

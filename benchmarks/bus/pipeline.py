@@ -27,8 +27,7 @@ from shared.protocol import subjects
 from shared.protocol.messages import OfflineResult, StepStarted
 from shared.replica.scheduler import AsyncScheduler
 from shared.scheduling.batch import Policy
-from shared.scheduling.orders.online import online_order_named
-from shared.scheduling.presets import preset_named
+from shared.scheduling.strategy import Strategy
 from shared.text.tokenizer import Tokenizer
 
 PROMPT, OUTPUT = 256, 64  # tokens
@@ -42,12 +41,17 @@ def prompt_of(number: int) -> list[int]:
 async def measure(url: str, folder: Path, depth: int, num_requests: int) -> tuple[float, ExecutorService]:
     """Seconds from the first step to the last result."""
     settings = ExecutorSettings(
-        model_path=str(folder), engine="sim", max_num_seqs=16, max_num_batched_tokens=256, pipeline_depth=depth
+        model_path=str(folder),
+        engine="sim",
+        max_num_seqs=16,
+        max_num_batched_tokens=256,
+        pipeline_depth=depth,
+        strategy=Strategy.of("sarathi++"),
     )
     bus, peer_bus = await Bus.connect(url, "executor-0"), await Bus.connect(url, "bench")
-    engine, order = load_engine(settings), online_order_named("fcfs")
+    engine = load_engine(settings)
     tokenizer = Tokenizer.from_folder(folder)
-    executor = ExecutorService(bus, settings, preset_named("sarathi++"), order, engine, tokenizer, SystemClock())
+    executor = ExecutorService(bus, settings, engine, tokenizer, SystemClock())
     pool, batch = make_pool("fcfs"), f"batch_{depth}"
     pool.add([offline_request(number, prompt_of(number), OUTPUT, batch) for number in range(num_requests)])
     scheduler = AsyncScheduler(executor.info, pool, lambda: (Policy(), NO_LATENCY_KNOWN), SystemClock())

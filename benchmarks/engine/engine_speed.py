@@ -12,6 +12,7 @@ from services.executor.engines.torch.threads import cpu_count
 # isort: split
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -97,10 +98,10 @@ def compare_with_transformers(path: Path, num_threads: int, runs: int) -> None:
     reference, rows = Transformers(path), []
     for size in BATCHES:
         step, name = decodes(size, engine), f"decode, batch {size}, context {CONTEXT}"
-        rows.append(row(name, size, lambda step=step: engine.execute(step), reference.decode(size), runs))
+        rows.append(row(name, size, partial(engine.execute, step), reference.decode(size), runs))
     for length in CHUNKS:
         step, name = prefill(length, engine), f"prefill, {length} tokens"
-        rows.append(row(name, length, lambda step=step: engine.execute(step), reference.prefill(length), runs))
+        rows.append(row(name, length, partial(engine.execute, step), reference.prefill(length), runs))
     show(engine, "transformers", rows)
 
 
@@ -113,8 +114,7 @@ def compare_graphs(path: Path, runs: int) -> None:
     rows = []
     for size in BATCHES:
         step, name = decodes(size, plain), f"decode, batch {size}, context {CONTEXT}"
-        engines: list[Step] = [lambda step=step, engine=each: engine.execute(step) for each in (recorded, plain)]
-        rows.append(row(name, size, *engines, runs))
+        rows.append(row(name, size, partial(recorded.execute, step), partial(plain.execute, step), runs))
     show(plain, "without graphs", rows)
 
 

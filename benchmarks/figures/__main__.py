@@ -16,7 +16,7 @@ from benchmarks.harness.page import Result
 from benchmarks.harness.progress import FigureProgress
 from loadgen.errors import WorkloadError
 from loadgen.options import ProgressOption
-from shared.settings.expanded_command import with_option_groups
+from shared.settings.command_options import with_option_groups
 
 ABOUT = """The figures of papers, in the simulator and in virtual time.
 

@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+import msgspec
+
 from benchmarks.lab.outcome import Found, Measured, Run
 from benchmarks.lab.recorder import Recorder
 from loadgen.backlog import OfflinePrompt
@@ -19,22 +21,19 @@ from loadgen.traces import TraceRequest
 from services.profiler.simulation.encoding import PromptEncoder as PromptEncoder
 from services.profiler.simulation.setup import Machine as Machine
 from services.profiler.simulation.simulation import tell
-from services.profiler.simulation.strategy import Strategy
 from services.profiler.simulation.virtual_executor import ExecutorSetup
 from services.profiler.simulation.virtual_phase import VirtualPhase
 from services.profiler.simulation.workload import SimulatedWorkload
 from services.profiler.slo.outcome import TrialOutcome
 from services.profiler.slo.simulated import SimulatedTrials
 from services.profiler.slo.trials import search_slos
+from shared.latency.features import BatchFeatures
 from shared.latency.model import LatencyModel
-from shared.protocol.messages import BatchShape, ExecutorInfo
-from shared.replica.totals import Totals
-from shared.scheduling.packing.token_slo import TokenSlo
-from shared.scheduling.presets import preset_named
+from shared.protocol.messages import ExecutorCounters, ExecutorInfo
+from shared.scheduling.strategy import Strategy
 
 SEED = 0
 PRECISION = 0.05  # from one value that a search tries to the next, as a share
-SLO = TokenSlo()  # that attainment and deadlines are about
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,35 +49,37 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """What serves: a preset; another offline ``order`` or KV policy than its own; a ``planner`` that ``Bench.planners``
-    names, else plans are made with what steps take."""
+    """What serves: a strategy; and a ``planner`` that ``Bench.planners`` names, else plans are made with what steps
+    take."""
 
-    preset: str
-    order: str = ""
-    kv_policy: str = ""
+    strategy: Strategy
     planner: str = ""
 
+    @classmethod
+    def of(cls, preset: str, planner: str = "", **given: str) -> System:
+        """The preset, but for what is given: fields of a strategy. Raises ValueError for what does not fit."""
+        return cls(Strategy.of(preset, **given), planner)
+
+    @property
+    def preset(self) -> str:
+        return self.strategy.preset
+
+    def under(self, value: float | None) -> Strategy:
+        """With this value of its knob, a latency budget in milliseconds or offline requests/s; None where it has
+        none."""
+        if value is None:
+            return self.strategy
+        if self.strategy.uses_latency_budget:
+            return msgspec.structs.replace(self.strategy, latency_budget="fixed", budget_ms=value)
+        return msgspec.structs.replace(self.strategy, offline_qps=value)
+
     def budget(self, budget_ms: float) -> float | None:
-        """Of the preset, None where it has none."""
-        return budget_ms if preset_named(self.preset).uses_latency_budget else None
-
-    def strategy(self, value: float | None) -> Strategy:
-        """``value``: of the preset's knob. Raises ValueError for unknown names."""
-        preset = preset_named(self.preset)
-        changed = replace(
-            preset,
-            offline_order=self.order or preset.offline_order,
-            kv_policy=self.kv_policy or preset.kv_policy,
-        )
-        return Strategy(
-            changed,
-            budget_ms=value if preset.uses_latency_budget else None,
-            offline_qps=value if preset.uses_offline_rate else None,
-            slo=SLO,
-        )
+        """None where it has none."""
+        return budget_ms if self.strategy.uses_latency_budget else None
 
 
-HYGEN, STAR, SARATHI, ONLINE_ONLY = map(System, ("hygen", "hygen-star", "sarathi++", "online-only"))
+HYGEN, STAR, SARATHI, ONLINE_ONLY = map(System.of, ("hygen", "hygen-star", "sarathi++", "online-only"))
+SLO = HYGEN.strategy.token_slo  # that attainment and deadlines are about, the same in every preset
 
 
 @dataclass(slots=True)
@@ -119,7 +120,7 @@ class Bench:
         return self._runs[system, value]
 
     def watch(
-        self, system: System, value: float | None, on_step: Callable[[float, Totals], None]
+        self, system: System, value: float | None, on_step: Callable[[float, ExecutorCounters], None]
     ) -> Sequence[RequestRecord]:
         """A run of its own; ``on_step`` is told the time in seconds and the totals after each step. Returns the online
         requests."""
@@ -127,7 +128,7 @@ class Bench:
         phase.run()
         return phase.records
 
-    def shapes(self, system: System, value: float | None = None) -> list[BatchShape]:
+    def shapes(self, system: System, value: float | None = None) -> list[BatchFeatures]:
         """Of each step of a run of its own, in order."""
         recorder = Recorder(latency_of(self.machine))
         self._phase(system, value, None, recorder).run()
@@ -150,21 +151,14 @@ class Bench:
     def registration(self) -> ExecutorInfo:
         """The executor's, as far as a sweep reads it."""
         setup = self._setup(ONLINE_ONLY, None)
-        spec, limits = setup.spec, setup.limits
         return ExecutorInfo(
             executor_id="simulated",
             epoch="",
             pid=0,
-            model=spec.model,
-            engine=spec.engine,
-            device=spec.device,
             profile_key=self.name,
-            max_model_len=spec.max_model_len,
-            block_size=limits.block_size,
-            num_blocks=limits.num_blocks,
-            max_num_seqs=limits.max_num_seqs,
-            max_num_batched_tokens=limits.max_num_batched_tokens,
-            eos_token_ids=list(spec.eos_token_ids),
+            spec=setup.spec,
+            max_num_seqs=setup.limits.max_num_seqs,
+            max_num_batched_tokens=setup.limits.max_num_batched_tokens,
         )
 
     def _phase(
@@ -175,20 +169,20 @@ class Bench:
         latency: LatencyModel | None = None,
     ) -> VirtualPhase:
         """Not yet begun. ``latency``: how long steps take, else the machine's own."""
-        setup, strategy = self._setup(system, value), system.strategy(value)
+        setup = self._setup(system, value)
         setup = replace(setup, latency=latency or setup.latency)
-        offline = strategy.preset.serves_offline
-        return self._workload.phase(setup, strategy, self.load.duration_s, True, offline, on_change)
+        offline = setup.strategy.serves_offline
+        return self._workload.phase(setup, self.load.duration_s, True, offline, on_change)
 
     def _trials_of(self, system: System) -> SimulatedTrials:
         if system not in self._trials:
             named = RenamedProgress(self.progress, f"{self.name}, {system.preset}: {{}}".format)
-            setup, strategy = self._setup(system, 1.0), system.strategy(1.0)  # the knob is replaced in each run
-            self._trials[system] = SimulatedTrials(self._workload, setup, strategy, self.load.duration_s, named)
+            setup = self._setup(system, 1.0)  # the knob is replaced in each run
+            self._trials[system] = SimulatedTrials(self._workload, setup, self.load.duration_s, named)
         return self._trials[system]
 
     def _setup(self, system: System, value: float | None) -> ExecutorSetup:
-        setup = self.machine.setup(system.strategy(value), SEED)
+        setup = self.machine.setup(system.under(value), SEED)
         return replace(setup, planner=self.planners[system.planner]) if system.planner else setup
 
 
@@ -200,12 +194,12 @@ def machine_name(machine: Machine) -> str:
 
 def latency_of(machine: Machine) -> LatencyModel:
     """What steps take on it, without noise. Raises ValueError for unknown names."""
-    return machine.setup(ONLINE_ONLY.strategy(None), SEED).latency
+    return machine.setup(ONLINE_ONLY.strategy, SEED).latency
 
 
 def num_kv_blocks(machine: Machine) -> int:
     """That there is room for beside the weights. Raises ValueError for unknown names."""
-    return machine.setup(ONLINE_ONLY.strategy(None), SEED).limits.num_blocks
+    return machine.setup(ONLINE_ONLY.strategy, SEED).limits.num_blocks
 
 
 def _run_of(phase: VirtualPhase) -> Run:

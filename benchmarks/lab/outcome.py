@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from loadgen.report import OfflineReport, OnlineReport
 from loadgen.slo import parse_slo
+from shared.protocol.messages import ExecutorCounters
 from shared.protocol.slo_profile import Knob
-from shared.replica.totals import Totals
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Run(Measured):
     """A whole one. ``attained``: the share of online requests whose ``ttft`` and mean ``tpot`` are within their
     deadlines; ``end_s``: when the last online answer was in."""
 
-    totals: Totals
+    totals: ExecutorCounters
     attained: Mapping[str, float]
     num_steps: int
     end_s: float

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 
 from shared.latency.features import BatchFeatures
 from shared.latency.model import LatencyModel
-from shared.protocol.messages import BatchShape
 
 
 @dataclass(slots=True)
@@ -14,10 +13,10 @@ class Recorder:
     """A latency model that keeps the shapes of the steps that it times."""
 
     model: LatencyModel
-    shapes: list[BatchShape] = field(default_factory=list)
+    shapes: list[BatchFeatures] = field(default_factory=list)
 
     def predict_ms(self, features: BatchFeatures) -> float:
-        self.shapes.append(BatchShape.of(features))
+        self.shapes.append(features)
         return self.model.predict_ms(features)
 
     def decode_cost_ms(self, features: BatchFeatures, context_len: int) -> float:

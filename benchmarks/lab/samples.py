@@ -12,28 +12,30 @@ from services.predictor.window import Observation, SampleWindow
 from services.profiler.sweep.shapes import sweep_shapes
 from shared.latency.features import BatchFeatures
 from shared.latency.model import LatencyModel
-from shared.protocol.messages import BatchShape, MeasureShape
+from shared.protocol.messages import MeasureShape
 
 NOISE = 0.01  # sigma of the lognormal factor on each step's time
 WINDOW = 4096  # samples that the predictor keeps unless told otherwise
 DURATION_S, BUDGET_MS = 60.0, 50.0  # of a schedule
 
 
-def scheduled_shapes(machine: Machine, seed: int, rate: float = 2.0) -> list[BatchShape]:
+def scheduled_shapes(machine: Machine, seed: int, rate: float = 2.0) -> list[BatchFeatures]:
     """The batches of a minute of ``rate`` online requests a second, lengths spread over three decades, and summaries
     without end, on a simulated machine."""
     return Bench(machine, mixed_load(rate, DURATION_S, seed)).shapes(HYGEN, BUDGET_MS)
 
 
-def sweep_batches(bench: Bench) -> list[BatchShape]:
+def sweep_batches(bench: Bench) -> list[BatchFeatures]:
     """Those of the profiler's micro-benchmarks."""
     return [shape for measure in sweep_shapes(bench.registration) for shape in [_shape(measure)] * measure.repeats]
 
 
-def timed(shapes: Sequence[BatchShape], truth: LatencyModel, noise: float = NOISE, seed: int = 0) -> list[Observation]:
+def timed(
+    shapes: Sequence[BatchFeatures], truth: LatencyModel, noise: float = NOISE, seed: int = 0
+) -> list[Observation]:
     """By ``truth`` times a lognormal factor with ``noise`` as its sigma; the same seed draws the same."""
     rng = random.Random(seed)
-    return [Observation(shape, truth.predict_ms(shape.features()) * rng.lognormvariate(0.0, noise)) for shape in shapes]
+    return [Observation(shape, truth.predict_ms(shape) * rng.lognormvariate(0.0, noise)) for shape in shapes]
 
 
 def window_of(observations: Sequence[Observation]) -> SampleWindow:
@@ -52,10 +54,10 @@ def boosted_model(machine: Machine) -> LatencyModel:
     return model
 
 
-def _shape(measure: MeasureShape) -> BatchShape:
+def _shape(measure: MeasureShape) -> BatchFeatures:
     features = BatchFeatures()
     for chunk in measure.prefills:
         features.add_prefill(chunk.num_tokens, chunk.num_computed_tokens)
     for context_len in measure.decode_context_lens:
         features.add_decode(context_len + 1)
-    return BatchShape.of(features)
+    return features

@@ -6,21 +6,21 @@ import heapq
 import itertools
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, cast
 
 from services.profiler.simulation.backlog import Backlog
-from services.profiler.simulation.setup import Machine, make_strategy
+from services.profiler.simulation.setup import Machine
 from services.profiler.simulation.virtual_executor import Step, VirtualExecutor
-from shared.protocol.messages import GenerateRequest
+from shared.protocol.messages import ExecutorCounters, GenerateRequest
 from shared.protocol.sampling import SamplingParams
-from shared.replica.totals import Totals
-from shared.scheduling.orders.offline import OfflineOrder
-from shared.scheduling.orders.offline_rate import OfflineRate
+from shared.scheduling.orders.offline.order import OfflineOrder
+from shared.scheduling.orders.offline.view import NOBODY, OfflineView
 from shared.scheduling.orders.packed_prompt import pack_tokens
 from shared.scheduling.placement.prefix_record import Prompt
 from shared.scheduling.placement.routing import Option, Route, RoutingTarget, choose
 from shared.scheduling.request import Kind, Request
+from shared.scheduling.strategy import Strategy
 
 MEAN_OUTPUT_TOKENS = 64
 
@@ -77,13 +77,13 @@ class Fleet:
     """``run`` plays all requests to their ends."""
 
     def __init__(self, machine: Machine, size: int, choose_member: Choose) -> None:
-        strategy = make_strategy("online-only", None, None)
+        strategy = Strategy.of("online-only")
         self.setup = machine.setup(strategy, seed=0)
         limits = self.setup.limits
         room = limits.num_blocks * limits.block_size
         self.members = [
             Member(
-                VirtualExecutor(self.setup, None, OfflineRate()),
+                VirtualExecutor(self.setup, None),
                 RoutingTarget(f"executor-{index}", "epoch", limits.max_num_batched_tokens, room),
             )
             for index in range(size)
@@ -146,7 +146,7 @@ class Fleet:
 
 def by_prediction(machine: Machine, with_prefixes: bool) -> Choose:
     """What the gateway does, with the latency model that the machine has."""
-    model = machine.setup(make_strategy("online-only", None, None), seed=0).latency
+    model = machine.setup(Strategy.of("online-only"), seed=0).latency
 
     def choice(members: Sequence[Member], prompt: Prompt) -> Member:
         options = [Option(member.target, model) for member in members]
@@ -180,8 +180,8 @@ class SharedBacklog:
     def __len__(self) -> int:
         return self._order.num_waiting
 
-    def in_order(self) -> Iterator[Request]:
-        return self._order.in_order(self._reader)
+    def in_order(self, view: OfflineView = NOBODY) -> Iterator[Request]:
+        return self._order.in_order(replace(view, reader=self._reader))
 
     def take(self, request_id: str) -> GenerateRequest:
         self._order.take(request_id, self._reader)
@@ -203,8 +203,11 @@ def run_backlog(
     machine: Machine, size: int, budget_ms: float, requests: Sequence[GenerateRequest], keeps_groups: bool
 ) -> Drained:
     """With preset hygen and no online work. ``keeps_groups``: each executor keeps to prompts that no other is at."""
-    strategy = make_strategy("hygen", budget_ms, None)
-    order, setup = strategy.make_offline_order(seed=0), machine.setup(strategy, seed=0)
+    strategy = Strategy.of("hygen", budget_ms=budget_ms)
+    order, setup = (
+        strategy.make_offline_order(iter(random.Random("0:order").random, None)),
+        machine.setup(strategy, seed=0),
+    )
     known = {request.request_id: request for request in requests}
     for request in requests:
         num_tokens = len(request.prompt_token_ids)
@@ -212,7 +215,7 @@ def run_backlog(
         order.add(waiting, pack_tokens(request.prompt_token_ids))
     readers = [f"executor-{index}" if keeps_groups else None for index in range(size)]
     backlogs = [SharedBacklog(order, known, reader) for reader in readers]
-    executors = [VirtualExecutor(setup, cast(Backlog, each), OfflineRate()) for each in backlogs]
+    executors = [VirtualExecutor(setup, cast(Backlog, each)) for each in backlogs]
     steps = [(0.0, index) for index in range(size)]  # a heap of when each executor is free
     end_s = 0.0
     while steps:
@@ -224,7 +227,7 @@ def run_backlog(
     return Drained(hit_rate([each.replica.totals for each in executors]), end_s)
 
 
-def hit_rate(totals: Sequence[Totals]) -> float:
+def hit_rate(totals: Sequence[ExecutorCounters]) -> float:
     """Of the prompts' tokens, those that came from a prefix cache."""
     cached = sum(each.cached_tokens for each in totals)
     return cached / (cached + sum(each.prompt_tokens for each in totals))

@@ -7,15 +7,15 @@ import random
 from shared.protocol.messages import GenerateRequest, OfflineRequest
 from shared.protocol.sampling import SamplingParams
 from shared.replica.offline_pool import OfflinePool
-from shared.scheduling.orders.offline import make_offline_order
-from shared.scheduling.presets import DEFAULT_UTILITY_RATIO
+from shared.scheduling.orders.offline.fair_share import FairShare
+from shared.scheduling.orders.offline.registry import OfflineOrderKnobs, make_offline_order
 from shared.scheduling.request import Kind
 
 
 def make_pool(order: str) -> OfflinePool:
     """Empty, told to nobody."""
-    made = make_offline_order(order, DEFAULT_UTILITY_RATIO, iter(random.Random(1).random, None))
-    return OfflinePool(made, lambda: None, lambda _, __: None)
+    made = make_offline_order(order, OfflineOrderKnobs(), iter(random.Random(1).random, None))
+    return OfflinePool(FairShare(made), lambda: None, lambda _, __: None)
 
 
 def offline_request(number: int, prompt: list[int], max_tokens: int = 128, batch: str = "batch_1") -> OfflineRequest:

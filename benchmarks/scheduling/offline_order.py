@@ -24,7 +24,12 @@ from benchmarks.harness.table import print_table, quantiles
 from benchmarks.scheduling.offline import make_pool, offline_request
 from shared.protocol.messages import OfflineRequest
 from shared.scheduling.kv.blocks import BlockPool
-from shared.scheduling.orders.offline import BLOCK_SIZE, OFFLINE_ORDERS, make_offline_order
+from shared.scheduling.orders.offline.registry import (
+    DEFAULT_BLOCK_SIZE,
+    OFFLINE_ORDERS,
+    OfflineOrderKnobs,
+    make_offline_order,
+)
 from shared.scheduling.orders.packed_prompt import pack_tokens
 from shared.scheduling.request import Kind, Request
 
@@ -95,8 +100,10 @@ def cached_and_waits(order: str, utility_ratio: float) -> tuple[float, list[int]
     """A backlog that is filled up as it is served, over a KV cache that holds twice what runs: the share of prompt
     tokens that need no computing, and how many others each request waited for, least first."""
     requests = make_requests(INSERT_TOKENS, True)
-    made = make_offline_order(order, utility_ratio, iter(random.Random(2).random, None))
-    cache = BlockPool(CACHE_BLOCKS, BLOCK_SIZE)
+    made = make_offline_order(
+        order, OfflineOrderKnobs(utility_ratio=utility_ratio), iter(random.Random(2).random, None)
+    )
+    cache = BlockPool(CACHE_BLOCKS, DEFAULT_BLOCK_SIZE)
     prompts: dict[str, tuple[int, list[int]]] = {}  # with the turn of arrival
     running: deque[str] = deque()
     cached, waits = 0, []

@@ -7,6 +7,7 @@ the last rows plan with a boosted one, fitted to batches of a simulated schedule
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from itertools import product
 
@@ -21,16 +22,17 @@ from shared.clock import SystemClock
 from shared.latency.linear import LinearLatencyModel
 from shared.latency.model import LatencyModel
 from shared.protocol.codec import encode
-from shared.protocol.messages import ExecutorInfo, PlanEntry, PlanSource, RequestState, StepStarted
+from shared.protocol.messages import EngineSpec, ExecutorInfo, PlanSource, StepStarted
 from shared.replica.scheduler import AsyncScheduler
-from shared.scheduling.batch import Policy
-from shared.scheduling.orders.offline import OFFLINE_ORDERS
+from shared.scheduling.batch import Policy, ScheduledRequest
+from shared.scheduling.orders.offline.registry import OFFLINE_ORDERS
 from shared.scheduling.packing.pace import Pace
-from shared.scheduling.request import Kind
+from shared.scheduling.request import Kind, Request
 
 LINEAR = LinearLatencyModel(10.0, 0.07, 0.0004, 1e-7, 1e-12, 0.05, 0.05, 3e-6)
 HELD, DEADLINES = Policy(100.0), Policy(packing="deadline")
-INFO = ExecutorInfo("executor-0", "epoch", 1, "m", "sim", "none", "key", 4096, 16, 40_000, 512, 2048, [2])
+SPEC = EngineSpec("m", "sim", "none", "float16", 4096, 49_152, 16, 40_000, (2,))
+INFO = ExecutorInfo("executor-0", "epoch", 1, "key", SPEC, 512, 2048)
 GROUPS, PROMPT_LEN = 57, 256  # prompts share their first half with those of their group
 
 
@@ -50,11 +52,10 @@ def make_step(num_running: int) -> StepStarted:
     """``num_running`` decodes over 500 tokens of context, half of them online, whose next tokens are due in 100 to
     250 ms."""
     ids = [f"batch_1.{n}" if n % 2 else f"chatcmpl-{n:032x}" for n in range(num_running)]
-    entries = [PlanEntry(request_id, Kind(n % 2), 1) for n, request_id in enumerate(ids)]
-    due_ms = [None if n % 2 else 100.0 + n * 97 % 150 for n in range(num_running)]
+    entries = [ScheduledRequest(request_id, Kind(n % 2), 1) for n, request_id in enumerate(ids)]
+    due_ms = [math.inf if n % 2 else 100.0 + n * 97 % 150 for n in range(num_running)]
     states = [
-        RequestState(request_id, Kind(n % 2), 500, 501, 32, 700, remaining_ms=due_ms[n])
-        for n, request_id in enumerate(ids)
+        Request(request_id, Kind(n % 2), 500, 501, 32, 700, deadline_ms=due_ms[n]) for n, request_id in enumerate(ids)
     ]
     return StepStarted(
         "executor-0", "epoch", 7, PlanSource.PLAN, False, entries, states, [], 20_000, pace=Pace(batch_size=512)

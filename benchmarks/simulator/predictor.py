@@ -95,7 +95,7 @@ def mixed_shapes(info: ExecutorInfo, seed: int) -> Iterator[MeasureShape]:
 
 def torch_samples(engine: TorchEngine, info: ExecutorInfo, shapes: Iterable[MeasureShape]) -> Iterator[Observation]:
     """Each as often as it asks for."""
-    pool = BlockPool(info.num_blocks, info.block_size)
+    pool = BlockPool(info.spec.num_blocks, info.spec.block_size)
     for shape in shapes:
         scratch = ScratchBatch(shape, pool, info.limits(), engine.spec)
         for _ in range(shape.repeats):

@@ -24,7 +24,7 @@ from loadgen.cli import errors_as_lines, is_shown, raise_file_limit
 from loadgen.errors import WorkloadError
 from loadgen.options import ProgressOption
 from loadgen.stopping import run_until_signalled
-from shared.settings.expanded_command import with_option_groups
+from shared.settings.command_options import with_option_groups
 
 DEFAULT_LOADS = (20.0, 50.0, 80.0)
 DEFAULT_SYSTEMS = ("vllm-priority", "slackwater-vllm", "slackwater-torch")

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from services.local.options import DEFAULT_DATA_DIR
-from services.local.parameters import ENDPOINTS, DataDirOption, JsonOption, UrlOption, one_of
+from services.local.parameters import ENDPOINTS, DataDirOption, JsonOption, UrlOption
 from shared.json_text import json_text
+from shared.settings.command_options import one_of
 
 if TYPE_CHECKING:
     from services.local.api_client import ApiClient, Json

@@ -21,9 +21,9 @@ from services.local.drain_cli import drain, undrain
 from services.local.key_cli import key_app
 from services.local.options import DEFAULT_DATA_DIR
 from services.local.parameters import ConfigOption, DataDirOption, JsonOption, NatsOption, UrlOption
-from services.local.setting_options import Given, with_settings
 from shared.errors import ConfigError
 from shared.json_text import json_text
+from shared.settings.command_options import Given, with_settings
 
 if TYPE_CHECKING:
     from services.local.status import Status

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import typer
 
 from shared.settings.config_file import STACK, find_config
-
-Value = TypeVar("Value", str, str | None)
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions")  # what a batch's lines may ask for
 
@@ -67,14 +64,3 @@ UrlOption = Annotated[
     str | None,
     typer.Option(envvar="SLACKWATER_URL", help="The server; by default the stack of the data directory."),
 ]
-
-
-def one_of(what: str, known: Collection[str]) -> Callable[[Value], Value]:
-    """A parameter callback that refuses everything else and names the known values; what was not given may pass."""
-
-    def check(value: Value) -> Value:
-        if value is not None and value not in known:
-            raise typer.BadParameter(f"unknown {what} {value!r}; known: {', '.join(known)}")
-        return value
-
-    return check

@@ -10,6 +10,7 @@ from services.local.data_dir import DataDir
 from services.local.options import StackOptions
 from services.local.placement import Placement
 from services.local.process import Command
+from shared.scheduling.strategy import flat
 
 Setting = str | int | float | None
 
@@ -33,22 +34,13 @@ def service_commands(
         "profiler": (
             "services.profiler",
             {
-                "budget_ms": options.budget_ms,
-                "idle_budget_ms": options.idle_budget_ms,
                 "target_tbt_ms": options.target_tbt_ms,
                 "slo": options.budget_slo,
-                "preset": options.preset,
-                "utility_ratio": options.utility_ratio,
             },
         ),
         "offline-queue": (
             "services.offline_queue",
-            {
-                **model,
-                "preset": options.preset,
-                "offline_qps": options.offline_qps,
-                "utility_ratio": options.utility_ratio,
-            },
+            {**model, **flat(options.kept_strategy())},
         ),
     }
     environs: dict[str, Mapping[str, str]] = {}
@@ -64,20 +56,15 @@ def service_commands(
 
 
 def _executor(options: StackOptions, executor_id: str, threads: int) -> dict[str, Setting]:
-    ttft_slo_ms, tpot_slo_ms = options.deadlines_ms
     return {
         "executor_id": executor_id,
         "engine": options.engine,
         "threads": threads,
         "kv_blocks": options.kv_blocks,
-        "kv_policy": options.kv_policy,
         "vllm_attention": options.vllm_attention,
         "sim_model": options.sim_model,
         "sim_device": options.sim_device,
-        "preset": options.preset,
-        "online_order": options.online_order,
-        "ttft_slo_ms": ttft_slo_ms,
-        "tpot_slo_ms": tpot_slo_ms,
+        **flat(options.kept_strategy()),
     }
 
 

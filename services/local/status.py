@@ -22,7 +22,6 @@ from shared.protocol import subjects
 from shared.protocol.budgets import BudgetRecord
 from shared.protocol.messages import ExecutorInfo, Heartbeat, ServiceStatus
 from shared.protocol.slo_status import SloReport, SloStatus
-from shared.scheduling.kv.policy import KV_POLICIES
 
 ANSWER_S = 1.0
 HEARTBEAT_S = 2.5  # two heartbeats and a half
@@ -74,7 +73,7 @@ async def read_status(data_dir: Path, nats: str | None) -> Status:
     return Status(
         url=stack.http_url if stack else None,
         nats=url,
-        model=stack.model if stack else next((beat.info.model for beat in executors), None),
+        model=stack.model if stack else next((beat.info.spec.model for beat in executors), None),
         ready=stack.ready if stack else None,
         processes=processes,
         executors=executors,
@@ -192,14 +191,14 @@ def _process_table(processes: list[ProcessStatus]) -> Table:
 def _describe(beat: Heartbeat) -> str:
     info, counters = beat.info, beat.counters
     return (
-        f"{info.executor_id}  {info.engine} on {info.device}{draining_text(beat)}\n"
+        f"{info.executor_id}  {info.spec.engine} on {info.spec.device}{draining_text(beat)}\n"
         f"  online   {beat.online_running} running, {beat.online_waiting} waiting, "
         f"{counters.finished_online} finished, {counters.online_tokens} tokens\n"
         f"  offline  {beat.offline_running} running, {beat.offline_waiting} waiting, "
         f"{counters.finished_offline} finished, {counters.offline_tokens} tokens\n"
         f"  steps    {counters.steps}: {counters.steps_planned} planned, {counters.steps_local} local, "
         f"{counters.steps_idle} from idle\n"
-        f"  blocks   {beat.num_free_blocks} of {info.num_blocks} free{_describe_sharing(beat)}"
+        f"  blocks   {beat.num_free_blocks} of {info.spec.num_blocks} free{_describe_sharing(beat)}"
     )
 
 
@@ -210,8 +209,7 @@ def draining_text(beat: Heartbeat) -> str:
 
 def _describe_sharing(beat: Heartbeat) -> str:
     counters = beat.counters
-    kv_policy = KV_POLICIES.get(beat.info.kv_policy)
-    if kv_policy is None or not kv_policy.shares_blocks:
+    if not beat.info.strategy.sharing.pauses:
         return ""
     return (
         f", {counters.pauses} times an offline request was paused, {counters.checkpointed_slots} slots to the host, "

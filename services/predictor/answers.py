@@ -42,7 +42,7 @@ def _keys(whose: str, fitted: Mapping[str, WatchedProfile], executors: Iterable[
         return [whose]
     if not whose:
         return list(fitted)
-    named = [info.profile_key for info in executors if whose in (info.executor_id, info.model)]
+    named = [info.profile_key for info in executors if whose in (info.executor_id, info.spec.model)]
     return [key for key in dict.fromkeys(named) if key in fitted]
 
 

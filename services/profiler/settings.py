@@ -10,8 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from loadgen.errors import SloError
-from shared.scheduling.presets import DEFAULT_UTILITY_RATIO, preset_named
-from shared.settings.common import LogLevel, NatsUrl, PresetName, UtilityRatio
+from shared.settings.common import LogLevel, NatsUrl
 from shared.settings.setting import LIST
 
 
@@ -23,14 +22,6 @@ class ProfilerSettings(msgspec.Struct, frozen=True):
     cache_dir: Annotated[
         str, Meta(description="profiles are kept below it; empty is SLACKWATER_CACHE, else ~/.cache/slackwater")
     ] = ""
-    budget_ms: Annotated[float, Meta(ge=0, description="fixed latency budget of a step; 0 takes the target TBT")] = 0.0
-    idle_budget_ms: Annotated[
-        float,
-        Meta(
-            ge=0,
-            description="latency budget of a step while no online request is there, if more: what TTFT can bear",
-        ),
-    ] = 0.0
     target_tbt_ms: Annotated[float, Meta(gt=0, description="time between tokens that online requests are promised")] = (
         100.0
     )
@@ -48,21 +39,15 @@ class ProfilerSettings(msgspec.Struct, frozen=True):
     slo_drift: Annotated[float, Meta(gt=0, description="share by which the workload must differ for a new search")] = (
         0.3
     )
-    preset: PresetName = "hygen"
-    utility_ratio: UtilityRatio = DEFAULT_UTILITY_RATIO
     refresh: Annotated[bool, Meta(description="true measures again what is cached")] = False
 
     def __post_init__(self) -> None:
-        if self.slo and self.budget_ms:
-            raise ValueError("slo and budget_ms exclude each other: give one of them")
         from services.profiler.slo.settings import parse_slos  # loads an HTTP client; settings are read by --help too
 
         try:
-            slos = parse_slos(self.slo)
+            parse_slos(self.slo)
         except SloError as error:
             raise ValueError(str(error)) from error
-        if slos and not preset_named(self.preset).uses_latency_budget:
-            raise ValueError(f"preset {self.preset} has no latency budget to keep SLOs with")
 
     def profiles_dir(self) -> Path:
         """Where the profiles are; the folder may not exist yet."""

@@ -42,12 +42,12 @@ def test_the_backlog_has_the_papers_means() -> None:
 
 def test_every_system_serves_the_same_requests() -> None:
     bench = RateLab(RateOptions("llama2-7b", duration=8.0), FigureProgress()).bench(ONE, SHAREGPT, 3.0)
-    systems = [System(name) for name in ("bros", "hygen", "round-robin", "fcfs")]
+    systems = [System.of(name) for name in ("bros", "hygen", "round-robin", "fcfs")]
     measured = {system.preset: bench.run(system, system.budget(50.0)) for system in systems}
     assert len({each.online.requests for each in measured.values()}) == 1
     assert all(each.online.completed == each.online.requests for each in measured.values())
     assert measured["bros"].attained["ttft"] == 1.0 > measured["fcfs"].attained["ttft"]
-    assert bench.run(System("bros")) is measured["bros"]
+    assert bench.run(System.of("bros")) is measured["bros"]
 
 
 @pytest.mark.parametrize("name", BROS.figures)

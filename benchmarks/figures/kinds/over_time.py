@@ -14,7 +14,7 @@ from benchmarks.harness.table import Columns, Table
 from benchmarks.lab.lab import HYGEN, ONLINE_ONLY, STAR, Bench, System
 from benchmarks.lab.outcome import Found
 from loadgen.records import RequestRecord
-from shared.replica.totals import Totals
+from shared.protocol.messages import ExecutorCounters
 
 PART_S, MOST_PARTS = 20.0, 60
 
@@ -32,7 +32,7 @@ class Timeline:
         self.arrivals = [0.0] * num_parts
         self._num_tokens = 0
 
-    def on_step(self, now_s: float, totals: Totals) -> None:
+    def on_step(self, now_s: float, totals: ExecutorCounters) -> None:
         """After each step."""
         num_tokens = totals.prompt_tokens + totals.online_tokens + totals.offline_tokens
         self._add(self.offline, now_s, num_tokens - self._num_tokens)

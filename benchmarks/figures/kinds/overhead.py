@@ -13,10 +13,9 @@ from benchmarks.harness.table import Columns, quantile
 from benchmarks.lab.lab import System
 from benchmarks.lab.samples import boosted_model
 from shared.scheduling.batch import Schedule, ScheduledRequest
+from shared.scheduling.orders.offline.view import OfflineQueue
 from shared.scheduling.packing.packing import Packing, StepState
 from shared.scheduling.packing.packings import PACKINGS
-from shared.scheduling.presets import preset_named
-from shared.scheduling.request import Request
 
 BOOSTED = "boosted"  # the planner
 
@@ -27,6 +26,8 @@ class TimedPacking:
 
     def __init__(self, packing: Packing) -> None:
         self.uses_time = packing.uses_time
+        self.orders_online = packing.orders_online
+        self.latency_budgets = packing.latency_budgets
         self.plans_ms: list[float] = []
         self.reconciles_ms: list[float] = []
         self.num_scheduled = 0
@@ -38,7 +39,7 @@ class TimedPacking:
         """Of the steps' time."""
         return (sum(self.plans_ms) + sum(self.reconciles_ms)) / self.steps_ms
 
-    def schedule(self, state: StepState, offline_queue: Iterable[Request]) -> Schedule:
+    def schedule(self, state: StepState, offline_queue: OfflineQueue) -> Schedule:
         start_s = time.thread_time()
         schedule = self._packing.schedule(state, offline_queue)
         planned_s = time.thread_time()
@@ -76,11 +77,11 @@ def overhead(lab: RateLab, scene: Scene, styles: dict[str, Style]) -> Result:
     (dataset,) = scene.datasets
     planner, points = boosted_model(lab.machine(scene)), []
     for name in styles:
-        system = System(name, planner=BOOSTED)
+        system = System.of(name, BOOSTED)
         for rate in lab.rates(scene):
             bench = lab.bench(scene, dataset, rate)
             bench.planners[BOOSTED] = planner
-            with _timed(preset_named(name).packing) as timed:
+            with _timed(system.strategy.packing) as timed:
                 bench.watch(system, system.budget(lab.options.budget_ms), lambda now_s, totals: None)
             points.append(Point("", dataset.name, name, rate, timed))
     caption = (

@@ -64,4 +64,4 @@ def _panel(bench: Bench, seen: Sequence[Observation], unseen: Sequence[Observati
 
 
 def _error(model: LatencyModel, observation: Observation) -> float:
-    return model.predict_ms(observation.shape.features()) / observation.latency_ms - 1.0
+    return model.predict_ms(observation.shape) / observation.latency_ms - 1.0

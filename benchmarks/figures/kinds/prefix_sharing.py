@@ -15,7 +15,7 @@ from benchmarks.lab.lab import SEED, Bench, System, num_kv_blocks
 from benchmarks.lab.mmlu import as_token_ids, token_ids_of
 from benchmarks.lab.outcome import Run
 from loadgen.backlog import OfflinePrompt
-from shared.scheduling.orders.offline import make_offline_order
+from shared.scheduling.orders.offline.registry import OfflineOrderKnobs, make_offline_order
 from shared.scheduling.orders.packed_prompt import pack_tokens
 from shared.scheduling.request import Kind, Request
 
@@ -74,10 +74,11 @@ def prefix_sharing(lab: TraceLab, setting: Setting, budgets_ms: Sequence[float])
     cached = bench(setting, prompts)
     pressed = bench(replace(setting, machine=small), prompts)
     deducted = {order: bench(setting, without_shared(in_order(prompts, order))) for order in ("fcfs", "psm")}
+    systems = {order: System.of("hygen", offline_order=order) for order in ORDERS}
     points = [
-        *_points(REAL, {order: (cached, System("hygen", order)) for order in ORDERS}, budgets_ms),
-        *_points(SMALL, {order: (pressed, System("hygen", order)) for order in ORDERS}, budgets_ms),
-        *_points(DEDUCTED, {order: (bench, System("hygen", "fcfs")) for order, bench in deducted.items()}, budgets_ms),
+        *_points(REAL, {order: (cached, system) for order, system in systems.items()}, budgets_ms),
+        *_points(SMALL, {order: (pressed, system) for order, system in systems.items()}, budgets_ms),
+        *_points(DEDUCTED, {order: (bench, systems["fcfs"]) for order, bench in deducted.items()}, budgets_ms),
     ]
     return SHARING.result(points, f"MMLU, five shots. {lab.where([setting], duration_s)}.", COLUMNS, 3.0)
 
@@ -92,7 +93,7 @@ def _points(group: str, runs: dict[str, tuple[Bench, System]], budgets_ms: Seque
 
 def in_order(prompts: Sequence[OfflinePrompt], order: str) -> list[OfflinePrompt]:
     """As the offline order has them, the utility ratio being that of pure prefix sharing."""
-    waiting = make_offline_order(order, 1.0, repeat(0.0))
+    waiting = make_offline_order(order, OfflineOrderKnobs(utility_ratio=1.0), repeat(0.0))
     by_id = {f"offline-{index}": prompt for index, prompt in enumerate(prompts)}
     for request_id, prompt in by_id.items():
         token_ids = token_ids_of(prompt)

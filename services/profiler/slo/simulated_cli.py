@@ -10,10 +10,8 @@ from loadgen.cli import is_shown
 from loadgen.errors import SloError
 from loadgen.option_groups import WorkloadOptions
 from loadgen.slo import parse_slo
-from services.profiler.simulation.options import MachineOptions, StrategyOptions, value_errors_as_named
-from services.profiler.simulation.setup import checked_orders
+from services.profiler.simulation.options import MachineOptions, value_errors_as_named
 from services.profiler.simulation.stopping import run_until_stopped
-from services.profiler.simulation.strategy import Strategy
 from services.profiler.simulation.workload import SimulatedWorkload
 from services.profiler.slo.facts import workload_facts
 from services.profiler.slo.options import SearchOptions
@@ -22,13 +20,14 @@ from services.profiler.slo.search import SloSearch
 from services.profiler.slo.simulated import SimulatedTrials
 from services.profiler.slo.trials import run_search
 from shared.protocol.slo_profile import SloProfileRecord
-from shared.scheduling.presets import preset_named
+from shared.scheduling.strategy import Strategy
 
 
 def profile_simulated(
     workload: WorkloadOptions,
     machine: MachineOptions,
-    strategy: StrategyOptions,
+    strategy: Strategy,
+    clients: int,
     searching: SearchOptions,
     model: str,
     duration_s: float,
@@ -38,21 +37,13 @@ def profile_simulated(
     if not searching.slo:
         raise SloError("nothing to keep: give --slo, for example --slo 'ttft_p99<=800ms'")
     with value_errors_as_named():
-        chosen = checked_orders(
-            Strategy(
-                preset_named(strategy.preset),
-                utility_ratio=strategy.utility_ratio,
-                online_order=strategy.online_order,
-                idle_budget_ms=strategy.idle_budget_ms,
-            )
-        )
-        setup = machine.machine(model).setup(chosen, workload.seed)
+        setup = machine.machine(model).setup(strategy, workload.seed)
         plan = workload.plan(duration_s, setup.spec.model)
-        prepared = SimulatedWorkload(plan, setup, strategy.clients)
+        prepared = SimulatedWorkload(plan, setup, clients)
         for note in prepared.notes:
             console.print(f"note: {note}", markup=False)
         with trial_progress_on(console, is_shown(searching.progress)) as bar:
-            trials = SimulatedTrials(prepared, setup, chosen, duration_s, bar)
+            trials = SimulatedTrials(prepared, setup, duration_s, bar)
             search = SloSearch([parse_slo(expr) for expr in searching.slo], trials.knob, searching.precision)
             stopped_by = run_until_stopped(lambda: run_search(search, trials))
     lengths = [(prompt.num_tokens, prompt.max_tokens) for prompt in prepared.backlog.prompts]

@@ -41,7 +41,7 @@ class Profile(msgspec.Struct, frozen=True):
         return (
             info.max_num_batched_tokens <= self.max_num_batched_tokens
             and info.max_num_seqs <= self.max_num_seqs
-            and info.max_model_len <= self.max_model_len
+            and info.spec.max_model_len <= self.max_model_len
         )
 
     def is_sound(self) -> bool:
@@ -55,12 +55,12 @@ def profile_of(info: ExecutorInfo, measurements: list[MeasuredShape], measured_a
     return Profile(
         version=VERSION,
         profile_key=info.profile_key,
-        model=info.model,
-        engine=info.engine,
-        device=info.device,
+        model=info.spec.model,
+        engine=info.spec.engine,
+        device=info.spec.device,
         max_num_batched_tokens=info.max_num_batched_tokens,
         max_num_seqs=info.max_num_seqs,
-        max_model_len=info.max_model_len,
+        max_model_len=info.spec.max_model_len,
         measured_at_s=measured_at_s,
         measurements=measurements,
     )

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from shared.latency.features import BatchFeatures
 from shared.latency.model import LatencyModel
 from shared.scheduling.batch import Limits, Policy, Schedule, ScheduledRequest
-from shared.scheduling.kv.policy import LRU, KVPolicy
-from shared.scheduling.orders.online import ClientCounters, OnlineOrder
+from shared.scheduling.orders.offline.view import OfflineQueue
+from shared.scheduling.orders.online.order import ClientCounters
 from shared.scheduling.packing.pace import Pace
 from shared.scheduling.packing.packing import StepState
 from shared.scheduling.packing.packings import packing_named
-from shared.scheduling.packing.token_slo import TokenSlo
 from shared.scheduling.request import Kind, Request
+from shared.scheduling.strategy import Strategy
 from shared.scheduling.table import RequestTable
 
 ARRIVAL_GRACE_STEPS = 3  # an online request may be seen here before the executor's next messages mention it
@@ -34,19 +34,14 @@ class _Arrival:
 class ExecutorMirror:
     """What an executor is expected to hold when it next asks for a plan. ``pace``: at the time for which is planned."""
 
-    def __init__(
-        self,
-        limits: Limits,
-        online_order: OnlineOrder | None = None,
-        kv_policy: KVPolicy = LRU,
-        slo: TokenSlo | None = None,
-    ) -> None:
-        """``slo``: of online requests."""
+    def __init__(self, limits: Limits, strategy: Strategy | None = None) -> None:
+        """``strategy``: the executor's; hygen unless given."""
+        strategy = strategy or Strategy()
         self.limits = limits
         self.pace = Pace()
-        self._slo = slo or TokenSlo()
-        self._kv_policy = kv_policy
-        self.table = RequestTable(online_order)
+        self._slo = strategy.token_slo
+        self._sharing = strategy.sharing
+        self.table = RequestTable(strategy.make_online_order())
         self.num_free_blocks = limits.num_blocks
         self._arrivals: dict[str, _Arrival] = {}
 
@@ -92,7 +87,7 @@ class ExecutorMirror:
             request = self.table.get(request_id)
             if request is not None and request.is_running:
                 self.num_free_blocks += request.num_freed_blocks
-                if self._kv_policy.shares_blocks and request.kind is Kind.OFFLINE:
+                if self._sharing.is_paused_by_giving_way(request.kind):
                     request.num_kept_blocks = request.num_kept_blocks or 0
                 else:
                     self.table.preempt(request)
@@ -125,10 +120,9 @@ class ExecutorMirror:
             if request.num_tokens >= request.max_total_tokens:
                 self.depart(entry.request_id)
 
-    def plan(self, offline_queue: Iterable[Request], policy: Policy, model: LatencyModel) -> Schedule:
+    def plan(self, offline_queue: OfflineQueue, policy: Policy, model: LatencyModel) -> Schedule:
         """A step over the expected state."""
-        num_offline = self.table.num_blocks(Kind.OFFLINE) - self.table.num_blocks_in_flight(Kind.OFFLINE)
-        num_offline = num_offline if self._kv_policy.gives_way else 0
+        num_offline = self._sharing.num_offline_blocks(self.table, self.table.num_blocks(Kind.OFFLINE))
         state = StepState(self.table, self.num_free_blocks, num_offline, self.limits, policy, model, self.pace)
         return packing_named(policy.packing).schedule(state, offline_queue)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import replace
 
 import pytest
@@ -23,14 +24,14 @@ from tests.shared.scheduling.deadlines import (
     make_state,
     make_timed_table,
 )
-from tests.shared.scheduling.factories import MODEL, features_of, make_decode, make_request, tokens
+from tests.shared.scheduling.factories import MODEL, features_of, make_decode, make_request, queue_of, tokens
 
 PACKING = packing_named("deadline")
 ROUNDING_MS = 1e-6
 
 
 def pack(state: StepState, queue: list[Request] | None = None) -> Schedule:
-    return PACKING.schedule(state, queue or [])
+    return PACKING.schedule(state, queue_of(queue or []))
 
 
 def decodes_ms(*contexts: int) -> float:
@@ -75,7 +76,7 @@ def test_the_same_state_gives_the_same_schedule_and_stays_as_it_was(
     offline = [make_decode(kind=Kind.OFFLINE, context=context) for context in contexts]
     queue = [make_request(kind=Kind.OFFLINE, prompt=prompt) for prompt in prompts]
     state = make_state(make_timed_table([*online, *offline]), pace=replace(PACE, batch_size=size))
-    before = [replace(request) for request in (*state.table, *queue)]
+    before = [copy(request) for request in (*state.table, *queue)]
     first = pack(state, queue)
     assert pack(state, queue) == first
     assert [*state.table, *queue] == before
