@@ -8,8 +8,11 @@ from shared.protocol.messages import GenerateRequest, OfflineRequest
 from shared.protocol.sampling import SamplingParams
 from shared.replica.offline_pool import OfflinePool
 from shared.scheduling.orders.offline.fair_share import FairShare
-from shared.scheduling.orders.offline.registry import OfflineOrderKnobs, make_offline_order
+from shared.scheduling.orders.offline.registry import OFFLINE_ORDERS, OfflineOrderKnobs, make_offline_order
 from shared.scheduling.request import Kind
+from shared.scheduling.strategy import NO_OFFLINE_WORK
+
+ORDERS = [order for order in OFFLINE_ORDERS if order != NO_OFFLINE_WORK]
 
 
 def make_pool(order: str) -> OfflinePool:

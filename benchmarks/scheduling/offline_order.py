@@ -21,12 +21,12 @@ import typer
 
 from benchmarks.harness.command import run_command
 from benchmarks.harness.table import print_table, quantiles
-from benchmarks.scheduling.offline import make_pool, offline_request
+from benchmarks.scheduling.offline import ORDERS, make_pool, offline_request
 from shared.protocol.messages import OfflineRequest
 from shared.scheduling.kv.blocks import BlockPool
 from shared.scheduling.orders.offline.registry import (
     DEFAULT_BLOCK_SIZE,
-    OFFLINE_ORDERS,
+    ORDERS,
     OfflineOrderKnobs,
     make_offline_order,
 )
@@ -133,7 +133,7 @@ def _schedulable(request_id: str) -> Request:
 
 def print_costs() -> None:
     rows = []
-    for order in OFFLINE_ORDERS:
+    for order in ORDERS:
         times = next_request_us(order)
         for is_shared in (True, False):
             inserts, discards = inserts_and_discards_per_s(order, is_shared)

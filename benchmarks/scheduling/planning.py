@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 
 from benchmarks.harness.command import run_command
@@ -16,7 +17,7 @@ from benchmarks.harness.table import print_table, quantiles
 from benchmarks.harness.turns import Times
 from benchmarks.lab.lab import Machine
 from benchmarks.lab.samples import boosted_model
-from benchmarks.scheduling.offline import make_pool, offline_request
+from benchmarks.scheduling.offline import ORDERS, make_pool, offline_request
 from services.offline_queue.garbage import collect_seldom
 from shared.clock import SystemClock
 from shared.latency.linear import LinearLatencyModel
@@ -25,7 +26,6 @@ from shared.protocol.codec import encode
 from shared.protocol.messages import EngineSpec, ExecutorInfo, PlanSource, StepStarted
 from shared.replica.scheduler import AsyncScheduler
 from shared.scheduling.batch import Policy, ScheduledRequest
-from shared.scheduling.orders.offline.registry import OFFLINE_ORDERS
 from shared.scheduling.packing.pace import Pace
 from shared.scheduling.request import Kind, Request
 
@@ -55,7 +55,7 @@ def make_step(num_running: int) -> StepStarted:
     entries = [ScheduledRequest(request_id, Kind(n % 2), 1) for n, request_id in enumerate(ids)]
     due_ms = [math.inf if n % 2 else 100.0 + n * 97 % 150 for n in range(num_running)]
     states = [
-        Request(request_id, Kind(n % 2), 500, 501, 32, 700, deadline_ms=due_ms[n]) for n, request_id in enumerate(ids)
+        Request(request_id, Kind(n % 2), 501, 700, 500, 32, deadline_ms=due_ms[n]) for n, request_id in enumerate(ids)
     ]
     return StepStarted(
         "executor-0", "epoch", 7, PlanSource.PLAN, False, entries, states, [], 20_000, pace=Pace(batch_size=512)
@@ -67,16 +67,16 @@ def measure(case: Case, rounds: int) -> list[str]:
     pool, half = make_pool(case.order), PROMPT_LEN // 2
     numbers = range(1, case.num_waiting + case.num_running)
     pool.add([offline_request(n, [n % GROUPS] * half + [n] * half) for n in numbers])
-    message, times = make_step(case.num_running), Times()
+    times = Times()
 
-    def plan(scheduler: AsyncScheduler) -> None:
+    def plan(scheduler: AsyncScheduler, message: StepStarted) -> None:
         (planned,), _ = scheduler.on_step(message)
         encode(planned)
         assert len(planned.entries) >= case.num_running
 
     for _ in range(rounds):
         scheduler = AsyncScheduler(INFO, pool, lambda: (case.policy, case.model), SystemClock())
-        times.time(lambda scheduler=scheduler: plan(scheduler))
+        times.time(partial(plan, scheduler, make_step(case.num_running)))
     clock_ms = sorted(times.clock_ms)
     named = [case.policy.packing, case.kind, case.order, str(case.num_running), str(case.num_waiting)]
     cpu_p99 = quantiles(sorted(times.cpu_ms), 0.99, digits=3)
@@ -85,7 +85,7 @@ def measure(case: Case, rounds: int) -> list[str]:
 
 def main(rounds: int = 1000) -> None:
     collect_seldom()
-    sizes = product(OFFLINE_ORDERS, (16, 64, 256), (100, 10_000))
+    sizes = product(ORDERS, (16, 64, 256), (100, 10_000))
     cases = [Case("linear", LINEAR, order, running, waiting, HELD) for order, running, waiting in sizes]
     curves = boosted_model(Machine("llama2-7b", "a100-40g"))
     cases += [
