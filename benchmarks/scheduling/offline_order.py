@@ -26,7 +26,6 @@ from shared.protocol.messages import OfflineRequest
 from shared.scheduling.kv.blocks import BlockPool
 from shared.scheduling.orders.offline.registry import (
     DEFAULT_BLOCK_SIZE,
-    ORDERS,
     OfflineOrderKnobs,
     make_offline_order,
 )
