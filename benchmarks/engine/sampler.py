@@ -5,6 +5,7 @@ what the sampler drew.
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -79,9 +80,8 @@ def constrained_cpu_ms(logits: torch.Tensor, folder: Path, num_steps: int) -> fl
             SampleRow(sampling, len(output), TokenHistory(list(output), 0), str(sampling.seed))
             for sampling, output in zip(samplings, outputs, strict=True)
         ]
-        tokens: list[int] = []
-        times.time(lambda rows=rows, tokens=tokens: tokens.extend(sample(logits, rows, grammars)))
-        for output, token in zip(outputs, tokens, strict=True):
+        sampled = times.time(partial(sample, logits, rows, grammars))
+        for output, token in zip(outputs, sampled, strict=True):
             output.append(token)
             if token in eos_token_ids:
                 output.clear()

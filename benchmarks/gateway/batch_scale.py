@@ -9,6 +9,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -41,6 +42,9 @@ def run(
         print(batch["status"], batch["request_counts"], file=sys.stderr)
         return str(batch["status"])
 
+    def ends(has_ended: Callable[[str], bool]) -> bool:
+        return has_ended(status())
+
     taken: dict[str, Usage] = {}
     with usage_of(processes) as taken["before"]:
         pass
@@ -48,7 +52,7 @@ def run(
         batch["id"] = submit(client, source)
     for name, has_ended in PHASES.items():
         with usage_of(processes) as taken[name]:
-            wait_until(lambda has_ended=has_ended: has_ended(status()), LONGEST_S, POLL_S)
+            wait_until(partial(ends, has_ended), LONGEST_S, POLL_S)
     with usage_of(processes) as taken["download"]:
         if batch["output_file_id"]:
             client.download(batch["output_file_id"], output)

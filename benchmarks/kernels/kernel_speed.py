@@ -21,7 +21,7 @@ import typer
 
 from benchmarks.harness.command import run_command
 from benchmarks.harness.table import print_table
-from benchmarks.harness.turns import Step, Times, in_turns
+from benchmarks.harness.turns import Step, T, Times, in_turns
 from kernels.cpu.attention import GatherBuffer
 from kernels.gpu.batch import PagedBatch
 from kernels.metadata import AttentionMetadata
@@ -104,13 +104,14 @@ class Work:
 class CudaTimes(Times):
     """Milliseconds on the GPU."""
 
-    def time(self, step: Step) -> None:
+    def time(self, step: Callable[[], T]) -> T:
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()
-        step()
+        done = step()
         end.record()
         end.synchronize()
         self.clock_ms.append(start.elapsed_time(end))
+        return done
 
 
 def medians_ms(steps: Sequence[Step], runs: int, cuda: bool) -> list[float]:

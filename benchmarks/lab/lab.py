@@ -21,7 +21,6 @@ from loadgen.traces import TraceRequest
 from services.profiler.simulation.encoding import PromptEncoder as PromptEncoder
 from services.profiler.simulation.setup import Machine as Machine
 from services.profiler.simulation.simulation import tell
-from services.profiler.simulation.virtual_executor import ExecutorSetup
 from services.profiler.simulation.virtual_phase import VirtualPhase
 from services.profiler.simulation.workload import SimulatedWorkload
 from services.profiler.slo.outcome import TrialOutcome
@@ -31,6 +30,10 @@ from shared.latency.features import BatchFeatures
 from shared.latency.model import LatencyModel
 from shared.protocol.messages import ExecutorCounters, ExecutorInfo
 from shared.scheduling.strategy import Strategy
+from shared.simulation.executor import Progress as Progress
+from shared.simulation.executor import VirtualExecutor as VirtualExecutor
+from shared.simulation.setup import ExecutorSetup
+from shared.simulation.system import VirtualSystem as VirtualSystem
 
 SEED = 0
 PRECISION = 0.05  # from one value that a search tries to the next, as a share
@@ -209,8 +212,7 @@ def _run_of(phase: VirtualPhase) -> Run:
     attained = {
         name: parse_slo(expr).judge(outcome.online, samples, None).attainment or 0.0 for name, expr in bounds.items()
     }
-    executor = phase.executor
-    return Run(outcome.online, outcome.offline, executor.replica.totals, attained, executor.num_steps, phase.now_s)
+    return Run(outcome.online, outcome.offline, phase.executor.replica.totals, attained, phase.now_s)
 
 
 def _measured(outcome: TrialOutcome) -> Measured:

@@ -60,7 +60,6 @@ class Run(Measured):
 
     totals: ExecutorCounters
     attained: Mapping[str, float]
-    num_steps: int
     end_s: float
 
 

@@ -19,11 +19,11 @@ DEVICES = ("a100-40g", "a100-80g", "h100")
 COLUMNS: Columns[tuple[str, Run, float]] = {
     "device": lambda row: row[0],
     "virtual s": lambda row: f"{row[1].end_s:.0f}",
-    "steps": lambda row: str(row[1].num_steps),
+    "steps": lambda row: str(row[1].totals.steps),
     "online done": lambda row: str(row[1].online.completed),
     "offline done": lambda row: str(row[1].offline.completed if row[1].offline else 0),
     "CPU s": lambda row: f"{row[2]:.1f}",
-    "µs a step": lambda row: f"{row[2] / row[1].num_steps * 1e6:.0f}",
+    "µs a step": lambda row: f"{row[2] / row[1].totals.steps * 1e6:.0f}",
     "of real time": lambda row: f"{row[1].end_s / row[2]:.0f}x",
 }
 

@@ -12,6 +12,7 @@ from shared.latency.histogram import LatencyHistogram
 from shared.protocol.sampling import FinishReason, SamplingParams
 from shared.scheduling.batch import Limits, ScheduledRequest
 from shared.scheduling.kv.pool import BlockOwners
+from shared.scheduling.kv.prefix_cache import CacheChanges
 from shared.scheduling.orders.online.order import ClientCounters
 from shared.scheduling.packing.pace import Pace
 from shared.scheduling.request import Kind as Kind
@@ -84,6 +85,7 @@ class StepPlan(msgspec.Struct, frozen=True):
     admitted: list[GenerateRequest]  # offline requests that enter with this plan
     preempted: list[str]  # whose KV is dropped before the step; offline ones are paused where the KV policy can
     latency_ms: float  # predicted for the whole batch
+    wants_all: bool = False  # the scheduler has missed something: the next step message is to tell all that is held
 
 
 class PlanSource(enum.StrEnum):
@@ -103,7 +105,9 @@ class EndedRequest(msgspec.Struct, frozen=True, array_like=True):
 
 class StepStarted(msgspec.Struct, frozen=True):
     """Q_send: the step that the executor starts now, and all that it holds. ``idle`` means no step starts:
-    the executor waits for work, and a plan for ``step`` may come at any time."""
+    the executor waits for work, and a plan for ``step`` may come at any time. Where ``num_fresh`` counts the online
+    requests that wait and have never run, ``states`` has only those of them that no message before had: they change
+    in nothing, and may be thousands."""
 
     executor_id: str
     epoch: str
@@ -117,6 +121,8 @@ class StepStarted(msgspec.Struct, frozen=True):
     client_counters: ClientCounters | None = None  # of an online order that counts by client
     in_flight: list[list[ScheduledRequest]] = []  # earlier steps that have not ended, oldest first
     pace: Pace = Pace()  # for the step after the one that starts; deadlines are on its clock
+    cache: CacheChanges = CacheChanges()  # of the prefix cache, since the message before
+    num_fresh: int | None = None
 
 
 class LatencySample(msgspec.Struct, frozen=True):
@@ -199,6 +205,8 @@ class ExecutorCounters(msgspec.Struct):
     steps_offline: int = 0  # had offline work in them
     plans_stale: int = 0  # plans that came for a step already started
     offline_dropped: int = 0  # entries dropped by PREEMPT_UNTIL_FIT
+    entrant_tokens_planned: int = 0  # of requests that enter, as their plans had it
+    entrant_tokens_computed: int = 0  # and as it was, with what the prefix cache had
     preemptions: int = 0  # requests that lost their KV
     pauses: int = 0  # offline requests that gave way and kept it
     checkpointed_slots: int = 0  # KV slots copied to the host

@@ -27,6 +27,7 @@ class TimedPacking:
     def __init__(self, packing: Packing) -> None:
         self.uses_time = packing.uses_time
         self.orders_online = packing.orders_online
+        self.keeps_plans = packing.keeps_plans
         self.latency_budgets = packing.latency_budgets
         self.plans_ms: list[float] = []
         self.reconciles_ms: list[float] = []

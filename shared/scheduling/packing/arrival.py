@@ -20,6 +20,7 @@ class FcfsPacking(OneWayPacking):
     requests of the queue must be in the order of their arrival."""
 
     uses_time = False
+    keeps_plans = False  # an offline request that did not fit held up the online ones behind it
     latency_budgets: tuple[str, ...] = ("none",)
 
     def pack(self, state: StepState, offline: OfflineWork) -> Schedule:
@@ -41,6 +42,7 @@ class RoundRobinPacking(OneWayPacking):
     ones."""
 
     uses_time = False
+    keeps_plans = True
     latency_budgets: tuple[str, ...] = ("none",)
 
     def pack(self, state: StepState, offline: OfflineWork) -> Schedule:
@@ -69,7 +71,9 @@ def _fill(
     offline: OfflineWork,
 ) -> Schedule:
     """Those that run, then those that wait, until one does not fit. ``may_lose``: the last loses its KV first."""
-    builder = BatchBuilder(state.limits, state.model, state.policy.latency_budget_ms, state.num_free_blocks)
+    builder = BatchBuilder(
+        state.limits, state.model, state.policy.latency_budget_ms, state.num_free_blocks, state.cache
+    )
     victims = Victims(builder, may_lose)
     for request in running:
         if request.request_id not in victims.lost and victims.make_room(request):

@@ -9,7 +9,8 @@ from typing import Protocol
 
 from shared.latency.model import LatencyModel
 from shared.scheduling.batch import BatchBuilder, Limits, Policy, Schedule, ScheduledRequest
-from shared.scheduling.orders.offline.view import NO_CACHE, OfflineQueue, OfflineView, PrefixCache, no_queue
+from shared.scheduling.kv.request_cache import NO_CACHE, RequestCache
+from shared.scheduling.orders.offline.view import OfflineQueue, OfflineView, no_queue
 from shared.scheduling.packing.pace import Pace
 from shared.scheduling.packing.victims import schedulable
 from shared.scheduling.request import Kind, Request
@@ -29,7 +30,7 @@ class StepState:
     policy: Policy
     model: LatencyModel
     pace: Pace
-    cache: PrefixCache = NO_CACHE
+    cache: RequestCache = NO_CACHE
 
     def view(self, builder: BatchBuilder) -> OfflineView:
         """What an offline order sees once the batch has what the builder has."""
@@ -53,6 +54,10 @@ class Packing(Protocol):
         """The schedule depends on when the step starts."""
 
     @property
+    def keeps_plans(self) -> bool:
+        """A plan over what is here is reconciled to itself."""
+
+    @property
     def orders_online(self) -> bool:
         """It decides itself which online request comes first."""
 
@@ -72,6 +77,7 @@ class OneWayPacking(ABC):
     """A packing that reconciles a plan by packing anew, of offline requests only with the plan's."""
 
     uses_time: bool
+    keeps_plans: bool
     orders_online = True
     latency_budgets: tuple[str, ...]
 

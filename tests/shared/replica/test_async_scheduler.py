@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -30,8 +30,12 @@ from shared.replica.replica import Replica, ended_request
 from shared.replica.scheduler import AsyncScheduler
 from shared.scheduling.batch import Policy
 from shared.scheduling.orders.offline.fair_share import FairShare
+from shared.scheduling.orders.offline.fcfs import FcfsOrder
+from shared.scheduling.orders.offline.order import Turn
 from shared.scheduling.orders.offline.registry import OFFLINE_ORDERS, OfflineOrderKnobs, make_offline_order
-from shared.scheduling.request import Kind
+from shared.scheduling.orders.offline.view import NOBODY, OfflineView
+from shared.scheduling.orders.packed_prompt import pack_tokens
+from shared.scheduling.request import Kind, Request
 from shared.scheduling.strategy import Strategy
 from shared.text.tokenizer import Tokenizer
 from tests.shared.replica.factories import make_info
@@ -112,7 +116,7 @@ class Peer:
 
     def say(self, idle: bool, epoch: str = INFO.epoch) -> AbortRequests | None:
         source = PlanSource.IDLE if idle else PlanSource.PLAN
-        (entries,), states = self.replica.in_flight() or [[]], self.replica.states()
+        (entries,), states = self.replica.in_flight() or [[]], self.replica.tell()
         ended, self.ended = self.ended, []
         free = self.replica.pool.num_free
         counters = self.replica.table.online_order.counters()
@@ -175,7 +179,7 @@ def test_an_executor_that_drains_gets_nothing_new_and_ends_what_it_has(make_peer
         peer.run_step()
     peer.scheduler.takes_requests = False
     peer.run_step()  # what the plan before has let in
-    held = {state.request_id for state in peer.replica.states()} | set(peer.results)
+    held = {state.request_id for state in peer.replica.tell()} | set(peer.results)
     while peer.run_step():
         pass
     assert set(peer.results) == held and 0 < len(held) < 20
@@ -195,7 +199,7 @@ def test_suspects_run_one_at_a_time_beside_the_others(make_peer: MakePeer) -> No
         peer.pool.retry(request_id, SUSPECT_FAILURES)
     most_held = 0
     while peer.run_step() or len(peer.results) < 16:
-        held = {state.request_id for state in peer.replica.states()}
+        held = {state.request_id for state in peer.replica.tell()}
         assert len(held & suspects) <= 1
         most_held = max(most_held, len(held))
         peer.pool.discard(list(peer.results))
@@ -266,7 +270,7 @@ def test_an_executor_that_still_runs_them_is_recognized_after_a_restart(make_pee
     peer.pool.add([make_offline(n, max_tokens=30) for n in range(4)])
     for _ in range(4):
         peer.run_step()
-    held = [state.request_id for state in peer.replica.states()]
+    held = [state.request_id for state in peer.replica.tell()]
     assert held
     peer.pool = make_pool(order, peer.discarded)
     peer.pool.add([make_offline(n, max_tokens=30) for n in range(4) if f"batch_1.{n}" not in peer.results])
@@ -309,7 +313,7 @@ def test_cancelled_requests_leave_the_pool_and_their_executor(make_peer: MakePee
         peer.run_step()
     peer.pool.discard([f"batch_1.{n}" for n in range(40)])
     assert len(peer.pool) == 0 and peer.discarded
-    assert {state.request_id for state in peer.replica.states()} <= set(peer.discarded)
+    assert {state.request_id for state in peer.replica.tell()} <= set(peer.discarded)
 
 
 def test_another_epoch_is_not_heard(make_peer: MakePeer) -> None:
@@ -383,3 +387,26 @@ def test_what_can_never_fit_is_refused_and_holds_up_nobody(make_peer: MakePeer) 
     assert peer.results.pop("batch_1.1") == []
     assert set(peer.results) == {f"batch_1.{n}" for n in range(2, 6)}
     assert peer.pool.num_waiting == 0
+
+
+def test_the_pool_knows_the_prompts_of_what_waits() -> None:
+    pool = make_pool("fcfs", [])
+    pool.add([make_offline(1, prompt=5, first=7)])
+    assert pool.prompt("batch_1.1") == pack_tokens([7, 8, 9, 10, 11])
+    assert pool.prompt("batch_1.2") is None
+
+
+def test_an_order_sees_the_executor_and_the_step_so_far(tokenizer: Tokenizer) -> None:
+    class Watching(FcfsOrder):
+        def in_order(self, view: OfflineView = NOBODY, turn: Turn | None = None) -> Iterator[Request]:
+            seen.append((view.reader, view.num_free_blocks, view.model, view.features.prefill_tokens))
+            return super().in_order(view, turn)
+
+    seen: list[tuple[str | None, int, LatencyModel | None, int]] = []
+    peer = Peer(tokenizer, "fcfs", Policy())
+    pool = OfflinePool(FairShare(Watching()), lambda: None, lambda _, __: None)
+    peer.scheduler = AsyncScheduler(INFO, pool, peer.tuning, SystemClock())
+    pool.add([make_offline(1)])
+    peer.arrive(GenerateRequest("online", Kind.ONLINE, list(range(20)), SamplingParams(max_tokens=5), 0.0))
+    peer.say(idle=True)
+    assert seen == [("executor-0", 46, MODEL, 20)]
