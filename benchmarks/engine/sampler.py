@@ -1,10 +1,11 @@
 """What a batch's tokens cost beyond the forward pass: ``python -m benchmarks.engine.sampler``. The sampler alone, on
-made-up logits of the default model's vocabulary, in processor time; histories are made up too, those of grammars are
-what the sampler drew.
+made-up logits of the default model's vocabulary, in processor time of one thread; histories are made up too, those of
+grammars are what the sampler drew.
 """
 
 from __future__ import annotations
 
+import time
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -61,7 +62,7 @@ def make_rows(num_rows: int, num_output_tokens: int, vocab_size: int, **options:
 
 def cpu_ms(logits: torch.Tensor, rows: list[SampleRow], repeats: int) -> float:
     """The median of one call."""
-    times = Times()
+    times = Times(processor_s=time.thread_time)
     for _ in range(repeats):
         times.time(lambda: gather_logprobs(logits, rows, sample(logits, rows)))
     return times.median_cpu_ms
@@ -71,7 +72,7 @@ def constrained_cpu_ms(logits: torch.Tensor, folder: Path, num_steps: int) -> fl
     """The median of one step of outputs that grow by a token a step, each in its own place of one grammar."""
     schema = JsonSchema("answer", SCHEMA)
     grammar = grammar_of(ResponseFormat("json_schema", schema), Tokenizer.from_folder(folder))
-    grammars, times = GrammarMasks(folder), Times()
+    grammars, times = GrammarMasks(folder), Times(processor_s=time.thread_time)
     outputs: list[list[int]] = [[] for _ in range(len(logits))]
     eos_token_ids = ModelFacts.read(folder).eos_token_ids
     samplings = [SamplingParams(max_tokens=1, seed=seed, grammar=grammar) for seed in range(len(logits))]

@@ -8,6 +8,7 @@ the last rows plan with a boosted one, fitted to batches of a simulated schedule
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -67,7 +68,7 @@ def measure(case: Case, rounds: int) -> list[str]:
     pool, half = make_pool(case.order), PROMPT_LEN // 2
     numbers = range(1, case.num_waiting + case.num_running)
     pool.add([offline_request(n, [n % GROUPS] * half + [n] * half) for n in numbers])
-    times = Times()
+    times = Times(processor_s=time.thread_time)
 
     def plan(scheduler: AsyncScheduler, message: StepStarted) -> None:
         (planned,), _ = scheduler.on_step(message)
