@@ -10,7 +10,7 @@ from pathlib import Path
 from services.local.data_dir import DataDir
 from services.local.nats_server import nats_command
 from services.local.port import free_port
-from services.local.process import Process
+from services.local.stack.processes.process import Process
 from services.local.stack_bus import bus_at
 from shared.bus import Bucket
 from shared.errors import ConflictError, NotFoundOnBusError, StackError

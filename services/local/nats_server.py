@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from services.local.data_dir import DataDir
-from services.local.process import Command
+from services.local.stack.processes.process import Command
 from shared.errors import StackError
 
 MAX_PAYLOAD = "8MB"  # a step message of a full executor, and an offline request of a long context, are below this

@@ -9,7 +9,7 @@ from pathlib import Path
 from services.local.data_dir import DataDir
 from services.local.options import StackOptions
 from services.local.placement import Placement
-from services.local.process import Command
+from services.local.stack.processes.process import Command
 
 Setting = str | int | float | None
 

@@ -13,17 +13,17 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from services.local import log_file
 from services.local.data_dir import DataDir, ProcessEntry, StackFile
-from services.local.keeper import Keeper
 from services.local.nats_server import nats_command
 from services.local.options import StackOptions
 from services.local.placement import placements
 from services.local.port import free_port, require_free
-from services.local.process import Command, Process, describe_exit
 from services.local.progress import Progress
 from services.local.readiness import wait_ready
 from services.local.service_commands import prepare_command, service_commands
+from services.local.stack.processes import log_file
+from services.local.stack.processes.keeper import Keeper
+from services.local.stack.processes.process import Command, Process, describe_exit
 from services.local.top_line import show_essentials
 from shared.bus import Bus
 from shared.errors import SlackwaterError, StackError

@@ -9,8 +9,8 @@ import pytest
 from services.local.data_dir import DataDir
 from services.local.options import StackOptions
 from services.local.placement import Placement, placements, share_out, visible_gpus
-from services.local.process import Command
 from services.local.service_commands import service_commands
+from services.local.stack.processes.process import Command
 from shared.errors import StackError
 
 

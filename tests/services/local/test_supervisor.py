@@ -15,14 +15,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from services.local import log_file
-from services.local.backoff import Backoff
 from services.local.data_dir import DataDir, ProcessEntry, StackFile
-from services.local.keeper import Keeper
 from services.local.nats_server import nats_command
 from services.local.options import StackOptions
 from services.local.port import free_port, require_free
-from services.local.process import Command, Process, describe_exit
+from services.local.stack.processes import log_file
+from services.local.stack.processes.backoff import Backoff
+from services.local.stack.processes.keeper import Keeper
+from services.local.stack.processes.process import Command, Process, describe_exit
 from services.local.supervisor import Supervisor
 from shared.bus import Bus
 from shared.errors import StackError
@@ -326,7 +326,7 @@ async def test_what_a_service_started_ends_with_it(tmp_path: Path) -> None:
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the kernel ties processes on Linux only")
 async def test_a_service_does_not_outlive_a_killed_supervisor(tmp_path: Path) -> None:
     code = (
-        "import asyncio, sys; from pathlib import Path; from services.local.process import Command, Process\n"
+        "import asyncio, sys; from pathlib import Path; from services.local.stack.processes.process import Command, Process\n"
         "async def main():\n"
         f"    process = await Process.start(Command('deaf', (sys.executable, '-c', {DEAF!r}), Path(sys.argv[1])))\n"
         "    print(process.pid, flush=True)\n"

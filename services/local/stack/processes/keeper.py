@@ -7,8 +7,8 @@ import contextlib
 import time
 from typing import Protocol
 
-from services.local.backoff import Backoff
-from services.local.process import Command, Process
+from services.local.stack.processes.backoff import Backoff
+from services.local.stack.processes.process import Command, Process
 
 GRACE_S = 10.0
 

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from services.local import tether
-from services.local.log_file import open_log
+from services.local.stack.processes import tether
+from services.local.stack.processes.log_file import open_log
 
 
 @dataclass(frozen=True, slots=True)
