@@ -27,8 +27,8 @@ from tokenizers import Tokenizer
 from benchmarks.figures import print_table
 from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, prepare
 from services.local.api_client import ApiClient
-from services.local.nats_server import nats_binary
-from services.local.port import free_port
+from services.local.stack.nats_server import nats_binary
+from services.local.stack.port import free_port
 from shared.errors import ApiError
 
 ENDPOINT = "/v1/chat/completions"

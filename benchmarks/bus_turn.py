@@ -18,8 +18,8 @@ import uvloop
 
 from benchmarks.figures import print_table, quantile
 from benchmarks.planning import make_step
-from services.local.nats_server import nats_binary
-from services.local.port import free_port
+from services.local.stack.nats_server import nats_binary
+from services.local.stack.port import free_port
 from shared.bus import Bus
 from shared.protocol import subjects
 from shared.protocol.codec import encode

@@ -23,8 +23,8 @@ import httpx
 
 from benchmarks.figures import print_table, quantile
 from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, prepare
-from services.local.nats_server import nats_binary
-from services.local.port import free_port
+from services.local.stack.nats_server import nats_binary
+from services.local.stack.port import free_port
 
 EXECUTORS = ("executor-0", "executor-1")
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP)

@@ -25,8 +25,8 @@ import uvloop
 from benchmarks.figures import print_table, quantile
 from benchmarks.stream_client import Client, first_tokens, wait_ready
 from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, prepare
-from services.local.nats_server import nats_binary
-from services.local.port import free_port
+from services.local.stack.nats_server import nats_binary
+from services.local.stack.port import free_port
 
 INSTANT = "0.0001"  # time scale of the engine for the TTFT
 STEP = ("--max-num-seqs", "1024", "--max-num-batched-tokens", "2048")  # so that a thousand streams run together

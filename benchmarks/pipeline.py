@@ -21,8 +21,8 @@ from services.executor.engines.factory import load_engine
 from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, prepare
 from services.executor.service import ExecutorService
 from services.executor.settings import ExecutorSettings
-from services.local.nats_server import nats_binary
-from services.local.port import free_port
+from services.local.stack.nats_server import nats_binary
+from services.local.stack.port import free_port
 from shared.bus import Bus
 from shared.clock import SystemClock
 from shared.latency.linear import LinearLatencyModel

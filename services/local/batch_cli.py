@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from services.local.options import DEFAULT_DATA_DIR
 from services.local.parameters import ENDPOINTS, DataDirOption, JsonOption, UrlOption, one_of
+from services.local.stack.options import DEFAULT_DATA_DIR
 from shared.json_text import json_text
 
 if TYPE_CHECKING:

@@ -14,14 +14,14 @@ import typer
 from typer.main import get_command
 
 from services.local.batch_cli import batch_app
-from services.local.catalogue import STACK_SETTINGS, stack_options
 from services.local.command_group import FAILURE, CommandGroup, DeferredCommand
 from services.local.config_cli import config_app
 from services.local.drain_cli import drain, undrain
 from services.local.key_cli import key_app
-from services.local.options import DEFAULT_DATA_DIR
 from services.local.parameters import ConfigOption, DataDirOption, JsonOption, NatsOption, UrlOption
 from services.local.setting_options import Given, with_settings
+from services.local.stack.catalogue import STACK_SETTINGS, stack_options
+from services.local.stack.options import DEFAULT_DATA_DIR
 from shared.errors import ConfigError
 from shared.json_text import json_text
 
@@ -53,8 +53,8 @@ def up(given: Given, config: ConfigOption = None) -> None:
     Each option can stand in a configuration file as well, or in the environment: --port as SLACKWATER_PORT. See
     slackwater config --help.
     """
-    from services.local.progress import stderr_progress
-    from services.local.supervisor import Supervisor
+    from services.local.stack.progress import stderr_progress
+    from services.local.stack.supervisor import Supervisor
 
     try:
         options = stack_options(given, config, os.environ)

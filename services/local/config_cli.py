@@ -9,8 +9,8 @@ from typing import Annotated
 import msgspec
 import typer
 
-from services.local.catalogue import all_values, read_config, tables
 from services.local.parameters import ConfigOption, JsonOption
+from services.local.stack.catalogue import all_values, read_config, tables
 from shared.errors import ConfigError
 from shared.json_text import json_text
 from shared.settings.config import Origin, Value

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from services.local.catalogue import SERVICES, tables
+from services.local.stack.catalogue import SERVICES, tables
 from shared.settings.config_file import FILE_NAME, STACK
 from shared.settings.setting import Setting
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
-from services.local.stack_bus import stack_bus
+from services.local.stack.stack_bus import stack_bus
 from shared.bus import Bus
 from shared.errors import NoResponderError, StackError
 from shared.protocol import subjects

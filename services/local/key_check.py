@@ -7,9 +7,9 @@ import asyncio
 from services.gateway.key_rules import are_keys_required, given_key
 from services.gateway.settings import GatewaySettings
 from services.local.check import Check, failed, ok, warning
-from services.local.data_dir import DataDir
-from services.local.keys import open_keys
-from services.local.options import StackOptions
+from services.local.stack.data_dir import DataDir
+from services.local.stack.keys import open_keys
+from services.local.stack.options import StackOptions
 from shared.errors import BusError, ConfigError, StackError
 
 NAME = "api-key"

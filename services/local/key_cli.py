@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from services.local.options import DEFAULT_DATA_DIR
 from services.local.parameters import DataDirOption, JsonOption, NatsOption
+from services.local.stack.options import DEFAULT_DATA_DIR
 from shared.json_text import json_text
 
 if TYPE_CHECKING:
@@ -70,21 +70,21 @@ def revoke(name: KeyName, data_dir: DataDirOption = DEFAULT_DATA_DIR, nats: Nats
 
 
 async def _create(data_dir: Path, nats: str | None, name: str, weight: float, rpm: int | None, tpm: int | None) -> str:
-    from services.local.keys import open_keys
+    from services.local.stack.keys import open_keys
 
     async with open_keys(data_dir, nats) as keys:
         return await keys.create(name, weight, rpm, tpm)
 
 
 async def _list(data_dir: Path, nats: str | None) -> list[ApiKeyRecord]:
-    from services.local.keys import open_keys
+    from services.local.stack.keys import open_keys
 
     async with open_keys(data_dir, nats) as keys:
         return await keys.all()
 
 
 async def _revoke(data_dir: Path, nats: str | None, name: str) -> None:
-    from services.local.keys import open_keys
+    from services.local.stack.keys import open_keys
 
     async with open_keys(data_dir, nats) as keys:
         await keys.revoke(name)

@@ -15,7 +15,7 @@ from loadgen.errors import SloError
 from loadgen.replay import ReplayPlan
 from loadgen.slo import parse_slo
 from loadgen.stopping import run_until_signalled
-from services.local.readiness import ping_all
+from services.local.stack.readiness import ping_all
 from services.profiler.slo.facts import workload_facts
 from services.profiler.slo.live import LiveTrials, search_live
 from services.profiler.slo.options import SearchOptions

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from services.local.stack_bus import stack_bus
+from services.local.stack.stack_bus import stack_bus
 from shared.bus import Entry
 from shared.errors import NoResponderError, StackError
 from shared.protocol import subjects

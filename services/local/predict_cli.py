@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from services.local.options import DEFAULT_DATA_DIR
 from services.local.parameters import DataDirOption, JsonOption, NatsOption
 from services.local.predict import ask, list_models, parse_decodes, parse_prefills
 from services.local.predict_table import show_models, show_prediction
+from services.local.stack.options import DEFAULT_DATA_DIR
 from shared.json_text import json_text
 from shared.protocol.prediction import PredictBatch
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from services.local.stack_bus import stack_bus
+from services.local.stack.stack_bus import stack_bus
 from shared.errors import NoResponderError, StackError
 from shared.protocol import subjects
 from shared.protocol.slo_profile import ProfileReply, ProfileRequest, SloProfileRecord

@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from services.executor.prepare_model import default_cache_dir, find_prepared
-from services.local.catalogue import SERVICES, STACK_NAMES
 from services.local.check import Check, failed, ok, warning
-from services.local.data_dir import DataDir
-from services.local.nats_server import nats_binary
-from services.local.options import StackOptions
-from services.local.port import require_free
-from services.local.stack_bus import bus_at
+from services.local.stack.catalogue import SERVICES, STACK_NAMES
+from services.local.stack.data_dir import DataDir
+from services.local.stack.nats_server import nats_binary
+from services.local.stack.options import StackOptions
+from services.local.stack.port import require_free
+from services.local.stack.stack_bus import bus_at
 from shared.errors import ModelError, StackError
 from shared.settings.config_file import VARIABLE, nearest
 from shared.settings.setting import ENV_PREFIX

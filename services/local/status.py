@@ -11,10 +11,10 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from services.local.data_dir import StackFile, is_alive
-from services.local.readiness import PROFILER, ping_all
 from services.local.slo_status import slo_text
-from services.local.stack_bus import bus_at, stack_on
+from services.local.stack.data_dir import StackFile, is_alive
+from services.local.stack.readiness import PROFILER, ping_all
+from services.local.stack.stack_bus import bus_at, stack_on
 from shared.bus import Bus
 from shared.errors import NoResponderError, StackError
 from shared.process.service import Details

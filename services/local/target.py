@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from services.local.data_dir import DataDir
-from services.local.options import StackOptions
+from services.local.stack.data_dir import DataDir
+from services.local.stack.options import StackOptions
 from shared.errors import StackError
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from services.local.progress import Progress
-from services.local.stack_bus import bus_at
+from services.local.stack.progress import Progress
+from services.local.stack.stack_bus import bus_at
 from services.local.top_table import essentials
 from shared.clock import SystemClock
 from shared.errors import BusError, StackError

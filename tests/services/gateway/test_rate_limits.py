@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from services.gateway.rate_limits import RateLimits, duration
 from services.gateway.refusal import Refusal
 from services.gateway.token_bucket import TokenBucket
-from services.local.keys import open_keys
+from services.local.stack.keys import open_keys
 from tests.services.gateway.gateway_rig import MODEL, GatewayRig, wait_until
 
 

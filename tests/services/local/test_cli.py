@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from services.local.api_client import ApiClient
 from services.local.cli import app
-from services.local.port import free_port
+from services.local.stack.port import free_port
 from shared.errors import ApiError
 
 SLACKWATER = (sys.executable, "-c", "from services.local.cli import main; main()")

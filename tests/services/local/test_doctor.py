@@ -18,9 +18,9 @@ from services.executor.prepare_model import DEFAULT_MODEL, MANIFEST, find_prepar
 from services.local import machine_checks, package_checks, stack_checks
 from services.local.check import State
 from services.local.cli import app
-from services.local.data_dir import DataDir, StackFile
-from services.local.options import StackOptions
-from services.local.port import free_port
+from services.local.stack.data_dir import DataDir, StackFile
+from services.local.stack.options import StackOptions
+from services.local.stack.port import free_port
 
 OK, WARNING, FAILED = State.OK, State.WARNING, State.FAILED
 SLACKWATER = (sys.executable, "-c", "from services.local.cli import main; main()")

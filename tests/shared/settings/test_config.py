@@ -13,7 +13,7 @@ import pytest
 from msgspec import Meta
 
 from services.executor.settings import ExecutorSettings
-from services.local.catalogue import SERVICES
+from services.local.stack.catalogue import SERVICES
 from shared.errors import ConfigError
 from shared.settings.config import load
 from shared.settings.config_file import ConfigFile, find_config, user_config

@@ -7,11 +7,11 @@ import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from services.local.data_dir import DataDir
-from services.local.nats_server import nats_command
-from services.local.port import free_port
+from services.local.stack.data_dir import DataDir
+from services.local.stack.nats_server import nats_command
+from services.local.stack.port import free_port
 from services.local.stack.processes.process import Process
-from services.local.stack_bus import bus_at
+from services.local.stack.stack_bus import bus_at
 from shared.bus import Bucket
 from shared.errors import ConflictError, NotFoundOnBusError, StackError
 from shared.openai.ids import is_well_formed

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 import httpx
 
-from services.local.progress import Progress
+from services.local.stack.progress import Progress
 from shared.bus import Bus
 from shared.errors import BusError
 from shared.process.service import Details

@@ -10,7 +10,7 @@ import msgspec
 
 from services.executor.settings import ExecutorSettings
 from services.gateway.settings import GatewaySettings
-from services.local.options import StackOptions
+from services.local.stack.options import StackOptions
 from services.offline_queue.settings import OfflineQueueSettings
 from services.predictor.settings import PredictorSettings
 from services.profiler.settings import ProfilerSettings

@@ -13,17 +13,17 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from services.local.data_dir import DataDir, ProcessEntry, StackFile
-from services.local.nats_server import nats_command
-from services.local.options import StackOptions
-from services.local.placement import placements
-from services.local.port import free_port, require_free
-from services.local.progress import Progress
-from services.local.readiness import wait_ready
-from services.local.service_commands import prepare_command, service_commands
+from services.local.stack.data_dir import DataDir, ProcessEntry, StackFile
+from services.local.stack.gpu_pinning import placements
+from services.local.stack.nats_server import nats_command
+from services.local.stack.options import StackOptions
+from services.local.stack.port import free_port, require_free
 from services.local.stack.processes import log_file
 from services.local.stack.processes.keeper import Keeper
 from services.local.stack.processes.process import Command, Process, describe_exit
+from services.local.stack.progress import Progress
+from services.local.stack.readiness import wait_ready
+from services.local.stack.service_commands import prepare_command, service_commands
 from services.local.top_line import show_essentials
 from shared.bus import Bus
 from shared.errors import SlackwaterError, StackError

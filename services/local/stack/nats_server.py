@@ -7,7 +7,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from services.local.data_dir import DataDir
+from services.local.stack.data_dir import DataDir
 from services.local.stack.processes.process import Command
 from shared.errors import StackError
 

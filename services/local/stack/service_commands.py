@@ -6,9 +6,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from services.local.data_dir import DataDir
-from services.local.options import StackOptions
-from services.local.placement import Placement
+from services.local.stack.data_dir import DataDir
+from services.local.stack.gpu_pinning import Placement
+from services.local.stack.options import StackOptions
 from services.local.stack.processes.process import Command
 
 Setting = str | int | float | None

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from services.local.data_dir import DataDir
-from services.local.options import StackOptions
-from services.local.placement import Placement, placements, share_out, visible_gpus
-from services.local.service_commands import service_commands
+from services.local.stack.data_dir import DataDir
+from services.local.stack.gpu_pinning import Placement, placements, share_out, visible_gpus
+from services.local.stack.options import StackOptions
 from services.local.stack.processes.process import Command
+from services.local.stack.service_commands import service_commands
 from shared.errors import StackError
 
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from services.local.data_dir import DataDir, StackFile
+from services.local.stack.data_dir import DataDir, StackFile
 from shared.bus import Bus
 from shared.errors import BusError, StackError
 

@@ -11,7 +11,7 @@ from msgspec import Meta
 from services.executor.prepare_model import BUNDLED_MODELS, DEFAULT_MODEL
 from services.executor.settings import ExecutorSettings
 from services.gateway.settings import GatewaySettings
-from services.local.deadlines import deadlines_of
+from services.local.stack.deadlines import deadlines_of
 from services.offline_queue.settings import OfflineQueueSettings
 from services.profiler.settings import ProfilerSettings
 from shared.scheduling.presets import PRESETS, Preset

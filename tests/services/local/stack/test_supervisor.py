@@ -15,15 +15,15 @@ from pathlib import Path
 import psutil
 import pytest
 
-from services.local.data_dir import DataDir, ProcessEntry, StackFile
-from services.local.nats_server import nats_command
-from services.local.options import StackOptions
-from services.local.port import free_port, require_free
+from services.local.stack.data_dir import DataDir, ProcessEntry, StackFile
+from services.local.stack.nats_server import nats_command
+from services.local.stack.options import StackOptions
+from services.local.stack.port import free_port, require_free
 from services.local.stack.processes import log_file
 from services.local.stack.processes.backoff import Backoff
 from services.local.stack.processes.keeper import Keeper
 from services.local.stack.processes.process import Command, Process, describe_exit
-from services.local.supervisor import Supervisor
+from services.local.stack.supervisor import Supervisor
 from shared.bus import Bus
 from shared.errors import StackError
 
@@ -141,7 +141,7 @@ def test_a_second_stack_is_kept_out_of_a_data_directory_and_told_who_is_in(tmp_p
 
 def test_the_lock_of_a_killed_holder_is_free(tmp_path: Path) -> None:
     code = (
-        "import sys, signal; from pathlib import Path; from services.local.data_dir import DataDir\n"
+        "import sys, signal; from pathlib import Path; from services.local.stack.data_dir import DataDir\n"
         "with DataDir(Path(sys.argv[1])).locked():\n    print('held', flush=True); signal.pause()"
     )
     holder = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE)
