@@ -74,7 +74,7 @@ def doctor(given: Given, config: ConfigOption = None, as_json: JsonOption = Fals
 
     The exit status is 1 if something would stop it.
     """
-    from services.local.doctor import diagnose, show
+    from services.local.doctor.diagnosis import diagnose, show
 
     diagnosis = diagnose(given, config, os.environ)
     if as_json:

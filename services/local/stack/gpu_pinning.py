@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from services.local.machine_checks import gpus, has_cpu_torch, usable_cores
+from services.local.doctor.machine_checks import gpus, has_cpu_torch, usable_cores
 from services.local.stack.catalogue import all_values, read_config
 from services.local.stack.options import StackOptions
 from shared.errors import StackError

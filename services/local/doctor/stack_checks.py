@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from services.executor.prepare_model import default_cache_dir, find_prepared
-from services.local.check import Check, failed, ok, warning
+from services.local.doctor.check import Check, failed, ok, warning
 from services.local.stack.catalogue import SERVICES, STACK_NAMES
 from services.local.stack.data_dir import DataDir
 from services.local.stack.nats_server import nats_binary

@@ -15,9 +15,9 @@ from packaging.requirements import Requirement
 from typer.testing import CliRunner
 
 from services.executor.prepare_model import DEFAULT_MODEL, MANIFEST, find_prepared
-from services.local import machine_checks, package_checks, stack_checks
-from services.local.check import State
 from services.local.cli import app
+from services.local.doctor import machine_checks, package_checks, stack_checks
+from services.local.doctor.check import State
 from services.local.stack.data_dir import DataDir, StackFile
 from services.local.stack.options import StackOptions
 from services.local.stack.port import free_port

@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.table import Table
 
 from services.gateway.settings import GatewaySettings
-from services.local import key_check, machine_checks, package_checks, stack_checks
-from services.local.check import Check, State, failed, ok
+from services.local.doctor import key_check, machine_checks, package_checks, stack_checks
+from services.local.doctor.check import Check, State, failed, ok
 from services.local.stack.catalogue import all_values, read_config, stack_options
 from services.local.stack.gpu_pinning import VISIBLE, placements
 from services.local.stack.options import StackOptions

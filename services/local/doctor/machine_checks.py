@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from services.local.check import Check, failed, ok, warning
+from services.local.doctor.check import Check, failed, ok, warning
 from shared.process.memory import available_memory_bytes, total_memory_bytes
 
 OLDEST_PYTHON, NEWEST_PYTHON = (3, 11), (3, 13)

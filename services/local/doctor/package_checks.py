@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, requires, version
 
 from packaging.requirements import Requirement
 
-from services.local.check import Check, failed, ok
+from services.local.doctor.check import Check, failed, ok
 
 PROJECT = "slackwater"
 LOCAL_STACK = "all"  # the extra with everything that the processes of a local stack import
