@@ -13,20 +13,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.main import get_command
 
-from services.local.batch_cli import batch_app
 from services.local.command_group import FAILURE, CommandGroup, DeferredCommand
-from services.local.config_cli import config_app
-from services.local.drain_cli import drain, undrain
-from services.local.key_cli import key_app
-from services.local.parameters import ConfigOption, DataDirOption, JsonOption, NatsOption, UrlOption
-from services.local.setting_options import Given, with_settings
+from services.local.commands.batch.cli import batch_app
+from services.local.commands.config.cli import config_app
+from services.local.commands.drain_cli import drain, undrain
+from services.local.commands.key import key_app
+from services.local.commands.parameters import ConfigOption, DataDirOption, JsonOption, NatsOption, UrlOption
+from services.local.commands.setting_options import Given, with_settings
 from services.local.stack.catalogue import STACK_SETTINGS, stack_options
 from services.local.stack.options import DEFAULT_DATA_DIR
 from shared.errors import ConfigError
 from shared.json_text import json_text
 
 if TYPE_CHECKING:
-    from services.local.status import Status
+    from services.local.commands.status.status import Status
 
 app = typer.Typer(
     cls=CommandGroup,
@@ -91,7 +91,7 @@ def status(
     as_json: JsonOption = False,
 ) -> None:
     """Show every process of a stack, its executors and its queues."""
-    from services.local.status import read_status, show
+    from services.local.commands.status.status import read_status, show
 
     found: Status = asyncio.run(read_status(data_dir, nats))
     if as_json:
@@ -107,7 +107,7 @@ def top(
     nats: NatsOption = None,
 ) -> None:
     """Watch a stack: load, step times, what online users get, offline throughput and batches. Ctrl-C leaves."""
-    from services.local.top import run_top
+    from services.local.commands.status.top import run_top
 
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(run_top(data_dir, nats, once or not sys.stdout.isatty()))
@@ -130,9 +130,9 @@ def chat(
     data_dir: DataDirOption = DEFAULT_DATA_DIR,
 ) -> None:
     """Chat with the model; the answer is streamed. Ctrl-C stops an answer, Ctrl-D leaves."""
-    from services.local.api_client import ApiClient
-    from services.local.chat import ChatOptions, Conversation, default_model
-    from services.local.target import server_url
+    from services.local.commands.api_client import ApiClient
+    from services.local.commands.chat import ChatOptions, Conversation, default_model
+    from services.local.commands.target import server_url
 
     with ApiClient(server_url(url, data_dir)) as client:
         conversation = Conversation(
@@ -164,13 +164,13 @@ def _load_simulate() -> Callable[..., Any]:
 
 
 def _load_profile() -> Callable[..., Any]:
-    from services.local.profile_cli import profile
+    from services.local.commands.profile.cli import profile
 
     return profile
 
 
 def _load_predict() -> Callable[..., Any]:
-    from services.local.predict_cli import predict
+    from services.local.commands.predict.cli import predict
 
     return predict
 

@@ -13,6 +13,7 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from services.local.commands.status.top_line import show_essentials
 from services.local.stack.data_dir import DataDir, ProcessEntry, StackFile
 from services.local.stack.gpu_pinning import placements
 from services.local.stack.nats_server import nats_command
@@ -24,7 +25,6 @@ from services.local.stack.processes.process import Command, Process, describe_ex
 from services.local.stack.progress import Progress
 from services.local.stack.readiness import wait_ready
 from services.local.stack.service_commands import prepare_command, service_commands
-from services.local.top_line import show_essentials
 from shared.bus import Bus
 from shared.errors import SlackwaterError, StackError
 

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from services.local.api_client import ApiClient
 from services.local.cli import app
+from services.local.commands.api_client import ApiClient
 from services.local.stack.port import free_port
 from shared.errors import ApiError
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from services.local.parameters import DataDirOption, JsonOption, NatsOption
+from services.local.commands.parameters import DataDirOption, JsonOption, NatsOption
 from services.local.stack.options import DEFAULT_DATA_DIR
 from shared.json_text import json_text
 
@@ -29,7 +29,7 @@ def drain(
 
     It stays so until slackwater undrain, or until it is started anew.
     """
-    from services.local.drain import drain
+    from services.local.commands.drain import drain
 
     beat = asyncio.run(drain(data_dir, nats, executor_id, wait, _tell))
     if as_json:
@@ -45,7 +45,7 @@ def undrain(
     as_json: JsonOption = False,
 ) -> None:
     """Let a drained executor take requests again."""
-    from services.local.drain import undrain
+    from services.local.commands.drain import undrain
 
     beat = asyncio.run(undrain(data_dir, nats, executor_id))
     print(json_text(_state(beat)) if as_json else f"{executor_id} takes requests")

@@ -9,7 +9,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from services.local.parameters import ConfigOption, JsonOption
+from services.local.commands.parameters import ConfigOption, JsonOption
 from services.local.stack.catalogue import all_values, read_config, tables
 from shared.errors import ConfigError
 from shared.json_text import json_text
@@ -61,7 +61,7 @@ def init(
     force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
 ) -> None:
     """Write a configuration file with every setting, its meaning and its default, commented out."""
-    from services.local.config_text import config_template
+    from services.local.commands.config.text import config_template
 
     text = config_template()
     if file == STANDARD_OUTPUT:
@@ -80,7 +80,7 @@ def init(
 @config_app.command("reference")
 def show_reference() -> None:
     """Print the reference of all settings as Markdown."""
-    from services.local.config_text import reference
+    from services.local.commands.config.text import reference
 
     print("\n".join(reference()).rstrip())
 
@@ -97,7 +97,7 @@ def _print(whole: ShownConfig) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from services.local.config_text import toml_value
+    from services.local.commands.config.text import toml_value
 
     console = Console(highlight=False, markup=False)
     console.print(f"file: {whole.file or 'none'}", soft_wrap=True)

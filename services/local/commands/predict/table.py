@@ -8,7 +8,7 @@ from itertools import groupby
 from rich.console import Console
 from rich.table import Table
 
-from services.local.predict import ListedModel
+from services.local.commands.predict.ask import ListedModel
 from shared.protocol.latency_models import BoostedCurves, LatencyModelRecord, LinearCoefficients, ModelRecord
 from shared.protocol.prediction import PredictBatch, Prediction
 

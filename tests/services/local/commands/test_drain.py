@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from services.local.cli import app
-from services.local.drain import drain
+from services.local.commands.drain import drain
 from shared.protocol.messages import Heartbeat
 from tests.services.gateway.gateway_rig import MODEL, GatewayRig, wait_until
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from services.local.parameters import one_of
+from services.local.commands.parameters import one_of
 from shared.settings.expanded_command import expanded_command
 from shared.settings.setting import Setting
 

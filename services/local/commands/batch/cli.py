@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from services.local.parameters import ENDPOINTS, DataDirOption, JsonOption, UrlOption, one_of
+from services.local.commands.parameters import ENDPOINTS, DataDirOption, JsonOption, UrlOption, one_of
 from services.local.stack.options import DEFAULT_DATA_DIR
 from shared.json_text import json_text
 
 if TYPE_CHECKING:
-    from services.local.api_client import ApiClient, Json
+    from services.local.commands.api_client import ApiClient, Json
 
 batch_app = typer.Typer(no_args_is_help=True)
 
@@ -40,7 +40,7 @@ def submit(
     as_json: JsonOption = False,
 ) -> None:
     """Upload a file and start its batch. --output implies --wait."""
-    from services.local import batches
+    from services.local.commands.batch import batches
 
     with _client(url, data_dir) as client:
         batch = batches.submit(client, file, endpoint)
@@ -62,7 +62,7 @@ def list_batches(
     as_json: JsonOption = False,
 ) -> None:
     """List batches, the newest first."""
-    from services.local import batches
+    from services.local.commands.batch import batches
 
     with _client(url, data_dir) as client:
         page = client.get("/v1/batches", limit=limit, after=after)
@@ -81,7 +81,7 @@ def get(
     as_json: JsonOption = False,
 ) -> None:
     """Show a batch; with --output, fetch its results."""
-    from services.local import batches
+    from services.local.commands.batch import batches
 
     with _client(url, data_dir) as client:
         batch = client.get(f"/v1/batches/{batch_id}")
@@ -100,8 +100,8 @@ def cancel(
 
 
 def _client(url: str | None, data_dir: Path) -> ApiClient:
-    from services.local.api_client import ApiClient
-    from services.local.target import server_url
+    from services.local.commands.api_client import ApiClient
+    from services.local.commands.target import server_url
 
     return ApiClient(server_url(url, data_dir))
 
@@ -111,6 +111,6 @@ def _print(batch: Json, as_json: bool) -> None:
     if as_json:
         print(json_text(batch))
         return
-    from services.local import batches
+    from services.local.commands.batch import batches
 
     batches.show_table([batch])

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from services.local.parameters import DataDirOption, JsonOption, NatsOption
-from services.local.predict import ask, list_models, parse_decodes, parse_prefills
-from services.local.predict_table import show_models, show_prediction
+from services.local.commands.parameters import DataDirOption, JsonOption, NatsOption
+from services.local.commands.predict.ask import ask, list_models, parse_decodes, parse_prefills
+from services.local.commands.predict.table import show_models, show_prediction
 from services.local.stack.options import DEFAULT_DATA_DIR
 from shared.json_text import json_text
 from shared.protocol.prediction import PredictBatch

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
+from services.local.commands.status.top_table import essentials
 from services.local.stack.progress import Progress
 from services.local.stack.stack_bus import bus_at
-from services.local.top_table import essentials
 from shared.clock import SystemClock
 from shared.errors import BusError, StackError
 from shared.watch.follower import StackFollower

@@ -9,11 +9,11 @@ from pathlib import Path
 from rich.console import Console, RenderableType
 from rich.live import Live
 
+from services.local.commands.status.status import process_statuses, queue_figures, slo_statuses
+from services.local.commands.status.top_table import screen
 from services.local.stack.data_dir import StackFile
 from services.local.stack.readiness import PROFILER, ping_all
 from services.local.stack.stack_bus import bus_at, stack_on
-from services.local.status import process_statuses, queue_figures, slo_statuses
-from services.local.top_table import screen
 from shared.bus import Bus
 from shared.clock import Clock, SystemClock
 from shared.errors import BusError, StackError

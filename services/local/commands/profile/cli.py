@@ -13,12 +13,12 @@ from rich.console import Console
 from loadgen.cli import STANDARD_OUTPUT, errors_as_lines
 from loadgen.errors import WorkloadError
 from loadgen.option_groups import WorkloadOptions
-from services.local.live_profile import profile_live
-from services.local.parameters import DataDirOption, NatsOption, UrlOption
-from services.local.slo_profiles import ASKER, newest_profiles, profile_now
+from services.local.commands.parameters import DataDirOption, NatsOption, UrlOption
+from services.local.commands.profile.live import profile_live
+from services.local.commands.profile.slo_profiles import ASKER, newest_profiles, profile_now
+from services.local.commands.target import server_url
 from services.local.stack.options import DEFAULT_DATA_DIR
 from services.local.stack.stack_bus import stack_bus
-from services.local.target import server_url
 from services.profiler.simulation.options import MachineOptions, ModelNameOption, StrategyOptions
 from services.profiler.simulation.setup import LIVE
 from services.profiler.slo.options import SearchOptions

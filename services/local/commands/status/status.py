@@ -11,7 +11,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from services.local.slo_status import slo_text
+from services.local.commands.status.slo_text import slo_text
 from services.local.stack.data_dir import StackFile, is_alive
 from services.local.stack.readiness import PROFILER, ping_all
 from services.local.stack.stack_bus import bus_at, stack_on

@@ -19,8 +19,8 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from services.local.api_client import ApiClient, Json
-from services.local.parameters import ENDPOINTS
+from services.local.commands.api_client import ApiClient, Json
+from services.local.commands.parameters import ENDPOINTS
 from shared.errors import ApiError
 
 FINAL_STATUSES = frozenset({"completed", "failed", "expired", "cancelled"})

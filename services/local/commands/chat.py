@@ -6,7 +6,7 @@ import contextlib
 import sys
 from dataclasses import dataclass, field
 
-from services.local.api_client import ApiClient
+from services.local.commands.api_client import ApiClient
 from shared.errors import ApiError
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from services.local.parameters import DataDirOption, JsonOption, NatsOption
+from services.local.commands.parameters import DataDirOption, JsonOption, NatsOption
 from services.local.stack.options import DEFAULT_DATA_DIR
 from shared.json_text import json_text
 
