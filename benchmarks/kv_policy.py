@@ -13,11 +13,11 @@ import argparse
 import random
 
 from benchmarks.figures import print_table
-from loadgen.backlog import OfflinePrompt
 from loadgen.progress import NoProgress
 from loadgen.replay import ReplayPlan
-from loadgen.scaling import Scaling
-from loadgen.traces import TraceRequest
+from loadgen.workload.backlog import OfflinePrompt
+from loadgen.workload.scaling import Scaling
+from loadgen.workload.traces import TraceRequest
 from services.profiler.simulation.setup import Machine, make_strategy
 from services.profiler.simulation.simulation import Simulation
 from shared.scheduling.kv.policy import KV_POLICIES

@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field, replace
 
-from loadgen.backlog import OfflinePrompt
 from loadgen.progress import NoProgress
 from loadgen.replay import ReplayPlan
-from loadgen.scaling import Scaling
-from loadgen.traces import TraceRequest
+from loadgen.workload.backlog import OfflinePrompt
+from loadgen.workload.scaling import Scaling
+from loadgen.workload.traces import TraceRequest
 from services.predictor.boosted_fit import fit_boosted
 from services.predictor.window import SampleWindow
 from services.profiler.simulation.setup import Machine, make_strategy

@@ -12,11 +12,11 @@ import time
 from pathlib import Path
 
 from benchmarks.figures import print_table
-from loadgen.backlog import OfflinePrompt, load_backlog
 from loadgen.progress import NoProgress
 from loadgen.replay import ReplayPlan
-from loadgen.scaling import Scaling
-from loadgen.traces import TraceRequest, read_trace
+from loadgen.workload.backlog import OfflinePrompt, load_backlog
+from loadgen.workload.scaling import Scaling
+from loadgen.workload.traces import TraceRequest, read_trace
 from services.profiler.simulation.setup import Machine, make_strategy
 from services.profiler.simulation.simulation import Simulation
 

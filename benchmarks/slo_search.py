@@ -14,12 +14,12 @@ from pathlib import Path
 
 from benchmarks.figures import print_table
 from benchmarks.simulate import drawn_backlog, drawn_trace
-from loadgen.backlog import load_backlog
 from loadgen.progress import NoProgress
 from loadgen.replay import ReplayPlan
-from loadgen.scaling import Scaling
 from loadgen.slo import parse_slo
-from loadgen.traces import read_trace
+from loadgen.workload.backlog import load_backlog
+from loadgen.workload.scaling import Scaling
+from loadgen.workload.traces import read_trace
 from services.profiler.simulation.setup import Machine
 from services.profiler.simulation.strategy import Strategy
 from services.profiler.simulation.workload import SimulatedWorkload

@@ -11,9 +11,9 @@ import msgspec
 
 from loadgen.client import OpenAIClient, StreamRequest
 from loadgen.errors import ServerError
-from loadgen.prompts import Calibration, PromptMaker, text_prompts, token_id_prompts
 from loadgen.records import RequestRecord
-from loadgen.traces import TraceRequest
+from loadgen.workload.prompts import Calibration, PromptMaker, text_prompts, token_id_prompts
+from loadgen.workload.traces import TraceRequest
 
 PROBE_UNITS = (16, 64)  # two lengths: their difference gives tokens per unit, the rest is the template's overhead
 COMPLETIONS = "/v1/completions"

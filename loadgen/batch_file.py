@@ -7,9 +7,9 @@ from pathlib import Path
 
 import msgspec
 
-from loadgen.backlog import OfflinePrompt
 from loadgen.offline import OfflineMaker
 from loadgen.sse import Usage
+from loadgen.workload.backlog import OfflinePrompt
 
 MAX_FILE_BYTES = 190 << 20  # OpenAI takes 200 MB
 MAX_FILE_LINES = 50_000

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from loadgen.abilities import CHAT, RequestMaker
-from loadgen.backlog import OfflinePrompt
-from loadgen.prompts import load_tokenizer
-from loadgen.scaling import fit_context, scale_lengths
-from loadgen.traces import TraceRequest
+from loadgen.workload.backlog import OfflinePrompt
+from loadgen.workload.prompts import load_tokenizer
+from loadgen.workload.scaling import fit_context, scale_lengths
+from loadgen.workload.traces import TraceRequest
 
 
 @dataclass(frozen=True, slots=True)

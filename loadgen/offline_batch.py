@@ -13,7 +13,6 @@ from typing import Any
 
 import msgspec
 
-from loadgen.backlog import OfflinePrompt
 from loadgen.batch_file import batch_lines, output_usages, write_files
 from loadgen.client import OpenAIClient, as_type
 from loadgen.counters import GENERATED_METRIC, Reading, gained, read_counter
@@ -21,6 +20,7 @@ from loadgen.errors import ServerError
 from loadgen.offline import OfflineMaker, OfflineTotals
 from loadgen.openloop import sleep_until
 from loadgen.sse import Usage
+from loadgen.workload.backlog import OfflinePrompt
 
 logger = logging.getLogger(__name__)
 

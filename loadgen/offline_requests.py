@@ -8,11 +8,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from loadgen.abilities import streamed
-from loadgen.backlog import OfflinePrompt
 from loadgen.client import OpenAIClient, StreamRequest
 from loadgen.offline import OfflineMaker, OfflineTotals
 from loadgen.openloop import sleep_until
 from loadgen.records import RequestRecord
+from loadgen.workload.backlog import OfflinePrompt
 
 
 class OfflineRequests:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from loadgen.abilities import RequestMaker
 from loadgen.client import OpenAIClient, StreamRequest
 from loadgen.records import RequestRecord
-from loadgen.traces import TraceRequest
+from loadgen.workload.traces import TraceRequest
 
 NUM_PREPARED = 256  # bodies made ahead of their send time, so that a burst does not wait for their making
 

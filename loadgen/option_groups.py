@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from loadgen.backlog import load_backlog
 from loadgen.options import (
     BaselineOption,
     DrainOption,
@@ -29,9 +28,10 @@ from loadgen.options import (
     TimeScaleOption,
 )
 from loadgen.replay import ReplayPlan
-from loadgen.scaling import Scaling
 from loadgen.slo import parse_slo
-from loadgen.traces import read_trace
+from loadgen.workload.backlog import load_backlog
+from loadgen.workload.scaling import Scaling
+from loadgen.workload.traces import read_trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from loadgen.abilities import RequestMaker, probe
-from loadgen.backlog import OfflinePrompt
 from loadgen.client import ModelCard, OpenAIClient
 from loadgen.errors import LoadgenError, ServerError, WorkloadError
 from loadgen.offline import OfflineDriver, OfflineMaker, fit_backlog
@@ -22,9 +21,10 @@ from loadgen.outcome import OFFLINE_ONLY, ONLINE_ONLY, TOGETHER, compose
 from loadgen.phase import Phase
 from loadgen.progress import ReplayProgress
 from loadgen.report import Report, RunFacts
-from loadgen.scaling import Scaling, cap_context
 from loadgen.slo import Slo
-from loadgen.traces import TraceRequest
+from loadgen.workload.backlog import OfflinePrompt
+from loadgen.workload.scaling import Scaling, cap_context
+from loadgen.workload.traces import TraceRequest
 
 
 @dataclass(frozen=True, slots=True)

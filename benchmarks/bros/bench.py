@@ -10,8 +10,8 @@ from benchmarks.progress import FigureProgress
 from loadgen.metrics import LatencySamples
 from loadgen.replay import ReplayPlan
 from loadgen.report import OnlineReport
-from loadgen.scaling import Scaling
 from loadgen.slo import parse_slo
+from loadgen.workload.scaling import Scaling
 from services.profiler.simulation.setup import Machine
 from services.profiler.simulation.simulation import tell
 from services.profiler.simulation.strategy import Strategy

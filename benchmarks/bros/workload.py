@@ -6,8 +6,8 @@ import math
 import random
 from dataclasses import dataclass
 
-from loadgen.backlog import OfflinePrompt
-from loadgen.traces import TraceRequest
+from loadgen.workload.backlog import OfflinePrompt
+from loadgen.workload.traces import TraceRequest
 
 OFFLINE_PROMPT, OFFLINE_OUTPUT = (512, 1024), (32, 128)  # tokens, uniform
 WAVE_SIZE = 64  # the paper does not say how many are submitted at a time

@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from benchmarks.hygen.settings import Metric, Setting
-from loadgen.backlog import OfflinePrompt
 from loadgen.progress import RenamedProgress, ReplayProgress
 from loadgen.replay import ReplayPlan
-from loadgen.scaling import Scaling
 from loadgen.slo import parse_slo
-from loadgen.traces import TraceRequest
+from loadgen.workload.backlog import OfflinePrompt
+from loadgen.workload.scaling import Scaling
+from loadgen.workload.traces import TraceRequest
 from services.profiler.simulation.simulation import tell
 from services.profiler.simulation.strategy import Strategy
 from services.profiler.simulation.virtual_executor import ExecutorSetup

@@ -11,7 +11,7 @@ from benchmarks.hygen.bench import ONLINE_ONLY, Bench, System
 from benchmarks.hygen.lab import Lab, rates
 from benchmarks.hygen.settings import LLAMA
 from benchmarks.page import Result, Table
-from loadgen.backlog import OfflinePrompt
+from loadgen.workload.backlog import OfflinePrompt
 from services.profiler.simulation.encoding import PromptEncoder
 from shared.scheduling.orders.offline import make_offline_order
 from shared.scheduling.orders.packed_prompt import pack_tokens

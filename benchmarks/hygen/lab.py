@@ -9,10 +9,10 @@ from pathlib import Path
 from benchmarks.hygen.bench import Bench, Load
 from benchmarks.hygen.mmlu import few_shot_prompts
 from benchmarks.hygen.settings import TOLERANCES, Setting
-from loadgen.backlog import OfflinePrompt, load_backlog
 from loadgen.progress import ReplayProgress
-from loadgen.scaling import Scaling
-from loadgen.traces import read_trace
+from loadgen.workload.backlog import OfflinePrompt, load_backlog
+from loadgen.workload.scaling import Scaling
+from loadgen.workload.traces import read_trace
 
 DURATION_S = 900.0
 PRECISION = 0.04

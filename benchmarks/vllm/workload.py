@@ -8,10 +8,10 @@ from pathlib import Path
 
 import msgspec
 
-from loadgen.backlog import OfflinePrompt, load_backlog
 from loadgen.replay import ReplayPlan
-from loadgen.scaling import Scaling
-from loadgen.traces import TraceRequest, read_trace
+from loadgen.workload.backlog import OfflinePrompt, load_backlog
+from loadgen.workload.scaling import Scaling
+from loadgen.workload.traces import TraceRequest, read_trace
 
 DEFAULT_SLOS = ("tbt_mean<=1.1x", "ttft_p99<=1.1x")
 

@@ -12,7 +12,7 @@ from loadgen.client import OpenAIClient
 from loadgen.errors import ServerError
 from loadgen.metrics import LatencySamples
 from loadgen.openloop import OpenLoop
-from loadgen.traces import TraceRequest
+from loadgen.workload.traces import TraceRequest
 from tests.loadgen.openai_server import OpenAIServer
 
 REQUESTS = [TraceRequest(index * 0.05, 20, 3) for index in range(20)]  # over one second

@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from loadgen.backlog import OfflinePrompt, load_backlog
 from loadgen.client import OpenAIClient
 from loadgen.errors import ServerError, WorkloadError
 from loadgen.progress import NoProgress
 from loadgen.replay import Replay, ReplayPlan
 from loadgen.report import Report
-from loadgen.scaling import Scaling
 from loadgen.slo import parse_slo
 from loadgen.table import print_report
-from loadgen.traces import read_trace
+from loadgen.workload.backlog import OfflinePrompt, load_backlog
+from loadgen.workload.scaling import Scaling
+from loadgen.workload.traces import read_trace
 from tests.loadgen.openai_server import OpenAIServer
 
 FIGURES = {"mean", "p50", "p90", "p99"}

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from loadgen.metrics import offline_report, online_report
 from loadgen.offline import OfflineTotals
 from loadgen.outcome import PhaseOutcome
-from loadgen.prompts import PromptMaker
 from loadgen.records import RequestRecord
-from loadgen.traces import TraceRequest
+from loadgen.workload.prompts import PromptMaker
+from loadgen.workload.traces import TraceRequest
 from services.profiler.simulation.virtual_executor import Step, VirtualExecutor
 from shared.protocol.messages import GenerateRequest
 from shared.protocol.sampling import FinishReason, SamplingParams

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from loadgen.traces import TraceRequest
+from loadgen.workload.traces import TraceRequest
 from shared.protocol.slo_profile import WorkloadFacts
 
 

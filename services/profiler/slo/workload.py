@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import msgspec
 
-from loadgen.traces import TraceRequest
+from loadgen.workload.traces import TraceRequest
 from services.profiler.slo.facts import workload_facts
 from shared.protocol.messages import FinishedOnline, OnlineServed
 from shared.protocol.slo_profile import WorkloadFacts

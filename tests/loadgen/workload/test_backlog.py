@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from loadgen.abilities import COMPLETIONS, Abilities, RequestMaker
-from loadgen.backlog import OfflinePrompt, load_backlog
 from loadgen.batch_file import batch_lines, write_files
 from loadgen.errors import TraceError
 from loadgen.offline import OfflineMaker, fit_backlog
-from loadgen.prompts import token_id_prompts
+from loadgen.workload.backlog import OfflinePrompt, load_backlog
+from loadgen.workload.prompts import token_id_prompts
 from tests.loadgen.conftest import shared_data
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from loadgen.errors import TraceError
-from loadgen.traces import TraceRequest, read_trace
+from loadgen.workload.traces import TraceRequest, read_trace
 from tests.loadgen.conftest import shared_data
 
 AZURE = (

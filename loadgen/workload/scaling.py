@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from loadgen.errors import WorkloadError
-from loadgen.traces import TraceRequest
+from loadgen.workload.traces import TraceRequest
 
 REPLICA_BLOCK_IDS = 1 << 40  # above any trace's own block ids
 

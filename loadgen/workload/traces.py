@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from loadgen.errors import TraceError
-from loadgen.files import first_line, numbered_lines, numbered_rows, open_text
+from loadgen.workload.files import first_line, numbered_lines, numbered_rows, open_text
 
 MOONCAKE_BLOCK_TOKENS = 512
 

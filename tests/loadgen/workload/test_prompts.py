@@ -8,8 +8,8 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from loadgen.errors import WorkloadError
-from loadgen.prompts import Calibration, generated_text, load_tokenizer, text_prompts, token_id_prompts
-from loadgen.traces import TraceRequest
+from loadgen.workload.prompts import Calibration, generated_text, load_tokenizer, text_prompts, token_id_prompts
+from loadgen.workload.traces import TraceRequest
 from tests.loadgen.conftest import shared_data
 
 

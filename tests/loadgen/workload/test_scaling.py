@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadgen.errors import WorkloadError
-from loadgen.scaling import Scaling, cap_context, fit_context
-from loadgen.traces import TraceRequest
+from loadgen.workload.scaling import Scaling, cap_context, fit_context
+from loadgen.workload.traces import TraceRequest
 
 STEADY = [TraceRequest(index / 10, 100 + index, 10 + index) for index in range(1000)]  # 10 a second for 100 s
 

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from loadgen.errors import TraceError
-from loadgen.files import first_line, numbered_lines, numbered_rows, open_text
+from loadgen.workload.files import first_line, numbered_lines, numbered_rows, open_text
 
 LENGTH_COLUMNS = ("num_prefill_tokens", "num_decode_tokens")
 PROMPT_FIELDS = ("prompt", "question", "text", "input")

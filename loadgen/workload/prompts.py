@@ -11,8 +11,8 @@ from typing import Generic, TypeVar
 from tokenizers import Tokenizer
 
 from loadgen.errors import WorkloadError
-from loadgen.files import open_text
-from loadgen.traces import TraceRequest
+from loadgen.workload.files import open_text
+from loadgen.workload.traces import TraceRequest
 
 Unit = TypeVar("Unit")
 
