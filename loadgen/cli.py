@@ -13,7 +13,7 @@ import typer
 import uvloop
 from rich.console import Console
 
-from loadgen.client import OpenAIClient
+from loadgen.client.openai_client import OpenAIClient
 from loadgen.errors import LoadgenError, WorkloadError
 from loadgen.option_groups import ReportOptions, WorkloadOptions
 from loadgen.options import (

@@ -9,8 +9,8 @@ from itertools import pairwise
 
 import msgspec
 
+from loadgen.client.records import RequestRecord
 from loadgen.offline import OfflineTotals
-from loadgen.records import RequestRecord
 from loadgen.report import Interference, OfflineReport, OnlineReport, Ratios, Summary
 
 LATENCIES = ("ttft_ms", "tbt_ms", "tpot_ms", "normalized_latency_ms")

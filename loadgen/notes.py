@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from loadgen.counters import BUSY_METRIC
+from loadgen.client.counters import BUSY_METRIC
 from loadgen.report import Report
 
 MAX_SEND_LAG_MS = 20.0  # later than this at p99, the bursts that were sent are no longer the trace's

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from loadgen.abilities import CHAT, RequestMaker
+from loadgen.client.abilities import CHAT, RequestMaker
 from loadgen.workload.backlog import OfflinePrompt
 from loadgen.workload.prompts import load_tokenizer
 from loadgen.workload.scaling import fit_context, scale_lengths

@@ -7,11 +7,11 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from loadgen.abilities import streamed
-from loadgen.client import OpenAIClient, StreamRequest
+from loadgen.client.abilities import streamed
+from loadgen.client.openai_client import OpenAIClient, StreamRequest
+from loadgen.client.openloop import sleep_until
+from loadgen.client.records import RequestRecord
 from loadgen.offline import OfflineMaker, OfflineTotals
-from loadgen.openloop import sleep_until
-from loadgen.records import RequestRecord
 from loadgen.workload.backlog import OfflinePrompt
 
 

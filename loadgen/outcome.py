@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import msgspec
 
+from loadgen.client.records import RequestRecord
 from loadgen.metrics import LatencySamples, harvest, interference
 from loadgen.notes import reservations
-from loadgen.records import RequestRecord
 from loadgen.report import Baseline, OfflineReport, OnlineReport, Report, RunFacts
 from loadgen.slo import Slo
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 
-from loadgen.client import OpenAIClient
-from loadgen.counters import BUSY_METRIC, Reading, idle_share, read_counter
+from loadgen.client.counters import BUSY_METRIC, Reading, idle_share, read_counter
+from loadgen.client.openai_client import OpenAIClient
+from loadgen.client.openloop import OpenLoop, sleep_until
 from loadgen.errors import ServerError
 from loadgen.metrics import offline_report, online_report
 from loadgen.offline import OfflineDriver
-from loadgen.openloop import OpenLoop, sleep_until
 from loadgen.outcome import PhaseOutcome
 
 

@@ -10,13 +10,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from loadgen.abilities import RequestMaker, probe
-from loadgen.client import ModelCard, OpenAIClient
+from loadgen.client.abilities import RequestMaker, probe
+from loadgen.client.openai_client import ModelCard, OpenAIClient
+from loadgen.client.openloop import OpenLoop
 from loadgen.errors import LoadgenError, ServerError, WorkloadError
 from loadgen.offline import OfflineDriver, OfflineMaker, fit_backlog
 from loadgen.offline_batch import OfflineBatch
 from loadgen.offline_requests import OfflineRequests
-from loadgen.openloop import OpenLoop
 from loadgen.outcome import OFFLINE_ONLY, ONLINE_ONLY, TOGETHER, compose
 from loadgen.phase import Phase
 from loadgen.progress import ReplayProgress

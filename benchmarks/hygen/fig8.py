@@ -10,7 +10,7 @@ from benchmarks.hygen.bench import HYGEN, ONLINE_ONLY, STAR, Bench, Found, Syste
 from benchmarks.hygen.lab import Lab, rates
 from benchmarks.hygen.settings import LLAMA, MEAN_TBT
 from benchmarks.page import Result, Table
-from loadgen.records import RequestRecord
+from loadgen.client.records import RequestRecord
 from services.profiler.simulation.virtual_phase import VirtualPhase
 from shared.protocol.slo_profile import Knob
 

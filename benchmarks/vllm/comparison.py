@@ -15,7 +15,7 @@ from benchmarks.vllm.rates import Point, nearest, rate_for
 from benchmarks.vllm.run_store import RunStore
 from benchmarks.vllm.servers import Knob, Server, System
 from benchmarks.vllm.workload import Workload
-from loadgen.client import OpenAIClient
+from loadgen.client.openai_client import OpenAIClient
 from loadgen.errors import ServerError
 from loadgen.metrics import LATENCIES
 from loadgen.progress import RenamedProgress

@@ -34,7 +34,7 @@ from benchmarks.figures import print_table, quantile
 from benchmarks.stream_client import Client, first_tokens
 from benchmarks.vllm.servers import Slackwater, System, Vllm
 from benchmarks.vllm.workload import Setting
-from loadgen.client import OpenAIClient
+from loadgen.client.openai_client import OpenAIClient
 from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, prepare
 
 INSTANT = "0.0001"  # time scale of the sim engine

@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
 from benchmarks.vllm.workload import Setting
-from loadgen.client import OpenAIClient
+from loadgen.client.openai_client import OpenAIClient
 from loadgen.errors import ServerError
 from loadgen.report import OnlineReport
 from services.local.stack.data_dir import DataDir

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.counters import BUSY_METRIC, Reading, idle_share, parse_counter
+from loadgen.client.counters import BUSY_METRIC, Reading, idle_share, parse_counter
+from loadgen.client.records import RequestRecord
 from loadgen.metrics import (
     LatencySamples,
     harvest,
@@ -21,7 +22,6 @@ from loadgen.metrics import (
     under_way_share,
 )
 from loadgen.offline import OfflineTotals
-from loadgen.records import RequestRecord
 from loadgen.report import OfflineReport, Summary
 
 finite = st.floats(min_value=-1e9, max_value=1e9, allow_nan=False)

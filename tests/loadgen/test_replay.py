@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from loadgen.client import OpenAIClient
+from loadgen.client.openai_client import OpenAIClient
 from loadgen.errors import ServerError, WorkloadError
 from loadgen.progress import NoProgress
 from loadgen.replay import Replay, ReplayPlan

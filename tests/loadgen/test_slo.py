@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from loadgen.client.records import RequestRecord
 from loadgen.errors import SloError
 from loadgen.metrics import LatencySamples, online_report
-from loadgen.records import RequestRecord
 from loadgen.slo import parse_slo
 
 

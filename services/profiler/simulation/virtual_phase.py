@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from loadgen.client.records import RequestRecord
 from loadgen.metrics import offline_report, online_report
 from loadgen.offline import OfflineTotals
 from loadgen.outcome import PhaseOutcome
-from loadgen.records import RequestRecord
 from loadgen.workload.prompts import PromptMaker
 from loadgen.workload.traces import TraceRequest
 from services.profiler.simulation.virtual_executor import Step, VirtualExecutor

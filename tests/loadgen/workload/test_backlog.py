@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from loadgen.abilities import COMPLETIONS, Abilities, RequestMaker
 from loadgen.batch_file import batch_lines, write_files
+from loadgen.client.abilities import COMPLETIONS, Abilities, RequestMaker
 from loadgen.errors import TraceError
 from loadgen.offline import OfflineMaker, fit_backlog
 from loadgen.workload.backlog import OfflinePrompt, load_backlog

@@ -10,7 +10,7 @@ import time
 from rich.console import Console
 
 from loadgen.cli import is_shown, raise_file_limit
-from loadgen.client import OpenAIClient
+from loadgen.client.openai_client import OpenAIClient
 from loadgen.errors import SloError
 from loadgen.replay import ReplayPlan
 from loadgen.slo import parse_slo

@@ -11,9 +11,9 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 
-from loadgen.abilities import RequestMaker
-from loadgen.client import OpenAIClient, StreamRequest
-from loadgen.records import RequestRecord
+from loadgen.client.abilities import RequestMaker
+from loadgen.client.openai_client import OpenAIClient, StreamRequest
+from loadgen.client.records import RequestRecord
 from loadgen.workload.traces import TraceRequest
 
 NUM_PREPARED = 256  # bodies made ahead of their send time, so that a burst does not wait for their making

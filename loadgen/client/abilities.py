@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
-from loadgen.client import OpenAIClient, StreamRequest
+from loadgen.client.openai_client import OpenAIClient, StreamRequest
+from loadgen.client.records import RequestRecord
 from loadgen.errors import ServerError
-from loadgen.records import RequestRecord
 from loadgen.workload.prompts import Calibration, PromptMaker, text_prompts, token_id_prompts
 from loadgen.workload.traces import TraceRequest
 

@@ -6,7 +6,7 @@ import re
 import time
 from dataclasses import dataclass
 
-from loadgen.client import OpenAIClient
+from loadgen.client.openai_client import OpenAIClient
 from loadgen.errors import ServerError
 
 BUSY_METRIC = "slackwater_executor_busy_seconds_total"

@@ -16,9 +16,9 @@ from typing import Any, TypeVar
 import aiohttp
 import msgspec
 
+from loadgen.client.records import RequestRecord
+from loadgen.client.sse import Chunk, EventParser
 from loadgen.errors import ServerError
-from loadgen.records import RequestRecord
-from loadgen.sse import Chunk, EventParser
 
 CONTROL_TIMEOUT_S = 60.0
 UPLOAD_TIMEOUT_S = 600.0

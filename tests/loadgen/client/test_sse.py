@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.sse import EventParser
+from loadgen.client.sse import EventParser
 
 STREAM = (
     b": ping\r\n\r\n"

@@ -7,11 +7,11 @@ import time
 
 import pytest
 
-from loadgen.abilities import RequestMaker, probe
-from loadgen.client import OpenAIClient
+from loadgen.client.abilities import RequestMaker, probe
+from loadgen.client.openai_client import OpenAIClient
+from loadgen.client.openloop import OpenLoop
 from loadgen.errors import ServerError
 from loadgen.metrics import LatencySamples
-from loadgen.openloop import OpenLoop
 from loadgen.workload.traces import TraceRequest
 from tests.loadgen.openai_server import OpenAIServer
 
