@@ -10,7 +10,7 @@ from itertools import pairwise
 import msgspec
 
 from loadgen.client.records import RequestRecord
-from loadgen.offline import OfflineTotals
+from loadgen.offline.bodies import OfflineTotals
 from loadgen.report import Interference, OfflineReport, OnlineReport, Ratios, Summary
 
 LATENCIES = ("ttft_ms", "tbt_ms", "tpot_ms", "normalized_latency_ms")

@@ -10,7 +10,7 @@ from loadgen.client.openai_client import OpenAIClient
 from loadgen.client.openloop import OpenLoop, sleep_until
 from loadgen.errors import ServerError
 from loadgen.metrics import offline_report, online_report
-from loadgen.offline import OfflineDriver
+from loadgen.offline.bodies import OfflineDriver
 from loadgen.outcome import PhaseOutcome
 
 

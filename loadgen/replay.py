@@ -14,9 +14,9 @@ from loadgen.client.abilities import RequestMaker, probe
 from loadgen.client.openai_client import ModelCard, OpenAIClient
 from loadgen.client.openloop import OpenLoop
 from loadgen.errors import LoadgenError, ServerError, WorkloadError
-from loadgen.offline import OfflineDriver, OfflineMaker, fit_backlog
-from loadgen.offline_batch import OfflineBatch
-from loadgen.offline_requests import OfflineRequests
+from loadgen.offline.batch import OfflineBatch
+from loadgen.offline.bodies import OfflineDriver, OfflineMaker, fit_backlog
+from loadgen.offline.requests import OfflineRequests
 from loadgen.outcome import OFFLINE_ONLY, ONLINE_ONLY, TOGETHER, compose
 from loadgen.phase import Phase
 from loadgen.progress import ReplayProgress

@@ -21,7 +21,7 @@ from loadgen.metrics import (
     summarize,
     under_way_share,
 )
-from loadgen.offline import OfflineTotals
+from loadgen.offline.bodies import OfflineTotals
 from loadgen.report import OfflineReport, Summary
 
 finite = st.floats(min_value=-1e9, max_value=1e9, allow_nan=False)

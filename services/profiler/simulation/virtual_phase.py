@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from loadgen.client.records import RequestRecord
 from loadgen.metrics import offline_report, online_report
-from loadgen.offline import OfflineTotals
+from loadgen.offline.bodies import OfflineTotals
 from loadgen.outcome import PhaseOutcome
 from loadgen.workload.prompts import PromptMaker
 from loadgen.workload.traces import TraceRequest

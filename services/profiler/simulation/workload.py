@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from itertools import accumulate
 
-from loadgen.offline import fit_backlog
+from loadgen.offline.bodies import fit_backlog
 from loadgen.replay import ReplayPlan
 from loadgen.workload.prompts import token_id_prompts
 from loadgen.workload.scaling import cap_context

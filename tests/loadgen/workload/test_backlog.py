@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from loadgen.batch_file import batch_lines, write_files
 from loadgen.client.abilities import COMPLETIONS, Abilities, RequestMaker
 from loadgen.errors import TraceError
-from loadgen.offline import OfflineMaker, fit_backlog
+from loadgen.offline.batch_file import batch_lines, write_files
+from loadgen.offline.bodies import OfflineMaker, fit_backlog
 from loadgen.workload.backlog import OfflinePrompt, load_backlog
 from loadgen.workload.prompts import token_id_prompts
 from tests.loadgen.conftest import shared_data

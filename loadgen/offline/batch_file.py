@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from loadgen.client.sse import Usage
-from loadgen.offline import OfflineMaker
+from loadgen.offline.bodies import OfflineMaker
 from loadgen.workload.backlog import OfflinePrompt
 
 MAX_FILE_BYTES = 190 << 20  # OpenAI takes 200 MB

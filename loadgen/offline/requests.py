@@ -11,7 +11,7 @@ from loadgen.client.abilities import streamed
 from loadgen.client.openai_client import OpenAIClient, StreamRequest
 from loadgen.client.openloop import sleep_until
 from loadgen.client.records import RequestRecord
-from loadgen.offline import OfflineMaker, OfflineTotals
+from loadgen.offline.bodies import OfflineMaker, OfflineTotals
 from loadgen.workload.backlog import OfflinePrompt
 
 

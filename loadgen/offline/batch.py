@@ -13,13 +13,13 @@ from typing import Any
 
 import msgspec
 
-from loadgen.batch_file import batch_lines, output_usages, write_files
 from loadgen.client.counters import GENERATED_METRIC, Reading, gained, read_counter
 from loadgen.client.openai_client import OpenAIClient, as_type
 from loadgen.client.openloop import sleep_until
 from loadgen.client.sse import Usage
 from loadgen.errors import ServerError
-from loadgen.offline import OfflineMaker, OfflineTotals
+from loadgen.offline.batch_file import batch_lines, output_usages, write_files
+from loadgen.offline.bodies import OfflineMaker, OfflineTotals
 from loadgen.workload.backlog import OfflinePrompt
 
 logger = logging.getLogger(__name__)
