@@ -16,7 +16,7 @@ from benchmarks.figures import print_table
 from benchmarks.simulate import drawn_backlog, drawn_trace
 from loadgen.progress import NoProgress
 from loadgen.replay import ReplayPlan
-from loadgen.slo import parse_slo
+from loadgen.report.slo import parse_slo
 from loadgen.workload.backlog import load_backlog
 from loadgen.workload.scaling import Scaling
 from loadgen.workload.traces import read_trace

@@ -31,9 +31,9 @@ from loadgen.options import (
 )
 from loadgen.progress import progress_on
 from loadgen.replay import Replay, ReplayPlan
-from loadgen.report import Report
+from loadgen.report.report import Report
+from loadgen.report.table import print_report
 from loadgen.stopping import run_until_signalled
-from loadgen.table import print_report
 from shared.client_key import client_key
 from shared.settings.expanded_command import with_option_groups
 

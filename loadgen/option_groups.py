@@ -28,7 +28,7 @@ from loadgen.options import (
     TimeScaleOption,
 )
 from loadgen.replay import ReplayPlan
-from loadgen.slo import parse_slo
+from loadgen.report.slo import parse_slo
 from loadgen.workload.backlog import load_backlog
 from loadgen.workload.scaling import Scaling
 from loadgen.workload.traces import read_trace

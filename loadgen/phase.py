@@ -9,9 +9,9 @@ from loadgen.client.counters import BUSY_METRIC, Reading, idle_share, read_count
 from loadgen.client.openai_client import OpenAIClient
 from loadgen.client.openloop import OpenLoop, sleep_until
 from loadgen.errors import ServerError
-from loadgen.metrics import offline_report, online_report
 from loadgen.offline.bodies import OfflineDriver
-from loadgen.outcome import PhaseOutcome
+from loadgen.report.metrics import offline_report, online_report
+from loadgen.report.outcome import PhaseOutcome
 
 
 class Phase:

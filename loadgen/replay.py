@@ -17,11 +17,11 @@ from loadgen.errors import LoadgenError, ServerError, WorkloadError
 from loadgen.offline.batch import OfflineBatch
 from loadgen.offline.bodies import OfflineDriver, OfflineMaker, fit_backlog
 from loadgen.offline.requests import OfflineRequests
-from loadgen.outcome import OFFLINE_ONLY, ONLINE_ONLY, TOGETHER, compose
 from loadgen.phase import Phase
 from loadgen.progress import ReplayProgress
-from loadgen.report import Report, RunFacts
-from loadgen.slo import Slo
+from loadgen.report.outcome import OFFLINE_ONLY, ONLINE_ONLY, TOGETHER, compose
+from loadgen.report.report import Report, RunFacts
+from loadgen.report.slo import Slo
 from loadgen.workload.backlog import OfflinePrompt
 from loadgen.workload.scaling import Scaling, cap_context
 from loadgen.workload.traces import TraceRequest

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 from benchmarks.bros.workload import LMSYS, SHAREGPT, WAVE_SIZE, Dataset, backlog
 from benchmarks.progress import FigureProgress
-from loadgen.metrics import LatencySamples
 from loadgen.replay import ReplayPlan
-from loadgen.report import OnlineReport
-from loadgen.slo import parse_slo
+from loadgen.report.metrics import LatencySamples
+from loadgen.report.report import OnlineReport
+from loadgen.report.slo import parse_slo
 from loadgen.workload.scaling import Scaling
 from services.profiler.simulation.setup import Machine
 from services.profiler.simulation.simulation import tell

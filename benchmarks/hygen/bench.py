@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from benchmarks.hygen.settings import Metric, Setting
 from loadgen.progress import RenamedProgress, ReplayProgress
 from loadgen.replay import ReplayPlan
-from loadgen.slo import parse_slo
+from loadgen.report.slo import parse_slo
 from loadgen.workload.backlog import OfflinePrompt
 from loadgen.workload.scaling import Scaling
 from loadgen.workload.traces import TraceRequest

@@ -22,7 +22,7 @@ from benchmarks.vllm.workload import DEFAULT_SLOS, Setting, Workload
 from loadgen.cli import errors_as_lines, is_shown, raise_file_limit
 from loadgen.errors import WorkloadError
 from loadgen.options import ProgressOption
-from loadgen.slo import parse_slo
+from loadgen.report.slo import parse_slo
 from loadgen.stopping import run_until_signalled
 from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, prepare
 

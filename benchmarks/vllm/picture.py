@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.charts import BLUE, GREEN, GREY, ORANGE, PINK, legend_above, panels
 from benchmarks.vllm.comparison import Cell, CoRun
-from loadgen.slo import Slo, parse_slo
+from loadgen.report.slo import Slo, parse_slo
 
 COLOURS = {"vllm-priority": ORANGE, "vllm-plain": PINK, "slackwater-vllm": BLUE, "slackwater-torch": GREEN}
 

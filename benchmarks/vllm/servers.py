@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from benchmarks.vllm.workload import Setting
 from loadgen.client.openai_client import OpenAIClient
 from loadgen.errors import ServerError
-from loadgen.report import OnlineReport
+from loadgen.report.report import OnlineReport
 from services.local.stack.data_dir import DataDir
 from services.local.stack.port import free_port
 from services.local.stack.processes import log_file

@@ -14,7 +14,7 @@ import pytest
 
 from loadgen.progress import NoProgress
 from loadgen.replay import ReplayPlan
-from loadgen.report import Report
+from loadgen.report.report import Report
 from loadgen.workload.backlog import load_backlog
 from loadgen.workload.scaling import Scaling
 from loadgen.workload.traces import read_trace

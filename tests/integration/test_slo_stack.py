@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from loadgen.slo import parse_slo
+from loadgen.report.slo import parse_slo
 from services.executor.engines.factory import load_engine
 from services.executor.service import executor_info
 from services.executor.settings import ExecutorSettings

@@ -15,9 +15,9 @@ from loadgen.client.openai_client import OpenAIClient
 from loadgen.errors import ServerError, WorkloadError
 from loadgen.progress import NoProgress
 from loadgen.replay import Replay, ReplayPlan
-from loadgen.report import Report
-from loadgen.slo import parse_slo
-from loadgen.table import print_report
+from loadgen.report.report import Report
+from loadgen.report.slo import parse_slo
+from loadgen.report.table import print_report
 from loadgen.workload.backlog import OfflinePrompt, load_backlog
 from loadgen.workload.scaling import Scaling
 from loadgen.workload.traces import read_trace

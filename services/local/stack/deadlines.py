@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from loadgen.slo import Slo
+    from loadgen.report.slo import Slo
 
 
 def deadlines_of(slos: Sequence[Slo]) -> tuple[float | None, float | None]:

@@ -18,7 +18,7 @@ from shared.scheduling.presets import PRESETS, Preset
 from shared.settings.setting import default_of
 
 if TYPE_CHECKING:
-    from loadgen.slo import Slo
+    from loadgen.report.slo import Slo
 
 DEFAULT_DATA_DIR = Path(".slackwater")
 WILDCARD_HOSTS = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from loadgen.client.records import RequestRecord
-from loadgen.metrics import offline_report, online_report
 from loadgen.offline.bodies import OfflineTotals
-from loadgen.outcome import PhaseOutcome
+from loadgen.report.metrics import offline_report, online_report
+from loadgen.report.outcome import PhaseOutcome
 from loadgen.workload.prompts import PromptMaker
 from loadgen.workload.traces import TraceRequest
 from services.profiler.simulation.virtual_executor import Step, VirtualExecutor

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Sequence
 
 from loadgen.errors import SloError
-from loadgen.slo import Slo, parse_slo
+from loadgen.report.slo import Slo, parse_slo
 from services.profiler.settings import ProfilerSettings
 from services.profiler.slo.keeper import PublishedModel, SloKeeper, rename, why_unreachable
 from services.profiler.slo.search_process import SearchError, search_aside

@@ -13,7 +13,7 @@ import msgspec
 from loadgen.errors import LoadgenError
 from loadgen.progress import NoProgress
 from loadgen.replay import ReplayPlan
-from loadgen.slo import parse_slo
+from loadgen.report.slo import parse_slo
 from loadgen.workload.backlog import OfflinePrompt
 from loadgen.workload.scaling import Scaling
 from loadgen.workload.traces import TraceRequest

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from loadgen.slo import Slo
+from loadgen.report.slo import Slo
 from services.profiler.settings import ProfilerSettings
 from services.profiler.slo.feedback import BudgetFeedback, Target
 from services.profiler.slo.job import SloJob

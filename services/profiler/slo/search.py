@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from loadgen.slo import Slo
+from loadgen.report.slo import Slo
 from services.profiler.slo.grid import Grid
 from services.profiler.slo.outcome import TrialOutcome
 from shared.protocol.slo_profile import Knob, SloProfileRecord, SloVerdict, Trial, WorkloadFacts

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from loadgen.slo import Slo, parse_slo
+from loadgen.report.slo import Slo, parse_slo
 
 SEPARATORS = re.compile(r"[,;]")
 

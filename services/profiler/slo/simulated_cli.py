@@ -9,7 +9,7 @@ from rich.console import Console
 from loadgen.cli import is_shown
 from loadgen.errors import SloError
 from loadgen.option_groups import WorkloadOptions
-from loadgen.slo import parse_slo
+from loadgen.report.slo import parse_slo
 from services.profiler.simulation.options import MachineOptions, StrategyOptions, value_errors_as_named
 from services.profiler.simulation.setup import checked_orders
 from services.profiler.simulation.stopping import run_until_stopped

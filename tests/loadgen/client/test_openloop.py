@@ -11,7 +11,7 @@ from loadgen.client.abilities import RequestMaker, probe
 from loadgen.client.openai_client import OpenAIClient
 from loadgen.client.openloop import OpenLoop
 from loadgen.errors import ServerError
-from loadgen.metrics import LatencySamples
+from loadgen.report.metrics import LatencySamples
 from loadgen.workload.traces import TraceRequest
 from tests.loadgen.openai_server import OpenAIServer
 

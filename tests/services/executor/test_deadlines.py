@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import msgspec
 import pytest
 
-from loadgen.slo import parse_slo
+from loadgen.report.slo import parse_slo
 from services.local.stack.deadlines import deadlines_of
 from shared.latency.features import BatchFeatures
 from shared.latency.linear import LinearLatencyModel

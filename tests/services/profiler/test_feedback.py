@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadgen.metrics import LatencySamples
 from loadgen.replay import ReplayPlan
-from loadgen.slo import parse_slo
+from loadgen.report.metrics import LatencySamples
+from loadgen.report.slo import parse_slo
 from loadgen.workload.backlog import OfflinePrompt
 from loadgen.workload.scaling import Scaling
 from loadgen.workload.traces import TraceRequest

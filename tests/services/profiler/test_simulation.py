@@ -15,8 +15,8 @@ import pytest
 
 from loadgen.progress import NoProgress
 from loadgen.replay import ReplayPlan
-from loadgen.report import Report
-from loadgen.slo import parse_slo
+from loadgen.report.report import Report
+from loadgen.report.slo import parse_slo
 from loadgen.workload.backlog import OfflinePrompt
 from loadgen.workload.prompts import token_id_prompts
 from loadgen.workload.scaling import Scaling

@@ -7,7 +7,7 @@ import random
 import msgspec
 import pytest
 
-from loadgen.slo import parse_slo
+from loadgen.report.slo import parse_slo
 from services.profiler.settings import ProfilerSettings
 from services.profiler.slo.job import SloJob
 from services.profiler.slo.keeper import USUAL_OFFLINE, PublishedModel, SloKeeper, rename

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.slo import Slo, parse_slo
+from loadgen.report.slo import Slo, parse_slo
 from services.profiler.slo.grid import Grid
 from services.profiler.slo.outcome import TrialOutcome
 from services.profiler.slo.search import EXTRA_RUNS, LOOK_BEYOND, SloSearch, Span

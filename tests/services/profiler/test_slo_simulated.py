@@ -10,8 +10,8 @@ import pytest
 from loadgen.errors import WorkloadError
 from loadgen.progress import NoProgress
 from loadgen.replay import ReplayPlan
-from loadgen.report import Report
-from loadgen.slo import parse_slo
+from loadgen.report.report import Report
+from loadgen.report.slo import parse_slo
 from loadgen.workload.backlog import OfflinePrompt
 from loadgen.workload.scaling import Scaling
 from loadgen.workload.traces import TraceRequest

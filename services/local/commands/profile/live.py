@@ -13,7 +13,7 @@ from loadgen.cli import is_shown, raise_file_limit
 from loadgen.client.openai_client import OpenAIClient
 from loadgen.errors import SloError
 from loadgen.replay import ReplayPlan
-from loadgen.slo import parse_slo
+from loadgen.report.slo import parse_slo
 from loadgen.stopping import run_until_signalled
 from services.local.stack.readiness import ping_all
 from services.profiler.slo.facts import workload_facts

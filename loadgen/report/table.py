@@ -9,8 +9,8 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from loadgen.metrics import LATENCIES
-from loadgen.report import OfflineReport, OnlineReport, Ratios, Report, SloReport, Summary
+from loadgen.report.metrics import LATENCIES
+from loadgen.report.report import OfflineReport, OnlineReport, Ratios, Report, SloReport, Summary
 
 STATISTICS = ("mean", "p50", "p90", "p99")
 NAMES = {

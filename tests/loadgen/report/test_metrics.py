@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from loadgen.client.counters import BUSY_METRIC, Reading, idle_share, parse_counter
 from loadgen.client.records import RequestRecord
-from loadgen.metrics import (
+from loadgen.offline.bodies import OfflineTotals
+from loadgen.report.metrics import (
     LatencySamples,
     harvest,
     interference,
@@ -21,8 +22,7 @@ from loadgen.metrics import (
     summarize,
     under_way_share,
 )
-from loadgen.offline.bodies import OfflineTotals
-from loadgen.report import OfflineReport, Summary
+from loadgen.report.report import OfflineReport, Summary
 
 finite = st.floats(min_value=-1e9, max_value=1e9, allow_nan=False)
 

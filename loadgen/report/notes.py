@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from loadgen.client.counters import BUSY_METRIC
-from loadgen.report import Report
+from loadgen.report.report import Report
 
 MAX_SEND_LAG_MS = 20.0  # later than this at p99, the bursts that were sent are no longer the trace's
 

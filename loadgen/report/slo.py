@@ -7,8 +7,8 @@ from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 
 from loadgen.errors import SloError
-from loadgen.metrics import LatencySamples
-from loadgen.report import OnlineReport, SloReport, Summary
+from loadgen.report.metrics import LatencySamples
+from loadgen.report.report import OnlineReport, SloReport, Summary
 
 METRICS = {
     "ttft": "ttft_ms",

@@ -11,7 +11,7 @@ import msgspec
 
 from loadgen.client.records import RequestRecord
 from loadgen.offline.bodies import OfflineTotals
-from loadgen.report import Interference, OfflineReport, OnlineReport, Ratios, Summary
+from loadgen.report.report import Interference, OfflineReport, OnlineReport, Ratios, Summary
 
 LATENCIES = ("ttft_ms", "tbt_ms", "tpot_ms", "normalized_latency_ms")
 

@@ -6,8 +6,8 @@ import pytest
 
 from loadgen.client.records import RequestRecord
 from loadgen.errors import SloError
-from loadgen.metrics import LatencySamples, online_report
-from loadgen.slo import parse_slo
+from loadgen.report.metrics import LatencySamples, online_report
+from loadgen.report.slo import parse_slo
 
 
 @pytest.mark.parametrize(

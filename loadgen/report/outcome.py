@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import msgspec
 
 from loadgen.client.records import RequestRecord
-from loadgen.metrics import LatencySamples, harvest, interference
-from loadgen.notes import reservations
-from loadgen.report import Baseline, OfflineReport, OnlineReport, Report, RunFacts
-from loadgen.slo import Slo
+from loadgen.report.metrics import LatencySamples, harvest, interference
+from loadgen.report.notes import reservations
+from loadgen.report.report import Baseline, OfflineReport, OnlineReport, Report, RunFacts
+from loadgen.report.slo import Slo
 
 ONLINE_ONLY, OFFLINE_ONLY, TOGETHER = "online only", "offline only", "replay"
 
