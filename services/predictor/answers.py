@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from services.predictor.profile import WatchedProfile
+from services.predictor.watched_kind import WatchedProfile
 from shared.latency.features import BatchFeatures
 from shared.protocol.latency_models import FittedModel
 from shared.protocol.messages import ExecutorInfo

@@ -10,8 +10,8 @@ import msgspec
 
 from services.predictor.answers import answer
 from services.predictor.fit import Fit, calibrated, fit_best, is_material
-from services.predictor.profile import RECENT_SAMPLES, WatchedProfile
 from services.predictor.settings import PredictorSettings
+from services.predictor.watched_kind import RECENT_SAMPLES, WatchedProfile
 from services.predictor.window import Observation
 from shared.bus import Bucket, Bus, Subscription
 from shared.cancellation import check_cancelled

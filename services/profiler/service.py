@@ -12,7 +12,6 @@ from services.profiler.settings import ProfilerSettings
 from services.profiler.slo.budgets import SloBudgets
 from services.profiler.slo.settings import parse_slos
 from services.profiler.sweep.load_watch import LoadWatch
-from services.profiler.sweep.profile import Profile, ProfileFiles, profile_of
 from services.profiler.sweep.progress import ProfileProgress, ProfileState
 from services.profiler.sweep.sweep import (
     ExecutorBusyError,
@@ -21,6 +20,7 @@ from services.profiler.sweep.sweep import (
     Sweep,
     publish_samples,
 )
+from services.profiler.sweep.sweep_record import Profile, ProfileFiles, profile_of
 from shared.bus import Bucket, Bus, Entry
 from shared.cancellation import check_cancelled
 from shared.clock import Clock

@@ -17,7 +17,7 @@ from loadgen.report.slo import parse_slo
 from services.executor.engines.factory import load_engine
 from services.executor.service import executor_info
 from services.executor.settings import ExecutorSettings
-from services.profiler.sweep.profile import ProfileFiles, profile_of
+from services.profiler.sweep.sweep_record import ProfileFiles, profile_of
 from shared.bus import Bus
 from shared.latency.architectures import architecture_named
 from shared.latency.devices import device_named

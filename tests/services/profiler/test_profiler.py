@@ -13,9 +13,9 @@ from services.predictor.settings import PredictorSettings
 from services.profiler.service import Profiler
 from services.profiler.settings import ProfilerSettings
 from services.profiler.sweep.load_watch import LoadWatch
-from services.profiler.sweep.profile import ProfileFiles
 from services.profiler.sweep.shapes import fits, num_tokens, sweep_shapes
 from services.profiler.sweep.sweep import ExecutorBusyError, ExecutorSilentError, Sweep
+from services.profiler.sweep.sweep_record import ProfileFiles
 from shared.bus import Bus
 from shared.clock import SystemClock
 from shared.errors import ConfigError
