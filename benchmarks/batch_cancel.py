@@ -13,7 +13,7 @@ from pathlib import Path
 
 from benchmarks.batch_scale import ENDED, ENDPOINT, READY_S, is_ready, stack, wait, write_input
 from benchmarks.figures import print_table
-from services.local.commands.api_client import ApiClient
+from services.local.commands.server import ApiClient
 from services.local.stack.port import free_port
 from shared.bus import Bus
 from shared.protocol import subjects

@@ -26,7 +26,7 @@ from tokenizers import Tokenizer
 
 from benchmarks.figures import print_table
 from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, prepare
-from services.local.commands.api_client import ApiClient
+from services.local.commands.server import ApiClient
 from services.local.stack.nats_server import nats_binary
 from services.local.stack.port import free_port
 from shared.errors import ApiError

@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import typer
@@ -35,6 +35,7 @@ from loadgen.report.report import Report
 from loadgen.report.table import print_report
 from loadgen.stopping import run_until_signalled
 from shared.client_key import client_key
+from shared.json_text import json_text
 from shared.settings.expanded_command import with_option_groups
 
 EXIT_NOTHING_DONE = 1
@@ -121,14 +122,20 @@ def raise_file_limit() -> None:
 
 
 def write_report(report: Report, json_file: str | None) -> None:
-    """A table on stdout and JSON in the file; or JSON on stdout alone. Raises WorkloadError."""
+    """As ``write_result``."""
+    write_result(report, json_file, lambda console: print_report(console, report))
+
+
+def write_result(result: object, json_file: str | None, print_tables: Callable[[Console], None]) -> None:
+    """Tables on stdout and JSON in the file; or JSON on stdout alone. Raises WorkloadError."""
+    text = json_text(result) + "\n"
     if json_file == STANDARD_OUTPUT:
-        sys.stdout.write(report.to_json() + "\n")
+        sys.stdout.write(text)
         return
-    print_report(Console(soft_wrap=False, highlight=False), report)
+    print_tables(Console(soft_wrap=False, highlight=False))
     if json_file is not None:
         try:
-            Path(json_file).write_text(report.to_json() + "\n")
+            Path(json_file).write_text(text)
         except OSError as error:
             raise WorkloadError(f"cannot write {json_file}: {error.strerror}") from error
 

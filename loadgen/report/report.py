@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import msgspec
 
-from shared.json_text import json_text
-
 
 class Summary(msgspec.Struct, frozen=True):
     """A metric over all its samples. Percentiles interpolate linearly between samples, as numpy's do."""
@@ -122,7 +120,3 @@ class Report(msgspec.Struct, frozen=True):
     slo: list[SloReport]
     partial: bool  # interrupted
     notes: list[str]
-
-    def to_json(self) -> str:
-        """Indented JSON; keys are the field names."""
-        return json_text(self)

@@ -5,9 +5,34 @@ from __future__ import annotations
 import contextlib
 import sys
 from dataclasses import dataclass, field
+from typing import Annotated
 
-from services.local.commands.api_client import ApiClient
+import typer
+
+from services.local.commands.server import ApiClient, ServerOptions
 from shared.errors import ApiError
+from shared.settings.expanded_command import with_option_groups
+
+
+@with_option_groups
+def chat(
+    server: ServerOptions,
+    message: Annotated[str | None, typer.Argument(help="Ask this and leave; without it, a conversation.")] = None,
+    model: Annotated[str | None, typer.Option(help="By default the first that the server lists.")] = None,
+    system: Annotated[str | None, typer.Option(help="The system message.")] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="The longest answer.")] = 512,
+    temperature: Annotated[
+        float, typer.Option(min=0.0, max=2.0, help="0 is greedy; 1 is the model's own spread.")
+    ] = 0.0,
+) -> None:
+    """Chat with the model; the answer is streamed. Ctrl-C stops an answer, Ctrl-D leaves."""
+    with server.client() as client:
+        options = ChatOptions(model or default_model(client), system, max_tokens, temperature)
+        conversation = Conversation(client, options)
+        if message is None:
+            conversation.run()
+        else:
+            conversation.ask(message)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,26 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from typing import Annotated, TypeVar
 
+import msgspec
 import typer
+from rich.console import Console
+from rich.table import Table
 
-from services.local.commands.parameters import DataDirOption, JsonOption, NatsOption
-from services.local.stack.options import DEFAULT_DATA_DIR
+from services.local.commands.parameters import BusOptions, JsonOption
+from services.local.stack.keys import Keys, open_keys
 from shared.json_text import json_text
+from shared.protocol.api_keys import ApiKeyRecord
+from shared.settings.expanded_command import with_option_groups
 
-if TYPE_CHECKING:
-    from shared.protocol.api_keys import ApiKeyRecord
-
-key_app = typer.Typer(no_args_is_help=True)
+Answer = TypeVar("Answer")
 
 KeyName = Annotated[str, typer.Argument(metavar="NAME", help="Whose key it is; A-Z, a-z, 0-9, _ and -.")]
 
+key_app = typer.Typer(no_args_is_help=True)
+
 
 @key_app.command()
+@with_option_groups
 def create(
     name: KeyName,
+    stack: BusOptions,
     weight: Annotated[
         float,
         typer.Option(
@@ -38,12 +45,10 @@ def create(
     tokens_per_minute: Annotated[
         int | None, typer.Option(min=1, help="Of prompts and answers, at most so many; by default no limit.")
     ] = None,
-    data_dir: DataDirOption = DEFAULT_DATA_DIR,
-    nats: NatsOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Make a key and show it, this once. It is valid at once, whether the stack runs or not."""
-    key = asyncio.run(_create(data_dir, nats, name, weight, requests_per_minute, tokens_per_minute))
+    key = _with_keys(stack, lambda keys: keys.create(name, weight, requests_per_minute, tokens_per_minute))
     if as_json:
         print(json_text({"name": name, "key": key}))
     else:
@@ -52,56 +57,34 @@ def create(
 
 
 @key_app.command("list")
-def list_keys(data_dir: DataDirOption = DEFAULT_DATA_DIR, nats: NatsOption = None, as_json: JsonOption = False) -> None:
+@with_option_groups
+def list_keys(stack: BusOptions, as_json: JsonOption = False) -> None:
     """List the keys, without what is secret of them."""
-    records = asyncio.run(_list(data_dir, nats))
+    records = _with_keys(stack, Keys.all)
     if as_json:
-        shown = [{key: value for key, value in _fields(record).items() if key != "key_hash"} for record in records]
-        print(json_text(shown))
+        fields = map(msgspec.structs.asdict, records)
+        print(json_text([{name: value for name, value in each.items() if name != "key_hash"} for each in fields]))
     else:
-        _show(records)
+        _print_table(records)
 
 
 @key_app.command()
-def revoke(name: KeyName, data_dir: DataDirOption = DEFAULT_DATA_DIR, nats: NatsOption = None) -> None:
+@with_option_groups
+def revoke(name: KeyName, stack: BusOptions) -> None:
     """Make a key invalid at once; what it has begun is finished."""
-    asyncio.run(_revoke(data_dir, nats, name))
+    _with_keys(stack, lambda keys: keys.revoke(name))
     print(f"revoked {name}")
 
 
-async def _create(data_dir: Path, nats: str | None, name: str, weight: float, rpm: int | None, tpm: int | None) -> str:
-    from services.local.stack.keys import open_keys
+def _with_keys(stack: BusOptions, ask: Callable[[Keys], Awaitable[Answer]]) -> Answer:
+    async def run() -> Answer:
+        async with open_keys(stack.data_dir, stack.nats) as keys:
+            return await ask(keys)
 
-    async with open_keys(data_dir, nats) as keys:
-        return await keys.create(name, weight, rpm, tpm)
-
-
-async def _list(data_dir: Path, nats: str | None) -> list[ApiKeyRecord]:
-    from services.local.stack.keys import open_keys
-
-    async with open_keys(data_dir, nats) as keys:
-        return await keys.all()
+    return asyncio.run(run())
 
 
-async def _revoke(data_dir: Path, nats: str | None, name: str) -> None:
-    from services.local.stack.keys import open_keys
-
-    async with open_keys(data_dir, nats) as keys:
-        await keys.revoke(name)
-
-
-def _fields(record: ApiKeyRecord) -> dict[str, object]:
-    import msgspec
-
-    return msgspec.structs.asdict(record)
-
-
-def _show(records: list[ApiKeyRecord]) -> None:
-    from datetime import UTC, datetime
-
-    from rich.console import Console
-    from rich.table import Table
-
+def _print_table(records: list[ApiKeyRecord]) -> None:
     columns = ("name", "key", "made", "weight", "requests/min", "tokens/min")
     table = Table(*columns, box=None, header_style="bold")
     for record in records:

@@ -1,28 +1,24 @@
-"""Command line parameters that several commands share."""
+"""Command line parameters that several commands share, and how they print what they found."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, TypeVar
 
 import typer
 
+from services.local.stack.options import DEFAULT_DATA_DIR
+from services.local.stack.stack_bus import stack_bus
+from shared.bus import Bus
+from shared.json_text import json_text
 from shared.settings.config_file import STACK, find_config
 
+Found = TypeVar("Found")
 Value = TypeVar("Value", str, str | None)
-
-ENDPOINTS = ("/v1/chat/completions", "/v1/completions")  # what a batch's lines may ask for
-
-ConfigOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="FILE",
-        help="Configuration file, else SLACKWATER_CONFIG, ./slackwater.toml or the user's own; '' reads none.",
-        show_default=False,
-    ),
-]
 
 
 def _configured_path(ctx: typer.Context, param: typer.CallbackParam, value: Path) -> Path:
@@ -45,6 +41,14 @@ def _configured(ctx: typer.Context, param: typer.CallbackParam) -> str | None:
     return found
 
 
+ConfigOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE",
+        help="Configuration file, else SLACKWATER_CONFIG, ./slackwater.toml or the user's own; '' reads none.",
+        show_default=False,
+    ),
+]
 DataDirOption = Annotated[
     Path,
     typer.Option(
@@ -63,10 +67,18 @@ NatsOption = Annotated[
         help="The stack's bus; by default that of the configuration file, else of the data directory's stack.",
     ),
 ]
-UrlOption = Annotated[
-    str | None,
-    typer.Option(envvar="SLACKWATER_URL", help="The server; by default the stack of the data directory."),
-]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BusOptions:
+    """Which stack a command asks over its bus."""
+
+    data_dir: DataDirOption = DEFAULT_DATA_DIR
+    nats: NatsOption = None
+
+    def bus(self, name: str) -> AbstractAsyncContextManager[Bus]:
+        """``name``: of who asks. Raises StackError where none answers."""
+        return stack_bus(name, self.data_dir, self.nats)
 
 
 def one_of(what: str, known: Collection[str]) -> Callable[[Value], Value]:
@@ -78,3 +90,11 @@ def one_of(what: str, known: Collection[str]) -> Callable[[Value], Value]:
         return value
 
     return check
+
+
+def show(found: Found, as_json: bool, print_it: Callable[[Found], None]) -> None:
+    """What a command found, as JSON or as people read it."""
+    if as_json:
+        print(json_text(found))
+    else:
+        print_it(found)

@@ -6,19 +6,16 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
-from rich.console import Console
-from rich.table import Table
 
 from services.gateway.settings import GatewaySettings
 from services.local.doctor import key_check, machine_checks, package_checks, stack_checks
 from services.local.doctor.check import Check, State, failed, ok
 from services.local.stack.catalogue import all_values, read_config, stack_options
 from services.local.stack.gpu_pinning import VISIBLE, placements
+from services.local.stack.machine import gpus
 from services.local.stack.options import StackOptions
 from shared.errors import ConfigError, StackError
 from shared.settings.config import Value
-
-MARKS = {State.OK: ("ok", "green"), State.WARNING: ("warning", "yellow"), State.FAILED: ("failed", "red")}
 
 
 class Diagnosis(msgspec.Struct, frozen=True):
@@ -56,18 +53,6 @@ def placement_check(options: StackOptions, environ: Mapping[str, str]) -> Check:
     return ok("executors", f"{len(placed)}: {', '.join(devices) or threads}")
 
 
-def show(diagnosis: Diagnosis) -> None:
-    """A line for each check, with what to do below those that need it."""
-    console = Console(highlight=False, markup=False)
-    table = Table(box=None, show_header=False)
-    for check in diagnosis.checks:
-        mark, style = MARKS[check.state]
-        table.add_row(check.name, mark, check.found, style=None if check.state is State.OK else style)
-        if check.remedy:
-            table.add_row("", "", f"-> {check.remedy}")
-    console.print(table)
-
-
 def _gateway(values: Mapping[str, Value], host: str) -> GatewaySettings:
     """As far as keys are concerned."""
     keys = {name: values[name].value for name in ("require_keys", "api_key")}
@@ -75,15 +60,15 @@ def _gateway(values: Mapping[str, Value], host: str) -> GatewaySettings:
 
 
 def _machine(options: StackOptions, device: str) -> list[Check]:
-    gpus = machine_checks.gpus()
+    there = gpus()
     return [
         machine_checks.python_check(),
         machine_checks.cores_check(),
         machine_checks.memory_check(stack_checks.weights_bytes(options), options.executors),
-        machine_checks.gpu_check(gpus, device, options.engine),
+        machine_checks.gpu_check(there, device, options.engine),
         package_checks.packages_check(),
-        package_checks.triton_check(bool(gpus)),
-        package_checks.vllm_check(options.engine, bool(gpus)),
+        package_checks.triton_check(bool(there)),
+        package_checks.vllm_check(options.engine, bool(there)),
     ]
 
 

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
 import sys
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
 from services.local.doctor.check import Check, failed, ok, warning
+from services.local.stack.machine import has_cpu_torch, usable_cores
 from shared.process.memory import available_memory_bytes, total_memory_bytes
 
 OLDEST_PYTHON, NEWEST_PYTHON = (3, 11), (3, 13)
 MIB = 1024 * 1024
 SERVICES_MIB = 300  # all services but the executors, as measured
 EXECUTOR_MIB = 500  # one with the torch engine, before weights and KV blocks
-NVIDIA_SMI_S = 10.0
 
 
 def python_check(running: tuple[int, ...] = tuple(sys.version_info[:3])) -> Check:
@@ -60,32 +55,6 @@ def gpu_check(there: Sequence[str], device: str, engine: str) -> Check:
     if engine != "sim" and device != "cpu" and has_cpu_torch():
         return warning("gpu", f"{found}; torch is built for CPUs", "install a torch with CUDA, or leave them idle")
     return ok("gpu", found)
-
-
-def usable_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-
-
-def gpus() -> list[str]:
-    """As the driver names them, with their memory; empty without one that answers."""
-    smi = shutil.which("nvidia-smi")
-    if smi is None or not Path("/dev/nvidiactl").exists():
-        return []
-    command = [smi, "--query-gpu=name,memory.total", "--format=csv,noheader"]
-    try:
-        asked = subprocess.run(command, capture_output=True, text=True, timeout=NVIDIA_SMI_S, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return []
-    return [line.strip() for line in asked.stdout.splitlines() if line.strip()]
-
-
-def has_cpu_torch() -> bool:
-    """The installed torch is one that cannot use GPUs."""
-    try:
-        return version("torch").endswith("+cpu")
-    except PackageNotFoundError:
-        return False
 
 
 def _dotted(number: tuple[int, ...]) -> str:

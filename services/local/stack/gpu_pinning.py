@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from services.local.doctor.machine_checks import gpus, has_cpu_torch, usable_cores
 from services.local.stack.catalogue import all_values, read_config
+from services.local.stack.machine import gpus, has_cpu_torch, usable_cores
 from services.local.stack.options import StackOptions
 from shared.errors import StackError
 

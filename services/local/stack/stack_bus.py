@@ -20,16 +20,16 @@ async def stack_bus(name: str, data_dir: Path, nats: str | None) -> AsyncIterato
         yield bus
 
 
-def stack_on(data_dir: Path, nats: str | None) -> StackFile | None:
-    """The stack of the data directory; None where the given bus is another one's. Raises StackError where neither is
-    there."""
+def stack_on(data_dir: Path, nats: str | None) -> tuple[StackFile | None, str]:
+    """The stack of the data directory, None where the given bus is another one's; and the URL of the bus. Raises
+    StackError where neither is there."""
     try:
         stack = DataDir(data_dir).read_stack()
     except StackError:
         if nats:
-            return None
+            return None, nats
         raise
-    return stack if nats in (None, "", stack.nats_url) else None
+    return (stack if nats in (None, "", stack.nats_url) else None), nats or stack.nats_url
 
 
 @asynccontextmanager

@@ -10,10 +10,10 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
-from services.local.commands.status.top_line import show_essentials
 from services.local.stack.data_dir import DataDir, ProcessEntry, StackFile
 from services.local.stack.gpu_pinning import placements
 from services.local.stack.nats_server import nats_command
@@ -31,16 +31,23 @@ from shared.errors import SlackwaterError, StackError
 MAX_FAILURES_BEFORE_READY = 3  # of one service, in a row
 SAME_SIGNAL_S = 0.5  # timeout(1) and some shells deliver one request to the process and again to its group
 KILLED_STATUS = 130  # as a shell reports an interrupted command
+WatchServing = Callable[[str, Progress], Coroutine[Any, Any, None]]  # by the URL of the bus
+
 DRAIN_ORDER = ("gateway", "executor", "offline-queue", "profiler", "predictor", "nats-server")
 
 
 class Supervisor:
     """One stack. ``run`` is its whole life."""
 
-    def __init__(self, options: StackOptions, progress: Progress, announce: Callable[[str], None]) -> None:
+    def __init__(
+        self, options: StackOptions, progress: Progress, announce: Callable[[str], None], watch: WatchServing
+    ) -> None:
+        """``announce`` gets the ready line. ``watch`` tells a progress that can be redrawn what the stack does, from
+        then on and until it ends."""
         self._options = options
         self._progress = progress
         self._announce = announce
+        self._watch = watch
         self._data_dir = DataDir(options.data_dir)
         self._keepers: list[Keeper] = []
         self._keeping = asyncio.TaskGroup()
@@ -111,7 +118,7 @@ class Supervisor:
         self._progress.close()
         self._announce(f"ready {self._options.url} model {self._options.model_name}")
         if self._progress.redraws:
-            self._showing = self._keeping.create_task(show_essentials(self._nats_url, self._progress))
+            self._showing = self._keeping.create_task(self._watch(self._nats_url, self._progress))
 
     async def _prepare_model(self) -> Path:
         """The model's folder. Raises StackError with the end of the log."""

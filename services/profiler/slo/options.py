@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
+from loadgen.errors import SloError
 from loadgen.options import JsonFileOption, ProgressOption
+from loadgen.report.slo import Slo, parse_slo
 from services.profiler.slo.search import DEFAULT_PRECISION
 
 SearchSloOption = Annotated[
@@ -26,3 +28,9 @@ class SearchOptions:
     precision: PrecisionOption = DEFAULT_PRECISION
     json_file: JsonFileOption = None
     progress: ProgressOption = None
+
+    def slos(self) -> list[Slo]:
+        """Raises SloError where there are none, or one cannot be understood."""
+        if not self.slo:
+            raise SloError("nothing to keep: give --slo, for example --slo 'ttft_p99<=800ms'")
+        return [parse_slo(expr) for expr in self.slo]

@@ -7,9 +7,7 @@ import time
 from rich.console import Console
 
 from loadgen.cli import is_shown
-from loadgen.errors import SloError
 from loadgen.option_groups import WorkloadOptions
-from loadgen.report.slo import parse_slo
 from services.profiler.simulation.options import MachineOptions, StrategyOptions, value_errors_as_named
 from services.profiler.simulation.setup import checked_orders
 from services.profiler.simulation.stopping import run_until_stopped
@@ -35,8 +33,7 @@ def profile_simulated(
     console: Console,
 ) -> tuple[SloProfileRecord, int | None]:
     """What was found, or known when a signal came, and its number. Raises LoadgenError for input that cannot be."""
-    if not searching.slo:
-        raise SloError("nothing to keep: give --slo, for example --slo 'ttft_p99<=800ms'")
+    slos = searching.slos()
     with value_errors_as_named():
         chosen = checked_orders(
             Strategy(
@@ -53,7 +50,7 @@ def profile_simulated(
             console.print(f"note: {note}", markup=False)
         with trial_progress_on(console, is_shown(searching.progress)) as bar:
             trials = SimulatedTrials(prepared, setup, chosen, duration_s, bar)
-            search = SloSearch([parse_slo(expr) for expr in searching.slo], trials.knob, searching.precision)
+            search = SloSearch(slos, trials.knob, searching.precision)
             stopped_by = run_until_stopped(lambda: run_search(search, trials))
     lengths = [(prompt.num_tokens, prompt.max_tokens) for prompt in prepared.backlog.prompts]
     facts = workload_facts(plan.trace or "", prepared.requests, duration_s, plan.prompt_file or "", lengths)

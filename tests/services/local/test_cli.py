@@ -16,7 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from services.local.cli import app
-from services.local.commands.api_client import ApiClient
+from services.local.commands.server import ApiClient
 from services.local.stack.port import free_port
 from shared.errors import ApiError
 

@@ -19,10 +19,10 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from services.local.commands.api_client import ApiClient, Json
-from services.local.commands.parameters import ENDPOINTS
+from services.local.commands.server import ApiClient, Json
 from shared.errors import ApiError
 
+ENDPOINTS = ("/v1/chat/completions", "/v1/completions")  # what a batch's lines may ask for
 FINAL_STATUSES = frozenset({"completed", "failed", "expired", "cancelled"})
 POLL_S = 0.5  # the API has no event for a batch's progress
 SPEED_S = 60.0  # over which the time left is estimated
@@ -90,13 +90,13 @@ def fetch(client: ApiClient, batch: Json, output: Path) -> None:
     """Write the batch's results to ``output``, and failed lines beside it as NAME.errors.jsonl. Raises ApiError."""
     if not batch.get("output_file_id") and not batch.get("error_file_id"):
         raise ApiError(f"batch {batch['id']} has no results: it is {batch['status']}")
-    if batch.get("output_file_id"):
-        client.download(batch["output_file_id"], output)
-        _tell(f"results: {output}")
-    if batch.get("error_file_id"):
-        errors = output.with_suffix(".errors.jsonl")
-        client.download(batch["error_file_id"], errors)
-        _tell(f"failed lines: {errors}")
+    for field, what, path in (
+        ("output_file_id", "results", output),
+        ("error_file_id", "failed lines", output.with_suffix(".errors.jsonl")),
+    ):
+        if batch.get(field):
+            client.download(batch[field], path)
+            print(f"{what}: {path}", file=sys.stderr)
 
 
 def require_completed(batch: Json) -> None:
@@ -111,7 +111,7 @@ def require_completed(batch: Json) -> None:
     raise ApiError("\n".join([f"batch {batch['id']} is {batch['status']}", *lines[:10]]))
 
 
-def show_table(batches: list[Json]) -> None:
+def print_table(*batches: Json) -> None:
     """The batches as a table on stdout."""
     table = Table(box=None, header_style="bold")
     longest = max((len(batch["id"]) for batch in batches), default=0)
@@ -127,7 +127,3 @@ def show_table(batches: list[Json]) -> None:
 
 def _counts(batch: Json) -> dict[str, int]:
     return {"total": 0, "completed": 0, "failed": 0, **(batch.get("request_counts") or {})}
-
-
-def _tell(text: str) -> None:
-    print(text, file=sys.stderr)

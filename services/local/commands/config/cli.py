@@ -8,11 +8,14 @@ from typing import Annotated
 
 import msgspec
 import typer
+from rich.console import Console
+from rich.table import Table
 
+from services.local.commands import parameters
+from services.local.commands.config.text import config_template, reference, toml_value
 from services.local.commands.parameters import ConfigOption, JsonOption
 from services.local.stack.catalogue import all_values, read_config, tables
 from shared.errors import ConfigError
-from shared.json_text import json_text
 from shared.settings.config import Origin, Value
 from shared.settings.config_file import FILE_NAME
 from shared.settings.setting import Setting
@@ -46,11 +49,7 @@ def show(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     file = read_config(config, os.environ)
     values = all_values(file, os.environ)
     shown = [_shown(table, setting, values[table][setting.name]) for table in values for setting in tables()[table]]
-    whole = ShownConfig(str(file.path) if file else None, shown)
-    if as_json:
-        print(json_text(whole))
-    else:
-        _print(whole)
+    parameters.show(ShownConfig(str(file.path) if file else None, shown), as_json, _print_table)
 
 
 @config_app.command()
@@ -61,8 +60,6 @@ def init(
     force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
 ) -> None:
     """Write a configuration file with every setting, its meaning and its default, commented out."""
-    from services.local.commands.config.text import config_template
-
     text = config_template()
     if file == STANDARD_OUTPUT:
         print(text, end="")
@@ -80,8 +77,6 @@ def init(
 @config_app.command("reference")
 def show_reference() -> None:
     """Print the reference of all settings as Markdown."""
-    from services.local.commands.config.text import reference
-
     print("\n".join(reference()).rstrip())
 
 
@@ -92,13 +87,8 @@ def _shown(table: str, setting: Setting, found: Value) -> ShownSetting:
     return ShownSetting(table, setting.name, value, found.origin, found.where)
 
 
-def _print(whole: ShownConfig) -> None:
+def _print_table(whole: ShownConfig) -> None:
     """What differs from the defaults stands out."""
-    from rich.console import Console
-    from rich.table import Table
-
-    from services.local.commands.config.text import toml_value
-
     console = Console(highlight=False, markup=False)
     console.print(f"file: {whole.file or 'none'}", soft_wrap=True)
     table = Table("table", "setting", "value", "from", box=None, header_style="bold")

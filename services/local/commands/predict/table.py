@@ -17,7 +17,7 @@ BROS_REGRESSORS = ("if prefills", "S_p", "pairs", "if decodes", "N_d", "S_d")
 REGRESSORS = ("", "S_p", "S_d", "S_p²", "S_d²", "N_p", "N_d", "pairs")
 
 
-def show_prediction(asked: PredictBatch, prediction: Prediction) -> None:
+def print_prediction(asked: PredictBatch, prediction: Prediction) -> None:
     """The whole and whose it is, and a table of its requests, equal ones together."""
     console = Console(highlight=False, markup=False, soft_wrap=True)
     noise = "" if prediction.noise_floor is None else f", noise floor {prediction.noise_floor:.1%}"
@@ -33,7 +33,7 @@ def show_prediction(asked: PredictBatch, prediction: Prediction) -> None:
     console.print(table)
 
 
-def show_models(models: list[ListedModel]) -> None:
+def print_models(models: list[ListedModel]) -> None:
     """One row for each model, and below what they consist of."""
     console = Console(highlight=False, markup=False, soft_wrap=True)
     if not models:

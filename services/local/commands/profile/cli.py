@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from loadgen.cli import STANDARD_OUTPUT, errors_as_lines
-from loadgen.errors import WorkloadError
+from loadgen.cli import errors_as_lines, write_result
 from loadgen.option_groups import WorkloadOptions
-from services.local.commands.parameters import DataDirOption, NatsOption, UrlOption
+from services.local.commands.parameters import BusOptions
 from services.local.commands.profile.live import profile_live
-from services.local.commands.profile.slo_profiles import ASKER, newest_profiles, profile_now
-from services.local.commands.target import server_url
-from services.local.stack.options import DEFAULT_DATA_DIR
-from services.local.stack.stack_bus import stack_bus
+from services.local.commands.profile.slo_profiles import newest_profiles, profile_now
+from services.local.commands.server import UrlOption, server_url
 from services.profiler.simulation.options import MachineOptions, ModelNameOption, StrategyOptions
 from services.profiler.simulation.setup import LIVE
 from services.profiler.slo.options import SearchOptions
 from services.profiler.slo.simulated_cli import profile_simulated
 from services.profiler.slo.table import print_profile
-from shared.json_text import json_text
 from shared.protocol.slo_profile import SloProfileRecord
 from shared.settings.expanded_command import with_option_groups
 
@@ -44,13 +38,12 @@ def profile(
     machine: MachineOptions,
     strategy: StrategyOptions,
     searching: SearchOptions,
+    stack: BusOptions,
     model: ModelNameOption = LIVE.sim_model,
     duration: DurationOption = None,
     live: LiveOption = False,
     now: NowOption = False,
     url: UrlOption = None,
-    data_dir: DataDirOption = DEFAULT_DATA_DIR,
-    nats: NatsOption = None,
 ) -> None:
     """Find the largest latency budget (hygen) or offline rate (hygen-star) that keeps every SLO.
 
@@ -61,11 +54,9 @@ def profile(
     stopped_by: int | None = None
     with errors_as_lines(console):
         if live:
-            record, stopped_by = asyncio.run(
-                _live(
-                    workload, searching, duration or LIVE_DURATION_S, server_url(url, data_dir), data_dir, nats, console
-                )
-            )
+            plan = workload.plan(duration or LIVE_DURATION_S, None)
+            address = server_url(url, stack.data_dir)
+            record, stopped_by = asyncio.run(profile_live(stack, address, plan, searching, console))
             records = [record]
         elif workload.online or workload.offline:
             record, stopped_by = profile_simulated(
@@ -73,9 +64,9 @@ def profile(
             )
             records = [record]
         elif now:
-            records = asyncio.run(profile_now(data_dir, nats, searching.slo or []))
+            records = asyncio.run(profile_now(stack, searching.slo or []))
         else:
-            records = asyncio.run(newest_profiles(data_dir, nats))
+            records = asyncio.run(newest_profiles(stack))
         _write(records, searching.json_file, partial=stopped_by is not None)
     if stopped_by is not None:
         raise typer.Exit(128 + stopped_by)
@@ -83,32 +74,11 @@ def profile(
         raise typer.Exit(EXIT_NOTHING_FOUND)
 
 
-async def _live(
-    workload: WorkloadOptions,
-    searching: SearchOptions,
-    duration_s: float,
-    url: str | None,
-    data_dir: Path,
-    nats: str | None,
-    console: Console,
-) -> tuple[SloProfileRecord, int | None]:
-    plan = workload.plan(duration_s, None)
-    async with stack_bus(ASKER, data_dir, nats) as bus:
-        return await profile_live(bus, server_url(url, data_dir), plan, searching, console)
-
-
 def _write(records: list[SloProfileRecord], json_file: str | None, partial: bool) -> None:
-    """Tables on stdout and JSON in the file; or JSON on stdout alone. A single record is no list."""
-    found: SloProfileRecord | list[SloProfileRecord] = records[0] if len(records) == 1 else records
-    text = json_text(found) + "\n"
-    if json_file == STANDARD_OUTPUT:
-        sys.stdout.write(text)
-        return
-    console = Console(soft_wrap=False, highlight=False)
-    for record in records:
-        print_profile(console, record, partial)
-    if json_file is not None:
-        try:
-            Path(json_file).write_text(text)
-        except OSError as error:
-            raise WorkloadError(f"cannot write {json_file}: {error.strerror}") from error
+    """A single record is no list."""
+
+    def print_tables(console: Console) -> None:
+        for record in records:
+            print_profile(console, record, partial)
+
+    write_result(records[0] if len(records) == 1 else records, json_file, print_tables)

@@ -11,10 +11,10 @@ from rich.console import Console
 
 from loadgen.cli import is_shown, raise_file_limit
 from loadgen.client.openai_client import OpenAIClient
-from loadgen.errors import SloError
 from loadgen.replay import ReplayPlan
-from loadgen.report.slo import parse_slo
 from loadgen.stopping import run_until_signalled
+from services.local.commands.parameters import BusOptions
+from services.local.commands.profile.slo_profiles import ASKER
 from services.local.stack.readiness import ping_all
 from services.profiler.slo.facts import workload_facts
 from services.profiler.slo.live import LiveTrials, search_live
@@ -36,30 +36,36 @@ OFFLINE_QUEUE = "offline-queue"
 
 
 async def profile_live(
-    bus: Bus, url: str, plan: ReplayPlan, searching: SearchOptions, console: Console
+    stack: BusOptions, url: str, plan: ReplayPlan, searching: SearchOptions, console: Console
 ) -> tuple[SloProfileRecord, signal.Signals | None]:
     """What was found, and published with its budget; or what is known when a signal came, and which.
 
     Raises StackError for a stack whose budget cannot be searched for, LoadgenError for a workload or a server that
     cannot be used."""
-    if not searching.slo:
-        raise SloError("nothing to keep: give --slo, for example --slo 'ttft_p99<=800ms'")
-    search = SloSearch([parse_slo(expr) for expr in searching.slo], Knob.BUDGET_MS, searching.precision)
-    await _require_budget(bus)
-    info = await _executor(bus)
-    raise_file_limit()
-    async with OpenAIClient(url, REQUEST_TIMEOUT_S, client_key(os.environ)) as client:
-        with trial_progress_on(console, is_shown(searching.progress)) as progress:
-            trials = LiveTrials(bus, client, plan, info, progress)
-            stopped_by = await run_until_signalled(search_live(search, trials))
+    search = SloSearch(searching.slos(), Knob.BUDGET_MS, searching.precision)
+    async with stack.bus(ASKER) as bus:
+        await _require_budget(bus)
+        info = await _executor(bus)
+        raise_file_limit()
+        async with OpenAIClient(url, REQUEST_TIMEOUT_S, client_key(os.environ)) as client:
+            with trial_progress_on(console, is_shown(searching.progress)) as progress:
+                trials = LiveTrials(bus, client, plan, info, progress)
+                stopped_by = await run_until_signalled(search_live(search, trials))
+        return await _record(bus, search, plan, info, is_whole=stopped_by is None), stopped_by
+
+
+async def _record(
+    bus: Bus, search: SloSearch, plan: ReplayPlan, info: ExecutorInfo, is_whole: bool
+) -> SloProfileRecord:
+    """Published where the search came to its end."""
     lengths = [(each.num_prompt_tokens, each.max_tokens) for each in plan.prompts if each.num_prompt_tokens is not None]
     facts = workload_facts(plan.trace or "", plan.requests, plan.scaling.duration_s, plan.prompt_file or "", lengths)
     revision = await _model_revision(bus, info.profile_key)
     record = search.record(info.profile_key, facts, "live", time.time(), revision, why="asked")
-    if stopped_by is None:
+    if is_whole:
         profiles = await bus.bucket(subjects.SLO_PROFILES_BUCKET, SloProfileRecord)
         await profiles.put(slo_profile_key(info.profile_key, record.slos, record.knob), record)
-    return record, stopped_by
+    return record
 
 
 async def _require_budget(bus: Bus) -> None:

@@ -1,17 +1,13 @@
-"""`slackwater status`: what a stack's processes say about themselves."""
+"""What a stack's processes say about themselves."""
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 
 import msgspec
-from rich.console import Console
-from rich.table import Table
 
-from services.local.commands.status.slo_text import slo_text
+from services.local.commands.parameters import BusOptions
 from services.local.stack.data_dir import StackFile, is_alive
 from services.local.stack.readiness import PROFILER, ping_all
 from services.local.stack.stack_bus import bus_at, stack_on
@@ -22,7 +18,6 @@ from shared.protocol import subjects
 from shared.protocol.budgets import BudgetRecord
 from shared.protocol.messages import ExecutorInfo, Heartbeat, ServiceStatus
 from shared.protocol.slo_status import SloReport, SloStatus
-from shared.scheduling.kv.policy import KV_POLICIES
 
 ANSWER_S = 1.0
 HEARTBEAT_S = 2.5  # two heartbeats and a half
@@ -57,10 +52,9 @@ class Status(msgspec.Struct, frozen=True):
     queues: Details
 
 
-async def read_status(data_dir: Path, nats: str | None) -> Status:
+async def read_status(options: BusOptions) -> Status:
     """Ask the stack of the data directory, or whoever is on the given bus. Raises StackError where none answers."""
-    stack = stack_on(data_dir, nats)
-    url = nats or (stack.nats_url if stack else "")
+    stack, url = stack_on(options.data_dir, options.nats)
     async with bus_at(url, "status") as bus:
         async with asyncio.TaskGroup() as group:
             pinging = group.create_task(ping_all(bus, ANSWER_S))
@@ -82,24 +76,6 @@ async def read_status(data_dir: Path, nats: str | None) -> Status:
         slos=slos,
         queues=queue_figures(executors, answers),
     )
-
-
-def show(status: Status) -> None:
-    """Tables on stdout."""
-    console = Console()
-    where = f"{status.url}  {status.model}  " if status.url else ""
-    console.print(f"{where}bus {status.nats}", highlight=False, markup=False)
-    console.print(_process_table(status.processes))
-    for beat in status.executors:
-        console.print(_describe(beat), highlight=False, markup=False)
-    for budget in status.budgets:
-        idle = f", {budget.idle_budget_ms:g} ms without online requests" if budget.idle_budget_ms else ""
-        line = f"budget     {budget.latency_budget_ms:g} ms a step{idle} ({budget.source})  {budget.profile_key}"
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
-    for slo in status.slos:
-        console.print(slo_text(slo, time.time()), highlight=False, markup=False, soft_wrap=True)
-    console.print("queues")
-    console.print(_queue_table(status.queues))
 
 
 async def _heartbeats(bus: Bus) -> list[Heartbeat]:
@@ -178,49 +154,3 @@ def queue_figures(executors: Iterable[Heartbeat], answers: Mapping[str, ServiceS
         | {f"pool_{name}": value for name, value in pool.items() if name in POOL_FIGURES}
         | {f"gateway_{name}": value for name, value in front.items() if name in GATEWAY_FIGURES}
     )
-
-
-def _process_table(processes: list[ProcessStatus]) -> Table:
-    table = Table("process", "pid", "health", "restarts", box=None, header_style="bold")
-    for process in processes:
-        style = "" if process.health == "ok" else "red"
-        pid, restarts = process.pid or "", "" if process.restarts is None else process.restarts
-        table.add_row(process.name, str(pid), process.health, str(restarts), style=style)
-    return table
-
-
-def _describe(beat: Heartbeat) -> str:
-    info, counters = beat.info, beat.counters
-    return (
-        f"{info.executor_id}  {info.engine} on {info.device}{draining_text(beat)}\n"
-        f"  online   {beat.online_running} running, {beat.online_waiting} waiting, "
-        f"{counters.finished_online} finished, {counters.online_tokens} tokens\n"
-        f"  offline  {beat.offline_running} running, {beat.offline_waiting} waiting, "
-        f"{counters.finished_offline} finished, {counters.offline_tokens} tokens\n"
-        f"  steps    {counters.steps}: {counters.steps_planned} planned, {counters.steps_local} local, "
-        f"{counters.steps_idle} from idle\n"
-        f"  blocks   {beat.num_free_blocks} of {info.num_blocks} free{_describe_sharing(beat)}"
-    )
-
-
-def draining_text(beat: Heartbeat) -> str:
-    """What stands behind an executor's name."""
-    return " (drained)" if beat.is_drained else " (drains)" if beat.draining else ""
-
-
-def _describe_sharing(beat: Heartbeat) -> str:
-    counters = beat.counters
-    kv_policy = KV_POLICIES.get(beat.info.kv_policy)
-    if kv_policy is None or not kv_policy.shares_blocks:
-        return ""
-    return (
-        f", {counters.pauses} times an offline request was paused, {counters.checkpointed_slots} slots to the host, "
-        f"{counters.restored_slots} back"
-    )
-
-
-def _queue_table(queues: Details) -> Table:
-    table = Table(box=None, show_header=False, padding=(0, 2))
-    for name, value in queues.items():
-        table.add_row(name.replace("_", " "), str(value))
-    return table

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from pathlib import Path
 
 from rich.console import Console, RenderableType
 from rich.live import Live
 
+from services.local.commands.parameters import BusOptions
 from services.local.commands.status.status import process_statuses, queue_figures, slo_statuses
 from services.local.commands.status.top_table import screen
 from services.local.stack.data_dir import StackFile
@@ -24,11 +24,10 @@ REFRESH_S = 1.0
 ONCE_WIDTH = 160  # of a frame that goes to no terminal
 
 
-async def run_top(data_dir: Path, nats: str | None, once: bool) -> None:
+async def run_top(options: BusOptions, once: bool) -> None:
     """Draw until interrupted or until the stack ends. Raises StackError where there is none."""
-    stack = stack_on(data_dir, nats)
+    stack, url = stack_on(options.data_dir, options.nats)
     watch, clock = StackWatch(), SystemClock()
-    url = nats or (stack.nats_url if stack else "")
     async with bus_at(url, "top") as bus, StackFollower.following(bus, watch, clock) as follower:
         await follower.wait_for_rates()
         if once:
@@ -38,7 +37,7 @@ async def run_top(data_dir: Path, nats: str | None, once: bool) -> None:
             return
         with Live(console=Console(), screen=True, auto_refresh=False) as live:
             while True:
-                stack = stack_on(data_dir, nats)
+                stack, _ = stack_on(options.data_dir, options.nats)
                 live.update(await frame(bus, stack, watch, clock), refresh=True)
                 await asyncio.sleep(REFRESH_S)
 

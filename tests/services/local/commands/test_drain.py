@@ -7,7 +7,6 @@ import json
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from services.local.cli import app
-from services.local.commands.drain import drain
+from services.local.commands.parameters import BusOptions
 from shared.protocol.messages import Heartbeat
 from tests.services.gateway.gateway_rig import MODEL, GatewayRig, wait_until
 
@@ -67,7 +66,7 @@ def test_streams_end_where_they_run_and_new_requests_go_elsewhere(rig: GatewayRi
     drained = of_each(rig, "online_running").index(1)
     told: asyncio.Queue[Heartbeat] = asyncio.Queue()
     with ThreadPoolExecutor(1) as pool:
-        command = drain(Path(), rig.nats_url, EXECUTORS[drained], True, told.put_nowait)
+        command = drained(BusOptions(nats=rig.nats_url), EXECUTORS[drained], True, told.put_nowait)
         draining = pool.submit(asyncio.run, command)
         wait_until(lambda: not told.empty(), rig.logs())
         assert (told.get_nowait().online_running, draining.done()) == (1, False)

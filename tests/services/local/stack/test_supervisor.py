@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from services.local.commands.status.top_line import show_essentials
 from services.local.stack.data_dir import DataDir, ProcessEntry, StackFile
 from services.local.stack.nats_server import nats_command
 from services.local.stack.options import StackOptions
@@ -215,7 +216,7 @@ def test_a_taken_port_is_named_before_anything_starts(tmp_path: Path) -> None:
             require_free("127.0.0.1", port)
         options = StackOptions(port=port, data_dir=tmp_path / "data")
         with pytest.raises(StackError, match=f"port {port}"):
-            asyncio.run(Supervisor(options, SilentProgress(), print).run())
+            asyncio.run(Supervisor(options, SilentProgress(), print, show_essentials).run())
     assert not (tmp_path / "data").exists()
     require_free("127.0.0.1", port)
 
@@ -326,7 +327,8 @@ async def test_what_a_service_started_ends_with_it(tmp_path: Path) -> None:
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the kernel ties processes on Linux only")
 async def test_a_service_does_not_outlive_a_killed_supervisor(tmp_path: Path) -> None:
     code = (
-        "import asyncio, sys; from pathlib import Path; from services.local.stack.processes.process import Command, Process\n"
+        "import asyncio, sys; from pathlib import Path\n"
+        "from services.local.stack.processes.process import Command, Process\n"
         "async def main():\n"
         f"    process = await Process.start(Command('deaf', (sys.executable, '-c', {DEAF!r}), Path(sys.argv[1])))\n"
         "    print(process.pid, flush=True)\n"
@@ -365,7 +367,7 @@ async def test_a_stack_whose_model_is_unknown_ends_with_the_reason(tmp_path: Pat
     progress = SilentProgress()
     announced: list[str] = []
     with pytest.raises(StackError, match=r"no-model cannot be used\nthe end of .*prepare-model\.log:\n.*\S"):
-        await Supervisor(options, progress, announced.append).run()
+        await Supervisor(options, progress, announced.append, show_essentials).run()
     assert announced == []
     assert not (tmp_path / "data" / "stack.json").exists()
     assert not [child for child in psutil.Process().children(recursive=True) if child.name() == "nats-server"]

@@ -1,4 +1,4 @@
-"""A client of any OpenAI-compatible server, for the commands of the CLI."""
+"""The server that a command of the CLI talks to: any that is OpenAI-compatible."""
 
 from __future__ import annotations
 
@@ -6,19 +6,50 @@ import contextlib
 import json
 import os
 from collections.abc import Generator, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import httpx
+import typer
 
+from services.local.commands.parameters import DataDirOption
+from services.local.stack.data_dir import DataDir
+from services.local.stack.options import DEFAULT_DATA_DIR, StackOptions
 from shared.client_key import client_key
-from shared.errors import ApiError
+from shared.errors import ApiError, StackError
 
 Json = dict[str, Any]
 
 CONNECT_TIMEOUT_S = 5.0
 LOCAL_HOSTS = ("127.0.0.1", "::1", "localhost")
+
+UrlOption = Annotated[
+    str | None,
+    typer.Option(envvar="SLACKWATER_URL", help="The server; by default the stack of the data directory."),
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerOptions:
+    """Which server a command talks to."""
+
+    url: UrlOption = None
+    data_dir: DataDirOption = DEFAULT_DATA_DIR
+
+    def client(self) -> ApiClient:
+        return ApiClient(server_url(self.url, self.data_dir))
+
+
+def server_url(url: str | None, data_dir: Path) -> str:
+    """The given URL, else that of the stack in the data directory, else the default address."""
+    if url is not None:
+        return url if "://" in url else f"http://{url}"
+    try:
+        return DataDir(data_dir).read_stack().http_url
+    except StackError:
+        return StackOptions().url
 
 
 class ApiClient:
