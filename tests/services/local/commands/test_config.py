@@ -16,7 +16,7 @@ from services.local.stack.catalogue import SERVICES, STACK_SETTINGS, all_values,
 from shared.errors import ConfigError
 from shared.settings.config import Origin
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 
 
 @pytest.fixture
