@@ -16,7 +16,7 @@ from shared.settings.expanded_command import with_option_groups
 
 @with_option_groups
 def chat(
-    server: ServerOptions,
+    *,
     message: Annotated[str | None, typer.Argument(help="Ask this and leave; without it, a conversation.")] = None,
     model: Annotated[str | None, typer.Option(help="By default the first that the server lists.")] = None,
     system: Annotated[str | None, typer.Option(help="The system message.")] = None,
@@ -24,6 +24,7 @@ def chat(
     temperature: Annotated[
         float, typer.Option(min=0.0, max=2.0, help="0 is greedy; 1 is the model's own spread.")
     ] = 0.0,
+    server: ServerOptions,
 ) -> None:
     """Chat with the model; the answer is streamed. Ctrl-C stops an answer, Ctrl-D leaves."""
     with server.client() as client:

@@ -25,9 +25,10 @@ ExecutorName = Annotated[str, typer.Argument(metavar="EXECUTOR", help="Its id, a
 
 @with_option_groups
 def drain(
+    *,
     executor_id: ExecutorName,
-    stack: BusOptions,
     wait: Annotated[bool, typer.Option(help="Return when it holds no request any more.")] = True,
+    stack: BusOptions,
     as_json: JsonOption = False,
 ) -> None:
     """Give an executor no new requests, online or offline, and wait until those that it has have ended.

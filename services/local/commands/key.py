@@ -29,8 +29,8 @@ key_app = typer.Typer(no_args_is_help=True)
 @key_app.command()
 @with_option_groups
 def create(
+    *,
     name: KeyName,
-    stack: BusOptions,
     weight: Annotated[
         float,
         typer.Option(
@@ -45,6 +45,7 @@ def create(
     tokens_per_minute: Annotated[
         int | None, typer.Option(min=1, help="Of prompts and answers, at most so many; by default no limit.")
     ] = None,
+    stack: BusOptions,
     as_json: JsonOption = False,
 ) -> None:
     """Make a key and show it, this once. It is valid at once, whether the stack runs or not."""

@@ -24,7 +24,7 @@ batch_app = typer.Typer(no_args_is_help=True)
 @batch_app.command()
 @with_option_groups
 def submit(
-    server: ServerOptions,
+    *,
     file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="JSONL, a request per line.")],
     endpoint: Annotated[
         str | None,
@@ -34,6 +34,7 @@ def submit(
     ] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Stay until the batch has ended.")] = False,
     output: OutputOption = None,
+    server: ServerOptions,
     as_json: JsonOption = False,
 ) -> None:
     """Upload a file and start its batch. --output implies --wait."""
@@ -51,9 +52,10 @@ def submit(
 @batch_app.command("list")
 @with_option_groups
 def list_batches(
-    server: ServerOptions,
+    *,
     limit: Annotated[int, typer.Option(min=1, max=100, help="How many at most.")] = 20,
     after: Annotated[str | None, typer.Option(help="Go on behind this id.")] = None,
+    server: ServerOptions,
     as_json: JsonOption = False,
 ) -> None:
     """List batches, the newest first."""

@@ -16,7 +16,7 @@ from shared.settings.expanded_command import with_option_groups
 
 @with_option_groups
 def predict(
-    stack: BusOptions,
+    *,
     prefill: Annotated[
         list[str] | None,
         typer.Option(metavar="SHAPE", help="128; 256@1024: over 1,024 computed tokens; 4x128: four of them."),
@@ -28,6 +28,7 @@ def predict(
     whose: Annotated[
         str, typer.Option("--of", help="A profile key, a model or an executor, where there are several.")
     ] = "",
+    stack: BusOptions,
     as_json: JsonOption = False,
 ) -> None:
     """How long a step with this batch takes, and what each of its requests adds. Without a batch: the models known."""

@@ -24,8 +24,9 @@ def status(stack: BusOptions, as_json: JsonOption = False) -> None:
 
 @with_option_groups
 def top(
-    stack: BusOptions,
+    *,
     once: Annotated[bool, typer.Option("--once", help="Print one frame, as where stdout is no terminal.")] = False,
+    stack: BusOptions,
 ) -> None:
     """Watch a stack: load, step times, what online users get, offline throughput and batches. Ctrl-C leaves."""
     with contextlib.suppress(KeyboardInterrupt):

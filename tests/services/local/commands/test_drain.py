@@ -14,6 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from services.local.cli import app
+from services.local.commands.drain import drained as drained_executor
 from services.local.commands.parameters import BusOptions
 from shared.protocol.messages import Heartbeat
 from tests.services.gateway.gateway_rig import MODEL, GatewayRig, wait_until
