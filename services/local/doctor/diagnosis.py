@@ -11,7 +11,7 @@ from services.gateway.settings import GatewaySettings
 from services.local.doctor import key_check, machine_checks, package_checks, stack_checks
 from services.local.doctor.check import Check, State, failed, ok
 from services.local.stack.catalogue import all_values, read_config, stack_options
-from services.local.stack.gpu_pinning import VISIBLE, placements
+from services.local.stack.gpu_pinning import VISIBLE, device_shares
 from services.local.stack.machine import gpus
 from services.local.stack.options import StackOptions
 from shared.errors import ConfigError, StackError
@@ -38,19 +38,19 @@ def diagnose(given: Mapping[str, Any], config: str | None, environ: Mapping[str,
     checks = [configured, stack_checks.environment_check(environ), *_machine(options, device), *_stack(options)]
     checks.append(key_check.key_check(gateway, options))
     if options.executors > 1:
-        checks.append(placement_check(options, environ))
+        checks.append(executors_check(options, environ))
     return Diagnosis(all(check.state is not State.FAILED for check in checks), checks)
 
 
-def placement_check(options: StackOptions, environ: Mapping[str, str]) -> Check:
+def executors_check(options: StackOptions, environ: Mapping[str, str]) -> Check:
     """What each of several executors would run on."""
     try:
-        placed = placements(options, environ)
+        shares = device_shares(options, environ)
     except StackError as error:
         return failed("executors", f"{options.executors}", str(error))
-    devices = [f"GPU {each.environ[VISIBLE]}" for each in placed if VISIBLE in each.environ]
-    threads = f"{placed[0].threads} CPU thread{'s' * (placed[0].threads != 1)} each"
-    return ok("executors", f"{len(placed)}: {', '.join(devices) or threads}")
+    devices = [f"GPU {each.environ[VISIBLE]}" for each in shares if VISIBLE in each.environ]
+    threads = f"{shares[0].threads} CPU thread{'s' * (shares[0].threads != 1)} each"
+    return ok("executors", f"{len(shares)}: {', '.join(devices) or threads}")
 
 
 def _gateway(values: Mapping[str, Value], host: str) -> GatewaySettings:

@@ -16,29 +16,29 @@ ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # as nvidia-smi counts; CUDA itself
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class DeviceShare:
     """Of one executor: its CPU threads (0: one per core), and what its environment says of GPUs."""
 
     threads: int
     environ: Mapping[str, str] = field(default_factory=dict)
 
 
-def placements(options: StackOptions, environ: Mapping[str, str]) -> list[Placement]:
+def device_shares(options: StackOptions, environ: Mapping[str, str]) -> list[DeviceShare]:
     """One for each executor, by its settings and by what is in this machine. Raises ConfigError and StackError."""
     file = read_config(str(options.config_file or ""), environ)
     executor = {name: found.value for name, found in all_values(file, environ)["executor"].items()}
     if options.executors == 1 or options.engine == "sim":
-        return [Placement(options.threads)] * options.executors
+        return [DeviceShare(options.threads)] * options.executors
     there = visible_gpus(environ, gpus()) if _may_use_gpus(executor) else []
     return share_out(options, _gpus_each(options, executor), there, usable_cores())
 
 
-def share_out(options: StackOptions, gpus_each: int, there: Sequence[str], num_cores: int) -> list[Placement]:
+def share_out(options: StackOptions, gpus_each: int, there: Sequence[str], num_cores: int) -> list[DeviceShare]:
     """GPUs in their order, ``gpus_each`` to an executor; where none are ``there``, CPU threads in equal parts unless
     options name a number. Raises StackError where GPUs are too few."""
     count = options.executors
     if not there:
-        return [Placement(options.threads or max(1, num_cores // count))] * count
+        return [DeviceShare(options.threads or max(1, num_cores // count))] * count
     if count * gpus_each > len(there):
         raise StackError(
             f"{count} executors of {gpus_each} GPU{'s' * (gpus_each > 1)} need {count * gpus_each}, and "
@@ -46,7 +46,7 @@ def share_out(options: StackOptions, gpus_each: int, there: Sequence[str], num_c
             "[executor] to cpu"
         )
     shares = [there[index * gpus_each : (index + 1) * gpus_each] for index in range(count)]
-    return [Placement(options.threads, ORDER | {VISIBLE: ",".join(share)}) for share in shares]
+    return [DeviceShare(options.threads, ORDER | {VISIBLE: ",".join(share)}) for share in shares]
 
 
 def visible_gpus(environ: Mapping[str, str], there: Sequence[str]) -> list[str]:

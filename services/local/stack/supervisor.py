@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from services.local.stack.data_dir import DataDir, ProcessEntry, StackFile
-from services.local.stack.gpu_pinning import placements
+from services.local.stack.gpu_pinning import device_shares
 from services.local.stack.nats_server import nats_command
 from services.local.stack.options import StackOptions
 from services.local.stack.port import free_port, require_free
@@ -107,8 +107,8 @@ class Supervisor:
         bus = await Bus.connect(self._nats_url, "supervisor")
         try:
             model_path = await self._prepare_model()
-            placed = await asyncio.to_thread(placements, self._options, os.environ)
-            commands = service_commands(self._options, self._data_dir, self._nats_url, model_path, placed)
+            shares = await asyncio.to_thread(device_shares, self._options, os.environ)
+            commands = service_commands(self._options, self._data_dir, self._nats_url, model_path, shares)
             self._keep(commands)
             await wait_ready(bus, self._options.url, [command.name for command in commands], self._progress)
         finally:

@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 
 from services.local.stack.data_dir import DataDir
-from services.local.stack.gpu_pinning import Placement, placements, share_out, visible_gpus
+from services.local.stack.gpu_pinning import DeviceShare, device_shares, share_out, visible_gpus
 from services.local.stack.options import StackOptions
 from services.local.stack.processes.process import Command
 from services.local.stack.service_commands import service_commands
 from shared.errors import StackError
 
 
-def commands_of(options: StackOptions, *placed: Placement) -> list[Command]:
+def commands_of(options: StackOptions, *shares: DeviceShare) -> list[Command]:
     return service_commands(
-        options, DataDir(options.data_dir), "nats://127.0.0.1:1", options.data_dir / "model", placed or [Placement(0)]
+        options, DataDir(options.data_dir), "nats://127.0.0.1:1", options.data_dir / "model", shares or [DeviceShare(0)]
     )
 
 
@@ -37,15 +37,16 @@ def test_services_get_the_settings_that_are_theirs(tmp_path: Path) -> None:
         executors=2, engine="sim", kv_blocks=64, budget_ms=12.5, utility_ratio=0.0, data_dir=tmp_path
     )
     commands = service_commands(
-        options, DataDir(tmp_path), "nats://127.0.0.1:1", tmp_path / "model", [Placement(1)] * 2
+        options, DataDir(tmp_path), "nats://127.0.0.1:1", tmp_path / "model", [DeviceShare(1)] * 2
     )
     by_name = {command.name: " ".join(command.argv[1:]) for command in commands}
     assert list(by_name) == ["predictor", "profiler", "offline-queue", "executor-0", "executor-1", "gateway"]
     assert "-m services.executor " in by_name["executor-1"]
-    assert "--executor-id executor-1 --engine sim --threads 1 --kv-blocks 64" in by_name["executor-1"]
+    for setting in ("--executor-id executor-1", "--engine sim", "--threads 1", "--kv-blocks 64"):
+        assert setting in by_name["executor-1"]
     assert "--ttft-slo-ms" not in by_name["executor-0"]
     assert "--budget-ms 12.5" in by_name["profiler"] and "--budget-ms" not in by_name["gateway"]
-    assert by_name["offline-queue"].endswith("--preset hygen --offline-qps 0.0 --utility-ratio 0.0")
+    assert "--preset hygen --offline-qps 0.0 --utility-ratio 0.0" in by_name["offline-queue"]
     assert [name for name, line in by_name.items() if "--utility-ratio" in line] == ["profiler", "offline-queue"]
     assert all("--nats nats://127.0.0.1:1" in line for line in by_name.values())
 
@@ -74,7 +75,7 @@ def test_services_read_the_file_that_the_stack_has_read(tmp_path: Path) -> None:
     for file, given in ((None, ""), (tmp_path / "slackwater.toml", str(tmp_path / "slackwater.toml"))):
         options = StackOptions(data_dir=tmp_path, config_file=file)
         for command in service_commands(
-            options, DataDir(tmp_path), "nats://127.0.0.1:1", tmp_path / "model", [Placement(0)]
+            options, DataDir(tmp_path), "nats://127.0.0.1:1", tmp_path / "model", [DeviceShare(0)]
         ):
             assert command.argv[command.argv.index("--config") + 1] == given
 
@@ -83,10 +84,10 @@ def test_executors_on_cpus_share_the_cores() -> None:
     assert [each.threads for each in share_out(StackOptions(executors=3), 1, [], 8)] == [2, 2, 2]
     assert [each.threads for each in share_out(StackOptions(executors=3), 1, [], 2)] == [1, 1, 1]
     assert [each.threads for each in share_out(StackOptions(executors=2, threads=5), 1, [], 8)] == [5, 5]
-    assert placements(StackOptions(executors=1), {}) == [Placement(0)]
-    assert placements(StackOptions(executors=2, engine="sim"), {}) == [Placement(0)] * 2
-    on_cpu = placements(StackOptions(executors=64), {"SLACKWATER_DEVICE": "cpu"})
-    assert on_cpu == [Placement(1)] * 64
+    assert device_shares(StackOptions(executors=1), {}) == [DeviceShare(0)]
+    assert device_shares(StackOptions(executors=2, engine="sim"), {}) == [DeviceShare(0)] * 2
+    on_cpu = device_shares(StackOptions(executors=64), {"SLACKWATER_DEVICE": "cpu"})
+    assert on_cpu == [DeviceShare(1)] * 64
 
 
 def test_executors_on_gpus_have_their_own_in_order() -> None:
@@ -107,8 +108,8 @@ def test_gpus_that_the_environment_hides_are_not_given_out() -> None:
 
 
 def test_an_executor_starts_in_the_environment_of_its_place(tmp_path: Path) -> None:
-    placed = [Placement(0, {"CUDA_VISIBLE_DEVICES": str(index)}) for index in range(2)]
+    shares = [DeviceShare(0, {"CUDA_VISIBLE_DEVICES": str(index)}) for index in range(2)]
     options = StackOptions(executors=2, data_dir=tmp_path)
-    commands = commands_of(options, *placed)
+    commands = commands_of(options, *shares)
     environs = {command.name: dict(command.environ) for command in commands if command.environ}
     assert environs == {"executor-0": {"CUDA_VISIBLE_DEVICES": "0"}, "executor-1": {"CUDA_VISIBLE_DEVICES": "1"}}
