@@ -19,7 +19,8 @@ from loadgen.client.openloop import sleep_until
 from loadgen.client.sse import Usage
 from loadgen.errors import ServerError
 from loadgen.offline.batch_file import batch_lines, output_usages, write_files
-from loadgen.offline.bodies import OfflineMaker, OfflineTotals
+from loadgen.offline.bodies import OfflineMaker
+from loadgen.report.report import OfflineReport
 from loadgen.workload.backlog import OfflinePrompt
 
 logger = logging.getLogger(__name__)
@@ -135,7 +136,7 @@ class OfflineBatch:
         else:
             await self._cancel()
 
-    def totals(self) -> OfflineTotals:
+    def report(self) -> OfflineReport:
         """Differences of the two ends of the run."""
         first, last = self._first, self._last
         input_tokens = _difference(first.input_tokens, last.input_tokens)
@@ -145,7 +146,7 @@ class OfflineBatch:
             output_tokens = round(sum(generated))
             inputs = self._known_inputs or _ratio(last.input_tokens, last.output_tokens)
             input_tokens = None if inputs is None else round(output_tokens * inputs)
-        return OfflineTotals(
+        return OfflineReport.counted(
             mode="batch",
             backlog=self._backlog,
             completed=last.completed - first.completed,

@@ -8,24 +8,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from loadgen.client.abilities import CHAT, RequestMaker
+from loadgen.report.report import OfflineReport
 from loadgen.workload.backlog import OfflinePrompt
 from loadgen.workload.prompts import load_tokenizer
 from loadgen.workload.scaling import fit_context, scale_lengths
 from loadgen.workload.traces import TraceRequest
-
-
-@dataclass(frozen=True, slots=True)
-class OfflineTotals:
-    """Offline work done in ``elapsed_s`` seconds. Token counts are None where the server does not tell them."""
-
-    mode: str  # "batch" or "requests"
-    backlog: int
-    completed: int
-    errors: int
-    input_tokens: int | None
-    output_tokens: int | None
-    elapsed_s: float
-    exhausted: bool  # the backlog ran out before the window did
 
 
 class OfflineDriver(Protocol):
@@ -40,7 +27,7 @@ class OfflineDriver(Protocol):
     async def stop(self, drain: bool) -> None:
         """Take what is left from the server, or with ``drain`` wait until it is done."""
 
-    def totals(self) -> OfflineTotals:
+    def report(self) -> OfflineReport:
         """What was done between the run's start and its end (or now, while it runs)."""
 
 

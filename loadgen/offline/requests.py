@@ -11,7 +11,8 @@ from loadgen.client.abilities import streamed
 from loadgen.client.openai_client import OpenAIClient, StreamRequest
 from loadgen.client.openloop import sleep_until
 from loadgen.client.records import RequestRecord
-from loadgen.offline.bodies import OfflineMaker, OfflineTotals
+from loadgen.offline.bodies import OfflineMaker
+from loadgen.report.report import OfflineReport
 from loadgen.workload.backlog import OfflinePrompt
 
 
@@ -63,7 +64,7 @@ class OfflineRequests:
         if not self._workers.cancelled():
             self._workers.result()
 
-    def totals(self) -> OfflineTotals:
+    def report(self) -> OfflineReport:
         """Counts between the run's start and its end. A request that is under way at either counts the tokens that came
         between them, and its prompt where its first token did."""
         start_s, end_s = self._start_s, min(self._end_s, time.perf_counter())
@@ -74,7 +75,7 @@ class OfflineRequests:
         begun = sum(1 for r in counted if r.token_times_s and start_s <= r.token_times_s[0] < end_s)
         prompts = [r.prompt_tokens for r in completed if r.prompt_tokens is not None]
         known = bool(prompts) and len(prompts) == len(completed)
-        return OfflineTotals(
+        return OfflineReport.counted(
             mode="requests",
             backlog=self._backlog,
             completed=len(completed),

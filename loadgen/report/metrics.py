@@ -10,7 +10,6 @@ from itertools import pairwise
 import msgspec
 
 from loadgen.client.records import RequestRecord
-from loadgen.offline.bodies import OfflineTotals
 from loadgen.report.report import Interference, OfflineReport, OnlineReport, Ratios, Summary
 
 LATENCIES = ("ttft_ms", "tbt_ms", "tpot_ms", "normalized_latency_ms")
@@ -94,27 +93,6 @@ def under_way_share(records: Sequence[RequestRecord], start_s: float, end_s: flo
         under_way_s += max(0.0, min(finished_s, end_s) - max(sent_s, until_s))
         until_s = max(until_s, finished_s)
     return under_way_s / (end_s - start_s) if end_s > start_s else 0.0
-
-
-def offline_report(totals: OfflineTotals) -> OfflineReport:
-    """Offline rates; zero where no time has passed."""
-
-    def rate(count: int | None) -> float | None:
-        return None if count is None else count / totals.elapsed_s if totals.elapsed_s > 0 else 0.0
-
-    known = totals.input_tokens is not None and totals.output_tokens is not None
-    all_tokens = (totals.input_tokens or 0) + (totals.output_tokens or 0) if known else None
-    return OfflineReport(
-        mode=totals.mode,
-        backlog=totals.backlog,
-        completed=totals.completed,
-        errors=totals.errors,
-        elapsed_s=totals.elapsed_s,
-        exhausted=totals.exhausted,
-        requests_per_s=rate(totals.completed) or 0.0,
-        output_tokens_per_s=rate(totals.output_tokens),
-        total_tokens_per_s=rate(all_tokens),
-    )
 
 
 def interference(online: OnlineReport, baseline: OnlineReport) -> Interference:

@@ -50,6 +50,28 @@ class OfflineReport(msgspec.Struct, frozen=True):
     output_tokens_per_s: float | None
     total_tokens_per_s: float | None  # prompt and output
 
+    @classmethod
+    def counted(
+        cls,
+        *,
+        mode: str,
+        backlog: int,
+        completed: int,
+        errors: int,
+        input_tokens: int | None,
+        output_tokens: int | None,
+        elapsed_s: float,
+        exhausted: bool,
+    ) -> OfflineReport:
+        """With rates; zero where no time has passed. ``exhausted``: the backlog ran out before the window did."""
+
+        def per_s(count: int | None) -> float | None:
+            return None if count is None else count / elapsed_s if elapsed_s > 0 else 0.0
+
+        tokens = None if input_tokens is None or output_tokens is None else input_tokens + output_tokens
+        rates = per_s(completed) or 0.0, per_s(output_tokens), per_s(tokens)
+        return cls(mode, backlog, completed, errors, elapsed_s, exhausted, *rates)
+
 
 class Ratios(msgspec.Struct, frozen=True):
     """A summary over the baseline's; None where the baseline's figure is 0 or missing."""

@@ -22,6 +22,7 @@ MILLISECONDS = {"us": 0.001, "ms": 1.0, "s": 1000.0}
 RATIOS = {"x": 1.0, "%": 0.01}
 
 EXPRESSION = re.compile(r"(?:online\.)?([a-z_]+?)(?:_ms)?[._ ]([a-z]+\d*)\s*(<=|<|≤)\s*(\d+\.?\d*|\.\d+)\s*([a-z%]*)")
+SEPARATORS = re.compile(r"[,;]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,11 @@ class Slo:
         within = bisect_left(ordered, bound) if self.strict else bisect_right(ordered, bound)
         failed = 0 if self.metric == "tbt_ms" else online.errors
         return within / (len(ordered) + failed)
+
+
+def parse_slos(text: str) -> list[Slo]:
+    """Separated by commas or semicolons; none for an empty text. Raises SloError with what to write instead."""
+    return [parse_slo(expr.strip()) for expr in SEPARATORS.split(text) if expr.strip()]
 
 
 def parse_slo(expr: str) -> Slo:

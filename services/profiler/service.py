@@ -10,7 +10,6 @@ from typing import cast
 
 from services.profiler.settings import ProfilerSettings
 from services.profiler.slo.budgets import SloBudgets
-from services.profiler.slo.settings import parse_slos
 from services.profiler.sweep.load_watch import LoadWatch
 from services.profiler.sweep.progress import ProfileProgress, ProfileState
 from services.profiler.sweep.sweep import (
@@ -53,7 +52,7 @@ class Profiler:
         self._files = ProfileFiles(settings.profiles_dir())
         self._load = LoadWatch(bus)
         self._has_slos = bool(settings.slo)
-        self._slo_budgets = SloBudgets(bus, parse_slos(settings.slo), settings, clock)
+        self._slo_budgets = SloBudgets(bus, settings, clock)
         self._progress = ProfileProgress()
         self._registered: asyncio.Queue[ExecutorInfo] = asyncio.Queue(MAX_QUEUED)
         self._profiles: dict[str, Profile] = {}  # measured or replayed by this process

@@ -6,16 +6,16 @@ import os
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 from msgspec import Meta
 
 from loadgen.errors import SloError
-from shared.scheduling.presets import DEFAULT_UTILITY_RATIO, preset_named
-from shared.settings.common import LogLevel, NatsUrl, PresetName, UtilityRatio
-from shared.settings.setting import LIST
+from loadgen.report.slo import parse_slos
+from services.profiler.slo.settings import SloSettings
+from shared.scheduling.presets import preset_named
+from shared.settings.common import LogLevel, NatsUrl
 
 
-class ProfilerSettings(msgspec.Struct, frozen=True):
+class ProfilerSettings(SloSettings, frozen=True):
     """Measure the batch shapes of each new kind of executor once, and publish latency budgets."""
 
     nats: NatsUrl = "nats://127.0.0.1:4222"
@@ -24,39 +24,11 @@ class ProfilerSettings(msgspec.Struct, frozen=True):
         str, Meta(description="profiles are kept below it; empty is SLACKWATER_CACHE, else ~/.cache/slackwater")
     ] = ""
     budget_ms: Annotated[float, Meta(ge=0, description="fixed latency budget of a step; 0 takes the target TBT")] = 0.0
-    idle_budget_ms: Annotated[
-        float,
-        Meta(
-            ge=0,
-            description="latency budget of a step while no online request is there, if more: what TTFT can bear",
-        ),
-    ] = 0.0
-    target_tbt_ms: Annotated[float, Meta(gt=0, description="time between tokens that online requests are promised")] = (
-        100.0
-    )
-    slo: Annotated[
-        str,
-        Meta(
-            description="SLOs to keep, as ttft_p99<=800ms or tbt_mean<=1.05x of online work alone; several with commas "
-            "between them; empty keeps the target TBT",
-            extra=LIST,
-        ),
-    ] = ""
-    slo_min_requests: Annotated[int, Meta(ge=2, description="online requests before a budget is searched for")] = 100
-    slo_min_s: Annotated[float, Meta(gt=0, description="seconds that they must have taken to arrive")] = 60.0
-    slo_check_s: Annotated[float, Meta(gt=0, description="seconds between looks for drift")] = 60.0
-    slo_drift: Annotated[float, Meta(gt=0, description="share by which the workload must differ for a new search")] = (
-        0.3
-    )
-    preset: PresetName = "hygen"
-    utility_ratio: UtilityRatio = DEFAULT_UTILITY_RATIO
     refresh: Annotated[bool, Meta(description="true measures again what is cached")] = False
 
     def __post_init__(self) -> None:
         if self.slo and self.budget_ms:
             raise ValueError("slo and budget_ms exclude each other: give one of them")
-        from services.profiler.slo.settings import parse_slos  # loads an HTTP client; settings are read by --help too
-
         try:
             slos = parse_slos(self.slo)
         except SloError as error:

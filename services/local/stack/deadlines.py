@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from loadgen.report.slo import Slo
+from loadgen.report.slo import Slo
 
 
 def deadlines_of(slos: Sequence[Slo]) -> tuple[float | None, float | None]:

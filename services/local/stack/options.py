@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
+from loadgen.errors import SloError
+from loadgen.report.slo import Slo, parse_slos
 from services.executor.prepare_model import BUNDLED_MODELS, DEFAULT_MODEL
 from services.executor.settings import ExecutorSettings
 from services.gateway.settings import GatewaySettings
@@ -16,9 +18,6 @@ from services.offline_queue.settings import OfflineQueueSettings
 from services.profiler.settings import ProfilerSettings
 from shared.scheduling.presets import PRESETS, Preset
 from shared.settings.setting import default_of
-
-if TYPE_CHECKING:
-    from loadgen.report.slo import Slo
 
 DEFAULT_DATA_DIR = Path(".slackwater")
 WILDCARD_HOSTS = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
@@ -69,9 +68,6 @@ class StackOptions(msgspec.Struct, frozen=True, kw_only=True):
         return PRESETS[self.preset]
 
     def slos(self) -> list[Slo]:
-        """Parsed, which loads the load generator."""
-        from services.profiler.slo.settings import parse_slos
-
         return parse_slos(self.slo)
 
     @property
@@ -98,8 +94,6 @@ class StackOptions(msgspec.Struct, frozen=True, kw_only=True):
         return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
 
     def _check_slos(self) -> None:
-        from loadgen.errors import SloError
-
         try:
             slos = self.slos()
         except SloError as error:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from loadgen.client.records import RequestRecord
-from loadgen.offline.bodies import OfflineTotals
-from loadgen.report.metrics import offline_report, online_report
+from loadgen.report.metrics import online_report
 from loadgen.report.outcome import PhaseOutcome
+from loadgen.report.report import OfflineReport
 from loadgen.workload.prompts import PromptMaker
 from loadgen.workload.traces import TraceRequest
 from services.profiler.simulation.virtual_executor import Step, VirtualExecutor
@@ -69,7 +69,7 @@ class VirtualPhase:
         has_online = bool(self._requests)
         return PhaseOutcome(
             online=online_report(self.records, 0.0, end_s) if has_online else None,
-            offline=offline_report(self._totals(end_s)) if self.backlog_size else None,
+            offline=self._offline_report(end_s) if self.backlog_size else None,
             records=self.records,
             idle_share=max(0.0, 1.0 - self.busy_s / end_s),
         )
@@ -144,10 +144,10 @@ class VirtualPhase:
         record.output_tokens = num_output_tokens
         self.num_online_finished += 1
 
-    def _totals(self, end_s: float) -> OfflineTotals:
+    def _offline_report(self, end_s: float) -> OfflineReport:
         counted = self._counted
         exhausted = counted.completed + counted.errors == self.backlog_size
-        return OfflineTotals(
+        return OfflineReport.counted(
             mode="batch",
             backlog=self.backlog_size,
             completed=counted.completed,

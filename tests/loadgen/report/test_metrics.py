@@ -11,12 +11,10 @@ from hypothesis import strategies as st
 
 from loadgen.client.counters import BUSY_METRIC, Reading, idle_share, parse_counter
 from loadgen.client.records import RequestRecord
-from loadgen.offline.bodies import OfflineTotals
 from loadgen.report.metrics import (
     LatencySamples,
     harvest,
     interference,
-    offline_report,
     online_report,
     percentile,
     summarize,
@@ -93,7 +91,8 @@ def test_interference_is_a_ratio_and_null_over_zero() -> None:
 
 
 def offline(input_tokens: int | None, output_tokens: int | None) -> OfflineReport:
-    return offline_report(OfflineTotals("batch", 100, 40, 1, input_tokens, output_tokens, 10.0, False))
+    counts = {"backlog": 100, "completed": 40, "errors": 1, "input_tokens": input_tokens}
+    return OfflineReport.counted(mode="batch", output_tokens=output_tokens, elapsed_s=10.0, exhausted=False, **counts)
 
 
 def test_offline_rates_and_harvest() -> None:
