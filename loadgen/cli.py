@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Annotated
 
 import typer
 import uvloop
@@ -15,20 +16,7 @@ from rich.console import Console
 
 from loadgen.client.openai_client import OpenAIClient
 from loadgen.errors import LoadgenError, WorkloadError
-from loadgen.option_groups import ReportOptions, WorkloadOptions
-from loadgen.options import (
-    CountGeneratedOption,
-    DurationOption,
-    ModelOption,
-    OfflineConcurrencyOption,
-    OfflineExtraOption,
-    OfflineMode,
-    OfflineModeOption,
-    TimeoutOption,
-    UrlOption,
-    WarmUpOption,
-    json_object,
-)
+from loadgen.options import OfflineOptions, ReportOptions, WorkloadOptions
 from loadgen.progress import progress_on
 from loadgen.replay import Replay, ReplayPlan
 from loadgen.report.report import Report
@@ -46,16 +34,12 @@ STANDARD_OUTPUT = "-"
 @with_option_groups
 def replay(
     workload: WorkloadOptions,
+    backlog: OfflineOptions,
     reporting: ReportOptions,
-    url: UrlOption = "http://127.0.0.1:8000",
-    model: ModelOption = None,
-    duration: DurationOption = 120.0,
-    offline_mode: OfflineModeOption = OfflineMode.AUTO,
-    offline_concurrency: OfflineConcurrencyOption = 16,
-    offline_extra: OfflineExtraOption = None,
-    count_generated: CountGeneratedOption = False,
-    warm_up: WarmUpOption = 0.0,
-    timeout: TimeoutOption = 600.0,
+    url: Annotated[str, typer.Option(help="An OpenAI-compatible server.")] = "http://127.0.0.1:8000",
+    model: Annotated[str | None, typer.Option(help="One of the server's; default its first.")] = None,
+    duration: Annotated[float, typer.Option(help="Seconds that the replay lasts.")] = 120.0,
+    timeout: Annotated[float, typer.Option(min=0.001, help="Seconds after which a request has failed.")] = 600.0,
 ) -> None:
     """Replay a production trace against an OpenAI-compatible server, beside an offline backlog.
 
@@ -64,16 +48,7 @@ def replay(
     """
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     with errors_as_lines(console):
-        plan = workload.plan(
-            duration,
-            model,
-            offline_mode=offline_mode.value,
-            offline_concurrency=offline_concurrency,
-            offline_extra=json_object(offline_extra),
-            count_generated=count_generated,
-            warm_up_s=warm_up,
-            **reporting.plan_options(),
-        )
+        plan = workload.plan(duration, model, **backlog.plan_options(), **reporting.plan_options())
         shown = is_shown(reporting.progress)
         report, stopped_by = uvloop.run(run_replay(plan, url, timeout, console, shown))
         if report is not None:

@@ -7,7 +7,7 @@ import time
 from rich.console import Console
 
 from loadgen.cli import is_shown
-from loadgen.option_groups import WorkloadOptions
+from loadgen.options import WorkloadOptions
 from services.profiler.simulation.options import MachineOptions, StrategyOptions, value_errors_as_named
 from services.profiler.simulation.setup import checked_orders
 from services.profiler.simulation.stopping import run_until_stopped

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from loadgen.cli import errors_as_lines, write_result
-from loadgen.option_groups import WorkloadOptions
+from loadgen.options import WorkloadOptions
 from services.local.commands.parameters import BusOptions
 from services.local.commands.profile.live import profile_live
 from services.local.commands.profile.slo_profiles import newest_profiles, profile_now
