@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -66,23 +66,16 @@ class ReplayPlan:
         self, date: str, url: str, model: str, max_context: int | None, prompt_form: str, exact_output: bool
     ) -> RunFacts:
         """What a report says of the run."""
-        scaling = self.scaling
         return RunFacts(
             date=date,
             url=url,
             model=model,
             trace=self.trace,
             prompts=self.prompt_file,
-            start_s=scaling.start_s,
-            duration_s=scaling.duration_s,
-            qps=scaling.qps,
-            rate_scale=scaling.rate_scale,
-            time_scale=scaling.time_scale,
-            length_scale=scaling.length_scale,
             max_context=max_context,
-            seed=scaling.seed,
             prompt_form=prompt_form,
             exact_output=exact_output,
+            **asdict(self.scaling),
         )
 
 

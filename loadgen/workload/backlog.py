@@ -11,13 +11,19 @@ from typing import Any
 import msgspec
 
 from loadgen.errors import TraceError
-from loadgen.workload.files import first_line, numbered_lines, numbered_rows, open_text
+from loadgen.workload.files import csv_rows, errors_named, first_line, json_rows
 
-LENGTH_COLUMNS = ("num_prefill_tokens", "num_decode_tokens")
 PROMPT_FIELDS = ("prompt", "question", "text", "input")
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions")
 DEFAULT_MAX_TOKENS = 128
 CHOICE_MAX_TOKENS = 1  # a multiple-choice prompt ends with "Answer:", and the letter is one token
+
+
+class Lengths(msgspec.Struct, frozen=True):
+    """A row of a file of lengths."""
+
+    num_prefill_tokens: int
+    num_decode_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,18 +65,10 @@ def _with_max_tokens(prompt: OfflinePrompt, max_tokens: int | None) -> OfflinePr
 
 
 def _read_jsonl(path: Path) -> Iterator[OfflinePrompt]:
-    with open_text(path) as file:
-        for number, line in numbered_lines(file):
-            try:
-                row = msgspec.json.decode(line)
-            except msgspec.DecodeError as error:
-                raise TraceError(f"{path}, line {number}: {error}") from error
-            if not isinstance(row, dict):
-                raise TraceError(f"{path}, line {number}: not a JSON object")
-            try:
-                yield _from_object(row)
-            except ValueError as error:
-                raise TraceError(f"{path}, line {number}: {error}") from error
+    for number, row in json_rows(path, dict[str, Any]):
+        with errors_named(path, number):
+            prompt = _from_object(row)
+        yield prompt
 
 
 def _from_object(row: dict[str, Any]) -> OfflinePrompt:
@@ -101,30 +99,16 @@ def multiple_choice(question: str, choices: list[Any]) -> str:
 
 
 def _read_csv(path: Path) -> Iterator[OfflinePrompt]:
-    with open_text(path) as file:
-        rows = numbered_rows(file, path)
-        _, names = next(rows)
-        header = [name.strip().lower() for name in names]
-        if set(LENGTH_COLUMNS) <= set(header):
-            yield from _length_rows(path, header, rows)
-            return
-        field = next((name for name in PROMPT_FIELDS if name in header), None)
-        if field is None:
-            raise TraceError(
-                f"{path}, line 1: no prompt column ({', '.join(PROMPT_FIELDS)}) and no lengths "
-                f"({','.join(LENGTH_COLUMNS)})"
-            )
-        for number, row in rows:
-            if len(row) <= header.index(field):
-                raise TraceError(f"{path}, line {number}: no {field} in {len(row)} fields")
-            yield OfflinePrompt(DEFAULT_MAX_TOKENS, text=row[header.index(field)])
-
-
-def _length_rows(path: Path, header: list[str], rows: Iterator[tuple[int, list[str]]]) -> Iterator[OfflinePrompt]:
-    positions = [header.index(name) for name in LENGTH_COLUMNS]
-    for number, row in rows:
-        try:
-            prompt, output = (int(row[position]) for position in positions)
-        except (ValueError, IndexError) as error:
-            raise TraceError(f"{path}, line {number}: {','.join(LENGTH_COLUMNS)} are not two counts") from error
-        yield OfflinePrompt(max(1, output), num_prompt_tokens=max(1, prompt))
+    columns = [name.strip().strip('"').lower() for name in first_line(path).split(",")]
+    if set(Lengths.__struct_fields__) <= set(columns):
+        for _, lengths in csv_rows(path, Lengths):
+            yield OfflinePrompt(max(1, lengths.num_decode_tokens), num_prompt_tokens=max(1, lengths.num_prefill_tokens))
+        return
+    field = next((name for name in PROMPT_FIELDS if name in columns), None)
+    if field is None:
+        raise TraceError(
+            f"{path}, line 1: no prompt column ({', '.join(PROMPT_FIELDS)}) and no lengths "
+            f"({','.join(Lengths.__struct_fields__)})"
+        )
+    for _, row in csv_rows(path, dict[str, str]):
+        yield OfflinePrompt(DEFAULT_MAX_TOKENS, text=row[field])

@@ -8,9 +8,13 @@ import io
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, TextIO, cast
+from typing import BinaryIO, TextIO, TypeVar, cast
+
+import msgspec
 
 from loadgen.errors import TraceError
+
+Row = TypeVar("Row")
 
 GZIP_MAGIC = b"\x1f\x8b"
 
@@ -40,15 +44,44 @@ def numbered_lines(file: TextIO) -> Iterator[tuple[int, str]]:
             yield number, stripped
 
 
-def numbered_rows(file: TextIO, path: Path) -> Iterator[tuple[int, list[str]]]:
-    """CSV rows that are not blank, with the number of the line on which each ends. Raises TraceError."""
-    reader = csv.reader(file)
+def json_rows(path: Path, kind: type[Row]) -> Iterator[tuple[int, Row]]:
+    """The line's number and its JSON, of this type. Raises TraceError."""
+    decoder = msgspec.json.Decoder(kind)
+    with open_text(path) as file:
+        for number, line in numbered_lines(file):
+            with errors_named(path, number):
+                row = decoder.decode(line)
+            yield number, row
+
+
+def csv_rows(path: Path, kind: type[Row]) -> Iterator[tuple[int, Row]]:
+    """The number of the line on which a row ends, and the row by its columns' names in small letters, as this type:
+    numbers are text that says them. Raises TraceError."""
+    with open_text(path) as file:
+        reader = csv.reader(file, skipinitialspace=True)
+        header: list[str] = []
+        try:
+            for row in filter(None, reader):
+                if not header:
+                    header = [name.strip().lower() for name in row]
+                    continue
+                with errors_named(path, reader.line_num):
+                    if len(row) < len(header):
+                        raise ValueError(f"{len(row)} fields instead of {len(header)}")
+                    named = zip(header, row, strict=False)
+                    made = msgspec.convert(dict(named), kind, strict=False)
+                yield reader.line_num, made
+        except csv.Error as error:
+            raise TraceError(f"{path}, line {reader.line_num}: {error}") from error
+
+
+@contextmanager
+def errors_named(path: Path, number: int) -> Iterator[None]:
+    """A ValueError as a TraceError of this line; one of msgspec is a ValueError."""
     try:
-        for row in reader:
-            if row:
-                yield reader.line_num, row
-    except csv.Error as error:
-        raise TraceError(f"{path}, line {reader.line_num}: {error}") from error
+        yield
+    except ValueError as error:
+        raise TraceError(f"{path}, line {number}: {error}") from error
 
 
 def first_line(path: Path) -> str:

@@ -12,7 +12,7 @@ from shared.protocol.messages import BatchShape
 RECENT_SAMPLES = 128  # whose total a model must get right
 
 
-class WatchedProfile:
+class WatchedKind:
     """Its newest samples, the published model, and whether the two still agree."""
 
     def __init__(self, window: int) -> None:

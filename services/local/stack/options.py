@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +14,6 @@ from loadgen.report.slo import Slo, parse_slos
 from services.executor.prepare_model import BUNDLED_MODELS, DEFAULT_MODEL
 from services.executor.settings import ExecutorSettings
 from services.gateway.settings import GatewaySettings
-from services.local.stack.deadlines import deadlines_of
 from services.offline_queue.settings import OfflineQueueSettings
 from services.profiler.settings import ProfilerSettings
 from shared.scheduling.presets import PRESETS, Preset
@@ -100,3 +100,15 @@ class StackOptions(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(str(error)) from error
         if self.strategy.uses_deadlines:
             deadlines_of(slos)
+
+
+def deadlines_of(slos: Sequence[Slo]) -> tuple[float | None, float | None]:
+    """Milliseconds to a first token and to a later one: the tightest bounds on TTFT, and on TPOT and TBT. None where
+    there is none. Raises ValueError for an SLO that is no deadline of a token."""
+    ttft_ms: list[float] = []
+    tpot_ms: list[float] = []
+    for slo in slos:
+        if slo.relative or slo.metric == "normalized_latency_ms":
+            raise ValueError(f"{slo.expr}: deadlines need bounds in ms on ttft, tpot or tbt")
+        (ttft_ms if slo.metric == "ttft_ms" else tpot_ms).append(slo.limit)
+    return min(ttft_ms, default=None), min(tpot_ms, default=None)

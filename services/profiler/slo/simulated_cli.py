@@ -13,12 +13,12 @@ from services.profiler.simulation.setup import checked_orders
 from services.profiler.simulation.stopping import run_until_stopped
 from services.profiler.simulation.strategy import Strategy
 from services.profiler.simulation.workload import SimulatedWorkload
-from services.profiler.slo.facts import workload_facts
 from services.profiler.slo.options import SearchOptions
 from services.profiler.slo.progress import trial_progress_on
 from services.profiler.slo.search import SloSearch
 from services.profiler.slo.simulated import SimulatedTrials
 from services.profiler.slo.trials import run_search
+from services.profiler.slo.workload import workload_facts
 from shared.protocol.slo_profile import SloProfileRecord
 from shared.scheduling.presets import preset_named
 

@@ -1,4 +1,4 @@
-"""A measured profile, and the files in which profiles outlive the process."""
+"""What a sweep has measured, and the files in which that outlives the process."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import logging
 import math
 import os
 import re
-import tempfile
 from pathlib import Path
 
 import msgspec
@@ -22,7 +21,7 @@ VERSION = 2  # 2: shapes tell the context of prefill chunks
 SAFE_KEY = re.compile(r"[A-Za-z0-9_=-][A-Za-z0-9_=.-]*")
 
 
-class Profile(msgspec.Struct, frozen=True):
+class SweepRecord(msgspec.Struct, frozen=True):
     """What a sweep measured for one profile key, and the limits that its shapes reached."""
 
     version: int
@@ -35,6 +34,22 @@ class Profile(msgspec.Struct, frozen=True):
     max_model_len: int
     measured_at_s: float
     measurements: list[MeasuredShape]
+
+    @classmethod
+    def of(cls, info: ExecutorInfo, measurements: list[MeasuredShape], measured_at_s: float) -> SweepRecord:
+        """What a sweep of this executor yields."""
+        return cls(
+            version=VERSION,
+            profile_key=info.profile_key,
+            model=info.model,
+            engine=info.engine,
+            device=info.device,
+            max_num_batched_tokens=info.max_num_batched_tokens,
+            max_num_seqs=info.max_num_seqs,
+            max_model_len=info.max_model_len,
+            measured_at_s=measured_at_s,
+            measurements=measurements,
+        )
 
     def covers(self, info: ExecutorInfo) -> bool:
         """False where the executor may run larger batches than were measured."""
@@ -50,23 +65,7 @@ class Profile(msgspec.Struct, frozen=True):
         return self.version == VERSION and bool(latencies) and all(math.isfinite(x) and x > 0 for x in latencies)
 
 
-def profile_of(info: ExecutorInfo, measurements: list[MeasuredShape], measured_at_s: float) -> Profile:
-    """The profile that a sweep of this executor yields."""
-    return Profile(
-        version=VERSION,
-        profile_key=info.profile_key,
-        model=info.model,
-        engine=info.engine,
-        device=info.device,
-        max_num_batched_tokens=info.max_num_batched_tokens,
-        max_num_seqs=info.max_num_seqs,
-        max_model_len=info.max_model_len,
-        measured_at_s=measured_at_s,
-        measurements=measurements,
-    )
-
-
-class ProfileFiles:
+class SweepFiles:
     """``<folder>/<profile_key>.json``. Blocking; every write replaces the whole file at once."""
 
     def __init__(self, folder: Path) -> None:
@@ -78,38 +77,34 @@ class ProfileFiles:
             raise ConfigError(f"profile key {profile_key!r} must match {SAFE_KEY.pattern}")
         return self._folder / f"{profile_key}.json"
 
-    def load(self, profile_key: str) -> Profile | None:
+    def load(self, profile_key: str) -> SweepRecord | None:
         """None where there is none, or none that can be used; the log says which."""
         path = self.path(profile_key)
         try:
-            profile = decode_record(path.read_bytes(), Profile)
+            record = decode_record(path.read_bytes(), SweepRecord)
         except FileNotFoundError:
             return None
         except (OSError, msgspec.DecodeError) as error:
-            logger.warning("cached profile cannot be read, measuring anew", extra=_where(path, error))
+            logger.warning("cached sweep cannot be read, measuring anew", extra=_where(path, error))
             return None
-        if profile.profile_key != profile_key or not profile.is_sound():
-            logger.warning("cached profile is not sound, measuring anew", extra={"path": str(path)})
+        if record.profile_key != profile_key or not record.is_sound():
+            logger.warning("cached sweep is not sound, measuring anew", extra={"path": str(path)})
             return None
-        return profile
+        return record
 
-    def store(self, profile: Profile) -> None:
-        """A file that cannot be written costs a sweep at the next start, so it is logged and nothing more."""
-        path = self.path(profile.profile_key)
+    def store(self, record: SweepRecord) -> None:
+        """A file that cannot be written costs a sweep at the next start, so it is logged and nothing more; one that a
+        crash has cut short is not sound."""
+        path = self.path(record.profile_key)
+        partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            descriptor, partial = tempfile.mkstemp(dir=self._folder, prefix=".", suffix=".partial")
-            try:
-                with os.fdopen(descriptor, "wb") as file:
-                    file.write(encode_record(profile))
-                    file.flush()
-                    os.fsync(file.fileno())
-                Path(partial).replace(path)
-            finally:
-                with contextlib.suppress(FileNotFoundError):
-                    Path(partial).unlink()
+            partial.write_bytes(encode_record(record))
+            partial.replace(path)
         except OSError as error:
-            logger.warning("profile not cached", extra=_where(path, error))
+            with contextlib.suppress(OSError):
+                partial.unlink()
+            logger.warning("sweep not cached", extra=_where(path, error))
 
 
 def _where(path: Path, error: Exception) -> dict[str, str]:

@@ -100,14 +100,17 @@ def test_the_mark_is_in_front_of_every_text() -> None:
     ("rows", "message"),
     [
         ([{"prompt": "a"}, "{oops"], "line 2: "),
-        ([{"prompt": "a"}, "[1]"], "line 2: not a JSON object"),
+        ([{"prompt": "a"}, "[1]"], "line 2: Expected `object`, got `array`"),
         ([{"answer": "a"}], "line 1: no prompt: one of prompt, question"),
         ([BATCH_LINE | {"url": "/v1/embeddings"}], "line 1: url must be one of"),
         ([BATCH_LINE, BATCH_LINE | {"url": COMPLETIONS}], "a batch has one endpoint"),
         (["name,answer", "a,b"], "line 1: no prompt column"),
-        (["act,prompt", "a"], "line 2: no prompt in 1 fields"),
+        (["act,prompt", "a"], "line 2: 1 fields instead of 2"),
         (["prompt"], "no prompts in the file"),
-        (["num_prefill_tokens,num_decode_tokens", "a,b"], "line 2: num_prefill_tokens"),
+        (
+            ["num_prefill_tokens,num_decode_tokens", "a,b"],
+            "line 2: Expected `int`, got `str` - at `$.num_pre",
+        ),
     ],
 )
 def test_bad_files_name_file_and_line(tmp_path: Path, rows: list[object], message: str) -> None:

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from loadgen.report.slo import parse_slo
-from services.local.stack.deadlines import deadlines_of
+from services.local.stack.options import deadlines_of
 from shared.latency.features import BatchFeatures
 from shared.latency.linear import LinearLatencyModel
 from shared.latency.model import LatencyModel

@@ -16,11 +16,11 @@ from loadgen.stopping import run_until_signalled
 from services.local.commands.parameters import BusOptions
 from services.local.commands.profile.slo_profiles import ASKER
 from services.local.stack.readiness import ping_all
-from services.profiler.slo.facts import workload_facts
 from services.profiler.slo.live import LiveTrials, search_live
 from services.profiler.slo.options import SearchOptions
 from services.profiler.slo.progress import trial_progress_on
 from services.profiler.slo.search import SloSearch
+from services.profiler.slo.workload import workload_facts
 from shared.bus import Bus
 from shared.client_key import client_key
 from shared.errors import NotFoundOnBusError, StackError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from services.local.commands.status.slo_text import slo_text
+from services.local.commands.status.status_table import slo_text
 from shared.protocol.slo_profile import SloVerdict
 from shared.protocol.slo_status import SloState, SloStatus
 

@@ -21,8 +21,7 @@ from services.local.stack.nats_server import nats_command
 from services.local.stack.options import StackOptions
 from services.local.stack.port import free_port, require_free
 from services.local.stack.processes import log_file
-from services.local.stack.processes.backoff import Backoff
-from services.local.stack.processes.keeper import Keeper
+from services.local.stack.processes.keeper import Backoff, Keeper
 from services.local.stack.processes.process import Command, Process, describe_exit
 from services.local.stack.supervisor import Supervisor
 from shared.bus import Bus
