@@ -12,6 +12,8 @@ import random
 import time
 from itertools import product
 
+from shared.scheduling.presets import DEFAULT_UTILITY_RATIO
+
 from benchmarks.figures import print_table, quantile
 from benchmarks.schedules import boosted_model
 from services.offline_queue.garbage import collect_seldom
@@ -20,23 +22,14 @@ from shared.clock import SystemClock
 from shared.latency.linear import LinearLatencyModel
 from shared.latency.model import LatencyModel
 from shared.protocol.codec import encode
-from shared.protocol.messages import (
-    ExecutorInfo,
-    GenerateRequest,
-    OfflineRequest,
-    PlanEntry,
-    PlanSource,
-    RequestState,
-    StepStarted,
-)
+from shared.protocol.messages import ExecutorInfo, GenerateRequest, OfflineRequest, PlanSource, StepStarted
 from shared.protocol.sampling import SamplingParams
 from shared.replica.offline_pool import OfflinePool
 from shared.replica.scheduler import AsyncScheduler
-from shared.scheduling.batch import Policy
+from shared.scheduling.batch import Policy, ScheduledRequest
 from shared.scheduling.orders.offline import OFFLINE_ORDERS, make_offline_order
 from shared.scheduling.packing.pace import Pace
-from shared.scheduling.presets import DEFAULT_UTILITY_RATIO
-from shared.scheduling.request import Kind
+from shared.scheduling.request import Kind, Request
 
 LINEAR = LinearLatencyModel(10.0, 0.07, 0.0004, 1e-7, 1e-12, 0.05, 0.05, 3e-6)
 HELD, DEADLINES = Policy(100.0), Policy(packing="deadline")
@@ -55,11 +48,10 @@ def make_step(num_running: int) -> StepStarted:
     """``num_running`` decodes over 500 tokens of context, half of them online, whose next tokens are due in 100 to
     250 ms."""
     ids = [f"batch_1.{n}" if n % 2 else f"chatcmpl-{n:032x}" for n in range(num_running)]
-    entries = [PlanEntry(request_id, Kind(n % 2), 1) for n, request_id in enumerate(ids)]
+    entries = [ScheduledRequest(request_id, Kind(n % 2), 1) for n, request_id in enumerate(ids)]
     due_ms = [None if n % 2 else 100.0 + n * 97 % 150 for n in range(num_running)]
     states = [
-        RequestState(request_id, Kind(n % 2), 500, 501, 32, 700, remaining_ms=due_ms[n])
-        for n, request_id in enumerate(ids)
+        Request(request_id, Kind(n % 2), 500, 501, 32, 700, remaining_ms=due_ms[n]) for n, request_id in enumerate(ids)
     ]
     return StepStarted(
         "executor-0", "epoch", 7, PlanSource.PLAN, False, entries, states, [], 20_000, pace=Pace(batch_size=512)

@@ -12,11 +12,11 @@ from loadgen.workload.scaling import Scaling
 from loadgen.workload.traces import TraceRequest
 from services.predictor.boosted_fit import fit_boosted
 from services.predictor.window import SampleWindow
-from services.profiler.simulation.setup import Machine, make_strategy
+from services.profiler.simulation.setup import Machine
 from services.profiler.simulation.simulation import Simulation
 from shared.latency.features import BatchFeatures
 from shared.latency.model import LatencyModel
-from shared.protocol.messages import BatchShape
+from shared.scheduling.strategy import Strategy
 
 DURATION_S = 60.0
 WINDOW = 4096
@@ -28,10 +28,10 @@ class Recording:
     """A latency model that keeps what it was asked: the batches that ran."""
 
     model: LatencyModel
-    shapes: list[BatchShape] = field(default_factory=list)
+    shapes: list[BatchFeatures] = field(default_factory=list)
 
     def predict_ms(self, features: BatchFeatures) -> float:
-        self.shapes.append(BatchShape.of(features))
+        self.shapes.append(features)
         return self.model.predict_ms(features)
 
     def decode_cost_ms(self, features: BatchFeatures, context_len: int) -> float:
@@ -46,7 +46,7 @@ class Recording:
         return self.model.max_prefill_tokens(features, num_computed_tokens, budget_ms, limit)
 
 
-def scheduled_shapes(machine: Machine, seed: int, rate: float = 2.0) -> list[BatchShape]:
+def scheduled_shapes(machine: Machine, seed: int, rate: float = 2.0) -> list[BatchFeatures]:
     """The batches of a minute of ``rate`` online requests a second, lengths spread over three decades, and summaries
     without end, on a simulated machine."""
     rng = random.Random(seed)
@@ -56,27 +56,26 @@ def scheduled_shapes(machine: Machine, seed: int, rate: float = 2.0) -> list[Bat
         arrivals.append(TraceRequest(now_s, *lengths))
         now_s += rng.expovariate(rate)
     prompts = [OfflinePrompt(rng.randint(50, 300), num_prompt_tokens=rng.randint(500, 3500)) for _ in range(500)]
-    strategy = make_strategy(PRESET, BUDGET_MS, None)
-    setup = machine.setup(strategy, seed)
+    setup = machine.setup(Strategy.of(PRESET, budget_ms=BUDGET_MS), seed)
     recording = Recording(setup.latency)
     plan = ReplayPlan(arrivals, prompts, Scaling(duration_s=DURATION_S), model=setup.spec.model)
-    Simulation(plan, replace(setup, latency=recording), strategy, "sim://test", NoProgress()).run()
+    Simulation(plan, replace(setup, latency=recording), "sim://test", NoProgress()).run()
     return recording.shapes
 
 
-def window_of(shapes: list[BatchShape], truth: LatencyModel, noise: float, seed: int) -> SampleWindow:
+def window_of(shapes: list[BatchFeatures], truth: LatencyModel, noise: float, seed: int) -> SampleWindow:
     """Timed by ``truth`` times a lognormal factor with ``noise`` as its sigma, as the predictor keeps them."""
     rng = random.Random(seed)
     window = SampleWindow(WINDOW)
     for shape in shapes:
-        window.add(shape, truth.predict_ms(shape.features()) * rng.lognormvariate(0.0, noise))
+        window.add(shape, truth.predict_ms(shape) * rng.lognormvariate(0.0, noise))
     return window
 
 
 def boosted_model(machine: Machine) -> LatencyModel:
     """Fitted to batches of a simulated schedule, timed with 1% of noise: what plans are made with on a running
     stack."""
-    truth = machine.setup(make_strategy(PRESET, BUDGET_MS, None), seed=0).latency
+    truth = machine.setup(Strategy.of(PRESET, budget_ms=BUDGET_MS), seed=0).latency
     model = fit_boosted(window_of(scheduled_shapes(machine, seed=1), truth, noise=0.01, seed=2).observations())
     assert model is not None, "LightGBM cannot be loaded"
     return model

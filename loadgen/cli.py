@@ -24,7 +24,7 @@ from loadgen.report.table import print_report
 from loadgen.stopping import run_until_signalled
 from shared.client_key import client_key
 from shared.json_text import json_text
-from shared.settings.expanded_command import with_option_groups
+from shared.settings.command_options import with_option_groups
 
 EXIT_NOTHING_DONE = 1
 EXIT_BAD_INPUT = 2

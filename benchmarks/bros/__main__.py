@@ -14,7 +14,7 @@ from benchmarks.figure_run import FigureMaker, run_figures
 from benchmarks.page import BROS_PAGE, Result
 from benchmarks.progress import FigureProgress
 from loadgen.options import ProgressOption
-from services.local.commands.parameters import one_of
+from shared.settings.command_options import one_of
 
 ABOUT = """BROS's evaluation (section 7 of the paper) in the simulator, in virtual time.
 

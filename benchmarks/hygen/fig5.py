@@ -72,4 +72,4 @@ def _row(bench: Bench, fitted_to: str, observations: Sequence[Observation], unse
 
 
 def _error(model: LatencyModel, observation: Observation) -> float:
-    return model.predict_ms(observation.shape.features()) / observation.latency_ms - 1.0
+    return model.predict_ms(observation.shape) / observation.latency_ms - 1.0

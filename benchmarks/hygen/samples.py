@@ -11,7 +11,7 @@ from services.profiler.sweep.shapes import sweep_shapes
 from shared.latency.features import BatchFeatures
 from shared.latency.model import LatencyModel
 from shared.latency.roofline import RooflineLatencyModel
-from shared.protocol.messages import BatchShape, ExecutorInfo, MeasureShape
+from shared.protocol.messages import ExecutorInfo, MeasureShape
 
 NOISE = 0.01  # sigma of the lognormal factor on each step's time
 WINDOW = 4096  # samples that the predictor keeps unless told otherwise
@@ -21,11 +21,11 @@ class Recorder:
     """A latency model that keeps the shapes of the steps that it times."""
 
     def __init__(self, model: LatencyModel) -> None:
-        self.shapes: list[BatchShape] = []
+        self.shapes: list[BatchFeatures] = []
         self._model = model
 
     def predict_ms(self, features: BatchFeatures) -> float:
-        self.shapes.append(BatchShape.of(features))
+        self.shapes.append(features)
         return self._model.predict_ms(features)
 
     def decode_cost_ms(self, features: BatchFeatures, context_len: int) -> float:
@@ -67,19 +67,19 @@ def windowed(observations: Sequence[Observation]) -> list[Observation]:
     return window.observations()
 
 
-def timed(shapes: Sequence[BatchShape], model: LatencyModel, seed: int = 0) -> list[Observation]:
+def timed(shapes: Sequence[BatchFeatures], model: LatencyModel, seed: int = 0) -> list[Observation]:
     """With ``NOISE``; the same seed draws the same."""
     rng = random.Random(f"{seed}:samples")
-    return [Observation(shape, model.predict_ms(shape.features()) * rng.lognormvariate(0.0, NOISE)) for shape in shapes]
+    return [Observation(shape, model.predict_ms(shape) * rng.lognormvariate(0.0, NOISE)) for shape in shapes]
 
 
-def _shape(measure: MeasureShape) -> BatchShape:
+def _shape(measure: MeasureShape) -> BatchFeatures:
     features = BatchFeatures()
     for chunk in measure.prefills:
         features.add_prefill(chunk.num_tokens, chunk.num_computed_tokens)
     for context_len in measure.decode_context_lens:
         features.add_decode(context_len + 1)
-    return BatchShape.of(features)
+    return features
 
 
 def _info(bench: Bench) -> ExecutorInfo:

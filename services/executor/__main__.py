@@ -10,10 +10,8 @@ from services.executor.service import ExecutorService
 from services.executor.settings import ExecutorSettings
 from shared.bus import Bus
 from shared.clock import SystemClock
-from shared.errors import ConfigError, SlackwaterError
+from shared.errors import SlackwaterError
 from shared.process.service import configure_logging, run_service
-from shared.scheduling.orders.online import online_order_named
-from shared.scheduling.presets import preset_named
 from shared.settings import config
 from shared.text.tokenizer import Tokenizer
 
@@ -21,12 +19,6 @@ from shared.text.tokenizer import Tokenizer
 def main() -> int:
     try:
         settings = config.load(ExecutorSettings, "executor")
-        try:
-            preset = preset_named(settings.preset)
-            order_name = preset.require_online_order(settings.online_order)
-            online_order = online_order_named(order_name, settings.vtc_weight_input, settings.vtc_weight_output)
-        except ValueError as error:
-            raise ConfigError(str(error)) from error
         tokenizer = Tokenizer.from_folder(Path(settings.model_path))
         configure_logging(settings.log_level)  # loading takes a while, and has much to say
         engine = load_engine(settings)
@@ -35,7 +27,7 @@ def main() -> int:
         return 2
 
     def make(bus: Bus) -> ExecutorService:
-        return ExecutorService(bus, settings, preset, online_order, engine, tokenizer, SystemClock())
+        return ExecutorService(bus, settings, engine, tokenizer, SystemClock())
 
     return run_service(settings.nats, settings.log_level, settings.executor_id, make)
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from shared.protocol.messages import MeasureShape, PrefillChunk
+from shared.protocol.messages import EngineSpec, MeasureShape, PrefillChunk
 from shared.protocol.sampling import SamplingParams
-from shared.replica.engine import EngineSpec, Sequence, StepBatch
+from shared.replica.engine import Sequence, StepBatch
 from shared.scheduling.batch import Limits
 from shared.scheduling.kv.pool import KVPool
 from shared.scheduling.request import Kind

@@ -4,26 +4,25 @@ from __future__ import annotations
 
 from services.executor.results import ResultStore
 from shared.bus import Bus
+from shared.latency.features import BatchFeatures
 from shared.protocol import subjects
 from shared.protocol.messages import (
-    BatchShape,
     EndedRequest,
     ExecutorInfo,
     LatencySample,
     OfflineFailure,
     OfflineResult,
-    PlanEntry,
     PlanSource,
-    RequestState,
     StepStarted,
     StepTokens,
     TokenOutput,
 )
 from shared.protocol.sampling import FinishReason
 from shared.replica.replica import AddressedOutput, Ended
+from shared.scheduling.batch import ScheduledRequest
 from shared.scheduling.orders.online import ClientCounters
 from shared.scheduling.packing.pace import Pace
-from shared.scheduling.request import Kind
+from shared.scheduling.request import Kind, Request
 
 
 class StepPublisher:
@@ -56,7 +55,7 @@ class StepPublisher:
             message = StepTokens(self._info.executor_id, self._info.epoch, step, theirs)
             await self._bus.publish_or_drop(subjects.tokens(gateway_id), message)
 
-    async def sample(self, step: int, shape: BatchShape, latency_ms: float) -> None:
+    async def sample(self, step: int, shape: BatchFeatures, latency_ms: float) -> None:
         """How long a step took."""
         message = LatencySample(self._info.executor_id, self._info.profile_key, step, shape, latency_ms)
         await self._bus.publish_or_drop(subjects.sample(self._info.executor_id), message)
@@ -70,12 +69,12 @@ class StepPublisher:
         step: int,
         source: PlanSource,
         idle: bool,
-        entries: list[PlanEntry],
-        states: list[RequestState],
+        entries: list[ScheduledRequest],
+        states: list[Request],
         ended: list[EndedRequest],
         num_free_blocks: int,
         client_counters: ClientCounters | None,
-        in_flight: list[list[PlanEntry]],
+        in_flight: list[list[ScheduledRequest]],
         pace: Pace,
     ) -> StepStarted:
         """The message about a step of this executor."""

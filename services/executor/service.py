@@ -23,7 +23,7 @@ from shared.latency.model import LatencyModel
 from shared.process.service import Details
 from shared.protocol import subjects
 from shared.protocol.messages import (
-    BatchShape,
+    EngineSpec,
     ExecutorInfo,
     GenerateRequest,
     Heartbeat,
@@ -33,13 +33,9 @@ from shared.protocol.messages import (
     SetDraining,
     StepPlan,
 )
-from shared.replica.engine import Engine, EngineSpec
+from shared.replica.engine import Engine
 from shared.replica.replica import Replica
 from shared.scheduling.batch import Policy
-from shared.scheduling.kv.policy import kv_policy_named
-from shared.scheduling.orders.online import OnlineOrder
-from shared.scheduling.packing.token_slo import TokenSlo
-from shared.scheduling.presets import Preset, preset_named
 from shared.scheduling.request import Kind
 from shared.scheduling.table import RequestTable
 from shared.text.tokenizer import Tokenizer
@@ -58,8 +54,6 @@ class ExecutorService:
         self,
         bus: Bus,
         settings: ExecutorSettings,
-        preset: Preset,
-        online_order: OnlineOrder,
         engine: Engine,
         tokenizer: Tokenizer,
         clock: Clock,
@@ -67,16 +61,13 @@ class ExecutorService:
         self.name = settings.executor_id
         self._bus = bus
         self._engine = engine
-        self._preset = preset
         self.info = executor_info(settings, engine.spec)
         self._results = ResultStore(bus)
         self._replica = Replica(
             self.info.limits(),
             engine.spec,
             tokenizer,
-            online_order,
-            kv_policy_named(self.info.kv_policy),
-            self.info.token_slo,
+            self.info.strategy,
             lambda: clock.monotonic_s() * 1e3,
         )
         self._tuning = Tuning(bus, on_change=self._on_tuning)
@@ -135,8 +126,8 @@ class ExecutorService:
         counters = self._loop.counters()
         return {
             "epoch": self.info.epoch,
-            "engine": self.info.engine,
-            "model": self.info.model,
+            "engine": self.info.spec.engine,
+            "model": self.info.spec.model,
             "steps": counters.steps,
             "steps_planned": counters.steps_planned,
             "steps_local": counters.steps_local,
@@ -144,7 +135,7 @@ class ExecutorService:
 
     def _policy_and_model(self) -> tuple[Policy, LatencyModel]:
         key = self.info.profile_key
-        return self._tuning.policy(self._preset, key), self._tuning.model(key)
+        return self._tuning.policy(self.info.strategy, key), self._tuning.model(key)
 
     def _on_tuning(self) -> None:
         self._loop.wake()
@@ -202,11 +193,11 @@ class ExecutorService:
         )
 
 
-def _online_work(table: RequestTable) -> BatchShape:
+def _online_work(table: RequestTable) -> BatchFeatures:
     features = BatchFeatures()
     for request in (*table.running(Kind.ONLINE).values(), *table.waiting(Kind.ONLINE).values()):
         features.add_scheduled(request.num_remaining_tokens, request.num_computed_tokens)
-    return BatchShape.of(features)
+    return features
 
 
 def executor_info(settings: ExecutorSettings, spec: EngineSpec) -> ExecutorInfo:
@@ -216,22 +207,9 @@ def executor_info(settings: ExecutorSettings, spec: EngineSpec) -> ExecutorInfo:
         executor_id=settings.executor_id,
         epoch=uuid.uuid4().hex,
         pid=os.getpid(),
-        model=spec.model,
-        engine=spec.engine,
-        device=spec.device,
         profile_key=re.sub(r"[^A-Za-z0-9_=.-]", "-", key),
-        max_model_len=spec.max_model_len,
-        block_size=spec.block_size,
-        num_blocks=spec.num_blocks,
+        spec=spec,
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens,
-        eos_token_ids=list(spec.eos_token_ids),
-        pipeline_depth=spec.pipeline_depth,
-        online_order=settings.online_order,
-        vtc_weight_input=settings.vtc_weight_input,
-        vtc_weight_output=settings.vtc_weight_output,
-        kv_policy=preset_named(settings.preset).kv_policy_named(settings.kv_policy).name,
-        num_host_slots=spec.num_host_slots,
-        swap_ms_per_slot=spec.swap_ms_per_slot,
-        token_slo=TokenSlo(settings.ttft_slo_ms, settings.tpot_slo_ms, settings.slo_group_tokens),
+        strategy=settings.strategy,
     )

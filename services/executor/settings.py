@@ -9,10 +9,8 @@ from msgspec import Meta
 
 from shared.latency.architectures import ARCHITECTURES
 from shared.latency.devices import DEVICES
-from shared.scheduling.kv.policy import KV_POLICIES
-from shared.scheduling.orders.online import ONLINE_ORDERS
-from shared.scheduling.presets import OWN_KV_POLICY
-from shared.settings.common import LogLevel, NatsUrl, PresetName
+from shared.scheduling.strategy import Strategy
+from shared.settings.common import LogLevel, NatsUrl
 from shared.settings.setting import choices
 
 DEFAULT_BLOCK_SIZE = 16  # tokens, but for vllm
@@ -36,13 +34,10 @@ class ExecutorSettings(msgspec.Struct, frozen=True):
     threads: Annotated[int, Meta(ge=0, description="CPU threads of the engine; 0 is one per core")] = 0
     kv_blocks: Annotated[int, Meta(ge=0, description="KV blocks; 0 sizes them from memory")] = 0
     block_size: Annotated[int, Meta(ge=0, description="tokens of one KV block; 0 is 16, with vllm 32")] = 0
-    kv_policy: Annotated[
-        str, Meta(description="who gets KV blocks; preset: its own", extra=choices((*KV_POLICIES, OWN_KV_POLICY)))
-    ] = OWN_KV_POLICY
     vllm_attention: Annotated[
         str,
         Meta(
-            description="whose attention the vllm engine has; auto: as kv_policy needs it",
+            description="whose attention the vllm engine has; auto: as kv_sharing needs it",
             extra=choices(VLLM_ATTENTIONS),
         ),
     ] = "auto"
@@ -54,17 +49,6 @@ class ExecutorSettings(msgspec.Struct, frozen=True):
         str, Meta(description="auto: decode steps on CUDA replay recorded graphs; or off", extra=choices(CUDA_GRAPHS))
     ] = "auto"
     cuda_graph_decodes: Annotated[int, Meta(ge=1, description="decodes of the largest recorded step")] = 256
-    preset: PresetName = "hygen"
-    ttft_slo_ms: Annotated[float, Meta(gt=0, description="bros: a first token is due so long after arrival")] = 400.0
-    tpot_slo_ms: Annotated[float, Meta(gt=0, description="bros: a later one is due so long after the last")] = 200.0
-    slo_group_tokens: Annotated[
-        int, Meta(ge=1, description="bros: later tokens are due in groups of so many, after their times together")
-    ] = 1
-    online_order: Annotated[
-        str, Meta(description="fcfs, or vtc: fair between clients, by API key or user", extra=choices(ONLINE_ORDERS))
-    ] = "fcfs"
-    vtc_weight_input: Annotated[float, Meta(ge=0, description="vtc: what a prompt token counts")] = 1.0
-    vtc_weight_output: Annotated[float, Meta(ge=0, description="vtc: what an output token counts")] = 2.0
     tensor_parallel: Annotated[
         int, Meta(ge=1, description="GPUs, on a CPU processes, that share each layer; vllm and sim")
     ] = 1
@@ -79,3 +63,4 @@ class ExecutorSettings(msgspec.Struct, frozen=True):
     )
     sim_time_scale: Annotated[float, Meta(gt=0, description="sim engine: 0.1 runs ten times as fast")] = 1.0
     sim_mean_output_tokens: Annotated[float, Meta(ge=1, description="sim engine: mean output length")] = 128.0
+    strategy: Strategy = Strategy()

@@ -8,16 +8,17 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from copy import copy
 from dataclasses import dataclass
 
 from services.executor.measure import ScratchBatch
 from services.executor.publisher import StepPublisher
 from shared.clock import Clock
 from shared.errors import EngineError
+from shared.latency.features import BatchFeatures
 from shared.latency.histogram import LatencyHistogram
 from shared.latency.model import LatencyModel
 from shared.protocol.messages import (
-    BatchShape,
     EndedRequest,
     ExecutorCounters,
     GenerateRequest,
@@ -72,11 +73,9 @@ class StepLoop:
         self._step = 0
         self._steps_since_idle = 0
         self._ended: list[EndedRequest] = []
-        self._steps: dict[PlanSource, int] = dict.fromkeys(PlanSource, 0)
-        self._plans_stale = 0
+        self._counters = replica.totals
         self._step_ms = LatencyHistogram()  # since they were taken
-        self._busy_s = 0.0
-        self._busy_until_s = 0.0  # monotonic; counted in _busy_s up to here
+        self._busy_until_s = 0.0  # monotonic; counted as busy up to here
 
     # What comes in, from the event loop
 
@@ -93,7 +92,7 @@ class StepLoop:
     def take_plan(self, plan: StepPlan) -> None:
         """Keep the plan of a step to come; one for a step that has started already is stale."""
         if plan.step < self._step:
-            self._plans_stale += 1
+            self._counters.plans_stale += 1
             return
         self._plans[plan.step] = plan
         self._wake.set()
@@ -150,28 +149,7 @@ class StepLoop:
 
     def counters(self) -> ExecutorCounters:
         """Totals since the start."""
-        totals = self._replica.totals
-        return ExecutorCounters(
-            steps=sum(self._steps.values()),
-            steps_planned=self._steps[PlanSource.PLAN],
-            steps_local=self._steps[PlanSource.LOCAL],
-            steps_idle=self._steps[PlanSource.IDLE],
-            steps_offline=totals.steps_offline,
-            plans_stale=self._plans_stale,
-            offline_dropped=totals.offline_dropped,
-            preemptions=totals.preemptions,
-            pauses=totals.pauses,
-            checkpointed_slots=totals.checkpointed_slots,
-            restored_slots=totals.restored_slots,
-            aborted=totals.aborted,
-            finished_online=totals.finished_online,
-            finished_offline=totals.finished_offline,
-            prompt_tokens=totals.prompt_tokens,
-            cached_tokens=totals.cached_tokens,
-            online_tokens=totals.online_tokens,
-            offline_tokens=totals.offline_tokens,
-            busy_s=self._busy_s,
-        )
+        return copy(self._counters)
 
     def take_step_ms(self) -> LatencyHistogram:
         """How long the steps took that ended since the last call."""
@@ -189,12 +167,19 @@ class StepLoop:
         running = asyncio.get_running_loop().run_in_executor(self._threads, self._engine.execute, batch)
         self._in_flight.append(_Launched(batch, running, start_s))
         self._steps_since_idle += 1
-        self._steps[source] += 1
+        self._count(source)
         before = self._collect_ended([])  # ended without a step: aborted, or never able to run
         await self._publisher.step_started(self._message(source, idle=False))
         await self._publisher.tokens(batch.step, before)
         self._step += 1
         return True
+
+    def _count(self, source: PlanSource) -> None:
+        counters = self._counters
+        counters.steps += 1
+        counters.steps_planned += source is PlanSource.PLAN
+        counters.steps_local += source is PlanSource.LOCAL
+        counters.steps_idle += source is PlanSource.IDLE
 
     async def _finish_or_wake(self) -> None:
         """Apply the oldest step when it ends; or return earlier, where there is room for another and news came."""
@@ -209,7 +194,7 @@ class StepLoop:
                 return
         outputs = await self._finish(launched)
         now_s = self._clock.monotonic_s()
-        self._busy_s += now_s - max(launched.start_s, self._busy_until_s)
+        self._counters.busy_s += now_s - max(launched.start_s, self._busy_until_s)
         self._busy_until_s = now_s
         await self._publisher.tokens(launched.batch.step, self._collect_ended(outputs))
 
@@ -302,7 +287,7 @@ class StepLoop:
 
 
 def _unmeasured(why: str) -> MeasuredShape:
-    return MeasuredShape(BatchShape(0, 0, 0, 0, 0), [], why)
+    return MeasuredShape(BatchFeatures(0, 0, 0, 0, 0), [], why)
 
 
 def _answer(waiting: asyncio.Future[MeasuredShape], measured: MeasuredShape) -> None:

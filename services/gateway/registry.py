@@ -66,7 +66,7 @@ class ExecutorRegistry:
 
     def max_model_len(self, default: int) -> int:
         """The longest context that every available executor can take, in tokens."""
-        return min((executor.info.max_model_len for executor in self.available()), default=default)
+        return min((executor.info.spec.max_model_len for executor in self.available()), default=default)
 
     def lose(self, info: ExecutorInfo) -> None:
         """This incarnation is not on the bus any more; nothing where that is known."""
@@ -82,7 +82,7 @@ class ExecutorRegistry:
 
     async def _on_heartbeat(self, heartbeat: Heartbeat) -> None:
         info = heartbeat.info
-        if info.model != self.model:
+        if info.spec.model != self.model:
             return
         known = self._live.get(info.executor_id)
         if known is not None and known.info.epoch != info.epoch:
@@ -96,11 +96,11 @@ class ExecutorRegistry:
             known.timer.cancel()
             known.heartbeat, known.timer = heartbeat, timer
         else:
-            num_cache_tokens = info.num_blocks * info.block_size
+            num_cache_tokens = info.spec.num_blocks * info.spec.block_size
             target = RoutingTarget(info.executor_id, info.epoch, info.max_num_batched_tokens, num_cache_tokens)
             known = self._live[info.executor_id] = LiveExecutor(heartbeat, timer, target)
             logger.info("executor found", extra={"executor_id": info.executor_id, "epoch": info.epoch})
-        known.target.observe(heartbeat.online_work.features())
+        known.target.observe(heartbeat.online_work)
         if not heartbeat.draining:
             self._arrived.set()
 

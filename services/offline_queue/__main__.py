@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import random
 import sys
-from functools import partial
 from pathlib import Path
 
 from services.offline_queue.garbage import collect_seldom
@@ -15,8 +13,6 @@ from shared.clock import SystemClock
 from shared.errors import ConfigError, SlackwaterError
 from shared.openai.requests import ServedModel
 from shared.process.service import run_service
-from shared.scheduling.orders.offline import make_offline_order
-from shared.scheduling.presets import preset_named
 from shared.settings import config
 from shared.text.model_folder import ModelFacts
 from shared.text.tokenizer import Tokenizer
@@ -26,12 +22,7 @@ def main() -> int:
     try:
         settings = config.load(OfflineQueueSettings, "offline-queue")
         try:
-            preset = preset_named(settings.preset)
-            offline_qps = settings.offline_qps or None
-            preset.offline_rate(offline_qps)
-            numbers = iter(random.random, None)
-            make_order = partial(make_offline_order, preset.offline_order, settings.utility_ratio, numbers)
-            make_order()  # raises now what it would raise later
+            settings.strategy.make_offline_rate()
         except ValueError as error:
             raise ConfigError(str(error)) from error
         folder = Path(settings.model_path)
@@ -47,11 +38,9 @@ def main() -> int:
         return OfflineQueueService(
             bus,
             model,
-            preset,
-            make_order,
+            settings.strategy,
             tokenizer,
             SystemClock(),
-            offline_qps,
             pool_bytes,
             settings.max_failures,
             settings.max_flex_requests,

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+import random
 
 from services.offline_queue.batches.file_sweep import FileSweep
 from services.offline_queue.batches.manager import DEFAULT_MAX_FAILURES, DEFAULT_POOL_BYTES, BatchManager
 from services.offline_queue.flex_desk import DEFAULT_MAX_FLEX_REQUESTS, FlexDesk
 from shared.bus import Bus, Entry, Subscription
 from shared.clock import Clock
-from shared.latency.model import LatencyModel
 from shared.openai.requests import ServedModel
 from shared.process.service import Details
 from shared.protocol import subjects
@@ -27,10 +26,8 @@ from shared.protocol.messages import (
 )
 from shared.replica.offline_pool import OfflinePool
 from shared.replica.scheduler import AsyncScheduler
-from shared.scheduling.batch import Policy
 from shared.scheduling.orders.fair_order import FairOrder, Share
-from shared.scheduling.orders.offline import OfflineOrder
-from shared.scheduling.presets import Preset
+from shared.scheduling.strategy import Strategy
 from shared.text.tokenizer import Tokenizer
 from shared.watch.executor_probe import ExecutorProbe
 from shared.watch.tuning import Tuning
@@ -61,28 +58,24 @@ class OfflineQueueService:
         self,
         bus: Bus,
         model: ServedModel,
-        preset: Preset,
-        make_order: Callable[[], OfflineOrder],
+        strategy: Strategy,
         tokenizer: Tokenizer,
         clock: Clock,
-        offline_qps: float | None = None,
         pool_bytes: int = DEFAULT_POOL_BYTES,
         max_failures: int = DEFAULT_MAX_FAILURES,
         max_flex_requests: int = DEFAULT_MAX_FLEX_REQUESTS,
     ) -> None:
-        """``make_order``: the order of one batch's requests; ``offline_qps``: for presets with a fixed offline rate,
-        and of each executor; ``pool_bytes``: for waiting requests of batches; ``max_failures``: of one request;
-        ``max_flex_requests``: under way at a time. Raises ValueError where rate and preset do not fit."""
+        """``strategy``: whose order the pool keeps; ``pool_bytes``: for waiting requests of batches; ``max_failures``:
+        of one request; ``max_flex_requests``: under way at a time."""
         self._bus = bus
         self._model = model
-        self._preset = preset
-        preset.offline_rate(offline_qps)
-        self._offline_qps = offline_qps
+        self._strategy = strategy
         self._clock = clock
-        order = FairOrder(make_order, self._share_of)
+        numbers = iter(random.random, None)
+        order = FairOrder(lambda: strategy.make_offline_order(numbers), self._share_of)
         self._pool = OfflinePool(order, self._on_work, self._on_discard, self._is_awaited)
         self._batches = BatchManager(bus, tokenizer, model, self._pool, clock, pool_bytes, max_failures)
-        self._flex = FlexDesk(self._pool, clock, max_flex_requests, preset.serves_offline)
+        self._flex = FlexDesk(self._pool, clock, max_flex_requests, strategy.serves_offline)
         self._sweep = FileSweep(bus, self._batches.is_being_read, clock)
         self._tuning = Tuning(bus, self._on_work)
         self._attached: dict[str, _Attached] = {}
@@ -110,8 +103,8 @@ class OfflineQueueService:
             group.create_task(self._serve_idle())
             group.create_task(self._watch_silence())
             group.create_task(ExecutorProbe(self._bus, self._heard, self._on_gone).run())
-            if self._offline_qps is not None:
-                group.create_task(self._release(1.0 / self._offline_qps))
+            if self._strategy.offline_qps:
+                group.create_task(self._release(1.0 / self._strategy.offline_qps))
 
     async def stop(self) -> None:
         """Nothing to finish: the pool is durable, and executors go on with what they hold."""
@@ -132,8 +125,8 @@ class OfflineQueueService:
             "flex": len(self._flex),
             "pool_mb": batches.held_bytes / 1024**2,
             "executors": len(self._attached),
-            "preset": self._preset.name,
-            "offline_order": self._preset.offline_order,
+            "preset": self._strategy.preset,
+            "offline_order": self._strategy.offline_order,
             "plans": plans,
             "plan_ms_mean": sum(each.plan_ms_mean * each.plans for each in stats) / plans if plans else 0.0,
             "plan_ms_max": max((each.plan_ms_max for each in stats), default=0.0),
@@ -165,16 +158,15 @@ class OfflineQueueService:
             lost = await self._detach(entry.key)
             if info is not None:  # it came back without having signed off
                 await self._batches.add_losses(lost, f"executor {entry.key} was lost")
-        if info is not None and info.model == self._model.name:
+        if info is not None and info.spec.model == self._model.name:
             await self._attach(info)
 
     async def _attach(self, info: ExecutorInfo) -> None:
         scheduler = AsyncScheduler(
             info,
             self._pool,
-            lambda: self._policy_and_model(info.profile_key),
+            lambda: (self._tuning.policy(info.strategy, info.profile_key), self._tuning.model(info.profile_key)),
             self._clock,
-            self._preset.offline_rate(self._offline_qps),
         )
         attached = _Attached(scheduler, self._clock.monotonic_s())
         self._attached[info.executor_id] = attached
@@ -242,9 +234,6 @@ class OfflineQueueService:
         while True:
             await asyncio.sleep(period_s)
             self._work.set()
-
-    def _policy_and_model(self, profile_key: str) -> tuple[Policy, LatencyModel]:
-        return self._tuning.policy(self._preset, profile_key), self._tuning.model(profile_key)
 
     # Work for executors that wait
 

@@ -7,8 +7,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from shared.scheduling.presets import DEFAULT_UTILITY_RATIO
-from shared.settings.common import LogLevel, NatsUrl, PresetName, UtilityRatio
+from shared.scheduling.strategy import Strategy
+from shared.settings.common import LogLevel, NatsUrl
 
 
 class OfflineQueueSettings(msgspec.Struct, frozen=True):
@@ -19,11 +19,6 @@ class OfflineQueueSettings(msgspec.Struct, frozen=True):
     log_level: LogLevel = "info"
     model_name: Annotated[str, Meta(description="the name that clients use")] = "smollm2-135m-instruct"
     max_model_len: Annotated[int, Meta(ge=0, description="context limit in tokens; 0 is the model's own")] = 0
-    preset: PresetName = "hygen"
-    offline_qps: Annotated[
-        float, Meta(ge=0, description="hygen-star: offline requests/s that enter each executor; 0 for other presets")
-    ] = 0.0
-    utility_ratio: UtilityRatio = DEFAULT_UTILITY_RATIO
     pool_mb: Annotated[
         int, Meta(ge=1, description="memory in MiB for waiting requests; more wait in the stream until there is room")
     ] = 256
@@ -33,3 +28,4 @@ class OfflineQueueSettings(msgspec.Struct, frozen=True):
     max_flex_requests: Annotated[
         int, Meta(ge=0, description="requests of the service tier flex under way at a time; more are refused")
     ] = 256
+    strategy: Strategy = Strategy()

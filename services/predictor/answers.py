@@ -40,7 +40,7 @@ def _keys(whose: str, fitted: Mapping[str, WatchedKind], executors: Iterable[Exe
         return [whose]
     if not whose:
         return list(fitted)
-    named = [info.profile_key for info in executors if whose in (info.executor_id, info.model)]
+    named = [info.profile_key for info in executors if whose in (info.executor_id, info.spec.model)]
     return [key for key in dict.fromkeys(named) if key in fitted]
 
 

@@ -72,7 +72,7 @@ def _lightgbm() -> Any | None:
 
 def _sums(samples: Samples) -> Array:
     """[n, 6], in the order of ``Sum``."""
-    s_p, n_p, s_d, n_d, pairs = samples.sums.T  # in the order of BatchShape's fields
+    s_p, n_p, s_d, n_d, pairs = samples.sums.T  # in the order of BatchFeatures's fields
     return np.stack([s_p + n_d, n_p + n_d, pairs, s_d, n_p, n_d], axis=1)
 
 

@@ -26,5 +26,5 @@ def fit_bros(observations: Sequence[Observation]) -> BrosLatencyModel | None:
 
 def _rows(samples: Samples) -> Array:
     """[n, 6], in the order of the coefficients."""
-    s_p, n_p, s_d, n_d, pairs = samples.sums.T  # in the order of BatchShape's fields
+    s_p, n_p, s_d, n_d, pairs = samples.sums.T  # in the order of BatchFeatures's fields
     return np.stack([n_p > 0, s_p, pairs, n_d > 0, n_d, s_d], axis=1).astype(np.float64)

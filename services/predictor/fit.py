@@ -92,7 +92,7 @@ def bias(model: FittedModel, recent: Sequence[Observation]) -> float:
 
 def total_ms(model: FittedModel, observations: Sequence[Observation]) -> float:
     """Predicted for all of them together."""
-    return sum(model.predict_ms(observation.shape.features()) for observation in observations)
+    return sum(model.predict_ms(observation.shape) for observation in observations)
 
 
 def is_material(
@@ -142,7 +142,7 @@ def prediction_us(
 ) -> float:
     """Microseconds of one decode's marginal cost, which a plan asks for each running request: the fastest of some
     rounds, since the machine does other things too."""
-    batches = [observation.shape.features() for observation in observations[:TIMED_BATCHES]]
+    batches = [observation.shape for observation in observations[:TIMED_BATCHES]]
     rounds = []
     for _ in range(TIMED_ROUNDS):
         start_s = now_s()
@@ -163,4 +163,4 @@ def _relative_errors(model: FittedModel, observations: Sequence[Observation]) ->
 
 
 def _predictions(model: FittedModel, observations: Sequence[Observation]) -> Array:
-    return np.array([model.predict_ms(observation.shape.features()) for observation in observations])
+    return np.array([model.predict_ms(observation.shape) for observation in observations])

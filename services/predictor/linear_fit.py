@@ -30,7 +30,7 @@ def fit_linear(observations: Sequence[Observation], prior: Coefficients | None =
 
 def _rows(samples: Samples) -> Array:
     """[n, 8], in the order of ``shared.latency.linear.feature_row``."""
-    s_p, n_p, s_d, n_d, pairs = samples.sums.T  # in the order of BatchShape's fields
+    s_p, n_p, s_d, n_d, pairs = samples.sums.T  # in the order of BatchFeatures's fields
     return np.stack([np.ones_like(s_p), s_p, s_d, s_p * s_p, s_d * s_d, n_p, n_d, pairs], axis=1)
 
 

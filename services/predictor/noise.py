@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterable
 
 from services.predictor.window import Observation
-from shared.protocol.messages import BatchShape
 
 
 def noise_floor(observations: Iterable[Observation]) -> float | None:
@@ -17,11 +16,11 @@ def noise_floor(observations: Iterable[Observation]) -> float | None:
     that deviation for normal noise: unlike the deviation from a mean of a few repetitions it is not too small, and a
     machine that has become slower in between does not count as noise.
     """
-    last: dict[BatchShape, float] = {}
+    last: dict[tuple[int, ...], float] = {}
     differences: list[float] = []
     for shape, latency_ms, _ in observations:
-        before_ms = last.get(shape)
+        before_ms = last.get(shape.sums)
         if before_ms is not None:
             differences.append(abs(latency_ms - before_ms) / ((latency_ms + before_ms) / 2))
-        last[shape] = latency_ms
+        last[shape.sums] = latency_ms
     return sum(differences) / len(differences) / math.sqrt(2.0) if differences else None

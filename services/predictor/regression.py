@@ -6,7 +6,6 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls
@@ -27,14 +26,14 @@ MAX_ITERATIONS = 1000
 class Samples:
     """Observations as columns."""
 
-    sums: Array  # [n, 5], in the order of BatchShape's fields
+    sums: Array  # [n, 5], in the order of BatchFeatures's fields
     latencies: Array  # [n], milliseconds
     weights: Array  # [n]
     strata: list[Stratum]  # [n]
 
     @classmethod
     def of(cls, observations: Sequence[Observation]) -> Samples:
-        sums = np.array([msgspec.structs.astuple(observation.shape) for observation in observations], dtype=np.float64)
+        sums = np.array([observation.shape.sums for observation in observations], dtype=np.float64)
         timed = np.array([(each.latency_ms, each.weight) for each in observations], dtype=np.float64)
         return cls(sums, timed[:, 0], timed[:, 1], [stratum(observation.shape) for observation in observations])
 

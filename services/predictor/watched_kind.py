@@ -5,9 +5,9 @@ from __future__ import annotations
 from services.predictor.drift import Drift, DriftDetector
 from services.predictor.fit import total_ms
 from services.predictor.window import SampleWindow
+from shared.latency.features import BatchFeatures
 from shared.latency.linear import Coefficients
 from shared.protocol.latency_models import FittedModel, LatencyModelRecord, LinearCoefficients
-from shared.protocol.messages import BatchShape
 
 RECENT_SAMPLES = 128  # whose total a model must get right
 
@@ -39,19 +39,19 @@ class WatchedKind:
             self.drifts, self.drift_ratio = record.drifts, record.drift_ratio
             self.drifted_at_s = record.drifted_at_s
 
-    def add(self, shape: BatchShape, latency_ms: float) -> bool:
+    def add(self, shape: BatchFeatures, latency_ms: float) -> bool:
         """False for a sample that says nothing."""
         if not self.window.add(shape, latency_ms):
             return False
         self.has_news = True
         return True
 
-    def watch(self, shape: BatchShape, latency_ms: float, now_s: float) -> Drift | None:
+    def watch(self, shape: BatchFeatures, latency_ms: float, now_s: float) -> Drift | None:
         """Compare a sample that was added with the published model. After an alarm all samples but those since the
         drift began are taken to have drifted too."""
         if self._detector is None or self.model is None or self.has_drifted:
             return None
-        predicted_ms = self.model.predict_ms(shape.features())
+        predicted_ms = self.model.predict_ms(shape)
         drift = self._detector.add(latency_ms, predicted_ms) if predicted_ms > 0 else None
         if drift is not None:
             self.window.rescale(drift.num_samples, drift.ratio)

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from shared.protocol.messages import BatchShape
+from shared.latency.features import BatchFeatures
 
 STRATUM_SHARE = 64  # one stratum holds at most this part of the window
 MIN_STRATUM = 8
@@ -18,7 +18,7 @@ STALE_WEIGHT = 0.1  # enough to settle what no newer sample contradicts
 class Observation(NamedTuple):
     """One timed batch, and how much it counts."""
 
-    shape: BatchShape
+    shape: BatchFeatures
     latency_ms: float
     weight: float = 1.0
 
@@ -26,7 +26,7 @@ class Observation(NamedTuple):
 Stratum = tuple[int, int, int, int, int]
 
 
-def stratum(shape: BatchShape) -> Stratum:
+def stratum(shape: BatchFeatures) -> Stratum:
     """Shapes whose sums each lie between the same powers of two are alike, those of pairs, which grow with the square
     of a length, between the same powers of four."""
     return (
@@ -40,9 +40,9 @@ def stratum(shape: BatchShape) -> Stratum:
 
 def covers_both_kinds(observations: Iterable[Observation], num_shapes: int) -> bool:
     """Prefills and decodes, in at least ``num_shapes`` distinct shapes."""
-    shapes = {observation.shape for observation in observations}
-    has_prefill = any(shape.prefill_requests for shape in shapes)
-    has_decode = any(shape.decode_requests for shape in shapes)
+    shapes = {observation.shape.sums: observation.shape for observation in observations}
+    has_prefill = any(shape.prefill_requests for shape in shapes.values())
+    has_decode = any(shape.decode_requests for shape in shapes.values())
     return len(shapes) >= num_shapes and has_prefill and has_decode
 
 
@@ -61,7 +61,7 @@ class SampleWindow:
     def __len__(self) -> int:
         return self._size
 
-    def add(self, shape: BatchShape, latency_ms: float) -> bool:
+    def add(self, shape: BatchFeatures, latency_ms: float) -> bool:
         """False where it says nothing: an empty batch, or a latency that is not a positive number."""
         is_empty = shape.prefill_requests == 0 and shape.decode_requests == 0
         if is_empty or not (math.isfinite(latency_ms) and latency_ms > 0):
@@ -114,5 +114,5 @@ class SampleWindow:
 
 class _Numbered(NamedTuple):
     number: int
-    shape: BatchShape
+    shape: BatchFeatures
     latency_ms: float

@@ -189,10 +189,10 @@ class Profiler:
         if self._has_slos:
             return
         profile_key = info.profile_key
-        fixed_ms = self._settings.budget_ms
+        fixed_ms = info.strategy.budget_ms
         source = BudgetSource.FIXED if fixed_ms > 0 else BudgetSource.TARGET_TBT
         budget_ms = fixed_ms or self._settings.target_tbt_ms
-        budget = BudgetRecord(profile_key, budget_ms, source, self._settings.idle_budget_ms)
+        budget = BudgetRecord(profile_key, budget_ms, source, info.strategy.idle_budget_ms)
         try:
             published = (await self._budgets.get(profile_key)).value
         except NotFoundOnBusError:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from copy import copy
+
+import msgspec
+from msgspec.structs import astuple
 
 
 def attention_pairs(num_tokens: int, num_computed_tokens: int) -> int:
@@ -10,8 +13,7 @@ def attention_pairs(num_tokens: int, num_computed_tokens: int) -> int:
     return num_tokens * num_computed_tokens + num_tokens * (num_tokens + 1) // 2
 
 
-@dataclass(slots=True)
-class BatchFeatures:
+class BatchFeatures(msgspec.Struct, array_like=True, gc=False):
     """Eq. 1 of HyGen (section 4.2) as sums over a batch, and one sum more.
 
     ``decode_kv_tokens`` is S_d read as the KV tokens that the decodes read, their own included: the number of
@@ -54,15 +56,14 @@ class BatchFeatures:
         self.decode_kv_tokens -= context_len
         self.decode_requests -= 1
 
+    @property
+    def sums(self) -> tuple[int, ...]:
+        """All of them, in the order of the fields: equal batches have equal ones."""
+        return astuple(self)
+
     def copy(self) -> BatchFeatures:
         """An independent copy."""
-        return BatchFeatures(
-            self.prefill_tokens,
-            self.prefill_requests,
-            self.decode_kv_tokens,
-            self.decode_requests,
-            self.prefill_pairs,
-        )
+        return copy(self)
 
     @property
     def is_empty(self) -> bool:

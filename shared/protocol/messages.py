@@ -10,12 +10,13 @@ import msgspec
 from shared.latency.features import BatchFeatures
 from shared.latency.histogram import LatencyHistogram
 from shared.protocol.sampling import FinishReason, SamplingParams
-from shared.scheduling.batch import Limits
+from shared.scheduling.batch import Limits, ScheduledRequest
 from shared.scheduling.kv.blocks import BlockOwners
 from shared.scheduling.orders.online import ClientCounters
 from shared.scheduling.packing.pace import Pace
-from shared.scheduling.packing.token_slo import TokenSlo
 from shared.scheduling.request import Kind as Kind
+from shared.scheduling.request import Request
+from shared.scheduling.strategy import Strategy
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, tag="generate", omit_defaults=True):
@@ -72,14 +73,6 @@ class StepTokens(msgspec.Struct, frozen=True):
     outputs: list[TokenOutput]
 
 
-class PlanEntry(msgspec.Struct, frozen=True, array_like=True):
-    """One request's share of a step: ``num_scheduled_tokens`` is 1 for a decode, a chunk's length for a prefill."""
-
-    request_id: str
-    kind: Kind
-    num_scheduled_tokens: int
-
-
 class StepPlan(msgspec.Struct, frozen=True):
     """Q_recv: the plan for exactly one step of one executor's incarnation (``epoch``); with pipeline depth K it is
     made when the K-th step before that starts."""
@@ -87,7 +80,7 @@ class StepPlan(msgspec.Struct, frozen=True):
     executor_id: str
     epoch: str
     step: int
-    entries: list[PlanEntry]  # online first, then offline, each in scheduling order
+    entries: list[ScheduledRequest]  # online first, then offline, each in scheduling order
     admitted: list[GenerateRequest]  # offline requests that enter with this plan
     preempted: list[str]  # whose KV is dropped before the step; offline ones are paused where the KV policy can
     latency_ms: float  # predicted for the whole batch
@@ -99,24 +92,6 @@ class PlanSource(enum.StrEnum):
     PLAN = "plan"  # the offline-queue's plan, reconciled
     LOCAL = "local"  # a plan was due and had not come: planned here
     IDLE = "idle"  # work arrived while nothing ran, so no plan was due: planned here
-
-
-class RequestState(msgspec.Struct, frozen=True, array_like=True):
-    """The executor's truth about one request that it holds, before the step that it starts."""
-
-    request_id: str
-    kind: Kind
-    num_computed_tokens: int
-    num_tokens: int  # prompt and output so far
-    num_blocks: int  # 0: waiting or preempted
-    max_total_tokens: int  # prompt plus the most output it may have
-    client_id: str = ""
-    was_admitted: bool = False  # had KV before
-    num_kept_blocks: int | None = None  # paused: those of its blocks that others cannot take; None: not paused
-    num_missing_slots: int = 0  # KV slots on the host, to come back before it runs
-    arrival_s: float = 0.0
-    remaining_ms: float | None = None  # until its next token group is due, when the message is sent; online only
-    num_group_tokens_left: int = 1
 
 
 class EndedRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -135,38 +110,13 @@ class StepStarted(msgspec.Struct, frozen=True):
     step: int
     source: PlanSource
     idle: bool
-    entries: list[PlanEntry]
-    states: list[RequestState]
+    entries: list[ScheduledRequest]
+    states: list[Request]
     ended: list[EndedRequest]
     num_free_blocks: int
     client_counters: ClientCounters | None = None  # of an online order that counts by client
-    in_flight: list[list[PlanEntry]] = []  # earlier steps that have not ended, oldest first
-    pace: Pace | None = None  # for the step after the one that starts
-
-
-class BatchShape(msgspec.Struct, frozen=True, array_like=True):
-    """The features of a batch (HyGen section 4.2, Eq. 1, and the pairs), as observed."""
-
-    prefill_tokens: int  # S_p: tokens computed by prefill chunks
-    prefill_requests: int  # N_p
-    decode_kv_tokens: int  # S_d: KV tokens that the decodes read
-    decode_requests: int  # N_d
-    prefill_pairs: int  # query-key pairs that prefill attention computes
-
-    @classmethod
-    def of(cls, features: BatchFeatures) -> BatchShape:
-        """The sums as they are now."""
-        return cls(
-            features.prefill_tokens,
-            features.prefill_requests,
-            features.decode_kv_tokens,
-            features.decode_requests,
-            features.prefill_pairs,
-        )
-
-    def features(self) -> BatchFeatures:
-        """As a latency model takes them."""
-        return BatchFeatures(*msgspec.structs.astuple(self))
+    in_flight: list[list[ScheduledRequest]] = []  # earlier steps that have not ended, oldest first
+    pace: Pace = Pace()  # for the step after the one that starts; deadlines are on its clock
 
 
 class LatencySample(msgspec.Struct, frozen=True):
@@ -175,7 +125,7 @@ class LatencySample(msgspec.Struct, frozen=True):
     executor_id: str
     profile_key: str
     step: int
-    shape: BatchShape
+    shape: BatchFeatures
     latency_ms: float
 
 
@@ -197,9 +147,26 @@ class MeasureShape(msgspec.Struct, frozen=True):
 class MeasuredShape(msgspec.Struct, frozen=True):
     """Reply to MeasureShape: one latency per repeat, or why it could not be done."""
 
-    shape: BatchShape
+    shape: BatchFeatures
     latencies_ms: list[float]
     error: str = ""
+
+
+class EngineSpec(msgspec.Struct, frozen=True):
+    """What is fixed about a loaded engine."""
+
+    model: str  # the name that clients use
+    engine: str  # "torch", "vllm", "sim"
+    device: str  # as in a profile key: "cpu-amd-epyc-2t", "cuda-nvidia-h200"
+    dtype: str
+    max_model_len: int  # tokens, prompt and output together
+    vocab_size: int
+    block_size: int  # tokens of one KV block
+    num_blocks: int
+    eos_token_ids: tuple[int, ...]
+    pipeline_depth: int = 1  # stages; as many steps are in flight at a time
+    num_host_slots: int = 0  # KV slots of host memory that slots of the device can be checkpointed to
+    swap_ms_per_slot: float = 0.0  # what a slot takes from the host to the device, where many are copied
 
 
 class ExecutorInfo(msgspec.Struct, frozen=True):
@@ -208,34 +175,22 @@ class ExecutorInfo(msgspec.Struct, frozen=True):
     executor_id: str
     epoch: str
     pid: int
-    model: str  # the name that clients use
-    engine: str
-    device: str
     profile_key: str  # what latency measurements are valid for
-    max_model_len: int
-    block_size: int
-    num_blocks: int
+    spec: EngineSpec
     max_num_seqs: int
     max_num_batched_tokens: int
-    eos_token_ids: list[int]
-    pipeline_depth: int = 1  # steps in flight at a time
-    online_order: str = "fcfs"  # fcfs or vtc; schedulers follow it
-    vtc_weight_input: float = 1.0
-    vtc_weight_output: float = 2.0
-    kv_policy: str = "lru"  # a name in shared.scheduling.kv.policy; schedulers follow it
-    num_host_slots: int = 0  # KV slots of host memory that the KV policy may use
-    swap_ms_per_slot: float = 0.0  # what a KV slot takes from the host to the device
-    token_slo: TokenSlo = TokenSlo()  # what bros schedules online requests by
+    strategy: Strategy = Strategy()  # schedulers follow it
 
     def limits(self) -> Limits:
         """What a schedule for this executor must keep to."""
+        spec = self.spec
         return Limits(
-            self.block_size, self.num_blocks, self.max_num_batched_tokens, self.max_num_seqs, self.swap_ms_per_slot
+            spec.block_size, spec.num_blocks, self.max_num_batched_tokens, self.max_num_seqs, spec.swap_ms_per_slot
         )
 
 
-class ExecutorCounters(msgspec.Struct, frozen=True):
-    """Totals since the executor started."""
+class ExecutorCounters(msgspec.Struct):
+    """Totals since the executor started. Those who count hold one and add to it."""
 
     steps: int = 0
     steps_planned: int = 0  # ran the offline-queue's plan
@@ -269,7 +224,7 @@ class Heartbeat(msgspec.Struct, frozen=True):
     offline_waiting: int
     offline_running: int
     num_free_blocks: int
-    online_work: BatchShape = BatchShape(0, 0, 0, 0, 0)  # as prefill, what is not computed; as decode, who generates
+    online_work: BatchFeatures = msgspec.field(default_factory=BatchFeatures)  # as prefill, what is not computed
     reconnects: int = 0  # of its bus connection: what was sent to it meanwhile is lost
     blocks: BlockOwners = BlockOwners()  # all 0 where it is not told
     step_ms: LatencyHistogram = msgspec.field(default_factory=LatencyHistogram)  # steps since the heartbeat before

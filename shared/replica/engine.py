@@ -10,27 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from shared.protocol.messages import TokenLogprobs
+from shared.protocol.messages import EngineSpec, TokenLogprobs
 from shared.protocol.sampling import SamplingParams
 from shared.scheduling.kv.slot_transfers import SlotOperations
-
-
-@dataclass(frozen=True, slots=True)
-class EngineSpec:
-    """What is fixed about a loaded engine."""
-
-    model: str  # the name that clients use
-    engine: str  # "torch", "vllm", "sim"
-    device: str  # as in a profile key: "cpu-amd-epyc-2t", "cuda-nvidia-h200"
-    dtype: str
-    max_model_len: int  # tokens, prompt and output together
-    vocab_size: int
-    block_size: int  # tokens of one KV block
-    num_blocks: int
-    eos_token_ids: tuple[int, ...]
-    pipeline_depth: int = 1  # stages; as many steps are in flight at a time
-    num_host_slots: int = 0  # KV slots of host memory that slots of the device can be checkpointed to
-    swap_ms_per_slot: float = 0.0  # what a slot takes from the host to the device, where many are copied
 
 
 @dataclass(frozen=True, slots=True)

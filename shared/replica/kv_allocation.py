@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from shared.protocol.messages import ExecutorCounters
 from shared.replica.sequence import LiveSequence
-from shared.replica.totals import Totals
 from shared.scheduling.batch import Limits, Schedule
 from shared.scheduling.kv.bidirectional import BidirectionalPool
 from shared.scheduling.kv.policy import KVPolicy
@@ -21,7 +21,9 @@ class KVAllocation:
     """Keeps the table's requests and the pool in step. Online requests that give way lose their KV; offline ones too,
     or are paused, as the policy says."""
 
-    def __init__(self, limits: Limits, table: RequestTable, pool: KVPool, kv_policy: KVPolicy, totals: Totals) -> None:
+    def __init__(
+        self, limits: Limits, table: RequestTable, pool: KVPool, kv_policy: KVPolicy, totals: ExecutorCounters
+    ) -> None:
         self._block_size = limits.block_size
         self._table = table
         self._pool = pool

@@ -6,34 +6,25 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from copy import copy
 from dataclasses import dataclass
 
 from shared.latency.features import BatchFeatures
 from shared.latency.model import LatencyModel
-from shared.protocol.messages import (
-    BatchShape,
-    EndedRequest,
-    GenerateRequest,
-    PlanEntry,
-    RequestState,
-    StepPlan,
-    TokenOutput,
-)
+from shared.protocol.messages import EndedRequest, EngineSpec, ExecutorCounters, GenerateRequest, StepPlan, TokenOutput
 from shared.protocol.sampling import FinishReason
-from shared.replica.engine import EngineSpec, Sequence, StepBatch, StepResult, TokenHistory
+from shared.replica.engine import Sequence, StepBatch, StepResult, TokenHistory
 from shared.replica.kv_allocation import KVAllocation
 from shared.replica.sequence import LiveSequence
-from shared.replica.totals import Totals
 from shared.scheduling.batch import Limits, Policy, Schedule, ScheduledRequest, why_never_held
-from shared.scheduling.kv.policy import LRU, KVPolicy
+from shared.scheduling.kv.policy import kv_policy_of
 from shared.scheduling.kv.pool import make_pool
 from shared.scheduling.kv.slot_transfers import SlotOperations
-from shared.scheduling.orders.online import OnlineOrder
 from shared.scheduling.packing.pace import Pace
 from shared.scheduling.packing.packing import StepState
 from shared.scheduling.packing.packings import packing_named
-from shared.scheduling.packing.token_slo import TokenSlo
-from shared.scheduling.request import Kind
+from shared.scheduling.request import Kind, Request
+from shared.scheduling.strategy import Strategy
 from shared.scheduling.table import RequestTable
 from shared.text.tokenizer import Tokenizer
 
@@ -76,20 +67,20 @@ class Replica:
         limits: Limits,
         spec: EngineSpec,
         tokenizer: Tokenizer | None,
-        online_order: OnlineOrder | None = None,
-        kv_policy: KVPolicy = LRU,
-        slo: TokenSlo | None = None,
+        strategy: Strategy | None = None,
         now_ms: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """``tokenizer``: finds stop strings; None where no request has any. ``online_order``: fcfs unless given.
-        ``slo``: when tokens of online requests are due, on the clock ``now_ms``."""
+        """``tokenizer``: finds stop strings; None where no request has any. ``strategy``: hygen unless given.
+        ``now_ms``: the clock of the deadlines."""
+        strategy = strategy or Strategy()
+        kv_policy = kv_policy_of(strategy.kv_sharing, strategy.kv_eviction)
         self.limits = limits
         self.spec = spec
-        self.table = RequestTable(online_order)
+        self.table = RequestTable(strategy.make_online_order())
         self.pool = make_pool(kv_policy, limits.num_blocks, limits.block_size, spec.num_host_slots)
-        self.totals = Totals()
+        self.totals = ExecutorCounters()
         self._kv = KVAllocation(limits, self.table, self.pool, kv_policy, self.totals)
-        self._slo = slo or TokenSlo()
+        self._slo = strategy.token_slo
         self._now_ms = now_ms
         self._pace = Pace()
         self._tokenizer = tokenizer
@@ -151,8 +142,7 @@ class Replica:
             return packing_named(policy.packing).schedule(self.step_state(policy, model), ())
         for request in plan.admitted:
             self.submit(request)
-        entries = [ScheduledRequest(e.request_id, e.kind, e.num_scheduled_tokens) for e in plan.entries]
-        return self.reconcile(entries, plan.preempted, policy, model)
+        return self.reconcile(plan.entries, plan.preempted, policy, model)
 
     def reconcile(
         self, entries: Seq[ScheduledRequest], preempted: Seq[str], policy: Policy, model: LatencyModel
@@ -246,35 +236,17 @@ class Replica:
         """Bring the table's paused requests up to date, for whoever plans over it."""
         self._kv.update_paused()
 
-    def in_flight(self) -> list[list[PlanEntry]]:
+    def in_flight(self) -> list[list[ScheduledRequest]]:
         """The steps that run, oldest first."""
         return [
-            [PlanEntry(sequence.request_id, sequence.kind, tokens) for sequence, tokens in step.running]
+            [ScheduledRequest(sequence.request_id, sequence.kind, tokens) for sequence, tokens in step.running]
             for step in self._in_flight
         ]
 
-    def states(self) -> list[RequestState]:
-        """All that is held."""
+    def states(self) -> list[Request]:
+        """All that is held, as it is now."""
         self._kv.update_paused()
-        now_ms = self._now_ms()
-        return [
-            RequestState(
-                request.request_id,
-                request.kind,
-                request.num_computed_tokens,
-                request.num_tokens,
-                request.num_blocks,
-                request.max_total_tokens,
-                request.client_id,
-                request.was_admitted,
-                request.num_kept_blocks,
-                request.num_missing_slots,
-                request.arrival_s,
-                request.deadline_ms - now_ms if request.kind is Kind.ONLINE else None,
-                request.num_group_tokens_left,
-            )
-            for request in self.table
-        ]
+        return [copy(request) for request in self.table]
 
     def _recomputes(self, sequence: LiveSequence) -> bool:
         """Take its KV where it was made worthless while it was in flight."""
@@ -352,9 +324,9 @@ def ended_request(ended: Ended) -> EndedRequest:
     return EndedRequest(ended.sequence.request_id, ended.finish_reason)
 
 
-def batch_shape(batch: StepBatch) -> BatchShape:
+def batch_shape(batch: StepBatch) -> BatchFeatures:
     """The features of a batch as it ran."""
     features = BatchFeatures()
     for sequence in batch.sequences:
         features.add_scheduled(len(sequence.token_ids), sequence.num_computed_tokens)
-    return BatchShape.of(features)
+    return features

@@ -3,29 +3,15 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from shared.clock import Clock
 from shared.latency.model import LatencyModel
-from shared.protocol.messages import (
-    AbortRequests,
-    ExecutorInfo,
-    GenerateRequest,
-    InboxMessage,
-    PlanEntry,
-    RequestState,
-    StepPlan,
-    StepStarted,
-)
+from shared.protocol.messages import AbortRequests, ExecutorInfo, GenerateRequest, InboxMessage, StepPlan, StepStarted
 from shared.protocol.sampling import FinishReason
 from shared.replica.offline_pool import OfflinePool
-from shared.scheduling.batch import Policy, Schedule, ScheduledRequest, why_never_held
-from shared.scheduling.kv.policy import kv_policy_named
-from shared.scheduling.orders.offline_rate import OfflineRate
-from shared.scheduling.orders.online import online_order_named
-from shared.scheduling.packing.pace import Pace
+from shared.scheduling.batch import Policy, Schedule, why_never_held
 from shared.scheduling.planning.mirror import ExecutorMirror
 from shared.scheduling.planning.pipeline import Pipeline
 from shared.scheduling.request import Kind, Request
@@ -51,23 +37,16 @@ class AsyncScheduler:
         pool: OfflinePool,
         tuning: Callable[[], tuple[Policy, LatencyModel]],
         clock: Clock,
-        rate: OfflineRate | None = None,
     ) -> None:
-        """``rate``: at which offline requests enter this executor; None lets them in as they fit."""
         self.info = info
         self.takes_requests = True  # False: none enters, those that are there go on
         self._pool = pool
         self._tuning = tuning
         self._clock = clock
-        self._rate = rate or OfflineRate()
+        self._rate = info.strategy.make_offline_rate()
         self._is_idle = False  # the executor waits for a plan of the pipeline's next step
-        self._mirror = ExecutorMirror(
-            info.limits(),
-            online_order_named(info.online_order, info.vtc_weight_input, info.vtc_weight_output),
-            kv_policy_named(info.kv_policy),
-            info.token_slo,
-        )
-        self._pipeline = Pipeline(self._mirror, info.pipeline_depth)
+        self._mirror = ExecutorMirror(info.limits(), info.strategy)
+        self._pipeline = Pipeline(self._mirror, info.spec.pipeline_depth)
         self._plans = 0
         self._plan_s_total = 0.0
         self._plan_s_max = 0.0
@@ -87,13 +66,13 @@ class AsyncScheduler:
         if message.epoch != self.info.epoch:
             return [], None
         now_ms = self._clock.monotonic_s() * 1e3
-        states = [_held(state, now_ms) for state in message.states]
+        for state in message.states:  # deadlines are on the executor's clock
+            state.deadline_ms += now_ms - message.pace.now_ms
         ended = [each.request_id for each in message.ended]
-        pace = (message.pace or Pace()).at(now_ms)
-        self._mirror.observe(states, ended, message.num_free_blocks, message.client_counters, pace)
+        pace = message.pace.at(now_ms)
+        self._mirror.observe(message.states, ended, message.num_free_blocks, message.client_counters, pace)
         self._is_idle = message.idle
-        steps = [] if message.idle else [*message.in_flight, message.entries]
-        in_flight = [[ScheduledRequest(e.request_id, e.kind, e.num_scheduled_tokens) for e in step] for step in steps]
+        in_flight = [] if message.idle else [*message.in_flight, message.entries]
         self._pipeline.observe(message.step if message.idle else message.step + 1, in_flight)
         unwanted = self._settle(message)
         plans = self._plan()
@@ -157,7 +136,7 @@ class AsyncScheduler:
             return
         executor_id, has_suspect = self.info.executor_id, False
         for request in self._rate.open(self._pool.in_order(executor_id), now_s):
-            if why_never_held(request, self._mirror.limits, self.info.max_model_len):
+            if why_never_held(request, self._mirror.limits, self.info.spec.max_model_len):
                 too_large[request.request_id] = None
             elif not self._pool.is_suspect(request.request_id):
                 yield request
@@ -168,7 +147,7 @@ class AsyncScheduler:
     def _expected(self, request: GenerateRequest) -> Request:
         """As it will be on the executor."""
         num_tokens = len(request.prompt_token_ids) + len(request.output_token_ids)
-        total = min(len(request.prompt_token_ids) + request.sampling.max_tokens, self.info.max_model_len)
+        total = min(len(request.prompt_token_ids) + request.sampling.max_tokens, self.info.spec.max_model_len)
         return Request(
             request.request_id,
             request.kind,
@@ -192,27 +171,8 @@ class AsyncScheduler:
             executor_id=self.info.executor_id,
             epoch=self.info.epoch,
             step=step,
-            entries=[PlanEntry(e.request_id, e.kind, e.num_scheduled_tokens) for e in schedule.entries],
+            entries=schedule.entries,
             admitted=[self._pool.take(request_id, self.info.executor_id) for request_id in (*entering, *too_large)],
             preempted=schedule.preempted,
             latency_ms=schedule.latency_ms,
         )
-
-
-def _held(state: RequestState, now_ms: float) -> Request:
-    """As the executor told it just now."""
-    return Request(
-        state.request_id,
-        state.kind,
-        state.num_tokens,
-        state.max_total_tokens,
-        state.num_computed_tokens,
-        state.num_blocks,
-        state.client_id,
-        state.was_admitted,
-        num_kept_blocks=state.num_kept_blocks,
-        num_missing_slots=state.num_missing_slots,
-        arrival_s=state.arrival_s,
-        deadline_ms=math.inf if state.remaining_ms is None else now_ms + state.remaining_ms,
-        num_group_tokens_left=state.num_group_tokens_left,
-    )

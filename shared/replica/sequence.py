@@ -6,9 +6,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from shared.protocol.messages import ChoiceOutput, GenerateRequest, TokenLogprobs
+from shared.protocol.messages import ChoiceOutput, EngineSpec, GenerateRequest, TokenLogprobs
 from shared.protocol.sampling import FinishReason, SamplingParams
-from shared.replica.engine import EngineSpec
 from shared.scheduling.request import Kind, Request
 from shared.text.tokenizer import IncrementalDetokenizer, Tokenizer
 

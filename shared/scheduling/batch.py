@@ -60,7 +60,7 @@ class Policy:
         return self.latency_budget_ms if has_online else max(self.latency_budget_ms, self.idle_budget_ms)
 
 
-class ScheduledRequest(msgspec.Struct, frozen=True, gc=False):
+class ScheduledRequest(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One entry (r, l, t_req) of HyGen Alg. 1. A step has hundreds: a struct is made in a third of the time that a
     frozen dataclass takes."""
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import enum
 import math
-from dataclasses import dataclass
+
+import msgspec
 
 
 class Kind(enum.IntEnum):
@@ -14,13 +15,13 @@ class Kind(enum.IntEnum):
     OFFLINE = 1
 
 
-@dataclass(slots=True)
-class Request:
+class Request(msgspec.Struct, array_like=True, gc=False):
     """One request on one executor, or waiting for one.
 
     ``num_tokens`` counts prompt and output so far; KV exists for the first ``num_computed_tokens`` of them, in
     ``num_blocks`` blocks. A request with blocks is running (or held, or paused); one without is waiting or was
-    preempted, and keeps its tokens: preemption loses computed KV, never output.
+    preempted, and keeps its tokens: preemption loses computed KV, never output. An executor's messages tell its
+    requests as they are.
     """
 
     request_id: str

@@ -12,13 +12,13 @@ import enum
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
 import msgspec
 
 from shared.errors import ConfigError
 from shared.settings.config_file import FILE_NAME, STACK, ConfigFile, find_config
-from shared.settings.setting import Setting, settings_of
+from shared.settings.setting import Setting, is_table, settings_of
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -60,7 +60,7 @@ class Sources:
             return Value(self.given[setting.name], Origin.COMMAND_LINE, setting.flag)
         if self.environ.get(setting.variable):
             return Value(self.environ[setting.variable], Origin.ENVIRONMENT, setting.variable)
-        for table in self.tables if self.file else ():
+        for table in ((setting.table,) if setting.table else self.tables) if self.file else ():
             assert self.file is not None
             if setting.name in self.file.table(table):
                 where = self.file.where(table, setting.name)
@@ -94,12 +94,28 @@ def load(
     given = {setting.name: arguments[setting.name] for setting in settings if arguments[setting.name] is not None}
     file = find_config(arguments["config"], environ)
     if file is not None:
-        file.require_known(service, [setting.name for setting in settings])
+        for table in dict.fromkeys((service, *(setting.table or service for setting in settings))):
+            file.require_known(table, [each.name for each in settings if (each.table or service) == table])
     values = Sources(given, environ, file, (service, STACK)).resolve(settings)
     try:
-        return settings_type(**{name: found.value for name, found in values.items()})
+        return composed(settings_type, values)
     except ValueError as error:
         raise ConfigError(f"{service}: {error}") from error
+
+
+def composed(struct: type[T], values: Mapping[str, Value]) -> T:
+    """The settings as one value; a table in it is made, by its own ``of``, of what is no default. Raises ValueError
+    where they exclude each other."""
+    hints = get_type_hints(struct, include_extras=True)
+    given: dict[str, Any] = {}
+    for name in struct.__struct_fields__:
+        if is_table(hints[name]):
+            own = {each.name: values[each.name] for each in settings_of(hints[name])}
+            chosen = {key: found.value for key, found in own.items() if found.origin is not Origin.DEFAULT}
+            given[name] = hints[name].of(**chosen)
+        elif name in values:
+            given[name] = values[name].value
+    return struct(**given)
 
 
 def _parser(settings_type: type[msgspec.Struct], settings: Sequence[Setting], service: str) -> argparse.ArgumentParser:
@@ -109,7 +125,7 @@ def _parser(settings_type: type[msgspec.Struct], settings: Sequence[Setting], se
         "--config", metavar="FILE", help=f"configuration file; by default {FILE_NAME}, where there is one"
     )
     for setting in settings:
-        default = "required" if setting.required else f"default {setting.default!r}"
+        default = "required" if setting.required else f"default {setting.default_text or repr(setting.default)}"
         text = f"{setting.explanation} ({default}; {setting.variable})"
         parser.add_argument(setting.flag, dest=setting.name, help=text.replace("%", "%%"), metavar="VALUE")
     return parser

@@ -19,7 +19,7 @@ from shared.errors import ConfigError
 FILE_NAME = "slackwater.toml"
 VARIABLE = "SLACKWATER_CONFIG"
 STACK = "stack"  # its settings hold for every service that has one of the same name
-TABLES = (STACK, "gateway", "offline-queue", "predictor", "profiler", "executor")
+TABLES = (STACK, "strategy", "gateway", "offline-queue", "predictor", "profiler", "executor")
 SIMILAR = 0.5  # of 1, by difflib
 HEADER = re.compile(r"\s*\[([^\[\]]+)\]")
 KEY = re.compile(r"""\s*([\w"'.\s-]+?)\s*=""")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, is_dataclass
 from typing import Any, get_type_hints
 
 
@@ -33,19 +32,3 @@ def expanded_command(
     expanded.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     expanded.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return expanded
-
-
-def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:
-    """A command for typer: each parameter that is annotated with a dataclass is made of options, its fields, which
-    stand in the parameter's place."""
-    hints = get_type_hints(command, include_extras=True)
-    groups = {name: _options(hint) for name, hint in hints.items() if is_dataclass(hint)}
-    return expanded_command(command, groups, lambda name, options: hints[name](**options))
-
-
-def _options(group: Any) -> list[inspect.Parameter]:
-    hints = get_type_hints(group, include_extras=True)
-    return [
-        inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=each.default, annotation=hints[each.name])
-        for each in fields(group)
-    ]

@@ -2,15 +2,16 @@
 
 A field ``kv_blocks: Annotated[int, Meta(ge=0, description="...")] = 0`` is a setting; a field without a description is
 none. Where a struct takes a setting over from another one, the field names that one instead of repeating what is said
-there: ``kv_blocks: Annotated[int, ExecutorSettings]``. ``Meta(extra=choices(...))`` lists the known values,
-``extra=LIST`` marks a text that several values with commas between them make up, ``extra=SECRET`` one that is not
-shown.
+there: ``kv_blocks: Annotated[int, ExecutorSettings]``. A field that is a struct of settings itself is a table of its
+own, by the field's name. ``Meta(extra=choices(...))`` lists the known values, ``extra=LIST`` marks a text that several
+values with commas between them make up, ``extra=SECRET`` one that is not shown, ``extra=BASE`` the one of a table that
+the others have their defaults from.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -18,22 +19,24 @@ import msgspec
 ENV_PREFIX = "SLACKWATER_"
 LIST = {"list": True}
 SECRET = {"secret": True}
+BASE = {"base": True}
 SEPARATOR = ","
 
 
-def choices(known: Iterable[str]) -> dict[str, tuple[str, ...]]:
+def choices(known: Iterable[str]) -> dict[str, Any]:
     """For ``Meta(extra=...)``: the values that there are."""
     return {"choices": tuple(known)}
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """``default`` is ``msgspec.NODEFAULT`` where a value must be given."""
+    """``default`` is ``msgspec.NODEFAULT`` where a value must be given; ``table``: where it is not the struct's own."""
 
     name: str
     hint: Any  # the type, annotated with ``meta``
     meta: msgspec.Meta
     default: Any
+    table: str = ""
 
     @property
     def description(self) -> str:
@@ -68,7 +71,14 @@ class Setting:
         """Empty where there is none."""
         if self.required:
             return ""
+        if self.is_by_base:
+            return "as of the preset"
         return f"{self.default:g}" if self.type is float else str(self.default)
+
+    @property
+    def is_by_base(self) -> bool:
+        """Its default depends on another setting of its table."""
+        return bool(self.table) and not (self.meta.extra or {}).get("base")
 
     @property
     def is_list(self) -> bool:
@@ -103,10 +113,18 @@ def settings_of(struct: type[msgspec.Struct]) -> list[Setting]:
     hints = get_type_hints(struct, include_extras=True)
     found = []
     for field in msgspec.structs.fields(struct):
+        if is_table(hints[field.name]):
+            found += [replace(each, table=field.name) for each in settings_of(hints[field.name])]
+            continue
         hint = _with_meta(field.name, hints[field.name])
         if hint is not None:
             found.append(Setting(field.name, hint, _meta(hint), field.default))
     return found
+
+
+def is_table(hint: Any) -> bool:
+    """A struct of settings, as the type of a field."""
+    return isinstance(hint, type) and issubclass(hint, msgspec.Struct)
 
 
 def default_of(struct: type[msgspec.Struct], name: str) -> Any:

@@ -13,7 +13,7 @@ from shared.protocol import subjects
 from shared.protocol.budgets import BudgetRecord
 from shared.protocol.latency_models import LatencyModelRecord
 from shared.scheduling.batch import Policy
-from shared.scheduling.presets import Preset
+from shared.scheduling.strategy import Strategy
 
 logger = logging.getLogger(__name__)
 
@@ -42,11 +42,11 @@ class Tuning:
         budget = self._budgets.get(profile_key)
         return budget.latency_budget_ms if budget is not None and profile_key in self._models else None
 
-    def policy(self, preset: Preset, profile_key: str) -> Policy:
-        """The preset's, by what is known now."""
+    def policy(self, strategy: Strategy, profile_key: str) -> Policy:
+        """The strategy's, by what is known now."""
         budget = self._budgets.get(profile_key)
         idle_budget_ms = 0.0 if budget is None else budget.idle_budget_ms
-        return preset.policy(self.budget_ms(profile_key), self.knows_model(profile_key), idle_budget_ms)
+        return strategy.policy(self.budget_ms(profile_key), self.knows_model(profile_key), idle_budget_ms)
 
     async def run(self) -> None:
         """Follow both buckets; never returns."""

@@ -31,8 +31,8 @@ def test_every_process_of_a_stack_reads_the_file(make_stack: Callable[..., Local
     (beat,) = found["executors"]
     info = beat["info"]
     assert (info["engine"], info["max_num_seqs"], info["max_num_batched_tokens"]) == ("sim", 7, 128)
-    assert (info["num_blocks"], info["kv_policy"]) == (64, "bidirectional")
-    assert (info["token_slo"]["ttft_ms"], info["token_slo"]["tpot_ms"]) == (700.0, 90.0)
+    assert (info["spec"]["num_blocks"], info["strategy"]["kv_sharing"]) == (64, "bidirectional")
+    assert (info["strategy"]["ttft_slo_ms"], info["strategy"]["tpot_slo_ms"]) == (700.0, 90.0)
     details = {process["name"]: process["details"] for process in found["processes"]}
     assert details["offline-queue"]["preset"] == "bros"
     shown = stack.run("top", "--once")

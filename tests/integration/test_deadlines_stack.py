@@ -30,8 +30,8 @@ def test_both_kinds_are_served(
     stack = make_stack("--engine", "sim", "--preset", preset, *options)
     stack.start()
     (executor,) = stack.wait_healthy()["executors"]
-    told = executor["info"]["token_slo"]
-    assert (told["ttft_ms"], told["tpot_ms"], told["group_tokens"]) == (*slo, 1)
+    told = executor["info"]["strategy"]
+    assert (told["ttft_slo_ms"], told["tpot_slo_ms"], told["slo_group_tokens"]) == (*slo, 1)
 
     submitted = stack.run("batch", "submit", str(write_batch(tmp_path / "in.jsonl", NUM_LINES)), "--json")
     assert submitted.returncode == 0, submitted.stderr

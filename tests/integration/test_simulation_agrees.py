@@ -21,7 +21,7 @@ from loadgen.workload.traces import read_trace
 from services.executor.engines.factory import load_engine
 from services.executor.service import executor_info
 from services.executor.settings import ExecutorSettings
-from services.profiler.simulation.setup import Machine, make_strategy
+from services.profiler.simulation.setup import Machine
 from services.profiler.simulation.simulation import Simulation
 from shared.bus import Bus
 from shared.latency.features import BatchFeatures
@@ -30,6 +30,7 @@ from shared.latency.roofline import RooflineLatencyModel
 from shared.protocol import subjects
 from shared.protocol.budgets import BudgetRecord
 from shared.protocol.latency_models import LatencyModelRecord, LinearCoefficients
+from shared.scheduling.strategy import Strategy
 from tests.services.gateway.gateway_rig import GatewayRig, model_folder
 
 TIME_SCALE = 6.0  # steps of 70 ms and more, beside which the live loop's own few milliseconds are small
@@ -79,13 +80,13 @@ def workload(tmp_path: Path) -> tuple[Path, Path]:
 def simulate(workload: tuple[Path, Path]) -> Report:
     trace, lengths = workload
     scaling = Scaling(duration_s=DURATION_S)
-    strategy = make_strategy("hygen", BUDGET_MS, None)
+    strategy = Strategy.of("hygen", budget_ms=BUDGET_MS)
     setup = Machine().setup(strategy, seed=0)
     roofline = setup.latency
     assert isinstance(roofline, RooflineLatencyModel)
     plan = ReplayPlan(scaling.apply(read_trace(trace)), load_backlog(lengths), scaling)
     slowed = replace(setup, latency=Slowed(roofline), planner=LinearLatencyModel(*PLANNER))
-    simulation = Simulation(plan, slowed, strategy, "sim://test", NoProgress())
+    simulation = Simulation(plan, slowed, "sim://test", NoProgress())
     simulation.run()
     return simulation.report(partial=False)
 

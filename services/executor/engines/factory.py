@@ -18,8 +18,8 @@ from shared.latency.architectures import architecture_named
 from shared.latency.devices import device_named
 from shared.latency.roofline import RooflineLatencyModel, num_kv_blocks
 from shared.latency.swap import SwapModel
-from shared.replica.engine import Engine, EngineSpec
-from shared.scheduling.presets import preset_named
+from shared.protocol.messages import EngineSpec
+from shared.replica.engine import Engine
 from shared.text.model_folder import ModelFacts
 
 DEFAULT_VLLM_BLOCK_SIZE = 32  # what its CPU kernels take at least
@@ -89,7 +89,7 @@ def _vllm_attention(settings: ExecutorSettings) -> str:
     if settings.vllm_attention == "vllm":
         raise ConfigError(
             "vLLM's attention does not read blocks that both kinds share: leave vllm_attention at auto, or set "
-            "kv_policy to lru"
+            "kv_sharing to recompute"
         )
     return OWN_ATTENTION
 
@@ -138,10 +138,7 @@ def _host_slots(settings: ExecutorSettings) -> int | None:
 
 
 def _shares_blocks(settings: ExecutorSettings) -> bool:
-    try:
-        return preset_named(settings.preset).kv_policy_named(settings.kv_policy).shares_blocks
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
+    return settings.strategy.kv_sharing == "bidirectional"
 
 
 def _check_one_worker(settings: ExecutorSettings) -> None:

@@ -16,9 +16,9 @@ from services.executor.engines.sample_row import SampleRow
 from shared.latency.features import BatchFeatures
 from shared.latency.model import LatencyModel
 from shared.latency.swap import SwapModel
-from shared.protocol.messages import TokenLogprobs
+from shared.protocol.messages import EngineSpec, TokenLogprobs
 from shared.protocol.sampling import SamplingParams
-from shared.replica.engine import EngineSpec, Sequence, StepBatch, StepResult
+from shared.replica.engine import Sequence, StepBatch, StepResult
 
 if TYPE_CHECKING:
     from services.executor.engines.grammar_masks import GrammarMasks

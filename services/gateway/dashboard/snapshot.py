@@ -42,8 +42,8 @@ class ExecutorState(msgspec.Struct, frozen=True):
         beat, info = view.beat, view.beat.info
         return cls(
             executor_id=info.executor_id,
-            engine=info.engine,
-            device=info.device,
+            engine=info.spec.engine,
+            device=info.spec.device,
             draining=beat.draining,
             drained=beat.is_drained,
             online_running=beat.online_running,
@@ -57,7 +57,7 @@ class ExecutorState(msgspec.Struct, frozen=True):
             busy_share=view.busy_share,
             online_tokens_per_s=view.online_tokens_per_s,
             offline_tokens_per_s=view.offline_tokens_per_s,
-            num_blocks=info.num_blocks,
+            num_blocks=info.spec.num_blocks,
             blocks=beat.blocks,
         )
 

@@ -11,7 +11,7 @@ import typer
 
 from services.local.commands.server import ApiClient, ServerOptions
 from shared.errors import ApiError
-from shared.settings.expanded_command import with_option_groups
+from shared.settings.command_options import with_option_groups
 
 
 @with_option_groups

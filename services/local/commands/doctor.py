@@ -10,10 +10,10 @@ from rich.table import Table
 
 from services.local.command_group import FAILURE
 from services.local.commands.parameters import ConfigOption, JsonOption, show
-from services.local.commands.setting_options import Given, with_settings
 from services.local.doctor.check import State
 from services.local.doctor.diagnosis import Diagnosis, diagnose
 from services.local.stack.catalogue import STACK_SETTINGS
+from shared.settings.command_options import Given, with_settings
 
 MARKS = {State.OK: ("ok", "green"), State.WARNING: ("warning", "yellow"), State.FAILED: ("failed", "red")}
 

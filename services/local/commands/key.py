@@ -17,7 +17,7 @@ from services.local.commands.parameters import BusOptions, JsonOption
 from services.local.stack.keys import Keys, open_keys
 from shared.json_text import json_text
 from shared.protocol.api_keys import ApiKeyRecord
-from shared.settings.expanded_command import with_option_groups
+from shared.settings.command_options import with_option_groups
 
 Answer = TypeVar("Answer")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,6 @@ from shared.json_text import json_text
 from shared.settings.config_file import STACK, find_config
 
 Found = TypeVar("Found")
-Value = TypeVar("Value", str, str | None)
 
 
 def _configured_path(ctx: typer.Context, param: typer.CallbackParam, value: Path) -> Path:
@@ -79,17 +78,6 @@ class BusOptions:
     def bus(self, name: str) -> AbstractAsyncContextManager[Bus]:
         """``name``: of who asks. Raises StackError where none answers."""
         return stack_bus(name, self.data_dir, self.nats)
-
-
-def one_of(what: str, known: Collection[str]) -> Callable[[Value], Value]:
-    """A parameter callback that refuses everything else and names the known values; what was not given may pass."""
-
-    def check(value: Value) -> Value:
-        if value is not None and value not in known:
-            raise typer.BadParameter(f"unknown {what} {value!r}; known: {', '.join(known)}")
-        return value
-
-    return check
 
 
 def show(found: Found, as_json: bool, print_it: Callable[[Found], None]) -> None:

@@ -9,12 +9,12 @@ from functools import partial
 import typer
 
 from services.local.commands.parameters import ConfigOption
-from services.local.commands.setting_options import Given, with_settings
 from services.local.commands.status.top_line import show_essentials
 from services.local.stack.catalogue import STACK_SETTINGS, stack_options
 from services.local.stack.progress import Progress
 from services.local.stack.supervisor import Supervisor
 from shared.errors import ConfigError
+from shared.settings.command_options import Given, with_settings
 
 
 @with_settings(STACK_SETTINGS)

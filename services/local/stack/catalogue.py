@@ -15,7 +15,7 @@ from services.offline_queue.settings import OfflineQueueSettings
 from services.predictor.settings import PredictorSettings
 from services.profiler.settings import ProfilerSettings
 from shared.errors import ConfigError
-from shared.settings.config import Sources, Value
+from shared.settings.config import Sources, Value, composed
 from shared.settings.config_file import STACK, ConfigFile, find_config
 from shared.settings.setting import Setting, settings_of
 
@@ -28,6 +28,7 @@ SERVICES: dict[str, type[msgspec.Struct]] = {
 }
 STACK_SETTINGS = settings_of(StackOptions)
 STACK_NAMES = tuple(setting.name for setting in STACK_SETTINGS)
+STRATEGY = "strategy"  # its table
 SET_BY_UP = ("model_path", "model_name", "executor_id")  # for each of its services
 
 
@@ -39,7 +40,8 @@ def tables() -> Mapping[str, Sequence[Setting]]:
         service: [setting for setting in settings_of(struct) if setting.name not in settled]
         for service, struct in SERVICES.items()
     }
-    return {STACK: STACK_SETTINGS, **own}
+    shared = [setting for setting in STACK_SETTINGS if not setting.table]
+    return {STACK: shared, STRATEGY: [setting for setting in STACK_SETTINGS if setting.table], **own}
 
 
 def read_config(given: str | None, environ: Mapping[str, str]) -> ConfigFile | None:
@@ -59,10 +61,8 @@ def stack_options(given: Mapping[str, Any], config: str | None, environ: Mapping
     for table, settings in list(tables().items())[1:]:  # not only when their processes start
         Sources({}, environ, file, (table,)).resolve(settings)
     try:
-        return StackOptions(
-            **{name: found.value for name, found in values.items()},
-            config_file=None if file is None else file.path.resolve(),
-        )
+        path = None if file is None else file.path.resolve()
+        return msgspec.structs.replace(composed(StackOptions, values), config_file=path)
     except ValueError as error:
         raise ConfigError(str(error)) from error
 

@@ -14,9 +14,8 @@ from loadgen.report.slo import Slo, parse_slos
 from services.executor.prepare_model import BUNDLED_MODELS, DEFAULT_MODEL
 from services.executor.settings import ExecutorSettings
 from services.gateway.settings import GatewaySettings
-from services.offline_queue.settings import OfflineQueueSettings
 from services.profiler.settings import ProfilerSettings
-from shared.scheduling.presets import PRESETS, Preset
+from shared.scheduling.strategy import Strategy
 from shared.settings.setting import default_of
 
 DEFAULT_DATA_DIR = Path(".slackwater")
@@ -34,38 +33,27 @@ class StackOptions(msgspec.Struct, frozen=True, kw_only=True):
     executors: Annotated[int, Meta(ge=1, le=64, description="model replicas, a process each")] = 1
     threads: Annotated[int, ExecutorSettings] = default_of(ExecutorSettings, "threads")
     kv_blocks: Annotated[int, ExecutorSettings] = default_of(ExecutorSettings, "kv_blocks")
-    kv_policy: Annotated[str, ExecutorSettings] = default_of(ExecutorSettings, "kv_policy")
     vllm_attention: Annotated[str, ExecutorSettings] = default_of(ExecutorSettings, "vllm_attention")
     sim_model: Annotated[str, ExecutorSettings] = default_of(ExecutorSettings, "sim_model")
     sim_device: Annotated[str, ExecutorSettings] = default_of(ExecutorSettings, "sim_device")
-    preset: Annotated[str, OfflineQueueSettings] = default_of(OfflineQueueSettings, "preset")
-    utility_ratio: Annotated[float, OfflineQueueSettings] = default_of(OfflineQueueSettings, "utility_ratio")
-    online_order: Annotated[str, ExecutorSettings] = default_of(ExecutorSettings, "online_order")
-    budget_ms: Annotated[float, ProfilerSettings] = default_of(ProfilerSettings, "budget_ms")
-    idle_budget_ms: Annotated[float, ProfilerSettings] = default_of(ProfilerSettings, "idle_budget_ms")
-    offline_qps: Annotated[float, OfflineQueueSettings] = default_of(OfflineQueueSettings, "offline_qps")
     target_tbt_ms: Annotated[float, ProfilerSettings] = default_of(ProfilerSettings, "target_tbt_ms")
     slo: Annotated[str, ProfilerSettings] = default_of(ProfilerSettings, "slo")
     data_dir: Annotated[Path, Meta(description="where the stack keeps its store and its logs")] = DEFAULT_DATA_DIR
     nats: Annotated[str, Meta(description="URL of an existing NATS server with JetStream; empty starts one")] = ""
     log_level: Annotated[str, GatewaySettings] = default_of(GatewaySettings, "log_level")
+    strategy: Strategy = Strategy()
     config_file: Path | None = None
 
     def __post_init__(self) -> None:
-        targets = (self.budget_ms, self.target_tbt_ms != default_of(ProfilerSettings, "target_tbt_ms"), self.slo)
-        if sum(bool(target) for target in targets) > 1:
+        has_target_tbt = self.target_tbt_ms != default_of(ProfilerSettings, "target_tbt_ms")
+        if sum(bool(target) for target in (self.strategy.budget_ms, has_target_tbt, self.slo)) > 1:
             raise ValueError("give one of --budget-ms, --target-tbt-ms and --slo, not two")
         strategy = self.strategy
         if self.slo and not (strategy.uses_latency_budget or strategy.uses_deadlines):
-            raise ValueError(f"preset {strategy.name} has no latency budget to keep an SLO with: leave --slo out")
-        strategy.offline_rate(self.offline_qps or None)
-        strategy.require_online_order(self.online_order)
+            raise ValueError(f"preset {strategy.preset} has no latency budget to keep an SLO with: leave --slo out")
+        strategy.make_offline_rate()
         if self.slo:
             self._check_slos()
-
-    @property
-    def strategy(self) -> Preset:
-        return PRESETS[self.preset]
 
     def slos(self) -> list[Slo]:
         return parse_slos(self.slo)
@@ -75,10 +63,13 @@ class StackOptions(msgspec.Struct, frozen=True, kw_only=True):
         """What the profiler is to keep by a latency budget; empty where deadlines do."""
         return self.slo if self.strategy.uses_latency_budget else ""
 
-    @property
-    def deadlines_ms(self) -> tuple[float | None, float | None]:
-        """To a first token and to a later one, of a preset that has them. None leaves the executor's own."""
-        return deadlines_of(self.slos()) if self.strategy.uses_deadlines else (None, None)
+    def kept_strategy(self) -> Strategy:
+        """The strategy, its deadlines those of the SLOs where it goes by deadlines."""
+        if not self.strategy.uses_deadlines:
+            return self.strategy
+        ttft_ms, tpot_ms = deadlines_of(self.slos())
+        bounds = {"ttft_slo_ms": ttft_ms, "tpot_slo_ms": tpot_ms}
+        return msgspec.structs.replace(self.strategy, **{name: ms for name, ms in bounds.items() if ms is not None})
 
     @property
     def model_name(self) -> str:

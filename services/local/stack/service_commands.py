@@ -9,11 +9,12 @@ from typing import Any
 
 import msgspec
 
-from services.local.stack.catalogue import SERVICES
+from services.local.stack.catalogue import SERVICES, STRATEGY
 from services.local.stack.data_dir import DataDir
 from services.local.stack.gpu_pinning import DeviceShare
 from services.local.stack.options import StackOptions
 from services.local.stack.processes.process import Command
+from shared.scheduling.strategy import flat
 
 
 def prepare_command(options: StackOptions, data_dir: DataDir) -> Command:
@@ -27,7 +28,8 @@ def service_commands(
 ) -> list[Command]:
     """In the order in which they start; the gateway, which is where requests come in, is last. ``shares``: of the
     executors, one by one. A service gets those of the stack's options that it has a setting for."""
-    known = msgspec.structs.asdict(options) | {
+    strategy: dict[str, Any] = flat(options.kept_strategy())
+    known = {name: value for name, value in msgspec.structs.asdict(options).items() if name != STRATEGY} | {
         "nats": nats_url,
         "model_path": str(model_path),
         "model_name": options.model_name,
@@ -35,22 +37,15 @@ def service_commands(
     }
 
     def command(name: str, service: str, share: DeviceShare | None = None, **own: Any) -> Command:
-        settings = {field: known[field] for field in SERVICES[service].__struct_fields__ if field in known}
+        fields = SERVICES[service].__struct_fields__
+        settings = strategy if STRATEGY in fields else {}
+        settings = {field: known[field] for field in fields if field in known} | settings
         config = str(options.config_file or "")  # empty: none, whatever is where the service starts
         argv = _python(f"services.{service.replace('-', '_')}", {"config": config, **settings, **own})
         return Command(name, argv, data_dir.log(name), share.environ if share else {})
 
-    ttft_slo_ms, tpot_slo_ms = options.deadlines_ms
     executors = [
-        command(
-            name := f"executor-{index}",
-            "executor",
-            share,
-            executor_id=name,
-            threads=share.threads,
-            ttft_slo_ms=ttft_slo_ms,
-            tpot_slo_ms=tpot_slo_ms,
-        )
+        command(name := f"executor-{index}", "executor", share, executor_id=name, threads=share.threads)
         for index, share in enumerate(shares)
     ]
     first = [command(name, name) for name in ("predictor", "profiler", "offline-queue")]

@@ -9,29 +9,27 @@ from loadgen.cli import EXIT_NOTHING_DONE, did_something, errors_as_lines, is_sh
 from loadgen.options import ReportOptions, WorkloadOptions
 from loadgen.progress import progress_on
 from services.profiler.simulation.options import (
-    BudgetOption,
+    ClientsOption,
     MachineOptions,
     ModelNameOption,
-    OfflineQpsOption,
     SimDurationOption,
-    StrategyOptions,
     value_errors_as_named,
 )
-from services.profiler.simulation.setup import LIVE, make_strategy
+from services.profiler.simulation.setup import LIVE
 from services.profiler.simulation.simulation import Simulation
 from services.profiler.simulation.stopping import run_until_stopped
-from shared.settings.expanded_command import with_option_groups
+from shared.scheduling.strategy import Strategy
+from shared.settings.command_options import with_option_groups
 
 
 @with_option_groups
 def simulate(
     workload: WorkloadOptions,
     machine: MachineOptions,
-    strategy: StrategyOptions,
+    strategy: Strategy,
     reporting: ReportOptions,
     model: ModelNameOption = LIVE.sim_model,
-    budget_ms: BudgetOption = None,
-    offline_qps: OfflineQpsOption = None,
+    clients: ClientsOption = 1,
     duration: SimDurationOption = 3600.0,
 ) -> None:
     """Replay a production trace beside an offline backlog on a named GPU and model, in virtual time.
@@ -41,20 +39,13 @@ def simulate(
     """
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     with errors_as_lines(console), value_errors_as_named():
-        chosen = make_strategy(
-            strategy.preset,
-            budget_ms,
-            offline_qps,
-            strategy.utility_ratio,
-            strategy.online_order,
-            strategy.token_slo,
-            strategy.idle_budget_ms,
-        )
+        if strategy.missing_knob():
+            raise ValueError(strategy.missing_knob())
         hardware = machine.machine(model)
-        setup = hardware.setup(chosen, workload.seed)
+        setup = hardware.setup(strategy, workload.seed)
         plan = workload.plan(duration, setup.spec.model, **reporting.plan_options())
         with progress_on(console, is_shown(reporting.progress)) as bars:
-            simulation = Simulation(plan, setup, chosen, hardware.url(chosen), bars, strategy.clients)
+            simulation = Simulation(plan, setup, hardware.url(strategy), bars, clients)
             stopped_by = run_until_stopped(simulation.run)
         report = simulation.report(stopped_by is not None) if simulation.phases else None
         if report is not None:

@@ -9,7 +9,6 @@ import msgspec
 
 from loadgen.errors import WorkloadError
 from services.executor.settings import DEFAULT_BLOCK_SIZE, ExecutorSettings
-from services.profiler.simulation.strategy import Strategy
 from services.profiler.simulation.virtual_executor import ExecutorSetup
 from shared.latency.architectures import architecture_named
 from shared.latency.devices import device_named
@@ -17,10 +16,9 @@ from shared.latency.model import LatencyModel
 from shared.latency.roofline import RooflineLatencyModel, num_kv_blocks
 from shared.latency.swap import SwapModel
 from shared.protocol.latency_models import LatencyModelRecord
-from shared.replica.engine import EngineSpec
+from shared.protocol.messages import EngineSpec
 from shared.scheduling.batch import Limits
-from shared.scheduling.packing.token_slo import TokenSlo
-from shared.scheduling.presets import DEFAULT_UTILITY_RATIO, preset_named
+from shared.scheduling.strategy import Strategy
 
 LIVE = ExecutorSettings(model_path="")  # the executor's own defaults
 
@@ -41,7 +39,6 @@ class Machine:
     step_file: Path | None = None
     plan_file: Path | None = None
     noise: float = 0.0
-    kv_policy: str = LIVE.kv_policy
     host_kv_slots: int | None = None
 
     def setup(self, strategy: Strategy, seed: int) -> ExecutorSetup:
@@ -69,52 +66,18 @@ class Machine:
         return ExecutorSetup(
             Limits(self.block_size, num_blocks, self.max_num_batched_tokens, self.max_num_seqs, swap.ms_per_slot),
             spec,
-            strategy.policy(),
+            strategy,
             planner=latency if self.plan_file is None else read_latency_model(self.plan_file),
             latency=latency,
             noise=self.noise,
             seed=seed,
-            kv_policy=strategy.preset.kv_policy_named(self.kv_policy),
             swap=swap,
-            slo=strategy.slo,
         )
 
     def url(self, strategy: Strategy) -> str:
         """Says in a report what was simulated."""
-        budget = "" if strategy.budget_ms is None else f"&budget_ms={strategy.budget_ms:g}"
-        budget += f"&idle_budget_ms={strategy.idle_budget_ms:g}" if strategy.idle_budget_ms else ""
-        rate = "" if strategy.offline_qps is None else f"&offline_qps={strategy.offline_qps:g}"
-        policy = "" if self.kv_policy == LIVE.kv_policy else f"&kv_policy={self.kv_policy}"
-        return f"sim://{self.tensor_parallel}x{self.device}?preset={strategy.preset.name}{budget}{rate}{policy}"
-
-
-def make_strategy(
-    preset_name: str,
-    budget_ms: float | None,
-    offline_qps: float | None,
-    utility_ratio: float = DEFAULT_UTILITY_RATIO,
-    online_order: str = "fcfs",
-    slo: TokenSlo | None = None,
-    idle_budget_ms: float = 0.0,
-) -> Strategy:
-    """Raises ValueError for an unknown preset or order, and for a knob that is missing or not the preset's."""
-    preset = preset_named(preset_name)
-    if preset.uses_latency_budget and budget_ms is None:
-        raise ValueError(f"preset {preset.name} holds offline work to a latency budget: give --budget-ms")
-    if budget_ms is not None and not preset.uses_latency_budget:
-        raise ValueError(f"preset {preset.name} has no latency budget: leave --budget-ms out")
-    preset.offline_rate(offline_qps)
-    token_slo = slo or TokenSlo()
-    return checked_orders(
-        Strategy(preset, budget_ms, offline_qps, utility_ratio, online_order, token_slo, idle_budget_ms)
-    )
-
-
-def checked_orders(strategy: Strategy) -> Strategy:
-    """Raises ValueError where its orders cannot be made."""
-    strategy.make_online_order()
-    strategy.make_offline_order(seed=0)
-    return strategy
+        changes = "".join(f"&{name}={value}" for name, value in strategy.changes().items())
+        return f"sim://{self.tensor_parallel}x{self.device}?preset={strategy.preset}{changes}"
 
 
 def read_latency_model(path: Path) -> LatencyModel:

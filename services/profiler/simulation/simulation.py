@@ -8,7 +8,6 @@ from loadgen.progress import ReplayProgress
 from loadgen.replay import ReplayPlan
 from loadgen.report.outcome import OFFLINE_ONLY, ONLINE_ONLY, TOGETHER, compose
 from loadgen.report.report import Report, RunFacts
-from services.profiler.simulation.strategy import Strategy
 from services.profiler.simulation.virtual_executor import ExecutorSetup
 from services.profiler.simulation.virtual_phase import VirtualPhase
 from services.profiler.simulation.workload import SimulatedWorkload
@@ -25,7 +24,6 @@ class Simulation:
         self,
         plan: ReplayPlan,
         setup: ExecutorSetup,
-        strategy: Strategy,
         url: str,
         progress: ReplayProgress,
         num_clients: int = 1,
@@ -33,10 +31,9 @@ class Simulation:
         self.phases: dict[str, VirtualPhase] = {}
         self._plan = plan
         self._setup = setup
-        self._strategy = strategy
         self._url = url
         self._progress = progress
-        strategy.offline_rate()
+        setup.strategy.make_offline_rate()
         self._workload = SimulatedWorkload(plan, setup, num_clients)
 
     def run(self) -> None:
@@ -57,9 +54,7 @@ class Simulation:
     def _run_phase(self, name: str, duration_s: float, online: bool, offline: bool) -> None:
         workload = self._workload
         self._progress.phase(name, len(workload.requests) * online, len(workload.backlog) * offline)
-        phase = workload.phase(
-            self._setup, self._strategy, duration_s, online, offline, lambda phase: tell(phase, self._progress)
-        )
+        phase = workload.phase(self._setup, duration_s, online, offline, lambda phase: tell(phase, self._progress))
         self.phases[name] = phase
         phase.run(self._plan.drain and name == TOGETHER)
 

@@ -9,17 +9,14 @@ from services.profiler.simulation.backlog import Backlog
 from shared.latency.features import BatchFeatures
 from shared.latency.model import LatencyModel
 from shared.latency.swap import SwapModel
-from shared.protocol.messages import GenerateRequest
-from shared.replica.engine import EngineSpec, StepResult
+from shared.protocol.messages import EngineSpec, GenerateRequest
+from shared.replica.engine import StepResult
 from shared.replica.replica import AddressedOutput, Ended, Replica
 from shared.replica.sequence import LiveSequence
-from shared.scheduling.batch import Limits, Policy, Schedule
-from shared.scheduling.kv.policy import LRU, KVPolicy
-from shared.scheduling.orders.offline_rate import OfflineRate
-from shared.scheduling.orders.online import OnlineOrder
+from shared.scheduling.batch import Limits, Schedule
 from shared.scheduling.packing.packings import packing_named
-from shared.scheduling.packing.token_slo import TokenSlo
 from shared.scheduling.request import Kind
+from shared.scheduling.strategy import Strategy
 
 FIRST_OUTPUT_ID = 1 << 24  # beyond every vocabulary, so that no output looks like a prompt
 NUM_OUTPUT_IDS = 1 << 24
@@ -36,14 +33,12 @@ class ExecutorSetup:
 
     limits: Limits
     spec: EngineSpec
-    policy: Policy
+    strategy: Strategy
     planner: LatencyModel
     latency: LatencyModel
     noise: float = 0.0
     seed: int = 0
-    kv_policy: KVPolicy = LRU
     swap: SwapModel = field(default_factory=SwapModel)
-    slo: TokenSlo = field(default_factory=TokenSlo)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,18 +59,14 @@ class VirtualExecutor:
         self,
         setup: ExecutorSetup,
         backlog: Backlog | None,
-        rate: OfflineRate,
-        online_order: OnlineOrder | None = None,
     ) -> None:
-        """``online_order``: a new one; fcfs unless given."""
         self._setup = setup
         self._backlog = backlog
-        self._rate = rate
+        self._rate = setup.strategy.make_offline_rate()
+        self._policy = setup.strategy.policy(setup.strategy.budget_ms, idle_budget_ms=setup.strategy.idle_budget_ms)
         self._now_ms = 0.0
-        self._replica = Replica(
-            setup.limits, setup.spec, None, online_order, setup.kv_policy, setup.slo, lambda: self._now_ms
-        )
-        self._packing = packing_named(setup.policy.packing)
+        self._replica = Replica(setup.limits, setup.spec, None, setup.strategy, lambda: self._now_ms)
+        self._packing = packing_named(setup.strategy.packing)
         self._noise = random.Random(f"{setup.seed}:noise")
         self._plan: Schedule | None = None
         self._planned_for_ms = 0.0
@@ -134,7 +125,7 @@ class VirtualExecutor:
         plan, self._plan = self._plan, None
         if plan is not None and (running := self._take(plan)):
             return running
-        policy, planner = self._setup.policy, self._setup.planner
+        policy, planner = self._policy, self._setup.planner
         if self._replica.has_work and (running := self._allocate(self._replica.schedule(None, policy, planner))):
             return running
         self._make_plan(now_s)
@@ -143,7 +134,7 @@ class VirtualExecutor:
 
     def _take(self, plan: Schedule) -> list[tuple[LiveSequence, int]]:
         if not self._stands(plan):
-            plan = self._replica.reconcile(plan.entries, plan.preempted, self._setup.policy, self._setup.planner)
+            plan = self._replica.reconcile(plan.entries, plan.preempted, self._policy, self._setup.planner)
         return self._allocate(plan)
 
     def _allocate(self, plan: Schedule) -> list[tuple[LiveSequence, int]]:
@@ -166,8 +157,8 @@ class VirtualExecutor:
         self._planned_for_ms = self._now_ms
         table = self._replica.table
         queue = self._rate.open(self._backlog.in_order(), now_s) if self._backlog is not None else ()
-        num_offline = table.num_blocks(Kind.OFFLINE) if self._setup.kv_policy.gives_way else 0
-        state = self._replica.step_state(self._setup.policy, self._setup.planner)
+        num_offline = table.num_blocks(Kind.OFFLINE) if self._setup.strategy.kv_sharing != "keep-resident" else 0
+        state = self._replica.step_state(self._policy, self._setup.planner)
         state = replace(state, num_offline_blocks=num_offline)  # as far as a scheduler knows
         self._plan = plan = self._packing.schedule(state, queue)
         self.longest_plan_ms = max(self.longest_plan_ms, plan.latency_ms)

@@ -12,7 +12,6 @@ from loadgen.workload.prompts import token_id_prompts
 from loadgen.workload.scaling import cap_context
 from services.profiler.simulation.backlog import Backlog, PreparedBacklog
 from services.profiler.simulation.encoding import CHARACTERS_PER_TOKEN, PromptEncoder
-from services.profiler.simulation.strategy import Strategy
 from services.profiler.simulation.virtual_executor import ExecutorSetup, VirtualExecutor
 from services.profiler.simulation.virtual_phase import VirtualPhase
 
@@ -51,17 +50,16 @@ class SimulatedWorkload:
     def phase(
         self,
         setup: ExecutorSetup,
-        strategy: Strategy,
         duration_s: float,
         online: bool,
         offline: bool,
         on_change: Callable[[VirtualPhase], None] | None = None,
     ) -> VirtualPhase:
-        """One run, not yet begun, under the policy of ``setup`` and the orders and rate of ``strategy``.
-
-        Raises ValueError for a strategy whose knobs do not fit."""
-        backlog = Backlog(self.backlog, strategy.make_offline_order(setup.seed), self._wave_size) if offline else None
-        executor = VirtualExecutor(setup, backlog, strategy.offline_rate(), strategy.make_online_order())
+        """One run, not yet begun. Raises ValueError for a strategy that lacks a knob."""
+        strategy = setup.strategy
+        numbers = iter(random.Random(f"{setup.seed}:order").random, None)
+        backlog = Backlog(self.backlog, strategy.make_offline_order(numbers), self._wave_size) if offline else None
+        executor = VirtualExecutor(setup, backlog)
         return VirtualPhase(
             executor,
             self.requests if online else [],

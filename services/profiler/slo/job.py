@@ -17,7 +17,6 @@ from loadgen.report.slo import parse_slo
 from loadgen.workload.backlog import OfflinePrompt
 from loadgen.workload.scaling import Scaling
 from loadgen.workload.traces import TraceRequest
-from services.profiler.simulation.strategy import Strategy
 from services.profiler.simulation.virtual_executor import FIRST_OUTPUT_ID, ExecutorSetup
 from services.profiler.simulation.workload import SimulatedWorkload
 from services.profiler.slo.simulated import SimulatedTrials
@@ -29,9 +28,6 @@ from shared.latency.swap import SwapModel
 from shared.protocol.latency_models import LatencyModelRecord
 from shared.protocol.messages import ExecutorInfo, OfflineLength
 from shared.protocol.slo_profile import SloProfileRecord
-from shared.replica.engine import EngineSpec
-from shared.scheduling.kv.policy import kv_policy_named
-from shared.scheduling.presets import preset_named
 
 RUNS_ON = "simulator"
 MAX_BACKLOG = 20_000  # offline requests of a run
@@ -47,9 +43,6 @@ class SloJob(msgspec.Struct, frozen=True):
     model: LatencyModelRecord
     model_revision: int
     slos: list[str]
-    preset: str
-    utility_ratio: float
-    idle_budget_ms: float
     requests: list[tuple[float, int, int]]  # arrival in seconds from the beginning, prompt and output tokens
     duration_s: float
     offline: list[OfflineLength]
@@ -62,53 +55,26 @@ class SloJob(msgspec.Struct, frozen=True):
         slos = [parse_slo(expr) for expr in self.slos]
         workload = Workload([TraceRequest(*request) for request in self.requests], self.duration_s)
         model = self.model.latency_model()
-        strategy = self._strategy()
-        setup = self._setup(strategy, model)
+        setup = self._setup(model)
         plan = ReplayPlan(workload.requests, self._prompts(model), Scaling(duration_s=self.duration_s), slos=())
         simulated = SimulatedWorkload(plan, setup)
-        search = search_slos(SimulatedTrials(simulated, setup, strategy, self.duration_s, NoProgress()), slos)
+        search = search_slos(SimulatedTrials(simulated, setup, self.duration_s, NoProgress()), slos)
         facts = workload.facts(
             self.offline_source, [(each.num_prompt_tokens, each.max_tokens) for each in self.offline]
         )
         return search.record(self.info.profile_key, facts, RUNS_ON, self.now_s, self.model_revision, self.why)
 
-    def _strategy(self) -> Strategy:
-        """What it is going to vary the budget of."""
-        return Strategy(
-            preset_named(self.preset),
-            utility_ratio=self.utility_ratio,
-            idle_budget_ms=self.idle_budget_ms,
-            online_order=self.info.online_order,
-            slo=self.info.token_slo,
-        )
-
-    def _setup(self, strategy: Strategy, model: LatencyModel) -> ExecutorSetup:
-        """The executor as it is registered, its steps as the model has them."""
+    def _setup(self, model: LatencyModel) -> ExecutorSetup:
+        """The executor as it is registered, its steps as the model has them, and no token that ends an answer."""
+        spec = self.info.spec
         return ExecutorSetup(
             self.info.limits(),
-            self._spec(),
-            strategy.policy(),
+            msgspec.structs.replace(spec, vocab_size=FIRST_OUTPUT_ID, eos_token_ids=()),
+            self.info.strategy,
             planner=model,
             latency=model,
             noise=SIGMA_PER_MAPE * self.model.mape,
-            kv_policy=kv_policy_named(self.info.kv_policy),
-            swap=SwapModel(self.info.swap_ms_per_slot),
-            slo=strategy.slo,
-        )
-
-    def _spec(self) -> EngineSpec:
-        info = self.info
-        return EngineSpec(
-            model=info.model,
-            engine=info.engine,
-            device=info.device,
-            dtype="",
-            max_model_len=info.max_model_len,
-            vocab_size=FIRST_OUTPUT_ID,
-            block_size=info.block_size,
-            num_blocks=info.num_blocks,
-            eos_token_ids=(),
-            num_host_slots=info.num_host_slots,
+            swap=SwapModel(spec.swap_ms_per_slot),
         )
 
     def _prompts(self, model: LatencyModel) -> list[OfflinePrompt]:

@@ -88,9 +88,6 @@ class SloKeeper:
             model=self.model.record,
             model_revision=self.model.revision,
             slos=list(slos),
-            preset=self._settings.preset,
-            utility_ratio=self._settings.utility_ratio,
-            idle_budget_ms=self._settings.idle_budget_ms,
             requests=[(each.arrival_s, each.num_prompt_tokens, each.num_output_tokens) for each in workload.requests],
             duration_s=workload.duration_s,
             offline=self._offline or USUAL_OFFLINE,
@@ -135,10 +132,10 @@ class SloKeeper:
         source = BudgetSource.SLO_START if self.record is None else BudgetSource.SLO
         if self._feedback is None:
             budget_ms = self._start_ms if self.record is None else NO_OFFLINE_WORK_MS
-            return BudgetRecord(key, budget_ms, source, self._settings.idle_budget_ms if budget_ms else 0.0)
+            return BudgetRecord(key, budget_ms, source, self.info.strategy.idle_budget_ms if budget_ms else 0.0)
         if self._feedback.share != 1.0:
             source = BudgetSource.FEEDBACK
-        return BudgetRecord(key, round(self._feedback.budget_ms, 3), source, self._settings.idle_budget_ms)
+        return BudgetRecord(key, round(self._feedback.budget_ms, 3), source, self.info.strategy.idle_budget_ms)
 
     def status(self, now_s: float, unix_s: float) -> SloStatus:
         """For people."""

@@ -110,7 +110,7 @@ class LiveTrials:
 
     async def _on_sample(self, sample: LatencySample) -> None:
         if sample.profile_key == self._info.profile_key:
-            predicted_ms = self._tuning.model(sample.profile_key).predict_ms(sample.shape.features())
+            predicted_ms = self._tuning.model(sample.profile_key).predict_ms(sample.shape)
             self._longest_ms = max(self._longest_ms, predicted_ms)
 
     async def _replay(self, budget_ms: float, name: str) -> TrialOutcome:
@@ -166,8 +166,9 @@ def fullest_step(info: ExecutorInfo) -> BatchFeatures:
     and the rest decodes over what is left of the KV cache."""
     features = BatchFeatures()
     num_decodes = min(info.max_num_seqs, info.max_num_batched_tokens) - 1
-    chunk = min(info.max_num_batched_tokens - num_decodes, info.max_model_len)
-    features.add_prefill(chunk, info.max_model_len - chunk)
+    chunk = min(info.max_num_batched_tokens - num_decodes, info.spec.max_model_len)
+    features.add_prefill(chunk, info.spec.max_model_len - chunk)
+    capacity = info.spec.num_blocks * info.spec.block_size
     for _ in range(num_decodes):
-        features.add_decode(max(1, min(info.max_model_len, info.num_blocks * info.block_size // num_decodes)))
+        features.add_decode(max(1, min(info.spec.max_model_len, capacity // num_decodes)))
     return features

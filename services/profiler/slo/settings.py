@@ -9,13 +9,11 @@ import msgspec
 from msgspec import Meta
 
 from loadgen.report.slo import Slo
-from shared.scheduling.presets import DEFAULT_UTILITY_RATIO
-from shared.settings.common import PresetName, UtilityRatio
 from shared.settings.setting import LIST
 
 
 class SloSettings(msgspec.Struct, frozen=True):
-    """What to promise, when to search for a budget that keeps it, and the strategy whose budget it is."""
+    """What to promise, and when to search for a budget that keeps it."""
 
     slo: Annotated[
         str,
@@ -34,15 +32,6 @@ class SloSettings(msgspec.Struct, frozen=True):
     target_tbt_ms: Annotated[float, Meta(gt=0, description="time between tokens that online requests are promised")] = (
         100.0
     )
-    idle_budget_ms: Annotated[
-        float,
-        Meta(
-            ge=0,
-            description="latency budget of a step while no online request is there, if more: what TTFT can bear",
-        ),
-    ] = 0.0
-    preset: PresetName = "hygen"
-    utility_ratio: UtilityRatio = DEFAULT_UTILITY_RATIO
 
     def start_budget_ms(self, slos: Sequence[Slo]) -> float:
         """Before anything is profiled: the time between tokens that the SLOs name themselves, since a step takes no

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import msgspec
+
 from loadgen.errors import WorkloadError
 from loadgen.progress import ReplayProgress
 from services.profiler.simulation.simulation import tell
-from services.profiler.simulation.strategy import Strategy
 from services.profiler.simulation.virtual_executor import ExecutorSetup
 from services.profiler.simulation.virtual_phase import VirtualPhase
 from services.profiler.simulation.workload import SimulatedWorkload
@@ -17,6 +18,7 @@ from services.profiler.slo.search import ONLINE_ONLY, Span
 from services.profiler.slo.trials import knob_of
 from shared.latency.model import cheapest_step_ms
 from shared.protocol.slo_profile import Knob
+from shared.scheduling.strategy import Strategy
 
 ROUNDING = 1 + 1e-9  # sums of the same costs in another order
 
@@ -29,19 +31,17 @@ class SimulatedTrials:
         self,
         workload: SimulatedWorkload,
         setup: ExecutorSetup,
-        strategy: Strategy,
         duration_s: float,
         progress: ReplayProgress,
     ) -> None:
-        """``setup``: its policy is replaced in each run; ``strategy``: its knob is. Raises ValueError for a preset
-        without a knob, WorkloadError for a workload that lacks online or offline requests."""
+        """``setup``: in each run its strategy has another knob. Raises ValueError for a strategy without a knob,
+        WorkloadError for a workload that lacks online or offline requests."""
         if not workload.requests or not len(workload.backlog):
             raise WorkloadError("a search is about online requests beside offline ones: give --online and --offline")
-        self.knob = knob_of(strategy.preset)
+        self.knob = knob_of(setup.strategy)
         self.outcomes: dict[float, TrialOutcome] = {}
         self._workload = workload
         self._setup = setup
-        self._strategy = strategy
         self._duration_s = duration_s
         self._progress = progress
         self._span: Span | None = None
@@ -78,8 +78,7 @@ class SimulatedTrials:
         strategy = self._with_knob(value)
         self._progress.phase(self._name(value), len(self._workload.requests), has_offline * len(self._workload.backlog))
         phase = self._workload.phase(
-            replace(self._setup, policy=strategy.policy()),
-            strategy,
+            replace(self._setup, strategy=strategy),
             self._duration_s,
             online=True,
             offline=has_offline,
@@ -90,8 +89,8 @@ class SimulatedTrials:
 
     def _with_knob(self, value: float) -> Strategy:
         if self.knob is Knob.BUDGET_MS:
-            return replace(self._strategy, budget_ms=value)
-        return replace(self._strategy, offline_qps=math.inf if value == ONLINE_ONLY else value)
+            return msgspec.structs.replace(self._setup.strategy, latency_budget="fixed", budget_ms=value)
+        return msgspec.structs.replace(self._setup.strategy, offline_qps=math.inf if value == ONLINE_ONLY else value)
 
     def _name(self, value: float) -> str:
         if value == ONLINE_ONLY:

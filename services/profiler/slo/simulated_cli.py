@@ -8,10 +8,8 @@ from rich.console import Console
 
 from loadgen.cli import is_shown
 from loadgen.options import WorkloadOptions
-from services.profiler.simulation.options import MachineOptions, StrategyOptions, value_errors_as_named
-from services.profiler.simulation.setup import checked_orders
+from services.profiler.simulation.options import MachineOptions, value_errors_as_named
 from services.profiler.simulation.stopping import run_until_stopped
-from services.profiler.simulation.strategy import Strategy
 from services.profiler.simulation.workload import SimulatedWorkload
 from services.profiler.slo.options import SearchOptions
 from services.profiler.slo.progress import trial_progress_on
@@ -20,13 +18,14 @@ from services.profiler.slo.simulated import SimulatedTrials
 from services.profiler.slo.trials import run_search
 from services.profiler.slo.workload import workload_facts
 from shared.protocol.slo_profile import SloProfileRecord
-from shared.scheduling.presets import preset_named
+from shared.scheduling.strategy import Strategy
 
 
 def profile_simulated(
     workload: WorkloadOptions,
     machine: MachineOptions,
-    strategy: StrategyOptions,
+    strategy: Strategy,
+    clients: int,
     searching: SearchOptions,
     model: str,
     duration_s: float,
@@ -35,21 +34,13 @@ def profile_simulated(
     """What was found, or known when a signal came, and its number. Raises LoadgenError for input that cannot be."""
     slos = searching.slos()
     with value_errors_as_named():
-        chosen = checked_orders(
-            Strategy(
-                preset_named(strategy.preset),
-                utility_ratio=strategy.utility_ratio,
-                online_order=strategy.online_order,
-                idle_budget_ms=strategy.idle_budget_ms,
-            )
-        )
-        setup = machine.machine(model).setup(chosen, workload.seed)
+        setup = machine.machine(model).setup(strategy, workload.seed)
         plan = workload.plan(duration_s, setup.spec.model)
-        prepared = SimulatedWorkload(plan, setup, strategy.clients)
+        prepared = SimulatedWorkload(plan, setup, clients)
         for note in prepared.notes:
             console.print(f"note: {note}", markup=False)
         with trial_progress_on(console, is_shown(searching.progress)) as bar:
-            trials = SimulatedTrials(prepared, setup, chosen, duration_s, bar)
+            trials = SimulatedTrials(prepared, setup, duration_s, bar)
             search = SloSearch(slos, trials.knob, searching.precision)
             stopped_by = run_until_stopped(lambda: run_search(search, trials))
     lengths = [(prompt.num_tokens, prompt.max_tokens) for prompt in prepared.backlog.prompts]

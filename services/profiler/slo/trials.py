@@ -9,7 +9,7 @@ from loadgen.report.slo import Slo
 from services.profiler.slo.outcome import TrialOutcome
 from services.profiler.slo.search import DEFAULT_PRECISION, ONLINE_ONLY, SloSearch, Span
 from shared.protocol.slo_profile import Knob
-from shared.scheduling.presets import Preset
+from shared.scheduling.strategy import Strategy
 
 
 class Trials(Protocol):
@@ -45,10 +45,10 @@ def search_slos(trials: Trials, slos: Sequence[Slo], precision: float = DEFAULT_
     return search
 
 
-def knob_of(preset: Preset) -> Knob:
-    """Raises ValueError for a preset without one."""
-    if preset.uses_latency_budget:
+def knob_of(strategy: Strategy) -> Knob:
+    """Raises ValueError for a strategy without one."""
+    if strategy.uses_latency_budget:
         return Knob.BUDGET_MS
-    if preset.uses_offline_rate:
+    if strategy.offline_rate == "fixed":
         return Knob.OFFLINE_QPS
-    raise ValueError(f"preset {preset.name} has neither a latency budget nor an offline rate to search for")
+    raise ValueError(f"preset {strategy.preset} has neither a latency budget nor an offline rate to search for")

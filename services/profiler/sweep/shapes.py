@@ -44,12 +44,12 @@ def fits(shape: MeasureShape, info: ExecutorInfo) -> bool:
     """Whether it is one step that the executor can run with all its KV blocks free."""
     lengths = [chunk.num_tokens + chunk.num_computed_tokens for chunk in shape.prefills]
     lengths += [length + 1 for length in shape.decode_context_lens]
-    num_blocks = sum(-(-length // info.block_size) for length in lengths)
+    num_blocks = sum(-(-length // info.spec.block_size) for length in lengths)
     return (
         0 < num_tokens(shape) <= info.max_num_batched_tokens
         and len(lengths) <= info.max_num_seqs
-        and max(lengths) < info.max_model_len  # a context's last token is sampled, and never computed
-        and num_blocks <= info.num_blocks
+        and max(lengths) < info.spec.max_model_len  # a context's last token is sampled, and never computed
+        and num_blocks <= info.spec.num_blocks
     )
 
 
@@ -73,7 +73,7 @@ def _prefills(info: ExecutorInfo) -> Iterator[Prefills]:
 
 def _continued(info: ExecutorInfo) -> Iterator[Prefills]:
     """One chunk over KV that is there, which tells what its pairs cost apart from what its tokens cost."""
-    longest = min(info.max_model_len - 1, info.num_blocks * info.block_size)
+    longest = min(info.spec.max_model_len - 1, info.spec.num_blocks * info.spec.block_size)
     totals = _levels(SMALLEST_CHUNK, info.max_num_batched_tokens, factor=4)
     contexts = _levels(max(1, longest // 16), longest, factor=4)
     seen = set()
@@ -87,10 +87,10 @@ def _continued(info: ExecutorInfo) -> Iterator[Prefills]:
 def _decodes(info: ExecutorInfo) -> Iterator[list[int]]:
     """Context lengths of each decode batch; long contexts give way where large batches leave them no blocks."""
     sizes = _levels(1, min(info.max_num_seqs, info.max_num_batched_tokens), factor=4)
-    contexts = _levels(SMALLEST_CONTEXT, info.max_model_len - 2, factor=4)
+    contexts = _levels(SMALLEST_CONTEXT, info.spec.max_model_len - 2, factor=4)
     seen = set()
     for size, context in _corners_first(sizes, contexts):
-        longest = (info.num_blocks // size) * info.block_size - 1
+        longest = (info.spec.num_blocks // size) * info.spec.block_size - 1
         lens = [min(context, longest)] * size
         if lens[0] > 0 and (size, lens[0]) not in seen and fits(MeasureShape([], lens), info):
             seen.add((size, lens[0]))

@@ -41,12 +41,12 @@ class SweepRecord(msgspec.Struct, frozen=True):
         return cls(
             version=VERSION,
             profile_key=info.profile_key,
-            model=info.model,
-            engine=info.engine,
-            device=info.device,
+            model=info.spec.model,
+            engine=info.spec.engine,
+            device=info.spec.device,
             max_num_batched_tokens=info.max_num_batched_tokens,
             max_num_seqs=info.max_num_seqs,
-            max_model_len=info.max_model_len,
+            max_model_len=info.spec.max_model_len,
             measured_at_s=measured_at_s,
             measurements=measurements,
         )
@@ -56,7 +56,7 @@ class SweepRecord(msgspec.Struct, frozen=True):
         return (
             info.max_num_batched_tokens <= self.max_num_batched_tokens
             and info.max_num_seqs <= self.max_num_seqs
-            and info.max_model_len <= self.max_model_len
+            and info.spec.max_model_len <= self.max_model_len
         )
 
     def is_sound(self) -> bool:

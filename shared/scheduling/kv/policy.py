@@ -36,3 +36,13 @@ KV_POLICIES = {
 def kv_policy_named(name: str) -> KVPolicy:
     """Raises ValueError that lists the known ones."""
     return named(KV_POLICIES, name, "KV policy")
+
+
+KV_EVICTIONS = ("lru", "online-first")
+KV_SHARINGS = ("recompute", "keep-resident", "bidirectional")
+
+
+def kv_policy_of(sharing: str, eviction: str) -> KVPolicy:
+    """That of a strategy."""
+    keeps_online = eviction == "online-first"
+    return KVPolicy(f"{sharing}, {eviction}", sharing != "keep-resident", sharing == "bidirectional", keeps_online)

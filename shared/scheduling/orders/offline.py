@@ -9,7 +9,10 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from typing import Annotated, Protocol
+
+import msgspec
+from msgspec import Meta
 
 from shared.named import named
 from shared.scheduling.orders.freshness import FreshnessTree
@@ -204,18 +207,26 @@ class PsmFairOrder:
         assert by_age == {request.request_id for request in self._by_prefix.in_order()}
 
 
-_MAKERS: dict[str, Callable[[int, float, Iterator[float]], OfflineOrder]] = {
-    "fcfs": lambda block_size, utility_ratio, numbers: FcfsOrder(),
-    "psm": lambda block_size, utility_ratio, numbers: PsmOrder(block_size),
-    "psm-fair": PsmFairOrder,
+class OfflineOrderKnobs(msgspec.Struct, frozen=True, kw_only=True):
+    """Of all offline orders."""
+
+    utility_ratio: Annotated[
+        float, Meta(ge=0, le=1, description="psm-fair: share of offline requests chosen by shared prefix, not by age")
+    ] = 0.9  # u of HyGen Alg. 4, which gives none: nearly all of psm's cache hits (docs/benchmarks.md)
+
+
+_MAKERS: dict[str, Callable[[OfflineOrderKnobs, int, Iterator[float]], OfflineOrder]] = {
+    "fcfs": lambda knobs, block_size, numbers: FcfsOrder(),
+    "psm": lambda knobs, block_size, numbers: PsmOrder(block_size),
+    "psm-fair": lambda knobs, block_size, numbers: PsmFairOrder(block_size, knobs.utility_ratio, numbers),
+    "none": lambda knobs, block_size, numbers: FcfsOrder(),  # who serves none still keeps them
 }
 OFFLINE_ORDERS = tuple(_MAKERS)
 
 
 def make_offline_order(
-    name: str, utility_ratio: float, numbers: Iterator[float], block_size: int = BLOCK_SIZE
+    name: str, knobs: OfflineOrderKnobs, numbers: Iterator[float], block_size: int = BLOCK_SIZE
 ) -> OfflineOrder:
-    """An empty order by name. ``utility_ratio`` and ``numbers`` are those of ``PsmFairOrder``; the other orders do
-    without. Raises ValueError that lists the known names, or for a bad ratio or block size."""
-    make = named(_MAKERS, name, "offline order")
-    return make(block_size, utility_ratio, numbers)
+    """An empty order by name. ``numbers``: of ``PsmFairOrder``. Raises ValueError that lists the known names, or for
+    bad knobs or a bad block size."""
+    return named(_MAKERS, name, "offline order")(knobs, block_size, numbers)

@@ -8,10 +8,14 @@ counters, so both order alike.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
+import msgspec
+from msgspec import Meta
+
+from shared.named import named
 from shared.scheduling.request import Request
 
 MIN_CLIENTS_TO_PRUNE = 1024
@@ -226,13 +230,20 @@ class Vtc(OnlineOrder):
         self._prune_at = max(MIN_CLIENTS_TO_PRUNE, 2 * len(self._tokens))
 
 
-ONLINE_ORDERS = ("fcfs", "vtc")
+class OnlineOrderKnobs(msgspec.Struct, frozen=True, kw_only=True):
+    """Of all online orders."""
+
+    vtc_weight_input: Annotated[float, Meta(ge=0, description="vtc: what a prompt token counts")] = 1.0
+    vtc_weight_output: Annotated[float, Meta(ge=0, description="vtc: what an output token counts")] = 2.0
 
 
-def online_order_named(name: str, weight_input: float = 1.0, weight_output: float = 2.0) -> OnlineOrder:
-    """A new order. Raises ValueError that lists the known ones, or says what is wrong with the weights of vtc."""
-    if name == "fcfs":
-        return Fcfs()
-    if name == "vtc":
-        return Vtc(weight_input, weight_output)
-    raise ValueError(f"unknown online order {name!r}; known: {', '.join(ONLINE_ORDERS)}")
+_MAKERS: dict[str, Callable[[OnlineOrderKnobs], OnlineOrder]] = {
+    "fcfs": lambda knobs: Fcfs(),
+    "vtc": lambda knobs: Vtc(knobs.vtc_weight_input, knobs.vtc_weight_output),
+}
+ONLINE_ORDERS = tuple(_MAKERS)
+
+
+def make_online_order(name: str, knobs: OnlineOrderKnobs | None = None) -> OnlineOrder:
+    """A new one. Raises ValueError that lists the known ones, or says what is wrong with the knobs."""
+    return named(_MAKERS, name, "online order")(knobs or OnlineOrderKnobs())

@@ -19,6 +19,7 @@ class FcfsPacking(OneWayPacking):
     requests of the queue must be in the order of their arrival."""
 
     uses_time = False
+    latency_budgets: tuple[str, ...] = ("none",)
 
     def pack(self, state: StepState, offline: OfflineWork) -> Schedule:
         table = state.table
@@ -36,6 +37,7 @@ class RoundRobinPacking(OneWayPacking):
     ones."""
 
     uses_time = False
+    latency_budgets: tuple[str, ...] = ("none",)
 
     def pack(self, state: StepState, offline: OfflineWork) -> Schedule:
         table = state.table

@@ -23,6 +23,7 @@ class DeadlinePacking(OneWayPacking):
     """
 
     uses_time = True
+    latency_budgets: tuple[str, ...] = ("deadline",)
 
     def pack(self, state: StepState, offline: OfflineWork) -> Schedule:
         queue = DeadlineQueue(state)

@@ -33,7 +33,17 @@ class StepState:
 class Packing(Protocol):
     """Both calls change nothing: the caller applies the schedule. Same state, same schedule."""
 
-    uses_time: bool  # the schedule depends on when the step starts
+    @property
+    def uses_time(self) -> bool:
+        """The schedule depends on when the step starts."""
+
+    @property
+    def orders_online(self) -> bool:
+        """It decides itself which online request comes first."""
+
+    @property
+    def latency_budgets(self) -> tuple[str, ...]:
+        """Those of a strategy that it works with."""
 
     def schedule(self, state: StepState, offline_queue: Iterable[Request]) -> Schedule:
         """The next step. ``offline_queue``: offline requests that may enter after those held, read lazily."""
@@ -46,6 +56,8 @@ class OneWayPacking(ABC):
     """A packing that reconciles a plan by packing anew, of offline requests only with the plan's."""
 
     uses_time: bool
+    orders_online = True
+    latency_budgets: tuple[str, ...]
 
     def schedule(self, state: StepState, offline_queue: Iterable[Request]) -> Schedule:
         return self.pack(state, OfflineWork.of_queue(state.table, offline_queue))

@@ -20,6 +20,8 @@ class TwoPhasePacking:
     """
 
     uses_time = False
+    orders_online = False
+    latency_budgets: tuple[str, ...] = ("none", "fixed", "profiled")
 
     def schedule(self, state: StepState, offline_queue: Iterable[Request]) -> Schedule:
         table, builder = state.table, _builder(state)

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from shared.latency.features import BatchFeatures
 from shared.latency.model import LatencyModel
 from shared.scheduling.batch import Limits, Policy, Schedule, ScheduledRequest
-from shared.scheduling.kv.policy import LRU, KVPolicy
-from shared.scheduling.orders.online import ClientCounters, OnlineOrder
+from shared.scheduling.kv.policy import kv_policy_of
+from shared.scheduling.orders.online import ClientCounters
 from shared.scheduling.packing.pace import Pace
 from shared.scheduling.packing.packing import StepState
 from shared.scheduling.packing.packings import packing_named
-from shared.scheduling.packing.token_slo import TokenSlo
 from shared.scheduling.request import Kind, Request
+from shared.scheduling.strategy import Strategy
 from shared.scheduling.table import RequestTable
 
 ARRIVAL_GRACE_STEPS = 3  # an online request may be seen here before the executor's next messages mention it
@@ -34,19 +34,14 @@ class _Arrival:
 class ExecutorMirror:
     """What an executor is expected to hold when it next asks for a plan. ``pace``: at the time for which is planned."""
 
-    def __init__(
-        self,
-        limits: Limits,
-        online_order: OnlineOrder | None = None,
-        kv_policy: KVPolicy = LRU,
-        slo: TokenSlo | None = None,
-    ) -> None:
-        """``slo``: of online requests."""
+    def __init__(self, limits: Limits, strategy: Strategy | None = None) -> None:
+        """``strategy``: the executor's; hygen unless given."""
+        strategy = strategy or Strategy()
         self.limits = limits
         self.pace = Pace()
-        self._slo = slo or TokenSlo()
-        self._kv_policy = kv_policy
-        self.table = RequestTable(online_order)
+        self._slo = strategy.token_slo
+        self._kv_policy = kv_policy_of(strategy.kv_sharing, strategy.kv_eviction)
+        self.table = RequestTable(strategy.make_online_order())
         self.num_free_blocks = limits.num_blocks
         self._arrivals: dict[str, _Arrival] = {}
 

@@ -8,9 +8,9 @@ played on top of the executor's word. A request is in one step in flight at most
 
 from __future__ import annotations
 
-import dataclasses
 from collections import deque
 from collections.abc import Callable, Iterable
+from copy import copy
 from dataclasses import dataclass
 
 from shared.latency.model import LatencyModel
@@ -86,7 +86,7 @@ class Pipeline:
         table = self._mirror.table
         for request in plan.entering:
             if request.request_id not in table:
-                table.add(dataclasses.replace(request))
+                table.add(copy(request))
         entries = [entry for entry in plan.schedule.entries if entry.request_id in table]
         while len(self._in_flight) >= self._depth or any(self._is_in_flight(entry) for entry in entries):
             self._end_oldest(policy, model)

@@ -15,31 +15,31 @@ from shared.latency.linear import LinearLatencyModel
 from shared.latency.model import LatencyModel
 from shared.protocol.codec import decode, encode
 from shared.protocol.messages import (
+    EngineSpec,
     ExecutorInfo,
     GenerateRequest,
     OfflineRequest,
     PlanSource,
-    RequestState,
     StepPlan,
     StepStarted,
 )
 from shared.protocol.sampling import SamplingParams
-from shared.replica.engine import EngineSpec, StepResult
+from shared.replica.engine import StepResult
 from shared.replica.offline_pool import OfflinePool
 from shared.replica.replica import Replica, ended_request
 from shared.replica.scheduler import AsyncScheduler
 from shared.scheduling.batch import Limits, Policy
-from shared.scheduling.kv.policy import KV_POLICIES, LRU, KVPolicy
 from shared.scheduling.orders.offline import FcfsOrder
 from shared.scheduling.packing.token_slo import TokenSlo
-from shared.scheduling.presets import PRESETS
-from shared.scheduling.request import Kind
+from shared.scheduling.request import Kind, Request
+from shared.scheduling.strategy import Strategy
+from tests.shared.replica.factories import KV_STRATEGIES
 
 MODEL = LinearLatencyModel(5.0, 0.1, 0.001, 0.0, 0.0, 0.1, 0.5)
 SLO = TokenSlo(100.0, 40.0)
 SPEC = EngineSpec("m", "sim", "none", "float16", 512, 49152, 16, 64, (), num_host_slots=512)
 LIMITS = Limits(16, 64, 64, 32)
-INFO = ExecutorInfo("executor-0", "epoch-1", 1, "m", "sim", "none", "key", 512, 16, 64, 32, 64, [], token_slo=SLO)
+INFO = ExecutorInfo("executor-0", "epoch-1", 1, "key", SPEC, 32, 64)
 
 
 @dataclass
@@ -72,16 +72,16 @@ def make_offline(number: int) -> OfflineRequest:
 class Stack:
     """An executor and its scheduler on one clock; steps take what the model says, as far as the test says so."""
 
-    policy: Policy
-    kv_policy: KVPolicy = LRU
+    strategy: Strategy
     clock: ManualClock = field(default_factory=ManualClock)
     step: int = 0
     plan: StepPlan | None = None
 
     def __post_init__(self) -> None:
-        self.replica = Replica(LIMITS, SPEC, None, None, self.kv_policy, SLO, lambda: self.clock.now_ms)
+        self.policy = self.strategy.policy(None)
+        self.replica = Replica(LIMITS, SPEC, None, self.strategy, lambda: self.clock.now_ms)
         self.pool = OfflinePool(FcfsOrder(), lambda: None, lambda _, __: None)
-        info = msgspec.structs.replace(INFO, kv_policy=self.kv_policy.name)
+        info = msgspec.structs.replace(INFO, strategy=self.strategy)
         self.scheduler = AsyncScheduler(info, self.pool, self.tuning, self.clock)
         self.said: list[StepStarted] = []
 
@@ -132,12 +132,17 @@ class Stack:
         plans, _ = self.scheduler.on_step(self.said[-1])
         self.plan = plans[0] if plans else None
 
-    def state(self, request_id: str) -> RequestState:
+    def state(self, request_id: str) -> Request:
         return next(state for state in self.replica.states() if state.request_id == request_id)
 
 
+def strategy_of(preset: str, **changes: str) -> Strategy:
+    slo = {"ttft_slo_ms": SLO.ttft_ms, "tpot_slo_ms": SLO.tpot_ms, "slo_group_tokens": SLO.group_tokens}
+    return Strategy.of(preset, **slo, **changes)
+
+
 def bros() -> Stack:
-    return Stack(PRESETS["bros"].policy(None))
+    return Stack(strategy_of("bros"))
 
 
 def test_a_replica_tells_what_is_left_to_a_request() -> None:
@@ -179,11 +184,11 @@ def test_steps_that_took_as_expected_run_as_planned() -> None:
 
 
 @pytest.mark.parametrize("preset", ["bros", "round-robin", "fcfs"])
-@pytest.mark.parametrize("kv_policy", KV_POLICIES)
+@pytest.mark.parametrize("kv", KV_STRATEGIES)
 @pytest.mark.parametrize("seed", range(2))
-def test_everything_ends_whatever_steps_take(preset: str, kv_policy: str, seed: int) -> None:
+def test_everything_ends_whatever_steps_take(preset: str, kv: str, seed: int) -> None:
     rng = random.Random(seed)
-    stack = Stack(PRESETS[preset].policy(None), KV_POLICIES[kv_policy])
+    stack = Stack(strategy_of(preset, **{"kv_sharing": "recompute", **KV_STRATEGIES[kv]}))
     offline = [make_offline(number) for number in range(6)]
     stack.pool.add(offline)
     waiting = [make_online(number, rng.randint(1, 200), rng.randint(1, 40)) for number in range(12)]
@@ -214,8 +219,9 @@ def test_the_batch_size_and_the_mean_step_travel_with_the_message() -> None:
 
 
 def test_a_registration_carries_the_slo() -> None:
-    assert decode(encode(INFO), ExecutorInfo).token_slo == SLO
-    assert msgspec.json.decode(msgspec.json.encode(INFO), type=ExecutorInfo).token_slo == SLO
+    info = msgspec.structs.replace(INFO, strategy=strategy_of("bros"))
+    assert decode(encode(info), ExecutorInfo).strategy.token_slo == SLO
+    assert msgspec.json.decode(msgspec.json.encode(info), type=ExecutorInfo).strategy.token_slo == SLO
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,6 @@ from shared.protocol.messages import (
     MeasuredShape,
     MeasureShape,
     OfflineResult,
-    PlanEntry,
     PlanSource,
     PrefillChunk,
     StepPlan,
@@ -35,8 +34,8 @@ from shared.protocol.messages import (
     StepTokens,
 )
 from shared.protocol.sampling import FinishReason, SamplingParams
-from shared.scheduling.orders.online import online_order_named
-from shared.scheduling.presets import preset_named
+from shared.scheduling.batch import ScheduledRequest
+from shared.scheduling.strategy import Strategy
 from shared.text.tokenizer import Tokenizer
 
 GATEWAY = "gateway-test"
@@ -86,8 +85,7 @@ async def listener(bus: Bus) -> Listener:
 
 
 def make_service(bus: Bus, settings: ExecutorSettings, tokenizer: Tokenizer) -> ExecutorService:
-    order = online_order_named(settings.online_order)
-    return ExecutorService(bus, settings, preset_named("hygen"), order, load_engine(settings), tokenizer, SystemClock())
+    return ExecutorService(bus, settings, load_engine(settings), tokenizer, SystemClock())
 
 
 @pytest.fixture
@@ -126,7 +124,7 @@ async def test_each_step_message_tells_the_whole_state(bus: Bus, listener: Liste
     await bus.publish(subjects.inbox("executor-0"), make_request("a", max_tokens=3))
     first = await listener.until_step(idle=False)
     assert first.source is PlanSource.IDLE
-    assert first.entries == [PlanEntry("a", Kind.ONLINE, 40)]
+    assert first.entries == [ScheduledRequest("a", Kind.ONLINE, 40)]
     (state,) = first.states
     assert (state.num_computed_tokens, state.num_tokens, state.num_blocks, state.max_total_tokens) == (0, 40, 3, 43)
     assert first.num_free_blocks == 253
@@ -151,7 +149,7 @@ async def test_a_plan_brings_offline_work_and_its_result_is_durable(
         while True:
             idle = await listener.until_step(idle=True)
             request = make_request("batch_1.7", Kind.OFFLINE, max_tokens=1)
-            entries = [PlanEntry(request.request_id, Kind.OFFLINE, 40)]
+            entries = [ScheduledRequest(request.request_id, Kind.OFFLINE, 40)]
             plan = StepPlan("executor-0", idle.epoch, idle.step, entries, [request], [], 5.0)
             await bus.publish(subjects.plan("executor-0"), plan)
             step = await listener.steps.get()
@@ -169,7 +167,7 @@ async def test_a_plan_of_another_epoch_or_step_is_not_run(
 ) -> None:
     idle = await listener.until_step(idle=True)
     request = make_request("batch_1.1", Kind.OFFLINE)
-    entries = [PlanEntry(request.request_id, Kind.OFFLINE, 40)]
+    entries = [ScheduledRequest(request.request_id, Kind.OFFLINE, 40)]
     await bus.publish(
         subjects.plan("executor-0"), StepPlan("executor-0", "old", idle.step, entries, [request], [], 1.0)
     )
@@ -183,7 +181,7 @@ async def test_a_plan_of_another_epoch_or_step_is_not_run(
     while heartbeat.counters.finished_online == 0:
         heartbeat = await asyncio.wait_for(listener.heartbeats.get(), 5)
     assert heartbeat.counters.plans_stale == 1 and heartbeat.counters.finished_offline == 0
-    assert sum(dataclasses.astuple(heartbeat.blocks)) == heartbeat.info.num_blocks
+    assert sum(dataclasses.astuple(heartbeat.blocks)) == heartbeat.info.spec.num_blocks
     assert heartbeat.blocks.cached + heartbeat.blocks.empty == heartbeat.num_free_blocks
 
 
@@ -281,8 +279,10 @@ def test_the_sim_engine_is_sized_by_what_it_stands_for(model_folder: Path) -> No
 
 
 def test_its_registration_tells_how_it_swaps(model_folder: Path) -> None:
-    settings = ExecutorSettings(model_path=str(model_folder), engine="sim", preset="bros", host_kv_slots=300)
+    settings = ExecutorSettings(
+        model_path=str(model_folder), engine="sim", strategy=Strategy.of("bros"), host_kv_slots=300
+    )
     spec = load_engine(settings).spec
     info = executor_info(settings, spec)
-    assert (info.kv_policy, info.num_host_slots) == ("bidirectional", 300)
-    assert info.swap_ms_per_slot == info.limits().swap_ms_per_slot == spec.swap_ms_per_slot > 0
+    assert (info.strategy.kv_sharing, info.spec.num_host_slots) == ("bidirectional", 300)
+    assert info.spec.swap_ms_per_slot == info.limits().swap_ms_per_slot == spec.swap_ms_per_slot > 0

@@ -7,7 +7,6 @@ import random
 from collections import deque
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from services.executor.engines.factory import load_engine
@@ -22,6 +21,7 @@ from shared.latency.model import LatencyModel
 from shared.protocol import subjects
 from shared.protocol.messages import (
     EndedRequest,
+    EngineSpec,
     ExecutorInfo,
     GenerateRequest,
     OfflineRequest,
@@ -32,23 +32,21 @@ from shared.protocol.messages import (
     StepTokens,
 )
 from shared.protocol.sampling import FinishReason, SamplingParams
-from shared.replica.engine import Engine, EngineSpec, StepBatch, StepResult
+from shared.replica.engine import Engine, StepBatch, StepResult
 from shared.replica.offline_pool import OfflinePool
 from shared.replica.replica import Replica, ended_request
 from shared.replica.scheduler import AsyncScheduler
 from shared.scheduling.batch import Limits, Policy
-from shared.scheduling.kv.policy import KV_POLICIES, kv_policy_named
 from shared.scheduling.orders.offline import FcfsOrder
-from shared.scheduling.orders.online import online_order_named
-from shared.scheduling.presets import preset_named
 from shared.scheduling.request import Kind
+from shared.scheduling.strategy import Strategy
 from shared.text.tokenizer import Tokenizer
 from tests.services.executor.engines.slot_engine import SlotEngine
 from tests.services.profiler.profiling import running
+from tests.shared.replica.factories import KV_STRATEGIES, make_info
 
 MODEL = LinearLatencyModel(5.0, 0.1, 0.001, 0.0, 0.0, 0.1, 0.5)
 NO_TIME = LinearLatencyModel(0, 0, 0, 0, 0, 0, 0)
-INFO = ExecutorInfo("executor-0", "epoch-1", 1, "m", "sim", "none", "key", 512, 16, 48, 6, 64, [2])
 GATEWAY = "gateway-test"
 
 Outputs = dict[str, list[int]]
@@ -79,19 +77,16 @@ def make_offline(
 class Peer:
     """An executor's loop with ``depth`` steps in flight, and a scheduler that hears everything at once."""
 
-    def __init__(
-        self, tokenizer: Tokenizer, depth: int, policy: Policy, kv_policy: str = "lru", fail: float = 0.0
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, depth: int, policy: Policy, kv: str = "lru", fail: float = 0.0) -> None:
         spec = EngineSpec("m", "sim", "none", "float16", 512, 49152, 16, 48, (2,), depth, num_host_slots=300)
         self.policy = policy
         self.depth = depth
-        self.replica = Replica(
-            Limits(16, 48, 64, 6), spec, tokenizer, online_order_named("vtc"), kv_policy_named(kv_policy)
-        )
+        strategy = Strategy.of("hygen", online_order="vtc", **KV_STRATEGIES[kv])
+        self.replica = Replica(Limits(16, 48, 64, 6), spec, tokenizer, strategy)
         self.engine = SlotEngine(spec, fail=fail)
         self.failed: set[str] = set()
         self.pool = OfflinePool(FcfsOrder(), lambda: None, lambda _, __: None)
-        info = msgspec.structs.replace(INFO, pipeline_depth=depth, online_order="vtc", kv_policy=kv_policy)
+        info = make_info(strategy, 6, pipeline_depth=depth)
         self.scheduler = AsyncScheduler(info, self.pool, self.tuning, SystemClock())
         self.plans: dict[int, StepPlan] = {}
         self.in_flight: deque[StepBatch] = deque()
@@ -185,13 +180,13 @@ def alone(tokenizer: Tokenizer, requests: list[GenerateRequest]) -> Outputs:
     return {ended.sequence.request_id: ended.sequence.output_token_ids for ended in replica.take_ended()}
 
 
-@pytest.mark.parametrize("kv_policy", KV_POLICIES)
+@pytest.mark.parametrize("kv", KV_STRATEGIES)
 @pytest.mark.parametrize("depth", [1, 2, 4])
 @pytest.mark.parametrize("seed", range(4))
-def test_outputs_are_those_of_one_step_at_a_time(tokenizer: Tokenizer, depth: int, seed: int, kv_policy: str) -> None:
+def test_outputs_are_those_of_one_step_at_a_time(tokenizer: Tokenizer, depth: int, seed: int, kv: str) -> None:
     """Whatever arrives when, with lost plans, few blocks and preemption; nothing is lost or runs twice."""
     rng = random.Random(seed)
-    peer = Peer(tokenizer, depth, Policy(rng.choice([12.0, 40.0, 1e9])), kv_policy)
+    peer = Peer(tokenizer, depth, Policy(rng.choice([12.0, 40.0, 1e9])), kv)
     offline = [make_offline("batch_1", n, rng.randint(1, 120), rng.randint(1, 40)) for n in range(30)]
     online = [make_online(n, rng.randint(1, 150), rng.randint(1, 30)) for n in range(30)]
     peer.pool.add(offline)
@@ -203,7 +198,7 @@ def test_outputs_are_those_of_one_step_at_a_time(tokenizer: Tokenizer, depth: in
         peer.pool.discard([key for key in peer.outputs if rng.random() < 0.3])
     peer.drain()
     totals = peer.replica.totals
-    shares_blocks = KV_POLICIES[kv_policy].shares_blocks
+    shares_blocks = KV_STRATEGIES[kv].get("kv_sharing") == "bidirectional"
     assert totals.pauses and totals.restored_slots if shares_blocks else totals.preemptions
     assert peer.max_in_flight == depth
     assert peer.replica.pool.num_free == 48
@@ -289,7 +284,7 @@ class Site:
         depth: int,
         num_offline: int,
         online: list[GenerateRequest],
-        kv_policy: str = "lru",
+        kv: str = "lru",
         kv_blocks: int = 256,
         late: list[GenerateRequest] | None = None,
         engine: Engine | None = None,
@@ -298,10 +293,10 @@ class Site:
         another, offline requests are greedy, as their logits depend a little on the batch."""
         self.engine = engine
         self.depth = depth
-        self.kv_policy = kv_policy
+        self.kv = kv
         self.kv_blocks = kv_blocks
         self.late = late or []
-        self.batch = f"batch_{depth}_{kv_policy}_{kv_blocks}_{engine.spec.engine if engine else 'sim'}"
+        self.batch = f"batch_{depth}_{kv}_{kv_blocks}_{engine.spec.engine if engine else 'sim'}"
         self.online = online
         self.outputs: Outputs = {}
         self.steps: list[StepStarted] = []
@@ -317,14 +312,13 @@ class Site:
             engine="sim",
             sim_time_scale=0.2,
             kv_blocks=self.kv_blocks,
-            kv_policy=self.kv_policy,
+            strategy=Strategy.of("sarathi++", **KV_STRATEGIES[self.kv]),
             max_num_seqs=4,
             pipeline_depth=self.depth,
         )
-        preset, order = preset_named("sarathi++"), online_order_named("fcfs")
         bus, peer_bus = await Bus.connect(nats_url, "executor-0"), await Bus.connect(nats_url, "test")
         engine = self.engine or load_engine(settings)
-        executor = ExecutorService(bus, settings, preset, order, engine, tokenizer, SystemClock())
+        executor = ExecutorService(bus, settings, engine, tokenizer, SystemClock())
         await self._listen(peer_bus, executor.info)
         async with running(executor):
             following = asyncio.create_task(self._follow_results(peer_bus))
@@ -377,7 +371,7 @@ async def test_the_service_keeps_as_many_steps_in_flight(
         executor = await site.run(nats_url, model_folder, tokenizer)
         outputs[depth] = site.outputs
         details = executor.details()
-        assert (executor.info.pipeline_depth, details["engine"]) == (depth, "sim")
+        assert (executor.info.spec.pipeline_depth, details["engine"]) == (depth, "sim")
         assert isinstance(details["steps_planned"], int) and details["steps_planned"] > 0
         assert max(len(step.in_flight) for step in site.steps) == depth - 1
         for step in site.steps:
@@ -403,8 +397,7 @@ async def test_a_lost_engine_ends_the_service_and_no_request(
     spec = EngineSpec("m", "sim", "none", "float16", 512, 49152, 16, 48, (2,), 2)
     settings = ExecutorSettings(model_path=str(model_folder), engine="sim", executor_id="lost")
     bus, gateway_bus = await Bus.connect(nats_url, "lost"), await Bus.connect(nats_url, "test")
-    preset, order = preset_named("sarathi++"), online_order_named("fcfs")
-    executor = ExecutorService(bus, settings, preset, order, LastingEngine(spec, NO_TIME), tokenizer, SystemClock())
+    executor = ExecutorService(bus, settings, LastingEngine(spec, NO_TIME), tokenizer, SystemClock())
     told: list[FinishReason | None] = []
 
     async def on_tokens(message: StepTokens) -> None:
@@ -428,13 +421,13 @@ async def test_a_lost_engine_ends_the_service_and_no_request(
 
 async def test_the_service_pauses_what_gives_way(nats_url: str, model_folder: Path, tokenizer: Tokenizer) -> None:
     outputs = {}
-    for kv_policy, policy in KV_POLICIES.items():
+    for kv, changes in KV_STRATEGIES.items():
         online = [make_online(n, 60, 20) for n in range(12)]
-        site = Site(1, 12, online[:1], kv_policy, kv_blocks=14, late=online[1:])
+        site = Site(1, 12, online[:1], kv, kv_blocks=14, late=online[1:])
         executor = await site.run(nats_url, model_folder, tokenizer)
-        assert executor.info.kv_policy == kv_policy
-        outputs[kv_policy] = site.outputs
+        assert executor.info.strategy == Strategy.of("sarathi++", **changes)
+        outputs[kv] = site.outputs
         is_paused = [state.num_kept_blocks is not None for step in site.steps for state in step.states]
-        assert any(is_paused) == policy.shares_blocks
+        assert any(is_paused) == (changes.get("kv_sharing") == "bidirectional")
     assert len(outputs["lru"]) == 24
     assert all(output == outputs["lru"] for output in outputs.values())

@@ -16,6 +16,7 @@ from shared.bus import Bus
 from shared.protocol import subjects
 from shared.protocol.api_keys import ApiKeyRecord, hash_api_key
 from shared.protocol.messages import ExecutorInfo
+from shared.scheduling.strategy import Strategy
 from tests.services.gateway.gateway_rig import MODEL, GatewayRig, wait_until
 
 FLOOD = 40
@@ -97,7 +98,7 @@ async def test_schedulers_are_told_the_order(nats_url: str, tmp_path_factory: py
                 info = entry.value
                 break
         await bus.close()
-    assert (info.online_order, info.vtc_weight_input, info.vtc_weight_output) == ("vtc", 1.0, 3.0)
+    assert info.strategy == Strategy.of("hygen", online_order="vtc", vtc_weight_output=3.0)
 
 
 def test_a_client_is_its_key_or_its_user_and_never_in_clear() -> None:

@@ -17,11 +17,9 @@ from services.executor.service import ExecutorService
 from services.executor.settings import ExecutorSettings
 from shared.bus import Bus
 from shared.clock import SystemClock
-from shared.protocol.messages import TokenLogprobs
+from shared.protocol.messages import EngineSpec, TokenLogprobs
 from shared.protocol.sampling import CHOICE_STRIDE
-from shared.replica.engine import EngineSpec, StepBatch, StepResult
-from shared.scheduling.orders.online import online_order_named
-from shared.scheduling.presets import preset_named
+from shared.replica.engine import StepBatch, StepResult
 from shared.text.model_folder import ModelFacts
 from shared.text.tokenizer import Tokenizer
 from shared.text.tool_format import ToolFormat
@@ -73,9 +71,8 @@ def rig(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gate
 async def client(rig: GatewayRig, folder: Path) -> AsyncIterator[openai.AsyncOpenAI]:
     bus = await Bus.connect(rig.nats_url, "executor-0")
     settings = ExecutorSettings(model_path=str(folder))
-    order, tokenizer = online_order_named("fcfs"), Tokenizer.from_folder(folder)
-    preset = preset_named("hygen")
-    service = ExecutorService(bus, settings, preset, order, SayingEngine(folder), tokenizer, SystemClock())
+    tokenizer = Tokenizer.from_folder(folder)
+    service = ExecutorService(bus, settings, SayingEngine(folder), tokenizer, SystemClock())
     await service.start()
     running = asyncio.create_task(service.run())
     async with openai.AsyncOpenAI(base_url=f"{rig.url}/v1", api_key="none", max_retries=0) as made:

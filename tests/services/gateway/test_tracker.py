@@ -21,13 +21,14 @@ from services.gateway.tracker import MAX_ATTEMPTS, RequestTracker
 from shared.bus import Bus
 from shared.clock import SystemClock
 from shared.errors import NoExecutorError
+from shared.latency.features import BatchFeatures
 from shared.openai.requests import TEXT, CompletionRequest
 from shared.openai.responses import error_body
 from shared.process.telemetry import Telemetry
 from shared.protocol import subjects
 from shared.protocol.messages import (
     AbortRequests,
-    BatchShape,
+    EngineSpec,
     ExecutorCounters,
     ExecutorInfo,
     GenerateRequest,
@@ -74,10 +75,9 @@ class Peer:
         self, model: str = "m", draining: bool = False, online_running: int = 0, reconnects: int = 0
     ) -> None:
         """Each online request that runs decodes over 100 tokens."""
-        info = ExecutorInfo(
-            self.executor_id, self.epoch, 1, model, "sim", "cpu", "key", 256, 16, 64, 8, 512, eos_token_ids=[2]
-        )
-        work = BatchShape(0, 0, 100 * online_running, online_running, 0)
+        spec = EngineSpec(model, "sim", "cpu", "float16", 256, 49152, 16, 64, (2,))
+        info = ExecutorInfo(self.executor_id, self.epoch, 1, "key", spec, 8, 512)
+        work = BatchFeatures(0, 0, 100 * online_running, online_running, 0)
         heartbeat = Heartbeat(info, ExecutorCounters(), draining, 0, online_running, 0, 0, 64, work, reconnects)
         await self.bus.publish(subjects.heartbeat(self.executor_id), heartbeat)
 

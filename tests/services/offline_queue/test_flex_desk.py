@@ -10,7 +10,7 @@ from shared.protocol.messages import GenerateRequest, OfflineRequest
 from shared.protocol.sampling import SamplingParams
 from shared.replica.offline_pool import OfflinePool
 from shared.scheduling.orders.fair_order import FairOrder, Share
-from shared.scheduling.orders.offline import make_offline_order
+from shared.scheduling.orders.offline import OfflineOrderKnobs, make_offline_order
 from shared.scheduling.request import Kind
 from tests.services.offline_queue.batch_desk import ManualClock
 
@@ -23,7 +23,7 @@ class Rig:
     def __init__(self, max_requests: int = 4, serves_offline: bool = True) -> None:
         self.clock = ManualClock()
         self.discarded: list[tuple[str, list[str]]] = []
-        order = FairOrder(partial(make_offline_order, "fcfs", 0.0, iter(float, 1)), self.share_of)
+        order = FairOrder(partial(make_offline_order, "fcfs", OfflineOrderKnobs(), iter(float, 1)), self.share_of)
         self.pool = OfflinePool(order, lambda: None, lambda *held: self.discarded.append(held))
         self.desk = FlexDesk(self.pool, self.clock, max_requests, serves_offline)
 

@@ -12,9 +12,10 @@ from services.predictor.settings import PredictorSettings
 from services.profiler.simulation.setup import Machine
 from shared.bus import Bus
 from shared.clock import SystemClock
+from shared.latency.features import BatchFeatures
 from shared.latency.roofline import RooflineLatencyModel
 from shared.protocol import subjects
-from shared.protocol.messages import BatchShape, LatencySample
+from shared.protocol.messages import LatencySample
 from tests.services.profiler.profiling import KEY, model_of, running, until
 
 GPU = RooflineLatencyModel.named("llama2-7b", "a100-40g")
@@ -32,10 +33,10 @@ class SimulatedExecutor:
         self._shapes = scheduled_shapes(Machine(), seed=1)
         self._rng = random.Random(2)
 
-    async def step(self) -> tuple[BatchShape, float]:
+    async def step(self) -> tuple[BatchFeatures, float]:
         shape = self._shapes[self.steps % len(self._shapes)]
         self.steps += 1
-        latency_ms = self.factor * GPU.predict_ms(shape.features()) * self._rng.lognormvariate(0, NOISE)
+        latency_ms = self.factor * GPU.predict_ms(shape) * self._rng.lognormvariate(0, NOISE)
         sample = LatencySample("executor-0", KEY, self.steps, shape, latency_ms)
         await self._bus.publish(subjects.sample("executor-0"), sample)
         await self._bus.flush()
@@ -71,7 +72,7 @@ async def test_a_throttled_gpu_is_noticed_and_modelled_anew(bus: Bus) -> None:
         assert service.details()["drifts"] == 1
     old, new = (record.latency_model() for record in (before, after))
     errors = [
-        sum(abs(model.predict_ms(shape.features()) / latency_ms - 1) for shape, latency_ms in fresh) / len(fresh)
+        sum(abs(model.predict_ms(shape) / latency_ms - 1) for shape, latency_ms in fresh) / len(fresh)
         for model in (old, new)
     ]
     assert errors[0] > 0.2 and errors[1] < 0.03

@@ -120,7 +120,7 @@ async def test_several_models_must_be_told_apart(bus: Bus, nats_url: str) -> Non
         assert code == 0, err
         prediction = msgspec.json.decode(out, type=Prediction)
         assert prediction.kind == "boosted"
-        assert prediction.latency_ms == pytest.approx(CURVES.predict_ms(make_shape((), [512] * 8).features()))
+        assert prediction.latency_ms == pytest.approx(CURVES.predict_ms(make_shape((), [512] * 8)))
     code, out, err = await slackwater("--nats", nats_url)
     assert code == 0, err
     assert "1.23%" in out and "1.11%" in out and "0.80%" in out and "took 1.31 times as long" in out

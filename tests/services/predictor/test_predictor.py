@@ -10,10 +10,11 @@ from services.predictor.service import Predictor
 from services.predictor.settings import PredictorSettings
 from shared.bus import Bus
 from shared.clock import SystemClock
+from shared.latency.features import BatchFeatures
 from shared.latency.linear import LinearLatencyModel
 from shared.protocol import subjects
 from shared.protocol.latency_models import LatencyModelRecord
-from shared.protocol.messages import BatchShape, LatencySample
+from shared.protocol.messages import LatencySample
 from tests.services.profiler.profiling import KEY, TRUTH, model_of, predicted, running, until
 from tests.shared.latency.shapes import make_shape
 
@@ -25,7 +26,7 @@ def predictor(bus: Bus, **changes: float) -> Predictor:
     return Predictor(bus, PredictorSettings(**settings), SystemClock())  # type: ignore[arg-type]
 
 
-def mixed_shapes(count: int) -> list[BatchShape]:
+def mixed_shapes(count: int) -> list[BatchFeatures]:
     rng = random.Random(11)
     shapes = []
     for number in range(count):
@@ -36,7 +37,7 @@ def mixed_shapes(count: int) -> list[BatchShape]:
     return shapes
 
 
-async def send(bus: Bus, shapes: list[BatchShape], truth: LinearLatencyModel = TRUTH, key: str = KEY) -> None:
+async def send(bus: Bus, shapes: list[BatchFeatures], truth: LinearLatencyModel = TRUTH, key: str = KEY) -> None:
     rng = random.Random(12)
     for step, shape in enumerate(shapes):
         sample = LatencySample("executor-0", key, step, shape, predicted(shape, truth) * rng.gauss(1, 0.02))

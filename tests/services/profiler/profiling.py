@@ -5,21 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+from msgspec.structs import replace
 
 from shared.bus import Bus, Subscription
+from shared.latency.features import BatchFeatures
 from shared.latency.linear import LinearLatencyModel
 from shared.latency.model import LatencyModel
 from shared.process.service import Service
 from shared.protocol import subjects
 from shared.protocol.latency_models import LatencyModelRecord
-from shared.protocol.messages import (
-    BatchShape,
-    ExecutorCounters,
-    ExecutorInfo,
-    Heartbeat,
-    MeasuredShape,
-    MeasureShape,
-)
+from shared.protocol.messages import EngineSpec, ExecutorCounters, ExecutorInfo, Heartbeat, MeasuredShape, MeasureShape
 from tests.shared.latency.shapes import make_shape
 
 KEY = "model.torch.cpu-2t.float32"
@@ -61,27 +58,15 @@ async def model_of(bus: Bus, profile_key: str = KEY, newer_than: int = 0) -> Lat
     raise AssertionError("the watch ended")
 
 
-def executor_info(executor_id: str = "executor-0", **changes: object) -> ExecutorInfo:
-    fields: dict[str, object] = {
-        "executor_id": executor_id,
-        "epoch": "epoch-1",
-        "pid": 1,
-        "model": "model",
-        "engine": "torch",
-        "device": "cpu-2t",
-        "profile_key": KEY,
-        "max_model_len": 2048,
-        "block_size": 16,
-        "num_blocks": 2000,
-        "max_num_seqs": 64,
-        "max_num_batched_tokens": 512,
-        "eos_token_ids": [0],
-    }
-    return ExecutorInfo(**(fields | changes))  # type: ignore[arg-type]
+def executor_info(executor_id: str = "executor-0", **changes: Any) -> ExecutorInfo:
+    """``changes``: of the registration, and of what stands in its spec."""
+    spec = EngineSpec("model", "torch", "cpu-2t", "float32", 2048, 49152, 16, 2000, (0,))
+    spec = replace(spec, **{name: changes.pop(name) for name in spec.__struct_fields__ if name in changes})
+    return replace(ExecutorInfo(executor_id, "epoch-1", 1, KEY, spec, 64, 512), **changes)
 
 
-def predicted(shape: BatchShape, model: LatencyModel = TRUTH) -> float:
-    return model.predict_ms(shape.features())
+def predicted(shape: BatchFeatures, model: LatencyModel = TRUTH) -> float:
+    return model.predict_ms(shape)
 
 
 class MeasuringExecutor:
@@ -111,7 +96,7 @@ class MeasuringExecutor:
 
     async def beat(self) -> None:
         load = 1 if self.busy else 0
-        heartbeat = Heartbeat(self.info, ExecutorCounters(), False, 0, load, 0, 0, self.info.num_blocks)
+        heartbeat = Heartbeat(self.info, ExecutorCounters(), False, 0, load, 0, 0, self.info.spec.num_blocks)
         await self._bus.publish(subjects.heartbeat(self.info.executor_id), heartbeat)
 
     async def _answer(self, shape: MeasureShape) -> MeasuredShape:

@@ -18,10 +18,11 @@ from loadgen.report.slo import parse_slo
 from loadgen.workload.backlog import OfflinePrompt
 from loadgen.workload.scaling import Scaling
 from loadgen.workload.traces import TraceRequest
-from services.profiler.simulation.setup import Machine, make_strategy
+from services.profiler.simulation.setup import Machine
 from services.profiler.simulation.workload import SimulatedWorkload
 from services.profiler.slo.feedback import BEYOND_PROFILE, MEMORY_S, STEP, WINDOW_S, BudgetFeedback, Target
 from shared.latency.linear import LinearLatencyModel
+from shared.scheduling.strategy import Strategy
 from shared.watch.online_latencies import OnlineLatencies
 
 PROFILED_MS = 100.0
@@ -213,15 +214,15 @@ def test_a_simulated_executor_slower_than_its_plans_is_brought_under_its_bound()
         [OfflinePrompt(max_tokens=20, num_prompt_tokens=300)] * 1000,
         Scaling(duration_s=20.0),
     )
-    strategy = make_strategy("hygen", bound_ms, None)
+    strategy = Strategy.of("hygen", budget_ms=bound_ms)
     setup = replace(Machine(kv_blocks=2000).setup(strategy, seed=0), planner=planner, latency=steps)
     workload = SimulatedWorkload(plan, setup)
     slo = parse_slo(f"tbt_mean<={bound_ms}ms")
     feedback = BudgetFeedback(bound_ms, 19.0, [Target(slo)], 0.0)
     means = []
     for window in range(1, 11):
-        policy = replace(strategy, budget_ms=feedback.budget_ms).policy()
-        phase = workload.phase(replace(setup, policy=policy), strategy, 20.0, online=True, offline=True)
+        bounded = Strategy.of("hygen", budget_ms=feedback.budget_ms)
+        phase = workload.phase(replace(setup, strategy=bounded), 20.0, online=True, offline=True)
         phase.run()
         latencies = OnlineLatencies()
         for gap_ms in LatencySamples.of(phase.records).tbt_ms:

@@ -64,7 +64,7 @@ async def test_a_real_executor_is_profiled(bus: Bus, tmp_path: Path, executor_pr
 def _mean_error(model: LatencyModel) -> float:
     truth = RooflineLatencyModel.named("llama2-7b", "a100-40g")
     batches = [
-        make_shape([prefill] if prefill else [], [context] * decodes).features()
+        make_shape([prefill] if prefill else [], [context] * decodes)
         for prefill in (0, 64, 256, 480)
         for decodes in (1, 16, 32)
         for context in (100, 1000)

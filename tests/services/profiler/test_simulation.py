@@ -23,7 +23,7 @@ from loadgen.workload.scaling import Scaling
 from loadgen.workload.traces import TraceRequest
 from services.profiler.simulation.backlog import Backlog, PreparedBacklog
 from services.profiler.simulation.encoding import PromptEncoder
-from services.profiler.simulation.setup import Machine, make_strategy
+from services.profiler.simulation.setup import Machine
 from services.profiler.simulation.simulation import Simulation
 from services.profiler.simulation.virtual_executor import ExecutorSetup, VirtualExecutor
 from services.profiler.simulation.virtual_phase import VirtualPhase
@@ -32,11 +32,10 @@ from shared.latency.linear import LinearLatencyModel
 from shared.latency.swap import SwapModel
 from shared.protocol.latency_models import LatencyModelRecord, LinearCoefficients
 from shared.scheduling.batch import Schedule
-from shared.scheduling.kv.policy import KV_POLICIES
 from shared.scheduling.orders.offline import FcfsOrder
-from shared.scheduling.orders.offline_rate import OfflineRate
-from shared.scheduling.packing.token_slo import TokenSlo
 from shared.scheduling.request import Kind
+from shared.scheduling.strategy import Strategy
+from tests.shared.replica.factories import KV_STRATEGIES
 
 DURATION_S = 20.0
 RECORD = LatencyModelRecord("key", LinearCoefficients((10.0, 0.05, 0.0004, 0.0, 0.0, 0.1, 0.1, 0.0)), 100, 0.01, 0.0)
@@ -65,11 +64,16 @@ def make_plan(requests: Sequence[TraceRequest], prompts: Sequence[OfflinePrompt]
 
 
 def run(
-    plan: ReplayPlan, preset: str, budget_ms: float | None = None, seed: int = 0, **machine: float | str | None
+    plan: ReplayPlan,
+    preset: str,
+    budget_ms: float | None = None,
+    seed: int = 0,
+    kv: dict[str, str] | None = None,
+    **machine: float | str | None,
 ) -> tuple[Simulation, Report]:
-    strategy = make_strategy(preset, budget_ms, None)
-    setup = replace(Machine(), **machine).setup(strategy, seed)  # type: ignore[arg-type]
-    simulation = Simulation(plan, setup, strategy, "sim://test", NoProgress())
+    budget = {} if budget_ms is None else {"budget_ms": budget_ms}
+    setup = replace(Machine(), **machine).setup(Strategy.of(preset, **budget, **(kv or {})), seed)  # type: ignore[arg-type]
+    simulation = Simulation(plan, setup, "sim://test", NoProgress())
     simulation.run()
     return simulation, msgspec.structs.replace(
         simulation.report(False), run=msgspec.structs.replace(simulation.report(False).run, date="")
@@ -101,7 +105,7 @@ def test_every_request_ends_once_and_tokens_add_up(preset: str, budget_ms: float
 @pytest.mark.parametrize("host_kv_slots", [None, 200])
 def test_with_shared_blocks_every_request_ends_once_too(host_kv_slots: int | None) -> None:
     requests, prompts = make_requests(1), make_prompts(1)
-    pressed = {"kv_blocks": 180, "kv_policy": "bidirectional", "host_kv_slots": host_kv_slots}
+    pressed = {"kv_blocks": 180, "host_kv_slots": host_kv_slots, "kv": {"kv_sharing": "bidirectional"}}
     simulation, report = run(make_plan(requests, prompts, drain=True), "hygen", 40.0, **pressed)
     replica = simulation.phases["replay"].executor.replica
     totals = replica.totals
@@ -120,9 +124,9 @@ def test_an_idle_budget_uses_the_time_without_online_requests() -> None:
     plan = make_plan(requests, [OfflinePrompt(20, num_prompt_tokens=100)] * 2000)
     finished, tbt_ms = [], []
     for idle_budget_ms in (0.0, 100.0):
-        strategy = make_strategy("hygen", 12.0, None, idle_budget_ms=idle_budget_ms)
+        strategy = Strategy.of("hygen", budget_ms=12.0, idle_budget_ms=idle_budget_ms)
         setup = replace(Machine().setup(strategy, 0), planner=model, latency=model)
-        simulation = Simulation(plan, setup, strategy, "sim://test", NoProgress())
+        simulation = Simulation(plan, setup, "sim://test", NoProgress())
         simulation.run()
         finished.append(simulation.phases["replay"].executor.replica.totals.offline_tokens)
         online = simulation.report(partial=False).online
@@ -134,11 +138,11 @@ def test_an_idle_budget_uses_the_time_without_online_requests() -> None:
 
 def test_a_step_takes_as_long_as_its_copies() -> None:
     plan = make_plan(make_requests(1), make_prompts(1), drain=True)
-    strategy = make_strategy("hygen", 40.0, None)
-    setup = Machine(kv_blocks=180, kv_policy="bidirectional").setup(strategy, 0)
+    strategy = Strategy.of("hygen", budget_ms=40.0, kv_sharing="bidirectional")
+    setup = Machine(kv_blocks=180).setup(strategy, 0)
     busy_s = []
     for swap in (SwapModel(), setup.swap, SwapModel(1000.0)):
-        simulation = Simulation(plan, replace(setup, swap=swap), strategy, "sim://test", NoProgress())
+        simulation = Simulation(plan, replace(setup, swap=swap), "sim://test", NoProgress())
         simulation.run()
         busy_s.append(simulation.phases["replay"].now_s)
     assert abs(busy_s[1] - busy_s[0]) < 0.1 * busy_s[0], "hidden behind the execution on a named GPU"
@@ -188,35 +192,35 @@ class AlwaysReconciling(VirtualExecutor):
         return False
 
 
-def run_phase(executor_type: type[VirtualExecutor], setup: ExecutorSetup, rate: OfflineRate) -> VirtualPhase:
+def run_phase(executor_type: type[VirtualExecutor], setup: ExecutorSetup) -> VirtualPhase:
     prompts = make_prompts(6)
     maker = token_id_prompts(None, None, "test")
     backlog = Backlog(PreparedBacklog(prompts, PromptEncoder(None), maker, 4096), FcfsOrder())
-    executor = executor_type(setup, backlog, rate)
+    executor = executor_type(setup, backlog)
     phase = VirtualPhase(executor, make_requests(6), maker, len(prompts), DURATION_S)
     phase.run()
     return phase
 
 
-@pytest.mark.parametrize("kv_policy", KV_POLICIES)
+@pytest.mark.parametrize("kv", KV_STRATEGIES)
 @pytest.mark.parametrize("kv_blocks", [None, 180])
-def test_a_plan_that_stands_is_what_reconciling_it_gives(kv_blocks: int | None, kv_policy: str) -> None:
-    setup = Machine(kv_blocks=kv_blocks, kv_policy=kv_policy).setup(make_strategy("hygen", 40.0, None), 0)
-    ours = run_phase(VirtualExecutor, setup, OfflineRate())
-    theirs = run_phase(AlwaysReconciling, setup, OfflineRate())
+def test_a_plan_that_stands_is_what_reconciling_it_gives(kv_blocks: int | None, kv: str) -> None:
+    setup = Machine(kv_blocks=kv_blocks).setup(Strategy.of("hygen", budget_ms=40.0, **KV_STRATEGIES[kv]), 0)
+    ours = run_phase(VirtualExecutor, setup)
+    theirs = run_phase(AlwaysReconciling, setup)
     assert ours.records == theirs.records
     assert ours.executor.replica.totals == theirs.executor.replica.totals
 
 
 def test_a_fixed_offline_rate_is_kept() -> None:
-    setup = Machine().setup(make_strategy("hygen-star", None, 2.0), 0)
-    phase = run_phase(VirtualExecutor, setup, OfflineRate(2.0))
+    setup = Machine().setup(Strategy.of("hygen-star", offline_qps=2.0), 0)
+    phase = run_phase(VirtualExecutor, setup)
     assert 0.9 * 2.0 * DURATION_S - 2 <= phase.num_offline_finished <= 2.0 * phase.now_s + 1
 
 
 def test_a_request_that_cannot_run_is_an_error() -> None:
-    setup = Machine(kv_blocks=20).setup(make_strategy("online-only", None, None), 0)
-    executor = VirtualExecutor(setup, None, OfflineRate())
+    setup = Machine(kv_blocks=20).setup(Strategy.of("online-only"), 0)
+    executor = VirtualExecutor(setup, None)
     requests = [TraceRequest(0.0, 1000, 10), TraceRequest(1.0, 10, 10)]
     phase = VirtualPhase(executor, requests, token_id_prompts(None, None, "test"), 0, 5.0)
     phase.run()
@@ -292,12 +296,12 @@ def test_bad_input_is_one_line(trace_file: Path, arguments: list[str], said: str
 def test_fairness_lets_the_light_client_in_first() -> None:
     """Many requests at once from few clients: vtc serves those who send little sooner than arrival order does."""
     requests = [TraceRequest(0.0, 800, 20) for _ in range(60)]
-    setup = Machine(kv_blocks=400).setup(make_strategy("online-only", None, None), 0)
+    setup = Machine(kv_blocks=400).setup(Strategy.of("online-only"), 0)
     ttfts_s = {}
     for order in ("fcfs", "vtc"):
-        strategy = make_strategy("online-only", None, None, online_order=order)
+        setup = Machine(kv_blocks=400).setup(Strategy.of("online-only", online_order=order), 0)
         workload = SimulatedWorkload(make_plan(requests, []), setup, num_clients=3)
-        phase = workload.phase(setup, strategy, DURATION_S, online=True, offline=False)
+        phase = workload.phase(setup, DURATION_S, online=True, offline=False)
         phase.run()
         of_client = zip(phase.records, workload.client_ids, strict=True)
         last = [record.token_times_s[0] for record, client in of_client if client == "client-3"]
@@ -309,10 +313,10 @@ def test_deadlines_are_kept_where_arrival_order_misses_them() -> None:
     """More offline work than the window has time for, and online requests that come into the middle of it."""
     requests, prompts = make_requests(7), [OfflinePrompt(60, num_prompt_tokens=1500) for _ in range(300)]
     plan = replace(make_plan(requests, prompts), slos=[parse_slo("ttft_p50<=400ms"), parse_slo("tpot_p50<=60ms")])
-    strategies = {name: make_strategy(name, None, None, slo=TokenSlo(400.0, 60.0)) for name in ("bros", "fcfs")}
+    strategies = {name: Strategy.of(name, ttft_slo_ms=400.0, tpot_slo_ms=60.0) for name in ("bros", "fcfs")}
     attained, served = {}, {}
     for name, strategy in strategies.items():
-        simulation = Simulation(plan, Machine().setup(strategy, 0), strategy, "sim://test", NoProgress())
+        simulation = Simulation(plan, Machine().setup(strategy, 0), "sim://test", NoProgress())
         simulation.run()
         report = simulation.report(partial=False)
         assert report.offline is not None
@@ -326,8 +330,8 @@ def test_a_looser_deadline_leaves_more_room_for_offline_work() -> None:
     plan = make_plan(make_requests(8, 300), make_prompts(8, 600))
     completed = []
     for tpot_ms in (25.0, 200.0):
-        strategy = make_strategy("bros", None, None, slo=TokenSlo(400.0, tpot_ms))
-        simulation = Simulation(plan, Machine().setup(strategy, 0), strategy, "sim://test", NoProgress())
+        strategy = Strategy.of("bros", ttft_slo_ms=400.0, tpot_slo_ms=tpot_ms)
+        simulation = Simulation(plan, Machine().setup(strategy, 0), "sim://test", NoProgress())
         simulation.run()
         offline = simulation.report(partial=False).offline
         assert offline is not None
@@ -337,7 +341,7 @@ def test_a_looser_deadline_leaves_more_room_for_offline_work() -> None:
 
 @pytest.mark.parametrize("preset", ["bros", "fcfs", "sarathi++"])
 def test_a_backlog_in_waves_never_has_more_than_one_open(preset: str) -> None:
-    strategy = make_strategy(preset, None, None)
+    strategy = Strategy.of(preset)
     setup = Machine().setup(strategy, 0)
     requests, prompts = make_requests(9), [OfflinePrompt(20, num_prompt_tokens=600) for _ in range(25)]
     workload = SimulatedWorkload(make_plan(requests, prompts), setup, wave_size=10)
@@ -349,6 +353,6 @@ def test_a_backlog_in_waves_never_has_more_than_one_open(preset: str) -> None:
         waves = {state.arrival_s for state in states if state.kind is Kind.OFFLINE}
         assert len(waves) <= 1
 
-    phase = workload.phase(setup, strategy, DURATION_S, online=True, offline=True, on_change=count)
+    phase = workload.phase(setup, DURATION_S, online=True, offline=True, on_change=count)
     phase.run(drain=True)
     assert phase.num_offline_finished == 25 and 0 < max(held) <= 10

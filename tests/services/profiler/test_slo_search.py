@@ -14,7 +14,7 @@ from services.profiler.slo.outcome import TrialOutcome
 from services.profiler.slo.search import EXTRA_RUNS, LOOK_BEYOND, Grid, SloSearch, Span
 from services.profiler.slo.trials import knob_of, search_slos
 from shared.protocol.slo_profile import Knob, WorkloadFacts
-from shared.scheduling.presets import PRESETS
+from shared.scheduling.strategy import PRESETS
 from tests.services.profiler.slo_outcomes import FunctionTrials, make_outcome
 
 SPAN = Span(12.0, 300.0)

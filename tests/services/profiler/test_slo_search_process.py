@@ -12,6 +12,7 @@ from services.profiler.slo.job import SloJob
 from services.profiler.slo.search_process import SearchError, search_aside
 from shared.protocol.messages import OfflineLength
 from shared.protocol.slo_profile import Trial
+from shared.scheduling.strategy import Strategy
 from tests.services.profiler.profiling import executor_info, until
 from tests.services.profiler.test_slo_keeper import model
 
@@ -52,7 +53,7 @@ async def test_the_event_loop_goes_on_while_it_searches() -> None:
 
 def pressed(**changes: object) -> SloJob:
     """So few KV blocks that online requests often take those of offline ones."""
-    fields = {"num_blocks": 120, "kv_policy": "bidirectional", "num_host_slots": 120 * 16} | changes
+    fields = {"num_blocks": 120, "strategy": Strategy(kv_sharing="bidirectional"), "num_host_slots": 120 * 16} | changes
     info = executor_info(**fields)
     offline = [OfflineLength(300, 200)]
     return msgspec.structs.replace(job(60), info=info, offline=offline, slos=["tbt_mean<=2s"])
@@ -63,7 +64,7 @@ def beside_offline_work(job: SloJob) -> Trial:
 
 
 def test_it_simulates_the_kv_policy_of_the_executor() -> None:
-    sharing, lru = beside_offline_work(pressed()), beside_offline_work(pressed(kv_policy="lru"))
+    sharing, lru = beside_offline_work(pressed()), beside_offline_work(pressed(strategy=Strategy()))
     assert sharing.offline_tokens_per_s > lru.offline_tokens_per_s, "nothing paused is computed again"
     no_host = beside_offline_work(pressed(num_host_slots=0))
     assert sharing.offline_tokens_per_s > no_host.offline_tokens_per_s, "what is overwritten comes back from the host"

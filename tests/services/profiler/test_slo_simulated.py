@@ -15,14 +15,13 @@ from loadgen.report.slo import parse_slo
 from loadgen.workload.backlog import OfflinePrompt
 from loadgen.workload.scaling import Scaling
 from loadgen.workload.traces import TraceRequest
-from services.profiler.simulation.setup import Machine, make_strategy
+from services.profiler.simulation.setup import Machine
 from services.profiler.simulation.simulation import Simulation
-from services.profiler.simulation.strategy import Strategy
 from services.profiler.simulation.workload import SimulatedWorkload
 from services.profiler.slo.simulated import SimulatedTrials
 from services.profiler.slo.trials import search_slos
 from shared.protocol.slo_profile import Knob
-from shared.scheduling.presets import PRESETS
+from shared.scheduling.strategy import Strategy
 
 DURATION_S = 20.0
 SEED = 3
@@ -38,16 +37,20 @@ def make_plan(**options: object) -> ReplayPlan:
 
 
 def make_trials(preset: str) -> SimulatedTrials:
-    strategy = Strategy(PRESETS[preset])
+    strategy = Strategy.of(preset)
     setup = MACHINE.setup(strategy, SEED)
-    return SimulatedTrials(SimulatedWorkload(make_plan(), setup), setup, strategy, DURATION_S, NoProgress())
+    return SimulatedTrials(SimulatedWorkload(make_plan(), setup), setup, DURATION_S, NoProgress())
 
 
 def simulate(knob: Knob, value: float, expr: str) -> Report:
     """A run of its own, as the simulate command makes it."""
-    budget = make_strategy("hygen", value, None) if knob is Knob.BUDGET_MS else make_strategy("hygen-star", None, value)
+    budget = (
+        Strategy.of("hygen", budget_ms=value)
+        if knob is Knob.BUDGET_MS
+        else Strategy.of("hygen-star", offline_qps=value)
+    )
     plan = make_plan(slos=[parse_slo(expr)], baseline=True, offline_only_share=0.05)
-    simulation = Simulation(plan, MACHINE.setup(budget, SEED), budget, "sim://test", NoProgress())
+    simulation = Simulation(plan, MACHINE.setup(budget, SEED), "sim://test", NoProgress())
     simulation.run()
     return simulation.report(partial=False)
 
@@ -95,9 +98,9 @@ def test_the_span_of_a_rate_ends_where_requests_no_longer_wait() -> None:
 
 
 def test_a_search_needs_both_kinds_of_work() -> None:
-    strategy = Strategy(PRESETS["hygen"])
+    strategy = Strategy()
     setup = MACHINE.setup(strategy, SEED)
     for missing in ("requests", "prompts"):
         workload = SimulatedWorkload(make_plan(**{missing: []}), setup)
         with pytest.raises(WorkloadError, match="give --online and --offline"):
-            SimulatedTrials(workload, setup, strategy, DURATION_S, NoProgress())
+            SimulatedTrials(workload, setup, DURATION_S, NoProgress())

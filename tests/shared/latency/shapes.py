@@ -8,27 +8,26 @@ from collections.abc import Iterable
 from services.predictor.window import Observation
 from shared.latency.features import BatchFeatures
 from shared.latency.linear import Coefficients, LinearLatencyModel
-from shared.protocol.messages import BatchShape
 
 TRUTH: Coefficients = (25.0, 0.8, 2e-3, 3e-4, 2e-8, 1.5, 1.2, 2e-4)
 DRIFTED: Coefficients = (40.0, 1.3, 2e-3, 3e-4, 2e-8, 1.5, 1.2, 2e-4)
 
 
-def make_shape(chunks: Iterable[tuple[int, int] | int] = (), contexts: Iterable[int] = ()) -> BatchShape:
+def make_shape(chunks: Iterable[tuple[int, int] | int] = (), contexts: Iterable[int] = ()) -> BatchFeatures:
     """``chunks``: tokens, or tokens and computed tokens, of each prefill; ``contexts``: KV that each decode reads."""
     features = BatchFeatures()
     for chunk in chunks:
         features.add_prefill(*(chunk if isinstance(chunk, tuple) else (chunk, 0)))
     for context_len in contexts:
         features.add_decode(context_len)
-    return BatchShape.of(features)
+    return features
 
 
-def predict(coefficients: Coefficients, shape: BatchShape) -> float:
-    return LinearLatencyModel(*coefficients).predict_ms(shape.features())
+def predict(coefficients: Coefficients, shape: BatchFeatures) -> float:
+    return LinearLatencyModel(*coefficients).predict_ms(shape)
 
 
-def varied_shapes(rng: random.Random, count: int) -> list[BatchShape]:
+def varied_shapes(rng: random.Random, count: int) -> list[BatchFeatures]:
     shapes = []
     for number in range(count):
         n_p = 0 if number % 3 == 0 else rng.randint(1, 4)
@@ -38,5 +37,7 @@ def varied_shapes(rng: random.Random, count: int) -> list[BatchShape]:
     return shapes
 
 
-def timed(shapes: list[BatchShape], rng: random.Random, noise: float, truth: Coefficients = TRUTH) -> list[Observation]:
+def timed(
+    shapes: list[BatchFeatures], rng: random.Random, noise: float, truth: Coefficients = TRUTH
+) -> list[Observation]:
     return [Observation(shape, predict(truth, shape) * rng.gauss(1.0, noise)) for shape in shapes]

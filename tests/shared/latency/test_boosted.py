@@ -26,7 +26,7 @@ def curves(draw: st.DrawFn) -> Curve:
 
 models = st.builds(BoostedLatencyModel, st.floats(0, 100), st.dictionaries(st.sampled_from(Sum), curves()))
 batches = st.builds(
-    lambda chunks, contexts: make_shape(chunks, contexts).features(),
+    lambda chunks, contexts: make_shape(chunks, contexts),
     st.lists(st.tuples(st.integers(1, 2048), st.integers(0, 8192)), max_size=4),
     st.lists(st.integers(1, 4096), max_size=40),
 )

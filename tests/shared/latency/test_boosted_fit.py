@@ -18,8 +18,8 @@ from services.predictor.fit import fit_best, mean_relative_error
 from services.predictor.window import Observation
 from services.profiler.simulation.setup import Machine
 from shared.latency.boosted import BoostedLatencyModel
+from shared.latency.features import BatchFeatures
 from shared.latency.roofline import RooflineLatencyModel
-from shared.protocol.messages import BatchShape
 from tests.shared.latency.shapes import make_shape, varied_shapes
 
 MEAN_DEVIATION = 0.798  # of a normal distribution, in sigmas
@@ -70,24 +70,24 @@ def test_outliers_are_left_out() -> None:
 def test_one_more_decode_always_costs_what_it_takes(num_decodes: int, context: int) -> None:
     """A staircase would say nothing for most and much for some."""
     model, truth = boosted("llama2-7b", 0.01), truth_of("llama2-7b")
-    batch = make_shape([300], [800] * num_decodes).features()
+    batch = make_shape([300], [800] * num_decodes)
     cost_ms, expected_ms = model.decode_cost_ms(batch, context), truth.decode_cost_ms(batch, context)
     assert cost_ms == pytest.approx(expected_ms, rel=0.2, abs=0.1)
 
 
 def test_a_chunk_grows_with_the_budget_as_it_should() -> None:
     model, truth = boosted("llama2-7b", 0.01), truth_of("llama2-7b")
-    batch = make_shape((), [1000] * 20).features()
+    batch = make_shape((), [1000] * 20)
     for budget_ms in (5.0, 10.0, 15.0, 20.0):
         expected = truth.max_prefill_tokens(batch, 500, budget_ms, 512)
         assert model.max_prefill_tokens(batch, 500, budget_ms, 512) == pytest.approx(expected, abs=16)
 
 
 @pytest.mark.parametrize("batch", [make_shape([1500]), make_shape((), [3000] * 60), make_shape([700] * 2, [2000] * 60)])
-def test_beyond_what_was_seen_the_trend_goes_on(batch: BatchShape) -> None:
+def test_beyond_what_was_seen_the_trend_goes_on(batch: BatchFeatures) -> None:
     """Nothing of the kind ran: chunks of at most 512 tokens, and half as much KV."""
-    predicted = boosted("llama2-7b", 0.01).predict_ms(batch.features())
-    assert predicted == pytest.approx(truth_of("llama2-7b").predict_ms(batch.features()), rel=0.15)
+    predicted = boosted("llama2-7b", 0.01).predict_ms(batch)
+    assert predicted == pytest.approx(truth_of("llama2-7b").predict_ms(batch), rel=0.15)
 
 
 def test_without_the_library_the_fit_is_linear(
@@ -124,15 +124,15 @@ def test_without_the_library_the_fit_is_linear(
 def test_any_samples_give_a_usable_model_or_none(observations: list[Observation]) -> None:
     fitted = fit_boosted(observations)
     if fitted is not None:  # a model refuses slopes that are negative or not finite
-        assert fitted.predict_ms(make_shape([10], [10]).features()) >= 0
+        assert fitted.predict_ms(make_shape([10], [10])) >= 0
 
 
 def test_one_kind_alone_or_few_shapes_give_none() -> None:
     rng, truth = random.Random(1), truth_of("llama2-7b")
     shapes = varied_shapes(rng, 300)
 
-    def timed(wanted: Callable[[BatchShape], bool]) -> list[Observation]:
-        return [Observation(s, truth.predict_ms(s.features())) for s in shapes if wanted(s)]
+    def timed(wanted: Callable[[BatchFeatures], bool]) -> list[Observation]:
+        return [Observation(s, truth.predict_ms(s)) for s in shapes if wanted(s)]
 
     assert fit_boosted(timed(lambda s: s.prefill_requests == 0)) is None
     assert fit_boosted(timed(lambda s: s.decode_requests == 0)) is None

@@ -45,9 +45,9 @@ def test_each_phase_has_its_line_and_none_where_it_is_not() -> None:
     pairs = 100 * 50 + 100 * 101 / 2 + 20 * 21 / 2
     prefills_ms = 8.0 + 0.6 * 120 + 2e-4 * pairs
     decodes_ms = 12.0 + 0.4 * 2 + 3e-3 * 70
-    assert TRUTH.predict_ms(both.features()) == pytest.approx(prefills_ms + decodes_ms)
-    assert TRUTH.predict_ms(make_shape([(100, 50), 20]).features()) == pytest.approx(prefills_ms)
-    assert TRUTH.predict_ms(make_shape((), [30, 40]).features()) == pytest.approx(decodes_ms)
+    assert TRUTH.predict_ms(both) == pytest.approx(prefills_ms + decodes_ms)
+    assert TRUTH.predict_ms(make_shape([(100, 50), 20])) == pytest.approx(prefills_ms)
+    assert TRUTH.predict_ms(make_shape((), [30, 40])) == pytest.approx(decodes_ms)
     assert TRUTH.predict_ms(BatchFeatures()) == 0.0
 
 
@@ -60,7 +60,7 @@ def test_a_bad_coefficient_is_refused_by_name(bad: float) -> None:
 def observe(count: int, noise: float) -> list[Observation]:
     rng = random.Random(1)
     shapes = varied_shapes(rng, count)
-    return [Observation(shape, TRUTH.predict_ms(shape.features()) * rng.gauss(1.0, noise)) for shape in shapes]
+    return [Observation(shape, TRUTH.predict_ms(shape) * rng.gauss(1.0, noise)) for shape in shapes]
 
 
 def test_a_fit_finds_the_lines_again() -> None:

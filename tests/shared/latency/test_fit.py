@@ -29,7 +29,7 @@ NO_LIMIT_US = 1e6
 def rooflined(rng: random.Random, count: int, noise: float) -> list[Observation]:
     """Varied shapes as a GPU would take them: weights are read once, so a batch's first tokens cost nothing more."""
     shapes = varied_shapes(rng, count)
-    return [Observation(s, ROOFLINE.predict_ms(s.features()) * rng.lognormvariate(0, noise)) for s in shapes]
+    return [Observation(s, ROOFLINE.predict_ms(s) * rng.lognormvariate(0, noise)) for s in shapes]
 
 
 def fit(observations: list[Observation]) -> Fit:

@@ -13,7 +13,6 @@ from services.predictor.linear_fit import fit_linear
 from services.predictor.window import Observation
 from shared.latency.features import BatchFeatures
 from shared.latency.linear import NUM_COEFFICIENTS, Coefficients
-from shared.protocol.messages import BatchShape
 from tests.shared.latency.shapes import DRIFTED, TRUTH, make_shape, predict, timed, varied_shapes
 
 
@@ -22,7 +21,7 @@ def test_known_coefficients_come_back_through_noise() -> None:
     fitted = fit_linear(timed(varied_shapes(rng, 600), rng, noise=0.03))
     assert fitted is not None
     for shape in varied_shapes(random.Random(2), 200):
-        assert fitted.predict_ms(shape.features()) == pytest.approx(predict(TRUTH, shape), rel=0.03)
+        assert fitted.predict_ms(shape) == pytest.approx(predict(TRUTH, shape), rel=0.03)
 
 
 def test_without_noise_the_coefficients_are_exact() -> None:
@@ -51,7 +50,7 @@ def test_rare_kinds_are_not_taken_for_outliers() -> None:
     fitted = fit_linear(timed(decodes + prefills, rng, noise=0.01))
     assert fitted is not None
     for shape in prefills:
-        assert fitted.predict_ms(shape.features()) == pytest.approx(predict(TRUTH, shape), rel=0.1)
+        assert fitted.predict_ms(shape) == pytest.approx(predict(TRUTH, shape), rel=0.1)
 
 
 def test_collinear_shapes_are_predicted_as_measured() -> None:
@@ -94,7 +93,7 @@ def test_fresh_samples_outweigh_stale_ones() -> None:
     assert mean_relative_error(unweighted, fresh) > 0.05
 
 
-batch_shapes = st.builds(BatchShape, *(st.integers(0, 5000) for _ in range(5))).filter(
+batch_shapes = st.builds(BatchFeatures, *(st.integers(0, 5000) for _ in range(5))).filter(
     lambda shape: shape.prefill_requests + shape.decode_requests > 0
 )
 priors = st.none() | st.tuples(*(st.floats(0, 100) for _ in range(NUM_COEFFICIENTS)))

@@ -18,7 +18,7 @@ MODELS = st.builds(
     RooflineLatencyModel.named, st.sampled_from(sorted(ARCHITECTURES)), st.sampled_from(sorted(DEVICES)), st.just(2)
 ) | st.just(RooflineLatencyModel.named("llama2-7b", "a100-40g"))
 FEATURES = st.builds(
-    lambda chunks, contexts: make_shape(chunks, contexts).features(),
+    lambda chunks, contexts: make_shape(chunks, contexts),
     st.lists(st.tuples(st.integers(1, 2048), st.integers(0, 8192)), max_size=4),
     st.lists(st.integers(2, 4096), max_size=64),
 )
@@ -94,11 +94,11 @@ def test_one_decode_reads_the_weights_and_a_long_prompt_computes(device: str) ->
     weight_bytes = ARCHITECTURES["llama2-7b"].parameters * 2
     assert model.predict_ms(BatchFeatures(0, 0, 100, 1)) > weight_bytes * 0.97 / figures.memory_bytes_per_s * 1e3
     flops = 2 * ARCHITECTURES["llama2-7b"].parameters * 4096 * 0.97
-    assert model.predict_ms(make_shape([4096]).features()) > flops / figures.half_flops_per_s * 1e3
+    assert model.predict_ms(make_shape([4096])) > flops / figures.half_flops_per_s * 1e3
 
 
 def test_more_gpus_take_less_time_but_not_half() -> None:
-    batch = make_shape([2048], [1000] * 40).features()
+    batch = make_shape([2048], [1000] * 40)
     alone, shared = (RooflineLatencyModel.named("yi-34b", "a100-80g", tp).predict_ms(batch) for tp in (1, 2))
     assert alone / 2 < shared < alone
     slow_link = replace(device_named("a100-80g"), link_bytes_per_s=10e9)

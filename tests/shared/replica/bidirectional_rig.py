@@ -5,14 +5,13 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from shared.protocol.messages import GenerateRequest, PlanEntry, StepPlan
+from shared.protocol.messages import ExecutorCounters, GenerateRequest, StepPlan
 from shared.protocol.sampling import SamplingParams
 from shared.replica.engine import Engine
 from shared.replica.replica import Replica
-from shared.replica.totals import Totals
-from shared.scheduling.batch import Limits, Policy
-from shared.scheduling.kv.policy import kv_policy_named
+from shared.scheduling.batch import Limits, Policy, ScheduledRequest
 from shared.scheduling.request import Kind
+from shared.scheduling.strategy import Strategy
 from tests.shared.scheduling.factories import MODEL
 
 MAX_TOKENS = 14
@@ -47,11 +46,11 @@ def undisturbed(engine: Engine, requests: list[GenerateRequest]) -> dict[str, li
 
 def disturbed(
     engine: Engine, requests: list[GenerateRequest], num_blocks: int, seed: int
-) -> tuple[dict[str, list[int]], Totals]:
+) -> tuple[dict[str, list[int]], ExecutorCounters]:
     """Outputs of all together on so few blocks that offline requests give way again and again."""
     rng = random.Random(seed)
     limits = Limits(engine.spec.block_size, num_blocks, 64, 32)
-    replica = Replica(limits, engine.spec, None, kv_policy=kv_policy_named("bidirectional"))
+    replica = Replica(limits, engine.spec, None, strategy=Strategy(kv_sharing="bidirectional"))
     waiting = sorted(requests, key=lambda request: request.kind)
     outputs: dict[str, list[int]] = {}
     while waiting or replica.has_work:
@@ -72,6 +71,6 @@ def _run(replica: Replica, engine: Engine, plan: StepPlan | None = None) -> None
 def _random_plan(replica: Replica, rng: random.Random) -> StepPlan:
     """Some of what is held, in chunks of any length; some give way."""
     held = list(replica.table)
-    entries = [PlanEntry(r.request_id, r.kind, rng.randint(1, 40)) for r in held if rng.random() < 0.7]
+    entries = [ScheduledRequest(r.request_id, r.kind, rng.randint(1, 40)) for r in held if rng.random() < 0.7]
     lost = [r.request_id for r in held if r.kind is Kind.OFFLINE and rng.random() < 0.15]
     return StepPlan("executor-0", "epoch", 0, entries, [], lost, 0.0)

@@ -6,7 +6,6 @@ import gc
 import random
 from collections.abc import Callable
 
-import msgspec
 import pytest
 
 from services.executor.engines.sim import SimEngine
@@ -18,7 +17,6 @@ from shared.protocol.codec import decode, encode
 from shared.protocol.messages import (
     AbortRequests,
     EndedRequest,
-    ExecutorInfo,
     GenerateRequest,
     OfflineLength,
     OfflineRequest,
@@ -27,19 +25,18 @@ from shared.protocol.messages import (
     StepStarted,
 )
 from shared.protocol.sampling import FinishReason, SamplingParams
-from shared.replica.engine import EngineSpec
 from shared.replica.offline_pool import SUSPECT_FAILURES, OfflinePool
 from shared.replica.replica import Replica, ended_request
 from shared.replica.scheduler import AsyncScheduler
-from shared.scheduling.batch import Limits, Policy
-from shared.scheduling.orders.offline import OFFLINE_ORDERS, make_offline_order
-from shared.scheduling.orders.offline_rate import OfflineRate
-from shared.scheduling.orders.online import online_order_named
+from shared.scheduling.batch import Policy
+from shared.scheduling.orders.offline import OFFLINE_ORDERS, OfflineOrderKnobs, make_offline_order
 from shared.scheduling.request import Kind
+from shared.scheduling.strategy import Strategy
 from shared.text.tokenizer import Tokenizer
+from tests.shared.replica.factories import make_info
 
 MODEL = LinearLatencyModel(5.0, 0.1, 0.001, 0.0, 0.0, 0.1, 0.5)
-INFO = ExecutorInfo("executor-0", "epoch-1", 1, "m", "sim", "none", "key", 512, 16, 48, 32, 64, [2])
+INFO = make_info()
 
 
 def make_offline(number: int, prompt: int = 30, max_tokens: int = 10, first: int = 0) -> OfflineRequest:
@@ -50,7 +47,9 @@ def make_offline(number: int, prompt: int = 30, max_tokens: int = 10, first: int
 
 
 def make_pool(order: str, discarded: list[str], utility_ratio: float = 0.5) -> OfflinePool:
-    made = make_offline_order(order, utility_ratio, iter(random.Random(7).random, None))
+    made = make_offline_order(
+        order, OfflineOrderKnobs(utility_ratio=utility_ratio), iter(random.Random(7).random, None)
+    )
     return OfflinePool(made, lambda: None, lambda _, ids: discarded.extend(ids))
 
 
@@ -62,17 +61,15 @@ class Peer:
         tokenizer: Tokenizer,
         order: str,
         policy: Policy,
-        rate: OfflineRate | None = None,
-        online_order: str = "fcfs",
+        strategy: Strategy | None = None,
     ) -> None:
-        spec = EngineSpec("m", "sim", "none", "float16", 512, 49152, 16, 48, (2,))
+        info = make_info(strategy)
         self.policy = policy
-        self.replica = Replica(Limits(16, 48, 64, 32), spec, tokenizer, online_order_named(online_order))
-        self.engine = SimEngine(spec, LinearLatencyModel(0, 0, 0, 0, 0, 0, 0), 30.0)
+        self.replica = Replica(info.limits(), info.spec, tokenizer, info.strategy)
+        self.engine = SimEngine(info.spec, LinearLatencyModel(0, 0, 0, 0, 0, 0, 0), 30.0)
         self.discarded: list[str] = []
         self.pool = make_pool(order, self.discarded)
-        info = msgspec.structs.replace(INFO, online_order=online_order)
-        self.scheduler = AsyncScheduler(info, self.pool, self.tuning, SystemClock(), rate)
+        self.scheduler = AsyncScheduler(info, self.pool, self.tuning, SystemClock())
         self.plan: StepPlan | None = None
         self.step = 0
         self.planned_steps = 0
@@ -333,7 +330,7 @@ def test_without_a_budget_no_offline_work_is_planned(make_peer: MakePeer) -> Non
 
 
 def test_at_a_fixed_rate_one_enters_at_a_time(tokenizer: Tokenizer) -> None:
-    peer = Peer(tokenizer, "fcfs", Policy(200.0), OfflineRate(1e-6))
+    peer = Peer(tokenizer, "fcfs", Policy(200.0), Strategy.of("hygen-star", offline_qps=1e-6))
     peer.pool.add([make_offline(n) for n in range(3)])
     peer.say(idle=True)
     while peer.run_step():
@@ -359,7 +356,7 @@ def test_plans_are_not_interrupted_by_walks_over_all_that_waits(make_peer: MakeP
 
 
 def test_a_plan_lets_clients_take_turns(tokenizer: Tokenizer) -> None:
-    peer = Peer(tokenizer, "fcfs", Policy(40.0), online_order="vtc")
+    peer = Peer(tokenizer, "fcfs", Policy(40.0), Strategy(online_order="vtc"))
     flood = [f"flood-{n}" for n in range(12)]
     for request_id in flood:
         peer.arrive(GenerateRequest(request_id, Kind.ONLINE, [5] * 40, SamplingParams(10), 0.0, "g", client_id="flood"))

@@ -9,13 +9,12 @@ import pytest
 from services.executor.measure import ScratchBatch
 from shared.errors import EngineError
 from shared.latency.linear import LinearLatencyModel
-from shared.protocol.messages import GenerateRequest, MeasureShape, PlanEntry, PrefillChunk, StepPlan
+from shared.protocol.messages import EngineSpec, GenerateRequest, MeasureShape, PrefillChunk, StepPlan
 from shared.protocol.sampling import FinishReason, SamplingParams
-from shared.replica.engine import EngineSpec
 from shared.replica.replica import Replica
-from shared.scheduling.batch import Limits, Policy
-from shared.scheduling.kv.policy import kv_policy_named
+from shared.scheduling.batch import Limits, Policy, ScheduledRequest
 from shared.scheduling.request import Kind
+from shared.scheduling.strategy import Strategy
 from tests.services.executor.engines.slot_engine import SlotEngine
 
 MODEL = LinearLatencyModel(5.0, 0.1, 0.001, 0.0, 0.0, 0.1, 0.5)
@@ -27,7 +26,7 @@ def make_replica(
     num_blocks: int, num_host_slots: int = 1000, tokens: int = 64, fail: float = 0.0, seed: int = 0
 ) -> tuple[Replica, SlotEngine]:
     spec = EngineSpec("m", "sim", "none", "float16", 512, 49152, 16, num_blocks, (2,), num_host_slots=num_host_slots)
-    replica = Replica(Limits(16, num_blocks, tokens, 32), spec, None, kv_policy=kv_policy_named("bidirectional"))
+    replica = Replica(Limits(16, num_blocks, tokens, 32), spec, None, strategy=Strategy(kv_sharing="bidirectional"))
     return replica, SlotEngine(spec, fail=fail, seed=seed)
 
 
@@ -73,7 +72,7 @@ def random_plan(replica: Replica, rng: random.Random) -> StepPlan:
     """Any subset in any order, with wrong lengths, and any preemptions."""
     held = list(replica.table)
     rng.shuffle(held)
-    entries = [PlanEntry(r.request_id, r.kind, rng.randint(1, 80)) for r in held[: rng.randint(0, len(held))]]
+    entries = [ScheduledRequest(r.request_id, r.kind, rng.randint(1, 80)) for r in held[: rng.randint(0, len(held))]]
     lost = [r.request_id for r in held if rng.random() < 0.1]
     return StepPlan("executor-0", "epoch", 0, entries, [], lost, 0.0)
 

@@ -11,13 +11,13 @@ from services.executor.engines.sim import SimEngine
 from services.executor.measure import ScratchBatch
 from shared.errors import EngineError
 from shared.latency.linear import LinearLatencyModel
-from shared.protocol.messages import GenerateRequest, MeasureShape, PlanEntry, PrefillChunk, StepPlan
+from shared.protocol.messages import EngineSpec, GenerateRequest, MeasureShape, PrefillChunk, StepPlan
 from shared.protocol.sampling import FinishReason, SamplingParams
-from shared.replica.engine import EngineSpec, StepBatch, StepResult
+from shared.replica.engine import StepBatch, StepResult
 from shared.replica.replica import Replica
-from shared.scheduling.batch import Limits, Policy
-from shared.scheduling.kv.policy import LRU, kv_policy_named
+from shared.scheduling.batch import Limits, Policy, ScheduledRequest
 from shared.scheduling.request import Kind
+from shared.scheduling.strategy import Strategy
 from shared.text.tokenizer import Tokenizer
 
 NO_TIME = LinearLatencyModel(0, 0, 0, 0, 0, 0, 0)
@@ -141,8 +141,8 @@ def _random_plan(replica: Replica, rng: random.Random) -> StepPlan:
     """Any subset in any order, with wrong lengths and strangers, and any preemptions."""
     held = list(replica.table)
     rng.shuffle(held)
-    entries = [PlanEntry(r.request_id, r.kind, rng.randint(1, 80)) for r in held[: rng.randint(0, len(held))]]
-    entries.append(PlanEntry("stranger", Kind.OFFLINE, 3))
+    entries = [ScheduledRequest(r.request_id, r.kind, rng.randint(1, 80)) for r in held[: rng.randint(0, len(held))]]
+    entries.append(ScheduledRequest("stranger", Kind.OFFLINE, 3))
     lost = [r.request_id for r in held if rng.random() < 0.1]
     return StepPlan("executor-0", "epoch", 0, entries, [], [*lost, "stranger"], 0.0)
 
@@ -260,16 +260,16 @@ def test_scratch_batches_leave_nothing_behind(tokenizer: Tokenizer) -> None:
 def test_where_offline_requests_keep_what_they_hold_online_ones_wait_for_it(tokenizer: Tokenizer) -> None:
     requests = [make_request("off", 100, 20, Kind.OFFLINE, ignore_eos=True), make_request("on", 60, 5)]
     preemptions = {}
-    for kv_policy in (LRU, kv_policy_named("keep-resident")):
+    for kv_sharing in ("recompute", "keep-resident"):
         spec = make_spec(8)
-        replica = Replica(Limits(16, 8, 128, 32), spec, tokenizer, kv_policy=kv_policy)
+        replica = Replica(Limits(16, 8, 128, 32), spec, tokenizer, strategy=Strategy(kv_sharing=kv_sharing))
         engine = SimEngine(spec, NO_TIME, 30.0)
         replica.submit(requests[0])
         run(replica, engine)
         replica.submit(requests[1])
         assert drain(replica, engine) == {request.request_id: alone(tokenizer, request) for request in requests}
-        preemptions[kv_policy.name] = replica.totals.preemptions
-    assert preemptions == {"lru": 1, "keep-resident": 0}
+        preemptions[kv_sharing] = replica.totals.preemptions
+    assert preemptions == {"recompute": 1, "keep-resident": 0}
 
 
 def test_offline_requests_keep_their_order_when_they_lose_their_kv(tokenizer: Tokenizer) -> None:

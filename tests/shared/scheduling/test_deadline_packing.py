@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import replace
 
 import pytest
@@ -75,7 +76,7 @@ def test_the_same_state_gives_the_same_schedule_and_stays_as_it_was(
     offline = [make_decode(kind=Kind.OFFLINE, context=context) for context in contexts]
     queue = [make_request(kind=Kind.OFFLINE, prompt=prompt) for prompt in prompts]
     state = make_state(make_timed_table([*online, *offline]), pace=replace(PACE, batch_size=size))
-    before = [replace(request) for request in (*state.table, *queue)]
+    before = [copy(request) for request in (*state.table, *queue)]
     first = pack(state, queue)
     assert pack(state, queue) == first
     assert [*state.table, *queue] == before

@@ -16,13 +16,14 @@ from shared.scheduling.orders.offline import (
     OFFLINE_ORDERS,
     FcfsOrder,
     OfflineOrder,
+    OfflineOrderKnobs,
     PsmFairOrder,
     PsmOrder,
     make_offline_order,
 )
 from shared.scheduling.orders.packed_prompt import TOKEN_BYTES, pack_tokens, unpack_tokens
 from shared.scheduling.orders.prefix_trie import PrefixTrie
-from shared.scheduling.presets import PRESETS
+from shared.scheduling.strategy import PRESETS
 from tests.shared.scheduling.naive_orders import NaiveOrder, make_waiting, numbered
 
 PROMPTS = st.lists(st.integers(0, 2), max_size=12)
@@ -229,7 +230,7 @@ def test_a_stale_request_that_does_not_fit_yet_is_not_passed_over() -> None:
 
 @pytest.mark.parametrize("name", OFFLINE_ORDERS)
 def test_an_id_waits_once(name: str) -> None:
-    order = make_offline_order(name, 0.5, iter(random.Random(0).random, None))
+    order = make_offline_order(name, OfflineOrderKnobs(utility_ratio=0.5), iter(random.Random(0).random, None))
     order.add(make_waiting("a", 1), pack_tokens([1]))
     with pytest.raises(ValueError, match="request a is here already"):
         order.add(make_waiting("a", 2), pack_tokens([1, 2]))
@@ -245,17 +246,17 @@ def test_presets_name_orders_that_exist() -> None:
     assert {name: PRESETS[name].offline_order for name in ("hygen", "sarathi++", "online-only")} == {
         "hygen": "psm-fair",
         "sarathi++": "fcfs",
-        "online-only": "fcfs",
+        "online-only": "none",
     }
 
 
 def test_bad_input_says_what_to_write() -> None:
     numbers = iter(random.Random(0).random, None)
     with pytest.raises(ValueError, match="unknown offline order 'lifo'; known: fcfs, psm, psm-fair"):
-        make_offline_order("lifo", 0.5, numbers)
+        make_offline_order("lifo", OfflineOrderKnobs(), numbers)
     for ratio in (-0.1, 1.1, float("nan")):
         with pytest.raises(ValueError, match=f"utility_ratio must be from 0 to 1, not {ratio}"):
-            make_offline_order("psm-fair", ratio, numbers)
+            make_offline_order("psm-fair", OfflineOrderKnobs(utility_ratio=ratio), numbers)
     with pytest.raises(ValueError, match="block_size must be at least 1, not 0"):
         PrefixTrie(0)
 
@@ -270,7 +271,7 @@ def test_packing_loses_nothing(token_ids: list[int]) -> None:
 def test_executors_share_the_work_and_no_group_is_torn_while_another_is_whole(name: str) -> None:
     """Eight groups of ten requests; at each turn an executor takes as many as its slack allows."""
     rng = random.Random(5)
-    order = make_offline_order(name, 1.0, iter(rng.random, None))
+    order = make_offline_order(name, OfflineOrderKnobs(utility_ratio=1.0), iter(rng.random, None))
     group_of: dict[str, int] = {}
     for number in range(80):
         request_id, group = f"batch_1.{number}", rng.randrange(8)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from shared.scheduling.orders.offline_rate import OfflineRate
-from shared.scheduling.presets import PRESETS
 from shared.scheduling.request import Kind, Request
+from shared.scheduling.strategy import PRESETS, Strategy
 
 QUEUE = [Request(f"r{number}", Kind.OFFLINE, 10, 20) for number in range(8)]
 
@@ -40,10 +40,10 @@ def test_an_infinite_rate_holds_nobody_back() -> None:
 
 
 def test_a_rate_is_for_the_preset_that_uses_it() -> None:
-    assert PRESETS["hygen-star"].offline_rate(3.0).qps == 3.0
+    assert Strategy.of("hygen-star", offline_qps=3.0).make_offline_rate().qps == 3.0
     with pytest.raises(ValueError, match="give --offline-qps"):
-        PRESETS["hygen-star"].offline_rate(None)
+        PRESETS["hygen-star"].make_offline_rate()
     with pytest.raises(ValueError, match="leave --offline-qps out"):
-        PRESETS["hygen"].offline_rate(3.0)
+        Strategy.of("hygen", offline_qps=3.0)
     with pytest.raises(ValueError, match="must be above 0"):
-        PRESETS["hygen-star"].offline_rate(0.0)
+        OfflineRate(0.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from copy import copy
 
 import pytest
 from hypothesis import example, given
@@ -13,11 +14,13 @@ from shared.scheduling.orders.online import (
     MIN_CLIENTS_TO_PRUNE,
     Fcfs,
     OnlineOrder,
+    OnlineOrderKnobs,
     Vtc,
-    online_order_named,
+    make_online_order,
 )
 from shared.scheduling.planning.mirror import ExecutorMirror
 from shared.scheduling.request import Kind, Request
+from shared.scheduling.strategy import Strategy
 from shared.scheduling.table import RequestTable
 from tests.shared.scheduling.factories import LIMITS, UNBOUNDED, make_decode, make_request, make_table, plan, tokens
 
@@ -31,7 +34,7 @@ class Site:
         self.limits = limits
         self.weights = weights or {}
         self.table = RequestTable(order)
-        self.mirror = ExecutorMirror(limits, type(order)())
+        self.mirror = ExecutorMirror(limits, Strategy(online_order="vtc" if isinstance(order, Vtc) else "fcfs"))
         self.ended: list[str] = []
         self._num_arrived = 0
 
@@ -95,7 +98,7 @@ class Site:
 
 
 def copy_of(request: Request) -> Request:
-    return Request(*(getattr(request, name) for name in Request.__slots__))
+    return copy(request)
 
 
 def count(order: OnlineOrder, client: str) -> float:
@@ -295,7 +298,7 @@ def test_offline_load_never_changes_the_online_order(
 
 
 def test_the_executors_counters_replace_the_mirrors() -> None:
-    mirror = ExecutorMirror(LIMITS, Vtc())
+    mirror = ExecutorMirror(LIMITS, Strategy(online_order="vtc"))
     mirror.arrive(make_request("mine", client="a"))
     told = Vtc()
     table = make_table(make_request("x", client="b"), make_request("y", client="c"), order=told)
@@ -322,11 +325,11 @@ def test_clients_that_would_be_lifted_anyway_are_forgotten() -> None:
 
 
 def test_names_and_weights() -> None:
-    assert isinstance(online_order_named("fcfs"), Fcfs)
-    assert isinstance(online_order_named("vtc", 0.5, 3.0), Vtc)
+    assert isinstance(make_online_order("fcfs"), Fcfs)
+    assert isinstance(make_online_order("vtc", OnlineOrderKnobs(vtc_weight_input=0.5, vtc_weight_output=3.0)), Vtc)
     with pytest.raises(ValueError, match="unknown online order 'lifo'; known: fcfs, vtc"):
-        online_order_named("lifo")
+        make_online_order("lifo")
     with pytest.raises(ValueError, match="weights must not be negative, nor both 0: -1, 2"):
-        online_order_named("vtc", -1.0)
+        make_online_order("vtc", OnlineOrderKnobs(vtc_weight_input=-1.0))
     with pytest.raises(ValueError, match="nor both 0"):
         Vtc(0.0, 0.0)

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from shared.scheduling.batch import Limits, Schedule
 from shared.scheduling.packing.packing import StepState
 from shared.scheduling.packing.packings import PACKINGS, packing_named
-from shared.scheduling.presets import PRESETS, preset_named
 from shared.scheduling.request import Kind, Request
+from shared.scheduling.strategy import PRESETS, Strategy, preset_named
 from shared.scheduling.table import RequestTable
 from tests.shared.scheduling.deadlines import PACE, held_online, make_state, make_timed_table
 from tests.shared.scheduling.factories import make_decode, make_request, tokens
@@ -167,8 +167,8 @@ def test_names_are_checked() -> None:
     with pytest.raises(ValueError, match="two-phase, deadline, fcfs, round-robin"):
         packing_named("lifo")
     with pytest.raises(ValueError, match="leave --online-order vtc out"):
-        preset_named("bros").require_online_order("vtc")
-    assert preset_named("hygen").require_online_order("vtc") == "vtc"
+        Strategy.of("bros", online_order="vtc")
+    assert Strategy.of("hygen", online_order="vtc").online_order == "vtc"
 
 
 def test_offline_work_waits_for_a_model_to_keep_deadlines_with() -> None:

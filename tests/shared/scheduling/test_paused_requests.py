@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from shared.scheduling.batch import Limits, Policy, ScheduledRequest
-from shared.scheduling.kv.policy import kv_policy_named
 from shared.scheduling.planning.mirror import ExecutorMirror
 from shared.scheduling.request import Kind, Request
+from shared.scheduling.strategy import Strategy
 from tests.shared.scheduling.factories import (
     MODEL,
     TWO_PHASE,
@@ -67,7 +67,7 @@ def test_a_plan_that_brings_back_a_paused_request_is_cut_where_online_requests_c
 
 
 def test_the_mirror_pauses_and_brings_back() -> None:
-    mirror = ExecutorMirror(LIMITS, kv_policy=kv_policy_named("bidirectional"))
+    mirror = ExecutorMirror(LIMITS, Strategy(kv_sharing="bidirectional"))
     offline, online = make_decode("off", Kind.OFFLINE, 100), make_decode("on", context=100)
     mirror.observe([online, offline], [], 6)
     mirror.preempt(["off", "on"])

@@ -56,7 +56,7 @@ def test_the_choice_is_the_fastest_answer_in_whatever_order_executors_are_named(
 @given(works, works, st.integers(1, 3000))
 def test_more_work_is_never_answered_sooner(work: BatchFeatures, more: BatchFeatures, num_tokens: int) -> None:
     prompt = make_prompt(num_tokens)
-    both = BatchFeatures(*(getattr(work, name) + getattr(more, name) for name in work.__slots__))
+    both = BatchFeatures(*(getattr(work, name) + getattr(more, name) for name in work.__struct_fields__))
     before = make_target(work=work).answer_ms(prompt, MODEL, OUTPUT_TOKENS)
     assert make_target(work=both).answer_ms(prompt, MODEL, OUTPUT_TOKENS) >= before * (1 - 1e-9)
 

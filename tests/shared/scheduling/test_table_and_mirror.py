@@ -6,8 +6,8 @@ import pytest
 
 from shared.scheduling.batch import Policy, ScheduledRequest
 from shared.scheduling.planning.mirror import ARRIVAL_GRACE_STEPS, ExecutorMirror
-from shared.scheduling.presets import preset_named
 from shared.scheduling.request import Kind
+from shared.scheduling.strategy import preset_named
 from tests.shared.scheduling.factories import LIMITS, MODEL, UNBOUNDED, make_decode, make_request, make_table
 
 

@@ -35,7 +35,8 @@ from services.executor.engines.torch.model import Forward, LoadedModel
 from services.executor.engines.torch.sampler import sample
 from services.executor.engines.torch.warm_up import warm_up_batches
 from shared.errors import ConfigError, EngineError
-from shared.replica.engine import EngineSpec, SampledTokens, Sequence, StepBatch, StepResult
+from shared.protocol.messages import EngineSpec
+from shared.replica.engine import SampledTokens, Sequence, StepBatch, StepResult
 from shared.text.model_folder import ModelFacts
 
 logger = logging.getLogger(__name__)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from shared.protocol.messages import EngineSpec
 from shared.protocol.sampling import SamplingParams
-from shared.replica.engine import EngineSpec, Sequence, StepBatch
+from shared.replica.engine import Sequence, StepBatch
 
 LONG_CONTEXT = 2048  # enough that one sequence alone is split over the SMs of any GPU
 GREEDY = SamplingParams(max_tokens=1, temperature=0.0)

@@ -173,7 +173,7 @@ def _check_degrees(path: Path, options: VllmOptions, device: str) -> None:
     if options.has_directions:
         raise ConfigError(
             "Slackwater's attention in vLLM runs in one process: leave tensor_parallel and pipeline_depth at 1, or set "
-            "kv_policy to lru and vllm_attention to auto"
+            "kv_sharing to recompute and vllm_attention to auto"
         )
     num_devices, of_them = (torch.cuda.device_count(), "GPUs") if device == "cuda" else (cpu_count(), "cores")
     if options.num_workers > num_devices:

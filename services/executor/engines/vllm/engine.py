@@ -22,7 +22,8 @@ from services.executor.engines.vllm.core import VllmOptions, make_core, shut_dow
 from services.executor.engines.vllm.steps import StepsInFlight
 from services.executor.engines.vllm.workers import prepare_worker
 from shared.errors import EngineError, EngineLostError
-from shared.replica.engine import EngineSpec, StepBatch, StepResult
+from shared.protocol.messages import EngineSpec
+from shared.replica.engine import StepBatch, StepResult
 from shared.text.model_folder import ModelFacts
 
 logger = logging.getLogger(__name__)

@@ -9,9 +9,9 @@ import typer
 
 from services.local.commands.batch import batches
 from services.local.commands.batch.batches import ENDPOINTS
-from services.local.commands.parameters import JsonOption, one_of, show
+from services.local.commands.parameters import JsonOption, show
 from services.local.commands.server import ServerOptions
-from shared.settings.expanded_command import with_option_groups
+from shared.settings.command_options import one_of, with_option_groups
 
 OutputOption = Annotated[
     Path | None, typer.Option(dir_okay=False, help="Write the results here, failed lines to NAME.errors.jsonl.")

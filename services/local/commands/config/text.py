@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from services.local.stack.catalogue import SERVICES, tables
-from shared.settings.config_file import FILE_NAME, STACK
+from services.local.stack.catalogue import SERVICES, STRATEGY, tables
+from shared.scheduling.strategy import Strategy
+from shared.settings.config_file import FILE_NAME
 from shared.settings.setting import Setting
 
 WIDTH = 100
@@ -40,14 +41,15 @@ def reference() -> Iterator[str]:
         yield f"### [{name}]\n\n{about(name)}\n"
         yield "| setting | default | values | meaning |\n| --- | --- | --- | --- |"
         for setting in settings:
-            cells = (f"`{setting.name}`", f"`{toml_value(setting.default)}`", values_text(setting), setting.description)
+            cells = (f"`{setting.name}`", default_cell(setting), values_text(setting), setting.description)
             yield f"| {' | '.join(cells)} |"
         yield ""
 
 
 def about(table: str) -> str:
     """What a table's settings are of."""
-    text = STACK_ABOUT if table == STACK else (SERVICES[table].__doc__ or "")
+    of = Strategy if table == STRATEGY else SERVICES.get(table)
+    text = STACK_ABOUT if of is None else (of.__doc__ or "")
     return " ".join(text.split())
 
 
@@ -62,6 +64,11 @@ def values_text(setting: Setting) -> str:
         setting.type.__name__, "list of texts" if setting.is_list else "text"
     )
     return ", ".join([kind, *words])
+
+
+def default_cell(setting: Setting) -> str:
+    """In the reference."""
+    return setting.default_text if setting.is_by_base else f"`{toml_value(setting.default)}`"
 
 
 def toml_value(value: Any) -> str:

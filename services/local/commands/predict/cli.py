@@ -11,7 +11,7 @@ from services.local.commands.parameters import BusOptions, JsonOption, show
 from services.local.commands.predict.ask import ask, list_models, parse_decodes, parse_prefills
 from services.local.commands.predict.table import print_models, print_prediction
 from shared.protocol.prediction import PredictBatch
-from shared.settings.expanded_command import with_option_groups
+from shared.settings.command_options import with_option_groups
 
 
 @with_option_groups

@@ -14,13 +14,14 @@ from services.local.commands.parameters import BusOptions
 from services.local.commands.profile.live import profile_live
 from services.local.commands.profile.slo_profiles import newest_profiles, profile_now
 from services.local.commands.server import UrlOption, server_url
-from services.profiler.simulation.options import MachineOptions, ModelNameOption, StrategyOptions
+from services.profiler.simulation.options import ClientsOption, MachineOptions, ModelNameOption
 from services.profiler.simulation.setup import LIVE
 from services.profiler.slo.options import SearchOptions
 from services.profiler.slo.simulated_cli import profile_simulated
 from services.profiler.slo.table import print_profile
 from shared.protocol.slo_profile import SloProfileRecord
-from shared.settings.expanded_command import with_option_groups
+from shared.scheduling.strategy import Strategy
+from shared.settings.command_options import with_option_groups
 
 EXIT_NOTHING_FOUND = 3
 DURATION_S, LIVE_DURATION_S = 600.0, 120.0
@@ -36,10 +37,11 @@ NowOption = Annotated[bool, typer.Option("--now", help="Ask the stack's profiler
 def profile(
     workload: WorkloadOptions,
     machine: MachineOptions,
-    strategy: StrategyOptions,
+    strategy: Strategy,
     searching: SearchOptions,
     stack: BusOptions,
     model: ModelNameOption = LIVE.sim_model,
+    clients: ClientsOption = 1,
     duration: DurationOption = None,
     live: LiveOption = False,
     now: NowOption = False,
@@ -60,7 +62,7 @@ def profile(
             records = [record]
         elif workload.online or workload.offline:
             record, stopped_by = profile_simulated(
-                workload, machine, strategy, searching, model, duration or DURATION_S, console
+                workload, machine, strategy, clients, searching, model, duration or DURATION_S, console
             )
             records = [record]
         elif now:

@@ -28,7 +28,6 @@ from shared.protocol import subjects
 from shared.protocol.latency_models import LatencyModelRecord
 from shared.protocol.messages import ExecutorInfo
 from shared.protocol.slo_profile import Knob, SloProfileRecord, slo_profile_key
-from shared.scheduling.presets import PRESETS
 
 REQUEST_TIMEOUT_S = 600.0
 PING_S = 1.0
@@ -44,8 +43,10 @@ async def profile_live(
     cannot be used."""
     search = SloSearch(searching.slos(), Knob.BUDGET_MS, searching.precision)
     async with stack.bus(ASKER) as bus:
-        await _require_budget(bus)
+        await _require_queue(bus)
         info = await _executor(bus)
+        if not info.strategy.uses_latency_budget:
+            raise StackError(f"the stack runs preset {info.strategy.preset}, which has no latency budget")
         raise_file_limit()
         async with OpenAIClient(url, REQUEST_TIMEOUT_S, client_key(os.environ)) as client:
             with trial_progress_on(console, is_shown(searching.progress)) as progress:
@@ -68,13 +69,9 @@ async def _record(
     return record
 
 
-async def _require_budget(bus: Bus) -> None:
-    queue = (await ping_all(bus, PING_S)).get(OFFLINE_QUEUE)
-    if queue is None:
+async def _require_queue(bus: Bus) -> None:
+    if OFFLINE_QUEUE not in await ping_all(bus, PING_S):
         raise StackError("no offline-queue answers: without one there is no offline work to find room for")
-    preset = PRESETS.get(str(queue.details.get("preset")))
-    if preset is not None and not preset.uses_latency_budget:
-        raise StackError(f"the stack runs preset {preset.name}, which has no latency budget")
 
 
 async def _executor(bus: Bus) -> ExecutorInfo:

@@ -13,7 +13,7 @@ from services.local.commands.parameters import BusOptions, JsonOption, show
 from services.local.commands.status.status import read_status
 from services.local.commands.status.status_table import print_status
 from services.local.commands.status.top import run_top
-from shared.settings.expanded_command import with_option_groups
+from shared.settings.command_options import with_option_groups
 
 
 @with_option_groups

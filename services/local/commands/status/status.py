@@ -68,7 +68,7 @@ async def read_status(options: BusOptions) -> Status:
     return Status(
         url=stack.http_url if stack else None,
         nats=url,
-        model=stack.model if stack else next((beat.info.model for beat in executors), None),
+        model=stack.model if stack else next((beat.info.spec.model for beat in executors), None),
         ready=stack.ready if stack else None,
         processes=processes,
         executors=executors,

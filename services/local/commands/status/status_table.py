@@ -12,7 +12,6 @@ from shared.process.service import Details
 from shared.protocol.messages import Heartbeat
 from shared.protocol.slo_profile import SloVerdict
 from shared.protocol.slo_status import SloStatus
-from shared.scheduling.kv.policy import KV_POLICIES
 
 
 def print_status(status: Status) -> None:
@@ -45,14 +44,14 @@ def _process_table(processes: list[ProcessStatus]) -> Table:
 def _describe(beat: Heartbeat) -> str:
     info, counters = beat.info, beat.counters
     return (
-        f"{info.executor_id}  {info.engine} on {info.device}{draining_text(beat)}\n"
+        f"{info.executor_id}  {info.spec.engine} on {info.spec.device}{draining_text(beat)}\n"
         f"  online   {beat.online_running} running, {beat.online_waiting} waiting, "
         f"{counters.finished_online} finished, {counters.online_tokens} tokens\n"
         f"  offline  {beat.offline_running} running, {beat.offline_waiting} waiting, "
         f"{counters.finished_offline} finished, {counters.offline_tokens} tokens\n"
         f"  steps    {counters.steps}: {counters.steps_planned} planned, {counters.steps_local} local, "
         f"{counters.steps_idle} from idle\n"
-        f"  blocks   {beat.num_free_blocks} of {info.num_blocks} free{_describe_sharing(beat)}"
+        f"  blocks   {beat.num_free_blocks} of {info.spec.num_blocks} free{_describe_sharing(beat)}"
     )
 
 
@@ -63,8 +62,7 @@ def draining_text(beat: Heartbeat) -> str:
 
 def _describe_sharing(beat: Heartbeat) -> str:
     counters = beat.counters
-    kv_policy = KV_POLICIES.get(beat.info.kv_policy)
-    if kv_policy is None or not kv_policy.shares_blocks:
+    if beat.info.strategy.kv_sharing != "bidirectional":
         return ""
     return (
         f", {counters.pauses} times an offline request was paused, {counters.checkpointed_slots} slots to the host, "

@@ -61,7 +61,7 @@ def _executor_table(executors: Sequence[ExecutorView]) -> Table:
         over = executor.budget_ms is not None and (executor.step_ms.mean_ms() or 0.0) > executor.budget_ms
         table.add_row(
             info.executor_id + draining_text(beat),
-            info.engine,
+            info.spec.engine,
             *(str(each) for each in (beat.online_running, beat.online_waiting)),
             *(str(each) for each in (beat.offline_running, beat.offline_waiting)),
             Text(_figure(executor.step_ms.mean_ms(), ".1f"), style="red" if over else ""),
@@ -71,7 +71,7 @@ def _executor_table(executors: Sequence[ExecutorView]) -> Table:
             _figure(executor.busy_share, ".0%"),
             _figure(executor.online_tokens_per_s, ",.0f"),
             _figure(executor.offline_tokens_per_s, ",.0f"),
-            f"{1 - beat.num_free_blocks / info.num_blocks:.0%}",
+            f"{1 - beat.num_free_blocks / info.spec.num_blocks:.0%}",
         )
     return table
 

@@ -11,7 +11,8 @@ import msgspec
 from services.executor.engines.sim import SimEngine
 from shared.errors import EngineError
 from shared.latency.linear import LinearLatencyModel
-from shared.replica.engine import EngineSpec, Sequence, StepBatch, StepResult
+from shared.protocol.messages import EngineSpec
+from shared.replica.engine import Sequence, StepBatch, StepResult
 
 NO_TIME = LinearLatencyModel(0, 0, 0, 0, 0, 0, 0)
 GARBAGE = (-1, -1)

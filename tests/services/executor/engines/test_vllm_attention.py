@@ -15,6 +15,7 @@ from shared.errors import ConfigError
 from shared.protocol.messages import GenerateRequest
 from shared.protocol.sampling import SamplingParams
 from shared.replica.engine import Engine, Sequence, StepBatch
+from shared.scheduling.strategy import Strategy
 from tests.services.executor.engines.engine_driver import EngineDriver, Request
 from tests.shared.replica.bidirectional_rig import disturbed, greedy_requests, undisturbed
 
@@ -24,7 +25,7 @@ NUM_BLOCKS, NUM_HOST_SLOTS = 40, 300
 GREEDY = SamplingParams(10, temperature=0.0, ignore_eos=True)
 
 
-def load(model_folder: Path, kv_policy: str, block_size: int, num_host_slots: int = NUM_HOST_SLOTS) -> Engine:
+def load(model_folder: Path, kv_sharing: str, block_size: int, num_host_slots: int = NUM_HOST_SLOTS) -> Engine:
     """In float32: a bit of rounding is not to decide between two tokens."""
     settings = ExecutorSettings(
         str(model_folder),
@@ -33,8 +34,8 @@ def load(model_folder: Path, kv_policy: str, block_size: int, num_host_slots: in
         threads=1,
         kv_blocks=NUM_BLOCKS,
         block_size=block_size,
-        kv_policy=kv_policy,
         host_kv_slots=num_host_slots,
+        strategy=Strategy(kv_sharing=kv_sharing),
     )
     return load_engine(settings)
 
@@ -49,7 +50,7 @@ def directed(model_folder: Path) -> Iterator[Engine]:
 @pytest.fixture(scope="module")
 def stock(model_folder: Path, directed: Engine) -> Iterator[Engine]:
     """Made after the other: our attention is gone by then."""
-    engine = load(model_folder, "lru", block_size=32)
+    engine = load(model_folder, "recompute", block_size=32)
     yield engine
     engine.close()
 

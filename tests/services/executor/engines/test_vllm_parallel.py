@@ -25,11 +25,9 @@ from shared.bus import Bus
 from shared.clock import SystemClock
 from shared.errors import ConfigError, EngineError, EngineLostError, ModelError
 from shared.protocol import subjects
-from shared.protocol.messages import ExecutorInfo
+from shared.protocol.messages import EngineSpec, ExecutorInfo
 from shared.protocol.sampling import SamplingParams
-from shared.replica.engine import EngineSpec, Sequence, StepBatch
-from shared.scheduling.orders.online import online_order_named
-from shared.scheduling.presets import preset_named
+from shared.replica.engine import Sequence, StepBatch
 from shared.text.tokenizer import Tokenizer
 from tests.services.executor.engines.engine_driver import EngineDriver, Request
 from tests.services.executor.engines.test_torch_models import save_model
@@ -175,14 +173,13 @@ async def test_the_service_keeps_two_steps_in_flight_and_ends_with_a_worker(
             patch.setattr(engine, "close", lambda: None)  # it serves a second time
             executor = await site.run(nats_url, model_folder, tokenizer)
         outputs.append(site.outputs)
-        assert executor.info.pipeline_depth == engine.spec.pipeline_depth
+        assert executor.info.spec.pipeline_depth == engine.spec.pipeline_depth
         assert max(len(step.in_flight) for step in site.steps) == engine.spec.pipeline_depth - 1
     assert outputs[0] == outputs[1] and len(outputs[0]) == 8
     workers = workers_of(engine)
     os.kill(workers[0].pid, signal.SIGKILL)
     bus = await Bus.connect(nats_url, "executor-0")
-    preset, order = preset_named("sarathi++"), online_order_named("fcfs")
-    executor = ExecutorService(bus, settings, preset, order, engine, tokenizer, SystemClock())
+    executor = ExecutorService(bus, settings, engine, tokenizer, SystemClock())
     await executor.start()
     await bus.publish(subjects.inbox("executor-0"), requests[0])
     with pytest.raises(EngineLostError, match="a worker of vLLM is gone"):

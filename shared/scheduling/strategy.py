@@ -1,0 +1,224 @@
+"""A strategy: what stands in each seam of the scheduler, and the knobs of what stands there, as one value.
+
+It is one table of the settings, one field of an executor's registration and one argument of the simulator. Presets are
+instances of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from shared.named import named
+from shared.scheduling.batch import Policy
+from shared.scheduling.kv.policy import KV_EVICTIONS, KV_SHARINGS
+from shared.scheduling.orders.offline import (
+    BLOCK_SIZE,
+    OFFLINE_ORDERS,
+    OfflineOrder,
+    OfflineOrderKnobs,
+    make_offline_order,
+)
+from shared.scheduling.orders.offline_rate import OfflineRate
+from shared.scheduling.orders.online import ONLINE_ORDERS, OnlineOrder, OnlineOrderKnobs, make_online_order
+from shared.scheduling.packing.packings import PACKINGS, packing_named
+from shared.scheduling.packing.token_slo import TokenSlo
+from shared.settings.setting import BASE, choices
+
+PRESET_NAMES = ("hygen", "sarathi++", "hygen-star", "online-only", "bros", "round-robin", "fcfs")
+LATENCY_BUDGETS = ("none", "fixed", "profiled", "deadline")
+KNOBS = ("online_knobs", "offline_knobs")  # fields
+OFFLINE_RATES = ("unlimited", "fixed")
+NO_OFFLINE_WORK = "none"
+
+
+class Strategy(msgspec.Struct, frozen=True, kw_only=True):
+    """What is scheduled how: a preset, and what is to differ from it. What fits no other part is refused."""
+
+    preset: Annotated[str, Meta(description="what the rest is taken from", extra=choices(PRESET_NAMES) | BASE)] = (
+        "hygen"
+    )
+    online_order: Annotated[
+        str, Meta(description="fcfs, or vtc: fair between clients, by API key or user", extra=choices(ONLINE_ORDERS))
+    ] = "fcfs"
+    offline_order: Annotated[
+        str,
+        Meta(
+            description="which offline request enters next: by arrival, by shared prefix, or that with an eye on age; "
+            "none: none enters",
+            extra=choices(OFFLINE_ORDERS),
+        ),
+    ] = "psm-fair"
+    packing: Annotated[str, Meta(description="how a step is filled", extra=choices(PACKINGS))] = "two-phase"
+    latency_budget: Annotated[
+        str,
+        Meta(
+            description="what bounds a step with offline work: nothing, budget_ms, what the profiler finds, or the "
+            "most urgent online deadline",
+            extra=choices(LATENCY_BUDGETS),
+        ),
+    ] = "profiled"
+    offline_rate: Annotated[
+        str, Meta(description="whether offline requests enter at a fixed rate", extra=choices(OFFLINE_RATES))
+    ] = "unlimited"
+    kv_eviction: Annotated[
+        str, Meta(description="whose cached KV goes first where blocks are short", extra=choices(KV_EVICTIONS))
+    ] = "lru"
+    kv_sharing: Annotated[
+        str,
+        Meta(
+            description="what becomes of offline KV where online work needs room: it is computed again, it stays, or "
+            "it shares its blocks from the other end",
+            extra=choices(KV_SHARINGS),
+        ),
+    ] = "recompute"
+    budget_ms: Annotated[float, Meta(ge=0, description="fixed latency budget of a step; 0: as it is profiled")] = 0.0
+    idle_budget_ms: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="latency budget of a step while no online request is there, if more: what TTFT can bear",
+        ),
+    ] = 0.0
+    offline_qps: Annotated[
+        float, Meta(ge=0, description="offline requests/s that enter each executor, where their rate is fixed")
+    ] = 0.0
+    ttft_slo_ms: Annotated[float, Meta(gt=0, description="deadline: a first token is due so long after arrival")] = (
+        400.0
+    )
+    tpot_slo_ms: Annotated[float, Meta(gt=0, description="deadline: a later one is due so long after the last")] = 200.0
+    slo_group_tokens: Annotated[
+        int, Meta(ge=1, description="deadline: later tokens are due in groups of so many, after their times together")
+    ] = 1
+    online_knobs: OnlineOrderKnobs = OnlineOrderKnobs()
+    offline_knobs: OfflineOrderKnobs = OfflineOrderKnobs()
+
+    def __post_init__(self) -> None:
+        problem = self._misfit()
+        if problem:
+            raise ValueError(problem)
+
+    @classmethod
+    def of(cls, preset: str = "hygen", **given: Any) -> Strategy:
+        """The preset, but for what is given: fields, and knobs of orders by their names. A fixed budget takes the place
+        of a profiled one. Raises ValueError for an unknown name, and for parts that do not fit each other."""
+        base = preset_named(preset)
+        if given.get("budget_ms") and base.latency_budget == "profiled":
+            given.setdefault("latency_budget", "fixed")
+        for name in KNOBS:
+            knobs = getattr(base, name)
+            own = {knob: given.pop(knob) for knob in knobs.__struct_fields__ if knob in given}
+            given[name] = msgspec.structs.replace(knobs, **own)
+        made = msgspec.structs.replace(base, **given)
+        made.make_online_order()
+        made.make_offline_order(iter(()))
+        return made
+
+    @property
+    def serves_offline(self) -> bool:
+        """Offline requests run at all."""
+        return self.offline_order != NO_OFFLINE_WORK
+
+    @property
+    def uses_latency_budget(self) -> bool:
+        """Offline work is held to a number of milliseconds a step: L of HyGen Alg. 2."""
+        return self.latency_budget in ("fixed", "profiled")
+
+    @property
+    def uses_deadlines(self) -> bool:
+        """Online requests are scheduled by when their tokens are due."""
+        return self.latency_budget == "deadline"
+
+    @property
+    def token_slo(self) -> TokenSlo:
+        """By which deadlines go."""
+        return TokenSlo(self.ttft_slo_ms, self.tpot_slo_ms, self.slo_group_tokens)
+
+    def changes(self) -> dict[str, str | int | float]:
+        """By name, what is not as the preset has it."""
+        base, own = flat(preset_named(self.preset)), flat(self)
+        implied = {"latency_budget"} if self.latency_budget == "fixed" else set()
+        return {name: value for name, value in own.items() if value != base[name] and name not in implied}
+
+    def missing_knob(self) -> str:
+        """What has to be given before anything runs under it without a profiler; empty where nothing is missing."""
+        if self.uses_latency_budget and not self.budget_ms:
+            return f"preset {self.preset} holds offline work to a latency budget: give --budget-ms"
+        return self._missing_rate()
+
+    def make_offline_rate(self) -> OfflineRate:
+        """At which offline requests enter one executor. Raises ValueError where the rate is missing."""
+        if self._missing_rate():
+            raise ValueError(self._missing_rate())
+        return OfflineRate(self.offline_qps if self.offline_rate == "fixed" else math.inf)
+
+    def make_online_order(self) -> OnlineOrder:
+        """A new one. Raises ValueError for an unknown name or bad knobs."""
+        return make_online_order(self.online_order, self.online_knobs)
+
+    def make_offline_order(self, numbers: Iterator[float], block_size: int = BLOCK_SIZE) -> OfflineOrder:
+        """A new one. ``numbers``: endless, uniform in [0, 1), for what is drawn. Raises ValueError for an unknown name
+        or bad knobs."""
+        return make_offline_order(self.offline_order, self.offline_knobs, numbers, block_size)
+
+    def policy(
+        self, latency_budget_ms: float | None, model_is_known: bool = True, idle_budget_ms: float = 0.0
+    ) -> Policy:
+        """The policy of a step under a budget; without a known one, or without a latency model to keep deadlines with,
+        a strategy that needs it serves no offline work yet."""
+        if not self.uses_latency_budget:
+            serves_offline = self.serves_offline and (model_is_known or not self.uses_deadlines)
+            return Policy(math.inf, serves_offline, self.packing)
+        if latency_budget_ms is None:
+            return Policy(0.0, offline_enabled=False, packing=self.packing)
+        return Policy(latency_budget_ms, self.serves_offline, self.packing, idle_budget_ms)
+
+    def _missing_rate(self) -> str:
+        is_missing = self.offline_rate == "fixed" and not self.offline_qps
+        return f"preset {self.preset} serves offline requests at a fixed rate: give --offline-qps" if is_missing else ""
+
+    def _misfit(self) -> str:
+        """Why the parts do not fit each other; empty where they do."""
+        packing = packing_named(self.packing)
+        if self.online_order != "fcfs" and packing.orders_online:
+            return f"packing {self.packing} orders online requests itself: leave --online-order {self.online_order} out"
+        if self.latency_budget not in packing.latency_budgets:
+            known = " or ".join(packing.latency_budgets)
+            return f"packing {self.packing} works with latency budget {known}, not with {self.latency_budget}"
+        if self.budget_ms and self.latency_budget != "fixed":
+            return f"latency budget {self.latency_budget} is no number of milliseconds: leave --budget-ms out"
+        if self.offline_qps and self.offline_rate != "fixed":
+            return f"preset {self.preset} has no fixed offline rate: leave --offline-qps out"
+        return ""
+
+
+def flat(strategy: Strategy) -> dict[str, str | int | float]:
+    """All settings by their names, those of the orders beside the rest."""
+    own = msgspec.structs.asdict(strategy)
+    knobs = [msgspec.structs.asdict(own.pop(name)) for name in KNOBS]
+    return own | {name: value for each in knobs for name, value in each.items()}
+
+
+PRESETS = {
+    strategy.preset: strategy
+    for strategy in (
+        Strategy(),
+        # HyGen section 5.1: online first, no SLO; and that at an offline QPS that keeps the SLO
+        Strategy(preset="sarathi++", offline_order="fcfs", latency_budget="none"),
+        Strategy(preset="hygen-star", offline_order="fcfs", latency_budget="none", offline_rate="fixed"),
+        Strategy(preset="online-only", offline_order=NO_OFFLINE_WORK, latency_budget="none"),
+        # BROS: Alg. 1, and what section 7 compares it with: turns (section 2.2), and no priorities, as vLLM
+        Strategy(preset="bros", packing="deadline", latency_budget="deadline", kv_sharing="bidirectional"),
+        Strategy(preset="round-robin", offline_order="fcfs", packing="round-robin", latency_budget="none"),
+        Strategy(preset="fcfs", offline_order="fcfs", packing="fcfs", latency_budget="none"),
+    )
+}
+
+
+def preset_named(name: str) -> Strategy:
+    """Raises ValueError that lists the known presets."""
+    return named(PRESETS, name, "preset")

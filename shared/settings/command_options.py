@@ -1,0 +1,96 @@
+"""Options of commands for typer, out of declarations: of settings, and of groups of options."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Annotated, Any, TypeVar, get_type_hints
+
+import typer
+
+from shared.settings.expanded_command import expanded_command
+from shared.settings.setting import Setting, is_table, settings_of
+
+Value = TypeVar("Value", str, str | None)
+Given = dict[str, Any]  # what was on the command line, by the settings' names
+
+
+def with_settings(settings: Sequence[Setting]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A command for typer, made of a function whose parameter ``given: Given`` stands for an option of each setting.
+
+    What is not on the command line is not in ``given``, so that the environment and a file can say it."""
+    parameters = [_parameter(setting) for setting in settings]
+    return lambda command: expanded_command(command, {"given": parameters}, lambda _, options: _given(options))
+
+
+def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:
+    """A command for typer: each parameter that is annotated with a dataclass is made of options, its fields, which
+    stand in the parameter's place; one that is annotated with a struct of settings is made of those that are given."""
+    hints = get_type_hints(command, include_extras=True)
+    groups = {name: _options(hint) for name, hint in hints.items() if is_dataclass(hint)}
+    groups |= {
+        name: [_parameter(setting) for setting in settings_of(hint)] for name, hint in hints.items() if is_table(hint)
+    }
+
+    def make(name: str, options: Given) -> Any:
+        if not is_table(hints[name]):
+            return hints[name](**options)
+        try:
+            return hints[name].of(**_given(options))
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from error
+
+    return expanded_command(command, groups, make)
+
+
+def one_of(what: str, known: Collection[str]) -> Callable[[Value], Value]:
+    """A parameter callback that refuses everything else and names the known values; what was not given may pass."""
+
+    def check(value: Value) -> Value:
+        if value is not None and value not in known:
+            raise typer.BadParameter(f"unknown {what} {value!r}; known: {', '.join(known)}")
+        return value
+
+    return check
+
+
+def _given(options: Given) -> Given:
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _options(group: Any) -> list[inspect.Parameter]:
+    hints = get_type_hints(group, include_extras=True)
+    return [
+        inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=each.default, annotation=hints[each.name])
+        for each in fields(group)
+    ]
+
+
+def _parameter(setting: Setting) -> inspect.Parameter:
+    kind: Any = list[str] if setting.is_list else setting.type
+    annotation = Annotated[kind | None, _option(setting)]
+    return inspect.Parameter(setting.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def _option(setting: Setting) -> Any:
+    """Bounds that exclude their limit are checked with the other sources' values."""
+    known = setting.choices
+    label = setting.name.replace("_", " ")
+    return typer.Option(
+        setting.flag,
+        help=_sentence(setting),
+        min=setting.meta.ge,
+        max=setting.meta.le,
+        callback=one_of(label, known) if known else None,
+        autocompletion=(lambda: known) if known else None,
+        show_default=setting.default_text or False,
+    )
+
+
+def _sentence(setting: Setting) -> str:
+    """``tokens of one step`` as ``Tokens of one step.``; a name that comes first stays as it is."""
+    text = setting.explanation
+    first = text.split(maxsplit=1)[0]
+    starts_with_name = first.endswith((",", ":")) or first in setting.choices
+    return f"{text}." if starts_with_name else f"{text[:1].upper()}{text[1:]}."

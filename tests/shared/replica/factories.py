@@ -1,0 +1,35 @@
+"""Registrations of executors for tests, and the KV strategies that there are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec.structs import replace
+
+from shared.protocol.messages import EngineSpec, ExecutorInfo
+from shared.scheduling.strategy import Strategy
+
+SPEC = EngineSpec("m", "sim", "none", "float16", 512, 49152, 16, 48, (2,))
+KV_STRATEGIES: dict[str, dict[str, str]] = {
+    "lru": {},
+    "priority": {"kv_eviction": "online-first"},
+    "bidirectional": {"kv_sharing": "bidirectional"},
+    "bidirectional-priority": {"kv_sharing": "bidirectional", "kv_eviction": "online-first"},
+    "keep-resident": {"kv_sharing": "keep-resident"},
+}
+
+
+def make_info(
+    strategy: Strategy | None = None, max_num_seqs: int = 32, max_num_batched_tokens: int = 64, **spec: Any
+) -> ExecutorInfo:
+    """``spec``: what is to differ from SPEC."""
+    return ExecutorInfo(
+        "executor-0",
+        "epoch-1",
+        1,
+        "key",
+        replace(SPEC, **spec),
+        max_num_seqs,
+        max_num_batched_tokens,
+        strategy or Strategy(),
+    )
