@@ -76,7 +76,8 @@ class Machine:
 
     def url(self, strategy: Strategy) -> str:
         """Says in a report what was simulated."""
-        changes = "".join(f"&{name}={value}" for name, value in strategy.changes().items())
+        values = ((n, f"{v:g}" if isinstance(v, float) else v) for n, v in strategy.changes().items())
+        changes = "".join(f"&{name}={value}" for name, value in values)
         return f"sim://{self.tensor_parallel}x{self.device}?preset={strategy.preset}{changes}"
 
 

@@ -151,7 +151,7 @@ def test_version_is_that_of_the_package() -> None:
     [
         (("up", "--engine", "tpu"), "unknown engine 'tpu'; known: torch, vllm, sim"),
         (("up", "--preset", "fair"), "unknown preset 'fair'; known: hygen, sarathi++, hygen-star, online-only"),
-        (("up", "--kv-policy", "fifo"), "unknown kv policy 'fifo'; known: lru, priority, bidirectional,"),
+        (("up", "--kv-sharing", "fifo"), "unknown kv sharing 'fifo'; known: recompute, keep-resident, bidirectional"),
         (("up", "--online-order", "lifo"), "unknown online order 'lifo'; known: fcfs, vtc"),
         (("up", "--log-level", "loud"), "unknown log level 'loud'; known: debug, info, warning, error"),
         (("up", "--port", "70000"), "Invalid value for '--port'"),
@@ -163,7 +163,7 @@ def test_version_is_that_of_the_package() -> None:
         (("up", "--slo", "fast"), "write METRIC_STATISTIC<=BOUND"),
         (("up", "--slo", "tbt_p99<=9ms", "--preset", "sarathi++"), "preset sarathi++ has no latency budget"),
         (("up", "--slo", "tbt_p99<=1.1x", "--preset", "bros"), "deadlines need bounds in ms on ttft, tpot or tbt"),
-        (("up", "--online-order", "vtc", "--preset", "bros"), "preset bros orders online requests itself"),
+        (("up", "--online-order", "vtc", "--preset", "bros"), "packing deadline orders online requests itself"),
         (("batch", "submit", "no-such-file.jsonl"), "'no-such-file.jsonl' does not exist"),
         (("batch", "submit", __file__, "--endpoint", "/v1/embeddings"), "unknown endpoint '/v1/embeddings'"),
         (("batch", "get"), "Missing argument 'ID'"),

@@ -102,15 +102,26 @@ def test_ctrl_c_prints_what_is_known(workload: tuple[str, ...]) -> None:
         ([], "give --slo"),
         (["--slo", "speed<=1"], "is not understood"),
         (["--slo", "tbt_mean<=1s", "--preset", "sarathi++"], "neither a latency budget nor an offline rate"),
-        (["--slo", "tbt_mean<=1s", "--preset", "none"], "unknown preset 'none'; known: hygen"),
         (["--slo", "tbt_mean<=1s", "--device", "tpu"], "unknown device 'tpu'"),
-        (["--slo", "tbt_mean<=1s", "--online-order", "lifo"], "unknown online order 'lifo'; known: fcfs, vtc"),
     ],
 )
 def test_bad_input_is_one_line(workload: tuple[str, ...], arguments: list[str], said: str) -> None:
     done = profile(*workload, "--duration", "20", *arguments)
     assert done.returncode == 2
     assert said in done.stderr and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--preset", "none"], "unknown preset 'none'; known: hygen"),
+        (["--online-order", "lifo"], "unknown online order 'lifo'; known: fcfs, vtc"),
+        (["--preset", "bros", "--online-order", "vtc"], "packing deadline orders online requests itself"),
+    ],
+)
+def test_a_strategy_that_cannot_be_is_refused(workload: tuple[str, ...], arguments: list[str], said: str) -> None:
+    done = profile(*workload, "--slo", "tbt_mean<=1s", *arguments)
+    assert done.returncode == 2 and said in " ".join(done.stderr.split())
 
 
 def make_record(profile_key: str, profiled_at_s: float, value: float) -> SloProfileRecord:

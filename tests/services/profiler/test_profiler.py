@@ -24,6 +24,7 @@ from shared.protocol import subjects
 from shared.protocol.budgets import BudgetRecord
 from shared.protocol.latency_models import LatencyModelRecord, LinearCoefficients
 from shared.protocol.messages import LatencySample, MeasuredShape, MeasureShape, PrefillChunk
+from shared.scheduling.strategy import Strategy
 from tests.services.profiler.profiling import (
     KEY,
     TRUTH,
@@ -84,12 +85,13 @@ async def test_a_new_executor_gets_a_profile_a_model_and_a_budget(
 async def test_a_cached_profile_is_replayed_and_not_measured_again(
     bus: Bus, tmp_path: Path, predictor: Predictor
 ) -> None:
-    async with MeasuringExecutor(bus, executor_info()) as executor:
+    strategy = Strategy.of("hygen", budget_ms=40.0, idle_budget_ms=90.0)
+    async with MeasuringExecutor(bus, executor_info(strategy=strategy)) as executor:
         first = profiler(bus, tmp_path)
         async with running(first):
             await until(lambda: is_done(first))
         measured, samples = len(executor.asked), predictor.details()["samples"]
-        again = profiler(bus, tmp_path, budget_ms=40.0, idle_budget_ms=90.0)
+        again = profiler(bus, tmp_path)
         async with running(again):
             await until(lambda: is_done(again))
             assert await budget_of(bus) == BudgetRecord(KEY, 40.0, "fixed", 90.0)

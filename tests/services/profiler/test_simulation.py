@@ -278,7 +278,6 @@ def test_the_command_reports_in_the_schema_of_replay(trace_file: Path, tmp_path:
     [
         (["--device", "tpu"], "unknown device 'tpu'; known: a100-40g, a100-80g, a40, h100, h200"),
         (["--model", "gpt"], "unknown model 'gpt'; known: llama2-7b"),
-        (["--preset", "none"], "unknown preset 'none'; known: hygen, sarathi++, hygen-star, online-only"),
         (["--model", "yi-34b"], "share it among more GPUs"),
         (["--preset", "hygen-star"], "give --offline-qps"),
         (["--preset", "hygen"], "give --budget-ms"),

@@ -67,8 +67,6 @@ def test_the_start_is_what_the_slos_say_themselves() -> None:
     ("fields", "message"),
     [
         ({"slo": "fast"}, "write METRIC_STATISTIC<=BOUND"),
-        ({"slo": "tbt_p99<=9ms", "budget_ms": 5.0}, "exclude each other"),
-        ({"slo": "tbt_p99<=9ms", "preset": "sarathi++"}, "no latency budget"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(fields: dict[str, object], message: str) -> None:

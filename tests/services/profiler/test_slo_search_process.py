@@ -19,13 +19,10 @@ from tests.services.profiler.test_slo_keeper import model
 
 def job(num_requests: int, preset: str = "hygen") -> SloJob:
     return SloJob(
-        info=executor_info(),
+        info=executor_info(strategy=Strategy.of(preset)),
         model=model().record,
         model_revision=1,
         slos=["tbt_mean<=30ms"],
-        preset=preset,
-        utility_ratio=0.9,
-        idle_budget_ms=0.0,
         requests=[(0.5 * number, 100, 20) for number in range(num_requests)],
         duration_s=0.5 * num_requests,
         offline=[OfflineLength(300, 20)],

@@ -93,11 +93,11 @@ def test_what_is_secret_is_not_shown(folder: Path) -> None:
     ("content", "message"),
     [
         ("[stack]\nprot = 1\n", "slackwater.toml line 2: unknown setting prot of [stack]; did you mean port?"),
-        ("[executor]\npreset = 'bros'\n", "line 2: preset belongs to [stack], not to [executor]"),
+        ("[executor]\npreset = 'bros'\n", "line 2: preset belongs to [strategy], not to [executor]"),
         ("[stack]\nmax_num_seqs = 1\n", "line 2: max_num_seqs belongs to [executor], not to [stack]"),
         ("[gateway]\nport = 1\n", "line 2: port belongs to [stack], not to [gateway]"),
         ("[stack]\nport = 70000\n", "line 2: port: Expected `int` <= 65535 (it is 70000)"),
-        ("[stack]\npreset = 'fair'\n", "line 2: preset: unknown preset 'fair'; known: hygen"),
+        ("[strategy]\npreset = 'fair'\n", "line 2: preset: unknown preset 'fair'; known: hygen"),
         ("[profiler]\nslo_drift = 0\n", "line 2: slo_drift: Expected `float` > 0.0 (it is 0)"),
         ("[stack]\nslo = ['fast']\n", "write METRIC_STATISTIC<=BOUND"),
     ],
@@ -121,7 +121,7 @@ def test_up_takes_command_line_over_environment_over_file(folder: Path) -> None:
     assert options.config_file == folder / "slackwater.toml"
     with pytest.raises(ConfigError, match="give one of --budget-ms, --target-tbt-ms and --slo"):
         stack_options({"budget_ms": 5.0}, None, environ)
-    assert stack_options({"budget_ms": 5.0, "slo": [""]}, None, environ).budget_ms == 5.0
+    assert stack_options({"budget_ms": 5.0, "slo": [""]}, None, environ).strategy.budget_ms == 5.0
 
 
 def test_other_commands_find_the_data_directory_in_the_file(folder: Path) -> None:
