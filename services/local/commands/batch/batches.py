@@ -8,17 +8,10 @@ import time
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from loadgen.progress import bars_on
 from services.local.commands.server import ApiClient, Json
 from shared.errors import ApiError
 
@@ -53,8 +46,9 @@ def wait(client: ApiClient, batch_id: str) -> Json:
     status where that is no terminal; the batch. Raises ApiError."""
     console = Console(stderr=True)
     status = ""
-    with _bar_on(console) as progress:
-        bar = progress.add_task("validating", total=None, failed="")
+    columns = TextColumn("left"), TimeRemainingColumn()
+    with bars_on(console, *columns, disable=not console.is_terminal, speed_estimate_period=SPEED_S) as progress:
+        bar = progress.add_task("validating", total=None, facts="")
         while True:
             batch = client.get(f"/v1/batches/{batch_id}")
             _show_progress(progress, bar, batch)
@@ -66,24 +60,11 @@ def wait(client: ApiClient, batch_id: str) -> Json:
             time.sleep(POLL_S)
 
 
-def _bar_on(console: Console) -> Progress:
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[failed]}"),
-    )
-    return Progress(*columns, console=console, disable=not console.is_terminal, speed_estimate_period=SPEED_S)
-
-
 def _show_progress(progress: Progress, bar: TaskID, batch: Json) -> None:
     counts = _counts(batch)
     done = counts["completed"] + counts["failed"]
     failed = f"{counts['failed']:,} failed" if counts["failed"] else ""
-    progress.update(bar, description=batch["status"], completed=done, total=counts["total"] or None, failed=failed)
+    progress.update(bar, description=batch["status"], completed=done, total=counts["total"] or None, facts=failed)
 
 
 def fetch(client: ApiClient, batch: Json, output: Path) -> None:
