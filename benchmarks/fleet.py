@@ -6,7 +6,7 @@ import heapq
 import itertools
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, cast
 
 from services.profiler.simulation.backlog import Backlog
@@ -15,8 +15,9 @@ from services.profiler.simulation.virtual_executor import Step, VirtualExecutor
 from shared.protocol.messages import GenerateRequest
 from shared.protocol.sampling import SamplingParams
 from shared.replica.totals import Totals
-from shared.scheduling.orders.offline import OfflineOrder
-from shared.scheduling.orders.offline_rate import OfflineRate
+from shared.scheduling.orders.offline.order import OfflineOrder
+from shared.scheduling.orders.offline.rate import OfflineRate
+from shared.scheduling.orders.offline.view import NOBODY, OfflineView
 from shared.scheduling.orders.packed_prompt import pack_tokens
 from shared.scheduling.placement.prefix_record import Prompt
 from shared.scheduling.placement.routing import Option, Route, RoutingTarget, choose
@@ -180,8 +181,8 @@ class SharedBacklog:
     def __len__(self) -> int:
         return self._order.num_waiting
 
-    def in_order(self) -> Iterator[Request]:
-        return self._order.in_order(self._reader)
+    def in_order(self, view: OfflineView = NOBODY) -> Iterator[Request]:
+        return self._order.in_order(replace(view, reader=self._reader))
 
     def take(self, request_id: str) -> GenerateRequest:
         self._order.take(request_id, self._reader)

@@ -23,7 +23,8 @@ from shared.protocol.messages import GenerateRequest, OfflineRequest
 from shared.protocol.sampling import SamplingParams
 from shared.replica.offline_pool import OfflinePool
 from shared.scheduling.kv.blocks import BlockPool
-from shared.scheduling.orders.offline import BLOCK_SIZE, OFFLINE_ORDERS, make_offline_order
+from shared.scheduling.orders.offline.fair_share import FairShare
+from shared.scheduling.orders.offline.registry import DEFAULT_BLOCK_SIZE, OFFLINE_ORDERS, make_offline_order
 from shared.scheduling.orders.packed_prompt import pack_tokens
 from shared.scheduling.presets import DEFAULT_UTILITY_RATIO
 from shared.scheduling.request import Kind, Request
@@ -52,7 +53,7 @@ def make_requests(prompt_len: int, is_shared: bool) -> Iterator[OfflineRequest]:
 
 def make_pool(order: str, utility_ratio: float = DEFAULT_UTILITY_RATIO) -> OfflinePool:
     made = make_offline_order(order, utility_ratio, iter(random.Random(1).random, None))
-    return OfflinePool(made, lambda: None, lambda _, __: None)
+    return OfflinePool(FairShare(made), lambda: None, lambda _, __: None)
 
 
 def inserts_and_discards_per_s(order: str, is_shared: bool) -> tuple[float, float]:
@@ -102,7 +103,7 @@ def cached_and_waits(order: str, utility_ratio: float) -> tuple[float, list[int]
     tokens that need no computing, and how many others each request waited for, least first."""
     requests = make_requests(INSERT_TOKENS, True)
     made = make_offline_order(order, utility_ratio, iter(random.Random(2).random, None))
-    cache = BlockPool(CACHE_BLOCKS, BLOCK_SIZE)
+    cache = BlockPool(CACHE_BLOCKS, DEFAULT_BLOCK_SIZE)
     prompts: dict[str, tuple[int, list[int]]] = {}  # with the turn of arrival
     running: deque[str] = deque()
     cached, waits = 0, []

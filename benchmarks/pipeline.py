@@ -32,8 +32,9 @@ from shared.protocol.sampling import SamplingParams
 from shared.replica.offline_pool import OfflinePool
 from shared.replica.scheduler import AsyncScheduler
 from shared.scheduling.batch import Policy
-from shared.scheduling.orders.offline import FcfsOrder
-from shared.scheduling.orders.online import online_order_named
+from shared.scheduling.orders.offline.fair_share import FairShare
+from shared.scheduling.orders.offline.fcfs import FcfsOrder
+from shared.scheduling.orders.online.registry import make_online_order
 from shared.scheduling.presets import preset_named
 from shared.text.tokenizer import Tokenizer
 
@@ -55,10 +56,10 @@ async def measure(url: str, folder: Path, depth: int, num_requests: int) -> tupl
         model_path=str(folder), engine="sim", max_num_seqs=16, max_num_batched_tokens=256, pipeline_depth=depth
     )
     bus, peer_bus = await Bus.connect(url, "executor-0"), await Bus.connect(url, "bench")
-    engine, order = load_engine(settings), online_order_named("fcfs")
+    engine, order = load_engine(settings), make_online_order("fcfs")
     tokenizer = Tokenizer.from_folder(folder)
     executor = ExecutorService(bus, settings, preset_named("sarathi++"), order, engine, tokenizer, SystemClock())
-    pool = OfflinePool(FcfsOrder(), lambda: None, lambda _, __: None)
+    pool = OfflinePool(FairShare(FcfsOrder()), lambda: None, lambda _, __: None)
     pool.add([make_offline(depth, number) for number in range(num_requests)])
     scheduler = AsyncScheduler(executor.info, pool, lambda: (Policy(), NO_LATENCY_KNOWN), SystemClock())
 

@@ -27,7 +27,8 @@ from shared.protocol.sampling import SamplingParams
 from shared.replica.offline_pool import OfflinePool
 from shared.replica.scheduler import AsyncScheduler
 from shared.scheduling.batch import Policy, ScheduledRequest
-from shared.scheduling.orders.offline import OFFLINE_ORDERS, make_offline_order
+from shared.scheduling.orders.offline.fair_share import FairShare
+from shared.scheduling.orders.offline.registry import OFFLINE_ORDERS, make_offline_order
 from shared.scheduling.packing.pace import Pace
 from shared.scheduling.request import Kind, Request
 
@@ -64,7 +65,7 @@ def measure(
     """Milliseconds of each planning, fastest first: by the clock, and of this thread's CPU time, which leaves out
     what else the machine does."""
     made = make_offline_order(order, DEFAULT_UTILITY_RATIO, iter(random.Random(1).random, None))
-    pool = OfflinePool(made, lambda: None, lambda _, __: None)
+    pool = OfflinePool(FairShare(made), lambda: None, lambda _, __: None)
     pool.add([make_offline(n, 256) for n in range(1, num_waiting + num_running, 1)])
 
     def tuning() -> tuple[Policy, LatencyModel]:

@@ -14,10 +14,10 @@ from benchmarks.page import Result, Table
 from benchmarks.schedules import boosted_model
 from shared.latency.model import LatencyModel
 from shared.scheduling.batch import Schedule, ScheduledRequest
+from shared.scheduling.orders.offline.view import OfflineQueue
 from shared.scheduling.packing.packing import Packing, StepState
 from shared.scheduling.packing.packings import PACKINGS
 from shared.scheduling.presets import preset_named
-from shared.scheduling.request import Request
 
 SYSTEMS = ("bros", "hygen")
 COLOURS = dict(zip(SYSTEMS, (BLUE, ORANGE), strict=True))
@@ -46,7 +46,7 @@ class TimedPacking:
         self.steps_ms = 0.0
         self._packing = packing
 
-    def schedule(self, state: StepState, offline_queue: Iterable[Request]) -> Schedule:
+    def schedule(self, state: StepState, offline_queue: OfflineQueue) -> Schedule:
         start_s = time.thread_time()
         schedule = self._packing.schedule(state, offline_queue)
         planned_s = time.thread_time()

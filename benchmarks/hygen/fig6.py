@@ -13,7 +13,7 @@ from benchmarks.hygen.settings import LLAMA
 from benchmarks.page import Result, Table
 from loadgen.workload.backlog import OfflinePrompt
 from services.profiler.simulation.encoding import PromptEncoder
-from shared.scheduling.orders.offline import make_offline_order
+from shared.scheduling.orders.offline.registry import make_offline_order
 from shared.scheduling.orders.packed_prompt import pack_tokens
 from shared.scheduling.request import Kind, Request
 

@@ -20,7 +20,7 @@ from shared.protocol.messages import (
 from shared.protocol.sampling import FinishReason
 from shared.replica.replica import AddressedOutput, Ended
 from shared.scheduling.batch import ScheduledRequest
-from shared.scheduling.orders.online import ClientCounters
+from shared.scheduling.orders.online.order import ClientCounters
 from shared.scheduling.packing.pace import Pace
 from shared.scheduling.request import Kind, Request
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import sys
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from shared.clock import SystemClock
 from shared.errors import ConfigError, SlackwaterError
 from shared.openai.requests import ServedModel
 from shared.process.service import run_service
+from shared.scheduling.orders.offline.registry import DEFAULT_BLOCK_SIZE
 from shared.settings import config
 from shared.text.model_folder import ModelFacts
 from shared.text.tokenizer import Tokenizer
@@ -23,6 +25,8 @@ def main() -> int:
         settings = config.load(OfflineQueueSettings, "offline-queue")
         try:
             settings.strategy.make_offline_rate()
+            numbers = iter(random.random, None)
+            order = settings.strategy.make_offline_order(numbers, settings.block_size or DEFAULT_BLOCK_SIZE)
         except ValueError as error:
             raise ConfigError(str(error)) from error
         folder = Path(settings.model_path)
@@ -39,6 +43,7 @@ def main() -> int:
             bus,
             model,
             settings.strategy,
+            order,
             tokenizer,
             SystemClock(),
             pool_bytes,

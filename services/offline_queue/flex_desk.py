@@ -10,8 +10,8 @@ from shared.clock import Clock
 from shared.protocol.flex import HOLD_PERIOD_S, FlexAnswer, FlexHeld, FlexSubmit
 from shared.protocol.messages import GenerateRequest
 from shared.replica.offline_pool import OfflinePool
-from shared.scheduling.orders.fair_order import Share
-from shared.scheduling.orders.urgency import urgency
+from shared.scheduling.orders.offline.share import Share
+from shared.scheduling.orders.offline.urgency import urgency
 
 logger = logging.getLogger(__name__)
 
@@ -103,7 +103,7 @@ class FlexDesk:
             return None
         oldest_s = next(iter(client.open.values()))
         pressing = urgency(self._clock.unix_s(), oldest_s, oldest_s + WINDOW_S)
-        return Share(batch_id.removeprefix("flex-"), client.weight, pressing)
+        return Share(batch_id.removeprefix("flex-"), client.weight, pressing, goes_first=True)
 
     def _is_lost(self, gateway: _Gateway, request_id: str) -> bool:
         if request_id not in gateway.request_ids:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 
 from services.offline_queue.batches.file_sweep import FileSweep
 from services.offline_queue.batches.manager import DEFAULT_MAX_FAILURES, DEFAULT_POOL_BYTES, BatchManager
@@ -26,7 +25,9 @@ from shared.protocol.messages import (
 )
 from shared.replica.offline_pool import OfflinePool
 from shared.replica.scheduler import AsyncScheduler
-from shared.scheduling.orders.fair_order import FairOrder, Share
+from shared.scheduling.orders.offline.fair_share import FairShare
+from shared.scheduling.orders.offline.order import OfflineOrder
+from shared.scheduling.orders.offline.share import Share
 from shared.scheduling.strategy import Strategy
 from shared.text.tokenizer import Tokenizer
 from shared.watch.executor_probe import ExecutorProbe
@@ -59,21 +60,20 @@ class OfflineQueueService:
         bus: Bus,
         model: ServedModel,
         strategy: Strategy,
+        order: OfflineOrder,
         tokenizer: Tokenizer,
         clock: Clock,
         pool_bytes: int = DEFAULT_POOL_BYTES,
         max_failures: int = DEFAULT_MAX_FAILURES,
         max_flex_requests: int = DEFAULT_MAX_FLEX_REQUESTS,
     ) -> None:
-        """``strategy``: whose order the pool keeps; ``pool_bytes``: for waiting requests of batches; ``max_failures``:
+        """``order``: an empty one, the strategy's; ``pool_bytes``: for waiting requests of batches; ``max_failures``:
         of one request; ``max_flex_requests``: under way at a time."""
         self._bus = bus
         self._model = model
         self._strategy = strategy
         self._clock = clock
-        numbers = iter(random.random, None)
-        order = FairOrder(lambda: strategy.make_offline_order(numbers), self._share_of)
-        self._pool = OfflinePool(order, self._on_work, self._on_discard, self._is_awaited)
+        self._pool = OfflinePool(FairShare(order, self._share_of), self._on_work, self._on_discard, self._is_awaited)
         self._batches = BatchManager(bus, tokenizer, model, self._pool, clock, pool_bytes, max_failures)
         self._flex = FlexDesk(self._pool, clock, max_flex_requests, strategy.serves_offline)
         self._sweep = FileSweep(bus, self._batches.is_being_read, clock)

@@ -19,6 +19,9 @@ class OfflineQueueSettings(msgspec.Struct, frozen=True):
     log_level: LogLevel = "info"
     model_name: Annotated[str, Meta(description="the name that clients use")] = "smollm2-135m-instruct"
     max_model_len: Annotated[int, Meta(ge=0, description="context limit in tokens; 0 is the model's own")] = 0
+    block_size: Annotated[
+        int, Meta(ge=0, description="tokens of a KV block of the executors, by which prompts are compared; 0 is 16")
+    ] = 0
     pool_mb: Annotated[
         int, Meta(ge=1, description="memory in MiB for waiting requests; more wait in the stream until there is room")
     ] = 256

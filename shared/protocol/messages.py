@@ -11,8 +11,8 @@ from shared.latency.features import BatchFeatures
 from shared.latency.histogram import LatencyHistogram
 from shared.protocol.sampling import FinishReason, SamplingParams
 from shared.scheduling.batch import Limits, ScheduledRequest
-from shared.scheduling.kv.blocks import BlockOwners
-from shared.scheduling.orders.online import ClientCounters
+from shared.scheduling.kv.pool import BlockOwners
+from shared.scheduling.orders.online.order import ClientCounters
 from shared.scheduling.packing.pace import Pace
 from shared.scheduling.request import Kind as Kind
 from shared.scheduling.request import Request

@@ -7,46 +7,39 @@ from collections.abc import Iterable, Mapping
 from shared.protocol.messages import ExecutorCounters
 from shared.replica.sequence import LiveSequence
 from shared.scheduling.batch import Limits, Schedule
-from shared.scheduling.kv.bidirectional import BidirectionalPool
-from shared.scheduling.kv.policy import KVPolicy
 from shared.scheduling.kv.pool import KVPool
+from shared.scheduling.kv.sharing import KVSharing
 from shared.scheduling.kv.slot_transfers import SlotOperations
 from shared.scheduling.request import Kind, Request
 from shared.scheduling.table import RequestTable
 
-NO_OPERATIONS = SlotOperations()
-
 
 class KVAllocation:
     """Keeps the table's requests and the pool in step. Online requests that give way lose their KV; offline ones too,
-    or are paused, as the policy says."""
+    or are paused, as the sharing says."""
 
     def __init__(
-        self, limits: Limits, table: RequestTable, pool: KVPool, kv_policy: KVPolicy, totals: ExecutorCounters
+        self, limits: Limits, table: RequestTable, pool: KVPool, sharing: KVSharing, totals: ExecutorCounters
     ) -> None:
         self._block_size = limits.block_size
         self._table = table
         self._pool = pool
-        self._gives_way = kv_policy.gives_way
-        self._sharing = pool if isinstance(pool, BidirectionalPool) else None
+        self._sharing = sharing
         self._totals = totals
 
     def num_blocks(self) -> tuple[int, int]:
-        """Those that anybody may take, and those that online requests may take from offline ones: what only offline
-        requests outside any running step hold."""
+        """Those that anybody may take, and those that online requests may take from offline ones."""
         self.update_paused()
-        if not self._gives_way:
-            return self._pool.num_free, 0
-        in_flight = self._table.num_blocks_in_flight(Kind.OFFLINE)
-        return self._pool.num_free, max(0, self._pool.num_offline_only - in_flight)
+        return self._pool.num_free, self._sharing.num_offline_blocks(self._table, self._pool.num_offline_only)
 
     def update_paused(self) -> None:
         """Note what paused requests have now of what they need: others change that."""
-        if self._sharing is not None:
-            for request in self._table.running(Kind.OFFLINE).values():
-                if request.is_paused:
-                    request.num_kept_blocks = self._sharing.num_kept_blocks(request.request_id)
-                    request.num_missing_slots = self._sharing.num_missing_slots(request.request_id)
+        if not self._sharing.pauses:
+            return
+        for request in self._table.running(Kind.OFFLINE).values():
+            if request.is_paused:
+                request.num_kept_blocks = self._pool.num_kept_blocks(request.request_id)
+                request.num_missing_slots = self._pool.num_missing_slots(request.request_id)
 
     def allocate(self, schedule: Schedule, sequences: Mapping[str, LiveSequence]) -> list[tuple[LiveSequence, int]]:
         """Give each entry its blocks; what runs, with the tokens that it computes. Where the counts were too hopeful
@@ -73,9 +66,7 @@ class KVAllocation:
 
     def take_operations(self) -> SlotOperations:
         """What the step that was allocated copies before its forward pass."""
-        if self._sharing is None:
-            return NO_OPERATIONS
-        operations = self._sharing.take_operations()
+        operations = self._pool.take_operations()
         self._totals.checkpointed_slots += len(operations.checkpoints)
         self._totals.restored_slots += len(operations.restores)
         return operations
@@ -87,8 +78,7 @@ class KVAllocation:
         request.num_computed_tokens = num_after = num_before + num_tokens
         if num_before < sequence.num_prompt_tokens:
             self._totals.prompt_tokens += min(num_after, sequence.num_prompt_tokens) - num_before
-        if self._sharing is not None:
-            self._sharing.unlock(request.request_id, num_after)
+        self._pool.unlock(request.request_id, num_after)
         if num_after // self._block_size > num_before // self._block_size:
             self._pool.commit(request.request_id, sequence.token_ids, num_after)
 
@@ -104,9 +94,7 @@ class KVAllocation:
 
     def void(self, failed: SlotOperations, later: Iterable[SlotOperations]) -> list[Request]:
         """A step's operations failed; who holds what they, and those of later steps in flight, were to write."""
-        if self._sharing is None:
-            return []
-        holders = (self._table.get(request_id) for request_id in self._sharing.void(failed, later))
+        holders = (self._table.get(request_id) for request_id in self._pool.void(failed, later))
         return [request for request in holders if request is not None]
 
     def _allocate(self, sequence: LiveSequence, num_tokens: int, lost: dict[str, None]) -> int:
@@ -117,11 +105,10 @@ class KVAllocation:
             request.num_computed_tokens = self._pool.start(request.request_id, request.kind, sequence.token_ids)
         num_tokens = min(num_tokens, request.num_remaining_tokens)
         num_slots = request.num_computed_tokens + num_tokens
-        if self._sharing is None and num_slots <= request.num_blocks * self._block_size:
-            return num_tokens  # most decodes: the last block has room
+        if was_running and self._pool.extend(request.request_id, num_slots):
+            return num_tokens  # most decodes
         while not self._grow(request, num_slots, lost):
-            takes = request.kind is Kind.ONLINE and self._gives_way
-            victim = self._offline_victim(lost) if takes else None
+            victim = self._victim_of(request, lost)
             if victim is None:
                 self._hold(request, was_running, lost)
                 return 0
@@ -137,17 +124,15 @@ class KVAllocation:
         if not was_running:
             self._pool.free(request.request_id)
             request.num_computed_tokens = 0
-        elif self._sharing is not None and request.kind is Kind.OFFLINE:
+        elif self._sharing.is_paused_by_giving_way(request.kind):
             self._give_way(request, lost)
 
     def _grow(self, request: Request, num_slots: int, lost: dict[str, None]) -> bool:
         """In the pool; and say in the table who was paused or has lost its KV for it."""
-        if self._sharing is None:
-            return self._pool.grow(request.request_id, num_slots)
-        has_grown = self._sharing.grow(request.request_id, num_slots)
-        for request_id in self._sharing.take_paused():
+        has_grown = self._pool.grow(request.request_id, num_slots)
+        for request_id in self._pool.take_paused():
             self._pause(request_id)
-        for request_id in self._sharing.take_dropped():
+        for request_id in self._pool.take_dropped():
             dropped = self._table.get(request_id)
             assert dropped is not None
             self.lose(dropped)
@@ -155,17 +140,16 @@ class KVAllocation:
         if has_grown:
             request.num_kept_blocks = None
             request.num_missing_slots = 0
-            self._sharing.lock(request.request_id)
         return has_grown
 
     def _give_way(self, request: Request, lost: dict[str, None]) -> None:
         """It is not to run in the coming step, and its blocks are for others."""
         lost[request.request_id] = None
-        if self._sharing is None or request.kind is Kind.ONLINE:
-            self.lose(request)
-        else:
-            self._sharing.pause(request.request_id)
+        if self._sharing.is_paused_by_giving_way(request.kind):
+            self._pool.pause(request.request_id)
             self._pause(request.request_id)
+        else:
+            self.lose(request)
 
     def _pause(self, request_id: str) -> None:
         request = self._table.get(request_id)
@@ -173,7 +157,10 @@ class KVAllocation:
         self._totals.pauses += not request.is_paused
         request.num_kept_blocks = 0
 
-    def _offline_victim(self, lost: dict[str, None]) -> Request | None:
+    def _victim_of(self, taker: Request, lost: dict[str, None]) -> Request | None:
+        """The latest offline request that can give way to it, None where there is none."""
+        if taker.kind is Kind.OFFLINE or not self._sharing.gives_way:
+            return None
         for request in reversed(self._table.running(Kind.OFFLINE).values()):
             if request.request_id not in lost and not (request.is_in_flight or request.is_paused):
                 return request

@@ -10,7 +10,8 @@ from msgspec.structs import replace
 
 from shared.protocol.codec import decode, encode
 from shared.protocol.messages import GenerateRequest, OfflineLength, OfflineRequest
-from shared.scheduling.orders.offline import OfflineOrder
+from shared.scheduling.orders.offline.fair_share import FairShare
+from shared.scheduling.orders.offline.view import NOBODY, OfflineView
 from shared.scheduling.orders.packed_prompt import pack_tokens, unpack_tokens
 from shared.scheduling.request import Kind, Request
 
@@ -34,7 +35,7 @@ class _Item(msgspec.Struct, gc=False):  # 100,000 that each full collection walk
 
 
 class OfflinePool:
-    """Waiting requests stand in an ``OfflineOrder``. One that an executor lost returns to its old place.
+    """Waiting requests stand in an offline order under fair share. One that an executor lost returns to its old place.
 
     ``on_work`` is called when something becomes schedulable; ``on_discard`` with an executor id and request ids that
     it need not run any more. ``is_awaited`` knows requests that are not here yet and have no result: an executor that
@@ -43,7 +44,7 @@ class OfflinePool:
 
     def __init__(
         self,
-        order: OfflineOrder,
+        order: FairShare,
         on_work: Callable[[], None],
         on_discard: Callable[[str, list[str]], None],
         is_awaited: Callable[[str], bool] = lambda request_id: False,
@@ -112,9 +113,13 @@ class OfflinePool:
         for executor_id, ids in held.items():
             self._on_discard(executor_id, ids)
 
-    def in_order(self, executor_id: str | None = None) -> Iterator[Request]:
-        """What waits, next first, as this executor is to take it; the pool must not change while this is read."""
-        return self._order.in_order(executor_id)
+    def in_order(self, view: OfflineView = NOBODY) -> Iterator[Request]:
+        """What waits, next first, as the view's reader is to take it; the pool must not change while this is read."""
+        return self._order.in_order(view)
+
+    def prompt(self, request_id: str) -> bytes:
+        """Its packed tokens. Raises KeyError for an unknown id."""
+        return self._items[request_id].prompt
 
     def sample(self, count: int) -> list[OfflineLength]:
         """The lengths of about so many requests, evenly spread by age."""

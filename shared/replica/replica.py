@@ -17,9 +17,8 @@ from shared.replica.engine import Sequence, StepBatch, StepResult, TokenHistory
 from shared.replica.kv_allocation import KVAllocation
 from shared.replica.sequence import LiveSequence
 from shared.scheduling.batch import Limits, Policy, Schedule, ScheduledRequest, why_never_held
-from shared.scheduling.kv.policy import kv_policy_of
-from shared.scheduling.kv.pool import make_pool
 from shared.scheduling.kv.slot_transfers import SlotOperations
+from shared.scheduling.orders.offline.view import no_queue
 from shared.scheduling.packing.pace import Pace
 from shared.scheduling.packing.packing import StepState
 from shared.scheduling.packing.packings import packing_named
@@ -73,13 +72,12 @@ class Replica:
         """``tokenizer``: finds stop strings; None where no request has any. ``strategy``: hygen unless given.
         ``now_ms``: the clock of the deadlines."""
         strategy = strategy or Strategy()
-        kv_policy = kv_policy_of(strategy.kv_sharing, strategy.kv_eviction)
         self.limits = limits
         self.spec = spec
         self.table = RequestTable(strategy.make_online_order())
-        self.pool = make_pool(kv_policy, limits.num_blocks, limits.block_size, spec.num_host_slots)
+        self.pool = strategy.make_pool(limits, spec.num_host_slots)
         self.totals = ExecutorCounters()
-        self._kv = KVAllocation(limits, self.table, self.pool, kv_policy, self.totals)
+        self._kv = KVAllocation(limits, self.table, self.pool, strategy.sharing, self.totals)
         self._slo = strategy.token_slo
         self._now_ms = now_ms
         self._pace = Pace()
@@ -139,7 +137,7 @@ class Replica:
     def schedule(self, plan: StepPlan | None, policy: Policy, model: LatencyModel) -> Schedule:
         """The next step: the plan, reconciled; or, without one, planned here over what is here."""
         if plan is None:
-            return packing_named(policy.packing).schedule(self.step_state(policy, model), ())
+            return packing_named(policy.packing).schedule(self.step_state(policy, model), no_queue)
         for request in plan.admitted:
             self.submit(request)
         return self.reconcile(plan.entries, plan.preempted, policy, model)

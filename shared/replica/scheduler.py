@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shared.clock import Clock
 from shared.latency.model import LatencyModel
@@ -12,6 +12,7 @@ from shared.protocol.messages import AbortRequests, ExecutorInfo, GenerateReques
 from shared.protocol.sampling import FinishReason
 from shared.replica.offline_pool import OfflinePool
 from shared.scheduling.batch import Policy, Schedule, why_never_held
+from shared.scheduling.orders.offline.view import OfflineView
 from shared.scheduling.planning.mirror import ExecutorMirror
 from shared.scheduling.planning.pipeline import Pipeline
 from shared.scheduling.request import Kind, Request
@@ -119,7 +120,7 @@ class AsyncScheduler:
         if self._pool.num_waiting == 0:
             self._rate.rest()
         too_large: dict[str, None] = {}
-        schedule = self._pipeline.plan(lambda: self._candidates(start_s, too_large), policy, model)
+        schedule = self._pipeline.plan(lambda view: self._candidates(view, start_s, too_large), policy, model)
         plan = self._message(self._pipeline.next_step, schedule, list(too_large))
         if plan.entries or plan.admitted:
             self._pipeline.keep(schedule, [self._expected(request) for request in plan.admitted])
@@ -129,13 +130,13 @@ class AsyncScheduler:
         self._plan_s_max = max(self._plan_s_max, elapsed_s)
         return plan
 
-    def _candidates(self, now_s: float, too_large: dict[str, None]) -> Iterator[Request]:
+    def _candidates(self, view: OfflineView, now_s: float, too_large: dict[str, None]) -> Iterator[Request]:
         """What may enter now, in order; requests that the executor can never hold are set aside, so that nobody waits
         behind them. Of suspects, one at a time: what breaks then is known to be its doing."""
         if not self.takes_requests:
             return
         executor_id, has_suspect = self.info.executor_id, False
-        for request in self._rate.open(self._pool.in_order(executor_id), now_s):
+        for request in self._rate.open(self._pool.in_order(replace(view, reader=executor_id)), now_s):
             if why_never_held(request, self._mirror.limits, self.info.spec.max_model_len):
                 too_large[request.request_id] = None
             elif not self._pool.is_suspect(request.request_id):

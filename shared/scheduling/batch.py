@@ -95,7 +95,7 @@ class BatchBuilder:
         self.num_tokens_left = limits.max_num_batched_tokens
         self._num_seqs_left = limits.max_num_seqs
         self._block_size = limits.block_size
-        self._latency_budget_ms = latency_budget_ms
+        self.latency_budget_ms = latency_budget_ms
         self._swap_ms_per_slot = limits.swap_ms_per_slot
         self._swap_ms = 0.0  # of what comes back from the host: t_swap of BROS, beside which the batch executes
         self._is_bounded = latency_budget_ms < math.inf
@@ -133,7 +133,7 @@ class BatchBuilder:
         latency_ms = None
         if bounded and self._is_bounded:
             latency_ms = self.latency_ms + self._model.decode_cost_ms(self.features, context_len)
-            if latency_ms > self._latency_budget_ms:
+            if latency_ms > self.latency_budget_ms:
                 return False
         self.features.add_decode(context_len)
         self._add(request, 1, num_blocks, latency_ms)
@@ -158,7 +158,7 @@ class BatchBuilder:
         """A decode or a prefill chunk, whichever the request needs next. Of bounded requests that wait for KV to come
         back from the host, only the first may take that longer than the budget."""
         swap_ms = self._swap_ms + request.num_missing_slots * self._swap_ms_per_slot
-        if bounded and 0 < self._swap_ms < swap_ms > self._latency_budget_ms:
+        if bounded and 0 < self._swap_ms < swap_ms > self.latency_budget_ms:
             return False
         if request.is_decode:
             is_added = self.try_decode(request, bounded)
@@ -198,7 +198,7 @@ class BatchBuilder:
             limit = min(limit, at_most)
         if not (bounded and self._is_bounded) or limit <= 0:
             return limit
-        left_ms = self._latency_budget_ms - self.latency_ms
+        left_ms = self.latency_budget_ms - self.latency_ms
         return self._model.max_prefill_tokens(self.features, request.num_computed_tokens, left_ms, limit)
 
     def _add(self, request: Request, num_tokens: int, num_blocks: int, latency_ms: float | None) -> None:

@@ -14,17 +14,20 @@ import msgspec
 from msgspec import Meta
 
 from shared.named import named
-from shared.scheduling.batch import Policy
-from shared.scheduling.kv.policy import KV_EVICTIONS, KV_SHARINGS
-from shared.scheduling.orders.offline import (
-    BLOCK_SIZE,
+from shared.scheduling.batch import Limits, Policy
+from shared.scheduling.kv.eviction.evictions import EVICTIONS, make_eviction
+from shared.scheduling.kv.pool import KVPool
+from shared.scheduling.kv.sharing import KV_SHARINGS, KVSharing, kv_sharing_named
+from shared.scheduling.orders.offline.order import OfflineOrder
+from shared.scheduling.orders.offline.rate import OfflineRate
+from shared.scheduling.orders.offline.registry import (
+    DEFAULT_BLOCK_SIZE,
     OFFLINE_ORDERS,
-    OfflineOrder,
     OfflineOrderKnobs,
     make_offline_order,
 )
-from shared.scheduling.orders.offline_rate import OfflineRate
-from shared.scheduling.orders.online import ONLINE_ORDERS, OnlineOrder, OnlineOrderKnobs, make_online_order
+from shared.scheduling.orders.online.order import OnlineOrder
+from shared.scheduling.orders.online.registry import ONLINE_ORDERS, OnlineOrderKnobs, make_online_order
 from shared.scheduling.packing.packings import PACKINGS, packing_named
 from shared.scheduling.packing.token_slo import TokenSlo
 from shared.settings.setting import BASE, choices
@@ -66,7 +69,7 @@ class Strategy(msgspec.Struct, frozen=True, kw_only=True):
         str, Meta(description="whether offline requests enter at a fixed rate", extra=choices(OFFLINE_RATES))
     ] = "unlimited"
     kv_eviction: Annotated[
-        str, Meta(description="whose cached KV goes first where blocks are short", extra=choices(KV_EVICTIONS))
+        str, Meta(description="whose cached KV goes first where blocks are short", extra=choices(EVICTIONS))
     ] = "lru"
     kv_sharing: Annotated[
         str,
@@ -156,11 +159,22 @@ class Strategy(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(self._missing_rate())
         return OfflineRate(self.offline_qps if self.offline_rate == "fixed" else math.inf)
 
+    @property
+    def sharing(self) -> KVSharing:
+        """What becomes of offline requests' KV. Raises ValueError for an unknown name."""
+        return kv_sharing_named(self.kv_sharing)
+
+    def make_pool(self, limits: Limits, num_host_slots: int) -> KVPool:
+        """An executor's KV blocks; ``num_host_slots``: KV slots of host memory behind them."""
+        return self.sharing.make_pool(
+            limits.num_blocks, limits.block_size, num_host_slots, make_eviction(self.kv_eviction)
+        )
+
     def make_online_order(self) -> OnlineOrder:
         """A new one. Raises ValueError for an unknown name or bad knobs."""
         return make_online_order(self.online_order, self.online_knobs)
 
-    def make_offline_order(self, numbers: Iterator[float], block_size: int = BLOCK_SIZE) -> OfflineOrder:
+    def make_offline_order(self, numbers: Iterator[float], block_size: int = DEFAULT_BLOCK_SIZE) -> OfflineOrder:
         """A new one. ``numbers``: endless, uniform in [0, 1), for what is drawn. Raises ValueError for an unknown name
         or bad knobs."""
         return make_offline_order(self.offline_order, self.offline_knobs, numbers, block_size)

@@ -6,7 +6,8 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator
 
-from shared.scheduling.orders.online import ClientCounters, Fcfs, OnlineOrder
+from shared.scheduling.orders.online.fcfs import Fcfs
+from shared.scheduling.orders.online.order import ClientCounters, OnlineOrder
 from shared.scheduling.request import Kind, Request
 
 

@@ -138,7 +138,7 @@ def _host_slots(settings: ExecutorSettings) -> int | None:
 
 
 def _shares_blocks(settings: ExecutorSettings) -> bool:
-    return settings.strategy.kv_sharing == "bidirectional"
+    return settings.strategy.sharing.pauses
 
 
 def _check_one_worker(settings: ExecutorSettings) -> None:

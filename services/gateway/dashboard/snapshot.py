@@ -10,7 +10,7 @@ from shared.protocol.batches import BatchRecord
 from shared.protocol.budgets import BudgetRecord, BudgetSource
 from shared.protocol.slo_profile import SloProfileRecord
 from shared.protocol.slo_status import SloStatus
-from shared.scheduling.kv.blocks import BlockOwners
+from shared.scheduling.kv.pool import BlockOwners
 from shared.watch.online_latencies import OnlineLatencies
 from shared.watch.stack_watch import BatchView, ExecutorView, StackView, ended_at
 

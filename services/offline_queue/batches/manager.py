@@ -20,8 +20,8 @@ from shared.openai.requests import ServedModel
 from shared.protocol import subjects
 from shared.protocol.batches import BatchRecord, FileRecord
 from shared.protocol.messages import OfflineFailure, OfflineResult
-from shared.scheduling.orders.fair_order import Share
-from shared.scheduling.orders.urgency import urgency
+from shared.scheduling.orders.offline.share import Share
+from shared.scheduling.orders.offline.urgency import urgency
 from shared.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)

@@ -12,7 +12,9 @@ from loadgen.workload.traces import TraceRequest
 from services.profiler.simulation.encoding import PromptEncoder
 from shared.protocol.messages import GenerateRequest
 from shared.protocol.sampling import SamplingParams
-from shared.scheduling.orders.offline import BLOCK_SIZE, OfflineOrder
+from shared.scheduling.orders.offline.order import OfflineOrder
+from shared.scheduling.orders.offline.registry import DEFAULT_BLOCK_SIZE
+from shared.scheduling.orders.offline.view import NOBODY, OfflineView
 from shared.scheduling.orders.packed_prompt import pack_tokens, unpack_tokens
 from shared.scheduling.request import Kind, Request
 
@@ -40,7 +42,7 @@ class PreparedBacklog:
             token_ids = encoder.token_ids(prompt)
             wanted = prompt.num_prompt_tokens if token_ids is None else len(token_ids)
             num_tokens, max_tokens = fit_context(wanted or 1, prompt.max_tokens, max_context)
-            known = self._of_length(min(num_tokens, BLOCK_SIZE), index) if token_ids is None else token_ids
+            known = self._of_length(min(num_tokens, DEFAULT_BLOCK_SIZE), index) if token_ids is None else token_ids
             packed = pack_tokens(known[:num_tokens])
             self.prompts.append(BacklogPrompt(num_tokens, max_tokens, packed, token_ids is None))
 
@@ -83,9 +85,9 @@ class Backlog:
         if self._num_open == 0:
             self._submit(now_s)
 
-    def in_order(self) -> Iterator[Request]:
+    def in_order(self, view: OfflineView = NOBODY) -> Iterator[Request]:
         """What waits, next first; the backlog must not change while this is read."""
-        return self._order.in_order()
+        return self._order.in_order(view)
 
     def take(self, request_id: str) -> GenerateRequest:
         """A waiting request enters."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from services.profiler.simulation.backlog import Backlog
@@ -14,8 +15,9 @@ from shared.replica.engine import StepResult
 from shared.replica.replica import AddressedOutput, Ended, Replica
 from shared.replica.sequence import LiveSequence
 from shared.scheduling.batch import Limits, Schedule
+from shared.scheduling.orders.offline.view import OfflineView
 from shared.scheduling.packing.packings import packing_named
-from shared.scheduling.request import Kind
+from shared.scheduling.request import Kind, Request
 from shared.scheduling.strategy import Strategy
 
 FIRST_OUTPUT_ID = 1 << 24  # beyond every vocabulary, so that no output looks like a prompt
@@ -156,15 +158,17 @@ class VirtualExecutor:
         self._replica.update_paused()
         self._planned_for_ms = self._now_ms
         table = self._replica.table
-        queue = self._rate.open(self._backlog.in_order(), now_s) if self._backlog is not None else ()
-        num_offline = table.num_blocks(Kind.OFFLINE) if self._setup.strategy.kv_sharing != "keep-resident" else 0
+        num_offline = self._setup.strategy.sharing.num_offline_blocks(table, table.num_blocks(Kind.OFFLINE))
         state = self._replica.step_state(self._policy, self._setup.planner)
         state = replace(state, num_offline_blocks=num_offline)  # as far as a scheduler knows
-        self._plan = plan = self._packing.schedule(state, queue)
+        self._plan = plan = self._packing.schedule(state, lambda view: self._waiting(view, now_s))
         self.longest_plan_ms = max(self.longest_plan_ms, plan.latency_ms)
         self._has_arrivals = False
         if self._backlog is not None:
             self._let_in(plan, self._backlog)
+
+    def _waiting(self, view: OfflineView, now_s: float) -> Iterator[Request]:
+        return self._rate.open(self._backlog.in_order(view), now_s) if self._backlog is not None else iter(())
 
     def _let_in(self, plan: Schedule, backlog: Backlog) -> None:
         entering = [

@@ -16,8 +16,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from shared.scheduling.kv.blocks import BlockOwners, block_hash
+from shared.scheduling.kv.blocks import block_hash
+from shared.scheduling.kv.eviction.eviction import Eviction
 from shared.scheduling.kv.pages import Page, PageStore
+from shared.scheduling.kv.pool import BlockOwners, KVPool
 from shared.scheduling.kv.slot_transfers import SlotOperations, SlotTransfers, worthless
 from shared.scheduling.request import Kind
 
@@ -43,22 +45,20 @@ class PreemptedBlock:
     checkpointed: dict[int, int]  # position in the page -> host slot
 
 
-class BidirectionalPool:
-    """All KV blocks of one executor, with prefix caching, and the host slots that back them. The interface is that of
-    BlockPool, and what goes beyond it: ``pause``, ``lock`` and ``unlock``, and what ``take_operations``,
-    ``take_paused`` and ``take_dropped`` tell.
+class BidirectionalPool(KVPool):
+    """Blocks that a page of each kind can share, and the host slots that back them.
 
     A page in the cache is found by requests of its own kind only: the other kind reads blocks the other way. A page
     that several requests share is given up only when all of them are paused, is checkpointed once, and is whole again
     for all of them once it is for one.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, num_host_slots: int, keeps_online: bool = False) -> None:
-        """``keeps_online``: what online requests have cached is evicted last."""
+    def __init__(self, num_blocks: int, block_size: int, num_host_slots: int, eviction: Eviction) -> None:
+        """``eviction``: a new one."""
         self.num_blocks = num_blocks
         self.block_size = block_size
         self._transfers = SlotTransfers(num_host_slots)
-        self._store = PageStore(num_blocks, block_size, self._transfers, keeps_online)
+        self._store = PageStore(num_blocks, block_size, self._transfers, eviction)
         self._tables: dict[str, _Table] = {}
         self._paused: list[str] = []
         self._dropped: list[str] = []
@@ -129,12 +129,23 @@ class BidirectionalPool:
         table.num_computed_tokens = len(table.pages) * self.block_size
         return table.num_computed_tokens
 
-    def grow(self, request_id: str, num_slots: int) -> bool:
-        """Make the request whole, and its table cover ``num_slots`` tokens, the last of which the next step writes.
-        False, and nothing changed, where blocks are short. Offline requests may be paused or dropped for it."""
+    def extend(self, request_id: str, num_slots: int) -> bool:
+        """Its last block has room, and nothing else lies in it."""
         table = self._tables[request_id]
-        if self._has_room(table, num_slots):
-            return True
+        if table.is_paused or not table.pages:
+            return False
+        page = table.pages[-1]
+        size = num_slots - page.index * self.block_size
+        if size > self.block_size or self._store.peer(page) is not None:
+            return False
+        if size > page.used:
+            self._store.grow(page, size)
+        table.is_locked = True
+        return True
+
+    def grow(self, request_id: str, num_slots: int) -> bool:
+        """As BROS finds blocks (section 5.1), with the differences above."""
+        table = self._tables[request_id]
         was_paused = table.is_paused
         self._set_paused(request_id, table, False)
         first = 0 if was_paused else max(0, len(table.pages) - 1)  # only the last page of the others can be in trouble
@@ -155,6 +166,7 @@ class BidirectionalPool:
             self._store.hold(page, request_id)
             table.pages.append(page)
             table.blocks.append(block_id)
+        table.is_locked = True
         return True
 
     def commit(self, request_id: str, token_ids: Sequence[int], num_computed_tokens: int) -> None:
@@ -180,10 +192,6 @@ class BidirectionalPool:
         table = self._tables[request_id]
         assert table.kind is Kind.OFFLINE and not table.is_locked
         self._set_paused(request_id, table, True)
-
-    def lock(self, request_id: str) -> None:
-        """A step that reads and writes its KV begins: nobody may touch it."""
-        self._tables[request_id].is_locked = True
 
     def unlock(self, request_id: str, num_computed_tokens: int) -> None:
         """The step has ended; KV is written for so many of its tokens. A request without a table is no error."""
@@ -246,18 +254,6 @@ class BidirectionalPool:
     def _key(self, table: _Table, token_ids: Sequence[int]) -> bytes:
         return block_hash(table.hashes[-1] if table.hashes else bytes([table.kind]), token_ids)
 
-    def _has_room(self, table: _Table, num_slots: int) -> bool:
-        """Grow in the last block where nothing else lies in it, as most decodes do."""
-        if table.is_paused or not table.pages:
-            return False
-        page = table.pages[-1]
-        size = num_slots - page.index * self.block_size
-        if size > self.block_size or self._store.peer(page) is not None:
-            return False
-        if size > page.used:
-            self._store.grow(page, size)
-        return True
-
     def _sizes(self, table: _Table, num_slots: int) -> list[int]:
         """Positions of each page once ``num_slots`` tokens are covered."""
         num_pages = max(len(table.pages), -(-num_slots // self.block_size))
@@ -303,12 +299,12 @@ class BidirectionalPool:
 
     def _take(self, kind: Kind, size: int) -> int:
         """A free block, else one of paused requests, emptied as far as ``size`` slots of this kind need it."""
-        block_id = self._store.first_free()
-        if block_id is None:
-            page = self._store.emptiest_idle()
-            assert page is not None and page.block_id is not None
-            block_id = page.block_id
-            self._make_room(page, self.block_size - size if kind is Kind.ONLINE else 0)
+        if self._store.num_free:
+            return self._store.take_free()
+        page = self._store.emptiest_idle()
+        assert page is not None and page.block_id is not None
+        block_id = page.block_id
+        self._make_room(page, self.block_size - size if kind is Kind.ONLINE else 0)
         if self._store.is_free(block_id):
             self._store.claim(block_id)
         return block_id

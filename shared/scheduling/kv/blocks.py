@@ -11,7 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
+from shared.scheduling.kv.eviction.eviction import Eviction
+from shared.scheduling.kv.eviction.lru import Lru
 from shared.scheduling.kv.free_blocks import FreeBlocks
+from shared.scheduling.kv.pool import BlockOwners, KVPool
 from shared.scheduling.request import Kind
 
 
@@ -20,6 +23,7 @@ class _Block:
     refs: list[int]  # holders by kind: [online, offline]
     kind: Kind = Kind.OFFLINE  # online once an online request has held these contents
     hash: bytes | None = None  # set while its full contents are findable
+    num_hits: int = 0  # requests that have found these contents
 
 
 @dataclass(slots=True)
@@ -29,33 +33,21 @@ class _Table:
     hashes: list[bytes]  # of the leading full blocks, as far as computed
 
 
-@dataclass(frozen=True, slots=True)
-class BlockOwners:
-    """Whose the blocks of a pool are: how many of each. Together they are all of them."""
-
-    online: int = 0  # held by online requests alone
-    shared: int = 0  # by requests of both kinds
-    offline: int = 0  # by offline requests alone: M_off of HyGen Alg. 2
-    paused: int = 0  # by paused offline requests alone, so that others may take them
-    cached: int = 0  # by nobody, with contents that can be found
-    empty: int = 0
-
-
 def block_hash(parent: bytes, token_ids: Sequence[int]) -> bytes:
     """Of a full block's tokens and of everything before them. ``parent``: the hash of the block before, or what sets
     chains apart that begin with the same tokens."""
     return blake2b(parent + array("I", token_ids).tobytes(), digest_size=16).digest()
 
 
-class BlockPool:
-    """All KV blocks of one executor, with prefix caching."""
+class BlockPool(KVPool):
+    """Blocks that requests of both kinds fill from the left and share whole. Nobody is paused in it."""
 
-    def __init__(self, num_blocks: int, block_size: int, keeps_online: bool = False) -> None:
-        """``keeps_online``: what online requests have computed or found is evicted last."""
+    def __init__(self, num_blocks: int, block_size: int, eviction: Eviction | None = None) -> None:
+        """``eviction``: a new one; lru unless given."""
         self.num_blocks = num_blocks
         self.block_size = block_size
         self._blocks = [_Block([0, 0]) for _ in range(num_blocks)]
-        self._free = FreeBlocks(num_blocks, keeps_online)
+        self._free = FreeBlocks(num_blocks, Lru() if eviction is None else eviction)
         self._by_hash: dict[bytes, int] = {}
         self._tables: dict[str, _Table] = {}
         self._num_offline_only = 0
@@ -80,10 +72,6 @@ class BlockPool:
         """The block ids of a request, in the order of its tokens; not to be changed."""
         return self._tables[request_id].blocks
 
-    def fills_right(self, kind: Kind) -> bool:
-        """Which way requests of this kind fill their blocks: all from the left."""
-        return False
-
     def start(self, request_id: str, kind: Kind, token_ids: Sequence[int]) -> int:
         """Give a request the cached blocks of its prefix; returns how many of its tokens need no computing.
         At least one token is left to compute. Raises ValueError where it has a table already."""
@@ -99,28 +87,28 @@ class BlockPool:
             table.hashes.append(key)
             table.blocks.append(block_id)
             self._hold(block_id, kind)
+            self._blocks[block_id].num_hits += 1
         return len(table.blocks) * self.block_size
 
+    def extend(self, request_id: str, num_slots: int) -> bool:
+        """Its blocks have room."""
+        return num_slots <= len(self._tables[request_id].blocks) * self.block_size
+
     def grow(self, request_id: str, num_slots: int) -> bool:
-        """Make the request's table cover ``num_slots`` tokens; False, and nothing changed, where blocks are short."""
+        """Take free blocks for what its own do not cover."""
         table = self._tables[request_id]
         missing = -(-num_slots // self.block_size) - len(table.blocks)
         if missing <= 0:
             return True
         if missing > len(self._free):
             return False
-        block_ids = self._free.take(missing)
-        for block_id in block_ids:
-            block = self._blocks[block_id]
-            if block.hash is not None:
-                del self._by_hash[block.hash]
-                block.hash = None
-            block.kind = table.kind
-            block.refs[table.kind] = 1
+        table.blocks += [self._take(table.kind) for _ in range(missing)]
         if table.kind is Kind.OFFLINE:
             self._num_offline_only += missing
-        table.blocks += block_ids
         return True
+
+    def unlock(self, request_id: str, num_computed_tokens: int) -> None:
+        """Nothing: nobody is paused, so nobody is kept from it."""
 
     def commit(self, request_id: str, token_ids: Sequence[int], num_computed_tokens: int) -> None:
         """Make the full blocks among the first ``num_computed_tokens`` findable; their KV is written."""
@@ -147,11 +135,26 @@ class BlockPool:
         for block_id in reversed(table.blocks):
             self._release(block_id, table.kind)
 
+    def pause(self, request_id: str) -> None:
+        """Nothing: requests that give way lose their blocks."""
+
+    def _take(self, kind: Kind) -> int:
+        """A free block; what could still be found in it is lost."""
+        block_id = self._free.take()
+        block = self._blocks[block_id]
+        if block.hash is not None:
+            del self._by_hash[block.hash]
+            block.hash = None
+        block.kind = kind
+        block.num_hits = 0
+        block.refs[kind] = 1
+        return block_id
+
     def _hold(self, block_id: int, kind: Kind) -> None:
         block = self._blocks[block_id]
         refs = block.refs
         if refs == [0, 0]:
-            self._free.discard(block_id)
+            self._free.hold(block_id)
         if kind is Kind.ONLINE:
             block.kind = kind
         self._count(refs, -1)
@@ -163,8 +166,12 @@ class BlockPool:
         self._count(block.refs, -1)
         block.refs[kind] -= 1
         self._count(block.refs, +1)
-        if block.refs == [0, 0]:
-            self._free.add(block_id, None if block.hash is None else block.kind)
+        if block.refs != [0, 0]:
+            return
+        if block.hash is None:
+            self._free.empty(block_id)
+        else:
+            self._free.cache(block_id, block.hash, block.kind, block.num_hits)
 
     def _count(self, refs: list[int], sign: int) -> None:
         if refs[Kind.OFFLINE] == 0:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from sortedcontainers import SortedDict
 
+from shared.scheduling.kv.eviction.eviction import Eviction
 from shared.scheduling.kv.free_blocks import FreeBlocks
 from shared.scheduling.kv.slot_transfers import SlotTransfers
 from shared.scheduling.request import Kind
@@ -36,6 +37,7 @@ class Page:
     holders: dict[str, None] = field(default_factory=dict)
     num_active: int = 0  # holders that are not paused
     hash: bytes | None = None  # set while its full contents are findable
+    num_hits: int = 0  # requests that have found them
     is_alone: bool = False  # offline, held, and without an online page in its block
     is_beside: bool = False  # offline, held, and with one
     is_kept: bool = False  # offline, and neither idle nor without room in its block
@@ -50,13 +52,13 @@ class PageStore:
     """All blocks of one executor, by what lies in them. It moves pages and finds room; who may have it, and what
     becomes of requests, is decided by the pool above it."""
 
-    def __init__(self, num_blocks: int, block_size: int, transfers: SlotTransfers, keeps_online: bool) -> None:
+    def __init__(self, num_blocks: int, block_size: int, transfers: SlotTransfers, eviction: Eviction) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.transfers = transfers
         self.by_hash: dict[bytes, Page] = {}
         self._sides: tuple[list[Page | None], list[Page | None]] = ([None] * num_blocks, [None] * num_blocks)
-        self._free = FreeBlocks(num_blocks, keeps_online)
+        self._free = FreeBlocks(num_blocks, eviction)
         self._idle: SortedDict[tuple[int, int], Page] = SortedDict()
         self._num_alone = 0
         self._num_shared = 0
@@ -97,9 +99,6 @@ class PageStore:
         """The idle page with the most empty slots in its block (FindPreemptBlock), ties by age, youngest first."""
         return self._idle.peekitem(0)[1] if self._idle else None
 
-    def first_free(self) -> int | None:
-        return self._free.first()
-
     def slot(self, page: Page, position: int) -> int:
         """Where a position of a page in a block lies."""
         assert page.block_id is not None
@@ -125,9 +124,11 @@ class PageStore:
 
     def hold(self, page: Page, request_id: str) -> None:
         """One more holder, an active one."""
-        if not page.holders and page.hash is not None:  # it was only cached
-            assert page.block_id is not None
-            self._free.discard(page.block_id)
+        if page.hash is not None:
+            page.num_hits += 1
+            if not page.holders:  # it was only cached
+                assert page.block_id is not None
+                self._free.hold(page.block_id)
         page.holders[request_id] = None
         page.num_active += 1
         _count(self._num_kept, (request_id,), page.is_kept)
@@ -144,7 +145,7 @@ class PageStore:
             return
         if page.hash is not None and page.is_whole and self.peer(page) is None:
             assert page.block_id is not None
-            self._free.add(page.block_id, page.kind)
+            self._free.cache(page.block_id, page.hash, page.kind, page.num_hits)
         else:
             self._discard(page)
 
@@ -206,14 +207,24 @@ class PageStore:
         if page.is_whole:
             page.used = page.resident = min(page.used, page.computed)
 
+    def take_free(self) -> int:
+        """Take the next free block; there is one."""
+        block_id = self._free.take()
+        self._clear(block_id)
+        return block_id
+
     def claim(self, block_id: int) -> None:
-        """Take a free block; what could still be found in it is lost."""
+        """Take this free block."""
+        self._free.hold(block_id)
+        self._clear(block_id)
+
+    def _clear(self, block_id: int) -> None:
+        """What could still be found in it is lost."""
         for kind in Kind:
             page = self._sides[kind][block_id]
             if page is not None:
                 self._forget(page)
                 self._sides[kind][block_id] = None
-        self._free.discard(block_id)
 
     def is_free(self, block_id: int) -> bool:
         return block_id in self._free
@@ -247,7 +258,7 @@ class PageStore:
         self._index(page)
         self._index_block(block_id)
         if self._sides[1 - page.kind][block_id] is None:
-            self._free.add(block_id, None)
+            self._free.empty(block_id)
 
     def _discard(self, page: Page) -> None:
         self._forget(page)

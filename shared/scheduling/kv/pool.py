@@ -1,16 +1,108 @@
-"""The block pool of each KV policy."""
+"""What is asked of a pool of KV blocks."""
 
 from __future__ import annotations
 
-from shared.scheduling.kv.bidirectional import BidirectionalPool
-from shared.scheduling.kv.blocks import BlockPool
-from shared.scheduling.kv.policy import KVPolicy
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
-KVPool = BlockPool | BidirectionalPool
+from shared.scheduling.kv.slot_transfers import SlotOperations
+from shared.scheduling.request import Kind
+
+NO_OPERATIONS = SlotOperations()
 
 
-def make_pool(kv_policy: KVPolicy, num_blocks: int, block_size: int, num_host_slots: int) -> KVPool:
-    """A new, empty one."""
-    if kv_policy.shares_blocks:
-        return BidirectionalPool(num_blocks, block_size, num_host_slots, kv_policy.keeps_online)
-    return BlockPool(num_blocks, block_size, kv_policy.keeps_online)
+@dataclass(frozen=True, slots=True)
+class BlockOwners:
+    """Whose the blocks of a pool are: how many of each. Together they are all of them."""
+
+    online: int = 0  # held by online requests alone
+    shared: int = 0  # by requests of both kinds
+    offline: int = 0  # by offline requests alone: M_off of HyGen Alg. 2
+    paused: int = 0  # by paused offline requests alone, so that others may take them
+    cached: int = 0  # by nobody, with contents that can be found
+    empty: int = 0
+
+
+class KVPool(Protocol):
+    """All KV blocks of one executor, with prefix caching. A step goes ``start`` for who enters, ``extend`` or else
+    ``grow`` for who runs, ``take_operations``; after it ``unlock`` and ``commit``; and ``free`` in the end.
+
+    A pool may let requests be paused: others take their blocks, and they go on with what is left and what was copied
+    to the host. What has to do with that has an answer here, for pools that do not.
+    """
+
+    num_blocks: int
+    block_size: int
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that anybody may take."""
+
+    @property
+    def num_offline_only(self) -> int:
+        """Blocks that only offline requests hold that are not paused: M_off of HyGen Alg. 2."""
+
+    def owners(self) -> BlockOwners:
+        """As it is now."""
+
+    def table(self, request_id: str) -> list[int]:
+        """The block ids of a request that is not paused, in the order of its tokens; not to be changed."""
+
+    def fills_right(self, kind: Kind) -> bool:
+        """Which way requests of this kind fill their blocks."""
+        return False
+
+    def start(self, request_id: str, kind: Kind, token_ids: Sequence[int]) -> int:
+        """Give a request the cached blocks of its prefix; returns how many of its tokens need no computing.
+        At least one token is left to compute. Raises ValueError where it has a table already."""
+
+    def extend(self, request_id: str, num_slots: int) -> bool:
+        """``grow`` for a request whose blocks have room for that and are all there, as with most decodes. False, and
+        nothing changed, for any other."""
+
+    def grow(self, request_id: str, num_slots: int) -> bool:
+        """Make the request's table cover ``num_slots`` tokens for a step that reads and writes them: nobody may touch
+        it before ``unlock``. False, and nothing changed, where blocks are short. Paused requests become whole;
+        offline ones may be paused or dropped for it: see ``take_paused`` and ``take_dropped``."""
+
+    def unlock(self, request_id: str, num_computed_tokens: int) -> None:
+        """The step has ended; KV is written for so many of its tokens. A request without a table is no error."""
+
+    def commit(self, request_id: str, token_ids: Sequence[int], num_computed_tokens: int) -> None:
+        """Make the full blocks among the first ``num_computed_tokens`` findable; their KV is written."""
+
+    def free(self, request_id: str) -> None:
+        """Let go of a request's blocks; a request without a table is no error. Its last blocks are reused first,
+        since others are less likely to share them."""
+
+    def pause(self, request_id: str) -> None:
+        """Its blocks may be taken from here on; it is whole until they are. Nothing where it is paused already."""
+
+    def take_paused(self) -> Sequence[str]:
+        """Offline requests that were paused for others since the last call."""
+        return ()
+
+    def take_dropped(self) -> Sequence[str]:
+        """Offline requests that have lost all their KV since the last call, because the host is full."""
+        return ()
+
+    def num_kept_blocks(self, request_id: str) -> int:
+        """Blocks of a paused request that others cannot take and in which it can go on."""
+        return 0
+
+    def num_missing_slots(self, request_id: str) -> int:
+        """Slots to bring back before it can run: M^cpu of BROS (section 4.1), in slots."""
+        return 0
+
+    def take_operations(self) -> SlotOperations:
+        """What the next step has to copy before its forward pass."""
+        return NO_OPERATIONS
+
+    def void(self, failed: SlotOperations, later: Iterable[SlotOperations]) -> Sequence[str]:
+        """What failed operations were to write is worthless, and what those of ``later`` steps, which are in flight,
+        copy of it. Returns who holds it; each is to be freed."""
+        return ()
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError where tables, blocks and counts disagree."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from itertools import chain
 
 from shared.scheduling.batch import BatchBuilder, Schedule
@@ -26,8 +27,11 @@ class FcfsPacking(OneWayPacking):
         online = schedulable(table, Kind.ONLINE)
         every = sorted(chain(online, _not_paused(table)), key=_arrival_s)
         running = sorted(chain(online, offline.running), key=_arrival_s)
-        offline_waiting = offline.waiting if state.policy.offline_enabled else ()
-        waiting = heapq.merge(table.waiting(Kind.ONLINE).values(), offline_waiting, key=_arrival_s)
+
+        def waiting(builder: BatchBuilder) -> Iterable[Request]:
+            offline_waiting = offline.waiting(state, builder) if state.policy.offline_enabled else ()
+            return heapq.merge(table.waiting(Kind.ONLINE).values(), offline_waiting, key=_arrival_s)
+
         return _fill(state, running, waiting, every, offline)
 
 
@@ -46,8 +50,9 @@ class RoundRobinPacking(OneWayPacking):
 
         def turn(kind: Kind) -> Schedule:
             if kind is Kind.ONLINE:
-                return _fill(state, online, table.waiting(Kind.ONLINE).values(), [*online, *other], offline)
-            return _fill(state, offline.running, offline.waiting, other, offline)
+                waiting = table.waiting(Kind.ONLINE).values()
+                return _fill(state, online, lambda builder: waiting, [*online, *other], offline)
+            return _fill(state, offline.running, partial(offline.waiting, state), other, offline)
 
         kinds = [Kind.OFFLINE, Kind.ONLINE] if state.pace.last_kind is Kind.ONLINE else [Kind.ONLINE, Kind.OFFLINE]
         if not state.policy.offline_enabled:
@@ -59,7 +64,7 @@ class RoundRobinPacking(OneWayPacking):
 def _fill(
     state: StepState,
     running: Iterable[Request],
-    waiting: Iterable[Request],
+    waiting: Callable[[BatchBuilder], Iterable[Request]],
     may_lose: list[Request],
     offline: OfflineWork,
 ) -> Schedule:
@@ -70,7 +75,7 @@ def _fill(
         if request.request_id not in victims.lost and victims.make_room(request):
             builder.try_add(request, bounded=False, at_most=offline.at_most.get(request.request_id))
     if not victims.lost:  # a waiting prompt must not enter on blocks taken from a started one
-        for request in waiting:
+        for request in waiting(builder):
             at_most = offline.at_most.get(request.request_id)
             if not builder.fits_whole(request) or not builder.try_add(request, bounded=False, at_most=at_most):
                 break

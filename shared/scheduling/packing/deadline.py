@@ -111,7 +111,7 @@ class _OfflinePart:
         if preempted or self.lost:  # what has just lost its KV would only take it from others
             return
         reserve = len(running)  # a block each, so that those running can grow
-        for request in offline.waiting:
+        for request in offline.waiting(self._state, self._builder):
             if not self._builder.fits_whole(request, reserve) or not self._enter(request, offline):
                 return
             reserve += 1

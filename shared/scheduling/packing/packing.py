@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import Protocol
 
 from shared.latency.model import LatencyModel
-from shared.scheduling.batch import Limits, Policy, Schedule, ScheduledRequest
+from shared.scheduling.batch import BatchBuilder, Limits, Policy, Schedule, ScheduledRequest
+from shared.scheduling.orders.offline.view import NO_CACHE, OfflineQueue, OfflineView, PrefixCache, no_queue
 from shared.scheduling.packing.pace import Pace
 from shared.scheduling.packing.victims import schedulable
 from shared.scheduling.request import Kind, Request
@@ -19,7 +19,8 @@ from shared.scheduling.table import RequestTable
 @dataclass(frozen=True, slots=True)
 class StepState:
     """What a step is packed from. ``table``: what the executor holds; ``num_free_blocks``: KV blocks that nobody holds;
-    ``num_offline_blocks``: those that only offline requests outside any running step hold."""
+    ``num_offline_blocks``: those that only offline requests outside any running step hold; ``cache``: the executor's
+    prefix cache, as far as it is known."""
 
     table: RequestTable
     num_free_blocks: int
@@ -28,6 +29,20 @@ class StepState:
     policy: Policy
     model: LatencyModel
     pace: Pace
+    cache: PrefixCache = NO_CACHE
+
+    def view(self, builder: BatchBuilder) -> OfflineView:
+        """What an offline order sees once the batch has what the builder has."""
+        return OfflineView(
+            None,
+            self.cache,
+            builder.num_blocks_left,
+            builder.latency_budget_ms,
+            self.model,
+            builder.features,
+            self.table.running(Kind.ONLINE).values(),
+            self.table.running(Kind.OFFLINE).values(),
+        )
 
 
 class Packing(Protocol):
@@ -45,8 +60,9 @@ class Packing(Protocol):
     def latency_budgets(self) -> tuple[str, ...]:
         """Those of a strategy that it works with."""
 
-    def schedule(self, state: StepState, offline_queue: Iterable[Request]) -> Schedule:
-        """The next step. ``offline_queue``: offline requests that may enter after those held, read lazily."""
+    def schedule(self, state: StepState, offline_queue: OfflineQueue) -> Schedule:
+        """The next step. ``offline_queue``: offline requests that may enter after those held; asked once the step has
+        come to them, if it does."""
 
     def reconcile(self, state: StepState, plan: Sequence[ScheduledRequest], preempted: Iterable[str]) -> Schedule:
         """Fit a plan to what the executor alone knows by now; no offline request runs that is not in the plan."""
@@ -59,7 +75,7 @@ class OneWayPacking(ABC):
     orders_online = True
     latency_budgets: tuple[str, ...]
 
-    def schedule(self, state: StepState, offline_queue: Iterable[Request]) -> Schedule:
+    def schedule(self, state: StepState, offline_queue: OfflineQueue) -> Schedule:
         return self.pack(state, OfflineWork.of_queue(state.table, offline_queue))
 
     def reconcile(self, state: StepState, plan: Sequence[ScheduledRequest], preempted: Iterable[str]) -> Schedule:
@@ -73,34 +89,43 @@ class OneWayPacking(ABC):
 
 class OfflineWork:
     """The offline requests that a step may run: ``running`` have KV and are in order; ``waiting`` may enter or go on
-    after them, first those that are paused, by what has to come back from the host. ``at_most``: tokens of those whose
-    share is bounded by a plan."""
+    after them. ``at_most``: tokens of those whose share is bounded by a plan."""
 
-    def __init__(self, running: list[Request], waiting: Iterable[Request], at_most: Mapping[str, int]) -> None:
+    def __init__(
+        self, running: list[Request], held: list[Request], queue: OfflineQueue, at_most: Mapping[str, int]
+    ) -> None:
         self.running = running
-        self.waiting = waiting
         self.at_most = at_most
+        self._held = held
+        self._queue = queue
+
+    def waiting(self, state: StepState, builder: BatchBuilder) -> Iterator[Request]:
+        """First those that are paused, by what has to come back from the host, then those that have lost their KV, then
+        the queue. Read lazily, so that it sees what those before it have left."""
+        yield from self._held
+        yield from self._queue(state.view(builder))
 
     @classmethod
-    def of_queue(cls, table: RequestTable, offline_queue: Iterable[Request]) -> OfflineWork:
+    def of_queue(cls, table: RequestTable, offline_queue: OfflineQueue) -> OfflineWork:
         """All that is held, then the queue."""
-        running, paused = cls._held(table)
-        return cls(running, chain(paused, table.waiting(Kind.OFFLINE).values(), offline_queue), {})
+        running, paused = _running_and_paused(table)
+        return cls(running, [*paused, *table.waiting(Kind.OFFLINE).values()], offline_queue, {})
 
     @classmethod
     def of_plan(cls, table: RequestTable, plan: Sequence[ScheduledRequest]) -> OfflineWork:
         """What a plan has of those held."""
         at_most = {entry.request_id: entry.num_scheduled_tokens for entry in plan if entry.kind is Kind.OFFLINE}
-        running, paused = ([r for r in each if r.request_id in at_most] for each in cls._held(table))
+        running, paused = ([r for r in each if r.request_id in at_most] for each in _running_and_paused(table))
         waiting = table.waiting(Kind.OFFLINE)
-        return cls(running, [*paused, *(waiting[key] for key in at_most if key in waiting)], at_most)
+        held = [*paused, *(waiting[key] for key in at_most if key in waiting)]
+        return cls(running, held, no_queue, at_most)
 
-    @staticmethod
-    def _held(table: RequestTable) -> tuple[list[Request], list[Request]]:
-        """Those that run, and those that are paused."""
-        held = schedulable(table, Kind.OFFLINE)
-        paused = sorted((each for each in held if each.is_paused), key=lambda request: request.num_missing_slots)
-        return [request for request in held if not request.is_paused], paused
+
+def _running_and_paused(table: RequestTable) -> tuple[list[Request], list[Request]]:
+    """Offline requests that have KV."""
+    held = schedulable(table, Kind.OFFLINE)
+    paused = sorted((each for each in held if each.is_paused), key=lambda request: request.num_missing_slots)
+    return [request for request in held if not request.is_paused], paused
 
 
 def _num_left_out(state: StepState, plan: Sequence[ScheduledRequest], schedule: Sequence[ScheduledRequest]) -> int:

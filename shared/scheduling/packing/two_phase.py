@@ -3,9 +3,10 @@ executor, Alg. 2 lines 24-32."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from shared.scheduling.batch import BatchBuilder, Schedule, ScheduledRequest
+from shared.scheduling.orders.offline.view import OfflineQueue
 from shared.scheduling.packing.packing import StepState
 from shared.scheduling.packing.victims import Victims, give_back_offline_blocks, schedulable
 from shared.scheduling.request import Kind, Request
@@ -23,12 +24,12 @@ class TwoPhasePacking:
     orders_online = False
     latency_budgets: tuple[str, ...] = ("none", "fixed", "profiled")
 
-    def schedule(self, state: StepState, offline_queue: Iterable[Request]) -> Schedule:
+    def schedule(self, state: StepState, offline_queue: OfflineQueue) -> Schedule:
         table, builder = state.table, _builder(state)
         preempted = _online_phase(builder, table)
         preempted += give_back_offline_blocks(builder, table, state.num_offline_blocks)
         if state.policy.offline_enabled:
-            preempted += _offline_phase(builder, table, offline_queue, preempted)
+            preempted += _offline_phase(builder, state, offline_queue, preempted)
         return Schedule(builder.entries, preempted, builder.latency_ms)
 
     def reconcile(self, state: StepState, plan: Sequence[ScheduledRequest], preempted: Iterable[str]) -> Schedule:
@@ -79,11 +80,12 @@ def _online_phase(builder: BatchBuilder, table: RequestTable, preempted: Sequenc
 
 
 def _offline_phase(
-    builder: BatchBuilder, table: RequestTable, offline_queue: Iterable[Request], preempted: Sequence[str]
+    builder: BatchBuilder, state: StepState, offline_queue: OfflineQueue, preempted: Sequence[str]
 ) -> list[str]:
     """Phase two: decodes that fit the latency budget, then chunks until one does not fit; then those that are paused,
     those that wait and those that may enter, in order. Returns what it preempted so that started work can go on where
     blocks, not time, are short."""
+    table = state.table
     held = schedulable(table, Kind.OFFLINE, preempted)
     running = [request for request in held if not request.is_paused]
     victims = Victims(builder, running)
@@ -99,12 +101,20 @@ def _offline_phase(
         return victims.lost
     paused = [request for request in held if request.is_paused]
     reserve = len(table.running(Kind.OFFLINE)) - len(paused)  # a block each, so that those running can grow
-    for queue in (paused, table.waiting(Kind.OFFLINE).values(), offline_queue):
-        for request in queue:
-            if not builder.fits_whole(request, reserve) or not builder.try_add(request, bounded=True):
-                return victims.lost
-            reserve += 1
+    for request in _waiting(builder, state, paused, offline_queue):
+        if not builder.fits_whole(request, reserve) or not builder.try_add(request, bounded=True):
+            break
+        reserve += 1
     return victims.lost
+
+
+def _waiting(
+    builder: BatchBuilder, state: StepState, paused: Iterable[Request], offline_queue: OfflineQueue
+) -> Iterator[Request]:
+    """Read lazily, so that the queue sees what those before it have left."""
+    yield from paused
+    yield from state.table.waiting(Kind.OFFLINE).values()
+    yield from offline_queue(state.view(builder))
 
 
 def _keep_online(

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from shared.latency.features import BatchFeatures
 from shared.latency.model import LatencyModel
 from shared.scheduling.batch import Limits, Policy, Schedule, ScheduledRequest
-from shared.scheduling.kv.policy import kv_policy_of
-from shared.scheduling.orders.online import ClientCounters
+from shared.scheduling.orders.offline.view import OfflineQueue
+from shared.scheduling.orders.online.order import ClientCounters
 from shared.scheduling.packing.pace import Pace
 from shared.scheduling.packing.packing import StepState
 from shared.scheduling.packing.packings import packing_named
@@ -40,7 +40,7 @@ class ExecutorMirror:
         self.limits = limits
         self.pace = Pace()
         self._slo = strategy.token_slo
-        self._kv_policy = kv_policy_of(strategy.kv_sharing, strategy.kv_eviction)
+        self._sharing = strategy.sharing
         self.table = RequestTable(strategy.make_online_order())
         self.num_free_blocks = limits.num_blocks
         self._arrivals: dict[str, _Arrival] = {}
@@ -87,7 +87,7 @@ class ExecutorMirror:
             request = self.table.get(request_id)
             if request is not None and request.is_running:
                 self.num_free_blocks += request.num_freed_blocks
-                if self._kv_policy.shares_blocks and request.kind is Kind.OFFLINE:
+                if self._sharing.is_paused_by_giving_way(request.kind):
                     request.num_kept_blocks = request.num_kept_blocks or 0
                 else:
                     self.table.preempt(request)
@@ -120,10 +120,9 @@ class ExecutorMirror:
             if request.num_tokens >= request.max_total_tokens:
                 self.depart(entry.request_id)
 
-    def plan(self, offline_queue: Iterable[Request], policy: Policy, model: LatencyModel) -> Schedule:
+    def plan(self, offline_queue: OfflineQueue, policy: Policy, model: LatencyModel) -> Schedule:
         """A step over the expected state."""
-        num_offline = self.table.num_blocks(Kind.OFFLINE) - self.table.num_blocks_in_flight(Kind.OFFLINE)
-        num_offline = num_offline if self._kv_policy.gives_way else 0
+        num_offline = self._sharing.num_offline_blocks(self.table, self.table.num_blocks(Kind.OFFLINE))
         state = StepState(self.table, self.num_free_blocks, num_offline, self.limits, policy, model, self.pace)
         return packing_named(policy.packing).schedule(state, offline_queue)
 

@@ -9,12 +9,13 @@ played on top of the executor's word. A request is in one step in flight at most
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from copy import copy
 from dataclasses import dataclass
 
 from shared.latency.model import LatencyModel
 from shared.scheduling.batch import Policy, Schedule, ScheduledRequest
+from shared.scheduling.orders.offline.view import OfflineQueue
 from shared.scheduling.packing.packings import packing_named
 from shared.scheduling.planning.mirror import ExecutorMirror
 from shared.scheduling.request import Request
@@ -64,15 +65,15 @@ class Pipeline:
         while self._plans and (self._plans[0].step < first_step or not self._in_flight):
             self._plans.popleft()
 
-    def plan(self, offline_queue: Callable[[], Iterable[Request]], policy: Policy, model: LatencyModel) -> Schedule:
+    def plan(self, offline_queue: OfflineQueue, policy: Policy, model: LatencyModel) -> Schedule:
         """``next_step`` over the expected state: as soon as there is room in the pipeline and something to run that
-        is not in flight. Without entries where nothing will be left to run. ``offline_queue`` may be read again."""
+        is not in flight. Without entries where nothing will be left to run. ``offline_queue`` may be asked again."""
         while self._num_played < len(self._plans):
             self._play(self._plans[self._num_played], policy, model)
             self._num_played += 1
         while True:
             if len(self._in_flight) < self._depth:
-                schedule = self._mirror.plan(offline_queue(), policy, model)
+                schedule = self._mirror.plan(offline_queue, policy, model)
                 if schedule.entries or not self._in_flight:
                     return schedule
             self._end_oldest(policy, model)

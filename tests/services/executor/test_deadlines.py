@@ -29,7 +29,8 @@ from shared.replica.offline_pool import OfflinePool
 from shared.replica.replica import Replica, ended_request
 from shared.replica.scheduler import AsyncScheduler
 from shared.scheduling.batch import Limits, Policy
-from shared.scheduling.orders.offline import FcfsOrder
+from shared.scheduling.orders.offline.fair_share import FairShare
+from shared.scheduling.orders.offline.fcfs import FcfsOrder
 from shared.scheduling.packing.token_slo import TokenSlo
 from shared.scheduling.request import Kind
 from shared.scheduling.strategy import Strategy
@@ -80,7 +81,7 @@ class Stack:
     def __post_init__(self) -> None:
         self.policy = self.strategy.policy(None)
         self.replica = Replica(LIMITS, SPEC, None, self.strategy, lambda: self.clock.now_ms)
-        self.pool = OfflinePool(FcfsOrder(), lambda: None, lambda _, __: None)
+        self.pool = OfflinePool(FairShare(FcfsOrder()), lambda: None, lambda _, __: None)
         info = msgspec.structs.replace(INFO, strategy=self.strategy)
         self.scheduler = AsyncScheduler(info, self.pool, self.tuning, self.clock)
         self.said: list[StepStarted] = []

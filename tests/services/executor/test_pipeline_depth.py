@@ -37,7 +37,8 @@ from shared.replica.offline_pool import OfflinePool
 from shared.replica.replica import Replica, ended_request
 from shared.replica.scheduler import AsyncScheduler
 from shared.scheduling.batch import Limits, Policy
-from shared.scheduling.orders.offline import FcfsOrder
+from shared.scheduling.orders.offline.fair_share import FairShare
+from shared.scheduling.orders.offline.fcfs import FcfsOrder
 from shared.scheduling.request import Kind
 from shared.scheduling.strategy import Strategy
 from shared.text.tokenizer import Tokenizer
@@ -85,7 +86,7 @@ class Peer:
         self.replica = Replica(Limits(16, 48, 64, 6), spec, tokenizer, strategy)
         self.engine = SlotEngine(spec, fail=fail)
         self.failed: set[str] = set()
-        self.pool = OfflinePool(FcfsOrder(), lambda: None, lambda _, __: None)
+        self.pool = OfflinePool(FairShare(FcfsOrder()), lambda: None, lambda _, __: None)
         info = make_info(strategy, 6, pipeline_depth=depth)
         self.scheduler = AsyncScheduler(info, self.pool, self.tuning, SystemClock())
         self.plans: dict[int, StepPlan] = {}
@@ -302,7 +303,7 @@ class Site:
         self.steps: list[StepStarted] = []
         self._num_expected = len(online) + len(self.late) + num_offline
         self._all_ended = asyncio.Event()
-        self._pool = OfflinePool(FcfsOrder(), lambda: None, lambda _, __: None)
+        self._pool = OfflinePool(FairShare(FcfsOrder()), lambda: None, lambda _, __: None)
         temperature = 1.0 if engine is None else 0.0
         self._pool.add([make_offline(self.batch, n, 40, 12, temperature=temperature) for n in range(num_offline)])
 

@@ -32,7 +32,7 @@ from shared.protocol.budgets import BudgetRecord, BudgetSource
 from shared.protocol.messages import ExecutorCounters, Heartbeat, OnlineServed, ServiceStatus
 from shared.protocol.slo_profile import Knob, SloProfileRecord, SloVerdict, Trial, WorkloadFacts, slo_profile_key
 from shared.protocol.slo_status import SloReport, SloState, SloStatus
-from shared.scheduling.kv.blocks import BlockOwners
+from shared.scheduling.kv.pool import BlockOwners
 from shared.watch.stack_watch import StackWatch
 from tests.services.gateway.gateway_rig import GatewayRig, wait_until
 from tests.services.profiler.profiling import KEY, executor_info, until

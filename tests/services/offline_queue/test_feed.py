@@ -9,7 +9,8 @@ from shared.bus import Bus
 from shared.protocol.messages import OfflineResult
 from shared.protocol.sampling import FinishReason
 from shared.replica.offline_pool import OfflinePool
-from shared.scheduling.orders.offline import FcfsOrder
+from shared.scheduling.orders.offline.fair_share import FairShare
+from shared.scheduling.orders.offline.fcfs import FcfsOrder
 from shared.scheduling.orders.packed_prompt import TOKEN_BYTES
 from tests.services.offline_queue.batch_desk import Desk, ManualClock, chat_line
 
@@ -102,6 +103,6 @@ def test_only_what_is_held_counts() -> None:
 
 def test_an_executor_goes_on_with_a_request_that_is_not_here_yet() -> None:
     awaited = {"batch_1.7"}
-    pool = OfflinePool(FcfsOrder(), lambda: None, lambda _, __: None, awaited.__contains__)
+    pool = OfflinePool(FairShare(FcfsOrder()), lambda: None, lambda _, __: None, awaited.__contains__)
     assert pool.settle("executor-0", ["batch_1.7", "batch_1.8"], []) == ["batch_1.8"]
     pool.check_integrity()

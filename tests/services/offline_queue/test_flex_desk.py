@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from services.offline_queue.flex_desk import NEWCOMER_SHARE, SILENCE_S, WINDOW_S, FlexDesk
 from shared.protocol.flex import FlexHeld, FlexSubmit, flex_batch
 from shared.protocol.messages import GenerateRequest, OfflineRequest
 from shared.protocol.sampling import SamplingParams
 from shared.replica.offline_pool import OfflinePool
-from shared.scheduling.orders.fair_order import FairOrder, Share
-from shared.scheduling.orders.offline import OfflineOrderKnobs, make_offline_order
+from shared.scheduling.orders.offline.fair_share import FairShare
+from shared.scheduling.orders.offline.fcfs import FcfsOrder
+from shared.scheduling.orders.offline.share import Share
 from shared.scheduling.request import Kind
 from tests.services.offline_queue.batch_desk import ManualClock
 
@@ -23,7 +22,7 @@ class Rig:
     def __init__(self, max_requests: int = 4, serves_offline: bool = True) -> None:
         self.clock = ManualClock()
         self.discarded: list[tuple[str, list[str]]] = []
-        order = FairOrder(partial(make_offline_order, "fcfs", OfflineOrderKnobs(), iter(float, 1)), self.share_of)
+        order = FairShare(FcfsOrder(), self.share_of, slack_tokens=1)
         self.pool = OfflinePool(order, lambda: None, lambda *held: self.discarded.append(held))
         self.desk = FlexDesk(self.pool, self.clock, max_requests, serves_offline)
 
@@ -134,13 +133,13 @@ def test_clients_take_turns_with_each_other_and_with_batches() -> None:
         rig.submit(name)
     rig.submit("u", client="b")
     clients = [request_id.partition(".")[0] for request_id in rig.waiting()]
-    assert clients == ["batch_1", "flex-a", "flex-b", "batch_1", "flex-a", "batch_1", "flex-a"]
+    assert clients == ["flex-a", "flex-b", "batch_1", "flex-a", "batch_1", "flex-a", "batch_1"]
 
 
 def test_the_longer_the_oldest_waits_the_more_urgent_its_client() -> None:
     rig = Rig()
     rig.submit("x")
-    assert rig.share_of("flex-a") == Share("a", 1.0, 1.0)
+    assert rig.share_of("flex-a") == Share("a", 1.0, 1.0, goes_first=True)
     rig.clock.now_s += 0.75 * WINDOW_S
     rig.submit("y")
     assert rig.share_of("flex-a").urgency == 2.0

@@ -18,7 +18,7 @@ from shared.openai.requests import TEXT
 from shared.protocol import subjects
 from shared.protocol.messages import OfflineResult
 from shared.protocol.sampling import FinishReason
-from shared.scheduling.orders.fair_order import Share
+from shared.scheduling.orders.offline.share import Share
 from tests.services.offline_queue.batch_desk import MODEL, TOKENIZER, Desk, ManualClock, answer_text, chat_line
 
 

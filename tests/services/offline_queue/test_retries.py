@@ -25,7 +25,8 @@ from shared.protocol.messages import (
 )
 from shared.protocol.sampling import FinishReason, SamplingParams
 from shared.replica.offline_pool import OfflinePool
-from shared.scheduling.orders.offline import FcfsOrder
+from shared.scheduling.orders.offline.fair_share import FairShare
+from shared.scheduling.orders.offline.fcfs import FcfsOrder
 from tests.services.gateway.gateway_rig import MODEL as SERVED
 from tests.services.gateway.gateway_rig import GatewayRig
 from tests.services.offline_queue.batch_desk import MODEL, TIMEOUT_S, TOKENIZER, Desk, ManualClock, chat_line
@@ -43,7 +44,7 @@ class Counter:
 
     def __init__(self, desk: Desk) -> None:
         self.changed = asyncio.Event()
-        self.pool = OfflinePool(FcfsOrder(), self.changed.set, lambda _, __: None)
+        self.pool = OfflinePool(FairShare(FcfsOrder()), self.changed.set, lambda _, __: None)
         self.manager = BatchManager(desk.bus, TOKENIZER, MODEL, self.pool, desk.clock, max_failures=MAX_FAILURES)
         self.bus = desk.bus
 
@@ -143,7 +144,7 @@ async def test_invalid_lines_are_not_tried(desk: Desk) -> None:
 
 def test_suspects_enter_one_at_a_time() -> None:
     """See ``AsyncScheduler._candidates``."""
-    pool = OfflinePool(FcfsOrder(), lambda: None, lambda _, __: None)
+    pool = OfflinePool(FairShare(FcfsOrder()), lambda: None, lambda _, __: None)
     pool.add([_request(line) for line in range(1, 4)])
     pool.retry("batch_1.1", 1)
     pool.retry("batch_1.2", 2)

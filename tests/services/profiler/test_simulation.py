@@ -32,7 +32,7 @@ from shared.latency.linear import LinearLatencyModel
 from shared.latency.swap import SwapModel
 from shared.protocol.latency_models import LatencyModelRecord, LinearCoefficients
 from shared.scheduling.batch import Schedule
-from shared.scheduling.orders.offline import FcfsOrder
+from shared.scheduling.orders.offline.fcfs import FcfsOrder
 from shared.scheduling.request import Kind
 from shared.scheduling.strategy import Strategy
 from tests.shared.replica.factories import KV_STRATEGIES

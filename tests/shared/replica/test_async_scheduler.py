@@ -29,7 +29,8 @@ from shared.replica.offline_pool import SUSPECT_FAILURES, OfflinePool
 from shared.replica.replica import Replica, ended_request
 from shared.replica.scheduler import AsyncScheduler
 from shared.scheduling.batch import Policy
-from shared.scheduling.orders.offline import OFFLINE_ORDERS, OfflineOrderKnobs, make_offline_order
+from shared.scheduling.orders.offline.fair_share import FairShare
+from shared.scheduling.orders.offline.registry import OFFLINE_ORDERS, OfflineOrderKnobs, make_offline_order
 from shared.scheduling.request import Kind
 from shared.scheduling.strategy import Strategy
 from shared.text.tokenizer import Tokenizer
@@ -50,7 +51,7 @@ def make_pool(order: str, discarded: list[str], utility_ratio: float = 0.5) -> O
     made = make_offline_order(
         order, OfflineOrderKnobs(utility_ratio=utility_ratio), iter(random.Random(7).random, None)
     )
-    return OfflinePool(made, lambda: None, lambda _, ids: discarded.extend(ids))
+    return OfflinePool(FairShare(made), lambda: None, lambda _, ids: discarded.extend(ids))
 
 
 class Peer:

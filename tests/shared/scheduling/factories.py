@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterable
 
 from shared.latency.features import BatchFeatures
 from shared.latency.linear import LinearLatencyModel
 from shared.scheduling.batch import Limits, Policy, Schedule, ScheduledRequest
-from shared.scheduling.orders.online import OnlineOrder
+from shared.scheduling.orders.offline.view import OfflineQueue
+from shared.scheduling.orders.online.order import OnlineOrder
 from shared.scheduling.packing.pace import Pace
 from shared.scheduling.packing.packing import StepState
 from shared.scheduling.packing.two_phase import TwoPhasePacking
@@ -81,7 +83,12 @@ def plan(
     num_free_blocks: int | None = None,
 ) -> Schedule:
     """In two phases."""
-    return TWO_PHASE.schedule(step_state(table, limits, policy, num_free_blocks), offline or [])
+    return TWO_PHASE.schedule(step_state(table, limits, policy, num_free_blocks), queue_of(offline or []))
+
+
+def queue_of(requests: Iterable[Request]) -> OfflineQueue:
+    """Always the same, whatever the step."""
+    return lambda view: iter(requests)
 
 
 def tokens(schedule: Schedule) -> dict[str, int]:

@@ -24,14 +24,14 @@ from tests.shared.scheduling.deadlines import (
     make_state,
     make_timed_table,
 )
-from tests.shared.scheduling.factories import MODEL, features_of, make_decode, make_request, tokens
+from tests.shared.scheduling.factories import MODEL, features_of, make_decode, make_request, queue_of, tokens
 
 PACKING = packing_named("deadline")
 ROUNDING_MS = 1e-6
 
 
 def pack(state: StepState, queue: list[Request] | None = None) -> Schedule:
-    return PACKING.schedule(state, queue or [])
+    return PACKING.schedule(state, queue_of(queue or []))
 
 
 def decodes_ms(*contexts: int) -> float:

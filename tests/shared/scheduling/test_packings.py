@@ -9,13 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.scheduling.batch import Limits, Schedule
+from shared.scheduling.orders.offline.view import no_queue
 from shared.scheduling.packing.packing import StepState
 from shared.scheduling.packing.packings import PACKINGS, packing_named
 from shared.scheduling.request import Kind, Request
 from shared.scheduling.strategy import PRESETS, Strategy, preset_named
 from shared.scheduling.table import RequestTable
 from tests.shared.scheduling.deadlines import PACE, held_online, make_state, make_timed_table
-from tests.shared.scheduling.factories import make_decode, make_request, tokens
+from tests.shared.scheduling.factories import make_decode, make_request, queue_of, tokens
 
 FCFS, TURNS = packing_named("fcfs"), packing_named("round-robin")
 
@@ -62,7 +63,7 @@ def test_no_schedule_breaks_a_limit(
     queue = [make_request(kind=Kind.OFFLINE, prompt=prompt) for prompt in prompts]
     pace, limits = replace(PACE, last_kind=last_kind), Limits(16, 4000, 512, max_seqs)
     state = make_state(make_timed_table([*online, *offline]), name, pace, limits, num_free_blocks=free)
-    planned = packing_named(name).schedule(state, queue)
+    planned = packing_named(name).schedule(state, queue_of(queue))
     check(state, planned, queue)
     for request in queue:
         state.table.add(request)
@@ -98,7 +99,7 @@ def test_what_runs_always_goes_on_without_free_blocks(
     held = [make_decode(context=context) for context in contexts]
     held += [make_decode(kind=Kind.OFFLINE, context=context) for context in offline_contexts]
     state = make_state(make_timed_table(held), name, num_free_blocks=0)
-    assert packing_named(name).schedule(state, []).entries
+    assert packing_named(name).schedule(state, no_queue).entries
 
 
 def arrived(request: Request, arrival_s: float) -> Request:
@@ -120,10 +121,10 @@ def mixed_table() -> RequestTable:
 def test_fcfs_has_no_priorities() -> None:
     queue = [arrived(make_request("off-3", Kind.OFFLINE, prompt=200), 4.5)]
     limits = Limits(16, 4000, 402, 64)
-    schedule = FCFS.schedule(make_state(mixed_table(), "fcfs", limits=limits), queue)
+    schedule = FCFS.schedule(make_state(mixed_table(), "fcfs", limits=limits), queue_of(queue))
     assert tokens(schedule) == {"on-1": 1, "off-1": 1, "off-2": 200, "off-3": 200}
     late_queue = [arrived(make_request("off-3", Kind.OFFLINE, prompt=200), 6.0)]
-    schedule = FCFS.schedule(make_state(mixed_table(), "fcfs", limits=limits), late_queue)
+    schedule = FCFS.schedule(make_state(mixed_table(), "fcfs", limits=limits), queue_of(late_queue))
     assert tokens(schedule) == {"on-1": 1, "on-2": 200, "off-1": 1, "off-2": 200}
 
 
@@ -133,29 +134,29 @@ def test_fcfs_takes_blocks_from_the_last_to_arrive_whatever_its_kind() -> None:
         arrived(make_decode("off-old", Kind.OFFLINE, context=160), 1.0),
         arrived(make_decode("off-new", Kind.OFFLINE, context=160), 3.0),
     ]
-    schedule = FCFS.schedule(make_state(make_timed_table(held), "fcfs", num_free_blocks=0), [])
+    schedule = FCFS.schedule(make_state(make_timed_table(held), "fcfs", num_free_blocks=0), no_queue)
     assert schedule.preempted == ["off-new"] and list(tokens(schedule)) == ["on", "off-old"]
     held[0].arrival_s = 4.0
-    schedule = FCFS.schedule(make_state(make_timed_table(held), "fcfs", num_free_blocks=0), [])
+    schedule = FCFS.schedule(make_state(make_timed_table(held), "fcfs", num_free_blocks=0), no_queue)
     assert schedule.preempted == ["on"] and list(tokens(schedule)) == ["off-old", "off-new"]
 
 
 def test_turns_alternate_and_are_left_to_the_other_where_there_is_nothing_to_run() -> None:
     table, pace, served = mixed_table(), PACE, []
     for _ in range(4):
-        schedule = TURNS.schedule(make_state(table, "round-robin", pace), [])
+        schedule = TURNS.schedule(make_state(table, "round-robin", pace), no_queue)
         served.append(list(tokens(schedule)))
         pace = pace.after(schedule, 256)
     assert served == [["on-1", "on-2"], ["off-1", "off-2"]] * 2
     online_only = make_timed_table([make_decode("on")])
     assert list(
-        tokens(TURNS.schedule(make_state(online_only, "round-robin", replace(PACE, last_kind=Kind.ONLINE)), []))
+        tokens(TURNS.schedule(make_state(online_only, "round-robin", replace(PACE, last_kind=Kind.ONLINE)), no_queue))
     ) == ["on"]
 
 
 def test_in_an_offline_turn_a_plan_bounds_what_runs() -> None:
     state = make_state(mixed_table(), "round-robin", replace(PACE, last_kind=Kind.ONLINE))
-    planned = TURNS.schedule(state, [])
+    planned = TURNS.schedule(state, no_queue)
     assert list(tokens(planned)) == ["off-1", "off-2"]
     state.table.remove("off-1")
     state.table.add(make_decode("off-9", Kind.OFFLINE))

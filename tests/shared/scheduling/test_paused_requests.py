@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from shared.scheduling.batch import Limits, Policy, ScheduledRequest
+from shared.scheduling.orders.offline.view import no_queue
 from shared.scheduling.planning.mirror import ExecutorMirror
 from shared.scheduling.request import Kind, Request
 from shared.scheduling.strategy import Strategy
@@ -81,7 +82,7 @@ def test_the_mirror_pauses_and_brings_back() -> None:
     mirror.preempt(["off"])
     mirror.depart("off")
     assert mirror.num_free_blocks == 20
-    assert tokens(mirror.plan([], UNBOUNDED, MODEL)) == {"on": 101}
+    assert tokens(mirror.plan(no_queue, UNBOUNDED, MODEL)) == {"on": 101}
     mirror.table.check_integrity()
 
 

@@ -8,7 +8,7 @@ from shared.scheduling.batch import Policy, ScheduledRequest
 from shared.scheduling.planning.mirror import ARRIVAL_GRACE_STEPS, ExecutorMirror
 from shared.scheduling.request import Kind
 from shared.scheduling.strategy import preset_named
-from tests.shared.scheduling.factories import LIMITS, MODEL, UNBOUNDED, make_decode, make_request, make_table
+from tests.shared.scheduling.factories import LIMITS, MODEL, UNBOUNDED, make_decode, make_request, make_table, queue_of
 
 
 def test_a_preempted_request_returns_to_the_front_with_its_tokens() -> None:
@@ -95,7 +95,7 @@ def test_a_plan_covers_arrivals_and_the_offline_queue() -> None:
     mirror = ExecutorMirror(LIMITS)
     mirror.observe([make_decode("old")], [], 900)
     mirror.arrive(make_request("new", prompt=50))
-    schedule = mirror.plan([make_request("off", Kind.OFFLINE, prompt=60)], UNBOUNDED, MODEL)
+    schedule = mirror.plan(queue_of([make_request("off", Kind.OFFLINE, prompt=60)]), UNBOUNDED, MODEL)
     assert [entry.request_id for entry in schedule.entries] == ["old", "new", "off"]
 
 

@@ -20,6 +20,7 @@ from tests.shared.scheduling.factories import (
     make_request,
     make_table,
     plan,
+    queue_of,
     step_state,
     tokens,
 )
@@ -251,7 +252,7 @@ def test_what_is_in_flight_is_neither_scheduled_nor_preempted(
     busy = {request.request_id for request, _ in held if request.is_in_flight}
     waiting = [make_request("", Kind.OFFLINE, prompt=prompt) for prompt in queue]
     state = step_state(table, num_free_blocks=free)
-    planned = TWO_PHASE.schedule(state, waiting)
+    planned = TWO_PHASE.schedule(state, queue_of(waiting))
     entries = [entry(request) for request, _ in held]
     preempted = [request.request_id for request, _ in held[::3]]
     reconciled = TWO_PHASE.reconcile(state, entries, preempted)

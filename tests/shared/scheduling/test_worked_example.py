@@ -47,7 +47,7 @@ def make_state(table: RequestTable) -> StepState:
 
 def test_the_plan() -> None:
     queue = [Request("line-3", Kind.OFFLINE, num_tokens=120, max_total_tokens=150)]
-    schedule = TwoPhasePacking().schedule(make_state(make_table()), queue)
+    schedule = TwoPhasePacking().schedule(make_state(make_table()), lambda view: iter(queue))
     assert [(e.request_id, e.num_scheduled_tokens) for e in schedule.entries] == [
         ("ann", 1),
         ("ben", 30),

@@ -62,7 +62,7 @@ def draining_text(beat: Heartbeat) -> str:
 
 def _describe_sharing(beat: Heartbeat) -> str:
     counters = beat.counters
-    if beat.info.strategy.kv_sharing != "bidirectional":
+    if not beat.info.strategy.sharing.pauses:
         return ""
     return (
         f", {counters.pauses} times an offline request was paused, {counters.checkpointed_slots} slots to the host, "

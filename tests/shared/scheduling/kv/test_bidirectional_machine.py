@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from shared.scheduling.request import Kind
-from tests.shared.scheduling.bidirectional_bench import Bench
+from tests.shared.scheduling.kv.bidirectional_bench import Bench
 
 NUM_BLOCKS, NUM_HOST_SLOTS = 6, 16
 
@@ -19,11 +19,11 @@ NUM_BLOCKS, NUM_HOST_SLOTS = 6, 16
 class BidirectionalMachine(RuleBasedStateMachine):
     """Few distinct tokens, so that prefixes are often shared; few blocks and host slots; steps that overlap."""
 
-    keeps_online = False
+    eviction = "lru"
 
     def __init__(self) -> None:
         super().__init__()
-        self.bench = Bench(NUM_BLOCKS, NUM_HOST_SLOTS, self.keeps_online)
+        self.bench = Bench(NUM_BLOCKS, NUM_HOST_SLOTS, self.eviction)
         self.count = 0
 
     def at_rest(self) -> list[str]:
@@ -79,7 +79,7 @@ class BidirectionalMachine(RuleBasedStateMachine):
 
 
 class KeepingMachine(BidirectionalMachine):
-    keeps_online = True
+    eviction = "online-first"
 
 
 TestBidirectionalMachine = BidirectionalMachine.TestCase
@@ -92,7 +92,7 @@ TestKeepingMachine.settings = settings(max_examples=30, stateful_step_count=40)
 def test_long_runs_under_pressure(seed: int) -> None:
     """More than a machine of limited steps reaches: thousands of steps, nearly always without a free block."""
     rng = random.Random(seed)
-    bench = Bench(rng.choice([4, 8, 12]), rng.choice([6, 30, 200]), keeps_online=seed % 3 == 0)
+    bench = Bench(rng.choice([4, 8, 12]), rng.choice([6, 30, 200]), "lru" if seed % 3 else "online-first")
     swapped = 0
     for count in range(400):
         for kind in Kind:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shared.scheduling.orders.offline_rate import OfflineRate
+from shared.scheduling.orders.offline.rate import OfflineRate
 from shared.scheduling.request import Kind, Request
 from shared.scheduling.strategy import PRESETS, Strategy
 

@@ -1,70 +1,15 @@
-"""The order in which waiting online requests enter: first come, first served, or fair by client.
-
-A table tells its order about every request that comes, starts, loses its KV or goes; whoever knows of a generated
-token tells the order too. Executor and mirror feed the same events, and every step message carries the executor's
-counters, so both order alike.
-"""
+"""Fair between clients, by the service that each has received."""
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Annotated, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
 
-import msgspec
-from msgspec import Meta
-
-from shared.named import named
+from shared.scheduling.orders.online.order import ClientCounters, OnlineOrder
 from shared.scheduling.request import Request
 
 MIN_CLIENTS_TO_PRUNE = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class ClientCounters:
-    """What an executor says about its clients. ``tokens``: weighted tokens by client, of those that it holds
-    requests of and of ``last_client_id``, the client that was the last to have none waiting. ``weights``: of those of
-    them whose weight is not 1."""
-
-    tokens: dict[str, float]
-    last_client_id: str
-    weights: dict[str, float] = field(default_factory=dict)
-
-
-class OnlineOrder:
-    """What an order hears of, and what it is asked. As it stands it hears nothing and keeps the order of arrival."""
-
-    def add(self, request: Request) -> None:
-        """It came; it waits, or runs already."""
-
-    def start(self, request: Request) -> None:
-        """It got KV blocks and waits no more; ``was_admitted`` is still as before."""
-
-    def preempt(self, request: Request) -> None:
-        """It lost its KV and waits again."""
-
-    def remove(self, request: Request) -> None:
-        """It is gone, from where it was."""
-
-    def generate(self, request: Request, num_tokens: int = 1) -> None:
-        """It gained output."""
-
-    def counters(self) -> ClientCounters | None:
-        """For the step message; None for an order without memory."""
-        return None
-
-    def restore(self, counters: ClientCounters | None, requests: Iterable[Request]) -> None:
-        """Take over an executor's word: its counters, and the online requests that it holds, in its order."""
-
-    def in_order(self, waiting: Mapping[str, Request]) -> Iterator[Request]:
-        """``waiting`` (by id, in order of arrival, preempted ones first) in this order, as it is if each enters
-        before the next is asked for. Read lazily; the table must not change meanwhile."""
-        return iter(waiting.values())
-
-
-class Fcfs(OnlineOrder):
-    """First come, first served."""
 
 
 class _Place(NamedTuple):
@@ -228,22 +173,3 @@ class Vtc(OnlineOrder):
         }
         self._weights = {key: weight for key, weight in self._weights.items() if key in self._tokens}
         self._prune_at = max(MIN_CLIENTS_TO_PRUNE, 2 * len(self._tokens))
-
-
-class OnlineOrderKnobs(msgspec.Struct, frozen=True, kw_only=True):
-    """Of all online orders."""
-
-    vtc_weight_input: Annotated[float, Meta(ge=0, description="vtc: what a prompt token counts")] = 1.0
-    vtc_weight_output: Annotated[float, Meta(ge=0, description="vtc: what an output token counts")] = 2.0
-
-
-_MAKERS: dict[str, Callable[[OnlineOrderKnobs], OnlineOrder]] = {
-    "fcfs": lambda knobs: Fcfs(),
-    "vtc": lambda knobs: Vtc(knobs.vtc_weight_input, knobs.vtc_weight_output),
-}
-ONLINE_ORDERS = tuple(_MAKERS)
-
-
-def make_online_order(name: str, knobs: OnlineOrderKnobs | None = None) -> OnlineOrder:
-    """A new one. Raises ValueError that lists the known ones, or says what is wrong with the knobs."""
-    return named(_MAKERS, name, "online order")(knobs or OnlineOrderKnobs())

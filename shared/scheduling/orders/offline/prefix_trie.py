@@ -6,49 +6,20 @@ end is a short block of its own. Runs of blocks that all requests below share ar
 (section 4.3), so one whose prompt begins another's, or equals it, is that one's sibling over an empty edge.
 
 Edges hold no tokens: they are ranges of a packed prompt that passes through them, so the trie costs a few hundred
-bytes per request beside the prompts themselves.
+bytes per request beside the prompts themselves. Requests are of groups, and each branch knows what is below it of each,
+so that the order of some groups is read without a look at the others.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Container, Iterable, Iterator
-from itertools import chain
+from collections.abc import Collection, Iterable, Iterator
 from typing import TypeAlias
 
+from shared.scheduling.orders.offline.order import Turn
+from shared.scheduling.orders.offline.prefix_node import Branch, Leaf, Node
 from shared.scheduling.orders.packed_prompt import TOKEN_BYTES
 from shared.scheduling.request import Request
 
-
-class _Branch:
-    """What all requests below share. ``prompt[:end]`` is the path from the root, ``prompt[start:end]`` the edge."""
-
-    __slots__ = ("children", "end", "num_waiting", "parent", "prompt", "start")
-
-    def __init__(self, parent: _Branch | None, prompt: bytes, start: int, end: int, num_waiting: int) -> None:
-        self.parent = parent
-        self.prompt = prompt  # of any request below
-        self.start = start
-        self.end = end
-        self.num_waiting = num_waiting  # waiting requests below
-        self.children: OrderedDict[_Key, _Node] = OrderedDict()  # finds its first in O(1) after many deletions
-
-
-class _Leaf:
-    """One request; ``prompt[start:end]`` is what it shares with no other."""
-
-    __slots__ = ("end", "num_waiting", "parent", "prompt", "request", "start")
-
-    def __init__(self, parent: _Branch, prompt: bytes, start: int, request: Request) -> None:
-        self.parent = parent
-        self.prompt = prompt
-        self.start = start
-        self.end = len(prompt)
-        self.num_waiting = 0
-        self.request = request
-
-
-_Node: TypeAlias = _Branch | _Leaf
 _Key: TypeAlias = bytes | str  # an edge's first block; for an empty edge the request's id
 
 
@@ -64,8 +35,9 @@ class PrefixTrie:
         if block_size < 1:
             raise ValueError(f"block_size must be at least 1, not {block_size}")
         self._block_bytes = block_size * TOKEN_BYTES
-        self._root = _Branch(None, b"", 0, 0, 0)
-        self._leaves: dict[str, _Leaf] = {}
+        self._root = Branch(None, b"", 0, 0, 0)
+        self._leaves: dict[str, Leaf] = {}
+        self._num_waiting = 0
 
     def __len__(self) -> int:
         """Held requests included."""
@@ -76,58 +48,61 @@ class PrefixTrie:
 
     @property
     def num_waiting(self) -> int:
-        return self._root.num_waiting
+        return self._num_waiting
 
     def prompt(self, request_id: str) -> bytes:
         """Of a known request, packed. Raises KeyError for an unknown id."""
         return self._leaves[request_id].prompt
 
-    def in_order(self, avoiding: Iterable[bytes] = ()) -> Iterator[Request]:
-        """Waiting requests, depth first, read lazily; the trie must not change meanwhile. At each branch, what shares
-        more of the prompts that are to be avoided comes after what shares less."""
+    def in_order(self, avoiding: Iterable[bytes] = (), turn: Turn | None = None) -> Iterator[Request]:
+        """Waiting requests of those whose turn it is, of all where None is given, depth first, read lazily; the trie
+        must not change meanwhile. At each branch, what shares more of the prompts that are to be avoided comes after
+        what shares less."""
+        groups: Collection[str] = self._root.parts if turn is None else turn.groups
+        passed: Collection[str] = () if turn is None else turn.passed
         avoided = self._paths(avoiding)
-        path = [_children(self._root, avoided)]
+        path = [_children(self._root, groups, avoided)]
         while path:
             for node in path[-1]:
-                if not node.num_waiting:
-                    continue
-                if isinstance(node, _Branch):
-                    path.append(_children(node, avoided))
+                if isinstance(node, Branch):
+                    path.append(_children(node, groups, avoided))
                     break
-                yield node.request
+                if node.group in groups and node.request.request_id not in passed:
+                    yield node.request
             else:
                 path.pop()
 
-    def insert(self, request: Request, prompt: bytes) -> None:
+    def insert(self, request: Request, prompt: bytes, group: str = "") -> None:
         """A request that waits. ``prompt``: its packed tokens, kept by reference. Raises ValueError for an id that is
         here already."""
         request_id = request.request_id
         if request_id in self._leaves:
             raise ValueError(f"request {request_id} is here already")
-        parent = self._parent_for(prompt)
-        leaf = _Leaf(parent, prompt, parent.end, request)
-        parent.children[self._key(leaf)] = leaf
+        leaf = Leaf(self._parent_for(prompt), prompt, request, group)
+        leaf.parent.children[self._key(leaf)] = leaf
         self._leaves[request_id] = leaf
-        _count(leaf, 1)
+        self._num_waiting += 1
+        self._enter_parts(leaf)
 
     def hold(self, request_id: str) -> None:
         """A waiting request is left out of the order until ``resume``. Raises KeyError for an unknown id."""
         leaf = self._leaves[request_id]
-        assert leaf.num_waiting == 1, f"request {request_id} is held already"
-        _count(leaf, -1)
+        assert leaf.is_waiting, f"request {request_id} is held already"
+        self._count(leaf, -1)
 
     def resume(self, request_id: str) -> None:
         """A held request waits again, at its old place. Raises KeyError for an unknown id."""
         leaf = self._leaves[request_id]
-        assert leaf.num_waiting == 0, f"request {request_id} is not held"
-        _count(leaf, 1)
+        assert not leaf.is_waiting, f"request {request_id} is not held"
+        self._count(leaf, 1)
 
     def remove(self, request_id: str) -> None:
         """Forget a request, waiting or held, and its prompt. Raises KeyError for an unknown id."""
         leaf = self._leaves.pop(request_id)
-        if leaf.num_waiting:
-            _count(leaf, -1)
-        branch: _Branch | None = leaf.parent
+        if leaf.is_waiting:
+            self._count(leaf, -1)
+        self._leave_parts(leaf)
+        branch: Branch | None = leaf.parent
         assert branch is not None
         del branch.children[self._key(leaf)]
         if branch.parent is not None and len(branch.children) == 1:
@@ -137,12 +112,46 @@ class PrefixTrie:
                 branch.prompt = next(iter(branch.children.values())).prompt
             branch = branch.parent
 
-    def _paths(self, prompts: Iterable[bytes]) -> set[_Node]:
+    def _count(self, leaf: Leaf, change: int) -> None:
+        """It waits, or does not wait any more."""
+        leaf.is_waiting = change > 0
+        self._num_waiting += change
+        branch: Branch | None = leaf.parent
+        while branch is not None:
+            branch.parts[leaf.group].num_waiting += change
+            branch = branch.parent
+
+    def _enter_parts(self, leaf: Leaf) -> None:
+        """A new leaf is below each branch on its path."""
+        node: Node = leaf
+        branch: Branch | None = leaf.parent
+        is_new = True  # to its parent's part of the group
+        while branch is not None:
+            is_first = leaf.group not in branch.parts
+            part = branch.part(leaf.group)
+            part.num_waiting += 1
+            if is_new:
+                part.children.add((node.rank, node))
+            node, branch, is_new = branch, branch.parent, is_first
+
+    def _leave_parts(self, leaf: Leaf) -> None:
+        """Branches that have nothing else of its group forget the group."""
+        node: Node = leaf
+        branch: Branch | None = leaf.parent
+        while branch is not None:
+            part = branch.parts[leaf.group]
+            part.children.remove((node.rank, node))
+            if part.children:
+                return
+            del branch.parts[leaf.group]
+            node, branch = branch, branch.parent
+
+    def _paths(self, prompts: Iterable[bytes]) -> set[Node]:
         """The root, and whatever else shares a block with one of the prompts; empty where there are none."""
-        found: set[_Node] = set()  # membership only, never iterated
+        found: set[Node] = set()  # membership only, never iterated
         for prompt in prompts:
-            node: _Node | None = self._root
-            while isinstance(node, _Branch):
+            node: Node | None = self._root
+            while isinstance(node, Branch):
                 found.add(node)
                 is_shared = node.prompt[node.start : node.end] == prompt[node.start : node.end]
                 node = node.children.get(prompt[node.end : node.end + self._block_bytes]) if is_shared else None
@@ -150,7 +159,7 @@ class PrefixTrie:
                 found.add(node)
         return found
 
-    def _parent_for(self, prompt: bytes) -> _Branch:
+    def _parent_for(self, prompt: bytes) -> Branch:
         """The branch under which a new leaf hangs; an edge that the prompt leaves half-way is split there."""
         branch = self._root
         while True:
@@ -159,11 +168,11 @@ class PrefixTrie:
             if child is None:
                 return branch
             shared_end = self._shared_end(child, prompt)
-            if isinstance(child, _Leaf) or shared_end < child.end:
+            if isinstance(child, Leaf) or shared_end < child.end:
                 return self._split(child, shared_end)
             branch = child
 
-    def _shared_end(self, node: _Node, prompt: bytes) -> int:
+    def _shared_end(self, node: Node, prompt: bytes) -> int:
         """Where the path to the end of ``node``'s edge and ``prompt``, equal up to the edge's first block, part."""
         limit = min(node.end, len(prompt))
         whole_end = limit - limit % self._block_bytes
@@ -179,45 +188,55 @@ class PrefixTrie:
                 high = middle - self._block_bytes
         return low
 
-    def _split(self, node: _Node, end: int) -> _Branch:
+    def _split(self, node: Node, end: int) -> Branch:
         """A new branch in ``node``'s place, with ``node`` below it; it needs a second child."""
         parent = node.parent
         assert parent is not None
-        branch = _Branch(parent, node.prompt, node.start, end, node.num_waiting)
+        branch = Branch(parent, node.prompt, node.start, end, node.rank)
         parent.children[self._key(node)] = branch
-        node.parent, node.start = branch, end
+        parent.replace(node, branch)
+        node.parent, node.start, node.rank = branch, end, branch.next_rank()
         branch.children[self._key(node)] = node
+        for group in node.groups():
+            part = branch.part(group)
+            part.num_waiting = node.num_waiting(group)
+            part.children.add((node.rank, node))
         return branch
 
-    def _merge(self, branch: _Branch) -> _Branch:
+    def _merge(self, branch: Branch) -> Branch:
         """The only child takes the branch's place and edge; returns its new parent."""
         parent = branch.parent
         assert parent is not None
         (child,) = branch.children.values()
         parent.children[self._key(branch)] = child
+        parent.replace(branch, child)
         child.parent, child.start = parent, branch.start
         return parent
 
-    def _key(self, node: _Node) -> _Key:
+    def _key(self, node: Node) -> _Key:
         block = node.prompt[node.start : min(node.end, node.start + self._block_bytes)]
         if block:
             return block
-        assert isinstance(node, _Leaf)
+        assert isinstance(node, Leaf)
         return node.request.request_id
 
     def check_integrity(self) -> None:
         """Raises AssertionError where paths, counts and leaves disagree."""
         assert self._check(self._root) == len(self._leaves)
 
-    def _check(self, branch: _Branch) -> int:
+    def _check(self, branch: Branch) -> int:
         """The number of leaves below, which is at most a recursion per block of a prompt."""
         num_leaves = 0
         assert branch is self._root or len(branch.children) >= 2
-        assert branch.num_waiting == sum(child.num_waiting for child in branch.children.values())
+        assert branch.parts.keys() == {group for child in branch.children.values() for group in child.groups()}
+        for group, part in branch.parts.items():
+            below = [child for child in branch.children.values() if group in child.groups()]
+            assert [child for _, child in part.children] == sorted(below, key=lambda child: child.rank)
+            assert part.num_waiting == sum(child.num_waiting(group) for child in below)
         for key, child in branch.children.items():
-            assert key == self._key(child) and child.parent is branch and child.start == branch.end
-            assert child.prompt[: branch.end] == branch.prompt[: branch.end]
-            if isinstance(child, _Leaf):
+            assert child.parent is branch and child.start == branch.end and self._key(child) == key
+            assert child.prompt[: child.start] == branch.prompt[: branch.end]
+            if isinstance(child, Leaf):
                 assert self._leaves[child.request.request_id] is child and child.end == len(child.prompt)
                 num_leaves += 1
             else:
@@ -227,17 +246,13 @@ class PrefixTrie:
         return num_leaves
 
 
-def _children(branch: _Branch, avoided: Container[_Node]) -> Iterator[_Node]:
-    """Those that are to be avoided last, each part in its order."""
-    children = branch.children.values()
+def _children(branch: Branch, groups: Collection[str], avoided: Collection[Node]) -> Iterator[Node]:
+    """Those with waiting requests; those that are to be avoided last, each part in its order."""
     if branch not in avoided:
-        return iter(children)
-    return chain((c for c in children if c not in avoided), (c for c in children if c in avoided))
+        return branch.waiting(groups)
+    return _avoided_last(branch, groups, avoided)
 
 
-def _count(leaf: _Leaf, change: int) -> None:
-    leaf.num_waiting += change
-    branch: _Branch | None = leaf.parent
-    while branch is not None:
-        branch.num_waiting += change
-        branch = branch.parent
+def _avoided_last(branch: Branch, groups: Collection[str], avoided: Collection[Node]) -> Iterator[Node]:
+    yield from (child for child in branch.waiting(groups) if child not in avoided)
+    yield from (child for child in branch.waiting(groups) if child in avoided)

@@ -9,7 +9,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from shared.scheduling.kv.blocks import BlockOwners, BlockPool
+from shared.scheduling.kv.blocks import BlockPool
+from shared.scheduling.kv.eviction.evictions import EVICTIONS, make_eviction
+from shared.scheduling.kv.eviction.online_first import OnlineFirst
+from shared.scheduling.kv.pool import BlockOwners
 from shared.scheduling.request import Kind
 
 BLOCK = 4
@@ -109,21 +112,21 @@ def test_starting_twice_is_refused() -> None:
         pool.start("a", Kind.ONLINE, [1])
 
 
-@pytest.mark.parametrize("keeps_online", [False, True])
-def test_online_contents_outlive_offline_churn_where_they_are_kept(keeps_online: bool) -> None:
-    pool = BlockPool(8, BLOCK, keeps_online)
+@pytest.mark.parametrize("eviction", EVICTIONS)
+def test_online_contents_outlive_offline_churn_where_they_are_kept(eviction: str) -> None:
+    pool = BlockPool(8, BLOCK, make_eviction(eviction))
     prefix = list(range(4 * BLOCK))
     started(pool, "chat", prefix)
     pool.free("chat")
     for number in range(20):
         started(pool, "churn", [100 + number] * 4 * BLOCK, Kind.OFFLINE)
         pool.free("churn")
-    assert pool.start("again", Kind.ONLINE, [*prefix, 1]) == (len(prefix) if keeps_online else 0)
+    assert pool.start("again", Kind.ONLINE, [*prefix, 1]) == (len(prefix) if eviction == "online-first" else 0)
     pool.check_integrity()
 
 
 def test_online_contents_go_when_nothing_else_is_left_the_least_recently_used_first() -> None:
-    pool = BlockPool(4, BLOCK, keeps_online=True)
+    pool = BlockPool(4, BLOCK, OnlineFirst())
     for request_id, token in (("old", 1), ("new", 2)):
         started(pool, request_id, [token] * 2 * BLOCK)
         pool.free(request_id)
@@ -133,7 +136,7 @@ def test_online_contents_go_when_nothing_else_is_left_the_least_recently_used_fi
 
 
 def test_what_an_offline_request_finds_of_an_online_one_stays_online() -> None:
-    pool = BlockPool(4, BLOCK, keeps_online=True)
+    pool = BlockPool(4, BLOCK, OnlineFirst())
     started(pool, "chat", [1] * 2 * BLOCK)
     pool.free("chat")
     assert started(pool, "alike", [1] * 3 * BLOCK, Kind.OFFLINE) == 2 * BLOCK
@@ -143,7 +146,7 @@ def test_what_an_offline_request_finds_of_an_online_one_stays_online() -> None:
 
 
 def test_what_was_online_is_not_after_other_contents() -> None:
-    pool = BlockPool(3, BLOCK, keeps_online=True)
+    pool = BlockPool(3, BLOCK, OnlineFirst())
     started(pool, "chat", [1] * 2 * BLOCK)
     pool.free("chat")
     started(pool, "offline", [2] * 3 * BLOCK, Kind.OFFLINE)
@@ -158,11 +161,11 @@ class PoolMachine(RuleBasedStateMachine):
     """Random requests over few distinct tokens, so that prefixes are often shared; and blocks are taken in the order
     that a list of all free ones gives, sorted anew each time."""
 
-    keeps_online = False
+    eviction = "lru"
 
     def __init__(self) -> None:
         super().__init__()
-        self.pool = BlockPool(12, BLOCK, self.keeps_online)
+        self.pool = BlockPool(12, BLOCK, make_eviction(self.eviction))
         self.live: dict[str, list[int]] = {}
         self.kinds: dict[str, Kind] = {}
         self.contents: dict[int, tuple[int, ...]] = {}  # block id -> all tokens up to its end, as computed
@@ -213,7 +216,7 @@ class PoolMachine(RuleBasedStateMachine):
         return has_grown
 
     def _is_kept(self, block_id: int) -> bool:
-        return self.keeps_online and block_id in self.found.values() and block_id in self.online
+        return self.eviction == "online-first" and block_id in self.found.values() and block_id in self.online
 
     def _hold(self, block_ids: list[int], kind: Kind) -> None:
         for block_id in block_ids:
@@ -251,7 +254,7 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 class KeepingMachine(PoolMachine):
-    keeps_online = True
+    eviction = "online-first"
 
 
 TestPoolMachine = PoolMachine.TestCase

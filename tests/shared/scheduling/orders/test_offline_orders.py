@@ -9,26 +9,28 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from sortedcontainers import SortedList
+from sortedcontainers import SortedDict
 
-from shared.scheduling.orders.freshness import FreshnessTree
-from shared.scheduling.orders.offline import (
-    OFFLINE_ORDERS,
-    FcfsOrder,
-    OfflineOrder,
-    OfflineOrderKnobs,
-    PsmFairOrder,
-    PsmOrder,
-    make_offline_order,
-)
+from shared.scheduling.orders.offline.fcfs import FcfsOrder
+from shared.scheduling.orders.offline.freshness import FreshnessTree
+from shared.scheduling.orders.offline.order import OfflineOrder, Turn
+from shared.scheduling.orders.offline.prefix_trie import PrefixTrie
+from shared.scheduling.orders.offline.psm import PsmOrder
+from shared.scheduling.orders.offline.psm_fair import PsmFairOrder
+from shared.scheduling.orders.offline.registry import OFFLINE_ORDERS, OfflineOrderKnobs, make_offline_order
+from shared.scheduling.orders.offline.view import OfflineView
 from shared.scheduling.orders.packed_prompt import TOKEN_BYTES, pack_tokens, unpack_tokens
-from shared.scheduling.orders.prefix_trie import PrefixTrie
 from shared.scheduling.strategy import PRESETS
-from tests.shared.scheduling.naive_orders import NaiveOrder, make_waiting, numbered
+from tests.shared.scheduling.orders.naive_orders import NaiveOrder, make_waiting, numbered
 
 PROMPTS = st.lists(st.integers(0, 2), max_size=12)
 READERS = ("executor-0", "executor-1", "executor-2")
+GROUPS = ("x", "y", "z")
 LONG_PROMPTS = st.lists(st.sampled_from([[0] * 40, [1] * 40, [2] * 3]), max_size=4).map(lambda runs: list(chain(*runs)))
+
+
+def read(order: OfflineOrder, turn: Turn | None = None) -> list[str]:
+    return [request.request_id for request in order.in_order(turn=turn)]
 
 
 class OrderMachine(RuleBasedStateMachine):
@@ -46,6 +48,7 @@ class OrderMachine(RuleBasedStateMachine):
         self.orders: list[OfflineOrder] = [self.fcfs, self.psm, self.fair]
         self.numbers = iter(random.Random(seed).random, None)
         self.draws: list[float] = []
+        self.group_of: dict[str, str] = {}
         self.last: dict[str, list[int]] = {}  # reader to the prompt that it took last
 
     def some(self, ids: list[str], index: int) -> str:
@@ -56,12 +59,13 @@ class OrderMachine(RuleBasedStateMachine):
         self.draws += islice(self.numbers, max(0, len(self.naive.waiting()) + 1 - len(self.draws)))
         return self.naive.fair(self.utility_ratio, self.draws)
 
-    @rule(prompt=PROMPTS | LONG_PROMPTS, copies=st.integers(1, 3))
-    def add(self, prompt: list[int], copies: int) -> None:
+    @rule(prompt=PROMPTS | LONG_PROMPTS, copies=st.integers(1, 3), group=st.sampled_from(GROUPS))
+    def add(self, prompt: list[int], copies: int, group: str) -> None:
         for request_id in islice(self.ids, copies):
             self.naive.add(request_id, prompt)
             for order in self.orders:
-                order.add(make_waiting(request_id, len(prompt)), pack_tokens(prompt))
+                order.add(make_waiting(request_id, len(prompt)), pack_tokens(prompt), group)
+            self.group_of[request_id] = group
 
     @precondition(lambda self: self.naive.waiting())
     @rule(index=st.integers(0, 3), reader=st.sampled_from([None, *READERS]))
@@ -108,9 +112,38 @@ class OrderMachine(RuleBasedStateMachine):
             assert order.num_waiting == len(ids)
         reader = READERS[len(self.naive.prompts) % len(READERS)]
         others = [prompt for other, prompt in self.last.items() if other != reader]
-        by_prefix = [request.request_id for request in self.psm.in_order(reader)]
+        by_prefix = [request.request_id for request in self.psm.in_order(OfflineView(reader))]
         assert by_prefix == self.naive.depth_first(others)
-        assert sorted(request.request_id for request in self.fair.in_order(reader)) == sorted(expected[0])
+        assert sorted(request.request_id for request in self.fair.in_order(OfflineView(reader))) == sorted(expected[0])
+
+    @invariant()
+    def turns_are_parts_of_the_order(self) -> None:
+        if not hasattr(self, "naive"):
+            return
+        groups = dict.fromkeys(GROUPS[: len(self.naive.prompts) % 3 + 1])
+        for order, naive in ((self.fcfs, self.naive.waiting()), (self.psm, self.naive.depth_first())):
+            of_groups = [request_id for request_id in naive if self.group_of[request_id] in groups]
+            assert read(order, Turn(groups)) == of_groups
+            assert read(order, Turn(groups, set(of_groups[::2]))) == of_groups[1::2]
+        every, whole = dict.fromkeys(GROUPS), read(self.fair)
+        assert read(self.fair, Turn(every)) == whole
+        assert read(self.fair, Turn(every, set(whole[:3]))) == whole[3:]
+        assert sorted(read(self.fair, Turn(groups))) == sorted(read(self.fcfs, Turn(groups)))
+
+    @invariant()
+    def whose_turn_ends_is_not_shown(self) -> None:
+        if not hasattr(self, "naive"):
+            return
+        for order in self.orders:
+            groups, shown = dict.fromkeys(GROUPS), []
+            for request in order.in_order(turn=Turn(groups)):
+                group = self.group_of[request.request_id]
+                shown.append(group)
+                assert group in groups
+                if shown.count(group) == 2:
+                    del groups[group]
+            waiting = [self.group_of[request_id] for request_id in self.naive.waiting()]
+            assert sorted(shown) == sorted(group for group in GROUPS for _ in range(min(2, waiting.count(group))))
 
 
 OrderMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=60)
@@ -118,27 +151,29 @@ TestOrders = OrderMachine.TestCase
 
 
 class FreshnessMachine(RuleBasedStateMachine):
-    """Against a sorted list."""
+    """Against sorted lists, one a group."""
 
     def __init__(self) -> None:
         super().__init__()
         self.tree = FreshnessTree()
-        self.sequences: SortedList[int] = SortedList()
+        self.sequences: SortedDict[int, str] = SortedDict()  # to groups
 
-    @rule(sequence=st.integers(0, 60))
-    def insert_or_remove(self, sequence: int) -> None:
+    @rule(sequence=st.integers(0, 60), group=st.sampled_from(GROUPS))
+    def insert_or_remove(self, sequence: int, group: str) -> None:
         if sequence in self.sequences:
+            group = self.sequences.pop(sequence)
             with pytest.raises(ValueError, match=f"sequence {sequence} of request r is here already"):
-                self.tree.insert(sequence, make_waiting("r", 1))
-            self.tree.remove(sequence)
-            self.sequences.remove(sequence)
+                self.tree.insert(sequence, make_waiting("r", 1), group)
+            self.tree.remove(sequence, group)
         else:
-            self.tree.insert(sequence, make_waiting(f"r-{sequence}", 1))
-            self.sequences.add(sequence)
+            self.tree.insert(sequence, make_waiting(f"r-{sequence}", 1), group)
+            self.sequences[sequence] = group
 
     @invariant()
     def most_stale_first(self) -> None:
         assert [request.request_id for request in self.tree.in_order()] == [f"r-{n}" for n in self.sequences]
+        of_two = [f"r-{n}" for n, group in self.sequences.items() if group != "y"]
+        assert [request.request_id for request in self.tree.in_order(Turn(dict.fromkeys("xz")))] == of_two
         assert len(self.tree) == len(self.sequences)
 
 
@@ -156,7 +191,7 @@ def test_a_trie_under_thousands_of_operations() -> None:
             request_id, start = next(ids), rng.choice(shared)
             prompt = start[: rng.randrange(len(start) + 1)] + [rng.randrange(3) for _ in range(rng.randrange(9))]
             naive.add(request_id, prompt)
-            trie.insert(make_waiting(request_id, len(prompt)), pack_tokens(prompt))
+            trie.insert(make_waiting(request_id, len(prompt)), pack_tokens(prompt), rng.choice(GROUPS))
         else:
             request_id = rng.choice(known)
             naive.remove(request_id)
@@ -280,7 +315,7 @@ def test_executors_share_the_work_and_no_group_is_torn_while_another_is_whole(na
     touched: dict[int, dict[str, None]] = {}
     while order.num_waiting:
         reader = rng.choice(READERS)
-        for request in list(islice(order.in_order(reader), rng.randrange(1, 4))):
+        for request in list(islice(order.in_order(OfflineView(reader)), rng.randrange(1, 4))):
             group = group_of[request.request_id]
             torn = bool(touched.get(group)) and reader not in touched[group]
             assert not torn or len(touched) == 8, "other groups were whole"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from shared.scheduling.kv.blocks import BlockOwners
+from shared.scheduling.kv.eviction.evictions import EVICTIONS
+from shared.scheduling.kv.pool import BlockOwners
 from shared.scheduling.request import Kind
-from tests.shared.scheduling.bidirectional_bench import Bench, started
+from tests.shared.scheduling.kv.bidirectional_bench import Bench, started
 
 
 def test_two_requests_share_a_block_from_both_ends() -> None:
@@ -103,16 +104,16 @@ def test_a_prefix_is_found_by_requests_of_the_same_kind_only() -> None:
     assert bench.pool.start("late", Kind.OFFLINE, list(range(9))) == 8
 
 
-@pytest.mark.parametrize("keeps_online", [False, True])
-def test_online_contents_outlive_offline_churn_where_they_are_kept(keeps_online: bool) -> None:
-    bench = Bench(keeps_online=keeps_online)
+@pytest.mark.parametrize("eviction", EVICTIONS)
+def test_online_contents_outlive_offline_churn_where_they_are_kept(eviction: str) -> None:
+    bench = Bench(eviction=eviction)
     started(bench, "chat", Kind.ONLINE, 12)
     bench.free("chat")
     for number in range(20):
         started(bench, "churn", Kind.OFFLINE, 16, first=100 * number)
         bench.free("churn")
         bench.check()
-    assert bench.pool.start("again", Kind.ONLINE, list(range(13))) == (12 if keeps_online else 0)
+    assert bench.pool.start("again", Kind.ONLINE, list(range(13))) == (12 if eviction == "online-first" else 0)
 
 
 def test_a_shared_block_is_given_up_when_all_who_share_it_are_paused_and_checkpointed_once() -> None:

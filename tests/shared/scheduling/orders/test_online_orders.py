@@ -10,14 +10,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shared.scheduling.batch import Limits, Policy, ScheduledRequest
-from shared.scheduling.orders.online import (
-    MIN_CLIENTS_TO_PRUNE,
-    Fcfs,
-    OnlineOrder,
-    OnlineOrderKnobs,
-    Vtc,
-    make_online_order,
-)
+from shared.scheduling.orders.online.fcfs import Fcfs
+from shared.scheduling.orders.online.order import OnlineOrder
+from shared.scheduling.orders.online.registry import OnlineOrderKnobs, make_online_order
+from shared.scheduling.orders.online.vtc import MIN_CLIENTS_TO_PRUNE, Vtc
 from shared.scheduling.planning.mirror import ExecutorMirror
 from shared.scheduling.request import Kind, Request
 from shared.scheduling.strategy import Strategy
@@ -73,7 +69,7 @@ class Site:
 
     def _tell(self, entries: list[ScheduledRequest]) -> None:
         """Q_send: the mirror takes it over and assumes the outcome."""
-        states = [copy_of(request) for request in self.table]
+        states = [copy(request) for request in self.table]
         for state in states:
             state.client_weight = 1.0  # not in the message: the counters tell
         self.mirror.observe(states, self.ended, self.num_free_blocks, self.table.online_order.counters())
@@ -95,10 +91,6 @@ class Site:
         request = self.table.get(request_id)
         assert request is not None
         return request
-
-
-def copy_of(request: Request) -> Request:
-    return copy(request)
 
 
 def count(order: OnlineOrder, client: str) -> float:
@@ -306,7 +298,7 @@ def test_the_executors_counters_replace_the_mirrors() -> None:
         request = table.get(client_of)
         assert request is not None
         told.generate(request, num_tokens)
-    mirror.observe([copy_of(request) for request in table], [], 1000, told.counters())
+    mirror.observe([copy(request) for request in table], [], 1000, told.counters())
     assert ids(mirror.table.online_queue()) == ["y", "mine", "x"]
     assert count(mirror.table.online_order, "a") == 400 * WEIGHT_OUTPUT
 
@@ -325,10 +317,10 @@ def test_clients_that_would_be_lifted_anyway_are_forgotten() -> None:
 
 
 def test_names_and_weights() -> None:
-    assert isinstance(make_online_order("fcfs"), Fcfs)
+    assert isinstance(make_online_order("fcfs", OnlineOrderKnobs()), Fcfs)
     assert isinstance(make_online_order("vtc", OnlineOrderKnobs(vtc_weight_input=0.5, vtc_weight_output=3.0)), Vtc)
     with pytest.raises(ValueError, match="unknown online order 'lifo'; known: fcfs, vtc"):
-        make_online_order("lifo")
+        make_online_order("lifo", OnlineOrderKnobs())
     with pytest.raises(ValueError, match="weights must not be negative, nor both 0: -1, 2"):
         make_online_order("vtc", OnlineOrderKnobs(vtc_weight_input=-1.0))
     with pytest.raises(ValueError, match="nor both 0"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from shared.scheduling.kv.bidirectional import BidirectionalPool
+from shared.scheduling.kv.eviction.evictions import make_eviction
 from shared.scheduling.kv.slot_transfers import SlotOperations
 from shared.scheduling.request import Kind
 
@@ -37,8 +38,8 @@ class Device:
 class Bench:
     """A pool, the device behind it, and what each request has computed."""
 
-    def __init__(self, num_blocks: int = 8, num_host_slots: int = 100, keeps_online: bool = False) -> None:
-        self.pool = BidirectionalPool(num_blocks, BLOCK, num_host_slots, keeps_online)
+    def __init__(self, num_blocks: int = 8, num_host_slots: int = 100, eviction: str = "lru") -> None:
+        self.pool = BidirectionalPool(num_blocks, BLOCK, num_host_slots, make_eviction(eviction))
         self.device = Device()
         self.tokens: dict[str, list[int]] = {}
         self.computed: dict[str, int] = {}
@@ -68,7 +69,6 @@ class Bench:
         grown = self.pool.grow(request_id, num_tokens)
         if grown:
             self.paused.discard(request_id)
-            self.pool.lock(request_id)
         self.paused.update(self.pool.take_paused())
         for dropped in self.pool.take_dropped():
             self.forget(dropped)

@@ -1,0 +1,26 @@
+"""What is asked of an eviction policy."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import Protocol
+
+from shared.scheduling.request import Kind
+
+
+class Eviction(Collection[int], Protocol):
+    """The cached blocks of one pool that nobody holds, by block id, and which of them is given up first. All is O(1),
+    or near to it, for each block: thousands are let go of in a step."""
+
+    def __iter__(self) -> Iterator[int]:
+        """In the order in which they are given up."""
+
+    def let_go(self, block_id: int, key: bytes, kind: Kind, num_hits: int) -> None:
+        """The last holder let go of a block, in which the contents with the hash ``key`` can be found. ``kind``: online
+        once an online request has held them. ``num_hits``: requests that have found them since they were computed."""
+
+    def hold(self, block_id: int) -> None:
+        """Somebody holds one of them again, or what could be found in it is worthless."""
+
+    def evict(self) -> int:
+        """Give up the next one; there is one."""

@@ -1,0 +1,153 @@
+"""Offline work shared fairly: by clients, and within a client by its batches. One order over all that waits decides
+within that.
+
+Weighted fair queueing by service received, as the virtual token counters of Sheng et al. (OSDI 2024) do it for online
+requests, on two levels. A request that enters is charged its prompt and the most output that it may have, over the
+share of its client and over the urgency of its batch. Next is what the order shows first of those that were charged
+the least. Who is ahead of them by less than a slack counts as one of them: so the order can put requests that share
+prompts next to each other, whosever they are, and need not change from one client's prompts to another's at each
+request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from shared.scheduling.orders.offline.order import OfflineOrder
+from shared.scheduling.orders.offline.share import BatchAccount, Charge, ClientAccount, Share, ShareOf, lifted
+from shared.scheduling.orders.offline.turns import Turns
+from shared.scheduling.orders.offline.view import NOBODY, OfflineView
+from shared.scheduling.request import Request
+
+SLACK_TOKENS = 8192  # to compute a shared prefix of 400 tokens anew at each turn is 5% of that
+
+
+class FairShare:
+    """An ``OfflineOrder`` of batches' requests, whose ids are ``<batch id>.<line>``.
+
+    While clients A and B both have requests waiting, what they were charged differs by less than ``slack_tokens`` and
+    one request's charge; so do the batches of one client. A client or a batch that had nothing waiting is lifted to the
+    least charged of those that have, or where none has, to where the last one was served: nobody saves up idle time.
+    What is given back is refunded after that. One client with one batch is served in the order itself.
+    """
+
+    def __init__(
+        self, order: OfflineOrder, share_of: ShareOf = lambda batch_id: Share(), slack_tokens: int = SLACK_TOKENS
+    ) -> None:
+        """``order``: an empty one; ``slack_tokens``: at least 1."""
+        self._order = order
+        self._share_of = share_of
+        self._slack_tokens = slack_tokens
+        self._clients: dict[str, ClientAccount] = {}
+        self._batches: dict[str, BatchAccount] = {}
+        self._num_tokens: dict[str, int] = {}  # of each request, with the most output that it may have
+        self._charges: dict[str, Charge] = {}  # of taken requests
+        self._reached = 0.0  # what the client that was served last had been charged before
+
+    @property
+    def num_waiting(self) -> int:
+        return self._order.num_waiting
+
+    def add(self, request: Request, prompt: bytes) -> None:
+        """It waits. ``prompt``: its packed tokens. Raises ValueError for an id that is here already."""
+        batch_id = _batch_id(request.request_id)
+        self._order.add(request, prompt, batch_id)
+        share = self._share_of(batch_id)
+        batch = self._batch_of(batch_id, share.client_id)
+        self._lift(batch)
+        batch.precedence = share.precedence
+        batch.num_known += 1
+        self._wait(batch, 1)
+        self._num_tokens[request.request_id] = request.max_total_tokens
+
+    def take(self, request_id: str, reader: str | None = None) -> None:
+        """A waiting request runs at the reader. Raises KeyError for an unknown id."""
+        batch = self._batches[_batch_id(request_id)]
+        self._order.take(request_id, reader)
+        share = self._share_of(batch.batch_id)
+        charge = self._charges[request_id] = share.charge(self._num_tokens[request_id])
+        batch.precedence = share.precedence
+        self._reached, batch.client.reached = batch.client.charged, batch.charged
+        batch.charged += charge.of_batch
+        batch.client.charged += charge.of_client
+        self._wait(batch, -1)
+
+    def give_back(self, request_id: str) -> None:
+        """A taken request waits again. Its charge is refunded, to where the others are by now. Raises KeyError for an
+        unknown id."""
+        batch = self._batches[_batch_id(request_id)]
+        charge = self._charges.pop(request_id)
+        self._lift(batch)
+        self._order.give_back(request_id)
+        batch.charged -= charge.of_batch
+        batch.client.charged -= charge.of_client
+        self._wait(batch, 1)
+
+    def remove(self, request_id: str) -> None:
+        """Forget it, waiting or taken. Raises KeyError for an unknown id."""
+        batch = self._batches[_batch_id(request_id)]
+        self._order.remove(request_id)
+        batch.num_known -= 1
+        del self._num_tokens[request_id]
+        if self._charges.pop(request_id, None) is None:
+            self._wait(batch, -1)
+        if not batch.num_known:
+            del self._batches[batch.batch_id], batch.client.batches[batch.batch_id]
+            if not batch.client.batches:
+                del self._clients[batch.client.client_id]
+
+    def leave(self, reader: str) -> None:
+        """The reader takes no more."""
+        self._order.leave(reader)
+
+    def in_order(self, view: OfflineView = NOBODY) -> Iterator[Request]:
+        """What waits, next first, read lazily, as it is if each is taken before the next. Nothing must change
+        meanwhile."""
+        turns = Turns(self._clients, self._share_of, self._slack_tokens)
+        while (turn := turns.next_turn()) is not None:
+            for request in self._order.in_order(view, turn):
+                yield request
+                if turns.charge(request, self._batches[_batch_id(request.request_id)]):
+                    break
+            else:
+                turns.close(self._batches[batch_id] for batch_id in turn.groups)
+
+    def _wait(self, batch: BatchAccount, change: int) -> None:
+        batch.num_waiting += change
+        batch.client.num_waiting += change
+
+    def _lift(self, batch: BatchAccount) -> None:
+        """One of the batch's requests is about to wait: where none did, no idle time is saved up."""
+        client = batch.client
+        if not batch.num_waiting:
+            batch.charged = lifted(batch, client.batches, client.reached)
+        if not client.num_waiting:
+            client.charged = lifted(client, self._clients, self._reached)
+
+    def _batch_of(self, batch_id: str, client_id: str) -> BatchAccount:
+        """The batch; a new one is this client's."""
+        batch = self._batches.get(batch_id)
+        if batch is None:
+            client = self._clients.get(client_id)
+            if client is None:
+                client = self._clients[client_id] = ClientAccount(client_id)
+            batch = self._batches[batch_id] = client.batches[batch_id] = BatchAccount(batch_id, client)
+        return batch
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError where the accounts and the order disagree."""
+        self._order.check_integrity()
+        assert sum(batch.num_known for batch in self._batches.values()) == len(self._num_tokens)
+        assert self._charges.keys() <= self._num_tokens.keys()
+        assert self.num_waiting == len(self._num_tokens) - len(self._charges)
+        assert self.num_waiting == sum(client.num_waiting for client in self._clients.values())
+        for client_id, client in self._clients.items():
+            assert client.client_id == client_id and client.batches
+            assert client.num_waiting == sum(batch.num_waiting for batch in client.batches.values())
+        for batch_id, batch in self._batches.items():
+            assert self._clients[batch.client.client_id].batches[batch_id] is batch and batch.num_known
+
+
+def _batch_id(request_id: str) -> str:
+    """Empty where the id has none."""
+    return request_id.rpartition(".")[0]

@@ -1,0 +1,59 @@
+"""The seam of offline orders: which waiting offline request may enter an executor next."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from shared.scheduling.orders.offline.view import NOBODY, OfflineView
+from shared.scheduling.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Whose requests an order may show.
+
+    ``groups``: may lose members while an order is read, and none of those is shown from then on; ``passed``: ids of
+    requests that were shown before in this reading. They are left out, and the rest is as if they had been taken.
+    """
+
+    groups: Collection[str]
+    passed: Collection[str] = frozenset()
+
+
+class OfflineOrder(Protocol):
+    """One order of all that waits, whosever it is. Requests come with ``add``, run between ``take`` and ``give_back``,
+    and go with ``remove``. One that is given back waits at its old place.
+
+    Of several readers, executors by their ids, an order that sees to shared prompts shows each first what shares them
+    with no other's last request: who shares a prefix stays together for as long as there is other work. A single
+    reader, and None, are shown the order itself.
+    """
+
+    def add(self, request: Request, prompt: bytes, group: str = "") -> None:
+        """It waits. ``prompt``: its packed tokens; ``group``: the batch that it is of, which may have its turn or not.
+        Raises ValueError for an id that is here already."""
+
+    def take(self, request_id: str, reader: str | None = None) -> None:
+        """A waiting request runs at the reader. Raises KeyError for an unknown id."""
+
+    def give_back(self, request_id: str) -> None:
+        """A taken request waits again. Raises KeyError for an unknown id."""
+
+    def remove(self, request_id: str) -> None:
+        """Forget it, waiting or taken. Raises KeyError for an unknown id."""
+
+    def leave(self, reader: str) -> None:
+        """The reader takes no more."""
+
+    def in_order(self, view: OfflineView = NOBODY, turn: Turn | None = None) -> Iterator[Request]:
+        """What waits of those whose turn it is, of all where None is given, next first and read lazily: what is found
+        costs no look at each of the others. Reading changes nothing: until something is added, taken, given back or
+        removed, the next reading is the same. The order must not change meanwhile."""
+
+    @property
+    def num_waiting(self) -> int: ...
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError where the parts disagree."""

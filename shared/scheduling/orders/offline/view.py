@@ -1,0 +1,59 @@
+"""What an offline order sees of the executor and the step that it is asked for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias
+
+from shared.latency.features import BatchFeatures
+from shared.latency.model import LatencyModel
+from shared.scheduling.request import Request
+
+
+class PrefixCache(Protocol):
+    """What the executor's prefix cache has, as far as it is known here."""
+
+    def num_cached_tokens(self, request: Request) -> int:
+        """Tokens at the beginning of a waiting request whose KV is there."""
+
+
+class NoCache:
+    """One that has nothing."""
+
+    def num_cached_tokens(self, request: Request) -> int:
+        return 0
+
+
+NO_CACHE = NoCache()
+
+
+@dataclass(frozen=True, slots=True)
+class OfflineView:
+    """Taken when a step comes to its waiting offline requests. An order takes from it what it needs and changes nothing
+    of it. ``features`` and the running requests are not copied: they are as they stand whenever they are looked at.
+
+    ``reader``: the executor's id, None for nobody in particular; ``num_free_blocks``: KV blocks that are left to the
+    step; ``budget_ms``: what the whole step may take; ``model``: by which latency model, None where none is known;
+    ``features``: of what the step has so far; the two kinds of requests that have KV on the executor, in the step or
+    not.
+    """
+
+    reader: str | None = None
+    cache: PrefixCache = NO_CACHE
+    num_free_blocks: int = 0
+    budget_ms: float = math.inf
+    model: LatencyModel | None = None
+    features: BatchFeatures = field(default_factory=BatchFeatures)
+    running_online: Collection[Request] = ()
+    running_offline: Collection[Request] = ()
+
+
+NOBODY = OfflineView()
+OfflineQueue: TypeAlias = Callable[[OfflineView], Iterator[Request]]  # what may enter, next first, read lazily
+
+
+def no_queue(view: OfflineView) -> Iterator[Request]:
+    """Of a place where no offline request waits."""
+    return iter(())

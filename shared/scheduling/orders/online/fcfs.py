@@ -1,0 +1,9 @@
+"""First come, first served: what an online order is that hears nothing."""
+
+from __future__ import annotations
+
+from shared.scheduling.orders.online.order import OnlineOrder
+
+
+class Fcfs(OnlineOrder):
+    """First come, first served."""

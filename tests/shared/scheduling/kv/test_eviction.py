@@ -1,0 +1,92 @@
+"""Eviction policies, each against a list of all blocks that is sorted anew each time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.scheduling.kv.blocks import BlockPool
+from shared.scheduling.kv.eviction.eviction import Eviction
+from shared.scheduling.kv.eviction.evictions import EVICTIONS, make_eviction
+from shared.scheduling.kv.eviction.lru import Lru
+from shared.scheduling.request import Kind
+
+NUM_BLOCKS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Cached:
+    """A block as it was let go of, the ``turn``-th."""
+
+    block_id: int
+    kind: Kind
+    turn: int
+
+
+ORDERS: dict[str, Callable[[Cached], object]] = {
+    "lru": lambda cached: cached.turn,
+    "online-first": lambda cached: (cached.kind is Kind.ONLINE, cached.turn),
+}
+
+
+@pytest.mark.parametrize("name", EVICTIONS)
+@given(actions=st.lists(st.tuples(st.integers(0, NUM_BLOCKS - 1), st.sampled_from(Kind), st.booleans()), max_size=40))
+def test_the_order_is_that_of_a_list(name: str, actions: list[tuple[int, Kind, bool]]) -> None:
+    eviction = make_eviction(name)
+    cached: dict[int, Cached] = {}
+    for turn, (block_id, kind, evicts) in enumerate(actions):
+        expected = sorted(cached.values(), key=ORDERS[name])
+        if evicts and expected:
+            assert eviction.evict() == expected[0].block_id
+            del cached[expected[0].block_id]
+        elif block_id in cached:
+            eviction.hold(block_id)
+            del cached[block_id]
+        else:
+            eviction.let_go(block_id, b"%d" % turn, kind, 0)
+            cached[block_id] = Cached(block_id, kind, turn)
+        order = [each.block_id for each in sorted(cached.values(), key=ORDERS[name])]
+        assert list(eviction) == order and len(eviction) == len(order)
+        assert all((block_id in eviction) == (block_id in cached) for block_id in range(NUM_BLOCKS))
+
+
+def test_an_unknown_name_is_refused() -> None:
+    with pytest.raises(ValueError, match="unknown KV eviction 'mru'; known: lru, online-first"):
+        make_eviction("mru")
+
+
+class Recorder(Lru):
+    """Remembers what it was told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[tuple[str, int, Kind | None, int]] = []
+
+    def let_go(self, block_id: int, key: bytes, kind: Kind, num_hits: int) -> None:
+        self.told.append(("let go", block_id, kind, num_hits))
+        super().let_go(block_id, key, kind, num_hits)
+
+    def hold(self, block_id: int) -> None:
+        self.told.append(("hold", block_id, None, 0))
+        super().hold(block_id)
+
+
+def test_it_is_told_who_held_a_block_how_often_it_was_found_and_when_it_is_held_again() -> None:
+    eviction: Eviction = (recorder := Recorder())
+    pool = BlockPool(2, 4, eviction)
+    for turn, kind in enumerate((Kind.OFFLINE, Kind.ONLINE, Kind.OFFLINE)):
+        assert pool.start("a", kind, [1] * 5) == (4 if turn else 0)
+        pool.grow("a", 5)
+        pool.commit("a", [1] * 5, 5)
+        pool.free("a")
+    hold = ("hold", 0, None, 0)
+    let_go = [("let go", 0, kind, hits) for hits, kind in enumerate((Kind.OFFLINE, Kind.ONLINE, Kind.ONLINE))]
+    assert recorder.told == [let_go[0], hold, let_go[1], hold, let_go[2]]
+    assert pool.start("b", Kind.OFFLINE, [2]) == 0 and pool.grow("b", 8)
+    assert pool.start("a", Kind.OFFLINE, [1] * 5) == 0
+    pool.free("b")
+    pool.check_integrity()
