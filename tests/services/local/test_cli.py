@@ -151,7 +151,7 @@ def test_version_is_that_of_the_package() -> None:
     [
         (("up", "--engine", "tpu"), "unknown engine 'tpu'; known: torch, vllm, sim"),
         (("up", "--preset", "fair"), "unknown preset 'fair'; known: hygen, sarathi++, hygen-star, online-only"),
-        (("up", "--kv-sharing", "fifo"), "unknown kv sharing 'fifo'; known: recompute, keep-resident, bidirectional"),
+        (("up", "--kv-sharing", "fifo"), "unknown kv sharing 'fifo'; known: recompute, bidirectional, keep-resident"),
         (("up", "--online-order", "lifo"), "unknown online order 'lifo'; known: fcfs, vtc"),
         (("up", "--log-level", "loud"), "unknown log level 'loud'; known: debug, info, warning, error"),
         (("up", "--port", "70000"), "Invalid value for '--port'"),
