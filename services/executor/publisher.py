@@ -20,6 +20,7 @@ from shared.protocol.messages import (
 from shared.protocol.sampling import FinishReason
 from shared.replica.replica import AddressedOutput, Ended
 from shared.scheduling.batch import ScheduledRequest
+from shared.scheduling.kv.prefix_cache import CacheChanges
 from shared.scheduling.orders.online.order import ClientCounters
 from shared.scheduling.packing.pace import Pace
 from shared.scheduling.request import Kind, Request
@@ -76,6 +77,7 @@ class StepPublisher:
         client_counters: ClientCounters | None,
         in_flight: list[list[ScheduledRequest]],
         pace: Pace,
+        cache: CacheChanges,
     ) -> StepStarted:
         """The message about a step of this executor."""
         return StepStarted(
@@ -91,6 +93,7 @@ class StepPublisher:
             client_counters,
             in_flight,
             pace,
+            cache,
         )
 
 

@@ -262,6 +262,7 @@ class StepLoop:
             replica.table.online_order.counters(),
             before,
             replica.pace,
+            replica.pool.take_cache_changes(),
         )
 
     async def _measure_one(self) -> None:

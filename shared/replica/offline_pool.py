@@ -117,9 +117,10 @@ class OfflinePool:
         """What waits, next first, as the view's reader is to take it; the pool must not change while this is read."""
         return self._order.in_order(view)
 
-    def prompt(self, request_id: str) -> bytes:
-        """Its packed tokens. Raises KeyError for an unknown id."""
-        return self._items[request_id].prompt
+    def prompt(self, request_id: str) -> bytes | None:
+        """Its packed tokens; None for an unknown id."""
+        item = self._items.get(request_id)
+        return None if item is None else item.prompt
 
     def sample(self, count: int) -> list[OfflineLength]:
         """The lengths of about so many requests, evenly spread by age."""

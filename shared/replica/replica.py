@@ -17,6 +17,7 @@ from shared.replica.engine import Sequence, StepBatch, StepResult, TokenHistory
 from shared.replica.kv_allocation import KVAllocation
 from shared.replica.sequence import LiveSequence
 from shared.scheduling.batch import Limits, Policy, Schedule, ScheduledRequest, why_never_held
+from shared.scheduling.kv.request_cache import HashedRequests
 from shared.scheduling.kv.slot_transfers import SlotOperations
 from shared.scheduling.orders.offline.view import no_queue
 from shared.scheduling.packing.pace import Pace
@@ -83,6 +84,8 @@ class Replica:
         self._pace = Pace()
         self._tokenizer = tokenizer
         self._sequences: dict[str, LiveSequence] = {}
+        self._cache = HashedRequests(self.pool, limits.block_size, self._block_hashes)
+        self._planned: dict[str, int] = {}  # tokens of offline requests in the plan of the coming step
         self._in_flight: deque[_Step] = deque()  # oldest first
         self._aborting: dict[str, None] = {}
         self._voided: dict[str, None] = {}  # in flight on KV that another step's failure made worthless
@@ -140,6 +143,7 @@ class Replica:
             return packing_named(policy.packing).schedule(self.step_state(policy, model), no_queue)
         for request in plan.admitted:
             self.submit(request)
+        self._planned = {entry.request_id: entry.num_scheduled_tokens for entry in plan.entries}
         return self.reconcile(plan.entries, plan.preempted, policy, model)
 
     def reconcile(
@@ -151,7 +155,7 @@ class Replica:
     def step_state(self, policy: Policy, model: LatencyModel) -> StepState:
         """What the next step is packed from."""
         num_free, num_offline = self._kv.num_blocks()
-        return StepState(self.table, num_free, num_offline, self.limits, policy, model, self.pace)
+        return StepState(self.table, num_free, num_offline, self.limits, policy, model, self.pace, self._cache)
 
     def begin(self, schedule: Schedule, step: int) -> StepBatch:
         """``allocate``, and the batch that the engine is to run."""
@@ -167,7 +171,8 @@ class Replica:
     def allocate(self, schedule: Schedule) -> list[tuple[LiveSequence, int]]:
         """Give each entry its blocks; what runs, with the tokens that it computes. Entries whose blocks are short are
         dropped."""
-        running = self._kv.allocate(schedule, self._sequences)
+        running = self._kv.allocate(schedule, self._sequences, self._planned)
+        self._planned = {}
         if running:
             self._in_flight.append(_Step(running, self._kv.take_operations()))
             self._pace = self._pace.after(schedule, self.limits.max_num_seqs)
@@ -245,6 +250,9 @@ class Replica:
         """All that is held, as it is now."""
         self._kv.update_paused()
         return [copy(request) for request in self.table]
+
+    def _block_hashes(self, request_id: str) -> list[bytes]:
+        return self._sequences[request_id].block_hashes(self.limits.block_size)
 
     def _recomputes(self, sequence: LiveSequence) -> bool:
         """Take its KV where it was made worthless while it was in flight."""

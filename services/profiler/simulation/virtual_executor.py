@@ -158,7 +158,9 @@ class VirtualExecutor:
         self._replica.update_paused()
         self._planned_for_ms = self._now_ms
         table = self._replica.table
-        num_offline = self._setup.strategy.sharing.num_offline_blocks(table, table.num_blocks(Kind.OFFLINE))
+        num_offline = self._setup.strategy.sharing.num_offline_blocks(
+            table.num_blocks(Kind.OFFLINE), table.num_blocks_in_flight(Kind.OFFLINE)
+        )
         state = self._replica.step_state(self._policy, self._setup.planner)
         state = replace(state, num_offline_blocks=num_offline)  # as far as a scheduler knows
         self._plan = plan = self._packing.schedule(state, lambda view: self._waiting(view, now_s))
