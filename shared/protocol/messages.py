@@ -125,6 +125,14 @@ class StepStarted(msgspec.Struct, frozen=True):
     num_fresh: int | None = None
 
 
+class CacheTold(msgspec.Struct, frozen=True):
+    """What a StepStarted tells of the prefix cache, for those who need no more of it."""
+
+    executor_id: str
+    epoch: str
+    cache: CacheChanges = CacheChanges()
+
+
 class LatencySample(msgspec.Struct, frozen=True):
     """One timed step."""
 

@@ -8,7 +8,7 @@ import contextlib
 from services.gateway.live.registry import ExecutorRegistry, LiveExecutor
 from shared.errors import NoExecutorError
 from shared.latency.model import LatencyModel
-from shared.scheduling.placement.prefix_record import Prompt
+from shared.scheduling.placement.prompt import Prompt
 from shared.scheduling.placement.routing import Option, Route, choose
 from shared.watch.tuning import Tuning
 
@@ -29,7 +29,7 @@ class Router:
     def route(self, token_ids: list[int]) -> Route | None:
         """For a request with these tokens, which counts at its executor from here on; None where none takes any."""
         options = [Option(each.target, self._model(each)) for each in self._registry.available()]
-        prompt = Prompt.of(token_ids)
+        prompt = Prompt(token_ids)
         target = choose(options, prompt, self._mean_output_tokens)
         return None if target is None else target.send(prompt)
 
@@ -55,7 +55,7 @@ class Router:
         model = self._model(executor)
         if model is None:
             return 0.0
-        return executor.target.answer_ms(Prompt(1, []), model, self._mean_output_tokens)
+        return executor.target.answer_ms(Prompt([0]), model, self._mean_output_tokens)
 
     def _model(self, executor: LiveExecutor) -> LatencyModel | None:
         key = executor.info.profile_key

@@ -79,14 +79,14 @@ class PrefixCacheMirror:
     def apply(self, changes: CacheChanges) -> bool:
         """False where a message before it is missing. Those that come late, from before a whole one, change
         nothing."""
+        if changes.version <= self.version and not self.is_stale:
+            return True
         if changes.is_whole:
             self._forget(len(changes.blocks))
             self.is_stale = False
         elif self.is_stale:
             self._early.append(changes)
             return False
-        elif changes.version <= self.version:
-            return True
         elif changes.version > self.version + 1 or not changes.blocks:
             self._forget(1)
             self.is_stale = True

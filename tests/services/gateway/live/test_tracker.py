@@ -29,6 +29,7 @@ from shared.process.telemetry import Telemetry
 from shared.protocol import subjects
 from shared.protocol.messages import (
     AbortRequests,
+    CacheTold,
     EngineSpec,
     ExecutorCounters,
     ExecutorInfo,
@@ -39,6 +40,7 @@ from shared.protocol.messages import (
     TokenOutput,
 )
 from shared.protocol.sampling import FinishReason, SamplingParams
+from shared.scheduling.kv.prefix_cache import CacheChanges
 from shared.watch.tuning import Tuning
 from tests.services.gateway.gateway_rig import MODEL, GatewayRig
 
@@ -61,12 +63,22 @@ class Peer:
     bus: Bus
     executor_id: str
     epoch: str = "epoch-1"
+    cache: CacheChanges = CacheChanges(0, True)  # all that its prefix cache has
     inbox: asyncio.Queue[GenerateRequest | AbortRequests] = field(default_factory=asyncio.Queue)
 
     async def listen(self) -> None:
         await self.bus.subscribe(subjects.inbox(self.executor_id), InboxMessage, self.inbox.put)
         await self.bus.serve(subjects.executor_alive(self.executor_id), object, self.alive)
+        await self.bus.serve(subjects.cache(self.executor_id), object, self.tell_cache)
         await self.bus.flush()
+
+    async def tell_cache(self, _: object) -> CacheChanges:
+        """As an executor answers who does not know it."""
+        return self.cache
+
+    async def change_cache(self, changes: CacheChanges) -> None:
+        """With a step message."""
+        await self.bus.publish(subjects.step(self.executor_id), CacheTold(self.executor_id, self.epoch, changes))
 
     async def alive(self, _: object) -> str:
         """As an executor answers who asks whether it is there."""
