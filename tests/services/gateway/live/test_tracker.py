@@ -45,6 +45,7 @@ from shared.watch.tuning import Tuning
 from tests.services.gateway.gateway_rig import MODEL, GatewayRig
 
 GATEWAY = "gateway-test"
+EMPTY = CacheChanges(0, is_whole=True)
 REQUEST = CompletionRequest(
     endpoint=TEXT,
     model="m",
@@ -63,7 +64,7 @@ class Peer:
     bus: Bus
     executor_id: str
     epoch: str = "epoch-1"
-    cache: CacheChanges = CacheChanges(0, True)  # all that its prefix cache has
+    cache: CacheChanges = EMPTY  # all that its prefix cache has
     inbox: asyncio.Queue[GenerateRequest | AbortRequests] = field(default_factory=asyncio.Queue)
 
     async def listen(self) -> None:
