@@ -7,23 +7,17 @@ from shared.bus import Bus
 from shared.latency.features import BatchFeatures
 from shared.protocol import subjects
 from shared.protocol.messages import (
-    EndedRequest,
     ExecutorInfo,
     LatencySample,
     OfflineFailure,
     OfflineResult,
-    PlanSource,
     StepStarted,
     StepTokens,
     TokenOutput,
 )
 from shared.protocol.sampling import FinishReason
 from shared.replica.replica import AddressedOutput, Ended
-from shared.scheduling.batch import ScheduledRequest
-from shared.scheduling.kv.prefix_cache import CacheChanges
-from shared.scheduling.orders.online.order import ClientCounters
-from shared.scheduling.packing.pace import Pace
-from shared.scheduling.request import Kind, Request
+from shared.scheduling.request import Kind
 
 
 class StepPublisher:
@@ -64,37 +58,6 @@ class StepPublisher:
     async def step_started(self, message: StepStarted) -> None:
         """Q_send."""
         await self._bus.publish_or_drop(subjects.step(self._info.executor_id), message)
-
-    def step_message(
-        self,
-        step: int,
-        source: PlanSource,
-        idle: bool,
-        entries: list[ScheduledRequest],
-        states: list[Request],
-        ended: list[EndedRequest],
-        num_free_blocks: int,
-        client_counters: ClientCounters | None,
-        in_flight: list[list[ScheduledRequest]],
-        pace: Pace,
-        cache: CacheChanges,
-    ) -> StepStarted:
-        """The message about a step of this executor."""
-        return StepStarted(
-            self._info.executor_id,
-            self._info.epoch,
-            step,
-            source,
-            idle,
-            entries,
-            states,
-            ended,
-            num_free_blocks,
-            client_counters,
-            in_flight,
-            pace,
-            cache,
-        )
 
 
 def _result(ended: Ended) -> OfflineResult:

@@ -35,6 +35,7 @@ from shared.protocol.messages import (
 )
 from shared.replica.engine import Engine
 from shared.replica.replica import Replica
+from shared.replica.step_planner import StepPlanner
 from shared.scheduling.batch import Policy
 from shared.scheduling.kv.prefix_cache import CacheChanges
 from shared.scheduling.request import Kind
@@ -73,7 +74,8 @@ class ExecutorService:
         )
         self._tuning = Tuning(bus, on_change=self._on_tuning)
         publisher = StepPublisher(bus, self.info, self._results)
-        self._loop = StepLoop(self._replica, engine, publisher, self._policy_and_model, clock)
+        planner = StepPlanner(self._replica, self.name, self.info.epoch, engine.spec.pipeline_depth)
+        self._loop = StepLoop(self._replica, planner, engine, publisher, self._policy_and_model, clock)
         self._draining = False
         self._engine_is_lost = False
         self._executors: Bucket[ExecutorInfo]

@@ -1,5 +1,4 @@
-"""The executor's loop: SCHEDULER of HyGen Alg. 2 (lines 22-33) around an engine that runs in its own threads, one per
-pipeline stage."""
+"""The executor's loop: the step planner around an engine that runs in its own threads, one per pipeline stage."""
 
 from __future__ import annotations
 
@@ -19,18 +18,16 @@ from shared.latency.features import BatchFeatures
 from shared.latency.histogram import LatencyHistogram
 from shared.latency.model import LatencyModel
 from shared.protocol.messages import (
-    EndedRequest,
     ExecutorCounters,
     GenerateRequest,
     MeasuredShape,
     MeasureShape,
-    PlanSource,
     StepPlan,
-    StepStarted,
 )
 from shared.protocol.sampling import FinishReason
 from shared.replica.engine import Engine, StepBatch, StepResult
-from shared.replica.replica import AddressedOutput, Replica, batch_shape, ended_request, final_output
+from shared.replica.replica import AddressedOutput, Replica, batch_shape, final_output
+from shared.replica.step_planner import StepPlanner
 from shared.scheduling.batch import Policy
 
 logger = logging.getLogger(__name__)
@@ -53,12 +50,14 @@ class StepLoop:
     def __init__(
         self,
         replica: Replica,
+        planner: StepPlanner,
         engine: Engine,
         publisher: StepPublisher,
         tuning: Callable[[], tuple[Policy, LatencyModel]],
         clock: Clock,
     ) -> None:
         self._replica = replica
+        self._planner = planner
         self._engine = engine
         self._publisher = publisher
         self._tuning = tuning
@@ -66,14 +65,9 @@ class StepLoop:
         self._depth = engine.spec.pipeline_depth
         self._threads = ThreadPoolExecutor(self._depth, thread_name_prefix="engine")
         self._wake = asyncio.Event()
-        self._plans: dict[int, StepPlan] = {}  # by step, of steps to come
         self._measurements: asyncio.Queue[tuple[MeasureShape, asyncio.Future[MeasuredShape]]] = asyncio.Queue(16)
         self._measuring: asyncio.Future[MeasuredShape] | None = None
         self._in_flight: deque[_Launched] = deque()  # oldest first
-        self._step = 0
-        self._steps_since_idle = 0
-        self._ended: list[EndedRequest] = []
-        self._counters = replica.totals
         self._step_ms = LatencyHistogram()  # since they were taken
         self._busy_until_s = 0.0  # monotonic; counted as busy up to here
 
@@ -91,11 +85,8 @@ class StepLoop:
 
     def take_plan(self, plan: StepPlan) -> None:
         """Keep the plan of a step to come; one for a step that has started already is stale."""
-        if plan.step < self._step:
-            self._counters.plans_stale += 1
-            return
-        self._plans[plan.step] = plan
-        self._wake.set()
+        if self._planner.take_plan(plan):
+            self._wake.set()
 
     def wake(self) -> None:
         """Budgets or models changed: what did not fit may fit now."""
@@ -135,8 +126,8 @@ class StepLoop:
 
     async def announce_idle(self) -> None:
         """Say what is held here while no step runs, so that a plan can come. Nothing while a step runs."""
-        if not self._steps_since_idle:
-            await self._publisher.step_started(self._message(PlanSource.IDLE, idle=True))
+        if self._planner.is_idle:
+            await self._publisher.step_started(self._planner.idle_message())
 
     def close(self) -> None:
         """After ``run`` was cancelled. Who waits for a measurement is told that none comes."""
@@ -149,7 +140,7 @@ class StepLoop:
 
     def counters(self) -> ExecutorCounters:
         """Totals since the start."""
-        return copy(self._counters)
+        return copy(self._replica.totals)
 
     def take_step_ms(self) -> LatencyHistogram:
         """How long the steps took that ended since the last call."""
@@ -160,26 +151,17 @@ class StepLoop:
         """Schedule, launch, publish while it runs. False where there is no room, or nothing to run."""
         if len(self._in_flight) == self._depth:
             return False
-        source, batch = self._next_batch()
-        if not batch.sequences:
+        source, sequences = self._planner.next_step(*self._tuning())
+        if not sequences:
             return False
+        batch = self._replica.batch(sequences, self._planner.step)
         start_s = self._clock.monotonic_s()
         running = asyncio.get_running_loop().run_in_executor(self._threads, self._engine.execute, batch)
         self._in_flight.append(_Launched(batch, running, start_s))
-        self._steps_since_idle += 1
-        self._count(source)
         before = self._collect_ended([])  # ended without a step: aborted, or never able to run
-        await self._publisher.step_started(self._message(source, idle=False))
+        await self._publisher.step_started(self._planner.start(source))
         await self._publisher.tokens(batch.step, before)
-        self._step += 1
         return True
-
-    def _count(self, source: PlanSource) -> None:
-        counters = self._counters
-        counters.steps += 1
-        counters.steps_planned += source is PlanSource.PLAN
-        counters.steps_local += source is PlanSource.LOCAL
-        counters.steps_idle += source is PlanSource.IDLE
 
     async def _finish_or_wake(self) -> None:
         """Apply the oldest step when it ends; or return earlier, where there is room for another and news came."""
@@ -194,25 +176,9 @@ class StepLoop:
                 return
         outputs = await self._finish(launched)
         now_s = self._clock.monotonic_s()
-        self._counters.busy_s += now_s - max(launched.start_s, self._busy_until_s)
+        self._replica.totals.busy_s += now_s - max(launched.start_s, self._busy_until_s)
         self._busy_until_s = now_s
         await self._publisher.tokens(launched.batch.step, self._collect_ended(outputs))
-
-    def _next_batch(self) -> tuple[PlanSource, StepBatch]:
-        """The plan where it came in time; else, or where nothing of it is left to run, a plan made here. A plan of
-        which nothing can run yet is kept until its step starts."""
-        for step in [step for step in self._plans if step < self._step]:
-            del self._plans[step]
-        plan = self._plans.get(self._step)
-        policy, model = self._tuning()
-        source = PlanSource.LOCAL if self._steps_since_idle >= self._depth else PlanSource.IDLE
-        if plan is not None:
-            batch = self._replica.begin(self._replica.schedule(plan, policy, model), self._step)
-            if batch.sequences:
-                return PlanSource.PLAN, batch
-        if not self._replica.has_work:
-            return source, StepBatch(self._step, [])
-        return source, self._replica.begin(self._replica.schedule(None, policy, model), self._step)
 
     async def _finish(self, launched: _Launched) -> list[AddressedOutput]:
         try:
@@ -230,11 +196,10 @@ class StepLoop:
 
     def _collect_ended(self, outputs: list[AddressedOutput]) -> list[AddressedOutput]:
         """Add the last outputs of those who left; hand results of offline requests over to be stored."""
-        for ended in self._replica.take_ended():
+        for ended in self._planner.take_ended():
             level = logging.WARNING if ended.finish_reason is FinishReason.ERROR else logging.DEBUG
             event = {"finish_reason": ended.finish_reason.value, "why": ended.error}
             logger.log(level, "request ended", extra=ended.sequence.log_ids | event)
-            self._ended.append(ended_request(ended))
             outputs.append((ended.sequence.gateway_id, final_output(ended)))
             self._publisher.remember(ended)
         return outputs
@@ -242,28 +207,10 @@ class StepLoop:
     async def _after_last_step(self) -> None:
         """Nothing runs from here on: tell who left, and that a plan is welcome."""
         outputs = self._collect_ended([])
-        await self._publisher.tokens(self._step, outputs)
-        if self._steps_since_idle or outputs:
-            self._steps_since_idle = 0
+        await self._publisher.tokens(self._planner.step, outputs)
+        if outputs or not self._planner.is_idle:
+            self._planner.rest()
             await self.announce_idle()
-
-    def _message(self, source: PlanSource, idle: bool) -> StepStarted:
-        ended, self._ended = self._ended, []
-        replica = self._replica
-        *before, entries = replica.in_flight() or [[]]
-        return self._publisher.step_message(
-            self._step,
-            source,
-            idle,
-            entries,
-            replica.states(),
-            ended,
-            replica.pool.num_free,
-            replica.table.online_order.counters(),
-            before,
-            replica.pace,
-            replica.pool.take_cache_changes(),
-        )
 
     async def _measure_one(self) -> None:
         shape, self._measuring = self._measurements.get_nowait()

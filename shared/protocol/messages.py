@@ -85,6 +85,7 @@ class StepPlan(msgspec.Struct, frozen=True):
     admitted: list[GenerateRequest]  # offline requests that enter with this plan
     preempted: list[str]  # whose KV is dropped before the step; offline ones are paused where the KV policy can
     latency_ms: float  # predicted for the whole batch
+    wants_all: bool = False  # the scheduler has missed something: the next step message is to tell all that is held
 
 
 class PlanSource(enum.StrEnum):
@@ -104,7 +105,9 @@ class EndedRequest(msgspec.Struct, frozen=True, array_like=True):
 
 class StepStarted(msgspec.Struct, frozen=True):
     """Q_send: the step that the executor starts now, and all that it holds. ``idle`` means no step starts:
-    the executor waits for work, and a plan for ``step`` may come at any time."""
+    the executor waits for work, and a plan for ``step`` may come at any time. Where ``num_fresh`` counts the online
+    requests that wait and have never run, ``states`` has only those of them that no message before had: they change
+    in nothing, and may be thousands."""
 
     executor_id: str
     epoch: str
@@ -119,6 +122,7 @@ class StepStarted(msgspec.Struct, frozen=True):
     in_flight: list[list[ScheduledRequest]] = []  # earlier steps that have not ended, oldest first
     pace: Pace = Pace()  # for the step after the one that starts; deadlines are on its clock
     cache: CacheChanges = CacheChanges()  # of the prefix cache, since the message before
+    num_fresh: int | None = None
 
 
 class LatencySample(msgspec.Struct, frozen=True):

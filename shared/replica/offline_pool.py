@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import islice
+from typing import Protocol
 
 import msgspec
 from msgspec.structs import replace
@@ -18,16 +19,32 @@ from shared.scheduling.request import Kind, Request
 SUSPECT_FAILURES = 2
 
 
+class Packed(Protocol):
+    """A request as it is kept while it waits."""
+
+    @property
+    def prompt(self) -> bytes:
+        """Its packed tokens, or the first of them: as many as an order is to know."""
+
+    def unpack(self) -> GenerateRequest: ...
+
+
 class _Item(msgspec.Struct, gc=False):  # 100,000 that each full collection walks would delay plans
-    request: bytes  # encoded, without its prompt
-    prompt: bytes  # packed
+    packed: Packed
     executor_id: str | None = None
     is_ending: bool = False  # the executor has finished it; its result is not seen here yet
     has_failed: bool = False  # on the executor, which has not said yet that it has ended
     num_failures: int = 0
 
+
+class PackedRequest(msgspec.Struct, gc=False):
+    """In as few bytes as it takes."""
+
+    request: bytes  # encoded, without its prompt
+    prompt: bytes  # packed
+
     @classmethod
-    def pack(cls, request: GenerateRequest) -> _Item:
+    def of(cls, request: GenerateRequest) -> PackedRequest:
         return cls(encode(replace(request, prompt_token_ids=[])), pack_tokens(request.prompt_token_ids))
 
     def unpack(self) -> GenerateRequest:
@@ -74,6 +91,12 @@ class OfflinePool:
         self._enter(request)
         self._on_work()
 
+    def keep(self, requests: Iterable[tuple[Request, Packed]]) -> None:
+        """As ``add``: each as it is to be scheduled, and as it is kept."""
+        for request, packed in requests:
+            self._keep(request, packed)
+        self._on_work()
+
     def retry(self, request_id: str, num_failures: int) -> None:
         """A run of it failed, the so many-th: it waits again, where it does not run elsewhere; unknown ids are
         ignored."""
@@ -118,20 +141,20 @@ class OfflinePool:
         return self._order.in_order(view)
 
     def prompt(self, request_id: str) -> bytes | None:
-        """Its packed tokens; None for an unknown id."""
+        """Its packed tokens, as far as an order knows them; None for an unknown id."""
         item = self._items.get(request_id)
-        return None if item is None else item.prompt
+        return None if item is None else item.packed.prompt
 
     def sample(self, count: int) -> list[OfflineLength]:
         """The lengths of about so many requests, evenly spread by age."""
         spread = islice(self._items.values(), 0, None, max(1, len(self._items) // count))
-        requests = (item.unpack() for item in islice(spread, count))
+        requests = (item.packed.unpack() for item in islice(spread, count))
         return [OfflineLength(len(request.prompt_token_ids), request.sampling.max_tokens) for request in requests]
 
     def take(self, request_id: str, executor_id: str) -> GenerateRequest:
         """A waiting request enters an executor with a plan."""
         self._assign(request_id, executor_id)
-        return self._items[request_id].unpack()
+        return self._items[request_id].packed.unpack()
 
     def settle(
         self, executor_id: str, held: Collection[str], ended: Collection[str], with_error: Collection[str] = ()
@@ -169,8 +192,12 @@ class OfflinePool:
 
     def _enter(self, request: GenerateRequest) -> None:
         if request.request_id not in self._items:
-            item = self._items[request.request_id] = _Item.pack(request)
-            self._order.add(_schedulable(request), item.prompt)
+            self._keep(_schedulable(request), PackedRequest.of(request))
+
+    def _keep(self, request: Request, packed: Packed) -> None:
+        if request.request_id not in self._items:
+            self._items[request.request_id] = _Item(packed)
+            self._order.add(request, packed.prompt)
 
     def _assign(self, request_id: str, executor_id: str) -> None:
         self._order.take(request_id, executor_id)

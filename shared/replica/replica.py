@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from copy import copy
 from dataclasses import dataclass
 
 from shared.latency.features import BatchFeatures
@@ -14,6 +14,7 @@ from shared.latency.model import LatencyModel
 from shared.protocol.messages import EndedRequest, EngineSpec, ExecutorCounters, GenerateRequest, StepPlan, TokenOutput
 from shared.protocol.sampling import FinishReason
 from shared.replica.engine import Sequence, StepBatch, StepResult, TokenHistory
+from shared.replica.foresight import Foresight
 from shared.replica.kv_allocation import KVAllocation
 from shared.replica.sequence import LiveSequence
 from shared.scheduling.batch import Limits, Policy, Schedule, ScheduledRequest, why_never_held
@@ -31,6 +32,7 @@ from shared.text.tokenizer import Tokenizer
 logger = logging.getLogger(__name__)
 
 AddressedOutput = tuple[str, TokenOutput]  # the gateway that it is for (empty: none), and what it gained
+Running = list[tuple[LiveSequence, int]]  # what a step runs: each sequence with the tokens that it computes
 
 MAX_ENGINE_FAILURES = 2  # a request that was in this many failed steps ends with an error
 
@@ -49,7 +51,7 @@ class Ended:
 class _Step:
     """Between begin and finish."""
 
-    running: list[tuple[LiveSequence, int]]  # each sequence with the tokens that it computes
+    running: Running
     operations: SlotOperations
 
 
@@ -90,6 +92,9 @@ class Replica:
         self._aborting: dict[str, None] = {}
         self._voided: dict[str, None] = {}  # in flight on KV that another step's failure made worthless
         self._ended: list[Ended] = []  # since take_ended
+        self._untold: dict[str, None] = {}  # online requests that came since the scheduler was told
+        self._foresight = Foresight()
+        self._can_foresee = spec.pipeline_depth == 1 and not strategy.sharing.pauses
 
     @property
     def has_work(self) -> bool:
@@ -102,24 +107,12 @@ class Replica:
 
     def submit(self, request: GenerateRequest) -> None:
         """Take a request; a known id is ignored. One that can never run here ends at once with an error."""
-        if request.request_id in self._sequences:
-            return
-        sequence = LiveSequence.admit(request, self.spec, self._tokenizer)
-        problem = why_never_held(sequence.request, self.limits, self.spec.max_model_len)
-        if problem:
-            self._ended.append(Ended(sequence, FinishReason.ERROR, problem))
-            return
-        reason = sequence.finished_before(self.spec)
-        if reason is not None:
-            self._ended.append(Ended(sequence, reason))
-            return
-        if sequence.kind is Kind.ONLINE:
-            self._slo.arrive(sequence.request, self._now_ms())
-        self._sequences[request.request_id] = sequence
-        self.table.add(sequence.request)
+        self._foresight.err()
+        self._admit(request)
 
     def abort(self, request_ids: Seq[str]) -> None:
         """Unknown ids are ignored: they have ended."""
+        self._foresight.err()
         for request_id in request_ids:
             sequence = self._sequences.get(request_id)
             if sequence is None:
@@ -142,8 +135,10 @@ class Replica:
         if plan is None:
             return packing_named(policy.packing).schedule(self.step_state(policy, model), no_queue)
         for request in plan.admitted:
-            self.submit(request)
+            self._admit(request)
         self._planned = {entry.request_id: entry.num_scheduled_tokens for entry in plan.entries}
+        if self._is_as_planned(plan, policy, model):
+            return Schedule(plan.entries, [], plan.latency_ms)
         return self.reconcile(plan.entries, plan.preempted, policy, model)
 
     def reconcile(
@@ -160,15 +155,18 @@ class Replica:
     def begin(self, schedule: Schedule, step: int) -> StepBatch:
         """``allocate``, and the batch that the engine is to run."""
         running = self.allocate(schedule)
-        sequences = [self._engine_sequence(sequence, tokens) for sequence, tokens in running]
-        return StepBatch(step, sequences, self.operations) if running else StepBatch(step, [])
+        return self.batch(running, step) if running else StepBatch(step, [])
+
+    def batch(self, running: Running, step: int) -> StepBatch:
+        """Of the newest step in flight, for an engine."""
+        return StepBatch(step, [self._engine_sequence(*each) for each in running], self.operations)
 
     @property
     def operations(self) -> SlotOperations:
         """What the newest step in flight copies before its forward pass."""
         return self._in_flight[-1].operations
 
-    def allocate(self, schedule: Schedule) -> list[tuple[LiveSequence, int]]:
+    def allocate(self, schedule: Schedule) -> Running:
         """Give each entry its blocks; what runs, with the tokens that it computes. Entries whose blocks are short are
         dropped."""
         running = self._kv.allocate(schedule, self._sequences, self._planned)
@@ -184,36 +182,32 @@ class Replica:
         are in ``take_ended``."""
         outputs: list[AddressedOutput] = []
         self._pace, now_ms = self._pace.measured(result.latency_ms), self._now_ms()
+        advance, sampled = self._kv.advance, result.sampled
         for sequence, num_tokens in self._in_flight.popleft().running:
             request = sequence.request
             request.num_in_flight_tokens = 0
             if self._voided and self._recomputes(sequence):
                 continue
-            self._kv.advance(sequence, num_tokens)
-            token_id = result.sampled.get(request.request_id)
+            advance(sequence, num_tokens)
             if self._aborting and self._aborts(sequence):
                 continue
-            if token_id is None:
-                continue
-            reason = sequence.append(token_id, self.spec, result.logprobs.get(request.request_id))
-            if request.kind is Kind.ONLINE:
-                self.table.online_order.generate(request)
-                self._slo.advance(request, now_ms)
-                self.totals.online_tokens += 1
-            else:
-                self.totals.offline_tokens += 1
-            if reason is not None and sequence.begin_next_choice(reason, self._tokenizer):
-                self._kv.restart(request)
-            elif reason is not None:
-                self._end(sequence, reason)
-            elif request.kind is Kind.ONLINE or sequence.gateway_id:
-                outputs.append((sequence.gateway_id, _output(sequence)))
+            token_id = sampled.get(request.request_id)
+            if token_id is not None:
+                reason = sequence.append(token_id, self.spec, result.logprobs.get(request.request_id))
+                self._gain(request, now_ms)
+                if reason is not None:
+                    self._end_choice(sequence, reason)
+                elif request.kind is Kind.ONLINE or sequence.gateway_id:
+                    outputs.append((sequence.gateway_id, _output(sequence)))
+            elif request.num_remaining_tokens == 0:
+                self._foresight.err()
         return outputs
 
     def fail(self, why: str) -> None:
         """The engine could not run the oldest step: its KV is void, so every request in it is computed anew, as is
         whoever holds slots that it was to copy; one that was in too many failed steps ends with an error."""
         failed = self._in_flight.popleft()
+        self._foresight.err()
         for sequence, _ in failed.running:
             sequence.request.num_in_flight_tokens = 0
             sequence.num_failures += 1
@@ -246,10 +240,91 @@ class Replica:
             for step in self._in_flight
         ]
 
-    def states(self) -> list[Request]:
-        """All that is held, as it is now."""
+    def tell(self, all_of_them: bool = True) -> list[Request]:
+        """What is held, as it is now, for a scheduler; unless it is to be told ``all_of_them``, without the online
+        requests that have never run and that it was told of before."""
         self._kv.update_paused()
-        return [copy(request) for request in self.table]
+        self._foresight.tell(self.pool.num_free)
+        fresh, self._untold = self._untold, {}
+        return self.table.copies(None if all_of_them else fresh)
+
+    def _admit(self, request: GenerateRequest) -> None:
+        if request.request_id in self._sequences:
+            return
+        sequence = LiveSequence.admit(request, self.spec, self._tokenizer)
+        problem = why_never_held(sequence.request, self.limits, self.spec.max_model_len)
+        if problem:
+            self._ended.append(Ended(sequence, FinishReason.ERROR, problem))
+            return
+        reason = sequence.finished_before(self.spec)
+        if reason is not None:
+            self._ended.append(Ended(sequence, reason))
+            return
+        if sequence.kind is Kind.ONLINE:
+            self._slo.arrive(sequence.request, self._now_ms())
+            self._untold[request.request_id] = None
+        self._sequences[request.request_id] = sequence
+        self.table.add(sequence.request)
+
+    def _is_as_planned(self, plan: StepPlan, policy: Policy, model: LatencyModel) -> bool:
+        """All is as the plan was made from, so that reconciling it would change nothing: budget and model, which may
+        have changed since, are asked where they matter."""
+        waits_in_memory = self.table.waiting(Kind.ONLINE) and self.table.online_order.counters() is not None
+        return (
+            self._can_foresee
+            and self._foresight.came_true(self.pool.num_free)
+            and packing_named(policy.packing).keeps_plans
+            and not (plan.preempted or waits_in_memory)
+            and self.pool.num_offline_only == self.table.num_blocks(Kind.OFFLINE)
+            and self._is_within_budget(plan.entries, policy, model)
+        )
+
+    def _is_within_budget(self, entries: Seq[ScheduledRequest], policy: Policy, model: LatencyModel) -> bool:
+        """They are all here, and those of offline requests may run beside the others."""
+        if not all(entry.request_id in self._sequences for entry in entries):
+            return False
+        if not all(map(self._finds_what_was_expected, entries)):
+            return False
+        if not entries or entries[-1].kind is Kind.ONLINE:  # entries are online first
+            return True
+        budget_ms = policy.budget_ms(self.table.holds_online)
+        return policy.offline_enabled and (math.isinf(budget_ms) or self._predict_ms(entries, model) <= budget_ms)
+
+    def _predict_ms(self, entries: Seq[ScheduledRequest], model: LatencyModel) -> float:
+        features = BatchFeatures()
+        for entry in entries:
+            request = self._sequences[entry.request_id].request
+            num_computed = request.num_computed_tokens or self._cache.found(request).num_tokens
+            features.add_scheduled(entry.num_scheduled_tokens, num_computed)
+        return model.predict_ms(features)
+
+    def _finds_what_was_expected(self, entry: ScheduledRequest) -> bool:
+        """In the prefix cache. Of one that enters with a part of its prompt that cannot be told from its tokens."""
+        request = self._sequences[entry.request_id].request
+        if request.is_running:
+            return True
+        return self._cache.found(request).num_tokens + entry.num_scheduled_tokens == request.num_tokens
+
+    def _gain(self, request: Request, now_ms: float) -> None:
+        """A token."""
+        if request.kind is Kind.ONLINE:
+            self.table.online_order.generate(request)
+            self._slo.advance(request, now_ms)
+            self.totals.online_tokens += 1
+        else:
+            self.totals.offline_tokens += 1
+
+    def _end_choice(self, sequence: LiveSequence, reason: FinishReason) -> None:
+        """And the request with it, where it is its last."""
+        if reason is not FinishReason.LENGTH or sequence.request.num_tokens < sequence.request.max_total_tokens:
+            self._foresight.err()
+        else:
+            self._foresight.end(sequence.request)
+        if sequence.begin_next_choice(reason, self._tokenizer):
+            self._foresight.err()
+            self._kv.restart(sequence.request)
+        else:
+            self._end(sequence, reason)
 
     def _block_hashes(self, request_id: str) -> list[bytes]:
         return self._sequences[request_id].block_hashes(self.limits.block_size)

@@ -80,12 +80,19 @@ class AsyncScheduler:
         if message.epoch != self.info.epoch:
             return [], None
         now_ms = self._clock.monotonic_s() * 1e3
-        for state in message.states:  # deadlines are on the executor's clock
-            state.deadline_ms += now_ms - message.pace.now_ms
+        ahead_ms = now_ms - message.pace.now_ms  # deadlines are on the executor's clock
+        for state in message.states if ahead_ms else ():
+            state.deadline_ms += ahead_ms
         ended = [each.request_id for each in message.ended]
         pace = message.pace.at(now_ms)
         self._mirror.observe(
-            message.states, ended, message.num_free_blocks, message.client_counters, pace, message.cache
+            message.states,
+            ended,
+            message.num_free_blocks,
+            message.client_counters,
+            pace,
+            message.num_fresh,
+            message.cache,
         )
         for request_id in ended:
             self._hashes.forget(request_id)
@@ -99,6 +106,10 @@ class AsyncScheduler:
     def plan_idle(self) -> list[StepPlan]:
         """Plans for an executor that waits for work; none where it runs, or where there is nothing to give it."""
         return self._plan() if self._is_idle else []
+
+    def next_release_s(self) -> float | None:
+        """When its rate lets the next offline request in; None where nothing waits for that."""
+        return self._rate.next_s(self._clock.monotonic_s()) if self._pool.num_waiting else None
 
     def holds(self, request_id: str) -> bool:
         """The executor is expected to hold this request."""
@@ -193,4 +204,5 @@ class AsyncScheduler:
             admitted=[self._pool.take(request_id, self.info.executor_id) for request_id in (*entering, *too_large)],
             preempted=schedule.preempted,
             latency_ms=schedule.latency_ms,
+            wants_all=not self._mirror.knows_all,
         )

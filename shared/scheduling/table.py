@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-import itertools
 import math
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator
+from itertools import chain, count, takewhile
+from operator import attrgetter, methodcaller
 
 from shared.scheduling.orders.online.fcfs import Fcfs
 from shared.scheduling.orders.online.order import ClientCounters, OnlineOrder
 from shared.scheduling.request import Kind, Request
+
+_was_admitted = attrgetter("was_admitted")
+_copy = methodcaller("__copy__")  # what copy.copy ends at, in a third of its time
 
 
 class RequestTable:
@@ -21,10 +26,10 @@ class RequestTable:
 
     def __init__(self, online_order: OnlineOrder | None = None) -> None:
         self.online_order = online_order or Fcfs()
-        self._waiting: tuple[dict[str, Request], dict[str, Request]] = ({}, {})
+        self._waiting: tuple[OrderedDict[str, Request], OrderedDict[str, Request]] = (OrderedDict(), OrderedDict())
         self._running: tuple[dict[str, Request], dict[str, Request]] = ({}, {})
         self._places: dict[str, int] = {}  # of those that have run, by first start
-        self._starts = itertools.count()
+        self._starts = count()
 
     def __contains__(self, request_id: str) -> bool:
         return self.get(request_id) is not None
@@ -39,11 +44,19 @@ class RequestTable:
 
     def get(self, request_id: str) -> Request | None:
         """None for a request that is not here."""
-        for held in (*self._running, *self._waiting):
-            request = held.get(request_id)
-            if request is not None:
-                return request
-        return None
+        online, offline = self._running
+        request = online.get(request_id)
+        if request is None:
+            request = offline.get(request_id)
+        if request is None:
+            online, offline = self._waiting
+            request = online.get(request_id)
+        return offline.get(request_id) if request is None else request
+
+    @property
+    def holds_online(self) -> bool:
+        """Any online request, whether it runs or waits."""
+        return bool(self._running[Kind.ONLINE] or self._waiting[Kind.ONLINE])
 
     def running(self, kind: Kind) -> dict[str, Request]:
         """Requests with KV, by id, in scheduling order; not to be changed."""
@@ -92,7 +105,7 @@ class RequestTable:
         request.num_blocks = 0
         request.num_kept_blocks = None
         request.num_missing_slots = 0
-        self._insert(self._waiting[request.kind], request, self._places[request.request_id])
+        self._insert_waiting(request, self._places[request.request_id])
         if request.kind is Kind.ONLINE:
             self.online_order.preempt(request)
 
@@ -102,9 +115,48 @@ class RequestTable:
         for held in (*self._waiting, *self._running):
             held.clear()
         for request in requests:
+            if request.num_blocks > 0:
+                self._append(request)
+            else:  # the many: spelled out
+                self._waiting[request.kind][request.request_id] = request
+        self._restore_order(counters)
+
+    def renew(self, requests: Iterable[Request], gone: Iterable[str], counters: ClientCounters | None = None) -> None:
+        """As ``replace``, but online requests that wait here and have never run stay where they are, unless they are
+        ``gone``. Those of ``requests`` that wait and have never run come last."""
+        self._places.clear()
+        waiting = self._waiting[Kind.ONLINE]
+        for request_id in [*takewhile(lambda each: waiting[each].was_admitted, waiting), *gone]:
+            waiting.pop(request_id, None)
+        for held in (*self._running, self._waiting[Kind.OFFLINE]):
+            held.clear()
+        preempted = []
+        for request in requests:
+            if request.kind is Kind.ONLINE:
+                waiting.pop(request.request_id, None)
+                if request.was_admitted and not request.is_running:
+                    preempted.append(request)
             self._append(request)
-        online = (*self._running[Kind.ONLINE].values(), *self._waiting[Kind.ONLINE].values())
-        self.online_order.restore(counters, online)
+        for request in reversed(preempted):
+            waiting.move_to_end(request.request_id, last=False)
+        self._restore_order(counters)
+
+    @property
+    def num_fresh(self) -> int:
+        """Online requests that wait and have never run."""
+        waiting = self._waiting[Kind.ONLINE]
+        return len(waiting) - sum(1 for _ in takewhile(_was_admitted, waiting.values()))
+
+    def copies(self, fresh: Iterable[str] | None = None) -> list[Request]:
+        """Of all that is held, in order. ``fresh``: of online requests that wait and have never run, those that are
+        among these."""
+        if fresh is None:
+            return [_copy(request) for request in self]
+        waiting = self._waiting[Kind.ONLINE]
+        preempted = takewhile(_was_admitted, waiting.values())
+        others = (waiting[key] for key in fresh if key in waiting and not waiting[key].was_admitted)
+        offline = (self._running[Kind.OFFLINE].values(), self._waiting[Kind.OFFLINE].values())
+        return [_copy(request) for request in chain(self._running[Kind.ONLINE].values(), preempted, others, *offline)]
 
     def num_blocks(self, kind: Kind) -> int:
         """Blocks in the tables of running requests of one kind that are not paused; a shared block counts for each that
@@ -124,10 +176,23 @@ class RequestTable:
 
     def _insert(self, held: dict[str, Request], request: Request, place: int) -> None:
         """Behind all with a smaller place; those that have none are last."""
-        behind = list(itertools.takewhile(lambda other: self._places.get(other, math.inf) > place, reversed(held)))
+        behind = list(takewhile(lambda other: self._places.get(other, math.inf) > place, reversed(held)))
         moved = {request_id: held.pop(request_id) for request_id in reversed(behind)}
         held[request.request_id] = request
         held.update(moved)
+
+    def _insert_waiting(self, request: Request, place: int) -> None:
+        """As ``_insert``, from the front: most of those that wait have never run."""
+        held = self._waiting[request.kind]
+        ahead = list(takewhile(lambda other: self._places.get(other, math.inf) < place, held))
+        held[request.request_id] = request
+        for request_id in (request.request_id, *reversed(ahead)):
+            held.move_to_end(request_id, last=False)
+
+    def _restore_order(self, counters: ClientCounters | None) -> None:
+        self.online_order.restore(
+            counters, chain(*(held[Kind.ONLINE].values() for held in (self._running, self._waiting)))
+        )
 
     def check_integrity(self) -> None:
         """Raises AssertionError where the queues disagree with the requests."""

@@ -19,6 +19,7 @@ from shared.latency.swap import SwapModel
 from shared.protocol.messages import EngineSpec, TokenLogprobs
 from shared.protocol.sampling import SamplingParams
 from shared.replica.engine import Sequence, StepBatch, StepResult
+from shared.simulation.stages import Stages
 
 if TYPE_CHECKING:
     from services.executor.engines.grammar_masks import GrammarMasks
@@ -30,8 +31,8 @@ MAX_LOGPROBS = 32  # more than anybody asks for
 class SimEngine:
     """``mean_output_tokens``: EOS comes with this mean, geometrically; ``time_scale``: 0.1 is ten times as fast.
 
-    The predicted time of a step is shared evenly by the spec's pipeline stages; a step enters each in turn, when the
-    step before has left it. Slots are copied beside it, as long as ``swap`` says: a step takes the longer of both.
+    A step goes through as many stages as the spec has. Slots are copied beside it, as long as ``swap`` says: it takes
+    the longer of both.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class SimEngine:
         self._time_scale = time_scale
         self._model_path = model_path
         self._closed = threading.Event()
-        self._stages = [0.0] * spec.pipeline_depth  # when each is free, on the performance counter
+        self._stages = Stages(spec.pipeline_depth)  # on the performance counter
         self._stages_lock = threading.Lock()
 
     def execute(self, batch: StepBatch) -> StepResult:
@@ -65,7 +66,8 @@ class SimEngine:
                 sampled[sequence.request_id] = token_id = self._token(sequence)
                 if sequence.sampling.logprobs is not None:
                     logprobs[sequence.request_id] = self._logprobs(sequence.sampling, token_id)
-        end = self._leave(start, self._latency.predict_ms(features) * self._time_scale / 1e3)
+        with self._stages_lock:
+            end = self._stages.leave(start, self._latency.predict_ms(features) * self._time_scale / 1e3)
         self._closed.wait(max(0.0, end - time.perf_counter()))
         latency_ms = (time.perf_counter() - start) * 1e3
         operations = batch.operations
@@ -77,15 +79,6 @@ class SimEngine:
     def close(self) -> None:
         """A step that runs ends at once."""
         self._closed.set()
-
-    def _leave(self, start: float, duration_s: float) -> float:
-        """When a step that starts now has been through all stages."""
-        with self._stages_lock:
-            time_s = start
-            for stage, free in enumerate(self._stages):
-                time_s = max(time_s, free) + duration_s / len(self._stages)
-                self._stages[stage] = time_s
-            return time_s
 
     def _token(self, sequence: Sequence) -> int:
         """A function of seed and position alone, where there is no grammar."""

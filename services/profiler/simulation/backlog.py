@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from loadgen.workload.backlog import OfflinePrompt
@@ -12,11 +12,12 @@ from loadgen.workload.traces import TraceRequest
 from services.profiler.simulation.encoding import PromptEncoder
 from shared.protocol.messages import GenerateRequest
 from shared.protocol.sampling import SamplingParams
-from shared.scheduling.orders.offline.order import OfflineOrder
+from shared.replica.offline_pool import Packed
 from shared.scheduling.orders.offline.registry import DEFAULT_BLOCK_SIZE
-from shared.scheduling.orders.offline.view import NOBODY, OfflineView
 from shared.scheduling.orders.packed_prompt import pack_tokens, unpack_tokens
 from shared.scheduling.request import Kind, Request
+
+Waiting = tuple[Request, Packed]  # as ``OfflinePool.keep`` takes it
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,51 +62,59 @@ class PreparedBacklog:
 
 
 class Backlog:
-    """One run's requests, in the preset's order. The prompt of a length is made when its request enters: it shares no
-    block with another, and so the order gets to know its first block only."""
+    """One run's requests, as they come into the pool. The prompt of a length is made when its request enters an
+    executor: it shares no block with another, and so the order gets to know its first block only."""
 
-    def __init__(self, prepared: PreparedBacklog, order: OfflineOrder, wave_size: int | None = None) -> None:
-        """``order``: empty. ``wave_size``: so many are submitted at a time, the next when all of them have ended (BROS
-        section 7.1); None submits all at once."""
+    def __init__(self, prepared: PreparedBacklog, wave_size: int | None = None) -> None:
+        """``wave_size``: so many are submitted at a time, the next when all of them have ended (BROS section 7.1);
+        None submits all at once."""
         self._prepared = prepared
-        self._order = order
         self._wave_size = wave_size or max(1, len(prepared))
-        self._indices: dict[str, int] = {}  # of those that wait
         self._num_submitted = 0
         self._num_open = 0  # submitted, and not ended
-        self._submit(0.0)
 
     def __len__(self) -> int:
-        """Those that have not entered."""
-        return len(self._indices) + len(self._prepared) - self._num_submitted
+        """All of them."""
+        return len(self._prepared)
 
-    def end(self, now_s: float) -> None:
-        """One that entered has ended."""
+    def begin(self) -> list[Waiting]:
+        """What waits from the start."""
+        return self._submit(0.0)
+
+    def end(self, now_s: float) -> list[Waiting]:
+        """One has ended; what comes then."""
         self._num_open -= 1
-        if self._num_open == 0:
-            self._submit(now_s)
+        return [] if self._num_open else self._submit(now_s)
 
-    def in_order(self, view: OfflineView = NOBODY) -> Iterator[Request]:
-        """What waits, next first; the backlog must not change while this is read."""
-        return self._order.in_order(view)
-
-    def take(self, request_id: str) -> GenerateRequest:
-        """A waiting request enters."""
-        self._order.remove(request_id)
-        index = self._indices.pop(request_id)
-        max_tokens = self._prepared.prompts[index].max_tokens
-        sampling = SamplingParams(max_tokens, temperature=0.0, seed=index, ignore_eos=True)
-        token_ids = self._prepared.token_ids(index)
-        return GenerateRequest(request_id, Kind.OFFLINE, token_ids, sampling, self._arrival_s)
-
-    def _submit(self, now_s: float) -> None:
+    def _submit(self, now_s: float) -> list[Waiting]:
         """The next wave."""
-        self._arrival_s = now_s
         start, end = self._num_submitted, min(self._num_submitted + self._wave_size, len(self._prepared))
-        for index in range(start, end):
-            prompt, request_id = self._prepared.prompts[index], f"offline-{index}"
-            total = prompt.num_tokens + prompt.max_tokens
-            self._indices[request_id] = index
-            self._order.add(Request(request_id, Kind.OFFLINE, prompt.num_tokens, total, arrival_s=now_s), prompt.packed)
         self._num_submitted = end
         self._num_open += end - start
+        return [self._waiting(index, now_s) for index in range(start, end)]
+
+    def _waiting(self, index: int, now_s: float) -> Waiting:
+        prompt, request_id = self._prepared.prompts[index], f"offline-{index}"
+        total = prompt.num_tokens + prompt.max_tokens
+        request = Request(request_id, Kind.OFFLINE, prompt.num_tokens, total, arrival_s=now_s)
+        return request, _PackedPrompt(self._prepared, index, now_s)
+
+
+@dataclass(frozen=True, slots=True)
+class _PackedPrompt:
+    """What the pool keeps of a request that waits."""
+
+    prepared: PreparedBacklog
+    index: int
+    arrival_s: float
+
+    @property
+    def prompt(self) -> bytes:
+        return self.prepared.prompts[self.index].packed
+
+    def unpack(self) -> GenerateRequest:
+        index, prepared = self.index, self.prepared
+        max_tokens = prepared.prompts[index].max_tokens
+        sampling = SamplingParams(max_tokens, temperature=0.0, seed=index, ignore_eos=True)
+        token_ids = prepared.token_ids(index)
+        return GenerateRequest(f"offline-{index}", Kind.OFFLINE, token_ids, sampling, self.arrival_s)

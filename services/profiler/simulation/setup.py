@@ -9,7 +9,6 @@ import msgspec
 
 from loadgen.errors import WorkloadError
 from services.executor.settings import DEFAULT_BLOCK_SIZE, ExecutorSettings
-from services.profiler.simulation.virtual_executor import ExecutorSetup
 from shared.latency.architectures import architecture_named
 from shared.latency.devices import device_named
 from shared.latency.model import LatencyModel
@@ -19,6 +18,7 @@ from shared.protocol.latency_models import LatencyModelRecord
 from shared.protocol.messages import EngineSpec
 from shared.scheduling.batch import Limits
 from shared.scheduling.strategy import Strategy
+from shared.simulation.setup import ExecutorSetup
 
 LIVE = ExecutorSettings(model_path="")  # the executor's own defaults
 
@@ -62,6 +62,7 @@ class Machine:
             num_blocks=num_blocks,
             eos_token_ids=(),
             num_host_slots=num_blocks * self.block_size if self.host_kv_slots is None else self.host_kv_slots,
+            swap_ms_per_slot=swap.ms_per_slot,
         )
         return ExecutorSetup(
             Limits(self.block_size, num_blocks, self.max_num_batched_tokens, self.max_num_seqs, swap.ms_per_slot),

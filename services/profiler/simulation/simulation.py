@@ -8,9 +8,9 @@ from loadgen.progress import ReplayProgress
 from loadgen.replay import ReplayPlan
 from loadgen.report.outcome import OFFLINE_ONLY, ONLINE_ONLY, TOGETHER, compose
 from loadgen.report.report import Report, RunFacts
-from services.profiler.simulation.virtual_executor import ExecutorSetup
 from services.profiler.simulation.virtual_phase import VirtualPhase
 from services.profiler.simulation.workload import SimulatedWorkload
+from shared.simulation.setup import ExecutorSetup
 
 STEPS_PER_PROGRESS = 500
 
@@ -67,6 +67,6 @@ class Simulation:
 
 def tell(phase: VirtualPhase, progress: ReplayProgress) -> None:
     """Every so many steps, how far a phase is."""
-    if phase.executor.num_steps % STEPS_PER_PROGRESS == 0:
+    if phase.executor.replica.totals.steps % STEPS_PER_PROGRESS == 0:
         progress.online(len(phase.records), phase.num_online_finished, phase.num_online_failed)
         progress.offline(phase.num_offline_finished, phase.backlog_size)

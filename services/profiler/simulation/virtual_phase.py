@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from loadgen.client.records import RequestRecord
 from loadgen.report.metrics import online_report
 from loadgen.report.outcome import PhaseOutcome
 from loadgen.report.report import OfflineReport
-from loadgen.workload.prompts import PromptMaker
-from loadgen.workload.traces import TraceRequest
-from services.profiler.simulation.virtual_executor import Step, VirtualExecutor
-from shared.protocol.messages import GenerateRequest
-from shared.protocol.sampling import FinishReason, SamplingParams
+from services.profiler.simulation.arrivals import Arrivals
+from services.profiler.simulation.backlog import Backlog
+from shared.protocol.sampling import FinishReason
 from shared.replica.replica import Ended
 from shared.scheduling.request import Kind
+from shared.simulation.executor import Progress, VirtualExecutor
+from shared.simulation.system import VirtualSystem
 
-ONLINE_SEEDS = 1 << 23  # apart from those of offline requests
+MakeSystem = Callable[[Callable[[Progress], None]], VirtualSystem]  # around whoever hears of progress
 
 
 class VirtualPhase:
@@ -25,103 +25,82 @@ class VirtualPhase:
 
     def __init__(
         self,
-        executor: VirtualExecutor,
-        requests: Sequence[TraceRequest],
-        prompts: PromptMaker[int],
-        backlog_size: int,
+        make_system: MakeSystem,
+        arrivals: Arrivals,
+        backlog: Backlog | None,
         duration_s: float,
         on_change: Callable[[VirtualPhase], None] | None = None,
-        client_ids: Sequence[str] | None = None,
     ) -> None:
-        """``client_ids``: whom each request is from; None is one client."""
-        self.executor = executor
-        self.backlog_size = backlog_size
+        """``backlog``: None is without offline work; ``on_change``: called after each step."""
+        self.system = make_system(self._apply)
+        self.backlog_size = len(backlog) if backlog is not None else 0
         self.records: list[RequestRecord] = []
         self.num_online_finished = 0
         self.num_online_failed = 0
         self.num_offline_finished = 0
-        self.busy_s = 0.0  # within the window
-        self.now_s = 0.0
-        self._requests = requests
-        self._prompts = prompts
+        self.busy_s = 0.0  # of all executors, within the window
+        self._arrivals = arrivals
+        self._backlog = backlog
         self._duration_s = duration_s
         self._on_change = on_change
-        self._client_ids = client_ids
         self._open: dict[str, RequestRecord] = {}  # online requests under way
         self._counted = _OfflineCount()
 
+    @property
+    def executor(self) -> VirtualExecutor:
+        """The first."""
+        return next(iter(self.system.executors.values()))
+
+    @property
+    def now_s(self) -> float:
+        return self.system.events.now_s
+
     def run(self, drain: bool = False) -> None:
         """To the end of the window, of every online answer and, with ``drain``, of the backlog."""
+        if self._backlog is not None:
+            self.system.queue.add(self._backlog.begin())
+        events = self.system.events
         while not self._is_over(drain):
-            self._arrive()
-            step = self.executor.run_step(self.now_s)
-            if step is not None:
-                self._apply(step)
-                continue
-            next_s = self._next_event_s()
-            if next_s is None:
+            arrival_s, event_s = self._arrivals.next_s, events.next_s
+            if arrival_s is not None and (event_s is None or arrival_s <= event_s):
+                events.advance(arrival_s)
+                self._arrive()
+            elif event_s is not None:
+                events.run_next()
+            elif self.now_s < self._duration_s:
+                events.advance(self._duration_s)
+            else:
                 return
-            self.now_s = next_s
 
     def outcome(self) -> PhaseOutcome:
         """What was measured so far."""
         end_s = min(self._duration_s, self.now_s) or self._duration_s
-        has_online = bool(self._requests)
         return PhaseOutcome(
-            online=online_report(self.records, 0.0, end_s) if has_online else None,
+            online=online_report(self.records, 0.0, end_s) if len(self._arrivals) else None,
             offline=self._offline_report(end_s) if self.backlog_size else None,
             records=self.records,
-            idle_share=max(0.0, 1.0 - self.busy_s / end_s),
+            idle_share=max(0.0, 1.0 - self.busy_s / end_s / len(self.system.executors)),
         )
 
     def _is_over(self, drain: bool) -> bool:
-        if self.now_s < self._duration_s or self._open or len(self.records) < len(self._requests):
+        if self.now_s < self._duration_s or self._open or self._arrivals.next_s is not None:
             return False
         return not drain or self.num_offline_finished == self.backlog_size
 
     def _arrive(self) -> None:
-        """Submit what is due."""
-        while len(self.records) < len(self._requests):
-            index = len(self.records)
-            request = self._requests[index]
-            if request.arrival_s > self.now_s:
-                return
-            record = RequestRecord(request.arrival_s, request.arrival_s, prompt_tokens=request.num_prompt_tokens)
-            self.records.append(record)
-            generate = self._generate(request, index)
-            self._open[generate.request_id] = record
-            self.executor.submit(generate)
-            for ended in self.executor.take_ended():
-                self._end(ended, self.now_s)
+        request = self._arrivals.take()
+        record = RequestRecord(request.arrival_s, request.arrival_s, prompt_tokens=len(request.prompt_token_ids))
+        self.records.append(record)
+        self._open[request.request_id] = record
+        self.system.submit(request)
 
-    def _generate(self, request: TraceRequest, index: int) -> GenerateRequest:
-        token_ids = self._prompts.prompt(request, index)
-        assert isinstance(token_ids, list)
-        sampling = SamplingParams(
-            max(1, request.num_output_tokens), temperature=0.0, seed=ONLINE_SEEDS + index, ignore_eos=True
-        )
-        client_id = self._client_ids[index] if self._client_ids else ""
-        return GenerateRequest(
-            f"online-{index}", Kind.ONLINE, token_ids, sampling, request.arrival_s, client_id=client_id
-        )
-
-    def _next_event_s(self) -> float | None:
-        """When an idle executor gets work; None where it never does."""
-        times = [self._requests[len(self.records)].arrival_s] if len(self.records) < len(self._requests) else []
-        release_s = self.executor.next_s(self.now_s)
-        times += [] if release_s is None else [release_s]
-        if not times and self.now_s < self._duration_s:
-            return self._duration_s
-        return min(times, default=None)
-
-    def _apply(self, step: Step) -> None:
-        self.busy_s += max(0.0, min(step.end_s, self._duration_s) - self.now_s)
-        self.now_s = end_s = step.end_s
-        open_records = self._open
-        for _, output in step.outputs:
-            open_records[output.request_id].token_times_s.append(end_s)
-        for ended in step.ended:
-            self._end(ended, end_s)
+    def _apply(self, progress: Progress) -> None:
+        self.busy_s += max(0.0, min(progress.end_s, self._duration_s) - progress.start_s)
+        open_records, now_s = self._open, self.now_s
+        for _, output in progress.outputs:
+            open_records[output.request_id].token_times_s.append(now_s)
+        for ended in progress.ended:
+            self._end(ended, now_s)
         if self._on_change is not None:
             self._on_change(self)
 
@@ -130,9 +109,7 @@ class VirtualPhase:
         num_output_tokens = len(sequence.token_ids) - sequence.num_prompt_tokens
         failed = ended.finish_reason is FinishReason.ERROR
         if sequence.kind is Kind.OFFLINE:
-            self.num_offline_finished += 1
-            if end_s < self._duration_s:
-                self._counted.add(sequence.num_prompt_tokens, num_output_tokens, failed, end_s)
+            self._end_offline(sequence.num_prompt_tokens, num_output_tokens, failed)
             return
         record = self._open.pop(sequence.request_id)
         if failed:
@@ -143,6 +120,15 @@ class VirtualPhase:
         record.finished_s = end_s
         record.output_tokens = num_output_tokens
         self.num_online_finished += 1
+
+    def _end_offline(self, num_prompt_tokens: int, num_output_tokens: int, failed: bool) -> None:
+        self.num_offline_finished += 1
+        if self.now_s < self._duration_s:
+            self._counted.add(num_prompt_tokens, num_output_tokens, failed, self.now_s)
+        assert self._backlog is not None
+        following = self._backlog.end(self.now_s)
+        if following:
+            self.system.queue.add(following)
 
     def _offline_report(self, end_s: float) -> OfflineReport:
         counted = self._counted

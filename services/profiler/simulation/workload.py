@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 from itertools import accumulate
 
 from loadgen.offline.bodies import fit_backlog
 from loadgen.replay import ReplayPlan
 from loadgen.workload.prompts import token_id_prompts
 from loadgen.workload.scaling import cap_context
+from services.profiler.simulation.arrivals import Arrivals
 from services.profiler.simulation.backlog import Backlog, PreparedBacklog
 from services.profiler.simulation.encoding import CHARACTERS_PER_TOKEN, PromptEncoder
-from services.profiler.simulation.virtual_executor import ExecutorSetup, VirtualExecutor
 from services.profiler.simulation.virtual_phase import VirtualPhase
+from shared.scheduling.orders.offline.fair_share import FairShare
+from shared.simulation.setup import ExecutorSetup
+from shared.simulation.system import VirtualSystem
 
 
 class SimulatedWorkload:
@@ -56,19 +60,11 @@ class SimulatedWorkload:
         on_change: Callable[[VirtualPhase], None] | None = None,
     ) -> VirtualPhase:
         """One run, not yet begun. Raises ValueError for a strategy that lacks a knob."""
-        strategy = setup.strategy
         numbers = iter(random.Random(f"{setup.seed}:order").random, None)
-        backlog = Backlog(self.backlog, strategy.make_offline_order(numbers), self._wave_size) if offline else None
-        executor = VirtualExecutor(setup, backlog)
-        return VirtualPhase(
-            executor,
-            self.requests if online else [],
-            self._online_prompts,
-            len(self.backlog) if offline else 0,
-            duration_s,
-            on_change,
-            self.client_ids,
-        )
+        order = FairShare(setup.strategy.make_offline_order(numbers))
+        arrivals = Arrivals(self.requests if online else [], self._online_prompts, self.client_ids)
+        backlog = Backlog(self.backlog, self._wave_size) if offline else None
+        return VirtualPhase(partial(VirtualSystem, [setup], order), arrivals, backlog, duration_s, on_change)
 
 
 def _client_ids(num_requests: int, num_clients: int, seed: int) -> list[str]:

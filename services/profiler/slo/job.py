@@ -17,7 +17,6 @@ from loadgen.report.slo import parse_slo
 from loadgen.workload.backlog import OfflinePrompt
 from loadgen.workload.scaling import Scaling
 from loadgen.workload.traces import TraceRequest
-from services.profiler.simulation.virtual_executor import FIRST_OUTPUT_ID, ExecutorSetup
 from services.profiler.simulation.workload import SimulatedWorkload
 from services.profiler.slo.simulated import SimulatedTrials
 from services.profiler.slo.trials import search_slos
@@ -28,6 +27,8 @@ from shared.latency.swap import SwapModel
 from shared.protocol.latency_models import LatencyModelRecord
 from shared.protocol.messages import ExecutorInfo, OfflineLength
 from shared.protocol.slo_profile import SloProfileRecord
+from shared.simulation.executor import FIRST_OUTPUT_ID
+from shared.simulation.setup import ExecutorSetup
 
 RUNS_ON = "simulator"
 MAX_BACKLOG = 20_000  # offline requests of a run

@@ -10,7 +10,6 @@ import msgspec
 from loadgen.errors import WorkloadError
 from loadgen.progress import ReplayProgress
 from services.profiler.simulation.simulation import tell
-from services.profiler.simulation.virtual_executor import ExecutorSetup
 from services.profiler.simulation.virtual_phase import VirtualPhase
 from services.profiler.simulation.workload import SimulatedWorkload
 from services.profiler.slo.outcome import TrialOutcome
@@ -19,6 +18,7 @@ from services.profiler.slo.trials import knob_of
 from shared.latency.model import cheapest_step_ms
 from shared.protocol.slo_profile import Knob
 from shared.scheduling.strategy import Strategy
+from shared.simulation.setup import ExecutorSetup
 
 ROUNDING = 1 + 1e-9  # sums of the same costs in another order
 
@@ -67,7 +67,7 @@ class SimulatedTrials:
 
     def _rate_span(self, phase: VirtualPhase) -> Span:
         lowest_qps = 1 / self._duration_s
-        return Span(lowest_qps, max(lowest_qps, phase.executor.num_offline_entered / phase.now_s))
+        return Span(lowest_qps, max(lowest_qps, phase.system.queue.num_entered / phase.now_s))
 
     def _unbounded_by(self, value: float) -> TrialOutcome | None:
         bounds = self.knob is Knob.OFFLINE_QPS or self._span is None or value < self._span.highest

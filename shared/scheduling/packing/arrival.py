@@ -20,6 +20,7 @@ class FcfsPacking(OneWayPacking):
     requests of the queue must be in the order of their arrival."""
 
     uses_time = False
+    keeps_plans = False  # an offline request that did not fit held up the online ones behind it
     latency_budgets: tuple[str, ...] = ("none",)
 
     def pack(self, state: StepState, offline: OfflineWork) -> Schedule:
@@ -41,6 +42,7 @@ class RoundRobinPacking(OneWayPacking):
     ones."""
 
     uses_time = False
+    keeps_plans = True
     latency_budgets: tuple[str, ...] = ("none",)
 
     def pack(self, state: StepState, offline: OfflineWork) -> Schedule:

@@ -23,6 +23,7 @@ class DeadlinePacking(OneWayPacking):
     """
 
     uses_time = True
+    keeps_plans = False
     latency_budgets: tuple[str, ...] = ("deadline",)
 
     def pack(self, state: StepState, offline: OfflineWork) -> Schedule:

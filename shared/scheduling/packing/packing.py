@@ -54,6 +54,10 @@ class Packing(Protocol):
         """The schedule depends on when the step starts."""
 
     @property
+    def keeps_plans(self) -> bool:
+        """A plan over what is here is reconciled to itself."""
+
+    @property
     def orders_online(self) -> bool:
         """It decides itself which online request comes first."""
 
@@ -73,6 +77,7 @@ class OneWayPacking(ABC):
     """A packing that reconciles a plan by packing anew, of offline requests only with the plan's."""
 
     uses_time: bool
+    keeps_plans: bool
     orders_online = True
     latency_budgets: tuple[str, ...]
 

@@ -21,6 +21,7 @@ class TwoPhasePacking:
     """
 
     uses_time = False
+    keeps_plans = True
     orders_online = False
     latency_budgets: tuple[str, ...] = ("none", "fixed", "profiled")
 

@@ -57,6 +57,7 @@ class ExecutorMirror:
         self._cache = ExpectedCache(self.told_cache)
         self._hashes_of = hashes_of
         self._requests = HashedRequests(self._cache, limits.block_size, hashes_of)
+        self.knows_all = True  # that the executor holds, as far as it counts them
         self._arrivals: dict[str, _Arrival] = {}
 
     def arrive(self, request: Request, now_ms: float = 0.0) -> None:
@@ -80,19 +81,23 @@ class ExecutorMirror:
         num_free_blocks: int,
         counters: ClientCounters | None = None,
         pace: Pace | None = None,
+        num_fresh: int | None = None,
         cache: CacheChanges = NO_CHANGES,
     ) -> None:
         """Take over the executor's word: all that it holds, in its order, before the step that it starts, its online
-        order's memory, its pace, and what has changed in its prefix cache."""
+        order's memory, its pace, and what has changed in its prefix cache. Where it counts the online requests that
+        have never run, ``num_fresh``, those that it told before are not told again."""
         self.told_cache.apply(cache)
         self._cache.forget()
-        held = list(states)
-        known = {request.request_id for request in held} | set(ended)
-        for request_id, arrival in list(self._arrivals.items()):
-            arrival.step_messages_left -= 1
-            if request_id in known or arrival.step_messages_left <= 0:
-                del self._arrivals[request_id]
-        self.table.replace(held, counters)
+        held, gone = list(states), list(ended)
+        for request_id in self._arrivals:
+            self.table.remove(request_id)
+        self._settle_arrivals({request.request_id for request in held}.union(gone))
+        if num_fresh is None:
+            self.table.replace(held, counters)
+        else:
+            self.table.renew(held, gone, counters)
+        self.knows_all = num_fresh is None or self.table.num_fresh == num_fresh
         for arrival in self._arrivals.values():
             self.table.add(arrival.request)
         self.num_free_blocks = num_free_blocks
@@ -163,6 +168,13 @@ class ExecutorMirror:
         first, last = num_before // block_size, num_after // block_size
         if last > first and (hashes := self._hashes_of(request.request_id)[first:last]):
             self._cache.hold(hashes, request.kind)
+
+    def _settle_arrivals(self, known: set[str]) -> None:
+        """The executor has told of those, and of the others soon will."""
+        for request_id, arrival in list(self._arrivals.items()):
+            arrival.step_messages_left -= 1
+            if request_id in known or arrival.step_messages_left <= 0:
+                del self._arrivals[request_id]
 
     def _grow(self, request: Request, num_tokens: int) -> None:
         was_running = request.is_running

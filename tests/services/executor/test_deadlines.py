@@ -124,7 +124,7 @@ class Stack:
             PlanSource.PLAN,
             idle,
             entries,
-            self.replica.states(),
+            self.replica.tell(),
             [ended_request(ended) for ended in self.replica.take_ended()],
             self.replica.pool.num_free,
             pace=self.replica.pace,
@@ -134,7 +134,7 @@ class Stack:
         self.plan = plans[0] if plans else None
 
     def remaining_ms(self, request_id: str) -> float:
-        state = next(state for state in self.replica.states() if state.request_id == request_id)
+        state = next(state for state in self.replica.tell() if state.request_id == request_id)
         return state.deadline_ms - self.replica.pace.now_ms
 
 

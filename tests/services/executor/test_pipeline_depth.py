@@ -41,6 +41,7 @@ from shared.scheduling.orders.offline.fair_share import FairShare
 from shared.scheduling.orders.offline.fcfs import FcfsOrder
 from shared.scheduling.request import Kind
 from shared.scheduling.strategy import Strategy
+from shared.simulation.stages import Stages
 from shared.text.tokenizer import Tokenizer
 from tests.services.executor.engines.slot_engine import SlotEngine
 from tests.services.profiler.profiling import running
@@ -145,7 +146,7 @@ class Peer:
         """The number of plans that it brings."""
         *before, entries = self.replica.in_flight() or [[]]
         ended, self.ended = self.ended, []
-        states, free = self.replica.states(), self.replica.pool.num_free
+        states, free = self.replica.tell(), self.replica.pool.num_free
         counters = self.replica.table.online_order.counters()
         plans, abort = self.scheduler.on_step(
             StepStarted(
@@ -265,10 +266,8 @@ def test_a_failed_step_leaves_the_others_alone(tokenizer: Tokenizer) -> None:
 
 
 def test_a_step_enters_each_stage_when_the_one_before_has_left_it() -> None:
-    engine = SimEngine(EngineSpec("m", "sim", "none", "float16", 512, 100, 16, 48, (2,), 4), NO_TIME)
-    leaves = [
-        engine._leave(start, duration) for start, duration in ((10.0, 4.0), (10.0, 4.0), (10.5, 8.0), (30.0, 4.0))
-    ]
+    stages = Stages(4)
+    leaves = [stages.leave(start, duration) for start, duration in ((10.0, 4.0), (10.0, 4.0), (10.5, 8.0), (30.0, 4.0))]
     assert leaves == [14.0, 15.0, 20.0, 34.0]
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -21,20 +22,23 @@ from loadgen.workload.backlog import OfflinePrompt
 from loadgen.workload.prompts import token_id_prompts
 from loadgen.workload.scaling import Scaling
 from loadgen.workload.traces import TraceRequest
+from services.profiler.simulation.arrivals import Arrivals
 from services.profiler.simulation.backlog import Backlog, PreparedBacklog
 from services.profiler.simulation.encoding import PromptEncoder
 from services.profiler.simulation.setup import Machine
 from services.profiler.simulation.simulation import Simulation
-from services.profiler.simulation.virtual_executor import ExecutorSetup, VirtualExecutor
 from services.profiler.simulation.virtual_phase import VirtualPhase
 from services.profiler.simulation.workload import SimulatedWorkload
 from shared.latency.linear import LinearLatencyModel
 from shared.latency.swap import SwapModel
 from shared.protocol.latency_models import LatencyModelRecord, LinearCoefficients
-from shared.scheduling.batch import Schedule
+from shared.replica.foresight import Foresight
+from shared.scheduling.orders.offline.fair_share import FairShare
 from shared.scheduling.orders.offline.fcfs import FcfsOrder
 from shared.scheduling.request import Kind
 from shared.scheduling.strategy import Strategy
+from shared.simulation.setup import ExecutorSetup
+from shared.simulation.system import VirtualSystem
 from tests.shared.replica.factories import KV_STRATEGIES
 
 DURATION_S = 20.0
@@ -185,45 +189,39 @@ def test_a_budget_bounds_what_offline_work_adds() -> None:
     assert tight.harvest is not None and tight.harvest > 0
 
 
-class AlwaysReconciling(VirtualExecutor):
-    """Reconciles every plan, also those from which nothing has changed."""
-
-    def _stands(self, plan: Schedule) -> bool:
-        return False
-
-
-def run_phase(executor_type: type[VirtualExecutor], setup: ExecutorSetup) -> VirtualPhase:
-    prompts = make_prompts(6)
+def run_phase(setup: ExecutorSetup, requests: Sequence[TraceRequest], with_backlog: bool = True) -> VirtualPhase:
     maker = token_id_prompts(None, None, "test")
-    backlog = Backlog(PreparedBacklog(prompts, PromptEncoder(None), maker, 4096), FcfsOrder())
-    executor = executor_type(setup, backlog)
-    phase = VirtualPhase(executor, make_requests(6), maker, len(prompts), DURATION_S)
+    backlog = Backlog(PreparedBacklog(make_prompts(6), PromptEncoder(None), maker, 4096)) if with_backlog else None
+    make_system = partial(VirtualSystem, [setup], FairShare(FcfsOrder()))
+    phase = VirtualPhase(make_system, Arrivals(requests, maker), backlog, DURATION_S)
     phase.run()
     return phase
 
 
+@pytest.mark.parametrize("preset", ["hygen", "fcfs", "round-robin"])
 @pytest.mark.parametrize("kv", KV_STRATEGIES)
 @pytest.mark.parametrize("kv_blocks", [None, 180])
-def test_a_plan_that_stands_is_what_reconciling_it_gives(kv_blocks: int | None, kv: str) -> None:
-    setup = Machine(kv_blocks=kv_blocks).setup(Strategy.of("hygen", budget_ms=40.0, **KV_STRATEGIES[kv]), 0)
-    ours = run_phase(VirtualExecutor, setup)
-    theirs = run_phase(AlwaysReconciling, setup)
+def test_a_plan_that_came_true_is_what_reconciling_it_gives(
+    kv_blocks: int | None, kv: str, preset: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    budget = {"budget_ms": 40.0} if preset == "hygen" else {}
+    setup = Machine(kv_blocks=kv_blocks).setup(Strategy.of(preset, **budget, **KV_STRATEGIES[kv]), 0)
+    ours = run_phase(setup, make_requests(6))
+    monkeypatch.setattr(Foresight, "came_true", lambda self, num_free_blocks: False)
+    theirs = run_phase(setup, make_requests(6))
     assert ours.records == theirs.records
     assert ours.executor.replica.totals == theirs.executor.replica.totals
 
 
 def test_a_fixed_offline_rate_is_kept() -> None:
     setup = Machine().setup(Strategy.of("hygen-star", offline_qps=2.0), 0)
-    phase = run_phase(VirtualExecutor, setup)
+    phase = run_phase(setup, make_requests(6))
     assert 0.9 * 2.0 * DURATION_S - 2 <= phase.num_offline_finished <= 2.0 * phase.now_s + 1
 
 
 def test_a_request_that_cannot_run_is_an_error() -> None:
     setup = Machine(kv_blocks=20).setup(Strategy.of("online-only"), 0)
-    executor = VirtualExecutor(setup, None)
-    requests = [TraceRequest(0.0, 1000, 10), TraceRequest(1.0, 10, 10)]
-    phase = VirtualPhase(executor, requests, token_id_prompts(None, None, "test"), 0, 5.0)
-    phase.run()
+    phase = run_phase(setup, [TraceRequest(0.0, 1000, 10), TraceRequest(1.0, 10, 10)], with_backlog=False)
     assert [record.failed for record in phase.records] == [True, False]
     assert "do not fit the KV cache of 320 tokens" in (phase.records[0].error or "")
 
@@ -347,7 +345,7 @@ def test_a_backlog_in_waves_never_has_more_than_one_open(preset: str) -> None:
     held: list[int] = []
 
     def count(phase: VirtualPhase) -> None:
-        states = phase.executor.replica.states()
+        states = phase.executor.replica.tell()
         held.append(sum(state.kind is Kind.OFFLINE for state in states))
         waves = {state.arrival_s for state in states if state.kind is Kind.OFFLINE}
         assert len(waves) <= 1

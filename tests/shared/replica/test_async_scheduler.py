@@ -116,7 +116,7 @@ class Peer:
 
     def say(self, idle: bool, epoch: str = INFO.epoch) -> AbortRequests | None:
         source = PlanSource.IDLE if idle else PlanSource.PLAN
-        (entries,), states = self.replica.in_flight() or [[]], self.replica.states()
+        (entries,), states = self.replica.in_flight() or [[]], self.replica.tell()
         ended, self.ended = self.ended, []
         free = self.replica.pool.num_free
         counters = self.replica.table.online_order.counters()
@@ -179,7 +179,7 @@ def test_an_executor_that_drains_gets_nothing_new_and_ends_what_it_has(make_peer
         peer.run_step()
     peer.scheduler.takes_requests = False
     peer.run_step()  # what the plan before has let in
-    held = {state.request_id for state in peer.replica.states()} | set(peer.results)
+    held = {state.request_id for state in peer.replica.tell()} | set(peer.results)
     while peer.run_step():
         pass
     assert set(peer.results) == held and 0 < len(held) < 20
@@ -199,7 +199,7 @@ def test_suspects_run_one_at_a_time_beside_the_others(make_peer: MakePeer) -> No
         peer.pool.retry(request_id, SUSPECT_FAILURES)
     most_held = 0
     while peer.run_step() or len(peer.results) < 16:
-        held = {state.request_id for state in peer.replica.states()}
+        held = {state.request_id for state in peer.replica.tell()}
         assert len(held & suspects) <= 1
         most_held = max(most_held, len(held))
         peer.pool.discard(list(peer.results))
@@ -270,7 +270,7 @@ def test_an_executor_that_still_runs_them_is_recognized_after_a_restart(make_pee
     peer.pool.add([make_offline(n, max_tokens=30) for n in range(4)])
     for _ in range(4):
         peer.run_step()
-    held = [state.request_id for state in peer.replica.states()]
+    held = [state.request_id for state in peer.replica.tell()]
     assert held
     peer.pool = make_pool(order, peer.discarded)
     peer.pool.add([make_offline(n, max_tokens=30) for n in range(4) if f"batch_1.{n}" not in peer.results])
@@ -313,7 +313,7 @@ def test_cancelled_requests_leave_the_pool_and_their_executor(make_peer: MakePee
         peer.run_step()
     peer.pool.discard([f"batch_1.{n}" for n in range(40)])
     assert len(peer.pool) == 0 and peer.discarded
-    assert {state.request_id for state in peer.replica.states()} <= set(peer.discarded)
+    assert {state.request_id for state in peer.replica.tell()} <= set(peer.discarded)
 
 
 def test_another_epoch_is_not_heard(make_peer: MakePeer) -> None:

@@ -131,9 +131,9 @@ def test_an_online_request_takes_blocks_and_their_owner_goes_on_afterwards_witho
     for _ in range(3):
         step(replica, engine)
     replica.submit(make_request("on", 120, 8, Kind.ONLINE))
-    while any(state.request_id == "on" for state in replica.states()):
+    while any(state.request_id == "on" for state in replica.tell()):
         assert step(replica, engine) == 1
-        assert {state.request_id: state.num_kept_blocks is not None for state in replica.states()}["off"]
+        assert {state.request_id: state.num_kept_blocks is not None for state in replica.tell()}["off"]
     assert step(replica, engine) == 1, "it runs again in the first step after"
     while replica.has_work:
         step(replica, engine)
@@ -179,7 +179,7 @@ def test_beside_an_online_request_an_offline_one_goes_on_and_then_moves() -> Non
         replica.submit(request)
         step(replica, engine)
     while replica.has_work:
-        tables = {state.request_id: state for state in replica.states()}
+        tables = {state.request_id: state for state in replica.tell()}
         ran = step(replica, engine)
         together += ran == len(tables) > 1
         collect(replica, results)

@@ -282,15 +282,15 @@ def test_offline_requests_keep_their_order_when_they_lose_their_kv(tokenizer: To
     ids = [f"off-{number}" for number in range(5)]
     for request_id in ids:
         replica.submit(make_request(request_id, prompt=20, max_tokens=40, kind=Kind.OFFLINE))
-    while sum(state.num_blocks > 0 for state in replica.states()) < 3:
+    while sum(state.num_blocks > 0 for state in replica.tell()) < 3:
         run(replica, engine)
     replica.begin(replica.schedule(None, ANY, MODEL), 0)
     replica.fail("the engine is gone")
     replica.table.check_integrity()
-    assert [state.request_id for state in replica.states()] == ids
+    assert [state.request_id for state in replica.tell()] == ids
     replica.submit(make_request("on", prompt=100, max_tokens=30))
     while replica.has_work:
         run(replica, engine)
-        offline = [state.request_id for state in replica.states() if state.kind is Kind.OFFLINE]
+        offline = [state.request_id for state in replica.tell() if state.kind is Kind.OFFLINE]
         assert offline == [request_id for request_id in ids if request_id in offline]
     assert replica.totals.preemptions > 3 and replica.totals.finished_offline == 5

@@ -1,0 +1,106 @@
+"""SCHEDULER of HyGen Alg. 2 (lines 22-33) without queues and engine: what an executor runs next, and what it says of
+it. Synchronous: the live loop and the simulator feed it."""
+
+from __future__ import annotations
+
+from shared.latency.model import LatencyModel
+from shared.protocol.messages import EndedRequest, PlanSource, StepPlan, StepStarted
+from shared.replica.replica import Ended, Replica, Running, ended_request
+from shared.scheduling.batch import Policy
+
+
+class StepPlanner:
+    """Call ``next_step`` while fewer than ``depth`` steps are in flight; where something runs, launch it and publish
+    ``start``. Where nothing is in flight and nothing can run: ``rest``, and publish ``idle_message``."""
+
+    def __init__(self, replica: Replica, executor_id: str, epoch: str, depth: int) -> None:
+        self.step = 0  # that starts next
+        self._replica = replica
+        self._executor_id = executor_id
+        self._epoch = epoch
+        self._depth = depth
+        self._plans: dict[int, StepPlan] = {}  # by step, of steps to come
+        self._steps_since_idle = 0
+        self._tells_all = True
+        self._ended: list[EndedRequest] = []  # since the last message
+
+    @property
+    def is_idle(self) -> bool:
+        """No step has started since it last had nothing to run."""
+        return not self._steps_since_idle
+
+    def take_plan(self, plan: StepPlan) -> bool:
+        """Keep the plan of a step to come; False for one whose step has started already."""
+        self._tells_all = self._tells_all or plan.wants_all
+        if plan.step < self.step:
+            self._replica.totals.plans_stale += 1
+            return False
+        self._plans[plan.step] = plan
+        return True
+
+    def next_step(self, policy: Policy, model: LatencyModel) -> tuple[PlanSource, Running]:
+        """The plan where it came in time; else, or where nothing of it is left to run, a plan made here. A plan of
+        which nothing can run yet is kept until its step starts."""
+        plan = self._plans.get(self.step)
+        if plan is not None:
+            running = self._replica.allocate(self._replica.schedule(plan, policy, model))
+            if running:
+                return PlanSource.PLAN, running
+        source = PlanSource.LOCAL if self._steps_since_idle >= self._depth else PlanSource.IDLE
+        if not self._replica.has_work:
+            return source, []
+        return source, self._replica.allocate(self._replica.schedule(None, policy, model))
+
+    def start(self, source: PlanSource) -> StepStarted:
+        """What ``next_step`` gave has been launched; the message about it."""
+        message = self._message(source, idle=False)
+        self._count(source)
+        self.step += 1
+        self._steps_since_idle += 1
+        for step in [step for step in self._plans if step < self.step]:
+            del self._plans[step]
+        return message
+
+    def rest(self) -> None:
+        """Nothing runs from here on."""
+        self._steps_since_idle = 0
+
+    def idle_message(self) -> StepStarted:
+        """What is held while no step runs, so that a plan can come."""
+        return self._message(PlanSource.IDLE, idle=True)
+
+    def take_ended(self) -> list[Ended]:
+        """Who left since the last call; the next message tells of them."""
+        ended = self._replica.take_ended()
+        self._ended += [ended_request(each) for each in ended]
+        return ended
+
+    def _count(self, source: PlanSource) -> None:
+        counters = self._replica.totals
+        counters.steps += 1
+        counters.steps_planned += source is PlanSource.PLAN
+        counters.steps_local += source is PlanSource.LOCAL
+        counters.steps_idle += source is PlanSource.IDLE
+
+    def _message(self, source: PlanSource, idle: bool) -> StepStarted:
+        """With several steps in flight it always tells all: the scheduler's picture is further from the truth then."""
+        ended, self._ended = self._ended, []
+        tells_all, self._tells_all = self._tells_all or self._depth > 1, False
+        replica = self._replica
+        *before, entries = replica.in_flight() or [[]]
+        return StepStarted(
+            self._executor_id,
+            self._epoch,
+            self.step,
+            source,
+            idle,
+            entries,
+            replica.tell(tells_all),
+            ended,
+            replica.pool.num_free,
+            replica.table.online_order.counters(),
+            before,
+            replica.pace,
+            replica.pool.take_cache_changes(),
+            None if tells_all else replica.table.num_fresh,
+        )

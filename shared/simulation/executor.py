@@ -1,0 +1,166 @@
+"""One executor in virtual time."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from shared.latency.features import BatchFeatures
+from shared.latency.model import LatencyModel
+from shared.protocol.messages import GenerateRequest, StepPlan, StepStarted
+from shared.replica.engine import StepResult
+from shared.replica.replica import AddressedOutput, Ended, Replica, Running
+from shared.replica.step_planner import StepPlanner
+from shared.scheduling.batch import Policy
+from shared.simulation.events import Events
+from shared.simulation.setup import EPOCH, ExecutorSetup
+from shared.simulation.stages import Stages
+
+FIRST_OUTPUT_ID = 1 << 24  # beyond every vocabulary, so that no output looks like a prompt
+NUM_OUTPUT_IDS = 1 << 24
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What came of an executor at ``end_s``: who gained a token with others to come, and who left. ``start_s``: since
+    when its engine had nothing else to do but the step that ended; ``end_s`` where none has."""
+
+    executor_id: str
+    start_s: float
+    end_s: float
+    outputs: list[AddressedOutput]
+    ended: list[Ended]
+
+
+@dataclass(frozen=True, slots=True)
+class _Launched:
+    start_s: float
+    end_s: float
+    result: StepResult
+
+
+class VirtualExecutor:
+    """The live executor's replica and step planner around an engine of which only the time is known, and that lengths
+    are: no answer ends early."""
+
+    def __init__(
+        self,
+        executor_id: str,
+        setup: ExecutorSetup,
+        events: Events,
+        say: Callable[[StepStarted], None],
+        tell: Callable[[Progress], None],
+    ) -> None:
+        """``say``: to its scheduler; ``tell``: to whoever waits for tokens and results."""
+        self.info = setup.info(executor_id)
+        self.setup = setup
+        self.longest_plan_ms = 0.0  # of any batch that was planned; under a longer budget all would be the same
+        self.replica = Replica(setup.limits, setup.spec, None, setup.strategy, lambda: events.now_s * 1e3)
+        self._tuning = setup.policy(), setup.planner
+        self._depth = setup.spec.pipeline_depth
+        self._planner = StepPlanner(self.replica, executor_id, EPOCH, self._depth)
+        self._stages = Stages(self._depth)
+        self._noise = random.Random(f"{setup.seed}:noise:{executor_id}")
+        self._events = events
+        self._say = say
+        self._tell = tell
+        self._in_flight: deque[_Launched] = deque()  # oldest first
+        self._busy_until_s = 0.0
+        self._is_woken = False
+
+    def tuning(self) -> tuple[Policy, LatencyModel]:
+        """As budgets and models of the live system: those that hold now."""
+        return self._tuning
+
+    def announce(self) -> None:
+        """It is there, and waits for work."""
+        self._say(self._planner.idle_message())
+
+    def submit(self, request: GenerateRequest) -> None:
+        """An online request arrives."""
+        self.replica.submit(request)
+        self._wake()
+
+    def abort(self, request_ids: list[str]) -> None:
+        """Takes effect at the latest when the steps in flight end."""
+        self.replica.abort(request_ids)
+        self._wake()
+
+    def take_plan(self, plan: StepPlan) -> None:
+        """Of a step to come."""
+        self.longest_plan_ms = max(self.longest_plan_ms, plan.latency_ms)
+        if self._planner.take_plan(plan):
+            self._wake()
+
+    def _wake(self) -> None:
+        """Where there is room for a step: once all that comes at this time has come."""
+        if len(self._in_flight) < self._depth and not self._is_woken:
+            self._is_woken = True
+            self._events.at(self._events.now_s, self._run)
+
+    def _run(self) -> None:
+        """As the live loop: launch what can be launched; where nothing runs then, say so."""
+        self._is_woken = False
+        while len(self._in_flight) < self._depth and self._launch():
+            pass
+        if self._in_flight:
+            return
+        ended = self._tell_ended()
+        if ended or not self._planner.is_idle:
+            self._planner.rest()
+            self._say(self._planner.idle_message())
+
+    def _launch(self) -> bool:
+        source, running = self._planner.next_step(*self._tuning)
+        if not running:
+            return False
+        self._start(running)
+        self._tell_ended()  # without a step: aborted, or never able to run
+        self._say(self._planner.start(source))
+        return True
+
+    def _start(self, running: Running) -> None:
+        """The engine's part: the step's outcome, and when it is there."""
+        setup, start_s = self.setup, self._events.now_s
+        features, sampled = _outcome(running)
+        self.longest_plan_ms = max(self.longest_plan_ms, setup.planner.predict_ms(features))
+        latency_ms = setup.latency.predict_ms(features)
+        if setup.noise > 0:
+            latency_ms *= self._noise.lognormvariate(0.0, setup.noise)
+        operations = self.replica.operations
+        swap_ms = setup.swap.predict_ms(len(operations.restores), len(operations.checkpoints))
+        end_s = max(self._stages.leave(start_s, latency_ms / 1e3), start_s + swap_ms / 1e3)
+        if self._in_flight:
+            end_s = max(end_s, self._in_flight[-1].end_s)
+        self._in_flight.append(_Launched(start_s, end_s, StepResult(sampled, (end_s - start_s) * 1e3)))
+        self._events.at(end_s, self._finish)
+
+    def _finish(self) -> None:
+        launched = self._in_flight.popleft()
+        outputs = self.replica.finish(launched.result)
+        start_s, self._busy_until_s = max(launched.start_s, self._busy_until_s), launched.end_s
+        self.replica.totals.busy_s += launched.end_s - start_s
+        self._tell(Progress(self.info.executor_id, start_s, launched.end_s, outputs, self._planner.take_ended()))
+        self._run()
+
+    def _tell_ended(self) -> bool:
+        """Of those who left without a step."""
+        ended, now_s = self._planner.take_ended(), self._events.now_s
+        if ended:
+            self._tell(Progress(self.info.executor_id, now_s, now_s, [], ended))
+        return bool(ended)
+
+
+def _outcome(running: Running) -> tuple[BatchFeatures, dict[str, int]]:
+    """The batch's features, and a token for each request whose last known token is computed."""
+    features = BatchFeatures()
+    sampled = {}
+    for sequence, num_tokens in running:
+        request = sequence.request
+        num_computed_tokens = request.num_computed_tokens
+        features.add_scheduled(num_tokens, num_computed_tokens)
+        if num_computed_tokens + num_tokens == request.num_tokens:
+            sampled[request.request_id] = FIRST_OUTPUT_ID + sequence.sampling.seed % NUM_OUTPUT_IDS
+    return features, sampled

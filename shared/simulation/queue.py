@@ -1,0 +1,84 @@
+"""The offline-queue in virtual time: the pool, and a scheduler for each executor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from shared.protocol.messages import AbortRequests, GenerateRequest, StepPlan, StepStarted
+from shared.replica.offline_pool import OfflinePool, Packed
+from shared.replica.scheduler import AsyncScheduler
+from shared.scheduling.orders.offline.fair_share import FairShare
+from shared.scheduling.request import Request
+from shared.simulation.events import Events
+from shared.simulation.executor import VirtualExecutor
+
+
+class VirtualQueue:
+    """Plans go out as step messages come in; executors that wait get theirs when there is work, or its time comes."""
+
+    def __init__(
+        self,
+        order: FairShare,
+        events: Events,
+        send_plan: Callable[[StepPlan], None],
+        send_abort: Callable[[str, AbortRequests], None],
+    ) -> None:
+        """``order``: an empty one; ``send_abort``: to the executor with this id."""
+        self.num_entered = 0  # requests, by plans
+        self.pool = OfflinePool(order, self._serve_soon, lambda executor_id, request_ids: None)
+        self._events = events
+        self._send_plan = send_plan
+        self._send_abort = send_abort
+        self._schedulers: dict[str, AsyncScheduler] = {}
+        self._serves_soon = False
+
+    def attach(self, executor: VirtualExecutor) -> None:
+        """Its scheduler."""
+        scheduler = AsyncScheduler(executor.info, self.pool, executor.tuning, self._events)
+        self._schedulers[executor.info.executor_id] = scheduler
+
+    def add(self, requests: Iterable[tuple[Request, Packed]]) -> None:
+        """As ``OfflinePool.keep``."""
+        self.pool.keep(requests)
+
+    def on_inbox(self, executor_id: str, request: GenerateRequest) -> None:
+        """An online request is on its way to this executor."""
+        self._schedulers[executor_id].on_inbox(request)
+
+    def on_step(self, message: StepStarted) -> None:
+        """An executor's word."""
+        scheduler = self._schedulers[message.executor_id]
+        plans, abort = scheduler.on_step(message)
+        self._send(plans)
+        if abort is not None:
+            self._send_abort(message.executor_id, abort)
+        if message.idle and not plans:
+            self._await_release(scheduler)
+
+    def on_result(self, request_id: str) -> None:
+        """It is durable."""
+        self.pool.discard([request_id])
+
+    def _serve_soon(self) -> None:
+        if not self._serves_soon:
+            self._serves_soon = True
+            self._events.at(self._events.now_s, self._serve_idle)
+
+    def _serve_idle(self) -> None:
+        self._serves_soon = False
+        for scheduler in self._schedulers.values():
+            plans = scheduler.plan_idle()
+            self._send(plans)
+            if not plans:
+                self._await_release(scheduler)
+
+    def _await_release(self, scheduler: AsyncScheduler) -> None:
+        """Where nothing but its rate holds requests back, an executor that waits gets one when its time has come."""
+        next_s = scheduler.next_release_s()
+        if next_s is not None:
+            self._events.at(next_s, self._serve_soon)
+
+    def _send(self, plans: list[StepPlan]) -> None:
+        for plan in plans:
+            self.num_entered += len(plan.admitted)
+            self._send_plan(plan)

@@ -1,0 +1,48 @@
+"""What is fixed about a simulated executor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from shared.latency.model import LatencyModel
+from shared.latency.swap import SwapModel
+from shared.protocol.messages import EngineSpec, ExecutorInfo
+from shared.scheduling.batch import Limits, Policy
+from shared.scheduling.strategy import Strategy
+
+EPOCH = "simulated"  # of every executor: none comes back
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorSetup:
+    """``planner``: what schedules are made with; ``latency``: how long steps take, times a factor that is lognormal
+    with ``noise`` as its sigma, drawn anew for each step from ``seed``; ``swap``: how long its copies of KV slots take
+    beside that."""
+
+    limits: Limits
+    spec: EngineSpec
+    strategy: Strategy
+    planner: LatencyModel
+    latency: LatencyModel
+    noise: float = 0.0
+    seed: int = 0
+    swap: SwapModel = field(default_factory=SwapModel)
+
+    def policy(self) -> Policy:
+        """With the budgets that the strategy has."""
+        strategy = self.strategy
+        return strategy.policy(strategy.budget_ms, idle_budget_ms=strategy.idle_budget_ms)
+
+    def info(self, executor_id: str) -> ExecutorInfo:
+        """The registration, which schedulers follow."""
+        limits = self.limits
+        return ExecutorInfo(
+            executor_id,
+            EPOCH,
+            0,
+            self.spec.device,
+            self.spec,
+            limits.max_num_seqs,
+            limits.max_num_batched_tokens,
+            self.strategy,
+        )

@@ -1,0 +1,73 @@
+"""Executors and the offline-queue in virtual time, and what goes between them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from shared.protocol.messages import AbortRequests, GenerateRequest, StepPlan, StepStarted
+from shared.scheduling.orders.offline.fair_share import FairShare
+from shared.scheduling.request import Kind
+from shared.simulation.events import Events
+from shared.simulation.executor import Progress, VirtualExecutor
+from shared.simulation.queue import VirtualQueue
+from shared.simulation.setup import ExecutorSetup
+
+
+class VirtualSystem:
+    """Feeds the live system's objects with the messages that services send each other. ``events`` is its clock: run
+    them to go on."""
+
+    def __init__(
+        self,
+        setups: Sequence[ExecutorSetup],
+        order: FairShare,
+        on_progress: Callable[[Progress], None],
+        message_s: float = 0.0,
+    ) -> None:
+        """``setups``: one for each executor; ``order``: the pool's, empty; ``on_progress``: hears of tokens and ends;
+        ``message_s``: what a message takes on the bus. Raises ValueError for a strategy that lacks a knob."""
+        self.events = Events()
+        self.queue = VirtualQueue(order, self.events, self._send_plan, self._send_abort)
+        self.executors = {
+            executor_id: VirtualExecutor(executor_id, setup, self.events, self._send_step, self._send_progress)
+            for executor_id, setup in ((f"executor-{index}", setup) for index, setup in enumerate(setups))
+        }
+        self._on_progress = on_progress
+        self._message_s = message_s
+        for executor in self.executors.values():
+            self.queue.attach(executor)
+            self.events.at(0.0, executor.announce)
+
+    def submit(self, request: GenerateRequest) -> None:
+        """An online request comes now: it reaches its executor and that one's scheduler at the same time."""
+        (executor,) = self.executors.values()
+
+        def arrive() -> None:
+            self.queue.on_inbox(executor.info.executor_id, request)
+            executor.submit(request)
+
+        self._send(arrive)
+
+    def _send_step(self, message: StepStarted) -> None:
+        self._send(lambda: self.queue.on_step(message))
+
+    def _send_plan(self, plan: StepPlan) -> None:
+        self._send(lambda: self.executors[plan.executor_id].take_plan(plan))
+
+    def _send_abort(self, executor_id: str, abort: AbortRequests) -> None:
+        self._send(lambda: self.executors[executor_id].abort(abort.request_ids))
+
+    def _send_progress(self, progress: Progress) -> None:
+        self._send(lambda: self._take_progress(progress))
+
+    def _take_progress(self, progress: Progress) -> None:
+        for ended in progress.ended:
+            if ended.sequence.kind is Kind.OFFLINE:
+                self.queue.on_result(ended.sequence.request_id)
+        self._on_progress(progress)
+
+    def _send(self, deliver: Callable[[], None]) -> None:
+        if self._message_s:
+            self.events.at(self.events.now_s + self._message_s, deliver)
+        else:
+            deliver()
