@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 
 from services.executor.prepare_model import DEFAULT_MODEL, MANIFEST, find_prepared
 from services.local.cli import app
+from services.local.doctor import machine_checks, package_checks, stack_checks
 from services.local.doctor.check import State
-from services.local.doctor.diagnosis import machine_checks, package_checks, stack_checks
 from services.local.stack.data_dir import DataDir, StackFile
 from services.local.stack.options import StackOptions
 from services.local.stack.port import free_port
