@@ -22,22 +22,15 @@ from shared.latency.features import BatchFeatures
 from shared.latency.model import LatencyModel
 from shared.process.service import Details
 from shared.protocol import subjects
-from shared.protocol.messages import (
-    EngineSpec,
-    ExecutorInfo,
-    GenerateRequest,
-    Heartbeat,
-    InboxMessage,
-    MeasuredShape,
-    MeasureShape,
-    SetDraining,
-    StepPlan,
-)
+from shared.protocol.executors import EngineSpec, ExecutorInfo, Heartbeat, SetDraining
+from shared.protocol.measurements import MeasuredShape, MeasureShape
+from shared.protocol.requests import GenerateRequest, InboxMessage
+from shared.protocol.steps import StepPlan
 from shared.replica.engine import Engine
 from shared.replica.replica import Replica
 from shared.replica.step_planner import StepPlanner
-from shared.scheduling.batch import Policy
 from shared.scheduling.kv.prefix_cache import CacheChanges
+from shared.scheduling.policy import Policy
 from shared.scheduling.request import Kind
 from shared.scheduling.table import RequestTable
 from shared.text.tokenizer import Tokenizer

@@ -11,20 +11,25 @@ from dataclasses import dataclass
 
 from shared.latency.features import BatchFeatures
 from shared.latency.model import LatencyModel
-from shared.protocol.messages import EndedRequest, EngineSpec, ExecutorCounters, GenerateRequest, StepPlan, TokenOutput
+from shared.protocol.executors import EngineSpec, ExecutorCounters
+from shared.protocol.requests import GenerateRequest
 from shared.protocol.sampling import FinishReason
+from shared.protocol.steps import EndedRequest, StepPlan
+from shared.protocol.tokens import TokenOutput
 from shared.replica.engine import Sequence, StepBatch, StepResult, TokenHistory
 from shared.replica.foresight import Foresight
 from shared.replica.kv_allocation import KVAllocation
 from shared.replica.sequence import LiveSequence
-from shared.scheduling.batch import Limits, Policy, Schedule, ScheduledRequest, why_never_held
 from shared.scheduling.kv.request_cache import HashedRequests
 from shared.scheduling.kv.slot_transfers import SlotOperations
+from shared.scheduling.limits import Limits, why_never_held
 from shared.scheduling.orders.offline.view import no_queue
 from shared.scheduling.packing.pace import Pace
 from shared.scheduling.packing.packing import StepState
 from shared.scheduling.packing.packings import packing_named
+from shared.scheduling.policy import Policy
 from shared.scheduling.request import Kind, Request
+from shared.scheduling.schedule import Schedule, ScheduledRequest
 from shared.scheduling.strategy import Strategy
 from shared.scheduling.table import RequestTable
 from shared.text.tokenizer import Tokenizer

@@ -6,8 +6,10 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from shared.protocol.messages import ChoiceOutput, EngineSpec, GenerateRequest, TokenLogprobs
+from shared.protocol.executors import EngineSpec
+from shared.protocol.requests import GenerateRequest
 from shared.protocol.sampling import FinishReason, SamplingParams
+from shared.protocol.tokens import ChoiceOutput, TokenLogprobs
 from shared.scheduling.kv.block_hash import block_hash
 from shared.scheduling.request import Kind, Request
 from shared.text.tokenizer import IncrementalDetokenizer, Tokenizer

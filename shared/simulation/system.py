@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from shared.protocol.messages import AbortRequests, GenerateRequest, StepPlan, StepStarted
+from shared.protocol.requests import AbortRequests, GenerateRequest
+from shared.protocol.steps import StepPlan, StepStarted
 from shared.scheduling.orders.offline.fair_share import FairShare
 from shared.scheduling.request import Kind
 from shared.simulation.events import Events

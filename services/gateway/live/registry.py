@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from shared.bus import Bus
 from shared.protocol import subjects
-from shared.protocol.messages import ExecutorInfo, Heartbeat
+from shared.protocol.executors import ExecutorInfo, Heartbeat
 from shared.scheduling.placement.routing import RoutingTarget
 
 logger = logging.getLogger(__name__)

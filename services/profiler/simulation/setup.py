@@ -14,9 +14,9 @@ from shared.latency.devices import device_named
 from shared.latency.model import LatencyModel
 from shared.latency.roofline import RooflineLatencyModel, num_kv_blocks
 from shared.latency.swap import SwapModel
+from shared.protocol.executors import EngineSpec
 from shared.protocol.latency_models import LatencyModelRecord
-from shared.protocol.messages import EngineSpec
-from shared.scheduling.batch import Limits
+from shared.scheduling.limits import Limits
 from shared.scheduling.strategy import Strategy
 from shared.simulation.setup import ExecutorSetup
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from shared.scheduling.batch import Schedule
 from shared.scheduling.request import Kind
+from shared.scheduling.schedule import Schedule
 
 BASE_BATCH_SIZE = 128  # B_base of BROS section 4.2
 NEWEST_STEP_WEIGHT = 0.1  # in the moving average of step times

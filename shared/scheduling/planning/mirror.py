@@ -12,16 +12,18 @@ from dataclasses import dataclass
 
 from shared.latency.features import BatchFeatures
 from shared.latency.model import LatencyModel
-from shared.scheduling.batch import Limits, Policy, Schedule, ScheduledRequest
 from shared.scheduling.kv.prefix_cache import CacheChanges, PrefixCacheMirror
 from shared.scheduling.kv.request_cache import HashedRequests
+from shared.scheduling.limits import Limits
 from shared.scheduling.orders.offline.view import OfflineQueue
 from shared.scheduling.orders.online.order import ClientCounters
 from shared.scheduling.packing.pace import Pace
 from shared.scheduling.packing.packing import StepState
 from shared.scheduling.packing.packings import packing_named
 from shared.scheduling.planning.expected_cache import ExpectedCache
+from shared.scheduling.policy import Policy
 from shared.scheduling.request import Kind, Request
+from shared.scheduling.schedule import Schedule, ScheduledRequest
 from shared.scheduling.strategy import Strategy
 from shared.scheduling.table import RequestTable
 

@@ -14,11 +14,12 @@ from copy import copy
 from dataclasses import dataclass
 
 from shared.latency.model import LatencyModel
-from shared.scheduling.batch import Policy, Schedule, ScheduledRequest
 from shared.scheduling.orders.offline.view import OfflineQueue
 from shared.scheduling.packing.packings import packing_named
 from shared.scheduling.planning.mirror import ExecutorMirror
+from shared.scheduling.policy import Policy
 from shared.scheduling.request import Request
+from shared.scheduling.schedule import Schedule, ScheduledRequest
 
 
 @dataclass(frozen=True, slots=True)

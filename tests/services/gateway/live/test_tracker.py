@@ -27,18 +27,10 @@ from shared.openai.completions.requests import TEXT, CompletionRequest
 from shared.openai.objects import error_body
 from shared.process.telemetry import Telemetry
 from shared.protocol import subjects
-from shared.protocol.messages import (
-    AbortRequests,
-    EngineSpec,
-    ExecutorCounters,
-    ExecutorInfo,
-    GenerateRequest,
-    Heartbeat,
-    InboxMessage,
-    StepTokens,
-    TokenOutput,
-)
+from shared.protocol.executors import EngineSpec, ExecutorCounters, ExecutorInfo, Heartbeat
+from shared.protocol.requests import AbortRequests, GenerateRequest, InboxMessage
 from shared.protocol.sampling import FinishReason, SamplingParams
+from shared.protocol.tokens import StepTokens, TokenOutput
 from shared.watch.tuning import Tuning
 from tests.services.gateway.gateway_rig import MODEL, GatewayRig
 
