@@ -119,6 +119,14 @@ class Replica:
             else:
                 self._end(sequence, FinishReason.ABORT)
 
+    def online_work(self) -> BatchFeatures:
+        """What the online requests have it do: as prefill what is not computed, as decode who generates."""
+        features = BatchFeatures()
+        for held in (self.table.running(Kind.ONLINE), self.table.waiting(Kind.ONLINE)):
+            for request in held.values():
+                features.add_scheduled(request.num_remaining_tokens, request.num_computed_tokens)
+        return features
+
     def request_ids_of_gateways(self) -> dict[str, list[str]]:
         """Who waits for tokens of which requests."""
         by_gateway: dict[str, list[str]] = {}
@@ -177,7 +185,7 @@ class Replica:
         are in ``take_ended``."""
         outputs: list[AddressedOutput] = []
         self._pace, now_ms = self._pace.measured(result.latency_ms), self._now_ms()
-        advance, sampled = self._kv.advance, result.sampled
+        advance, sampled, spec = self._kv.advance, result.sampled, self.spec
         for sequence, num_tokens in self._in_flight.popleft().running:
             request = sequence.request
             request.num_in_flight_tokens = 0
@@ -188,7 +196,8 @@ class Replica:
                 continue
             token_id = sampled.get(request.request_id)
             if token_id is not None:
-                reason = sequence.append(token_id, self.spec, result.logprobs.get(request.request_id))
+                logprobs = result.logprobs.get(request.request_id) if result.logprobs else None
+                reason = sequence.append(token_id, spec, logprobs)
                 self._gain(request, now_ms)
                 if reason is not None:
                     self._end_choice(sequence, reason)
