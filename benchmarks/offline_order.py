@@ -17,7 +17,6 @@ from itertools import islice
 from multiprocessing import get_context
 
 import psutil
-from shared.scheduling.presets import DEFAULT_UTILITY_RATIO
 
 from benchmarks.figures import print_table, quantile
 from shared.protocol.messages import GenerateRequest, OfflineRequest
@@ -25,7 +24,12 @@ from shared.protocol.sampling import SamplingParams
 from shared.replica.offline_pool import OfflinePool
 from shared.scheduling.kv.blocks import BlockPool
 from shared.scheduling.orders.offline.fair_share import FairShare
-from shared.scheduling.orders.offline.registry import DEFAULT_BLOCK_SIZE, OFFLINE_ORDERS, make_offline_order
+from shared.scheduling.orders.offline.registry import (
+    DEFAULT_BLOCK_SIZE,
+    OFFLINE_ORDERS,
+    OfflineOrderKnobs,
+    make_offline_order,
+)
 from shared.scheduling.orders.packed_prompt import pack_tokens
 from shared.scheduling.request import Kind, Request
 
@@ -34,6 +38,7 @@ VOCABULARY = 49_152
 INGEST_REQUESTS = 256  # that the pool is handed at once, as batches do
 INSERT_TOKENS, INSERT_REQUESTS = 512, 20_000
 MEMORY_TOKENS, MEMORY_REQUESTS = 1_000, 100_000
+ORDERS = tuple(name for name in OFFLINE_ORDERS if name != "none")
 BACKLOG, SERVED, RUNNING, CACHE_BLOCKS = 1_000, 15_000, 16, 1_024
 
 
@@ -51,8 +56,8 @@ def make_requests(prompt_len: int, is_shared: bool) -> Iterator[OfflineRequest]:
         yield OfflineRequest(generate, "batch_1", number, f"custom-{number}", "m")
 
 
-def make_pool(order: str, utility_ratio: float = DEFAULT_UTILITY_RATIO) -> OfflinePool:
-    made = make_offline_order(order, utility_ratio, iter(random.Random(1).random, None))
+def make_pool(order: str) -> OfflinePool:
+    made = make_offline_order(order, OfflineOrderKnobs(), iter(random.Random(1).random, None))
     return OfflinePool(FairShare(made), lambda: None, lambda _, __: None)
 
 
@@ -102,7 +107,8 @@ def cached_and_waits(order: str, utility_ratio: float) -> tuple[float, list[int]
     """A backlog that is filled up as it is served, over a KV cache that holds twice what runs: the share of prompt
     tokens that need no computing, and how many others each request waited for, least first."""
     requests = make_requests(INSERT_TOKENS, True)
-    made = make_offline_order(order, utility_ratio, iter(random.Random(2).random, None))
+    knobs = OfflineOrderKnobs(utility_ratio=utility_ratio)
+    made = make_offline_order(order, knobs, iter(random.Random(2).random, None))
     cache = BlockPool(CACHE_BLOCKS, DEFAULT_BLOCK_SIZE)
     prompts: dict[str, tuple[int, list[int]]] = {}  # with the turn of arrival
     running: deque[str] = deque()
@@ -133,7 +139,7 @@ def _schedulable(request_id: str) -> Request:
 
 def print_costs() -> None:
     rows = []
-    for order in OFFLINE_ORDERS:
+    for order in ORDERS:
         times = next_request_us(order)
         for is_shared in (True, False):
             inserts, discards = inserts_and_discards_per_s(order, is_shared)

@@ -8,11 +8,10 @@ the last rows plan with a boosted one, fitted to batches of a simulated schedule
 from __future__ import annotations
 
 import argparse
+import math
 import random
 import time
 from itertools import product
-
-from shared.scheduling.presets import DEFAULT_UTILITY_RATIO
 
 from benchmarks.figures import print_table, quantile
 from benchmarks.schedules import boosted_model
@@ -21,20 +20,22 @@ from services.profiler.simulation.setup import Machine
 from shared.clock import SystemClock
 from shared.latency.linear import LinearLatencyModel
 from shared.latency.model import LatencyModel
-from shared.protocol.codec import encode
-from shared.protocol.messages import ExecutorInfo, GenerateRequest, OfflineRequest, PlanSource, StepStarted
+from shared.protocol.codec import decode, encode
+from shared.protocol.messages import EngineSpec, ExecutorInfo, GenerateRequest, OfflineRequest, PlanSource, StepStarted
 from shared.protocol.sampling import SamplingParams
 from shared.replica.offline_pool import OfflinePool
 from shared.replica.scheduler import AsyncScheduler
 from shared.scheduling.batch import Policy, ScheduledRequest
 from shared.scheduling.orders.offline.fair_share import FairShare
-from shared.scheduling.orders.offline.registry import OFFLINE_ORDERS, make_offline_order
+from shared.scheduling.orders.offline.registry import OfflineOrderKnobs, make_offline_order
 from shared.scheduling.packing.pace import Pace
 from shared.scheduling.request import Kind, Request
 
 LINEAR = LinearLatencyModel(10.0, 0.07, 0.0004, 1e-7, 1e-12, 0.05, 0.05, 3e-6)
 HELD, DEADLINES = Policy(100.0), Policy(packing="deadline")
-INFO = ExecutorInfo("executor-0", "epoch", 1, "m", "sim", "none", "key", 4096, 16, 40_000, 512, 2048, [2])
+SPEC = EngineSpec("m", "sim", "none", "float16", 4096, 49_152, 16, 40_000, (2,))
+INFO = ExecutorInfo("executor-0", "epoch", 1, "key", SPEC, 512, 2048)
+ORDERS = ("fcfs", "psm", "psm-fair")
 
 
 def make_offline(number: int, prompt_len: int) -> OfflineRequest:
@@ -50,9 +51,9 @@ def make_step(num_running: int) -> StepStarted:
     250 ms."""
     ids = [f"batch_1.{n}" if n % 2 else f"chatcmpl-{n:032x}" for n in range(num_running)]
     entries = [ScheduledRequest(request_id, Kind(n % 2), 1) for n, request_id in enumerate(ids)]
-    due_ms = [None if n % 2 else 100.0 + n * 97 % 150 for n in range(num_running)]
+    due_ms = [math.inf if n % 2 else 100.0 + n * 97 % 150 for n in range(num_running)]
     states = [
-        Request(request_id, Kind(n % 2), 500, 501, 32, 700, remaining_ms=due_ms[n]) for n, request_id in enumerate(ids)
+        Request(request_id, Kind(n % 2), 501, 700, 500, 32, deadline_ms=due_ms[n]) for n, request_id in enumerate(ids)
     ]
     return StepStarted(
         "executor-0", "epoch", 7, PlanSource.PLAN, False, entries, states, [], 20_000, pace=Pace(batch_size=512)
@@ -64,17 +65,18 @@ def measure(
 ) -> tuple[list[float], list[float]]:
     """Milliseconds of each planning, fastest first: by the clock, and of this thread's CPU time, which leaves out
     what else the machine does."""
-    made = make_offline_order(order, DEFAULT_UTILITY_RATIO, iter(random.Random(1).random, None))
+    made = make_offline_order(order, OfflineOrderKnobs(), iter(random.Random(1).random, None))
     pool = OfflinePool(FairShare(made), lambda: None, lambda _, __: None)
     pool.add([make_offline(n, 256) for n in range(1, num_waiting + num_running, 1)])
 
     def tuning() -> tuple[Policy, LatencyModel]:
         return policy, model
 
-    message = make_step(num_running)
+    encoded = encode(make_step(num_running))
     times, cpu_times = [], []
     for _ in range(rounds):
         scheduler = AsyncScheduler(INFO, pool, tuning, SystemClock())
+        message = decode(encoded, StepStarted)
         start, cpu_start = time.perf_counter(), time.thread_time()
         (plan,), _ = scheduler.on_step(message)
         encode(plan)
@@ -90,7 +92,7 @@ def main() -> None:
     rounds = parser.parse_args().rounds
     collect_seldom()
     runs: list[tuple[str, LatencyModel, str, int, int, Policy]] = [
-        ("linear", LINEAR, *each, HELD) for each in product(OFFLINE_ORDERS, (16, 64, 256), (100, 10_000))
+        ("linear", LINEAR, *each, HELD) for each in product(ORDERS, (16, 64, 256), (100, 10_000))
     ]
     curves = boosted_model(Machine("llama2-7b", "a100-40g"))
     runs += [

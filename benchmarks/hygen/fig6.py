@@ -13,7 +13,7 @@ from benchmarks.hygen.settings import LLAMA
 from benchmarks.page import Result, Table
 from loadgen.backlog import OfflinePrompt
 from services.profiler.simulation.encoding import PromptEncoder
-from shared.scheduling.orders.offline.registry import make_offline_order
+from shared.scheduling.orders.offline.registry import OfflineOrderKnobs, make_offline_order
 from shared.scheduling.orders.packed_prompt import pack_tokens
 from shared.scheduling.request import Kind, Request
 
@@ -62,7 +62,7 @@ def make(lab: Lab) -> Result:
 
 def in_order(prompts: Sequence[OfflinePrompt], order: str) -> list[OfflinePrompt]:
     """As the offline order has them, the utility ratio being that of pure prefix sharing."""
-    waiting = make_offline_order(order, 1.0, repeat(0.0))
+    waiting = make_offline_order(order, OfflineOrderKnobs(utility_ratio=1.0), repeat(0.0))
     by_id = {}
     for index, prompt in enumerate(prompts):
         request_id = f"offline-{index}"

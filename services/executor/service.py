@@ -36,6 +36,7 @@ from shared.replica.engine import Engine
 from shared.replica.replica import Replica
 from shared.replica.step_planner import StepPlanner
 from shared.scheduling.batch import Policy
+from shared.scheduling.kv.prefix_cache import CacheChanges
 from shared.scheduling.request import Kind
 from shared.text.tokenizer import Tokenizer
 from shared.watch.tuning import Tuning
@@ -84,6 +85,7 @@ class ExecutorService:
         await self._bus.subscribe(subjects.inbox(executor_id), InboxMessage, self._on_inbox)
         await self._bus.subscribe(subjects.plan(executor_id), StepPlan, self._on_plan)
         await self._bus.serve(subjects.measure(executor_id), MeasureShape, self._on_measure)
+        await self._bus.serve(subjects.cache(executor_id), object, self._on_cache)
         await self._bus.serve(subjects.drain(executor_id), SetDraining, self._on_drain)
         await self._bus.serve(subjects.executor_alive(executor_id), object, self._on_alive)
         await self._bus.flush()
@@ -152,6 +154,9 @@ class ExecutorService:
 
     async def _on_measure(self, shape: MeasureShape) -> MeasuredShape:
         return await self._loop.measure(shape)
+
+    async def _on_cache(self, _: object) -> CacheChanges:
+        return self._replica.pool.cache_snapshot()
 
     async def _on_drain(self, order: SetDraining) -> Heartbeat:
         """Everybody hears of it at once. An online request that is on its way is still taken, an offline one goes back

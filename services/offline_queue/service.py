@@ -10,6 +10,7 @@ from services.offline_queue.batches.manager import DEFAULT_MAX_FAILURES, DEFAULT
 from services.offline_queue.flex_desk import DEFAULT_MAX_FLEX_REQUESTS, FlexDesk
 from shared.bus import Bus, Entry, Subscription
 from shared.clock import Clock
+from shared.errors import BusError
 from shared.openai.requests import ServedModel
 from shared.process.service import Details
 from shared.protocol import subjects
@@ -25,6 +26,7 @@ from shared.protocol.messages import (
 )
 from shared.replica.offline_pool import OfflinePool
 from shared.replica.scheduler import AsyncScheduler
+from shared.scheduling.kv.prefix_cache import CacheChanges
 from shared.scheduling.orders.offline.fair_share import FairShare
 from shared.scheduling.orders.offline.order import OfflineOrder
 from shared.scheduling.orders.offline.share import Share
@@ -36,6 +38,7 @@ from shared.watch.tuning import Tuning
 logger = logging.getLogger(__name__)
 
 SAMPLE_SIZE = 256
+CACHE_WAIT_S = 2.0
 SILENCE_S = 5.0  # an executor that is silent for so long holds nothing any more, as far as we know
 
 
@@ -80,6 +83,7 @@ class OfflineQueueService:
         self._tuning = Tuning(bus, self._on_work)
         self._attached: dict[str, _Attached] = {}
         self._work = asyncio.Event()
+        self._has_gap = asyncio.Event()  # in what is known of an executor's prefix cache
         self._aborts: dict[str, dict[str, None]] = {}
 
     async def start(self) -> None:
@@ -102,6 +106,7 @@ class OfflineQueueService:
             group.create_task(self._follow_executors())
             group.create_task(self._serve_idle())
             group.create_task(self._watch_silence())
+            group.create_task(self._fill_gaps())
             group.create_task(ExecutorProbe(self._bus, self._heard, self._on_gone).run())
             if self._strategy.offline_qps:
                 group.create_task(self._release(1.0 / self._strategy.offline_qps))
@@ -180,6 +185,8 @@ class OfflineQueueService:
                 await self._send_plan(plan)
             if abort is not None:
                 await self._bus.publish_or_drop(subjects.inbox(info.executor_id), abort)
+            if scheduler.needs_cache:
+                self._has_gap.set()
 
         attached.subscriptions = [
             await self._bus.subscribe(subjects.inbox(info.executor_id), InboxMessage, on_inbox),
@@ -228,6 +235,23 @@ class OfflineQueueService:
         attached.is_silent = True
         attached.lost = self._pool.release(executor_id)
         logger.warning("executor is silent", extra={"executor_id": executor_id, "why": why})
+
+    async def _fill_gaps(self) -> None:
+        """Ask executors for all that their prefix caches have, where something that they told was lost, or told before
+        this began."""
+        while True:
+            await self._has_gap.wait()
+            self._has_gap.clear()
+            for attached in list(self._attached.values()):
+                if attached.scheduler.needs_cache and not attached.is_silent:
+                    await self._ask_cache(attached.scheduler)
+
+    async def _ask_cache(self, scheduler: AsyncScheduler) -> None:
+        executor_id = scheduler.info.executor_id
+        try:
+            scheduler.on_cache(await self._bus.request(subjects.cache(executor_id), {}, CacheChanges, CACHE_WAIT_S))
+        except BusError as error:
+            logger.info("prefix cache not known", extra={"executor_id": executor_id, "why": str(error)})
 
     async def _release(self, period_s: float) -> None:
         """At a fixed rate an idle executor gets work when its time has come, not when something else happens."""

@@ -46,6 +46,13 @@ class BatchFeatures(msgspec.Struct, array_like=True, gc=False):
         else:
             self.add_prefill(num_tokens, num_computed_tokens)
 
+    def remove_scheduled(self, num_tokens: int, num_computed_tokens: int) -> None:
+        """Take back what ``add_scheduled`` counted."""
+        if num_tokens == 1 and num_computed_tokens > 0:
+            self.remove_decode(num_computed_tokens + 1)
+        else:
+            self.remove_prefill(num_tokens, num_computed_tokens)
+
     def remove_prefill(self, num_tokens: int, num_computed_tokens: int) -> None:
         """Take one counted prefill chunk back."""
         self.prefill_tokens -= num_tokens

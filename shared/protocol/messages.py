@@ -12,6 +12,7 @@ from shared.latency.histogram import LatencyHistogram
 from shared.protocol.sampling import FinishReason, SamplingParams
 from shared.scheduling.batch import Limits, ScheduledRequest
 from shared.scheduling.kv.pool import BlockOwners
+from shared.scheduling.kv.prefix_cache import CacheChanges
 from shared.scheduling.orders.online.order import ClientCounters
 from shared.scheduling.packing.pace import Pace
 from shared.scheduling.request import Kind as Kind
@@ -120,6 +121,7 @@ class StepStarted(msgspec.Struct, frozen=True):
     client_counters: ClientCounters | None = None  # of an online order that counts by client
     in_flight: list[list[ScheduledRequest]] = []  # earlier steps that have not ended, oldest first
     pace: Pace = Pace()  # for the step after the one that starts; deadlines are on its clock
+    cache: CacheChanges = CacheChanges()  # of the prefix cache, since the message before
     num_fresh: int | None = None
 
 
@@ -203,6 +205,8 @@ class ExecutorCounters(msgspec.Struct):
     steps_offline: int = 0  # had offline work in them
     plans_stale: int = 0  # plans that came for a step already started
     offline_dropped: int = 0  # entries dropped by PREEMPT_UNTIL_FIT
+    entrant_tokens_planned: int = 0  # of requests that enter, as their plans had it
+    entrant_tokens_computed: int = 0  # and as it was, with what the prefix cache had
     preemptions: int = 0  # requests that lost their KV
     pauses: int = 0  # offline requests that gave way and kept it
     checkpointed_slots: int = 0  # KV slots copied to the host

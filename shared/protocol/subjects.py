@@ -72,6 +72,11 @@ def measure(executor_id: str) -> str:
     return f"{PREFIX}.executor.{executor_id}.measure"
 
 
+def cache(executor_id: str) -> str:
+    """Request and reply: an executor tells all that its prefix cache has, as CacheChanges."""
+    return f"{PREFIX}.executor.{executor_id}.cache"
+
+
 def drain(executor_id: str) -> str:
     """Request and reply: SetDraining; the executor answers with its heartbeat."""
     return f"{PREFIX}.executor.{executor_id}.drain"

@@ -30,7 +30,9 @@ class KVAllocation:
     def num_blocks(self) -> tuple[int, int]:
         """Those that anybody may take, and those that online requests may take from offline ones."""
         self.update_paused()
-        return self._pool.num_free, self._sharing.num_offline_blocks(self._table, self._pool.num_offline_only)
+        return self._pool.num_free, self._sharing.num_offline_blocks(
+            self._pool.num_offline_only, self._table.num_blocks_in_flight(Kind.OFFLINE)
+        )
 
     def update_paused(self) -> None:
         """Note what paused requests have now of what they need: others change that."""
@@ -41,7 +43,9 @@ class KVAllocation:
                 request.num_kept_blocks = self._pool.num_kept_blocks(request.request_id)
                 request.num_missing_slots = self._pool.num_missing_slots(request.request_id)
 
-    def allocate(self, schedule: Schedule, sequences: Mapping[str, LiveSequence]) -> list[tuple[LiveSequence, int]]:
+    def allocate(
+        self, schedule: Schedule, sequences: Mapping[str, LiveSequence], planned: Mapping[str, int]
+    ) -> list[tuple[LiveSequence, int]]:
         """Give each entry its blocks; what runs, with the tokens that it computes. Where the counts were too hopeful
         (shared blocks free less than they count), offline requests give way to online ones, and offline entries are
         dropped."""
@@ -55,10 +59,14 @@ class KVAllocation:
             if entry.request_id in lost:
                 continue
             sequence = sequences[entry.request_id]
+            is_entering = not sequence.request.is_running
             num_tokens = self._allocate(sequence, entry.num_scheduled_tokens, lost)
             if num_tokens == 0:
                 self._totals.offline_dropped += entry.kind is Kind.OFFLINE
                 continue
+            if is_entering:
+                self._totals.entrant_tokens_planned += planned.get(entry.request_id, entry.num_scheduled_tokens)
+                self._totals.entrant_tokens_computed += num_tokens
             sequence.request.num_in_flight_tokens = num_tokens
             running.append((sequence, num_tokens))
         self._totals.offline_dropped += schedule.num_dropped

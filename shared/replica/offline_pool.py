@@ -140,9 +140,10 @@ class OfflinePool:
         """What waits, next first, as the view's reader is to take it; the pool must not change while this is read."""
         return self._order.in_order(view)
 
-    def prompt(self, request_id: str) -> bytes:
-        """Its packed tokens, as far as an order knows them. Raises KeyError for an unknown id."""
-        return self._items[request_id].packed.prompt
+    def prompt(self, request_id: str) -> bytes | None:
+        """Its packed tokens, as far as an order knows them; None for an unknown id."""
+        item = self._items.get(request_id)
+        return None if item is None else item.packed.prompt
 
     def sample(self, count: int) -> list[OfflineLength]:
         """The lengths of about so many requests, evenly spread by age."""

@@ -18,6 +18,7 @@ from shared.replica.foresight import Foresight
 from shared.replica.kv_allocation import KVAllocation
 from shared.replica.sequence import LiveSequence
 from shared.scheduling.batch import Limits, Policy, Schedule, ScheduledRequest, why_never_held
+from shared.scheduling.kv.request_cache import HashedRequests
 from shared.scheduling.kv.slot_transfers import SlotOperations
 from shared.scheduling.orders.offline.view import no_queue
 from shared.scheduling.packing.pace import Pace
@@ -85,6 +86,8 @@ class Replica:
         self._pace = Pace()
         self._tokenizer = tokenizer
         self._sequences: dict[str, LiveSequence] = {}
+        self._cache = HashedRequests(self.pool, limits.block_size, self._block_hashes)
+        self._planned: dict[str, int] = {}  # tokens of offline requests in the plan of the coming step
         self._in_flight: deque[_Step] = deque()  # oldest first
         self._aborting: dict[str, None] = {}
         self._voided: dict[str, None] = {}  # in flight on KV that another step's failure made worthless
@@ -141,6 +144,7 @@ class Replica:
             return packing_named(policy.packing).schedule(self.step_state(policy, model), no_queue)
         for request in plan.admitted:
             self._admit(request)
+        self._planned = {entry.request_id: entry.num_scheduled_tokens for entry in plan.entries}
         if self._is_as_planned(plan, policy, model):
             return Schedule(plan.entries, [], plan.latency_ms)
         return self.reconcile(plan.entries, plan.preempted, policy, model)
@@ -154,7 +158,7 @@ class Replica:
     def step_state(self, policy: Policy, model: LatencyModel) -> StepState:
         """What the next step is packed from."""
         num_free, num_offline = self._kv.num_blocks()
-        return StepState(self.table, num_free, num_offline, self.limits, policy, model, self.pace)
+        return StepState(self.table, num_free, num_offline, self.limits, policy, model, self.pace, self._cache)
 
     def begin(self, schedule: Schedule, step: int) -> StepBatch:
         """``allocate``, and the batch that the engine is to run."""
@@ -173,7 +177,8 @@ class Replica:
     def allocate(self, schedule: Schedule) -> Running:
         """Give each entry its blocks; what runs, with the tokens that it computes. Entries whose blocks are short are
         dropped."""
-        running = self._kv.allocate(schedule, self._sequences)
+        running = self._kv.allocate(schedule, self._sequences, self._planned)
+        self._planned = {}
         if running:
             self._in_flight.append(_Step(running, self._kv.take_operations()))
             self._pace = self._pace.after(schedule, self.limits.max_num_seqs)
@@ -287,6 +292,8 @@ class Replica:
         """They are all here, and those of offline requests may run beside the others."""
         if not all(entry.request_id in self._sequences for entry in entries):
             return False
+        if not all(map(self._finds_what_was_expected, entries)):
+            return False
         if not entries or entries[-1].kind is Kind.ONLINE:  # entries are online first
             return True
         budget_ms = policy.budget_ms(self.table.holds_online)
@@ -296,8 +303,16 @@ class Replica:
         features = BatchFeatures()
         for entry in entries:
             request = self._sequences[entry.request_id].request
-            features.add_scheduled(entry.num_scheduled_tokens, request.num_computed_tokens)
+            num_computed = request.num_computed_tokens or self._cache.found(request).num_tokens
+            features.add_scheduled(entry.num_scheduled_tokens, num_computed)
         return model.predict_ms(features)
+
+    def _finds_what_was_expected(self, entry: ScheduledRequest) -> bool:
+        """In the prefix cache. Of one that enters with a part of its prompt that cannot be told from its tokens."""
+        request = self._sequences[entry.request_id].request
+        if request.is_running:
+            return True
+        return self._cache.found(request).num_tokens + entry.num_scheduled_tokens == request.num_tokens
 
     def _gain(self, request: Request, now_ms: float) -> None:
         """A token."""
@@ -319,6 +334,9 @@ class Replica:
             self._kv.restart(sequence.request)
         else:
             self._end(sequence, reason)
+
+    def _block_hashes(self, request_id: str) -> list[bytes]:
+        return self._sequences[request_id].block_hashes(self.limits.block_size)
 
     def _recomputes(self, sequence: LiveSequence) -> bool:
         """Take its KV where it was made worthless while it was in flight."""

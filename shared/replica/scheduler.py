@@ -11,7 +11,9 @@ from shared.latency.model import LatencyModel
 from shared.protocol.messages import AbortRequests, ExecutorInfo, GenerateRequest, InboxMessage, StepPlan, StepStarted
 from shared.protocol.sampling import FinishReason
 from shared.replica.offline_pool import OfflinePool
+from shared.replica.prompt_hashes import PromptHashes
 from shared.scheduling.batch import Policy, Schedule, why_never_held
+from shared.scheduling.kv.prefix_cache import CacheChanges
 from shared.scheduling.orders.offline.view import OfflineView
 from shared.scheduling.planning.mirror import ExecutorMirror
 from shared.scheduling.planning.pipeline import Pipeline
@@ -46,7 +48,8 @@ class AsyncScheduler:
         self._clock = clock
         self._rate = info.strategy.make_offline_rate()
         self._is_idle = False  # the executor waits for a plan of the pipeline's next step
-        self._mirror = ExecutorMirror(info.limits(), info.strategy)
+        self._hashes = PromptHashes(info.spec.block_size, pool.prompt)
+        self._mirror = ExecutorMirror(info.limits(), info.strategy, self._hashes.of)
         self._pipeline = Pipeline(self._mirror, info.spec.pipeline_depth)
         self._plans = 0
         self._plan_s_total = 0.0
@@ -55,10 +58,20 @@ class AsyncScheduler:
     def on_inbox(self, message: InboxMessage) -> None:
         """An online request reaches executor and scheduler at the same time; so does an abort."""
         if isinstance(message, GenerateRequest):
+            self._hashes.add(message)
             self._mirror.arrive(self._expected(message), self._clock.monotonic_s() * 1e3)
         else:
             for request_id in message.request_ids:
                 self._mirror.depart(request_id)
+
+    @property
+    def needs_cache(self) -> bool:
+        """What the prefix cache has is not known: the executor should tell it whole."""
+        return self._mirror.told_cache.is_stale
+
+    def on_cache(self, whole: CacheChanges) -> None:
+        """The executor tells all that its prefix cache has."""
+        self._mirror.told_cache.apply(whole)
 
     def on_step(self, message: StepStarted) -> tuple[list[StepPlan], AbortRequests | None]:
         """Q_send.get: take over the executor's word, assume the outcome of the steps in flight, plan what is due:
@@ -73,8 +86,16 @@ class AsyncScheduler:
         ended = [each.request_id for each in message.ended]
         pace = message.pace.at(now_ms)
         self._mirror.observe(
-            message.states, ended, message.num_free_blocks, message.client_counters, pace, message.num_fresh
+            message.states,
+            ended,
+            message.num_free_blocks,
+            message.client_counters,
+            pace,
+            message.num_fresh,
+            message.cache,
         )
+        for request_id in ended:
+            self._hashes.forget(request_id)
         self._is_idle = message.idle
         in_flight = [] if message.idle else [*message.in_flight, message.entries]
         self._pipeline.observe(message.step if message.idle else message.step + 1, in_flight)

@@ -8,6 +8,7 @@ import msgspec
 
 from shared.protocol.messages import ChoiceOutput, EngineSpec, GenerateRequest, TokenLogprobs
 from shared.protocol.sampling import FinishReason, SamplingParams
+from shared.scheduling.kv.block_hash import block_hash
 from shared.scheduling.request import Kind, Request
 from shared.text.tokenizer import IncrementalDetokenizer, Tokenizer
 
@@ -30,6 +31,7 @@ class LiveSequence:
     logprobs: list[TokenLogprobs] = field(default_factory=list)  # of those, where asked for
     http_request_id: str = ""  # for the log
     ended_choices: list[ChoiceOutput] = field(default_factory=list)  # those before the one that is generated
+    _block_hashes: list[bytes] = field(default_factory=list)
 
     @classmethod
     def admit(cls, request: GenerateRequest, spec: EngineSpec, tokenizer: Tokenizer | None) -> LiveSequence:
@@ -78,6 +80,13 @@ class LiveSequence:
     def num_output_tokens(self) -> int:
         return len(self.token_ids) - self.num_prompt_tokens
 
+    def block_hashes(self, block_size: int) -> list[bytes]:
+        """Of the full blocks of all tokens so far; not to be changed."""
+        hashes, token_ids = self._block_hashes, self.token_ids
+        for start in range(len(hashes) * block_size, len(token_ids) - block_size + 1, block_size):
+            hashes.append(block_hash(hashes[-1] if hashes else b"", token_ids[start : start + block_size]))
+        return hashes
+
     def append(self, token_id: int, spec: EngineSpec, logprobs: TokenLogprobs | None = None) -> FinishReason | None:
         """Take one sampled token; why the sequence ends with it, if it does. A stop token is not part of the output."""
         sampling, request = self.sampling, self.request
@@ -100,6 +109,7 @@ class LiveSequence:
         self.ended_choices.append(self.choice(reason))
         self.sampling = msgspec.structs.replace(self.sampling, seed=self.sampling.seed_of_choice(1))
         self.token_ids = self.token_ids[: self.num_prompt_tokens]
+        self._block_hashes = []
         self.unpublished, self.logprobs = [], []
         self.request.num_tokens = self.num_prompt_tokens
         self.stop_strings = _stop_strings(self.sampling, tokenizer)

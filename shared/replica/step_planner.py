@@ -101,5 +101,6 @@ class StepPlanner:
             replica.table.online_order.counters(),
             before,
             replica.pace,
+            replica.pool.take_cache_changes(),
             None if tells_all else replica.table.num_fresh,
         )

@@ -9,6 +9,7 @@ import msgspec
 
 from shared.latency.features import BatchFeatures
 from shared.latency.model import LatencyModel
+from shared.scheduling.kv.request_cache import NO_CACHE, Found, RequestCache
 from shared.scheduling.request import Kind, Request
 
 
@@ -84,10 +85,18 @@ class BatchBuilder:
     """Adds requests while budgets last.
 
     ``bounded`` requests must fit the latency budget; unbounded ones (the online phase) only use it up, so that
-    without offline work the schedule is plain chunked-prefill continuous batching.
+    without offline work the schedule is plain chunked-prefill continuous batching. A request that enters costs what
+    the prefix cache does not have of it: in tokens, in time and in blocks.
     """
 
-    def __init__(self, limits: Limits, model: LatencyModel, latency_budget_ms: float, num_blocks: int) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        model: LatencyModel,
+        latency_budget_ms: float,
+        num_blocks: int,
+        cache: RequestCache = NO_CACHE,
+    ) -> None:
         self.entries: list[ScheduledRequest] = []
         self.scheduled: set[str] = set()  # membership only, never iterated
         self.features = BatchFeatures()
@@ -100,6 +109,8 @@ class BatchBuilder:
         self._swap_ms = 0.0  # of what comes back from the host: t_swap of BROS, beside which the batch executes
         self._is_bounded = latency_budget_ms < math.inf
         self._model = model
+        self._cache = cache
+        self._found: dict[str, Found] = {}  # of those that wait, as they were looked at
         self._latency_ms: float | None = 0.0  # None after unbounded additions, which do not ask what they cost
 
     @property
@@ -116,12 +127,12 @@ class BatchBuilder:
 
     def lacks_blocks(self, request: Request) -> bool:
         """Not even one more token of this request fits the free blocks."""
-        return request.num_new_blocks(1, self._block_size) > self.num_blocks_left
+        return self._num_new_blocks(request, 1) > self.num_blocks_left
 
     def fits_whole(self, request: Request, reserve_blocks: int = 0) -> bool:
         """All known tokens of a waiting or paused request fit the free blocks, ``reserve_blocks`` of them left: one
         that cannot be completed would only hold blocks that others need."""
-        num_blocks = request.num_new_blocks(request.num_remaining_tokens, self._block_size)
+        num_blocks = self._num_new_blocks(request, request.num_tokens - self._num_computed(request))
         return num_blocks + reserve_blocks <= self.num_blocks_left
 
     def try_decode(self, request: Request, bounded: bool) -> bool:
@@ -143,15 +154,15 @@ class BatchBuilder:
         """HyGen Alg. 1 lines 15-20: the longest chunk that fits latency (if bounded), tokens and blocks."""
         if not self.has_room:
             return False
-        num_tokens = self._max_prefill(request, bounded, at_most)
+        num_computed = self._num_computed(request)
+        num_tokens = self._max_prefill(request, num_computed, bounded, at_most)
         if num_tokens <= 0:
             return False
         latency_ms = None
         if bounded and self._is_bounded:
-            cost_ms = self._model.prefill_cost_ms(self.features, num_tokens, request.num_computed_tokens)
-            latency_ms = self.latency_ms + cost_ms
-        self.features.add_prefill(num_tokens, request.num_computed_tokens)
-        self._add(request, num_tokens, request.num_new_blocks(num_tokens, self._block_size), latency_ms)
+            latency_ms = self.latency_ms + self._chunk_cost_ms(num_tokens, num_computed)
+        self.features.add_scheduled(num_tokens, num_computed)
+        self._add(request, num_tokens, self._num_new_blocks(request, num_tokens), latency_ms)
         return True
 
     def try_add(self, request: Request, bounded: bool, at_most: int | None = None) -> bool:
@@ -172,14 +183,11 @@ class BatchBuilder:
         """Undo what added ``entries[index]``, which is this request's; the tokens that it had."""
         entry = self.entries.pop(index)
         num_tokens = entry.num_scheduled_tokens
-        if request.is_decode:
-            self.features.remove_decode(request.num_computed_tokens + 1)
-        else:
-            self.features.remove_prefill(num_tokens, request.num_computed_tokens)
+        self.features.remove_scheduled(num_tokens, self._num_computed(request))
         self._latency_ms = None
         self._swap_ms -= request.num_missing_slots * self._swap_ms_per_slot
         self.num_tokens_left += num_tokens
-        self.num_blocks_left += request.num_new_blocks(num_tokens, self._block_size)
+        self.num_blocks_left += self._num_new_blocks(request, num_tokens)
         self._num_seqs_left += 1
         self.scheduled.discard(entry.request_id)
         return num_tokens
@@ -190,16 +198,40 @@ class BatchBuilder:
         assert was_added, f"{request.request_id} was in the batch before"
         self.entries.insert(index, self.entries.pop())
 
-    def _max_prefill(self, request: Request, bounded: bool, at_most: int | None) -> int:
+    def _chunk_cost_ms(self, num_tokens: int, num_computed: int) -> float:
+        """Of the rest of a prompt of which the cache has all but a token, as of a decode."""
+        if num_tokens == 1 and num_computed > 0:
+            return self._model.decode_cost_ms(self.features, num_computed + 1)
+        return self._model.prefill_cost_ms(self.features, num_tokens, num_computed)
+
+    def _num_computed(self, request: Request) -> int:
+        """Tokens whose KV is there once it runs."""
+        return request.num_computed_tokens if request.num_blocks else self._look_up(request).num_tokens
+
+    def _num_new_blocks(self, request: Request, num_tokens: int) -> int:
+        """Free blocks that ``num_tokens`` more tokens take."""
+        if request.num_blocks:
+            return request.num_new_blocks(num_tokens, self._block_size)
+        found = self._look_up(request)
+        return max(0, -(-(found.num_tokens + num_tokens) // self._block_size) - found.num_held_blocks)
+
+    def _look_up(self, request: Request) -> Found:
+        found = self._found.get(request.request_id)
+        if found is None:
+            found = self._found[request.request_id] = self._cache.found(request)
+        return found
+
+    def _max_prefill(self, request: Request, num_computed: int, bounded: bool, at_most: int | None) -> int:
         """get_max_prefill(t, c, m, r)."""
-        room = (request.num_own_blocks + self.num_blocks_left) * self._block_size - request.num_computed_tokens
-        limit = min(request.num_remaining_tokens, self.num_tokens_left, room)
+        num_own_blocks = request.num_own_blocks if request.num_blocks else self._look_up(request).num_held_blocks
+        room = (num_own_blocks + self.num_blocks_left) * self._block_size - num_computed
+        limit = min(request.num_tokens - num_computed, self.num_tokens_left, room)
         if at_most is not None:
             limit = min(limit, at_most)
         if not (bounded and self._is_bounded) or limit <= 0:
             return limit
         left_ms = self.latency_budget_ms - self.latency_ms
-        return self._model.max_prefill_tokens(self.features, request.num_computed_tokens, left_ms, limit)
+        return self._model.max_prefill_tokens(self.features, num_computed, left_ms, limit)
 
     def _add(self, request: Request, num_tokens: int, num_blocks: int, latency_ms: float | None) -> None:
         self._latency_ms = latency_ms

@@ -16,10 +16,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from shared.scheduling.kv.blocks import block_hash
+from shared.scheduling.kv.block_hash import block_hash
 from shared.scheduling.kv.eviction.eviction import Eviction
-from shared.scheduling.kv.pages import Page, PageStore
+from shared.scheduling.kv.page import Page
+from shared.scheduling.kv.pages import PageStore
 from shared.scheduling.kv.pool import BlockOwners, KVPool
+from shared.scheduling.kv.prefix_cache import CacheChanges, CachedPrefix
 from shared.scheduling.kv.slot_transfers import SlotOperations, SlotTransfers, worthless
 from shared.scheduling.request import Kind
 
@@ -110,6 +112,18 @@ class BidirectionalPool(KVPool):
         leaves it its slots, or shared with offline requests that are not paused."""
         return self._store.num_kept(request_id)
 
+    def look_up(self, hashes: Sequence[bytes], kind: Kind) -> CachedPrefix:
+        """Requests find what those of their own kind have computed, as far as it is whole."""
+        return self._store.cache.look_up(hashes, kind)
+
+    def take_cache_changes(self) -> CacheChanges:
+        """With two entries: online, offline."""
+        return self._store.cache.take_changes()
+
+    def cache_snapshot(self) -> CacheChanges:
+        """As of the changes that were taken last."""
+        return self._store.cache.snapshot()
+
     def start(self, request_id: str, kind: Kind, token_ids: Sequence[int]) -> int:
         """Give a request the cached pages of its prefix, as far as they are whole; returns how many of its tokens
         need no computing. At least one token is left to compute. Raises ValueError where it has a table already."""
@@ -118,8 +132,8 @@ class BidirectionalPool(KVPool):
         table = self._tables[request_id] = _Table(kind)
         for start in range(0, len(token_ids) - self.block_size, self.block_size):
             key = self._key(table, token_ids[start : start + self.block_size])
-            page = self._store.by_hash.get(key)
-            if page is None or not page.is_whole:
+            page = self._store.cache.find(key, kind)
+            if page is None:
                 break
             assert page.block_id is not None
             table.hashes.append(key)
@@ -176,7 +190,7 @@ class BidirectionalPool(KVPool):
             start = index * self.block_size
             key = self._key(table, token_ids[start : start + self.block_size])
             table.hashes.append(key)
-            self._store.publish(table.pages[index], key)
+            self._store.cache.publish(table.pages[index], key)
 
     def free(self, request_id: str) -> None:
         """Let go of a request's pages; a request without a table is no error. Its last blocks are reused first, since
@@ -228,7 +242,7 @@ class BidirectionalPool(KVPool):
         slots, host_slots = worthless(failed, (*later, self._transfers.peek()))
         holders: dict[str, None] = {}
         pages = dict.fromkeys(self._pages())
-        for page in dict.fromkeys((*pages, *self._store.by_hash.values())):
+        for page in dict.fromkeys((*pages, *self._store.cache)):
             on_device = page.block_id is not None and any(
                 self._store.slot(page, position) in slots for position in range(page.resident)
             )
@@ -252,7 +266,7 @@ class BidirectionalPool(KVPool):
         return (page for table in self._tables.values() for page in table.pages)
 
     def _key(self, table: _Table, token_ids: Sequence[int]) -> bytes:
-        return block_hash(table.hashes[-1] if table.hashes else bytes([table.kind]), token_ids)
+        return block_hash(table.hashes[-1] if table.hashes else b"", token_ids)
 
     def _sizes(self, table: _Table, num_slots: int) -> list[int]:
         """Positions of each page once ``num_slots`` tokens are covered."""

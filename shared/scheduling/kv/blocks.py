@@ -6,15 +6,16 @@ contents until it is needed (``free_blocks`` says in which order), so a later pr
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 
+from shared.scheduling.kv.block_hash import block_hash
+from shared.scheduling.kv.cache_log import CacheLog
 from shared.scheduling.kv.eviction.eviction import Eviction
 from shared.scheduling.kv.eviction.lru import Lru
 from shared.scheduling.kv.free_blocks import FreeBlocks
 from shared.scheduling.kv.pool import BlockOwners, KVPool
+from shared.scheduling.kv.prefix_cache import CacheChanges, CachedPrefix, count_leading
 from shared.scheduling.request import Kind
 
 
@@ -33,12 +34,6 @@ class _Table:
     hashes: list[bytes]  # of the leading full blocks, as far as computed
 
 
-def block_hash(parent: bytes, token_ids: Sequence[int]) -> bytes:
-    """Of a full block's tokens and of everything before them. ``parent``: the hash of the block before, or what sets
-    chains apart that begin with the same tokens."""
-    return blake2b(parent + array("I", token_ids).tobytes(), digest_size=16).digest()
-
-
 class BlockPool(KVPool):
     """Blocks that requests of both kinds fill from the left and share whole. Nobody is paused in it."""
 
@@ -50,6 +45,7 @@ class BlockPool(KVPool):
         self._free = FreeBlocks(num_blocks, Lru() if eviction is None else eviction)
         self._by_hash: dict[bytes, int] = {}
         self._tables: dict[str, _Table] = {}
+        self._cache_log = CacheLog()
         self._num_offline_only = 0
         self._num_shared = 0
 
@@ -71,6 +67,18 @@ class BlockPool(KVPool):
     def table(self, request_id: str) -> list[int]:
         """The block ids of a request, in the order of its tokens; not to be changed."""
         return self._tables[request_id].blocks
+
+    def look_up(self, hashes: Sequence[bytes], kind: Kind) -> CachedPrefix:
+        """Requests of either kind find the same."""
+        return count_leading(self._find, hashes)
+
+    def take_cache_changes(self) -> CacheChanges:
+        """With one entry, for both kinds."""
+        return self._cache_log.take()
+
+    def cache_snapshot(self) -> CacheChanges:
+        """As of the changes that were taken last."""
+        return self._cache_log.snapshot([{key: self._find(key) for key in self._by_hash}])
 
     def start(self, request_id: str, kind: Kind, token_ids: Sequence[int]) -> int:
         """Give a request the cached blocks of its prefix; returns how many of its tokens need no computing.
@@ -125,6 +133,7 @@ class BlockPool(KVPool):
             if key not in self._by_hash and block.hash is None:
                 block.hash = key
                 self._by_hash[key] = table.blocks[index]
+                self._cache_log.note(key, None, True)
 
     def free(self, request_id: str) -> None:
         """Let go of a request's blocks; a request without a table is no error. Its last blocks are reused first,
@@ -144,6 +153,7 @@ class BlockPool(KVPool):
         block = self._blocks[block_id]
         if block.hash is not None:
             del self._by_hash[block.hash]
+            self._cache_log.note(block.hash, False, None)
             block.hash = None
         block.kind = kind
         block.num_hits = 0
@@ -154,7 +164,9 @@ class BlockPool(KVPool):
         block = self._blocks[block_id]
         refs = block.refs
         if refs == [0, 0]:
+            assert block.hash is not None
             self._free.hold(block_id)
+            self._cache_log.note(block.hash, False, True)
         if kind is Kind.ONLINE:
             block.kind = kind
         self._count(refs, -1)
@@ -172,6 +184,12 @@ class BlockPool(KVPool):
             self._free.empty(block_id)
         else:
             self._free.cache(block_id, block.hash, block.kind, block.num_hits)
+            self._cache_log.note(block.hash, True, False)
+
+    def _find(self, key: bytes) -> bool | None:
+        """Whether the block is held, None where there is none."""
+        block_id = self._by_hash.get(key)
+        return None if block_id is None else self._blocks[block_id].refs != [0, 0]
 
     def _count(self, refs: list[int], sign: int) -> None:
         if refs[Kind.OFFLINE] == 0:

@@ -12,40 +12,15 @@ alone in its block.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 
 from sortedcontainers import SortedDict
 
 from shared.scheduling.kv.eviction.eviction import Eviction
 from shared.scheduling.kv.free_blocks import FreeBlocks
+from shared.scheduling.kv.page import Page
+from shared.scheduling.kv.page_cache import PageCache
 from shared.scheduling.kv.slot_transfers import SlotTransfers
 from shared.scheduling.request import Kind
-
-
-@dataclass(slots=True, eq=False)
-class Page:
-    """Positions [0, used) of a table entry; those below ``resident`` are on the device, the rest on the host."""
-
-    number: int  # by creation
-    index: int  # of its entry in the tables that hold it
-    kind: Kind
-    block_id: int | None = None
-    used: int = 0
-    resident: int = 0
-    computed: int = 0  # positions whose KV is written
-    host_slots: list[int] = field(default_factory=list)  # of positions used - 1, used - 2, ... resident
-    holders: dict[str, None] = field(default_factory=dict)
-    num_active: int = 0  # holders that are not paused
-    hash: bytes | None = None  # set while its full contents are findable
-    num_hits: int = 0  # requests that have found them
-    is_alone: bool = False  # offline, held, and without an online page in its block
-    is_beside: bool = False  # offline, held, and with one
-    is_kept: bool = False  # offline, and neither idle nor without room in its block
-    idle_key: tuple[int, int] | None = None  # place among the idle ones, which see
-
-    @property
-    def is_whole(self) -> bool:
-        return not self.host_slots
 
 
 class PageStore:
@@ -56,7 +31,7 @@ class PageStore:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.transfers = transfers
-        self.by_hash: dict[bytes, Page] = {}
+        self.cache = PageCache()
         self._sides: tuple[list[Page | None], list[Page | None]] = ([None] * num_blocks, [None] * num_blocks)
         self._free = FreeBlocks(num_blocks, eviction)
         self._idle: SortedDict[tuple[int, int], Page] = SortedDict()
@@ -229,17 +204,9 @@ class PageStore:
     def is_free(self, block_id: int) -> bool:
         return block_id in self._free
 
-    def publish(self, page: Page, key: bytes) -> None:
-        """Make a full page findable, unless another one with these contents is."""
-        if key not in self.by_hash and page.hash is None:
-            page.hash = key
-            self.by_hash[key] = page
-
     def void(self, page: Page) -> None:
         """Its contents are not what they should be: nobody may find it from here on."""
-        if page.hash is not None:
-            del self.by_hash[page.hash]
-            page.hash = None
+        self.cache.forget(page)
         if not page.holders:
             self._discard(page)
 
@@ -267,9 +234,7 @@ class PageStore:
 
     def _forget(self, page: Page) -> None:
         """Its contents are worthless."""
-        if page.hash is not None:
-            del self.by_hash[page.hash]
-            page.hash = None
+        self.cache.forget(page)
         for host_slot in page.host_slots:
             self.transfers.release(host_slot)
         page.host_slots.clear()
@@ -283,7 +248,8 @@ class PageStore:
             self._index(page)
 
     def _index(self, page: Page) -> None:
-        """Count it, and place it among the idle ones, by what it is now."""
+        """Count it, and place it among the idle ones and in the cache, by what it is now."""
+        self.cache.update(page)
         if page.kind is Kind.ONLINE:
             return
         peer = self.peer(page)
@@ -310,7 +276,7 @@ class PageStore:
 
     def check_integrity(self, held: list[Page]) -> None:
         """``held``: all pages that somebody holds. Raises AssertionError where blocks, counts and pages disagree."""
-        cached = [page for page in self.by_hash.values() if not page.holders]
+        cached = [page for page in self.cache if not page.holders]
         assert all(page.is_whole and page.used == self.block_size and self.peer(page) is None for page in cached)
         sides: tuple[list[Page | None], list[Page | None]] = ([None] * self.num_blocks, [None] * self.num_blocks)
         for page in (*held, *cached):
@@ -336,7 +302,9 @@ class PageStore:
         assert dict(self._idle) == {(page.resident, -page.number): page for page in idle}
         host_slots = [host_slot for page in held for host_slot in page.host_slots]
         assert sorted(host_slots) == list(self.transfers.held())
-        assert {key: page.hash for key, page in self.by_hash.items()} == {key: key for key in self.by_hash}
+        self.cache.check_integrity()
+        anybodys = {page.block_id for page in (*cached, *idle)}
+        assert all(page.is_held is (page.block_id not in anybodys) for page in self.cache if page.is_whole)
 
 
 def _count(counts: dict[str, int], holders: Iterable[str], change: int) -> None:

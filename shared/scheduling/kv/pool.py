@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from shared.scheduling.kv.prefix_cache import CacheChanges, PrefixCache
 from shared.scheduling.kv.slot_transfers import SlotOperations
 from shared.scheduling.request import Kind
 
@@ -24,7 +25,7 @@ class BlockOwners:
     empty: int = 0
 
 
-class KVPool(Protocol):
+class KVPool(PrefixCache, Protocol):
     """All KV blocks of one executor, with prefix caching. A step goes ``start`` for who enters, ``extend`` or else
     ``grow`` for who runs, ``take_operations``; after it ``unlock`` and ``commit``; and ``free`` in the end.
 
@@ -52,6 +53,13 @@ class KVPool(Protocol):
     def fills_right(self, kind: Kind) -> bool:
         """Which way requests of this kind fill their blocks."""
         return False
+
+    def take_cache_changes(self) -> CacheChanges:
+        """What has changed of what ``look_up`` finds since the last call."""
+
+    def cache_snapshot(self) -> CacheChanges:
+        """All that ``look_up`` found when changes were last taken, with their version: the next changes go on from
+        there."""
 
     def start(self, request_id: str, kind: Kind, token_ids: Sequence[int]) -> int:
         """Give a request the cached blocks of its prefix; returns how many of its tokens need no computing.

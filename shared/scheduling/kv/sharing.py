@@ -11,7 +11,6 @@ from shared.scheduling.kv.blocks import BlockPool
 from shared.scheduling.kv.eviction.eviction import Eviction
 from shared.scheduling.kv.pool import KVPool
 from shared.scheduling.request import Kind
-from shared.scheduling.table import RequestTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +24,10 @@ class KVSharing:
     gives_way: bool = True
     pauses: bool = False
 
-    def num_offline_blocks(self, table: RequestTable, num_held: int) -> int:
+    def num_offline_blocks(self, num_held: int, num_in_flight: int) -> int:
         """M_off of HyGen Alg. 2: blocks that online requests may take from offline ones. ``num_held``: those that
-        offline requests hold that are not paused. What a step in flight reads is not to be had."""
-        return max(0, num_held - table.num_blocks_in_flight(Kind.OFFLINE)) if self.gives_way else 0
+        offline requests hold that are not paused; ``num_in_flight``: those of them that a step in flight reads."""
+        return max(0, num_held - num_in_flight) if self.gives_way else 0
 
     def is_paused_by_giving_way(self, kind: Kind) -> bool:
         """What a request of this kind that gives way becomes; else it loses all its KV."""

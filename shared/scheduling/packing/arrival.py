@@ -71,7 +71,9 @@ def _fill(
     offline: OfflineWork,
 ) -> Schedule:
     """Those that run, then those that wait, until one does not fit. ``may_lose``: the last loses its KV first."""
-    builder = BatchBuilder(state.limits, state.model, state.policy.latency_budget_ms, state.num_free_blocks)
+    builder = BatchBuilder(
+        state.limits, state.model, state.policy.latency_budget_ms, state.num_free_blocks, state.cache
+    )
     victims = Victims(builder, may_lose)
     for request in running:
         if request.request_id not in victims.lost and victims.make_room(request):

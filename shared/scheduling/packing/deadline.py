@@ -31,7 +31,7 @@ class DeadlinePacking(OneWayPacking):
         limits = replace(state.limits, max_num_seqs=min(state.pace.batch_size, state.limits.max_num_seqs))
         # FindPreemptBlock: an online request takes the blocks of offline ones where no others are free.
         num_blocks = state.num_free_blocks + state.num_offline_blocks
-        builder = BatchBuilder(limits, state.model, queue.limit_ms, num_blocks)
+        builder = BatchBuilder(limits, state.model, queue.limit_ms, num_blocks, state.cache)
         online = _OnlinePart(builder, queue)
         online.pack()
         preempted = online.lost + give_back_offline_blocks(builder, state.table, state.num_offline_blocks, online.lost)

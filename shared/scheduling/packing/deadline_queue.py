@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from shared.latency.features import BatchFeatures
 from shared.latency.model import LatencyModel
+from shared.scheduling.kv.request_cache import RequestCache
 from shared.scheduling.packing.pace import Pace
 from shared.scheduling.packing.packing import StepState
 from shared.scheduling.packing.victims import schedulable
@@ -42,7 +43,7 @@ class DeadlineQueue:
         pending = [self._timed(request) for request in (*schedulable(state.table, Kind.ONLINE), *hopeful)]
         recent = [self._timed(request) for request in self._not_past(reversed(waiting.values()))]
         recent.reverse()
-        can_meet = _Alone(state.model, state.limits.max_num_batched_tokens, pending)
+        can_meet = _Alone(state.model, state.limits.max_num_batched_tokens, pending, state.cache)
         in_time = sorted(filter(can_meet.in_time, pending), key=_remaining_ms)
         self._late = sorted((timed for timed in pending if not can_meet.in_time(timed)), key=_remaining_ms)
         recent_in_time = list(filter(can_meet.in_time, recent))
@@ -113,8 +114,11 @@ class _Alone:
     """Whether a request would meet its deadline in a step of its own. Most have more time than the longest such step
     of any could take, which is asked for once."""
 
-    def __init__(self, model: LatencyModel, max_num_batched_tokens: int, pending: list[Timed]) -> None:
+    def __init__(
+        self, model: LatencyModel, max_num_batched_tokens: int, pending: list[Timed], cache: RequestCache
+    ) -> None:
         self._model = model
+        self._cache = cache
         self._max_tokens = max_num_batched_tokens
         self._empty = BatchFeatures()
         longest = max((timed.request.num_computed_tokens for timed in pending), default=0)
@@ -129,5 +133,6 @@ class _Alone:
     def _cost_ms(self, request: Request) -> float:
         if request.is_decode:
             return self._model.decode_cost_ms(self._empty, request.num_computed_tokens + 1)
-        num_tokens = min(request.num_remaining_tokens, self._max_tokens)
-        return self._model.prefill_cost_ms(self._empty, num_tokens, request.num_computed_tokens)
+        num_computed = request.num_computed_tokens if request.is_running else self._cache.found(request).num_tokens
+        num_tokens = min(request.num_tokens - num_computed, self._max_tokens)
+        return self._model.prefill_cost_ms(self._empty, num_tokens, num_computed)

@@ -9,7 +9,8 @@ from typing import Protocol
 
 from shared.latency.model import LatencyModel
 from shared.scheduling.batch import BatchBuilder, Limits, Policy, Schedule, ScheduledRequest
-from shared.scheduling.orders.offline.view import NO_CACHE, OfflineQueue, OfflineView, PrefixCache, no_queue
+from shared.scheduling.kv.request_cache import NO_CACHE, RequestCache
+from shared.scheduling.orders.offline.view import OfflineQueue, OfflineView, no_queue
 from shared.scheduling.packing.pace import Pace
 from shared.scheduling.packing.victims import schedulable
 from shared.scheduling.request import Kind, Request
@@ -29,7 +30,7 @@ class StepState:
     policy: Policy
     model: LatencyModel
     pace: Pace
-    cache: PrefixCache = NO_CACHE
+    cache: RequestCache = NO_CACHE
 
     def view(self, builder: BatchBuilder) -> OfflineView:
         """What an offline order sees once the batch has what the builder has."""

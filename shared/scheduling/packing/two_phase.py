@@ -54,7 +54,7 @@ def _builder(state: StepState, num_freed_blocks: int = 0) -> BatchBuilder:
     """All blocks that online work may have: those that are free, ``num_freed_blocks`` with them, and M_off."""
     num_blocks = state.num_free_blocks + state.num_offline_blocks + num_freed_blocks
     has_online = bool(state.table.running(Kind.ONLINE) or state.table.waiting(Kind.ONLINE))
-    return BatchBuilder(state.limits, state.model, state.policy.budget_ms(has_online), num_blocks)
+    return BatchBuilder(state.limits, state.model, state.policy.budget_ms(has_online), num_blocks, state.cache)
 
 
 def _online_phase(builder: BatchBuilder, table: RequestTable, preempted: Sequence[str] = ()) -> list[str]:

@@ -7,21 +7,25 @@ while earlier ones run.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from shared.latency.features import BatchFeatures
 from shared.latency.model import LatencyModel
 from shared.scheduling.batch import Limits, Policy, Schedule, ScheduledRequest
+from shared.scheduling.kv.prefix_cache import CacheChanges, PrefixCacheMirror
+from shared.scheduling.kv.request_cache import HashedRequests
 from shared.scheduling.orders.offline.view import OfflineQueue
 from shared.scheduling.orders.online.order import ClientCounters
 from shared.scheduling.packing.pace import Pace
 from shared.scheduling.packing.packing import StepState
 from shared.scheduling.packing.packings import packing_named
+from shared.scheduling.planning.expected_cache import ExpectedCache
 from shared.scheduling.request import Kind, Request
 from shared.scheduling.strategy import Strategy
 from shared.scheduling.table import RequestTable
 
+NO_CHANGES = CacheChanges()
 ARRIVAL_GRACE_STEPS = 3  # an online request may be seen here before the executor's next messages mention it
 
 
@@ -34,8 +38,14 @@ class _Arrival:
 class ExecutorMirror:
     """What an executor is expected to hold when it next asks for a plan. ``pace``: at the time for which is planned."""
 
-    def __init__(self, limits: Limits, strategy: Strategy | None = None) -> None:
-        """``strategy``: the executor's; hygen unless given."""
+    def __init__(
+        self,
+        limits: Limits,
+        strategy: Strategy | None = None,
+        hashes_of: Callable[[str], Sequence[bytes]] = lambda request_id: (),
+    ) -> None:
+        """``strategy``: the executor's; hygen unless given. ``hashes_of``: of the full blocks of a request's tokens, by
+        its id, as far as they are known."""
         strategy = strategy or Strategy()
         self.limits = limits
         self.pace = Pace()
@@ -43,6 +53,10 @@ class ExecutorMirror:
         self._sharing = strategy.sharing
         self.table = RequestTable(strategy.make_online_order())
         self.num_free_blocks = limits.num_blocks
+        self.told_cache = PrefixCacheMirror()
+        self._cache = ExpectedCache(self.told_cache)
+        self._hashes_of = hashes_of
+        self._requests = HashedRequests(self._cache, limits.block_size, hashes_of)
         self.knows_all = True  # that the executor holds, as far as it counts them
         self._arrivals: dict[str, _Arrival] = {}
 
@@ -68,10 +82,13 @@ class ExecutorMirror:
         counters: ClientCounters | None = None,
         pace: Pace | None = None,
         num_fresh: int | None = None,
+        cache: CacheChanges = NO_CHANGES,
     ) -> None:
         """Take over the executor's word: all that it holds, in its order, before the step that it starts, its online
-        order's memory, and its pace. Where it counts the online requests that have never run, ``num_fresh``, those that
-        it told before are not told again."""
+        order's memory, its pace, and what has changed in its prefix cache. Where it counts the online requests that
+        have never run, ``num_fresh``, those that it told before are not told again."""
+        self.told_cache.apply(cache)
+        self._cache.forget()
         held, gone = list(states), list(ended)
         for request_id in self._arrivals:
             self.table.remove(request_id)
@@ -116,7 +133,7 @@ class ExecutorMirror:
             if request is None:
                 continue
             request.num_in_flight_tokens = 0
-            request.num_computed_tokens += entry.num_scheduled_tokens
+            self._compute(request, entry.num_scheduled_tokens)
             if request.num_tokens > request.num_computed_tokens:
                 continue
             request.num_tokens += 1
@@ -128,8 +145,12 @@ class ExecutorMirror:
 
     def plan(self, offline_queue: OfflineQueue, policy: Policy, model: LatencyModel) -> Schedule:
         """A step over the expected state."""
-        num_offline = self._sharing.num_offline_blocks(self.table, self.table.num_blocks(Kind.OFFLINE))
-        state = StepState(self.table, self.num_free_blocks, num_offline, self.limits, policy, model, self.pace)
+        num_offline = self._sharing.num_offline_blocks(
+            self.table.num_blocks(Kind.OFFLINE), self.table.num_blocks_in_flight(Kind.OFFLINE)
+        )
+        state = StepState(
+            self.table, self.num_free_blocks, num_offline, self.limits, policy, model, self.pace, self._requests
+        )
         return packing_named(policy.packing).schedule(state, offline_queue)
 
     def expected_ms(self, entries: Iterable[ScheduledRequest], model: LatencyModel) -> float:
@@ -141,6 +162,14 @@ class ExecutorMirror:
                 features.add_scheduled(entry.num_scheduled_tokens, request.num_computed_tokens)
         return model.predict_ms(features)
 
+    def _compute(self, request: Request, num_tokens: int) -> None:
+        """Full blocks can be found from then on."""
+        block_size, num_before = self.limits.block_size, request.num_computed_tokens
+        request.num_computed_tokens = num_after = num_before + num_tokens
+        first, last = num_before // block_size, num_after // block_size
+        if last > first and (hashes := self._hashes_of(request.request_id)[first:last]):
+            self._cache.hold(hashes, request.kind)
+
     def _settle_arrivals(self, known: set[str]) -> None:
         """The executor has told of those, and of the others soon will."""
         for request_id, arrival in list(self._arrivals.items()):
@@ -149,11 +178,22 @@ class ExecutorMirror:
                 del self._arrivals[request_id]
 
     def _grow(self, request: Request, num_tokens: int) -> None:
-        new_blocks = request.num_new_blocks(num_tokens, self.limits.block_size)
         was_running = request.is_running
+        if not was_running:
+            self._enter(request)
+        new_blocks = request.num_new_blocks(num_tokens, self.limits.block_size)
         request.num_blocks = request.num_own_blocks + new_blocks
         request.num_kept_blocks = None
         request.num_missing_slots = 0
         self.num_free_blocks = max(0, self.num_free_blocks - new_blocks)
         if not was_running and request.is_running:
             self.table.start(request)
+
+    def _enter(self, request: Request) -> None:
+        """With what the prefix cache has of it."""
+        found = self._requests.found(request)
+        request.num_computed_tokens = found.num_tokens
+        request.num_blocks = found.num_tokens // self.limits.block_size
+        self.num_free_blocks = max(0, self.num_free_blocks - request.num_blocks + found.num_held_blocks)
+        if request.num_blocks:
+            self._cache.hold(self._hashes_of(request.request_id)[: request.num_blocks], request.kind)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -30,8 +30,12 @@ from shared.replica.replica import Replica, ended_request
 from shared.replica.scheduler import AsyncScheduler
 from shared.scheduling.batch import Policy
 from shared.scheduling.orders.offline.fair_share import FairShare
+from shared.scheduling.orders.offline.fcfs import FcfsOrder
+from shared.scheduling.orders.offline.order import Turn
 from shared.scheduling.orders.offline.registry import OFFLINE_ORDERS, OfflineOrderKnobs, make_offline_order
-from shared.scheduling.request import Kind
+from shared.scheduling.orders.offline.view import NOBODY, OfflineView
+from shared.scheduling.orders.packed_prompt import pack_tokens
+from shared.scheduling.request import Kind, Request
 from shared.scheduling.strategy import Strategy
 from shared.text.tokenizer import Tokenizer
 from tests.shared.replica.factories import make_info
@@ -383,3 +387,26 @@ def test_what_can_never_fit_is_refused_and_holds_up_nobody(make_peer: MakePeer) 
     assert peer.results.pop("batch_1.1") == []
     assert set(peer.results) == {f"batch_1.{n}" for n in range(2, 6)}
     assert peer.pool.num_waiting == 0
+
+
+def test_the_pool_knows_the_prompts_of_what_waits() -> None:
+    pool = make_pool("fcfs", [])
+    pool.add([make_offline(1, prompt=5, first=7)])
+    assert pool.prompt("batch_1.1") == pack_tokens([7, 8, 9, 10, 11])
+    assert pool.prompt("batch_1.2") is None
+
+
+def test_an_order_sees_the_executor_and_the_step_so_far(tokenizer: Tokenizer) -> None:
+    class Watching(FcfsOrder):
+        def in_order(self, view: OfflineView = NOBODY, turn: Turn | None = None) -> Iterator[Request]:
+            seen.append((view.reader, view.num_free_blocks, view.model, view.features.prefill_tokens))
+            return super().in_order(view, turn)
+
+    seen: list[tuple[str | None, int, LatencyModel | None, int]] = []
+    peer = Peer(tokenizer, "fcfs", Policy())
+    pool = OfflinePool(FairShare(Watching()), lambda: None, lambda _, __: None)
+    peer.scheduler = AsyncScheduler(INFO, pool, peer.tuning, SystemClock())
+    pool.add([make_offline(1)])
+    peer.arrive(GenerateRequest("online", Kind.ONLINE, list(range(20)), SamplingParams(max_tokens=5), 0.0))
+    peer.say(idle=True)
+    assert seen == [("executor-0", 46, MODEL, 20)]

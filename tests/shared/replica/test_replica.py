@@ -35,11 +35,16 @@ def make_replica(tokenizer: Tokenizer, num_blocks: int = 64, tokens: int = 64) -
 
 
 def make_request(
-    request_id: str, prompt: int = 20, max_tokens: int = 20, kind: Kind = Kind.ONLINE, **sampling: object
+    request_id: str,
+    prompt: int = 20,
+    max_tokens: int = 20,
+    kind: Kind = Kind.ONLINE,
+    first: int = 5,
+    **sampling: object,
 ) -> GenerateRequest:
     seed = sum(request_id.encode())
     params = SamplingParams(max_tokens=max_tokens, seed=seed, **sampling)  # type: ignore[arg-type]
-    return GenerateRequest(request_id, kind, list(range(5, 5 + prompt)), params, 0.0, "gateway")
+    return GenerateRequest(request_id, kind, list(range(first, first + prompt)), params, 0.0, "gateway")
 
 
 def run(replica: Replica, engine: SimEngine, policy: Policy = ANY, plan: StepPlan | None = None) -> int:
@@ -258,7 +263,7 @@ def test_scratch_batches_leave_nothing_behind(tokenizer: Tokenizer) -> None:
 
 
 def test_where_offline_requests_keep_what_they_hold_online_ones_wait_for_it(tokenizer: Tokenizer) -> None:
-    requests = [make_request("off", 100, 20, Kind.OFFLINE, ignore_eos=True), make_request("on", 60, 5)]
+    requests = [make_request("off", 100, 20, Kind.OFFLINE, ignore_eos=True), make_request("on", 60, 5, first=500)]
     preemptions = {}
     for kv_sharing in ("recompute", "keep-resident"):
         spec = make_spec(8)

@@ -5,28 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from shared.latency.features import BatchFeatures
 from shared.latency.model import LatencyModel
+from shared.scheduling.kv.request_cache import NO_CACHE, RequestCache
 from shared.scheduling.request import Request
-
-
-class PrefixCache(Protocol):
-    """What the executor's prefix cache has, as far as it is known here."""
-
-    def num_cached_tokens(self, request: Request) -> int:
-        """Tokens at the beginning of a waiting request whose KV is there."""
-
-
-class NoCache:
-    """One that has nothing."""
-
-    def num_cached_tokens(self, request: Request) -> int:
-        return 0
-
-
-NO_CACHE = NoCache()
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +25,7 @@ class OfflineView:
     """
 
     reader: str | None = None
-    cache: PrefixCache = NO_CACHE
+    cache: RequestCache = NO_CACHE
     num_free_blocks: int = 0
     budget_ms: float = math.inf
     model: LatencyModel | None = None

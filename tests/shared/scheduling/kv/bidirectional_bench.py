@@ -6,6 +6,7 @@ from shared.scheduling.kv.bidirectional import BidirectionalPool
 from shared.scheduling.kv.eviction.evictions import make_eviction
 from shared.scheduling.kv.slot_transfers import SlotOperations
 from shared.scheduling.request import Kind
+from tests.shared.scheduling.kv.cache_listeners import start_as_looked_up
 
 BLOCK = 4
 Content = tuple[Kind, tuple[int, ...]]  # what a slot holds: the KV of the last of these tokens
@@ -49,7 +50,7 @@ class Bench:
 
     def add(self, request_id: str, kind: Kind, tokens: list[int]) -> None:
         self.tokens[request_id], self.kinds[request_id] = list(tokens), kind
-        self.computed[request_id] = self.pool.start(request_id, kind, tokens)
+        self.computed[request_id] = start_as_looked_up(self.pool, request_id, kind, tokens)
 
     def slot(self, request_id: str, position: int) -> int:
         offset = position % BLOCK

@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from shared.scheduling.request import Kind
 from tests.shared.scheduling.kv.bidirectional_bench import Bench
+from tests.shared.scheduling.kv.cache_listeners import CacheListeners
 
 NUM_BLOCKS, NUM_HOST_SLOTS = 6, 16
 
@@ -24,6 +25,7 @@ class BidirectionalMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.bench = Bench(NUM_BLOCKS, NUM_HOST_SLOTS, self.eviction)
+        self.listeners = CacheListeners(self.bench.pool)
         self.count = 0
 
     def at_rest(self) -> list[str]:
@@ -70,6 +72,14 @@ class BidirectionalMachine(RuleBasedStateMachine):
     def abort(self, data: st.DataObject) -> None:
         self.bench.free(data.draw(st.sampled_from(self.at_rest())))
 
+    @rule(tokens=st.lists(st.integers(0, 1), max_size=13), is_lost=st.booleans())
+    def tell(self, tokens: list[int], is_lost: bool) -> None:
+        self.listeners.tell(tokens, is_lost)
+
+    @rule(tokens=st.lists(st.integers(0, 1), max_size=13))
+    def join(self, tokens: list[int]) -> None:
+        self.listeners.join(tokens)
+
     @invariant()
     def holds_together(self) -> None:
         self.bench.check()
@@ -93,6 +103,7 @@ def test_long_runs_under_pressure(seed: int) -> None:
     """More than a machine of limited steps reaches: thousands of steps, nearly always without a free block."""
     rng = random.Random(seed)
     bench = Bench(rng.choice([4, 8, 12]), rng.choice([6, 30, 200]), "lru" if seed % 3 else "online-first")
+    listeners = CacheListeners(bench.pool)
     swapped = 0
     for count in range(400):
         for kind in Kind:
@@ -122,5 +133,6 @@ def test_long_runs_under_pressure(seed: int) -> None:
                 bench.free(request_id)
         if count % 8 == 0:
             bench.check()
+            listeners.join([rng.choice([0, 0, 0, 1]) for _ in range(12)])
     assert swapped > 0
     bench.wind_up()

@@ -14,6 +14,7 @@ from shared.scheduling.kv.eviction.evictions import EVICTIONS, make_eviction
 from shared.scheduling.kv.eviction.online_first import OnlineFirst
 from shared.scheduling.kv.pool import BlockOwners
 from shared.scheduling.request import Kind
+from tests.shared.scheduling.kv.cache_listeners import CacheListeners, start_as_looked_up
 
 BLOCK = 4
 
@@ -166,6 +167,7 @@ class PoolMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.pool = BlockPool(12, BLOCK, make_eviction(self.eviction))
+        self.listeners = CacheListeners(self.pool)
         self.live: dict[str, list[int]] = {}
         self.kinds: dict[str, Kind] = {}
         self.contents: dict[int, tuple[int, ...]] = {}  # block id -> all tokens up to its end, as computed
@@ -178,7 +180,7 @@ class PoolMachine(RuleBasedStateMachine):
     def start(self, tokens: list[int], kind: Kind) -> None:
         self.count += 1
         request_id = str(self.count)
-        cached = self.pool.start(request_id, kind, tokens)
+        cached = start_as_looked_up(self.pool, request_id, kind, tokens)
         assert cached % BLOCK == 0 and cached < len(tokens)
         self.live[request_id], self.kinds[request_id] = tokens, kind
         table = self.pool.table(request_id)
@@ -243,6 +245,14 @@ class PoolMachine(RuleBasedStateMachine):
         for index in range(start // BLOCK, len(tokens) // BLOCK):
             if table[index] not in self.found.values():
                 self.found.setdefault(tuple(tokens[: (index + 1) * BLOCK]), table[index])
+
+    @rule(tokens=st.lists(st.integers(0, 1), max_size=13), is_lost=st.booleans())
+    def tell(self, tokens: list[int], is_lost: bool) -> None:
+        self.listeners.tell(tokens, is_lost)
+
+    @rule(tokens=st.lists(st.integers(0, 1), max_size=13))
+    def join(self, tokens: list[int]) -> None:
+        self.listeners.join(tokens)
 
     @invariant()
     def holds_together(self) -> None:

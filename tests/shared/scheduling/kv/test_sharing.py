@@ -19,8 +19,12 @@ def test_online_requests_may_take_what_no_step_in_flight_reads(name: str, expect
     running.num_in_flight_tokens = 1
     table = make_table(running, make_decode("resting", Kind.OFFLINE, 100), make_decode("on", context=100))
     sharing = kv_sharing_named(name)
-    assert sharing.num_offline_blocks(table, table.num_blocks(Kind.OFFLINE)) == expected
-    assert sharing.num_offline_blocks(table, 5) == 0, "fewer than the tables say: some are shared"
+    assert (
+        sharing.num_offline_blocks(table.num_blocks(Kind.OFFLINE), table.num_blocks_in_flight(Kind.OFFLINE)) == expected
+    )
+    assert sharing.num_offline_blocks(5, table.num_blocks_in_flight(Kind.OFFLINE)) == 0, (
+        "fewer than the tables say: some are shared"
+    )
 
 
 def test_only_offline_requests_are_paused_and_only_where_blocks_are_shared_from_both_ends() -> None:

@@ -19,6 +19,7 @@ from shared.scheduling.orders.offline.order import OfflineOrder, Turn
 from shared.scheduling.orders.offline.psm import PsmOrder
 from shared.scheduling.orders.offline.psm_fair import PsmFairOrder
 from shared.scheduling.orders.offline.share import Account, Share
+from shared.scheduling.orders.offline.turns import MAX_BATCHES
 from shared.scheduling.orders.offline.urgency import MAX_CLIENT_URGENCY, MAX_URGENCY, urgency
 from shared.scheduling.orders.offline.view import NOBODY, OfflineView
 from shared.scheduling.orders.packed_prompt import pack_tokens
@@ -359,6 +360,19 @@ def test_within_the_slack_who_presses_goes_first() -> None:
     add(order, "flex", 3)
     assert serve(order, 203) == ["flex"] * 3 + ["urgent"] * 200
     assert serve(order, 100) == ["calm"] * 100
+
+
+def test_more_batches_than_have_their_turn_at_a_time_are_all_served() -> None:
+    shares = {f"b{n}": Share(f"client-{n % 7}") for n in range(2 * MAX_BATCHES)}
+    order = fair(shares, slack_tokens=25)
+    for batch_id in shares:
+        add(order, batch_id, 4)
+    for _ in range(4):
+        ids = [request.request_id for request in order.in_order()]
+        assert len(ids) == order.num_waiting
+        for request_id in ids[:60]:
+            assert next(order.in_order()).request_id == request_id
+            order.take(request_id)
 
 
 def test_what_an_order_keeps_back_stops_nobody_else() -> None:

@@ -1,0 +1,49 @@
+"""The block hashes of requests whose tokens a scheduler has seen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from shared.protocol.messages import GenerateRequest
+from shared.scheduling.kv.block_hash import hash_chain
+
+MAX_OFFLINE = 4096  # requests whose hashes are kept: those that run, and those that are looked at next
+
+
+class PromptHashes:
+    """Made when they are first asked for: of most requests that wait nobody asks."""
+
+    def __init__(self, block_size: int, packed_prompt: Callable[[str], bytes | None]) -> None:
+        """``packed_prompt``: of an offline request by its id; None where it is not known."""
+        self._block_size = block_size
+        self._packed_prompt = packed_prompt
+        self._online: dict[str, list[int]] = {}  # tokens of those whose hashes nobody has asked for
+        self._online_hashes: dict[str, list[bytes]] = {}
+        self._offline_hashes: dict[str, list[bytes]] = {}
+
+    def add(self, request: GenerateRequest) -> None:
+        """An online request; it is known until ``forget``."""
+        self._online[request.request_id] = request.prompt_token_ids + request.output_token_ids
+
+    def forget(self, request_id: str) -> None:
+        """It has ended; unknown ids are ignored."""
+        self._online.pop(request_id, None)
+        self._online_hashes.pop(request_id, None)
+        self._offline_hashes.pop(request_id, None)
+
+    def of(self, request_id: str) -> Sequence[bytes]:
+        """Empty where its tokens are not known. Not to be changed."""
+        hashes = self._online_hashes.get(request_id) or self._offline_hashes.get(request_id)
+        if hashes is not None:
+            return hashes
+        token_ids = self._online.pop(request_id, None)
+        if token_ids is not None:
+            made = self._online_hashes[request_id] = hash_chain(token_ids, self._block_size)
+            return made
+        packed = self._packed_prompt(request_id)
+        if packed is None:
+            return ()
+        while len(self._offline_hashes) >= MAX_OFFLINE:  # the oldest first
+            del self._offline_hashes[next(iter(self._offline_hashes))]
+        made = self._offline_hashes[request_id] = hash_chain(packed, self._block_size)
+        return made

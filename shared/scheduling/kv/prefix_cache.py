@@ -1,0 +1,136 @@
+"""What a prefix cache has, and how that is told to those who are not there.
+
+A pool's log (``cache_log``) makes messages with running versions, and ``PrefixCacheMirror`` applies them. What a
+message says of a block is how it is from then on, not what happened to it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from shared.scheduling.kv.block_hash import HASH_BYTES
+from shared.scheduling.request import Kind
+
+MAX_EARLY = 64  # messages
+
+
+class CachedPrefix(NamedTuple):
+    """Leading blocks of a prompt that are found. ``num_held`` of them are held by others, so that taking them costs
+    none of the free blocks, as taking the rest does."""
+
+    num_blocks: int
+    num_held: int
+
+
+class PrefixCache(Protocol):
+    """Which beginnings of prompts need no computing."""
+
+    def look_up(self, hashes: Sequence[bytes], kind: Kind) -> CachedPrefix:
+        """For a request of this kind. ``hashes``: of its leading blocks, but for one that holds its last token: at
+        least that token is left to compute."""
+
+
+class _NoPrefixCache:
+    def look_up(self, hashes: Sequence[bytes], kind: Kind) -> CachedPrefix:
+        return NOTHING_CACHED
+
+
+NOTHING_CACHED = CachedPrefix(0, 0)
+NO_PREFIX_CACHE: PrefixCache = _NoPrefixCache()
+
+
+class BlockChanges(msgspec.Struct, frozen=True, array_like=True):
+    """Hashes of blocks, one behind the other, by what they are from here on."""
+
+    held: bytes = b""  # found; by somebody whose room nobody may take
+    free: bytes = b""  # found; with its room there for anybody
+    gone: bytes = b""  # not to be found
+
+
+class CacheChanges(msgspec.Struct, frozen=True, array_like=True):
+    """What is different from version ``version - 1`` on, or all that is there where it is whole. ``blocks``: empty
+    for no change, and the version is that of the last one; one entry where requests of either kind find them, two
+    where those of one kind do: online, offline."""
+
+    version: int = 0
+    is_whole: bool = False
+    blocks: tuple[BlockChanges, ...] = ()
+
+
+class PrefixCacheMirror:
+    """A pool's prefix cache as its messages tell it, from the pool's beginning or from a whole message on. What is
+    known when a gap is noticed is forgotten: nothing is found until a whole message comes. Those that come before it
+    and go on from it are not lost."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        self.is_stale = False
+        self._early: deque[CacheChanges] = deque(maxlen=MAX_EARLY)  # since the gap
+        self._held: Sequence[dict[bytes, bool]] = ({},)  # one for each entry of CacheChanges.blocks
+
+    def __len__(self) -> int:
+        """Blocks that are found, by either kind."""
+        return sum(map(len, self._held))
+
+    def apply(self, changes: CacheChanges) -> bool:
+        """False where a message before it is missing. Those that come late, from before a whole one, change
+        nothing."""
+        if changes.is_whole:
+            self._forget(len(changes.blocks))
+            self.is_stale = False
+        elif self.is_stale:
+            self._early.append(changes)
+            return False
+        elif changes.version <= self.version:
+            return True
+        elif changes.version > self.version + 1 or not changes.blocks:
+            self._forget(1)
+            self.is_stale = True
+            self._early.append(changes)
+            return False
+        self.version = changes.version
+        self._apply(changes.blocks)
+        for early in self._take_early():
+            self.apply(early)
+        return not self.is_stale
+
+    def look_up(self, hashes: Sequence[bytes], kind: Kind) -> CachedPrefix:
+        """As of the last message."""
+        return count_leading(self._held[kind % len(self._held)].get, hashes)
+
+    def _take_early(self) -> list[CacheChanges]:
+        early = list(self._early) if not self.is_stale else []
+        self._early.clear()
+        return early
+
+    def _forget(self, num_maps: int) -> None:
+        self._held = tuple({} for _ in range(max(1, num_maps)))
+
+    def _apply(self, blocks: tuple[BlockChanges, ...]) -> None:
+        if len(blocks) > len(self._held):
+            self._forget(len(blocks))
+        for held, changes in zip(self._held, blocks, strict=True):
+            held.update(dict.fromkeys(_split(changes.held), True))
+            held.update(dict.fromkeys(_split(changes.free), False))
+            for key in _split(changes.gone):
+                held.pop(key, None)
+
+
+def count_leading(find: Callable[[bytes], bool | None], hashes: Sequence[bytes]) -> CachedPrefix:
+    """``find``: whether a block is held, None where it is not found."""
+    num_blocks = num_held = 0
+    for key in hashes:
+        is_held = find(key)
+        if is_held is None:
+            break
+        num_blocks += 1
+        num_held += is_held
+    return CachedPrefix(num_blocks, num_held)
+
+
+def _split(packed: bytes) -> Iterator[bytes]:
+    return (packed[start : start + HASH_BYTES] for start in range(0, len(packed), HASH_BYTES))
