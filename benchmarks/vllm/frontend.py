@@ -12,8 +12,6 @@ of a token is that of all processes of a server, by what they do. Of all turns t
 
 from __future__ import annotations
 
-import argparse
-import asyncio
 import contextlib
 import json
 import os
@@ -26,21 +24,25 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import psutil
+import typer
 import uvloop
 
-from benchmarks.figures import print_table, quantile
-from benchmarks.stream_client import Client, first_tokens
+from benchmarks.gateway.stream_client import Client, all_at_once, first_tokens
+from benchmarks.harness.command import run_command
+from benchmarks.harness.model import model_folder
+from benchmarks.harness.table import print_table, quantiles
 from benchmarks.vllm.servers import Slackwater, System, Vllm
 from benchmarks.vllm.workload import Setting
 from loadgen.client import OpenAIClient
-from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, prepare
 
 INSTANT = "0.0001"  # time scale of the sim engine
 CONTEXT, KV_TOKENS = 2048, 2**19
 CONFIG = {"num_hidden_layers": 1, "hidden_size": 64, "intermediate_size": 128}
 HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
+STREAMS = [1, 16, 64, 256]
 ROLES = ("HTTP", "bus", "engine", "rest")
 SYSTEMS: tuple[System, ...] = (
     Vllm("vllm", "fcfs"),
@@ -95,8 +97,7 @@ def processor_time() -> Counter[str]:
 async def turn(clients: Sequence[Client], max_tokens: int) -> Turn:
     """One completion of each client."""
     before, start = processor_time(), time.perf_counter()
-    prompts = [[100 + index] * 32 for index in range(len(clients))]
-    answers = await asyncio.gather(*(c.stream(p, max_tokens) for c, p in zip(clients, prompts, strict=True)))
+    answers = await all_at_once(clients, max_tokens)
     wall_s, after = time.perf_counter() - start, processor_time()
     num_tokens = sum(answer.num_tokens for answer in answers)
     cpu_us = {role: (after[role] - before[role]) / num_tokens * 1e6 for role in ROLES}
@@ -136,24 +137,21 @@ def row(turns: Sequence[Turn]) -> list[str]:
     ]
 
 
-async def compare(path: Path, arguments: argparse.Namespace) -> None:
+async def compare(path: Path, streams: list[int], max_tokens: int, rounds: int, turns: int) -> None:
     setting = Setting(
         online="",
         offline="",
         model=str(path),
-        threads=1,
         max_num_batched_tokens=2048,
-        max_num_seqs=max(arguments.streams),
+        max_num_seqs=max(streams),
         max_model_len=CONTEXT,
         kv_tokens=KV_TOKENS,
     )
     ttfts, rows = [], []
     for system in SYSTEMS:
         print(f"{system.name}...", file=sys.stderr)
-        times, measured = await measure(
-            system, setting, path, arguments.streams, arguments.max_tokens, arguments.rounds, arguments.turns
-        )
-        ttfts.append([system.name, *(f"{quantile(times, q):.2f}" for q in (0.5, 0.9, 0.99))])
+        times, measured = await measure(system, setting, path, streams, max_tokens, rounds, turns)
+        ttfts.append([system.name, *quantiles(times, 0.5, 0.9, 0.99)])
         rows += measured
     print_table(["", "TTFT p50 ms", "p90 ms", "p99 ms"], ttfts)
     print()
@@ -161,19 +159,17 @@ async def compare(path: Path, arguments: argparse.Namespace) -> None:
     print_table(["streams", "", "tokens/s", "tokens/event", *heads], sorted(rows, key=lambda cells: int(cells[0])))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--streams", type=int, nargs="+", default=[1, 16, 64, 256])
-    parser.add_argument("--max-tokens", type=int, default=200)
-    parser.add_argument("--rounds", type=int, default=200, help="requests for the TTFT")
-    parser.add_argument("--turns", type=int, default=3, help="of each number of streams")
-    arguments = parser.parse_args()
+def main(
+    streams: list[int] = STREAMS,
+    max_tokens: int = 200,
+    rounds: Annotated[int, typer.Option(help="Requests for the TTFT.")] = 200,
+    turns: Annotated[int, typer.Option(help="Of each number of streams.")] = 3,
+) -> None:
     os.environ["SLACKWATER_SIM_TIME_SCALE"] = INSTANT
-    source = prepare(DEFAULT_MODEL, default_cache_dir(), lambda line: print(line, file=sys.stderr)).path
     with tempfile.TemporaryDirectory() as folder:
-        small_model(source, Path(folder))
-        uvloop.run(compare(Path(folder), arguments))
+        small_model(model_folder(), Path(folder))
+        uvloop.run(compare(Path(folder), streams, max_tokens, rounds, turns))
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from benchmarks.charts import BLUE, GREEN, GREY, ORANGE, PINK, legend_above, panels
+from benchmarks.harness.charts import BLUE, GREEN, GREY, ORANGE, PINK, Curve, Panel, draw
 from benchmarks.vllm.comparison import Cell, CoRun
 from loadgen.slo import Slo, parse_slo
 
@@ -18,35 +17,33 @@ def picture_of(cells: Sequence[Cell], exprs: Sequence[str]) -> Figure:
     """A row for each SLO, a column for each load, a line for each system with a point for each run; the best of the
     runs that kept all SLOs is filled."""
     shares = sorted({cell.share for cell in cells})
-    slos = [parse_slo(expr) for expr in exprs]
-    figure, axes = panels(len(slos), len(shares), 2.6 * len(slos))
-    for slo, row in zip(slos, axes, strict=True):
-        row[0].set_ylabel(f"{slo.metric.removesuffix('_ms').upper()} {slo.statistic} (times online only)")
-        for share, panel in zip(shares, row, strict=True):
-            for cell in cells:
-                if cell.share == share:
-                    _draw(panel, cell, slo)
-            if slo.relative:
-                panel.axhline(slo.limit, color=GREY, linewidth=0.8, linestyle="--")
-    for share, panel in zip(shares, axes[0], strict=True):
-        panel.set_title(f"{share:.0%} busy with online work")
-    figure.supxlabel("offline tokens/s", fontsize=9)
-    lines = {label: line for panel in axes.flat for line, label in zip(*panel.get_legend_handles_labels(), strict=True)}
-    legend_above(figure, list(lines.values()), list(lines))
-    return figure
+    panels = [
+        [_panel([cell for cell in cells if cell.share == share], slo, share == shares[0]) for share in shares]
+        for slo in map(parse_slo, exprs)
+    ]
+    return draw(panels, 2.6 * len(panels), "offline tokens/s")
 
 
-def _draw(panel: Axes, cell: Cell, slo: Slo) -> None:
+def _panel(cells: Sequence[Cell], slo: Slo, is_first: bool) -> Panel:
+    curves = [curve for cell in cells for curve in _curves(cell, slo)]
+    if slo.relative:
+        most = max((x for curve in curves for x in curve.xs), default=1.0)
+        curves.append(Curve("", [0.0, most], [slo.limit] * 2, GREY, "--"))
+    ylabel = f"{slo.metric.removesuffix('_ms').upper()} {slo.statistic} (times online only)"
+    title = f"{cells[0].share:.0%} busy with online work"
+    return Panel(curves, title, ylabel=ylabel if is_first else "", from_zero=False)
+
+
+def _curves(cell: Cell, slo: Slo) -> list[Curve]:
     alone_ms = slo.value_ms(cell.alone)
     if not alone_ms:
-        return
+        return []
 
-    def point(run: CoRun) -> tuple[float, float]:
-        return run.trial.offline_tokens_per_s, (slo.value_ms(run.online) or 0.0) / alone_ms
+    def curve(label: str, runs: Sequence[CoRun], fill: str | None) -> Curve:
+        ratios = [(slo.value_ms(run.online) or 0.0) / alone_ms for run in runs]
+        colour = COLOURS.get(cell.system, GREY)
+        xs = [run.trial.offline_tokens_per_s for run in runs]
+        return Curve(label, [0.0, *xs] if label else xs, [1.0, *ratios] if label else ratios, colour, "o-", fill)
 
-    colour = COLOURS.get(cell.system, GREY)
-    runs = sorted(cell.runs, key=lambda run: run.trial.offline_tokens_per_s)
-    points = [(0.0, 1.0), *map(point, runs)]
-    panel.plot(*zip(*points, strict=True), "o-", color=colour, label=cell.system, markerfacecolor="white")
-    if cell.best is not None:
-        panel.plot(*point(cell.best), "o", color=colour)
+    line = curve(cell.system, sorted(cell.runs, key=lambda run: run.trial.offline_tokens_per_s), "white")
+    return [line] if cell.best is None else [curve("", [cell.best], None), line]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import fields
 from pathlib import Path
 
 import msgspec
@@ -79,7 +80,7 @@ class RunStore:
         return None
 
 
-def _write(path: Path, value: msgspec.Struct | dict[float, float]) -> None:
+def _write(path: Path, value: Setting | Report | dict[float, float]) -> None:
     """In one step, so that an interrupt leaves no half of it."""
     fresh = path.with_suffix(".tmp")
     fresh.write_bytes(msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
@@ -87,5 +88,5 @@ def _write(path: Path, value: msgspec.Struct | dict[float, float]) -> None:
 
 
 def _difference(found: Setting, wanted: Setting) -> str:
-    names = [name for name in Setting.__struct_fields__ if getattr(found, name) != getattr(wanted, name)]
+    names = [each.name for each in fields(Setting) if getattr(found, each.name) != getattr(wanted, each.name)]
     return ", ".join(f"{name} {getattr(found, name)}, not {getattr(wanted, name)}" for name in names)

@@ -8,18 +8,19 @@ work on the machine moves it less than it moves the clock.
 
 from __future__ import annotations
 
-import argparse
 import statistics
-import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from benchmarks.figures import print_table
+import typer
+
+from benchmarks.engine.batches import prompt_of
+from benchmarks.harness.command import run_command
+from benchmarks.harness.model import DEFAULT_MODEL, ModelOption, model_folder
+from benchmarks.harness.table import print_table
+from benchmarks.harness.turns import Times
 from services.executor.engines.torch.threads import cpu_count
 from services.executor.engines.vllm.environment import import_vllm
-from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, prepare
 from shared.protocol.sampling import SamplingParams
 from shared.replica.engine import Sequence, StepBatch
 
@@ -29,7 +30,6 @@ STEPS = 4  # of a turn, after its first
 BLOCK_SIZE = 32
 MAX_LEN = 256
 Sampling = dict[str, Any]  # arguments of our parameters and of vLLM's alike
-Times = tuple[float, float]  # of a step: milliseconds, and those of all its threads on a CPU
 GREEDY: Sampling = {"temperature": 0.0}
 SEEDED: Sampling = {"temperature": 0.8, "top_p": 0.95}
 
@@ -45,7 +45,7 @@ class Ours:
         self._requests = [
             (
                 f"ours-{n}",
-                prompt(n, engine.spec.vocab_size),
+                prompt_of(CONTEXT, n),
                 list(range(first + n * num_blocks, first + (n + 1) * num_blocks)),
                 SamplingParams(MAX_LEN, seed=n, **sampling),
             )
@@ -75,8 +75,7 @@ class Theirs:
         self._core = core
         for n in range(num_requests):
             params = VllmSamplingParams(max_tokens=MAX_LEN, ignore_eos=True, seed=n, **sampling)
-            vocab_size = core.vllm_config.model_config.get_vocab_size()
-            scheduler.add_request(Request(f"theirs-{n}", prompt(n, vocab_size), params, None))
+            scheduler.add_request(Request(f"theirs-{n}", prompt_of(CONTEXT, n), params, None))
 
     def step(self) -> None:
         """One token for each request; the first step computes the prompts."""
@@ -126,18 +125,18 @@ class Rig:
         self.runner.sampler = self._plain_sampler if scheduler else self._seeded
 
 
-def compare(rig: Rig, num_requests: int, sampling: Sampling, turns: int) -> tuple[list[Times], list[Times]]:
+def compare(rig: Rig, num_requests: int, sampling: Sampling, turns: int) -> tuple[Times, Times]:
     """The counted steps of ours and of vLLM's."""
     plain = rig.plain_scheduler()
     rig.switch(plain)
     theirs, ours = Theirs(rig.core, plain, num_requests, sampling), Ours(rig.engine, num_requests, sampling)
-    times: tuple[list[Times], list[Times]] = ([], [])
+    times = Times(), Times()
     for turn in range(turns + 1):
         for scheduler, step, taken in ((None, ours.step, times[0]), (plain, theirs.step, times[1])):
             rig.switch(scheduler)
             step()
-            measured = [timed(step) for _ in range(STEPS)]
-            taken.extend(measured if turn else ())
+            for _ in range(STEPS):
+                (taken if turn else Times()).time(step)
     plain.finish_requests([f"theirs-{n}" for n in range(num_requests)], aborted())
     theirs.step()
     rig.switch(None)
@@ -150,40 +149,27 @@ def aborted() -> Any:
     return RequestStatus.FINISHED_ABORTED
 
 
-def timed(step: Callable[[], None]) -> Times:
-    start, start_cpu = time.perf_counter(), time.process_time()
-    step()
-    return (time.perf_counter() - start) * 1000, (time.process_time() - start_cpu) * 1000
-
-
 def cells(ours: list[float], theirs: list[float]) -> list[str]:
     """The medians, and what ours adds."""
     ours_ms, theirs_ms = statistics.median(ours), statistics.median(theirs)
     return [f"{ours_ms:.1f}", f"{theirs_ms:.1f}", f"{(ours_ms / theirs_ms - 1) * 100:+.1f}%"]
 
 
-def prompt(number: int, vocab_size: int) -> list[int]:
-    return [(number * 7919 + position * 31) % vocab_size for position in range(CONTEXT)]
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.vllm.step", description=__doc__)
-    parser.add_argument("--threads", type=int, default=cpu_count(), help="of the engine (default %(default)s)")
-    parser.add_argument("--turns", type=int, default=12, help="of each per size (default %(default)s)")
-    parser.add_argument("--model", default=DEFAULT_MODEL, help="name, folder or hub id (default %(default)s)")
-    arguments = parser.parse_args()
-    path = prepare(arguments.model, default_cache_dir(), lambda line: print(line, file=sys.stderr)).path
-    rig = Rig(path, arguments.threads)
-    rows = []
+def main(
+    threads: Annotated[int, typer.Option(help="Of the engine.")] = cpu_count(),
+    turns: Annotated[int, typer.Option(help="Of each per size.")] = 12,
+    model: ModelOption = DEFAULT_MODEL,
+) -> None:
+    rig, rows = Rig(model_folder(model), threads), []
     for name, sampling in (("greedy", GREEDY), ("temperature 0.8, top_p 0.95", SEEDED)):
         for size in BATCHES:
-            ours, theirs = compare(rig, size, sampling, arguments.turns)
-            wall, cpu = (cells([t[i] for t in ours], [t[i] for t in theirs]) for i in range(2))
-            rows.append([f"decode, batch {size}, {name}", *cpu, *wall])
+            ours, theirs = compare(rig, size, sampling, turns)
+            figures = [*cells(ours.cpu_ms, theirs.cpu_ms), *cells(ours.clock_ms, theirs.clock_ms)]
+            rows.append([f"decode, batch {size}, {name}", *figures])
     print(f"{rig.engine.spec.device}, {rig.engine.spec.dtype}\n")
     print_table(("step", "CPU ms", "vLLM alone CPU ms", "added", "ms", "vLLM alone ms", "added"), rows)
     rig.engine.close()
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

@@ -15,22 +15,24 @@ from __future__ import annotations
 from services.executor.engines.torch.threads import cpu_count
 
 # isort: split
-import argparse
 import contextlib
 import importlib.util
 import json
 import os
-import random
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
-from benchmarks.figures import print_table
-from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, prepare
+import typer
+
+from benchmarks.engine.batches import block_tables, decode_step, prefill_step, prompt_of
+from benchmarks.harness.command import run_command
+from benchmarks.harness.model import DEFAULT_MODEL, ModelOption, model_folder
+from benchmarks.harness.table import print_table
+from benchmarks.harness.turns import Times
 
 BLOCK_SIZE = 32
 CHUNK_TOKENS = 512
@@ -40,6 +42,7 @@ PROMPTS = (32, 128, 256, 512, 2048)
 MAX_STEPS = 32  # of one decode case, in whose course vLLM's contexts grow
 NUM_BLOCKS = max(BATCHES) * ((max(CONTEXTS) + MAX_STEPS) // BLOCK_SIZE + 1)
 ENGINES = ("torch", "vllm")
+THREADS = [1, cpu_count()]
 
 Turn = Callable[[], list[int]]  # one run of a case; returns how many tokens each of its steps sampled
 
@@ -67,40 +70,28 @@ class TorchSubject:
         self._engine = TorchEngine.load(path, "bench", device="cpu", dtype="float32", num_threads=num_threads, **pool)
 
     def decode(self, prompts: list[list[int]], max_steps: int) -> Turn:
-        from shared.replica.engine import StepBatch
-
-        free = random.Random(0).sample(range(NUM_BLOCKS), NUM_BLOCKS)
-        batch = StepBatch(0, [self._sequence(prompt, len(prompt) - 1, len(prompt), free) for prompt in prompts])
-        return lambda: [len(self._engine.execute(batch).sampled)]
+        tables = block_tables(NUM_BLOCKS, len(prompts))
+        num_blocks = -(-len(prompts[0]) // BLOCK_SIZE)
+        last = [prompt[-1] for prompt in prompts]
+        step = decode_step([table[:num_blocks] for table in tables], len(prompts[0]) - 1, last)
+        return lambda: [len(self._engine.execute(step).sampled)]
 
     def prefill(self, prompt: list[int]) -> Turn:
-        from shared.replica.engine import StepBatch
-
-        batches = []
-        for start in range(0, len(prompt), CHUNK_TOKENS):
-            free = random.Random(0).sample(range(NUM_BLOCKS), NUM_BLOCKS)
-            batches.append(StepBatch(0, [self._sequence(prompt, start, start + CHUNK_TOKENS, free)]))
-        return lambda: [len(self._engine.execute(batch).sampled) for batch in batches]
+        (blocks,) = block_tables(NUM_BLOCKS, 1)
+        steps = [
+            prefill_step(prompt, blocks[: -(-end // BLOCK_SIZE)], end - CHUNK_TOKENS, end)
+            for end in range(CHUNK_TOKENS, len(prompt) + CHUNK_TOKENS, CHUNK_TOKENS)
+        ]
+        return lambda: [len(self._engine.execute(step).sampled) for step in steps]
 
     def finish(self) -> None:
         """Nothing is held between steps."""
 
-    def _sequence(self, prompt: list[int], start: int, end: int, free: list[int]) -> Any:
-        from shared.protocol.sampling import SamplingParams
-        from shared.replica.engine import Sequence
-
-        greedy = SamplingParams(max_tokens=1, temperature=0.0)
-        tokens = prompt[start:end]
-        blocks = [free.pop() for _ in range(-(-(start + len(tokens)) // BLOCK_SIZE))]
-        return Sequence(f"r{len(free)}", tokens, start, blocks, greedy, needs_sample=end >= len(prompt))
-
 
 @dataclass
-class Times:
+class Turns(Times):
     """Of one engine at one case."""
 
-    wall_ms: list[float] = field(default_factory=list)
-    cpu_ms: list[float] = field(default_factory=list)
     sampled: list[list[int]] = field(default_factory=list)  # tokens of each step of a turn
 
 
@@ -166,26 +157,21 @@ def work(engine: str, path: Path, num_threads: int) -> None:
             run = subject.prefill(prompt_of(order["prefill"], 0))
         elif "finish" in order:
             run = subject.finish
-        cpu, clock = time.process_time(), time.perf_counter()
-        sampled = run()
-        wall_ms, cpu_ms = (time.perf_counter() - clock) * 1e3, (time.process_time() - cpu) * 1e3
-        answers.write(json.dumps((wall_ms, cpu_ms, sampled)) + "\n")
+        times = Times()
+        sampled = times.time(run)
+        answers.write(json.dumps((times.clock_ms[0], times.cpu_ms[0], sampled)) + "\n")
         answers.flush()
 
 
-def prompt_of(num_tokens: int, number: int) -> list[int]:
-    return [(number * 7919 + i * 31) % 40_000 + 10 for i in range(num_tokens)]
-
-
-def measure(workers: dict[str, Worker], case: dict[str, int], runs: int) -> dict[str, Times]:
+def measure(workers: dict[str, Worker], case: dict[str, int], runs: int) -> dict[str, Turns]:
     """``runs`` turns of each worker, after one that warms it up."""
-    times = {name: Times() for name in workers}
+    times = {name: Turns() for name in workers}
     for worker in workers.values():
         worker.ask(**case)
     for _ in range(runs):
         for name, worker in workers.items():
             wall_ms, cpu_ms, sampled = worker.ask(again=True)
-            times[name].wall_ms.append(wall_ms)
+            times[name].clock_ms.append(wall_ms)
             times[name].cpu_ms.append(cpu_ms)
             times[name].sampled.append(sampled)
     for worker in workers.values():
@@ -193,8 +179,8 @@ def measure(workers: dict[str, Worker], case: dict[str, int], runs: int) -> dict
     return times
 
 
-def row(name: str, num_threads: int, num_tokens: int, times: dict[str, Times]) -> list[str]:
-    walls = [min(times[engine].wall_ms) for engine in ENGINES]
+def row(name: str, num_threads: int, num_tokens: int, times: dict[str, Turns]) -> list[str]:
+    walls = [min(times[engine].clock_ms) for engine in ENGINES]
     cpus = [min(times[engine].cpu_ms) for engine in ENGINES]
     speeds = [f"{num_tokens / wall * 1e3:,.0f}" for wall in walls]
     milliseconds = [f"{value:.1f}" for value in (*walls, *cpus)]
@@ -220,21 +206,20 @@ def compare(path: Path, num_threads: int, runs: int) -> list[list[str]]:
     return rows
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.vllm.throughput", description=__doc__)
-    parser.add_argument("--threads", type=int, nargs="+", default=[1, cpu_count()], help="(default %(default)s)")
-    parser.add_argument("--runs", type=int, default=9, help="per case (default %(default)s)")
-    parser.add_argument("--model", default=DEFAULT_MODEL, help="name, folder or hub id (default %(default)s)")
-    parser.add_argument("--worker", choices=ENGINES, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.worker:
-        work(arguments.worker, Path(arguments.model), arguments.threads[0])
+def main(
+    threads: list[int] = THREADS,
+    runs: Annotated[int, typer.Option(help="Per case.")] = 9,
+    model: ModelOption = DEFAULT_MODEL,
+    worker: Annotated[str, typer.Option(hidden=True)] = "",
+) -> None:
+    if worker:
+        work(worker, Path(model), threads[0])
         return
-    path = prepare(arguments.model, default_cache_dir(), lambda line: print(line, file=sys.stderr)).path
-    rows = [row for threads in dict.fromkeys(arguments.threads) for row in compare(path, threads, arguments.runs)]
+    path = model_folder(model)
+    rows = [row for num_threads in dict.fromkeys(threads) for row in compare(path, num_threads, runs)]
     header = ("step", "threads", "ms", "vLLM ms", "CPU ms", "vLLM CPU ms", "tokens/s", "vLLM tokens/s")
     print_table((*header, "times as fast", "in CPU time"), rows)
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

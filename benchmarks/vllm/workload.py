@@ -2,45 +2,58 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Annotated
 
-import msgspec
+import typer
 
+from benchmarks.harness.model import DEFAULT_MODEL, ModelOption
 from loadgen.backlog import OfflinePrompt, load_backlog
 from loadgen.replay import ReplayPlan
 from loadgen.scaling import Scaling
+from loadgen.slo import parse_slo
 from loadgen.traces import TraceRequest, read_trace
 
 DEFAULT_SLOS = ("tbt_mean<=1.1x", "ttft_p99<=1.1x")
 
+TraceOption = Annotated[str, typer.Option(metavar="TRACE", help="Arrivals, as for slackwater replay.")]
+PromptsOption = Annotated[str, typer.Option(metavar="PROMPTS", help="Backlog, as for slackwater replay.")]
+SloOption = Annotated[list[str] | None, typer.Option(help=f"Repeatable. Default: {' '.join(DEFAULT_SLOS)}.")]
 
-class Setting(msgspec.Struct, frozen=True):
-    """Runs of one setting may stand in one table. Times are in seconds."""
 
-    online: str  # the trace's file
-    offline: str  # the backlog's file
-    model: str
-    window_s: float = 50.0
-    start_s: float = 600.0
-    length_scale: float = 0.125
-    warm_up_s: float = 8.0
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """Runs of one setting may stand in one table. Each field is an option of the command."""
+
+    online: TraceOption
+    offline: PromptsOption
+    model: ModelOption = DEFAULT_MODEL
+    window: Annotated[float, typer.Option(min=1.0, help="Seconds of each run.")] = 50.0
+    start: Annotated[float, typer.Option(min=0.0, help="Skip so many seconds of the trace.")] = 600.0
+    length_scale: Annotated[float, typer.Option(help="Factor on all lengths.")] = 0.125
+    warm_up: Annotated[float, typer.Option(min=0.0, help="Seconds of offline work before each window.")] = 8.0
     seed: int = 0
-    offline_limit: int = 500
-    offline_max_tokens: int | None = None
-    slos: tuple[str, ...] = DEFAULT_SLOS
-    threads: int = 1
-    max_num_batched_tokens: int = 512
-    max_num_seqs: int = 32
-    max_model_len: int = 2048
-    kv_tokens: int = 16384
+    offline_limit: Annotated[int, typer.Option(min=1, help="So many of the prompts.")] = 500
+    offline_max_tokens: Annotated[int | None, typer.Option(min=1, help="Output tokens of each prompt.")] = None
+    slo: SloOption = None
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads of each engine.")] = 1
+    max_num_batched_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a step.")] = 512
+    max_num_seqs: Annotated[int, typer.Option(min=1, help="Requests of a step.")] = 32
+    max_model_len: Annotated[int, typer.Option(min=1, help="Tokens of a request.")] = 2048
+    kv_tokens: Annotated[int, typer.Option(min=1, help="Tokens that the KV cache has room for.")] = 16384
+
+    @property
+    def slos(self) -> list[str]:
+        """Raises WorkloadError for what is none."""
+        return [parse_slo(expr).expr for expr in self.slo or DEFAULT_SLOS]
 
     def describe(self) -> str:
         """For captions."""
         return (
-            f"{self.model}, float32, {self.threads} thread{'s' if self.threads > 1 else ''}; {self.window_s:g} s of "
-            f"{Path(self.online).name} from {self.start_s:g} s on beside {Path(self.offline).name}, lengths times "
+            f"{self.model}, float32, {self.threads} thread{'s' if self.threads > 1 else ''}; {self.window:g} s of "
+            f"{Path(self.online).name} from {self.start:g} s on beside {Path(self.offline).name}, lengths times "
             f"{self.length_scale:g}; {self.max_num_batched_tokens} tokens and {self.max_num_seqs} requests in a step, "
             f"a KV cache of {self.kv_tokens:,} tokens"
         )
@@ -74,15 +87,15 @@ class Workload:
             prompt_file=setting.offline,
             model_path=self.model_path,
             max_context=setting.max_model_len,
-            warm_up_s=setting.warm_up_s,
+            warm_up_s=setting.warm_up,
             mark_offline=True,
         )
 
     def _scaling(self, rate: float | None) -> Scaling:
         setting = self.setting
         return Scaling(
-            start_s=setting.start_s,
-            duration_s=setting.window_s,
+            start_s=setting.start,
+            duration_s=setting.window,
             qps=rate,
             length_scale=setting.length_scale,
             seed=setting.seed,

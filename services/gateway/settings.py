@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import secrets
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
 from shared.settings.common import LogLevel, NatsUrl
 from shared.settings.setting import SECRET, choices
-
-if TYPE_CHECKING:
-    from services.gateway.admission import AdmissionLimits
 
 
 class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,18 +62,6 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     def allowed_origins(self) -> tuple[str, ...]:
         """``cors_origins``, one by one."""
         return tuple(origin.strip() for origin in self.cors_origins.split(",") if origin.strip())
-
-    def admission_limits(self) -> AdmissionLimits:
-        from services.gateway.admission import AdmissionLimits  # loads the bus; settings are read by --help too
-
-        return AdmissionLimits(
-            max_live_requests=self.max_live_requests,
-            max_waiting_requests=self.max_waiting_requests,
-            max_waiting_tokens=self.max_waiting_tokens,
-            max_wait_s=self.max_wait_s,
-            max_offline_requests=self.max_offline_requests,
-            max_offline_bytes=self.max_offline_bytes,
-        )
 
     def resolved_gateway_id(self) -> str:
         """The given id, or a new one: tokens of an earlier process never reach this one."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from services.gateway.key_rules import are_keys_required, given_key
+from services.gateway.access.key_rules import are_keys_required, given_key
 from services.gateway.settings import GatewaySettings
 from services.local.check import Check, failed, ok, warning
 from services.local.data_dir import DataDir

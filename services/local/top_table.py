@@ -47,7 +47,8 @@ def essentials(view: StackView) -> str:
     parts += [f"TTFT p99 {p99:,.0f} ms" for p99 in [view.online.ttft_ms.quantile_ms(0.99)] if p99 is not None]
     parts += [f"TBT p99 {p99:,.0f} ms" for p99 in [view.online.tbt_ms.quantile_ms(0.99)] if p99 is not None]
     if view.batches:
-        done, total = (sum(figure) for figure in zip(*((b.done, b.record.total) for b in view.batches), strict=True))
+        done = sum(batch.done for batch in view.batches)
+        total = sum(batch.record.request_counts.total for batch in view.batches)
         parts += [f"batches {done:,} of {total:,} lines"]
     return " | ".join(parts)
 
@@ -111,10 +112,10 @@ def _queue_line(queues: Details) -> Text:
 def _batch_table(batches: Sequence[BatchView]) -> Table:
     table = Table("batch", "status", "", "done", "failed", "left", box=None, header_style="bold")
     for batch in batches[:MAX_BATCHES]:
-        record = batch.record
-        bar = ProgressBar(total=record.total or None, completed=batch.done, width=BAR_WIDTH, pulse=False)
+        record, counts = batch.record, batch.record.request_counts
+        bar = ProgressBar(total=counts.total or None, completed=batch.done, width=BAR_WIDTH, pulse=False)
         left = UNKNOWN if batch.left_s is None else duration(batch.left_s)
-        table.add_row(record.id, record.status, bar, f"{batch.done:,} of {record.total:,}", f"{record.failed:,}", left)
+        table.add_row(record.id, record.status, bar, f"{batch.done:,} of {counts.total:,}", f"{counts.failed:,}", left)
     if len(batches) > MAX_BATCHES:
         table.add_row(f"and {len(batches) - MAX_BATCHES} more")
     return table

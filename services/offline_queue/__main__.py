@@ -12,7 +12,7 @@ from services.offline_queue.settings import OfflineQueueSettings
 from shared.bus import Bus
 from shared.clock import SystemClock
 from shared.errors import ConfigError, SlackwaterError
-from shared.openai.requests import ServedModel
+from shared.openai.completions.requests import ServedModel
 from shared.process.service import run_service
 from shared.scheduling.orders.offline.registry import DEFAULT_BLOCK_SIZE
 from shared.settings import config

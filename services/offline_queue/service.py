@@ -11,7 +11,7 @@ from services.offline_queue.flex_desk import DEFAULT_MAX_FLEX_REQUESTS, FlexDesk
 from shared.bus import Bus, Entry, Subscription
 from shared.clock import Clock
 from shared.errors import BusError
-from shared.openai.requests import ServedModel
+from shared.openai.completions.requests import ServedModel
 from shared.process.service import Details
 from shared.protocol import subjects
 from shared.protocol.flex import FlexAnswer, FlexMessage, FlexSubmit

@@ -14,3 +14,8 @@ class RequestError(SlackwaterError):
         self.param = param
         self.code = code
         self.status = status
+
+
+def not_found(what: str, id: str, param: str) -> RequestError:
+    """A 404 for an unknown file or batch."""
+    return RequestError(f"no such {what}: {id}", param, "not_found", 404)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,12 +30,15 @@ TEXT_FIELDS: dict[str, tuple[Any, ...]] = {
 }
 
 
-def reject_unsupported(fields: Mapping[str, msgspec.Raw], chat: bool) -> None:
-    """Raises RequestError for the first field that is not served with its value."""
-    for known in (COMMON_FIELDS, CHAT_FIELDS if chat else TEXT_FIELDS):
-        for name, accepted in known.items():
-            if name in fields:
-                check_field(name, msgspec.json.decode(fields[name]), accepted)
+def reject_unsupported(fields: Mapping[str, msgspec.Raw], *tables: Mapping[str, tuple[Any, ...]]) -> None:
+    """Raises RequestError for the first field of a table that is not served with its value. An object's nulls are as
+    absent."""
+    for name, accepted in itertools.chain.from_iterable(table.items() for table in tables):
+        if name in fields:
+            value = msgspec.json.decode(fields[name])
+            if isinstance(value, dict):
+                value = {key: each for key, each in value.items() if each is not None}
+            check_field(name, value, accepted)
 
 
 def check_field(name: str, value: Any, accepted: tuple[Any, ...]) -> None:

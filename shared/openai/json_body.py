@@ -20,12 +20,14 @@ def decode_body(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
-        raise _invalid(str(error)) from error
+        raise invalid(error) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RequestError(f"the request body is not valid JSON: {error}") from error
 
 
-def _invalid(message: str) -> RequestError:
+def invalid(error: msgspec.ValidationError) -> RequestError:
+    """What it says, with the field's name."""
+    message = str(error)
     path = _PATH.search(message)
     what = _PATH.sub("", message)
     what = what[:1].lower() + what[1:]

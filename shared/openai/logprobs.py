@@ -26,7 +26,7 @@ class LogprobsShape:
     """The ``logprobs`` of a choice or of a chunk of it: OpenAI's chat shape, or the older one of text completions."""
 
     def __init__(self, tokenizer: Tokenizer, is_chat: bool) -> None:
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._is_chat = is_chat
 
     def body(self, tokens: Sequence[ShownToken] | None) -> dict[str, Any] | None:
@@ -45,7 +45,7 @@ class LogprobsShape:
         return {"content": content, "refusal": None}
 
     def _entry(self, token_id: int, logprob: float) -> dict[str, Any]:
-        data = self._tokenizer.token_bytes(token_id)
+        data = self.tokenizer.token_bytes(token_id)
         return {"token": data.decode(errors="backslashreplace"), "logprob": logprob, "bytes": list(data)}
 
     def _text(self, tokens: Sequence[ShownToken]) -> dict[str, Any]:
@@ -62,7 +62,7 @@ class LogprobsShape:
         }
 
     def _name(self, token_id: int) -> str:
-        data = self._tokenizer.token_bytes(token_id)
+        data = self.tokenizer.token_bytes(token_id)
         try:
             return data.decode()
         except UnicodeDecodeError:  # a part of a character

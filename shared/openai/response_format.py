@@ -40,8 +40,14 @@ def grammar_of(asked: ResponseFormat | None, tokenizer: Tokenizer) -> str:
     """llguidance's own JSON of it; empty for any text. Raises RequestError where nothing could keep to it."""
     if asked is None or asked.type == "text":
         return ""
+    from llguidance import LLMatcher  # late: most processes never see a schema
+
     schema = ANY_OBJECT if asked.type == "json_object" else _schema(asked.json_schema)
-    grammar, problem = _compiled(schema, tokenizer)
+    try:
+        grammar: str = LLMatcher.grammar_from_json_schema(schema, overrides=STYLE)
+        problem = problem_of(grammar, tokenizer)
+    except ValueError as error:
+        problem = str(error)
     if problem:
         raise RequestError(f"{PARAM}: {problem}", PARAM, "unsupported_value")
     return grammar
@@ -62,13 +68,12 @@ def _schema(asked: JsonSchema | None) -> str:
 
 
 @functools.lru_cache(maxsize=256)
-def _compiled(schema: str, tokenizer: Tokenizer) -> tuple[str, str]:
-    """The grammar, and what is wrong with it: keywords that are not known are never passed over."""
-    from llguidance import LLMatcher  # late: most processes never see a schema
+def problem_of(grammar: str, tokenizer: Tokenizer) -> str:
+    """What is wrong with it; empty where nothing is. Keywords that are not known are never passed over."""
+    from llguidance import LLMatcher  # late: most processes never see a grammar
 
     try:
-        grammar = LLMatcher.grammar_from_json_schema(schema, overrides=STYLE)
         is_wrong, messages = LLMatcher.validate_grammar_with_warnings(grammar, tokenizer.for_grammars)
     except (ModelError, ValueError) as error:
-        return "", str(error)
-    return grammar, "; ".join(messages)[:500] if is_wrong else ""
+        return str(error)
+    return "; ".join(messages)[:500] if is_wrong else ""

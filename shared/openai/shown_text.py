@@ -1,4 +1,4 @@
-"""The text of a growing output, and the tokens whose text it is."""
+"""What of an output's tokens its client sees: text, and the tokens whose text it is."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shared.protocol.messages import TokenLogprobs
-from shared.protocol.sampling import SamplingParams
+from shared.protocol.sampling import FinishReason, SamplingParams
 from shared.text.tokenizer import Tokenizer
 
 
@@ -63,3 +63,38 @@ class ShownText:
         while self._waiting and self._waiting[0].offset < self._num_shown:
             tokens.append(self._waiting.popleft())
         return tokens
+
+
+def visible_tokens(token_ids: list[int], finish_reason: FinishReason | None, sampling: SamplingParams) -> list[int]:
+    """Without the stop token that ended the output."""
+    if finish_reason is FinishReason.STOP and token_ids and token_ids[-1] in sampling.stop_token_ids:
+        return token_ids[:-1]
+    return token_ids
+
+
+def output_text(
+    tokenizer: Tokenizer,
+    token_ids: list[int],
+    finish_reason: FinishReason,
+    sampling: SamplingParams,
+    shows_calls: bool = False,
+) -> str:
+    """The text of a finished output, up to its stop string; ``shows_calls`` as of ``Tokenizer.detokenizer``."""
+    detokenizer = tokenizer.detokenizer(sampling.stop, shows_calls)
+    return detokenizer.push(visible_tokens(token_ids, finish_reason, sampling)) + detokenizer.finish()
+
+
+def shown_output(
+    tokenizer: Tokenizer,
+    token_ids: list[int],
+    logprobs: list[TokenLogprobs],
+    finish_reason: FinishReason,
+    sampling: SamplingParams,
+    shows_calls: bool = False,
+) -> tuple[str, list[ShownToken] | None]:
+    """The text of a finished output, with its tokens where logprobs, here one for each, were asked for."""
+    visible = visible_tokens(token_ids, finish_reason, sampling)
+    shown = ShownText(tokenizer, sampling, shows_calls)
+    text, tokens = shown.push(visible, logprobs[: len(visible)])
+    rest, last_tokens = shown.finish()
+    return text + rest, None if sampling.logprobs is None else tokens + last_tokens

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
 from opentelemetry.exporter.prometheus import PrometheusMetricReader
-from opentelemetry.metrics import Meter
+from opentelemetry.metrics import CallbackOptions, Meter, Observation
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.resources import Resource
 from prometheus_client import CollectorRegistry
@@ -28,3 +30,8 @@ class Telemetry:
 
     def close(self) -> None:
         self._provider.shutdown()
+
+
+def reading(read: Callable[[], float]) -> Callable[[CallbackOptions], Iterable[Observation]]:
+    """The callback of an observable instrument that has one value."""
+    return lambda options: [Observation(read())]

@@ -1,12 +1,20 @@
-"""Batches and files, as the bus keeps them."""
+"""Batches and files, as the bus keeps them and OpenAI's clients see them. Times are unix seconds."""
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
+from shared.protocol.usage import Usage
 
-class BatchError(msgspec.Struct, frozen=True):
-    """One entry of a failed batch's ``errors.data``."""
+BatchStatus = Literal[
+    "validating", "in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled"
+]
+
+
+class LineError(msgspec.Struct, frozen=True):
+    """What is wrong with an input file, and in which line."""
 
     code: str
     message: str
@@ -14,8 +22,31 @@ class BatchError(msgspec.Struct, frozen=True):
     param: str | None = None
 
 
-class BatchRecord(msgspec.Struct, frozen=True):
-    """A batch as OpenAI shows it, and what finalization needs. Times are unix seconds."""
+class LineErrors(msgspec.Struct, frozen=True):
+    """Why a batch has failed: up to 100."""
+
+    data: list[LineError]
+    object: Literal["list"] = "list"
+
+
+class RequestCounts(msgspec.Struct, frozen=True):
+    """Of a batch's lines."""
+
+    total: int = 0
+    completed: int = 0
+    failed: int = 0
+
+    @property
+    def done(self) -> int:
+        return self.completed + self.failed
+
+    @property
+    def left(self) -> int:
+        return self.total - self.done
+
+
+class Batch(msgspec.Struct, frozen=True):
+    """A batch; what has not happened yet is null."""
 
     id: str
     endpoint: str
@@ -23,12 +54,13 @@ class BatchRecord(msgspec.Struct, frozen=True):
     completion_window: str
     created_at: int
     expires_at: int
-    status: str  # validating, in_progress, finalizing, completed, failed, expired, cancelling, cancelled
+    status: BatchStatus
+    object: Literal["batch"] = "batch"
     metadata: dict[str, str] | None = None
     model: str | None = None
     output_file_id: str | None = None
     error_file_id: str | None = None
-    errors: list[BatchError] = []
+    errors: LineErrors | None = None
     in_progress_at: int | None = None
     finalizing_at: int | None = None
     completed_at: int | None = None
@@ -36,21 +68,22 @@ class BatchRecord(msgspec.Struct, frozen=True):
     expired_at: int | None = None
     cancelling_at: int | None = None
     cancelled_at: int | None = None
-    total: int = 0
-    completed: int = 0
-    failed: int = 0
-    input_tokens: int = 0
-    cached_tokens: int = 0
-    output_tokens: int = 0
+    request_counts: RequestCounts = RequestCounts()
+    usage: Usage = Usage.of(0, 0, 0)
+
+
+class BatchRecord(Batch, frozen=True):
+    """With what only services know of it."""
+
     cleared: bool = False  # ended, and nothing of it is left in the streams
     output_expires_after_s: int | None = None  # of the output and the error file, from when they are written
     client_id: str = ""  # whom fairness counts it for
     client_weight: float = 1.0  # of that client, against others
 
 
-class FileRecord(msgspec.Struct, frozen=True):
-    """A file as OpenAI shows it. The bytes are in OBJECTS_BUCKET under the same id. Once it has expired
-    it is as good as absent."""
+class FileObject(msgspec.Struct, frozen=True):
+    """``purpose``: batch, or batch_output where a batch has written it. ``bytes`` is its size; they are in
+    OBJECTS_BUCKET under the same id. Once it has expired it is as good as absent."""
 
     id: str
     bytes: int
@@ -58,3 +91,5 @@ class FileRecord(msgspec.Struct, frozen=True):
     filename: str
     purpose: str
     expires_at: int | None = None
+    object: Literal["file"] = "file"
+    status: Literal["processed"] = "processed"

@@ -14,7 +14,7 @@ RESULTS_STREAM = "SLACKWATER_RESULTS"
 # Key-value buckets.
 EXECUTORS_BUCKET = "slackwater_executors"  # executor id -> ExecutorInfo
 BATCHES_BUCKET = "slackwater_batches"  # batch id -> BatchRecord
-FILES_BUCKET = "slackwater_files"  # file id -> FileRecord
+FILES_BUCKET = "slackwater_files"  # file id -> FileObject
 LATENCY_MODELS_BUCKET = "slackwater_latency_models"  # profile key -> LatencyModelRecord
 API_KEYS_BUCKET = "slackwater_api_keys"  # name -> ApiKeyRecord
 REVOKED_API_KEYS_BUCKET = "slackwater_revoked_api_keys"  # hash -> ApiKeyRecord, as it was

@@ -290,10 +290,11 @@ class Replica:
 
     def _is_within_budget(self, entries: Seq[ScheduledRequest], policy: Policy, model: LatencyModel) -> bool:
         """They are all here, and those of offline requests may run beside the others."""
-        if not all(entry.request_id in self._sequences for entry in entries):
-            return False
-        if not all(map(self._finds_what_was_expected, entries)):
-            return False
+        sequences = self._sequences
+        for entry in entries:
+            sequence = sequences.get(entry.request_id)
+            if sequence is None or (sequence.request.num_blocks == 0 and not self._finds_what_was_expected(entry)):
+                return False
         if not entries or entries[-1].kind is Kind.ONLINE:  # entries are online first
             return True
         budget_ms = policy.budget_ms(self.table.holds_online)
@@ -310,8 +311,6 @@ class Replica:
     def _finds_what_was_expected(self, entry: ScheduledRequest) -> bool:
         """In the prefix cache. Of one that enters with a part of its prompt that cannot be told from its tokens."""
         request = self._sequences[entry.request_id].request
-        if request.is_running:
-            return True
         return self._cache.found(request).num_tokens + entry.num_scheduled_tokens == request.num_tokens
 
     def _gain(self, request: Request, now_ms: float) -> None:

@@ -92,7 +92,7 @@ class StackWatch:
         if record is not None and record.status in OPEN_STATUSES:
             self._batches[batch_id] = record
             rate = self._batch_rates.setdefault(batch_id, RateWindow(BATCH_RATE_S))
-            rate.add(now_s, record.completed + record.failed)
+            rate.add(now_s, record.request_counts.done)
             return
         self._batches.pop(batch_id, None)
         self._batch_rates.pop(batch_id, None)
@@ -129,12 +129,12 @@ class StackWatch:
 
     def lines_left(self) -> int:
         """Of all batches that have not ended."""
-        return sum(record.total - record.completed - record.failed for record in self._batches.values())
+        return sum(record.request_counts.left for record in self._batches.values())
 
     def _batch_view(self, record: BatchRecord) -> BatchView:
-        done = record.completed + record.failed
+        counts = record.request_counts
         per_s = self._batch_rates[record.id].per_s()
-        return BatchView(record, done, per_s, (record.total - done) / per_s if per_s and record.total else None)
+        return BatchView(record, counts.done, per_s, counts.left / per_s if per_s and counts.total else None)
 
 
 class _ExecutorWatch:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.hygen.lab import Inputs, Lab
-from benchmarks.progress import SilentFigures
+from benchmarks.figures.trace_lab import TraceLab, TraceOptions
+from benchmarks.harness.progress import FigureProgress
 from tests.loadgen.conftest import prompt_file, server, trace_file
 
 __all__ = ["prompt_file", "server", "trace_file"]  # fixtures
@@ -18,23 +18,23 @@ DURATION_S = 12.0
 
 
 @pytest.fixture(scope="session")
-def inputs(tmp_path_factory: pytest.TempPathFactory) -> Inputs:
+def options(tmp_path_factory: pytest.TempPathFactory) -> TraceOptions:
     folder = tmp_path_factory.mktemp("workload")
-    return Inputs(
+    return TraceOptions(
         online=_trace(folder / "online.csv", prompt_tokens=400),
         offline=_lengths(folder / "offline.csv"),
         long_online=_trace(folder / "long.csv", prompt_tokens=4000),
         shots=_questions(folder / "dev.jsonl", count=5),
         questions=_questions(folder / "test.jsonl", count=40),
-        duration_s=DURATION_S,
-        tolerances=(0.1, 0.5),
+        duration=DURATION_S,
+        tolerance=[0.1, 0.5],
         precision=0.25,
     )
 
 
 @pytest.fixture(scope="session")
-def lab(inputs: Inputs) -> Lab:
-    return Lab(inputs, SilentFigures())
+def lab(options: TraceOptions) -> TraceLab:
+    return TraceLab(options, FigureProgress())
 
 
 def _trace(path: Path, prompt_tokens: int) -> Path:

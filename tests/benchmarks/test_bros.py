@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import statistics
 from pathlib import Path
 
@@ -9,11 +10,12 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from benchmarks.bros.__main__ import FIGURES, app
-from benchmarks.bros.bench import SYSTEMS, Bench, Inputs
-from benchmarks.bros.workload import LMSYS, SHAREGPT, Dataset, backlog
-from benchmarks.page import BROS_PAGE
-from benchmarks.progress import SilentFigures
+from benchmarks.figures.__main__ import app
+from benchmarks.figures.papers.bros import BROS, LMSYS, ONE, SHAREGPT
+from benchmarks.figures.rate_lab import OFFLINE_OUTPUT, OFFLINE_PROMPT, Dataset, RateLab, RateOptions
+from benchmarks.harness.progress import FigureProgress
+from benchmarks.lab.drawn import uniform_backlog
+from benchmarks.lab.lab import System
 from shared.scheduling.packing.packings import PACKINGS
 
 
@@ -33,35 +35,36 @@ def test_lengths_and_arrivals_are_the_papers(dataset: Dataset) -> None:
 
 
 def test_the_backlog_has_the_papers_means() -> None:
-    prompts = backlog(20_000, seed=1)
+    prompts = uniform_backlog(20_000, random.Random(1), OFFLINE_PROMPT, OFFLINE_OUTPUT)
     assert statistics.fmean(prompt.num_prompt_tokens or 0 for prompt in prompts) == pytest.approx(768, rel=0.01)
     assert statistics.fmean(prompt.max_tokens for prompt in prompts) == pytest.approx(80, rel=0.01)
 
 
 def test_every_system_serves_the_same_requests() -> None:
-    bench = Bench(Inputs("llama2-7b", (3.0,), duration_s=8.0), SilentFigures())
-    measured = {system: bench.run(system, SHAREGPT, 3.0) for system in SYSTEMS}
+    bench = RateLab(RateOptions("llama2-7b", duration=8.0), FigureProgress()).bench(ONE, SHAREGPT, 3.0)
+    systems = [System.of(name) for name in ("bros", "hygen", "round-robin", "fcfs")]
+    measured = {system.preset: bench.run(system, system.budget(50.0)) for system in systems}
     assert len({each.online.requests for each in measured.values()}) == 1
     assert all(each.online.completed == each.online.requests for each in measured.values())
-    assert measured["bros"].ttft_attainment == 1.0 > measured["fcfs"].ttft_attainment
-    assert bench.run("bros", SHAREGPT, 3.0) is measured["bros"]
+    assert measured["bros"].attained["ttft"] == 1.0 > measured["fcfs"].attained["ttft"]
+    assert bench.run(System.of("bros")) is measured["bros"]
 
 
-@pytest.mark.parametrize("name", FIGURES)
+@pytest.mark.parametrize("name", BROS.figures)
 def test_a_figure_is_written_and_printed(name: str, tmp_path: Path) -> None:
     before = dict(PACKINGS)
-    arguments = [name, "--model", "llama2-7b", "--rate", "2", "--rate", "4", "--duration", "4", "--no-progress"]
+    arguments = ["bros", name, "--model", "llama2-7b", "--rate", "2", "--rate", "4", "--duration", "4", "--no-progress"]
     result = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path)])
     assert result.exit_code == 0, result.output
-    page = (tmp_path / BROS_PAGE.file).read_text()
+    page = (tmp_path / BROS.page.file).read_text()
     assert page.startswith("# BROS's figures") and result.stdout.strip() in page
     rows = [line for line in page.splitlines() if line.startswith("|")]
-    assert len(rows) == 2 + {"rates": 16, "kv": 6, "overhead": 4}[name]
-    with Image.open(tmp_path / BROS_PAGE.images / f"{name}.png") as picture:
+    assert len(rows) == 2 + {"rates": 16, "kv": 6, "overhead": 4, "pressure": 12}[name]
+    with Image.open(tmp_path / BROS.page.images / f"{name}.png") as picture:
         assert picture.width == 800
     assert before == PACKINGS
 
 
 def test_an_unknown_model_is_refused() -> None:
-    result = CliRunner().invoke(app, ["rates", "--model", "gpt"])
+    result = CliRunner().invoke(app, ["bros", "rates", "--model", "gpt"])
     assert result.exit_code == 2 and "opt-13b" in result.stderr

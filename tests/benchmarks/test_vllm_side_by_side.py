@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from PIL import Image
 from typer.testing import CliRunner
 
-from benchmarks.progress import SilentFigures
+from benchmarks.harness.progress import FigureProgress
 from benchmarks.vllm.__main__ import app
 from benchmarks.vllm.comparison import Comparison, mean_of
 from benchmarks.vllm.knob_search import KnobSearch
 from benchmarks.vllm.rates import Point, nearest, rate_for
-from benchmarks.vllm.result import BEST_HEADER, PAGE, result_of
+from benchmarks.vllm.result import BEST, NAME, PAGE, result_of
 from benchmarks.vllm.run_store import RunStore
 from benchmarks.vllm.servers import SYSTEMS, Knob, Slackwater
 from benchmarks.vllm.workload import Setting, Workload
@@ -124,17 +124,17 @@ class Local:
 
 @pytest.fixture
 def setting(trace_file: Path, prompt_file: Path) -> Setting:
-    slos = ("tbt_mean<=100x", "ttft_p99<=100x")
+    slos = ["tbt_mean<=100x", "ttft_p99<=100x"]
     return Setting(
         online=str(trace_file),
         offline=str(prompt_file),
         model=DEFAULT_MODEL,
-        window_s=0.4,
-        start_s=0.0,
+        window=0.4,
+        start=0.0,
         length_scale=1.0,
-        warm_up_s=0.1,
+        warm_up=0.1,
         offline_max_tokens=2,
-        slos=slos,
+        slo=slos,
     )
 
 
@@ -147,7 +147,7 @@ def comparison(setting: Setting, model_path: Path, store: RunStore, *systems: Lo
     """And how many cells were done each time that one was."""
     done: list[int] = []
     workload = Workload(setting, model_path)
-    made = Comparison(workload, systems, (0.5,), store, SilentFigures(), lambda: done.append(len(made.cells)), 2)
+    made = Comparison(workload, systems, (0.5,), store, FigureProgress(), lambda: done.append(len(made.cells)), 2)
     return made, done
 
 
@@ -208,8 +208,8 @@ def test_a_folder_with_runs_is_not_mixed_with_others(setting: Setting, tmp_path:
     RunStore(tmp_path, setting, resume=False).put_rate(0.5, 0.31)
     with pytest.raises(WorkloadError, match="go on with --resume"):
         RunStore(tmp_path, setting, resume=False)
-    with pytest.raises(WorkloadError, match=r"another setting \(.*window_s 0.4, not 9.0"):
-        RunStore(tmp_path, msgspec.structs.replace(setting, window_s=9.0), resume=True)
+    with pytest.raises(WorkloadError, match=r"another setting \(.*window 0.4, not 9.0"):
+        RunStore(tmp_path, replace(setting, window=9.0), resume=True)
     assert RunStore(tmp_path, setting, resume=True).rates() == {0.5: 0.31}
 
 
@@ -230,14 +230,14 @@ async def test_tables_and_picture(
     ours = replace(cell, system="slackwater-torch", knobs=("budget ms",), runs=[twice])
     nothing = replace(cell, system="slackwater-vllm", runs=[])
     result = result_of([cell, ours, nothing], setting, "2026-01-01")
-    rows = [dict(zip(BEST_HEADER, row, strict=True)) for row in result.tables[0].rows]
+    rows = [dict(zip(BEST, row, strict=True)) for row in result.tables[0].rows]
     assert [row["times vLLM's best"] for row in rows] == ["1.00", "2.00", "0.00"]
     assert rows[2]["best setting"] == "none kept them" and rows[2]["offline tokens/s"] == "0"
     assert rows[1]["offline tokens/s"] == f"{twice.trial.offline_tokens_per_s:.1f}"
-    PAGE.write(tmp_path, result)
+    PAGE.write(tmp_path, NAME, result)
     page = (tmp_path / PAGE.file).read_text()
     assert page.count("2026-01-01") == 1 and "smollm2-135m-instruct" in page
-    with Image.open(tmp_path / PAGE.images / f"{result.name}.png") as picture:
+    with Image.open(tmp_path / PAGE.images / f"{NAME}.png") as picture:
         assert picture.width == 800
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from services.gateway.app import make_routes
+from services.gateway.api.app import make_routes
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "openai_client.md").read_text()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from services.gateway.http_reference import http_reference
+from services.gateway.api.http_reference import http_reference
 from services.local.cli_reference import cli_reference
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -16,7 +16,7 @@ DOCS = Path(__file__).parents[2] / "docs"
     ("page", "module", "pieces"),
     [
         ("cli.md", "services.local.cli_reference", cli_reference),
-        ("http_api.md", "services.gateway.http_reference", http_reference),
+        ("http_api.md", "services.gateway.api.http_reference", http_reference),
     ],
     ids=["cli", "http_api"],
 )

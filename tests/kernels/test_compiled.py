@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(not cuobjdump(), reason="needs the tools in Trit
 
 def compiled(capability: int, case: int) -> list[dict[str, Any]]:
     """In a process of its own: this one may run Triton's interpreter."""
-    command = [sys.executable, "-m", "benchmarks.kernel_resources", "--json"]
+    command = [sys.executable, "-m", "benchmarks.kernels.kernel_resources", "--json"]
     command += ["--capability", str(capability), "--case", str(case)]
     environment = {**os.environ, "TRITON_INTERPRET": "0"}
     finished = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import msgspec
@@ -13,7 +13,7 @@ import msgspec
 from services.gateway.dashboard.history import COLUMNS, History, Row
 from services.gateway.dashboard.questions import StackAnswers, StackQuestions
 from services.gateway.dashboard.snapshot import snapshot_of
-from services.gateway.refusal import Refusal
+from services.gateway.http.refusal import Refusal
 from shared.bus import Bus
 from shared.cancellation import check_cancelled
 from shared.clock import Clock
@@ -85,8 +85,8 @@ class DashboardHub:
         self._is_closed = True
         self._tell()
 
-    @contextmanager
-    def viewer(self) -> Iterator[None]:
+    @asynccontextmanager
+    async def viewer(self) -> AsyncIterator[None]:
         """Somebody looks for as long as this lasts. Raises Refusal (503) where there are too many."""
         if self.num_viewers >= MAX_VIEWERS:
             message = f"{self.num_viewers} dashboards are open at this gateway; try again later"

@@ -7,7 +7,7 @@ import msgspec
 from services.gateway.dashboard.questions import StackAnswers
 from shared.latency.histogram import LatencyHistogram
 from shared.protocol.batches import BatchRecord
-from shared.protocol.budgets import BudgetRecord, BudgetSource
+from shared.protocol.budgets import BudgetRecord
 from shared.protocol.slo_profile import SloProfileRecord
 from shared.protocol.slo_status import SloStatus
 from shared.scheduling.kv.pool import BlockOwners
@@ -99,35 +99,25 @@ class BatchState(msgspec.Struct, frozen=True):
             status=record.status,
             created_at=record.created_at,
             ended_at=ended_at(record) or None,
-            total=record.total,
-            done=record.completed + record.failed,
-            failed=record.failed,
+            total=record.request_counts.total,
+            done=record.request_counts.done,
+            failed=record.request_counts.failed,
             lines_per_s=view.lines_per_s if view else None,
             left_s=view.left_s if view else None,
         )
 
 
-class BudgetState(msgspec.Struct, frozen=True):
+class BudgetState(BudgetRecord, frozen=True):
     """The budget of one kind of executor. ``slo``: how its SLOs are kept, ``profile``: the runs that show which budget
     keeps them; None where no SLO is to be kept, or nothing has been profiled."""
 
-    profile_key: str
-    latency_budget_ms: float
-    idle_budget_ms: float
-    source: BudgetSource
-    slo: SloStatus | None
-    profile: SloProfileRecord | None
+    slo: SloStatus | None = None
+    profile: SloProfileRecord | None = None
 
     @classmethod
     def of(cls, record: BudgetRecord, answers: StackAnswers) -> BudgetState:
-        return cls(
-            profile_key=record.profile_key,
-            latency_budget_ms=record.latency_budget_ms,
-            idle_budget_ms=record.idle_budget_ms,
-            source=record.source,
-            slo=answers.slos.get(record.profile_key),
-            profile=answers.profiles.get(record.profile_key),
-        )
+        key = record.profile_key
+        return cls(**msgspec.structs.asdict(record), slo=answers.slos.get(key), profile=answers.profiles.get(key))
 
 
 class Snapshot(msgspec.Struct, frozen=True):

@@ -13,7 +13,7 @@ from shared.cancellation import check_cancelled, wait_set
 from shared.clock import Clock
 from shared.errors import BusError, NotFoundOnBusError
 from shared.protocol import subjects
-from shared.protocol.batches import BatchRecord, FileRecord
+from shared.protocol.batches import BatchRecord, FileObject
 
 logger = logging.getLogger(__name__)
 
@@ -35,13 +35,13 @@ class FileSweep:
         self._clock = clock
         self._due: list[tuple[int, str]] = []  # heap of (unix time, file id); the records decide
         self._changed = asyncio.Event()
-        self._files: Bucket[FileRecord]
+        self._files: Bucket[FileObject]
         self._batches: Bucket[BatchRecord]
         self._objects: Objects
 
     async def start(self) -> None:
         """Raises BusError."""
-        self._files = await self._bus.bucket(subjects.FILES_BUCKET, FileRecord)
+        self._files = await self._bus.bucket(subjects.FILES_BUCKET, FileObject)
         self._batches = await self._bus.bucket(subjects.BATCHES_BUCKET, BatchRecord)
         self._objects = await self._bus.objects()
 

@@ -14,7 +14,7 @@ from services.offline_queue.batches.results import ResultWriter
 from services.offline_queue.batches.spool import LineSpool
 from shared.bus import Bucket, Bus, GrowingObject, Objects
 from shared.protocol import subjects
-from shared.protocol.batches import BatchRecord, FileRecord
+from shared.protocol.batches import BatchRecord, FileObject
 from shared.protocol.messages import OfflineResult
 from shared.text.tokenizer import Tokenizer
 
@@ -28,7 +28,7 @@ class BatchFiles:
     """What the files of all batches need."""
 
     bus: Bus
-    files: Bucket[FileRecord]
+    files: Bucket[FileObject]
     objects: Objects
     tokenizer: Tokenizer
 
@@ -158,7 +158,7 @@ class BatchOutputs:
     async def _show(self, file: GrowingObject, expires_s: int | None) -> None:
         kind = "output" if file is self._output else "error"
         filename = f"{self._record.id}_{kind}.jsonl"
-        record = FileRecord(file.name, file.size, self._record.created_at, filename, PURPOSE, expires_s)
+        record = FileObject(file.name, file.size, self._record.created_at, filename, PURPOSE, expires_s)
         await self._shared.files.put(file.name, record)
 
 

@@ -12,9 +12,9 @@ from services.offline_queue.batches.lines import encode_lines, lines_object, spl
 from services.offline_queue.batches.spool import temporary_file
 from shared.bus import Bus, Objects
 from shared.errors import NotFoundOnBusError
-from shared.openai.requests import ServedModel
+from shared.openai.completions.requests import ServedModel
 from shared.protocol import subjects
-from shared.protocol.batches import BatchError, BatchRecord
+from shared.protocol.batches import BatchRecord, LineError
 from shared.text.tokenizer import Tokenizer
 
 GROUP_LINES = 64
@@ -28,7 +28,7 @@ class Ingested:
     """``total`` requests are stored, or ``errors`` says why none is."""
 
     total: int = 0
-    errors: list[BatchError] = field(default_factory=list)
+    errors: list[LineError] = field(default_factory=list)
 
 
 class BatchIngestion:
@@ -53,9 +53,9 @@ class BatchIngestion:
                 await self._read(record, is_cancelled, ingested, lines)
             except NotFoundOnBusError:
                 message = f"The input file {record.input_file_id} does not exist; was it deleted?"
-                ingested.errors.append(BatchError("input_file_not_found", message, param="input_file_id"))
+                ingested.errors.append(LineError("input_file_not_found", message, param="input_file_id"))
             if not ingested.errors and not ingested.total and not is_cancelled():
-                ingested.errors.append(BatchError("empty_file", "The input file has no requests."))
+                ingested.errors.append(LineError("empty_file", "The input file has no requests."))
             if ingested.errors:
                 await self.clear(record.id)
                 return ingested

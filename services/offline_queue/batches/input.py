@@ -17,8 +17,9 @@ import msgspec
 from services.offline_queue.batches.lines import BatchLine
 from services.offline_queue.batches.results import failed_result
 from shared.errors import SlackwaterError
-from shared.openai.requests import CompletionRequest, RequestError, ServedModel, parse_completion
-from shared.protocol.batches import BatchError, BatchRecord
+from shared.openai.completions.requests import CompletionRequest, ServedModel, parse_completion
+from shared.openai.errors import RequestError
+from shared.protocol.batches import BatchRecord, LineError
 from shared.protocol.messages import GenerateRequest, Kind, OfflineRequest, OfflineResult
 from shared.text.tokenizer import Tokenizer
 
@@ -38,7 +39,7 @@ class InvalidLineError(SlackwaterError):
 
     def __init__(self, line: int, code: str, message: str, param: str | None = None) -> None:
         super().__init__(f"line {line}: {message}")
-        self.error = BatchError(code=code, message=message, line=line, param=param)
+        self.error = LineError(code=code, message=message, line=line, param=param)
 
 
 @dataclass(slots=True)
@@ -48,7 +49,7 @@ class ParsedLines:
     requests: list[OfflineRequest] = field(default_factory=list)
     failures: list[OfflineResult] = field(default_factory=list)
     lines: list[BatchLine] = field(default_factory=list)
-    errors: list[BatchError] = field(default_factory=list)
+    errors: list[LineError] = field(default_factory=list)
 
 
 class _Line(msgspec.Struct):

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterable, AsyncIterator
 import msgspec
 
 from shared.bus import Objects
-from shared.openai.tool_calls import ToolUse
+from shared.openai.tools.calls import ToolUse
 from shared.protocol.sampling import SamplingParams
 
 _encoder = msgspec.json.Encoder()

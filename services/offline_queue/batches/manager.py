@@ -16,9 +16,9 @@ from services.offline_queue.batches.life import BatchLife, BatchTools
 from shared.bus import Bucket, Bus, Stored
 from shared.clock import Clock
 from shared.errors import BusError, NotFoundOnBusError
-from shared.openai.requests import ServedModel
+from shared.openai.completions.requests import ServedModel
 from shared.protocol import subjects
-from shared.protocol.batches import BatchRecord, FileRecord
+from shared.protocol.batches import BatchRecord, FileObject
 from shared.protocol.messages import OfflineFailure, OfflineResult
 from shared.scheduling.orders.offline.share import Share
 from shared.scheduling.orders.offline.urgency import urgency
@@ -138,7 +138,7 @@ class BatchManager:
         )
 
     async def _make_tools(self, batches: Bucket[BatchRecord]) -> BatchTools:
-        files = await self._bus.bucket(subjects.FILES_BUCKET, FileRecord)
+        files = await self._bus.bucket(subjects.FILES_BUCKET, FileObject)
         objects = await self._bus.objects()
         return BatchTools(
             bus=self._bus,

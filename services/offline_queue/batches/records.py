@@ -16,7 +16,8 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from shared.protocol.batches import BatchError, BatchRecord
+from shared.protocol.batches import BatchRecord, LineError, LineErrors, RequestCounts
+from shared.protocol.usage import Usage
 
 Change = Callable[[BatchRecord], BatchRecord]
 
@@ -68,30 +69,31 @@ def started(total: int, model: str, now_s: int) -> Change:
     def change(record: BatchRecord) -> BatchRecord:
         if record.status != VALIDATING:
             return record
-        return replace(record, status=IN_PROGRESS, total=total, model=model, in_progress_at=now_s)
+        counts = RequestCounts(total)
+        return replace(record, status=IN_PROGRESS, request_counts=counts, model=model, in_progress_at=now_s)
 
     return change
 
 
-def failed(errors: list[BatchError], now_s: int) -> Change:
+def failed(errors: list[LineError], now_s: int) -> Change:
     """validating -> failed."""
 
     def change(record: BatchRecord) -> BatchRecord:
         if record.status != VALIDATING:
             return record
-        return replace(record, status=FAILED, errors=errors, failed_at=now_s)
+        return replace(record, status=FAILED, errors=LineErrors(errors), failed_at=now_s)
 
     return change
 
 
 def lost(now_s: int) -> Change:
     """Any state that is not final -> failed: the store lost what the batch needs to go on."""
-    error = BatchError("server_error", "The stored data of this batch is lost. Submit it again.")
+    error = LineError("server_error", "The stored data of this batch is lost. Submit it again.")
 
     def change(record: BatchRecord) -> BatchRecord:
         if record.status in FINAL:
             return record
-        return replace(record, status=FAILED, errors=[error], failed_at=now_s)
+        return replace(record, status=FAILED, errors=LineErrors([error]), failed_at=now_s)
 
     return change
 
@@ -144,9 +146,6 @@ def cleared(record: BatchRecord) -> BatchRecord:
 def _with_counts(record: BatchRecord, counts: BatchCounts) -> BatchRecord:
     return replace(
         record,
-        completed=counts.completed,
-        failed=counts.failed,
-        input_tokens=counts.input_tokens,
-        cached_tokens=counts.cached_tokens,
-        output_tokens=counts.output_tokens,
+        request_counts=RequestCounts(record.request_counts.total, counts.completed, counts.failed),
+        usage=Usage.of(counts.input_tokens, counts.cached_tokens, counts.output_tokens),
     )

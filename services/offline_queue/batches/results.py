@@ -8,13 +8,15 @@ import msgspec
 
 from services.offline_queue.batches.lines import BatchLine
 from services.offline_queue.batches.records import CANCELLED, EXPIRED
+from shared.openai.completions.answers import AnswerHead, Choice, completion_body
+from shared.openai.completions.objects import CompletionUsage
+from shared.openai.completions.requests import CHAT
+from shared.openai.errors import RequestError
 from shared.openai.logprobs import LogprobsShape
-from shared.openai.requests import CHAT, RequestError
-from shared.openai.responses import Choice, Usage, completion_body, error_body
-from shared.openai.text import shown_output
+from shared.openai.objects import error_body
 from shared.protocol.batches import BatchRecord
-from shared.protocol.messages import ChoiceOutput, OfflineResult
-from shared.protocol.sampling import FinishReason, SamplingParams
+from shared.protocol.messages import OfflineResult
+from shared.protocol.sampling import FinishReason
 from shared.text.tokenizer import Tokenizer
 
 UNFINISHED = {
@@ -51,7 +53,6 @@ class ResultWriter:
     def __init__(self, record: BatchRecord, ending: str, tokenizer: Tokenizer) -> None:
         """``ending``: the final status that the batch is about to have; it says why a line has no result."""
         self._record = record
-        self._tokenizer = tokenizer
         self._logprobs = LogprobsShape(tokenizer, record.endpoint == CHAT)
         self._unfinished = UNFINISHED.get(ending, LOST)
 
@@ -60,17 +61,11 @@ class ResultWriter:
         record = self._record
         assert line.sampling is not None
         shows_calls = line.tools is not None
-        choices = [self._choice(output, line.sampling, shows_calls) for output in result.choices]
+        choices = [Choice.of(output, line.sampling, self._logprobs, shows_calls) for output in result.choices]
         num_output_tokens = sum(len(output.token_ids) for output in result.choices)
-        body = completion_body(
-            endpoint=record.endpoint,
-            request_id=result.request_id,
-            created=record.created_at,
-            model=record.model or "",
-            choices=choices,
-            usage=Usage(line.num_prompt_tokens, num_output_tokens, result.num_cached_tokens),
-            tools=line.tools,
-        )
+        head = AnswerHead(record.endpoint, result.request_id, record.created_at, record.model or "")
+        usage = CompletionUsage.of(line.num_prompt_tokens, num_output_tokens, result.num_cached_tokens)
+        body = completion_body(head, choices, usage, line.tools)
         return self._line(line, {"status_code": 200, "request_id": result.request_id, "body": body}, None)
 
     def error_line(self, line: BatchLine, result: OfflineResult | None) -> bytes:
@@ -81,12 +76,6 @@ class ResultWriter:
         failed = _failed_response(result)
         response = {"status_code": failed.status_code, "request_id": result.request_id, "body": failed.body}
         return self._line(line, response, None)
-
-    def _choice(self, output: ChoiceOutput, sampling: SamplingParams, shows_calls: bool) -> Choice:
-        text, tokens = shown_output(
-            self._tokenizer, output.token_ids, output.logprobs or [], output.finish_reason, sampling, shows_calls
-        )
-        return Choice(text, output.finish_reason, self._logprobs.body(tokens))
 
     def _line(self, line: BatchLine, response: dict[str, Any] | None, error: dict[str, str] | None) -> bytes:
         written = {

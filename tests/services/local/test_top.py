@@ -17,7 +17,7 @@ from shared.bus import Bus
 from shared.clock import SystemClock
 from shared.latency.histogram import LatencyHistogram
 from shared.protocol import subjects
-from shared.protocol.batches import BatchRecord
+from shared.protocol.batches import BatchRecord, RequestCounts
 from shared.protocol.budgets import BudgetRecord, BudgetSource
 from shared.protocol.messages import (
     ExecutorCounters,
@@ -35,7 +35,8 @@ from tests.services.profiler.profiling import KEY, executor_info, until
 
 COUNTERS = ExecutorCounters(steps=100, busy_s=10.0, online_tokens=1000, offline_tokens=5000)
 LATER = ExecutorCounters(steps=120, busy_s=11.0, online_tokens=1100, offline_tokens=7000)
-BATCH = BatchRecord("batch_1", "/v1/completions", "file_1", "24h", 100, 200, "in_progress", total=1000, completed=100)
+COUNTS = RequestCounts(1000, 100)
+BATCH = BatchRecord("batch_1", "/v1/completions", "file_1", "24h", 100, 200, "in_progress", request_counts=COUNTS)
 
 
 def beat(counters: ExecutorCounters, *step_ms: float, **info: object) -> Heartbeat:
@@ -129,10 +130,9 @@ def test_batches_are_shown_until_they_end() -> None:
     watch = StackWatch()
     watch.on_batch(0.0, "batch_1", BATCH)
     assert watch.view(0.0).batches[0].left_s is None
-    watch.on_batch(10.0, "batch_1", msgspec.structs.replace(BATCH, completed=190, failed=10))
-    watch.on_batch(
-        10.0, "batch_0", msgspec.structs.replace(BATCH, id="batch_0", created_at=300, status="validating", total=0)
-    )
+    watch.on_batch(10.0, "batch_1", msgspec.structs.replace(BATCH, request_counts=RequestCounts(1000, 190, 10)))
+    new = {"id": "batch_0", "created_at": 300, "status": "validating", "request_counts": RequestCounts()}
+    watch.on_batch(10.0, "batch_0", msgspec.structs.replace(BATCH, **new))
     (older, newer) = watch.view(10.0).batches
     assert (older.record.id, older.done, older.left_s) == ("batch_1", 200, pytest.approx(80.0))
     assert (newer.record.id, newer.left_s) == ("batch_0", None)

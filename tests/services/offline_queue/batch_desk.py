@@ -16,9 +16,9 @@ from services.offline_queue.batches.manager import DEFAULT_POOL_BYTES, BatchMana
 from shared.bus import Bucket, Bus, Objects
 from shared.cancellation import check_cancelled
 from shared.clock import Clock
-from shared.openai.requests import CHAT, ServedModel
+from shared.openai.completions.requests import CHAT, ServedModel
 from shared.protocol import subjects
-from shared.protocol.batches import BatchRecord, FileRecord
+from shared.protocol.batches import BatchRecord, FileObject
 from shared.protocol.messages import OfflineRequest, OfflineResult
 from shared.protocol.sampling import FinishReason
 from shared.text.tokenizer import Tokenizer
@@ -120,7 +120,7 @@ class Desk:
     url: str
     bus: Bus
     batches: Bucket[BatchRecord]
-    files: Bucket[FileRecord]
+    files: Bucket[FileObject]
     objects: Objects
     clock: Clock
     number: int = 0
@@ -131,7 +131,7 @@ class Desk:
             url,
             bus,
             await bus.bucket(subjects.BATCHES_BUCKET, BatchRecord),
-            await bus.bucket(subjects.FILES_BUCKET, FileRecord),
+            await bus.bucket(subjects.FILES_BUCKET, FileObject),
             await bus.objects(),
             clock or ManualClock(),
         )
@@ -164,7 +164,7 @@ class Desk:
         data = content if isinstance(content, bytes) else as_jsonl(content)
         now_s = int(self.clock.unix_s())
         await self.objects.put(file_id, data)
-        await self.files.create(file_id, FileRecord(file_id, len(data), now_s, "input.jsonl", "batch"))
+        await self.files.create(file_id, FileObject(file_id, len(data), now_s, "input.jsonl", "batch"))
         record = BatchRecord(batch_id, endpoint, file_id, "24h", now_s, now_s + window_s, "validating")
         await self.batches.create(batch_id, record)
         return batch_id

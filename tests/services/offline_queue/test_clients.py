@@ -14,7 +14,8 @@ from openai.types import Batch, FileObject
 
 from shared.bus import Bus
 from shared.protocol import subjects
-from shared.protocol.batches import BatchRecord, FileRecord
+from shared.protocol.batches import BatchRecord
+from shared.protocol.batches import FileObject as FileRecord
 from shared.protocol.messages import Heartbeat, StepStarted
 from tests.services.gateway.gateway_rig import MODEL, GatewayRig, wait_until
 
@@ -262,7 +263,8 @@ async def test_a_batch_whose_window_ends_keeps_its_partial_output(rig: GatewayRi
     try:
         async with asyncio.timeout(WAIT_S):
             async for entry in batches.watch():
-                if entry is not None and entry.key == made.id and entry.value and entry.value.completed >= 2:
+                record = entry.value if entry is not None and entry.key == made.id else None
+                if record is not None and record.request_counts.completed >= 2:
                     break
     finally:
         await bus.close()

@@ -38,7 +38,7 @@ async def test_a_batch_holds_no_more_lines_than_there_is_room_for(desk: Desk) ->
         assert pool.most_waiting <= ROOM_LINES
         assert pool.added == [f"{batch_id}.{line}" for line in range(1, 701)]
         assert manager.stats().lines_held == 0
-    assert (record.status, record.completed) == ("completed", 700)
+    assert (record.status, record.request_counts.completed) == ("completed", 700)
     assert [line["custom_id"] for line in await desk.read_file(record.output_file_id)] == lines(700)
 
 
@@ -47,7 +47,7 @@ async def test_a_request_larger_than_the_room_still_runs(desk: Desk) -> None:
     async with desk.running(pool_bytes=1) as (_, pool):
         record = await desk.until_cleared(batch_id)
         assert pool.most_waiting == 1
-    assert (record.status, record.completed) == ("completed", 5)
+    assert (record.status, record.request_counts.completed) == ("completed", 5)
 
 
 async def test_batches_at_work_share_the_room(desk: Desk) -> None:
@@ -64,18 +64,18 @@ async def test_batches_at_work_share_the_room(desk: Desk) -> None:
         assert stats.held_bytes <= 4 * (ROOM_LINES + 1) * LINE_BYTES
     async with desk.running():
         for batch_id in made:
-            assert (await desk.until_cleared(batch_id)).completed == 200
+            assert (await desk.until_cleared(batch_id)).request_counts.completed == 200
 
 
 async def test_a_kill_between_two_fills_loses_nothing(desk: Desk) -> None:
     batch_id = await submit(desk, 150)
     for completed in (30, 60):
         async with desk.running(permits=30, pool_bytes=ROOM_LINES * REQUEST_BYTES):
-            await desk.until(batch_id, lambda record, count=completed: record.completed == count)  # type: ignore[misc]
+            await desk.until(batch_id, lambda record, count=completed: record.request_counts.completed == count)  # type: ignore[misc]
     async with desk.running(pool_bytes=ROOM_LINES * REQUEST_BYTES) as (_, pool):
         record = await desk.until_cleared(batch_id)
         assert pool.added == [f"{batch_id}.{line}" for line in range(61, 151)]
-    assert (record.status, record.completed) == ("completed", 150)
+    assert (record.status, record.request_counts.completed) == ("completed", 150)
 
 
 async def test_a_batch_that_is_cancelled_gives_its_room_back(desk: Desk) -> None:
@@ -87,7 +87,8 @@ async def test_a_batch_that_is_cancelled_gives_its_room_back(desk: Desk) -> None
         await desk.cancel(batch_id)
         record = await desk.until_cleared(batch_id)
         assert not pool.waiting and not manager.is_open(f"{batch_id}.1")
-    assert (record.completed, record.failed) == (0, 100)
+    counts = record.request_counts
+    assert (counts.completed, counts.failed) == (0, 100)
 
 
 def test_only_what_is_held_counts() -> None:

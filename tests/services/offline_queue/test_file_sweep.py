@@ -17,7 +17,7 @@ from services.offline_queue.batches.lines import lines_object
 from shared.bus import Bus
 from shared.bus.growing_object import CHUNKS, DESCRIPTIONS, STREAM
 from shared.errors import NotFoundOnBusError
-from shared.protocol.batches import FileRecord
+from shared.protocol.batches import FileObject
 from tests.services.offline_queue.batch_desk import TIMEOUT_S, Desk, ManualClock, chat_line
 
 CHUNK_BYTES = 128 * 1024  # of nats-py
@@ -52,7 +52,7 @@ async def sweeping(
 
 async def add_file(desk: Desk, file_id: str, expires_at: int | None) -> None:
     size = await desk.objects.put(file_id, b"contents of " + file_id.encode())
-    await desk.files.create(file_id, FileRecord(file_id, size, 1, "f.jsonl", "batch", expires_at))
+    await desk.files.create(file_id, FileObject(file_id, size, 1, "f.jsonl", "batch", expires_at))
 
 
 async def read(desk: Desk, name: str) -> bytes:
@@ -112,7 +112,7 @@ async def test_an_expired_file_waits_for_the_batch_that_reads_it(desk: Desk, clo
                     assert await asked.get()
                 assert (await desk.files.get("file-1")).value is not None
         record = await desk.until_status(batch_id, "in_progress", "failed")
-        assert (record.status, record.total) == ("in_progress", 300)
+        assert (record.status, record.request_counts.total) == ("in_progress", 300)
         async with sweeping(desk, manager.is_being_read):
             await until_gone(desk, "file-1")
 
@@ -166,4 +166,4 @@ async def test_what_a_kill_left_half_done_goes_and_nothing_else(desk: Desk, cloc
         with pytest.raises(NotFoundOnBusError):
             await read(desk, "file-without-record")
     async with desk.running():
-        assert (await desk.until_cleared(batch_id)).completed == 1
+        assert (await desk.until_cleared(batch_id)).request_counts.completed == 1

@@ -22,7 +22,7 @@ from services.offline_queue.batches.input import (
 from services.offline_queue.batches.lines import split_lines
 from services.offline_queue.batches.results import MAX_MESSAGE_LENGTH
 from shared.bus import Bus
-from shared.openai.requests import CHAT, TEXT
+from shared.openai.completions.requests import CHAT, TEXT
 from shared.protocol.batches import BatchRecord
 from shared.protocol.sampling import FinishReason
 from tests.services.offline_queue.batch_desk import MODEL, TOKENIZER, Desk, ManualClock, as_jsonl, chat_line
@@ -215,9 +215,10 @@ async def test_a_file_that_fails(
         assert await desk.stored_requests(batch_id) == []
         assert pool.added == []
         await desk.until_cleared(batch_id)
-    assert [(error.code, error.line) for error in record.errors] == errors
+    assert record.errors is not None
+    assert [(error.code, error.line) for error in record.errors.data] == errors
     assert record.failed_at is not None
-    assert (record.total, record.output_file_id, record.in_progress_at) == (0, None, None)
+    assert (record.request_counts.total, record.output_file_id, record.in_progress_at) == (0, None, None)
     assert await desk.stored_results(batch_id) == []
 
 
@@ -225,4 +226,5 @@ async def test_a_file_of_too_many_lines(desk: Desk) -> None:
     batch_id = await desk.submit(b"\n" * MAX_LINES + GOOD + b"\n")
     async with desk.running():
         record = await desk.until_cleared(batch_id)
-    assert [(error.code, error.line) for error in record.errors] == [("too_many_lines", MAX_LINES + 1)]
+    assert record.errors is not None
+    assert [(error.code, error.line) for error in record.errors.data] == [("too_many_lines", MAX_LINES + 1)]

@@ -14,7 +14,7 @@ from services.offline_queue.batches.manager import BatchStats
 from shared.bus import Bus
 from shared.clock import SystemClock
 from shared.errors import NotFoundOnBusError
-from shared.openai.requests import TEXT
+from shared.openai.completions.requests import TEXT
 from shared.protocol import subjects
 from shared.protocol.messages import OfflineResult
 from shared.protocol.sampling import FinishReason
@@ -48,7 +48,8 @@ async def test_a_batch_completes(desk: Desk) -> None:
         assert set(pool.discarded) == set(pool.added)
         assert manager.stats().lines_open == 0
     assert (record.status, record.model) == ("completed", MODEL.name)
-    assert (record.total, record.completed, record.failed) == (3, 3, 0)
+    counts = record.request_counts
+    assert (counts.total, counts.completed, counts.failed) == (3, 3, 0)
     assert None not in (record.in_progress_at, record.finalizing_at, record.completed_at)
     assert record.error_file_id is None
     lines = await desk.read_file(record.output_file_id)
@@ -65,9 +66,10 @@ async def test_a_batch_completes(desk: Desk) -> None:
     usages = [line["response"]["body"]["usage"] for line in lines]
     prompts = [[{"role": "user", "content": f"Say {each}"}] for each in ids]
     assert [u["prompt_tokens"] for u in usages] == [len(TOKENIZER.apply_chat_template(p)) for p in prompts]
-    assert record.input_tokens == sum(usage["prompt_tokens"] for usage in usages)
-    assert record.output_tokens == sum(usage["completion_tokens"] for usage in usages)
-    assert record.cached_tokens == sum(usage["prompt_tokens_details"]["cached_tokens"] for usage in usages) == 9
+    assert record.usage.input_tokens == sum(usage["prompt_tokens"] for usage in usages)
+    assert record.usage.output_tokens == sum(usage["completion_tokens"] for usage in usages)
+    cached = [usage["prompt_tokens_details"]["cached_tokens"] for usage in usages]
+    assert record.usage.input_tokens_details.cached_tokens == sum(cached) == 9
     await assert_nothing_left(desk, batch_id)
 
 
@@ -94,7 +96,8 @@ async def test_lines_fail_alone(desk: Desk) -> None:
     async with desk.running() as (_, pool):
         record = await desk.until_cleared(batch_id)
         assert pool.added == [f"{batch_id}.1", f"{batch_id}.3"]
-    assert (record.status, record.total, record.completed, record.failed) == ("completed", 5, 1, 4)
+    counts = record.request_counts
+    assert (record.status, counts.total, counts.completed, counts.failed) == ("completed", 5, 1, 4)
     assert [line["custom_id"] for line in await desk.read_file(record.output_file_id)] == ["good"]
     failures = await desk.read_file(record.error_file_id)
     seen = [(f["custom_id"], f["response"]["status_code"], f["error"]) for f in failures]
@@ -109,16 +112,17 @@ async def test_a_batch_whose_lines_all_fail_completes(desk: Desk) -> None:
     batch_id = await desk.submit([chat_line("a", body={"n": 9}), chat_line("b", body={"top_p": 7})])
     async with desk.running():
         record = await desk.until_cleared(batch_id)
-    assert (record.status, record.output_file_id, record.failed) == ("completed", None, 2)
+    assert (record.status, record.output_file_id, record.request_counts.failed) == ("completed", None, 2)
     assert len(await desk.read_file(record.error_file_id)) == 2
 
 
 async def test_progress_shows_while_the_batch_runs(desk: Desk) -> None:
     batch_id = await desk.submit([chat_line(str(number)) for number in range(10)])
     async with desk.running(permits=4) as (manager, pool):
-        record = await desk.until(batch_id, lambda record: record.completed == 4)
-        assert (record.status, record.total, record.failed) == ("in_progress", 10, 0)
-        assert record.output_tokens > 0
+        record = await desk.until(batch_id, lambda record: record.request_counts.completed == 4)
+        counts = record.request_counts
+        assert (record.status, counts.total, counts.failed) == ("in_progress", 10, 0)
+        assert record.usage.output_tokens > 0
         assert (record.output_file_id, record.error_file_id) == (None, None)
         assert [line["custom_id"] for line in await desk.read_file("file-1-output")] == list("0123")
         assert await desk.stored_requests(batch_id) == [f"{batch_id}.{line}" for line in range(5, 11)]
@@ -129,17 +133,18 @@ async def test_progress_shows_while_the_batch_runs(desk: Desk) -> None:
         for _ in range(6):
             pool.permits.release()
         record = await desk.until_cleared(batch_id)
-    assert (record.status, record.completed) == ("completed", 10)
+    assert (record.status, record.request_counts.completed) == ("completed", 10)
 
 
 async def test_a_cancelled_batch_keeps_what_it_has(desk: Desk) -> None:
     batch_id = await desk.submit([chat_line(str(number)) for number in range(6)])
     async with desk.running(permits=2) as (_, pool):
-        await desk.until(batch_id, lambda record: record.completed == 2)
+        await desk.until(batch_id, lambda record: record.request_counts.completed == 2)
         await desk.cancel(batch_id)
         await pool.until(lambda: not pool.waiting)
         record = await desk.until_cleared(batch_id)
-    assert (record.status, record.completed, record.failed) == ("cancelled", 2, 4)
+    counts = record.request_counts
+    assert (record.status, counts.completed, counts.failed) == ("cancelled", 2, 4)
     assert record.cancelled_at is not None
     assert [line["custom_id"] for line in await desk.read_file(record.output_file_id)] == ["0", "1"]
     errors = await desk.read_file(record.error_file_id)
@@ -169,18 +174,20 @@ async def test_a_batch_cancelled_before_it_was_read(desk: Desk) -> None:
     async with desk.running() as (_, pool):
         record = await desk.until_cleared(batch_id)
         assert pool.added == []
-    assert (record.status, record.total, record.output_file_id, record.error_file_id) == ("cancelled", 0, None, None)
+    assert (record.status, record.request_counts.total) == ("cancelled", 0)
+    assert (record.output_file_id, record.error_file_id) == (None, None)
 
 
 async def test_an_expired_batch_keeps_what_it_has(desk: Desk, clock: ManualClock) -> None:
     batch_id = await desk.submit([chat_line(str(number)) for number in range(5)], window_s=100)
     async with desk.running(permits=2) as (_, pool):
-        await desk.until(batch_id, lambda record: record.completed == 2)
+        await desk.until(batch_id, lambda record: record.request_counts.completed == 2)
         clock.now_s += 100
         pool.permits.release()
         record = await desk.until_cleared(batch_id)
         assert not pool.waiting
-    assert (record.status, record.completed, record.failed) == ("expired", 3, 2)
+    counts = record.request_counts
+    assert (record.status, counts.completed, counts.failed) == ("expired", 3, 2)
     assert record.expired_at == int(clock.now_s)
     errors = await desk.read_file(record.error_file_id)
     assert [(e["custom_id"], e["response"], e["error"]["code"]) for e in errors] == [
@@ -196,7 +203,7 @@ async def test_an_idle_batch_expires_by_itself(nats_url: str, bus: Bus) -> None:
     async with desk.running(permits=0) as (_, pool):
         record = await desk.until_cleared(batch_id)
         assert pool.discarded == [f"{batch_id}.1"]
-    assert (record.status, record.output_file_id, record.failed) == ("expired", None, 1)
+    assert (record.status, record.output_file_id, record.request_counts.failed) == ("expired", None, 1)
 
 
 async def test_a_batch_grows_urgent_as_its_window_nears(desk: Desk, clock: ManualClock) -> None:
@@ -219,7 +226,7 @@ async def test_batches_run_together(desk: Desk) -> None:
         assert long_record is not None
         assert long_record.status in ("validating", "in_progress")
         long_record = await desk.until_cleared(long)
-    assert (short_record.completed, long_record.completed) == (1, 1500)
+    assert (short_record.request_counts.completed, long_record.request_counts.completed) == (1, 1500)
 
 
 async def test_a_batch_of_5000_lines(desk: Desk) -> None:
@@ -228,7 +235,8 @@ async def test_a_batch_of_5000_lines(desk: Desk) -> None:
     async with desk.running() as (manager, _):
         record = await desk.until_cleared(batch_id)
         assert manager.stats().lines_done in (0, 5000)
-    assert (record.status, record.total, record.completed) == ("completed", 5000, 5000)
+    counts = record.request_counts
+    assert (record.status, counts.total, counts.completed) == ("completed", 5000, 5000)
     lines = await desk.read_file(record.output_file_id)
     assert [line["custom_id"] for line in lines] == ids
     texts = [line["response"]["body"]["choices"][0]["message"]["content"] for line in lines]
@@ -249,5 +257,5 @@ async def test_memory_does_not_grow_with_the_files(desk: Desk) -> None:
         peak_bytes = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert (record.status, record.completed) == ("completed", 1000)
+    assert (record.status, record.request_counts.completed) == ("completed", 1000)
     assert peak_bytes < 24_000_000

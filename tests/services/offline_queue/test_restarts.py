@@ -48,7 +48,8 @@ async def desk(nats_url: str, bus: Bus, clock: ManualClock) -> Desk:
 
 async def assert_complete(desk: Desk, record: BatchRecord, ids: list[str]) -> None:
     """All is answered, once; nothing is left in the streams."""
-    assert (record.status, record.total, record.completed, record.failed) == ("completed", len(ids), len(ids), 0)
+    counts = record.request_counts
+    assert (record.status, counts.total, counts.completed, counts.failed) == ("completed", len(ids), len(ids), 0)
     lines = await desk.read_file(record.output_file_id)
     texts = {line["custom_id"]: line["response"]["body"]["choices"][0]["message"]["content"] for line in lines}
     assert texts == {each: answer_text(each) for each in ids}
@@ -97,14 +98,14 @@ async def test_killed_with_some_results(desk: Desk) -> None:
     ids = [str(number) for number in range(20)]
     first = await desk.submit([chat_line(each) for each in ids])
     async with desk.running(permits=7):
-        await desk.until(first, lambda record: record.completed == 7)
+        await desk.until(first, lambda record: record.request_counts.completed == 7)
     second = await desk.submit([chat_line(each) for each in ids])
     async with desk.running(permits=0) as (_, pool):
         await desk.until_status(second, "in_progress")
         await pool.until(lambda: len(pool.waiting) == 33)
     async with desk.running(permits=6) as (_, pool):
         assert pool.added == [f"{first}.{line}" for line in range(8, 21)] + [f"{second}.{n}" for n in range(1, 21)]
-        await desk.until(first, lambda record: record.completed == 13)
+        await desk.until(first, lambda record: record.request_counts.completed == 13)
     async with desk.running():
         for batch_id in (first, second):
             await assert_complete(desk, await desk.until_cleared(batch_id), ids)
@@ -121,7 +122,7 @@ async def test_results_that_came_while_nobody_was_there(desk: Desk) -> None:
         await desk.bus.store(subjects.result(result.request_id), result)
     async with desk.running(permits=0) as (_, pool):
         assert pool.added == [f"{batch_id}.{line}" for line in (1, 3, 4, 6, 7, 8)]
-        await desk.until(batch_id, lambda record: record.completed == 2)
+        await desk.until(batch_id, lambda record: record.request_counts.completed == 2)
         assert await desk.stored_requests(batch_id) == pool.added
     async with desk.running():
         await assert_complete(desk, await desk.until_cleared(batch_id), ids)
@@ -145,7 +146,7 @@ async def test_killed_between_the_files_and_the_record(desk: Desk) -> None:
     ids = ["a", "b", "c"]
     batch_id = await desk.submit([chat_line(each) for each in ids])
     async with desk.running(permits=2):
-        await desk.until(batch_id, lambda record: record.completed == 2)
+        await desk.until(batch_id, lambda record: record.request_counts.completed == 2)
         await until_size(desk, "file-1-output", lines=2)
     before = await desk.read_file("file-1-output")
     await desk.bus.store_raw(f"{CHUNKS}file-1-output", b'{"id":"batch_req_1_3","custom', {})
@@ -178,7 +179,8 @@ async def test_a_client_deletes_the_output_after_its_last_line(desk: Desk) -> No
         await desk.objects.delete("file-1-output")
         await desk.cancel(batch_id)
         record = await desk.until_cleared(batch_id)
-    assert (record.status, record.completed, record.failed) == ("cancelled", 2, 1)
+    counts = record.request_counts
+    assert (record.status, counts.completed, counts.failed) == ("cancelled", 2, 1)
     assert [line["custom_id"] for line in await desk.read_file(record.output_file_id)] == ["a", "b"]
     assert set(await desk.results(record)) == set("abc")
 
@@ -216,7 +218,7 @@ async def until_size(desk: Desk, file_id: str, lines: int) -> None:
 async def test_killed_before_an_ended_batch_is_cleared(desk: Desk) -> None:
     batch_id = await desk.submit([chat_line("a"), chat_line("b")])
     async with desk.running(permits=1):
-        await desk.until(batch_id, lambda record: record.completed == 1)
+        await desk.until(batch_id, lambda record: record.request_counts.completed == 1)
     await desk.cancel(batch_id)
     await desk.batches.edit(batch_id, batch_records.ended(BatchOutput(None, None, batch_records.BatchCounts()), 1))
     async with desk.running(permits=0) as (_, pool):
@@ -230,24 +232,26 @@ async def test_killed_before_an_ended_batch_is_cleared(desk: Desk) -> None:
 async def test_cancelled_while_nobody_was_there(desk: Desk) -> None:
     batch_id = await desk.submit([chat_line(str(number)) for number in range(4)])
     async with desk.running(permits=1):
-        await desk.until(batch_id, lambda record: record.completed == 1)
+        await desk.until(batch_id, lambda record: record.request_counts.completed == 1)
     await desk.cancel(batch_id)
     async with desk.running(permits=0) as (_, pool):
         record = await desk.until_cleared(batch_id)
         assert pool.added == []
-    assert (record.status, record.completed, record.failed) == ("cancelled", 1, 3)
+    counts = record.request_counts
+    assert (record.status, counts.completed, counts.failed) == ("cancelled", 1, 3)
     assert set(await desk.results(record)) == set("0123")
 
 
 async def test_expired_while_nobody_was_there(desk: Desk, clock: ManualClock) -> None:
     batch_id = await desk.submit([chat_line(str(number)) for number in range(4)], window_s=50)
     async with desk.running(permits=1):
-        await desk.until(batch_id, lambda record: record.completed == 1)
+        await desk.until(batch_id, lambda record: record.request_counts.completed == 1)
     clock.now_s += 50
     async with desk.running(permits=0) as (_, pool):
         record = await desk.until_cleared(batch_id)
         assert pool.added == []
-    assert (record.status, record.completed, record.failed) == ("expired", 1, 3)
+    counts = record.request_counts
+    assert (record.status, counts.completed, counts.failed) == ("expired", 1, 3)
     assert set(await desk.results(record)) == set("0123")
 
 
@@ -269,7 +273,7 @@ async def test_ended_while_a_batch_waited_for_the_bus(desk: Desk, clock: ManualC
     await life.restart()
     await life.run()
     assert not pool.waiting
-    assert (life.record.status, life.record.cleared, life.record.failed) == (end, True, 4)
+    assert (life.record.status, life.record.cleared, life.record.request_counts.failed) == (end, True, 4)
 
 
 async def test_an_input_file_that_is_deleted_too_early_or_late(desk: Desk) -> None:
@@ -279,7 +283,9 @@ async def test_an_input_file_that_is_deleted_too_early_or_late(desk: Desk) -> No
     async with desk.running(permits=0):
         record = await desk.until_cleared(early)
         assert record.status == "failed"
-        assert [(e.code, e.param, e.line) for e in record.errors] == [("input_file_not_found", "input_file_id", None)]
+        assert record.errors is not None
+        (error,) = record.errors.data
+        assert (error.code, error.param, error.line) == ("input_file_not_found", "input_file_id", None)
         await desk.until_status(late, "in_progress")
         await desk.objects.delete("file-2")
     async with desk.running():
@@ -299,7 +305,8 @@ async def test_lost_data_fails_one_batch_and_no_other(desk: Desk, is_described: 
         await desk.objects.delete(lines_object(lost))
     async with desk.running():
         record = await desk.until_cleared(lost)
-        assert (record.status, [error.code for error in record.errors]) == ("failed", ["server_error"])
+        assert record.errors is not None
+        assert (record.status, [error.code for error in record.errors.data]) == ("failed", ["server_error"])
         await assert_complete(desk, await desk.until_cleared(good), ["a"])
 
 
@@ -349,7 +356,7 @@ async def test_the_bus_restarts(tmp_path: Path) -> None:
         _, pool = await running.__aenter__()
         await pool.until(lambda: len(pool.discarded) == 5)
     with nats_server(port, tmp_path):
-        await desk.until(batch_id, lambda record: record.completed == 5)
+        await desk.until(batch_id, lambda record: record.request_counts.completed == 5)
         for _ in range(7):
             pool.permits.release()
         await assert_complete(desk, await desk.until_cleared(batch_id), ids)

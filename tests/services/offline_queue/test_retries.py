@@ -97,7 +97,8 @@ async def test_a_failed_run_is_tried_again(desk: Desk, is_told_first: bool) -> N
         result = OfflineResult(request_id, TOKENIZER.encode("Fine."), FinishReason.STOP)
         await desk.bus.store(subjects.result(request_id), result)
         record = await desk.until_cleared(batch_id)
-    assert (record.status, record.completed, record.failed) == ("completed", 1, 0)
+    counts = record.request_counts
+    assert (record.status, counts.completed, counts.failed) == ("completed", 1, 0)
     assert await failures_of(desk, batch_id) == []
 
 
@@ -109,10 +110,11 @@ async def test_a_request_is_given_up_with_its_reason_and_the_others_run(desk: De
         for number in range(MAX_FAILURES):
             await counter.until(lambda: poison in counter.waiting())
             await counter.fail(poison, f"reason {number}")
-        await desk.until(batch_id, lambda record: record.failed == 1)
+        await desk.until(batch_id, lambda record: record.request_counts.failed == 1)
         await desk.bus.store(subjects.result(good), OfflineResult(good, TOKENIZER.encode("Fine."), FinishReason.STOP))
         record = await desk.until_cleared(batch_id)
-    assert (record.status, record.completed, record.failed) == ("completed", 1, 1)
+    counts = record.request_counts
+    assert (record.status, counts.completed, counts.failed) == ("completed", 1, 1)
     (line,) = await desk.read_file(record.error_file_id)
     assert (line["custom_id"], line["response"]["status_code"]) == ("poison", 500)
     message = line["response"]["body"]["error"]["message"]
@@ -130,7 +132,7 @@ async def test_failures_outlive_the_offline_queue(desk: Desk) -> None:
             await counter.fail(poison, "again")
     async with Counter(desk):
         record = await desk.until_cleared(batch_id)
-    assert (record.status, record.failed) == ("completed", 1)
+    assert (record.status, record.request_counts.failed) == ("completed", 1)
 
 
 async def test_invalid_lines_are_not_tried(desk: Desk) -> None:
@@ -139,7 +141,8 @@ async def test_invalid_lines_are_not_tried(desk: Desk) -> None:
         record = await desk.until_cleared(batch_id)
         assert pool.added == [f"{batch_id}.2", f"{batch_id}.3"]
         assert pool.retried == []
-    assert (record.completed, record.failed) == (1, 2)
+    counts = record.request_counts
+    assert (counts.completed, counts.failed) == (1, 2)
 
 
 def test_suspects_enter_one_at_a_time() -> None:
@@ -182,7 +185,8 @@ async def test_an_executor_that_is_killed_counts_against_what_it_ran(tmp_path: P
                         break
         finally:
             await bus.close()
-        assert (record.status, record.completed, record.failed) == ("completed", 0, 3)
+        counts = record.request_counts
+        assert (record.status, counts.completed, counts.failed) == ("completed", 0, 3)
         assert record.error_file_id is not None
         lines = [json.loads(line) for line in rig.openai.files.content(record.error_file_id).text.splitlines()]
         messages = {line["response"]["body"]["error"]["message"] for line in lines}

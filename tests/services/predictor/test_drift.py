@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from benchmarks.schedules import scheduled_shapes
+from benchmarks.lab.samples import scheduled_shapes
 from services.predictor.service import Predictor
 from services.predictor.settings import PredictorSettings
 from services.profiler.simulation.setup import Machine

@@ -11,13 +11,13 @@ from shared.bus import Bus
 from shared.bus.growing_object import CHUNKS, STREAM
 from shared.errors import BusError, ConflictError, NoResponderError, NotFoundOnBusError
 from shared.protocol import subjects
-from shared.protocol.batches import FileRecord
+from shared.protocol.batches import FileObject
 from shared.protocol.messages import AbortRequests, OfflineResult
 from shared.protocol.sampling import FinishReason
 
 
-def file_record(file_id: str, size: int = 1) -> FileRecord:
-    return FileRecord(id=file_id, bytes=size, created_at=1, filename="a.jsonl", purpose="batch")
+def file_record(file_id: str, size: int = 1) -> FileObject:
+    return FileObject(id=file_id, bytes=size, created_at=1, filename="a.jsonl", purpose="batch")
 
 
 async def test_messages_arrive_in_order(bus: Bus) -> None:
@@ -109,7 +109,7 @@ async def test_deleting_stored_messages(bus: Bus) -> None:
 
 
 async def test_bucket_compare_and_set(bus: Bus) -> None:
-    bucket = await bus.bucket(subjects.FILES_BUCKET, FileRecord)
+    bucket = await bus.bucket(subjects.FILES_BUCKET, FileObject)
     with pytest.raises(NotFoundOnBusError):
         await bucket.get("file-1")
     revision = await bucket.create("file-1", file_record("file-1"))
@@ -128,7 +128,7 @@ async def test_bucket_compare_and_set(bus: Bus) -> None:
 
 
 async def test_watch_tells_what_is_there_and_what_comes(bus: Bus) -> None:
-    bucket = await bus.bucket(subjects.FILES_BUCKET, FileRecord)
+    bucket = await bus.bucket(subjects.FILES_BUCKET, FileObject)
     await bucket.put("file-1", file_record("file-1"))
     seen: list[str] = []
     async for entry in bucket.watch():
@@ -162,7 +162,7 @@ async def test_objects_of_several_chunks(bus: Bus) -> None:
 
 
 async def test_entries_are_whole_while_many_read_and_write(bus: Bus) -> None:
-    bucket = await bus.bucket(subjects.FILES_BUCKET, FileRecord)
+    bucket = await bus.bucket(subjects.FILES_BUCKET, FileObject)
     keys = [f"file-{number}" for number in range(20)]
     for key in keys:
         await bucket.put(key, file_record(key))
@@ -199,7 +199,7 @@ async def test_entries_are_whole_while_many_read_and_write(bus: Bus) -> None:
 async def test_a_record_of_another_version_is_as_good_as_deleted(bus: Bus) -> None:
     old = await bus.bucket("test_versions", AbortRequests)
     await old.put("a", AbortRequests(["x"]))
-    bucket = await bus.bucket("test_versions", FileRecord)
+    bucket = await bus.bucket("test_versions", FileObject)
     await bucket.put("b", file_record("b"))
     seen: list[tuple[str, bool]] = []
     async for entry in bucket.watch():

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.schedules import scheduled_shapes, window_of
+from benchmarks.lab.samples import scheduled_shapes, timed, window_of
 from services.predictor import boosted_fit
 from services.predictor.boosted_fit import fit_boosted
 from services.predictor.fit import fit_best, mean_relative_error
@@ -33,7 +33,7 @@ def truth_of(model: str) -> RooflineLatencyModel:
 @cache
 def windowed(model: str, noise: float) -> list[Observation]:
     shapes = scheduled_shapes(Machine(model, MACHINES[model]), seed=1)
-    return window_of(shapes, truth_of(model), noise, seed=2).observations()
+    return window_of(timed(shapes, truth_of(model), noise, seed=2)).observations()
 
 
 @cache
@@ -51,7 +51,7 @@ def test_on_a_real_schedule_the_error_is_that_of_the_noise(model: str) -> None:
     assert fitted.mape < 0.015
     assert fitted.candidates[1].mape < 0.01 * MEAN_DEVIATION + 0.002
     unseen = scheduled_shapes(Machine(model, MACHINES[model]), seed=3)
-    without_noise = window_of(unseen, truth_of(model), noise=0.0, seed=4).observations()
+    without_noise = window_of(timed(unseen, truth_of(model), noise=0.0, seed=4)).observations()
     assert mean_relative_error(boosted(model, 0.01), without_noise) < 0.005
 
 

@@ -13,12 +13,13 @@ from transformers import AutoTokenizer
 
 from services.offline_queue.batches.input import BatchInput
 from services.offline_queue.batches.results import ResultWriter
+from shared.openai.completions.answers import AnswerHead
+from shared.openai.completions.objects import CompletionUsage
+from shared.openai.completions.requests import CHAT, CompletionRequest, ServedModel, parse_completion
+from shared.openai.completions.tool_chunks import ToolCallChunks
 from shared.openai.errors import RequestError
-from shared.openai.requests import CHAT, CompletionRequest, ServedModel, parse_completion
-from shared.openai.responses import ChunkWriter, Usage
-from shared.openai.text import output_text
-from shared.openai.tool_answers import ToolCallChunks
-from shared.openai.tool_calls import ToolUse
+from shared.openai.shown_text import output_text
+from shared.openai.tools.calls import ToolUse
 from shared.protocol.batches import BatchRecord
 from shared.protocol.messages import OfflineResult
 from shared.protocol.sampling import FinishReason
@@ -162,10 +163,14 @@ def test_tokens_one_by_one_make_the_same_calls(folders: dict[ToolFormat, Path], 
     asked = parse(tokenizer, tools=[WEATHER])
     assert asked.tools is not None
     detokenizer = tokenizer.detokenizer((), shows_calls=True)
-    chunks = ToolCallChunks(ChunkWriter(CHAT, "r1", 1, "m", include_usage=True), asked.tools, "r1")
+    chunks = ToolCallChunks(asked.tools, AnswerHead(CHAT, "r1", 1, "m"), include_usage=True)
     events = [chunks.start()]
     events += [chunks.text(text) for token_id in token_ids if (text := detokenizer.push([token_id]))]
-    events += [chunks.text(detokenizer.finish()), chunks.finish(FinishReason.STOP), chunks.end(Usage(1, 2))]
+    events += [
+        chunks.text(detokenizer.finish()),
+        chunks.finish(FinishReason.STOP),
+        chunks.end(CompletionUsage.of(1, 2)),
+    ]
     data = b"".join(events).decode().split("\n\n")
     parsed = [ChatCompletionChunk.model_validate_json(each[6:], strict=True) for each in data if "{" in each]
     deltas = [chunk.choices[0].delta for chunk in parsed if chunk.choices]

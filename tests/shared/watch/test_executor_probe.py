@@ -11,7 +11,7 @@ from shared.bus import Bus
 from shared.errors import NobodyListensError, NoResponderError
 from shared.protocol import subjects
 from shared.watch.executor_probe import ExecutorProbe
-from tests.services.gateway.test_tracker import Front, Peer, alive, front, peer
+from tests.services.gateway.live.test_tracker import Front, Peer, alive, front, peer
 
 __all__ = ["front", "peer"]
 

@@ -1,8 +1,8 @@
 """Linear layers whose weights are stored in oneDNN's own blocked order.
 
 On CPU, torch's linear multiplies float32 with MKL from row-major weights. oneDNN on weights that were reordered once
-is 2 to 5 times as fast at every batch size on AMD processors (benchmarks/engine.py compares). It is the path that
-torch's own compiler takes for frozen weights.
+is 2 to 5 times as fast at every batch size on AMD processors (benchmarks/engine/engine_speed.py compares). It is the
+path that torch's own compiler takes for frozen weights.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from hypothesis import given
@@ -14,17 +15,18 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from services.executor.engines.sample_row import SampleRow
 from services.executor.engines.torch.logprobs import LEAST, gather_logprobs, read_logprobs
+from shared.openai.completions.answers import AnswerHead, Choice, completion_body
+from shared.openai.completions.chunks import ChunkWriter
+from shared.openai.completions.objects import CompletionUsage
+from shared.openai.completions.requests import CHAT, TEXT
 from shared.openai.logprobs import LogprobsShape
-from shared.openai.requests import CHAT, TEXT
-from shared.openai.responses import Choice, ChunkWriter, Usage, completion_body
-from shared.openai.shown_text import ShownText, ShownToken
-from shared.openai.text import shown_output
+from shared.openai.shown_text import ShownText, ShownToken, shown_output
 from shared.protocol.messages import TokenLogprobs
 from shared.protocol.sampling import FinishReason, SamplingParams
 from shared.text.tokenizer import Tokenizer
 from tests.shared.text.test_tokenizer import BYTE_FALLBACK, BYTE_LEVEL, MIXED_TEXT
 
-USAGE = Usage(prompt_tokens=5, completion_tokens=3)
+USAGE = CompletionUsage.of(prompt_tokens=5, completion_tokens=3)
 
 
 def logprobs_of(token_ids: list[int]) -> list[TokenLogprobs]:
@@ -138,7 +140,7 @@ def shown(text: str) -> list[ShownToken]:
 def test_whole_answers_fit_the_clients_types(endpoint: str, shape: Any) -> None:
     logprobs = LogprobsShape(BYTE_LEVEL, endpoint == CHAT).body(shown("Hi 😀!"))
     choice = Choice("Hi 😀!", FinishReason.STOP, logprobs)
-    body = completion_body(endpoint, "r1", 17, "m", [choice], USAGE)
+    body = msgspec.to_builtins(completion_body(AnswerHead(endpoint, "r1", 17, "m"), [choice], USAGE))
     found = shape.model_validate(body, strict=True).choices[0].logprobs
     if endpoint == CHAT:
         assert b"".join(bytes(entry.bytes) for entry in found.content).decode() == "Hi 😀!"
@@ -152,7 +154,7 @@ def test_whole_answers_fit_the_clients_types(endpoint: str, shape: Any) -> None:
 
 def test_chunks_fit_the_clients_types() -> None:
     chat, text = (
-        ChunkWriter(endpoint, "r1", 17, "m", False, logprobs=LogprobsShape(BYTE_LEVEL, endpoint == CHAT))
+        ChunkWriter(AnswerHead(endpoint, "r1", 17, "m"), False, logprobs=LogprobsShape(BYTE_LEVEL, endpoint == CHAT))
         for endpoint in (CHAT, TEXT)
     )
     tokens = shown("Hi")

@@ -1,0 +1,78 @@
+"""The turn of a plan on the bus: a step message out, a plan back: ``python -m benchmarks.bus.bus_turn``.
+
+Two processes, one nats-server, as in the stack: the one publishes step messages of 64 running requests, the other
+answers each with a plan of 64 entries. The turn is both ways; the design asks for one way, publish to receive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from multiprocessing import get_context
+
+import uvloop
+
+from benchmarks.harness.command import run_command
+from benchmarks.harness.stack import stack
+from benchmarks.harness.table import print_table, quantile, quantiles
+from benchmarks.scheduling.planning import make_step
+from shared.bus import Bus
+from shared.protocol import subjects
+from shared.protocol.codec import encode
+from shared.protocol.messages import StepPlan, StepStarted
+
+RUNNING, WARM_UP = 64, 100
+
+
+async def answer(url: str) -> None:
+    """The peer: a plan for each step message."""
+    bus = await Bus.connect(url, "bench-peer")
+
+    async def on_step(message: StepStarted) -> None:
+        plan = StepPlan(message.executor_id, message.epoch, message.step + 1, message.entries, [], [], 0.0)
+        await bus.publish(subjects.plan(message.executor_id), plan)
+
+    await bus.subscribe(subjects.step("executor-0"), StepStarted, on_step)
+    await asyncio.Event().wait()
+
+
+def peer(url: str) -> None:
+    uvloop.run(answer(url))
+
+
+async def turns(url: str, rounds: int) -> tuple[list[float], int]:
+    """Milliseconds of each turn, fastest first, and the size of a step message in bytes."""
+    bus = await Bus.connect(url, "bench")
+    arrived: asyncio.Queue[float] = asyncio.Queue()
+
+    async def on_plan(_: StepPlan) -> None:
+        arrived.put_nowait(time.perf_counter())
+
+    await bus.subscribe(subjects.plan("executor-0"), StepPlan, on_plan)
+    message, times = make_step(RUNNING), list[float]()
+    while len(times) < rounds + WARM_UP:
+        start_s = time.perf_counter()
+        await bus.publish(subjects.step("executor-0"), message)
+        try:
+            times.append((await asyncio.wait_for(arrived.get(), 1.0) - start_s) * 1e3)
+        except TimeoutError:  # the peer is still starting
+            continue
+    await bus.close()
+    return sorted(times[WARM_UP:]), len(encode(message))
+
+
+def main(rounds: int = 2000) -> None:
+    with stack() as running:
+        process = get_context("spawn").Process(target=peer, args=(running.nats_url,), daemon=True)
+        process.start()
+        try:
+            times, size = uvloop.run(turns(running.nats_url, rounds))
+        finally:
+            process.terminate()
+            process.join()
+    row = [str(size), *quantiles(times, 0.5, 0.9, 0.99, digits=3), f"{quantile(times, 0.5) / 2:.3f}"]
+    print_table(["step message bytes", "turn p50 ms", "p90 ms", "p99 ms", "one way p50 ms"], [row])
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,103 @@
+"""Throughput by pipeline depth: ``python -m benchmarks.bus.pipeline``.
+
+An executor service with the sim engine (K stages that share a step's time) and its scheduler on a real bus, in one
+process; offline requests only, without a latency budget, from the first step message to the last result.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import uvloop
+
+from benchmarks.harness.command import run_command
+from benchmarks.harness.model import model_folder
+from benchmarks.harness.stack import stack
+from benchmarks.harness.table import print_table
+from benchmarks.scheduling.offline import make_pool, offline_request
+from services.executor.engines.factory import load_engine
+from services.executor.service import ExecutorService
+from services.executor.settings import ExecutorSettings
+from shared.bus import Bus
+from shared.clock import SystemClock
+from shared.latency.linear import LinearLatencyModel
+from shared.protocol import subjects
+from shared.protocol.messages import OfflineResult, StepStarted
+from shared.replica.scheduler import AsyncScheduler
+from shared.scheduling.batch import Policy
+from shared.scheduling.strategy import Strategy
+from shared.text.tokenizer import Tokenizer
+
+PROMPT, OUTPUT = 256, 64  # tokens
+NO_LATENCY_KNOWN = LinearLatencyModel(0, 0, 0, 0, 0, 0, 0)
+
+
+def prompt_of(number: int) -> list[int]:
+    return [(number * 7919 + position) % 40_000 for position in range(PROMPT)]
+
+
+async def measure(url: str, folder: Path, depth: int, num_requests: int) -> tuple[float, ExecutorService]:
+    """Seconds from the first step to the last result."""
+    settings = ExecutorSettings(
+        model_path=str(folder),
+        engine="sim",
+        max_num_seqs=16,
+        max_num_batched_tokens=256,
+        pipeline_depth=depth,
+        strategy=Strategy.of("sarathi++"),
+    )
+    bus, peer_bus = await Bus.connect(url, "executor-0"), await Bus.connect(url, "bench")
+    engine = load_engine(settings)
+    tokenizer = Tokenizer.from_folder(folder)
+    executor = ExecutorService(bus, settings, engine, tokenizer, SystemClock())
+    pool, batch = make_pool("fcfs"), f"batch_{depth}"
+    pool.add([offline_request(number, prompt_of(number), OUTPUT, batch) for number in range(num_requests)])
+    scheduler = AsyncScheduler(executor.info, pool, lambda: (Policy(), NO_LATENCY_KNOWN), SystemClock())
+
+    async def on_step(message: StepStarted) -> None:
+        for plan in scheduler.on_step(message)[0]:
+            await peer_bus.publish(subjects.plan("executor-0"), plan)
+
+    await peer_bus.subscribe(subjects.step("executor-0"), StepStarted, on_step)
+    await peer_bus.flush()
+    await executor.start()
+    start = time.perf_counter()
+    running = asyncio.create_task(executor.run())
+    num_ended = 0
+    async for stored in peer_bus.follow(subjects.RESULTS_STREAM, subjects.ALL_RESULTS, OfflineResult):
+        num_ended += stored is not None and stored.message.request_id.startswith(f"{batch}.")
+        if num_ended == num_requests:
+            break
+    elapsed_s = time.perf_counter() - start
+    running.cancel()
+    await asyncio.wait((running,))
+    await executor.stop()
+    await bus.close()
+    await peer_bus.close()
+    return elapsed_s, executor
+
+
+async def rows(url: str, folder: Path, num_requests: int) -> list[list[str]]:
+    made = []
+    first_s = 0.0
+    for depth in (1, 2, 4):
+        elapsed_s, executor = await measure(url, folder, depth, num_requests)
+        first_s = first_s or elapsed_s
+        details = executor.details()
+        steps, planned = details["steps"], details["steps_planned"]
+        tokens_per_s = num_requests * OUTPUT / elapsed_s
+        made.append([str(depth), f"{tokens_per_s:.0f}", f"{first_s / elapsed_s:.2f}", str(steps), str(planned)])
+    return made
+
+
+def main(requests: int = 128) -> None:
+    folder = model_folder()
+    with stack() as running:
+        table = uvloop.run(rows(running.nats_url, folder, requests))
+    print_table(["pipeline depth", "output tokens/s", "of depth 1", "steps", "planned"], table)
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,134 @@
+"""Decode and prefill speed of the torch engine beside transformers' own: ``python -m benchmarks.engine.engine_speed``.
+
+Each size runs in turns, one step of ours and one forward of transformers (SDPA attention, DynamicCache, greedy pick),
+so that both meet the same disturbances; the medians and their ratio are printed. Blocks are scattered over the pool.
+``--cuda-graphs`` compares decode steps of ours with and without recorded graphs instead, on a GPU.
+"""
+
+from __future__ import annotations
+
+from services.executor.engines.torch.threads import cpu_count
+
+# isort: split
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+
+from benchmarks.engine.batches import block_tables, decode_step, prefill_step, prompt_of
+from benchmarks.harness.command import run_command
+from benchmarks.harness.model import DEFAULT_MODEL, ModelOption, model_folder
+from benchmarks.harness.table import print_table
+from benchmarks.harness.turns import Step, in_turns
+from services.executor.engines.torch.engine import TorchEngine
+from shared.replica.engine import StepBatch
+
+CONTEXT = 256
+BATCHES = (1, 2, 4, 8, 16, 32, 64)
+CHUNKS = (32, 128, 256, 512)
+NUM_BLOCKS = max(BATCHES) * (CONTEXT // 16 + 1)
+
+
+class Transformers:
+    """The same model as transformers runs it."""
+
+    def __init__(self, path: Path) -> None:
+        from transformers import AutoModelForCausalLM
+
+        self._model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+
+    def decode(self, num_rows: int) -> Callable[[], None]:
+        """One decode step of ``num_rows`` rows over CONTEXT tokens, their own included."""
+        from transformers import DynamicCache
+
+        cache = DynamicCache()
+        prompt = torch.arange(CONTEXT - 1).expand(num_rows, -1)
+        with torch.inference_mode():
+            for row in range(0, CONTEXT - 1, 17):  # in slices: a whole prefill of the batch would need much memory
+                self._model(prompt[:, row : row + 17], past_key_values=cache, use_cache=True, logits_to_keep=1)
+        token = torch.full((num_rows, 1), 7)
+
+        def step() -> None:
+            with torch.inference_mode():
+                self._model(token, past_key_values=cache, use_cache=True).logits.argmax(-1).tolist()
+                cache.crop(-1)
+
+        return step
+
+    def prefill(self, num_tokens: int) -> Callable[[], None]:
+        """One prompt from nothing, with the token after it."""
+        from transformers import DynamicCache
+
+        prompt = torch.arange(num_tokens)[None]
+
+        def step() -> None:
+            with torch.inference_mode():
+                output = self._model(prompt, past_key_values=DynamicCache(), use_cache=True, logits_to_keep=1)
+                output.logits.argmax(-1).tolist()
+
+        return step
+
+
+def decodes(size: int, engine: TorchEngine) -> StepBatch:
+    return decode_step(block_tables(engine.spec.num_blocks, max(BATCHES))[:size], CONTEXT - 1)
+
+
+def prefill(length: int, engine: TorchEngine) -> StepBatch:
+    (blocks,) = block_tables(engine.spec.num_blocks, 1)
+    return prefill_step(prompt_of(length), blocks[: -(-length // engine.spec.block_size)])
+
+
+def row(name: str, num_tokens: int, ours: Step, theirs: Step, runs: int) -> list[str]:
+    ours_ms, theirs_ms = (times.median_ms for times in in_turns([ours, theirs], runs))
+    speeds = [f"{num_tokens / ms * 1000:,.0f}" for ms in (ours_ms, theirs_ms)]
+    return [name, f"{ours_ms:.1f}", f"{theirs_ms:.1f}", *speeds, f"{theirs_ms / ours_ms:.2f}"]
+
+
+def show(engine: TorchEngine, rival: str, rows: list[list[str]]) -> None:
+    print(f"{engine.spec.device}, {engine.spec.dtype}, torch {torch.__version__}\n")
+    print_table(("step", "ms", f"{rival} ms", "tokens/s", f"{rival} tokens/s", "times as fast"), rows)
+
+
+def compare_with_transformers(path: Path, num_threads: int, runs: int) -> None:
+    engine = TorchEngine.load(path, "bench", device="cpu", num_blocks=NUM_BLOCKS, num_threads=num_threads)
+    reference, rows = Transformers(path), []
+    for size in BATCHES:
+        step, name = decodes(size, engine), f"decode, batch {size}, context {CONTEXT}"
+        rows.append(row(name, size, partial(engine.execute, step), reference.decode(size), runs))
+    for length in CHUNKS:
+        step, name = prefill(length, engine), f"prefill, {length} tokens"
+        rows.append(row(name, length, partial(engine.execute, step), reference.prefill(length), runs))
+    show(engine, "transformers", rows)
+
+
+def compare_graphs(path: Path, runs: int) -> None:
+    """Raises ConfigError where there is no GPU."""
+    recorded = TorchEngine.load(path, "bench", device="cuda", num_blocks=NUM_BLOCKS, max_graph_decodes=max(BATCHES))
+    plain = TorchEngine.load(path, "bench", device="cuda", num_blocks=NUM_BLOCKS)
+    if not recorded.graph_sizes:
+        sys.exit("this model cannot be recorded")
+    rows = []
+    for size in BATCHES:
+        step, name = decodes(size, plain), f"decode, batch {size}, context {CONTEXT}"
+        rows.append(row(name, size, partial(recorded.execute, step), partial(plain.execute, step), runs))
+    show(plain, "without graphs", rows)
+
+
+def main(
+    threads: Annotated[int, typer.Option(help="Of the engine.")] = cpu_count(),
+    runs: Annotated[int, typer.Option(help="Per size.")] = 9,
+    model: ModelOption = DEFAULT_MODEL,
+    cuda_graphs: Annotated[bool, typer.Option("--cuda-graphs", help="With and without graphs, on a GPU.")] = False,
+) -> None:
+    if cuda_graphs:
+        compare_graphs(model_folder(model), runs)
+    else:
+        compare_with_transformers(model_folder(model), threads, runs)
+
+
+if __name__ == "__main__":
+    run_command(main)

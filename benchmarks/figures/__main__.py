@@ -1,0 +1,93 @@
+"""``python -m benchmarks.figures PAPER FIGURE...``: the command line of the figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from benchmarks.figures.paper import Figure, Paper
+from benchmarks.figures.papers.bros import BROS
+from benchmarks.figures.papers.hygen import HYGEN
+from benchmarks.harness.figure_run import run_figures
+from benchmarks.harness.page import Result
+from benchmarks.harness.progress import FigureProgress
+from loadgen.errors import WorkloadError
+from loadgen.options import ProgressOption
+from shared.settings.command_options import with_option_groups
+
+ABOUT = """The figures of papers, in the simulator and in virtual time.
+
+Each prints its tables as Markdown, and writes them into the paper's page and a picture beside it. Figures of one
+invocation share their runs: "all" is quicker than one after another. Ctrl-C keeps those that are done.
+"""
+ALL = "all"
+PAPERS = (HYGEN, BROS)
+
+FiguresArgument = Annotated[list[str], typer.Argument(metavar="FIGURE...", help=f'By name, or "{ALL}".')]
+OutOption = Annotated[Path, typer.Option(metavar="FOLDER", help="Where the page and the folder of its images are.")]
+
+app = typer.Typer(help=ABOUT, no_args_is_help=True, add_completion=False, rich_markup_mode=None)
+
+
+@app.callback()
+def main() -> None:
+    pass
+
+
+def command_of(paper: Paper) -> Callable[..., None]:
+    """The command that makes a paper's figures."""
+
+    def command(
+        figures: FiguresArgument, options: Any, out: OutOption = Path("docs"), progress: ProgressOption = None
+    ) -> None:
+        def start(shown: FigureProgress) -> Callable[[str], Result]:
+            chosen = _chosen(paper, figures)
+            _check_files(chosen, options)
+            opened = paper.open(options, shown)
+            return lambda name: paper.figures[name].make(opened)
+
+        names = list(paper.figures) if ALL in figures else figures
+        run_figures(names, paper.page, out, progress, start)
+
+    command.__annotations__["options"] = paper.options
+    return with_option_groups(command)
+
+
+def help_of(paper: Paper) -> str:
+    """With a line for each figure."""
+    lines = [_line(name, figure) for name, figure in paper.figures.items()]
+    return "\n".join([paper.about, "", "\b", *lines])
+
+
+def _line(name: str, figure: Figure) -> str:
+    needs = f" Needs {', '.join(map(_option, figure.files))}." if figure.files else ""
+    return f"{name:<10}{figure.about}{needs}"
+
+
+def _chosen(paper: Paper, names: list[str]) -> list[Figure]:
+    """Raises WorkloadError for a name that is no figure's."""
+    unknown = [name for name in names if name not in (*paper.figures, ALL)]
+    if unknown:
+        raise WorkloadError(f"no figure {unknown[0]!r}; known: {', '.join([*paper.figures, ALL])}")
+    return list(paper.figures.values()) if ALL in names else [paper.figures[name] for name in names]
+
+
+def _check_files(figures: list[Figure], options: Any) -> None:
+    """Before the first run. Raises WorkloadError."""
+    needed = dict.fromkeys(file for figure in figures for file in figure.files)
+    if missing := [_option(file) for file in needed if getattr(options, file) is None]:
+        raise WorkloadError(f"these figures need {' and '.join(missing)}")
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+for _paper in PAPERS:
+    app.command(_paper.page.name, help=help_of(_paper))(command_of(_paper))
+
+if __name__ == "__main__":
+    app(prog_name="python -m benchmarks.figures")

@@ -1,0 +1,121 @@
+"""Throughput over time (HyGen figure 8)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import StatisticsError, correlation
+
+from benchmarks.figures.metrics import Metric
+from benchmarks.figures.trace_lab import Setting, TraceLab
+from benchmarks.harness.charts import BLUE, GREY, PINK, SKY, Curve, Panel, draw
+from benchmarks.harness.page import Result
+from benchmarks.harness.table import Columns, Table
+from benchmarks.lab.lab import HYGEN, ONLINE_ONLY, STAR, Bench, System
+from benchmarks.lab.outcome import Found
+from loadgen.records import RequestRecord
+from shared.protocol.messages import ExecutorCounters
+
+PART_S, MOST_PARTS = 20.0, 60
+
+
+class Timeline:
+    """Tokens computed in each of equal parts of the window, prompt and output together. An online prompt counts when
+    its first token comes, so that a part must be longer than online requests wait for theirs."""
+
+    def __init__(self, duration_s: float) -> None:
+        num_parts = max(1, min(MOST_PARTS, round(duration_s / PART_S)))
+        self.duration_s = duration_s
+        self.part_s = duration_s / num_parts
+        self.online = [0.0] * num_parts
+        self.offline = [0.0] * num_parts
+        self.arrivals = [0.0] * num_parts
+        self._num_tokens = 0
+
+    def on_step(self, now_s: float, totals: ExecutorCounters) -> None:
+        """After each step."""
+        num_tokens = totals.prompt_tokens + totals.online_tokens + totals.offline_tokens
+        self._add(self.offline, now_s, num_tokens - self._num_tokens)
+        self._num_tokens = num_tokens
+
+    def take_online(self, records: Sequence[RequestRecord]) -> None:
+        """At the end: what was online, out of what was counted as offline so far."""
+        for record in records:
+            self._add(self.arrivals, record.due_s, 1)
+            if record.token_times_s:
+                self._move(record.token_times_s[0], record.prompt_tokens or 0)
+            for time_s in record.token_times_s:
+                self._move(time_s, 1)
+
+    def per_s(self, counts: Sequence[float]) -> list[float]:
+        return [count / self.part_s for count in counts]
+
+    def _move(self, time_s: float, num_tokens: int) -> None:
+        self._add(self.online, time_s, num_tokens)
+        self._add(self.offline, time_s, -num_tokens)
+
+    def _add(self, counts: list[float], time_s: float, num_tokens: int) -> None:
+        if time_s < self.duration_s:
+            counts[int(time_s / self.part_s)] += num_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """The run of the value that keeps the SLO, once more with a clock."""
+
+    system: System
+    slo: str
+    colour: str
+    found: Found
+    timeline: Timeline
+
+    @classmethod
+    def of(cls, bench: Bench, system: System, metric: Metric, tolerance: float, colour: str) -> Line:
+        found = bench.largest(system, [metric.slo(tolerance)])
+        timeline = Timeline(bench.load.duration_s)
+        serving = system if found.value is not None else ONLINE_ONLY
+        timeline.take_online(bench.watch(serving, found.value, timeline.on_step))
+        return cls(system, f"{metric.label} +{100 * tolerance:.0f}%", colour, found, timeline)
+
+    @property
+    def offline_tokens_per_s(self) -> list[float]:
+        return self.timeline.per_s(self.timeline.offline)
+
+    @property
+    def correlation(self) -> str:
+        """Of online and offline tokens; empty where one of them never changes."""
+        try:
+            return f"{correlation(self.timeline.online, self.timeline.offline):.2f}"
+        except StatisticsError:
+            return ""
+
+
+COLUMNS: Columns[Line] = {
+    "system": lambda line: line.system.preset,
+    "SLO": lambda line: line.slo,
+    "knob": lambda line: line.found.text_with_unit,
+    "offline tokens/s: mean": lambda line: f"{sum(line.offline_tokens_per_s) / len(line.offline_tokens_per_s):,.0f}",
+    "least": lambda line: f"{min(line.offline_tokens_per_s):,.0f}",
+    "most": lambda line: f"{max(line.offline_tokens_per_s):,.0f}",
+    "correlation with online tokens/s": lambda line: line.correlation,
+}
+
+
+def over_time(lab: TraceLab, setting: Setting, metric: Metric, strict: float, loose: float) -> Result:
+    """``strict`` and ``loose``: tolerances."""
+    bench = lab.bench(setting)
+    lines = [
+        Line.of(bench, HYGEN, metric, loose, SKY),
+        Line.of(bench, HYGEN, metric, strict, BLUE),
+        Line.of(bench, STAR, metric, strict, PINK),
+    ]
+    first = lines[0].timeline
+    minutes = [(index + 0.5) * first.part_s / 60 for index in range(len(first.online))]
+    arrivals = Curve("", minutes, first.per_s(first.arrivals), GREY, "-")
+    offline = [
+        Curve(f"{line.system.preset}, {line.slo}", minutes, line.offline_tokens_per_s, line.colour, "-")
+        for line in lines
+    ]
+    panels = [[Panel([arrivals], ylabel="online requests/s")], [Panel(offline, ylabel="offline tokens/s")]]
+    caption = f"Tokens computed in parts of {first.part_s:g} s. {lab.where([setting])}."
+    return Result([Table.of(caption, COLUMNS, lines)], draw(panels, 4.4, "minutes"))

@@ -1,0 +1,103 @@
+"""What scheduling takes of an iteration (BROS figure 14)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+from benchmarks.figures.kinds.curves import Curves, Point, Style
+from benchmarks.figures.rate_lab import RateLab, Scene
+from benchmarks.harness.page import Result
+from benchmarks.harness.table import Columns, quantile
+from benchmarks.lab.lab import System
+from benchmarks.lab.samples import boosted_model
+from shared.scheduling.batch import Schedule, ScheduledRequest
+from shared.scheduling.orders.offline.view import OfflineQueue
+from shared.scheduling.packing.packing import Packing, StepState
+from shared.scheduling.packing.packings import PACKINGS
+
+BOOSTED = "boosted"  # the planner
+
+
+class TimedPacking:
+    """Counts the CPU time of each plan, and of fitting it again to what the executor knows, which each plan meets on
+    a running stack. The second is the only one that a step waits for: plans are made while the step before runs."""
+
+    def __init__(self, packing: Packing) -> None:
+        self.uses_time = packing.uses_time
+        self.orders_online = packing.orders_online
+        self.keeps_plans = packing.keeps_plans
+        self.latency_budgets = packing.latency_budgets
+        self.plans_ms: list[float] = []
+        self.reconciles_ms: list[float] = []
+        self.num_scheduled = 0
+        self.steps_ms = 0.0
+        self._packing = packing
+
+    @property
+    def share(self) -> float:
+        """Of the steps' time."""
+        return (sum(self.plans_ms) + sum(self.reconciles_ms)) / self.steps_ms
+
+    def schedule(self, state: StepState, offline_queue: OfflineQueue) -> Schedule:
+        start_s = time.thread_time()
+        schedule = self._packing.schedule(state, offline_queue)
+        planned_s = time.thread_time()
+        self._packing.reconcile(state, schedule.entries, schedule.preempted)
+        self.plans_ms.append((planned_s - start_s) * 1e3)
+        self.reconciles_ms.append((time.thread_time() - planned_s) * 1e3)
+        self.num_scheduled += len(schedule.entries)
+        self.steps_ms += schedule.latency_ms
+        return schedule
+
+    def reconcile(self, state: StepState, plan: Sequence[ScheduledRequest], preempted: Iterable[str]) -> Schedule:
+        return self._packing.reconcile(state, plan, preempted)
+
+
+COLUMNS: Columns[Point[TimedPacking]] = {
+    "system": lambda point: point.series,
+    "requests/s": lambda point: f"{point.x:g}",
+    "plans": lambda point: f"{len(point.value.plans_ms):,}",
+    "requests in a step": lambda point: f"{point.value.num_scheduled / len(point.value.plans_ms):.0f}",
+    "step ms": lambda point: f"{point.value.steps_ms / len(point.value.plans_ms):.1f}",
+    "plan ms p50": lambda point: f"{quantile(sorted(point.value.plans_ms), 0.5):.3f}",
+    "plan ms p99": lambda point: f"{quantile(sorted(point.value.plans_ms), 0.99):.3f}",
+    "reconcile ms p50": lambda point: f"{quantile(sorted(point.value.reconciles_ms), 0.5):.3f}",
+    "share of the step": lambda point: f"{point.value.share:.2%}",
+}
+
+
+def overhead(lab: RateLab, scene: Scene, styles: dict[str, Style]) -> Result:
+    """``styles``: of presets. CPU time on this machine."""
+    shown: Curves[TimedPacking] = Curves(
+        xlabel="online requests/s",
+        styles=styles,
+        quantities={"scheduling over step time (%)": lambda timed: 100 * timed.share},
+    )
+    (dataset,) = scene.datasets
+    planner, points = boosted_model(lab.machine(scene)), []
+    for name in styles:
+        system = System.of(name, BOOSTED)
+        for rate in lab.rates(scene):
+            bench = lab.bench(scene, dataset, rate)
+            bench.planners[BOOSTED] = planner
+            with _timed(system.strategy.packing) as timed:
+                bench.watch(system, system.budget(lab.options.budget_ms), lambda now_s, totals: None)
+            points.append(Point("", dataset.name, name, rate, timed))
+    caption = (
+        "CPU time of planning and reconciling each step on this machine, over the step's time on the GPU; plans are "
+        f"made with a boosted model. {lab.where(scene)}; {dataset.name}."
+    )
+    return shown.result(points, caption, COLUMNS, 3.0)
+
+
+@contextmanager
+def _timed(name: str) -> Iterator[TimedPacking]:
+    """The packing of this name, with a clock."""
+    untimed = PACKINGS[name]
+    timed = PACKINGS[name] = TimedPacking(untimed)
+    try:
+        yield timed
+    finally:
+        PACKINGS[name] = untimed

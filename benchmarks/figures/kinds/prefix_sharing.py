@@ -1,0 +1,116 @@
+"""Prefix sharing maximization on MMLU (HyGen figure 6)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise, repeat
+
+from benchmarks.figures.kinds.curves import Curves, Point, Style
+from benchmarks.figures.trace_lab import Setting, TraceLab
+from benchmarks.harness.charts import BLUE, GREEN, GREY
+from benchmarks.harness.page import Result
+from benchmarks.harness.table import Columns
+from benchmarks.lab.lab import SEED, Bench, System, num_kv_blocks
+from benchmarks.lab.mmlu import as_token_ids, token_ids_of
+from benchmarks.lab.outcome import Run
+from loadgen.backlog import OfflinePrompt
+from shared.scheduling.orders.offline.registry import OfflineOrderKnobs, make_offline_order
+from shared.scheduling.orders.packed_prompt import pack_tokens
+from shared.scheduling.request import Kind, Request
+
+SMALL_CACHE_SHARE = 4  # of the memory for KV, in the second panel
+LONGEST_S = 300.0  # the questions last about as long
+ORDERS: dict[str, Style] = {"fcfs": ("s-", GREY), "psm": ("o-", BLUE), "psm-fair": ("^--", GREEN)}
+REAL, SMALL, DEDUCTED = "prefix cache", "a quarter of the cache", "less what the one before shares"
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """One run, and that of fcfs at the same budget."""
+
+    run: Run
+    fcfs: Run
+    has_cache: bool
+
+    @property
+    def gain(self) -> str:
+        theirs = self.fcfs.offline_requests_per_s
+        return f"{self.run.offline_requests_per_s / theirs:.2f}x" if theirs > 0 else ""
+
+    @property
+    def cached(self) -> str:
+        """The share of the prompt tokens that were let in, found in the prefix cache."""
+        totals = self.run.totals
+        entered = totals.prompt_tokens + totals.cached_tokens
+        return f"{totals.cached_tokens / max(1, entered):.0%}" if self.has_cache else ""
+
+
+SHARING: Curves[Served] = Curves(
+    xlabel="latency budget (ms)",
+    styles=ORDERS,
+    quantities={"questions/s": lambda served: served.run.offline_requests_per_s},
+)
+COLUMNS: Columns[Point[Served]] = {
+    "prefix sharing": lambda point: point.column,
+    "budget ms": lambda point: f"{point.x:g}",
+    "order": lambda point: point.series,
+    "questions/s": lambda point: f"{point.value.run.offline_requests_per_s:.1f}",
+    "over fcfs": lambda point: point.value.gain,
+    "cached": lambda point: point.value.cached,
+}
+
+
+def prefix_sharing(lab: TraceLab, setting: Setting, budgets_ms: Sequence[float]) -> Result:
+    """Questions with five shots, of 57 subjects: each order over a prefix cache, over a small one, and without any
+    where a prompt costs less by what it shares with the one before."""
+    duration_s = min(lab.options.duration, LONGEST_S)
+    prompts = as_token_ids(lab.questions(SEED))
+    small = replace(setting.machine, kv_blocks=num_kv_blocks(setting.machine) // SMALL_CACHE_SHARE)
+
+    def bench(machine_setting: Setting, backlog: Sequence[OfflinePrompt]) -> Bench:
+        return lab.bench_with(machine_setting, backlog, duration_s)
+
+    cached = bench(setting, prompts)
+    pressed = bench(replace(setting, machine=small), prompts)
+    deducted = {order: bench(setting, without_shared(in_order(prompts, order))) for order in ("fcfs", "psm")}
+    systems = {order: System.of("hygen", offline_order=order) for order in ORDERS}
+    points = [
+        *_points(REAL, {order: (cached, system) for order, system in systems.items()}, budgets_ms),
+        *_points(SMALL, {order: (pressed, system) for order, system in systems.items()}, budgets_ms),
+        *_points(DEDUCTED, {order: (bench, systems["fcfs"]) for order, bench in deducted.items()}, budgets_ms),
+    ]
+    return SHARING.result(points, f"MMLU, five shots. {lab.where([setting], duration_s)}.", COLUMNS, 3.0)
+
+
+def _points(group: str, runs: dict[str, tuple[Bench, System]], budgets_ms: Sequence[float]) -> Iterator[Point[Served]]:
+    fcfs, fcfs_system = runs["fcfs"]
+    for budget_ms in budgets_ms:
+        for order, (bench, system) in runs.items():
+            run, theirs = bench.run(system, budget_ms), fcfs.run(fcfs_system, budget_ms)
+            yield Point("", group, order, budget_ms, Served(run, theirs, group != DEDUCTED))
+
+
+def in_order(prompts: Sequence[OfflinePrompt], order: str) -> list[OfflinePrompt]:
+    """As the offline order has them, the utility ratio being that of pure prefix sharing."""
+    waiting = make_offline_order(order, OfflineOrderKnobs(utility_ratio=1.0), repeat(0.0))
+    by_id = {f"offline-{index}": prompt for index, prompt in enumerate(prompts)}
+    for request_id, prompt in by_id.items():
+        token_ids = token_ids_of(prompt)
+        waiting.add(Request(request_id, Kind.OFFLINE, len(token_ids), len(token_ids) + 1), pack_tokens(token_ids))
+    return [by_id[request.request_id] for request in waiting.in_order()]
+
+
+def without_shared(prompts: Sequence[OfflinePrompt]) -> list[OfflinePrompt]:
+    """HyGen section 5.3: as lengths, each less what it shares with the one before."""
+    token_ids = [[], *map(token_ids_of, prompts)]
+    lengths = [len(after) - min(_num_shared(before, after), len(after) - 1) for before, after in pairwise(token_ids)]
+    return [
+        OfflinePrompt(prompt.max_tokens, num_prompt_tokens=length)
+        for prompt, length in zip(prompts, lengths, strict=True)
+    ]
+
+
+def _num_shared(before: Sequence[int], after: Sequence[int]) -> int:
+    pairs = zip(before, after, strict=False)
+    return next((index for index, (ours, theirs) in enumerate(pairs) if ours != theirs), min(len(before), len(after)))

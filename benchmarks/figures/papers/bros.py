@@ -1,0 +1,94 @@
+"""BROS's evaluation (section 7 of the paper): its settings, and which figures are made with them."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from benchmarks.figures.kinds.by_rate import (
+    COLUMNS,
+    KV_COLUMNS,
+    LATENCY,
+    OFFLINE,
+    TPOT_SHARE,
+    TTFT_P99,
+    TTFT_SHARE,
+    by_rate,
+)
+from benchmarks.figures.kinds.overhead import overhead
+from benchmarks.figures.paper import Figure, Paper
+from benchmarks.figures.rate_lab import Dataset, RateLab, RateOptions, Scene
+from benchmarks.harness.charts import BLUE, GREEN, GREY, ORANGE, PINK, SKY
+from benchmarks.harness.page import Page
+from benchmarks.lab.drawn import Lognormal
+from benchmarks.lab.lab import ONLINE_ONLY, SLO, System
+
+SHAREGPT = Dataset("ShareGPT", Lognormal(222.76, 256.36), Lognormal(234.51, 268.50))  # Table 2
+LMSYS = Dataset("LMSYS-Chat-1M", Lognormal(90.50, 148.52), Lognormal(237.04, 228.21))
+WAVE_SIZE = 64  # the paper does not say how many are submitted at a time
+RATES = (4.0, 8.0, 12.0, 16.0, 20.0)
+BOTH = Scene("opt-13b", (SHAREGPT, LMSYS), RATES, WAVE_SIZE)
+ONE = Scene("opt-13b", (SHAREGPT,), RATES, WAVE_SIZE)
+SHORT_OF_BLOCKS = Scene("llama2-7b", (SHAREGPT,), (1.0, 2.0, 3.0, 4.0), kv_blocks=1000)
+
+KV: dict[str, dict[str, str]] = {  # sharing and eviction
+    "bidirectional": {"kv_sharing": "bidirectional"},
+    "bidirectional, online-first": {"kv_sharing": "bidirectional", "kv_eviction": "online-first"},
+    "recompute": {"kv_sharing": "recompute"},
+    "recompute, online-first": {"kv_sharing": "recompute", "kv_eviction": "online-first"},
+    "keep-resident": {"kv_sharing": "keep-resident"},
+}
+BROS_BY_KV = {name: System.of("bros", **KV[name]) for name in ("bidirectional", "recompute", "keep-resident")}
+HYGEN_BY_KV = {name: System.of("hygen", **given) for name, given in KV.items()}
+SLOS = f"SLOs: TTFT {SLO.ttft_ms:g} ms, mean TPOT of a request {SLO.tpot_ms:g} ms."
+
+FIGURES = {
+    "rates": Figure(
+        partial(
+            by_rate,
+            scene=BOTH,
+            systems={name: System.of(name) for name in ("bros", "hygen", "round-robin", "fcfs")},
+            styles=[("o-", colour) for colour in (BLUE, GREEN, ORANGE, GREY)],
+            quantities=(LATENCY, TTFT_SHARE, TPOT_SHARE, OFFLINE),
+            columns=COLUMNS,
+            caption=f"{SLOS} Offline requests {WAVE_SIZE} at a time.",
+            height=4.2,
+        ),
+        "Latency, attainment and offline throughput by online rate (figures 10 and 11).",
+    ),
+    "kv": Figure(
+        partial(
+            by_rate,
+            scene=ONE,
+            systems=BROS_BY_KV,
+            styles=[("o-", colour) for colour in (BLUE, ORANGE, GREY)],
+            quantities=(TTFT_SHARE, TPOT_SHARE, OFFLINE),
+            columns=KV_COLUMNS,
+            caption="The preset bros with each sharing of KV.",
+        ),
+        "Attainment by sharing of KV (figure 13).",
+    ),
+    "overhead": Figure(
+        partial(overhead, scene=ONE, styles={"bros": ("o-", BLUE), "hygen": ("o-", ORANGE)}),
+        "Scheduling over step time (figure 14).",
+    ),
+    "pressure": Figure(
+        partial(
+            by_rate,
+            scene=SHORT_OF_BLOCKS,
+            systems={**HYGEN_BY_KV, "online alone": ONLINE_ONLY},
+            styles=[("o-", colour) for colour in (BLUE, SKY, ORANGE, PINK, GREEN, GREY)],
+            quantities=(TTFT_P99, OFFLINE),
+            columns=KV_COLUMNS,
+            caption="The preset hygen with each sharing and eviction of KV, and a small KV cache.",
+        ),
+        "Not in the paper: sharing and eviction of KV where memory is short.",
+    ),
+}
+
+BROS = Paper(
+    Page("bros", "BROS's figures"),
+    "BROS's evaluation (section 7 of the paper). Requests are drawn from the lengths of its Table 2.",
+    RateOptions,
+    RateLab,
+    FIGURES,
+)

@@ -1,0 +1,107 @@
+"""Benches whose online requests are a window of a trace, beside a backlog from a file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from benchmarks.figures.metrics import TOLERANCES
+from benchmarks.lab.drawn import OfflineOption, OnlineOption
+from benchmarks.lab.lab import Bench, Load, Machine, machine_name
+from benchmarks.lab.mmlu import few_shot_prompts
+from loadgen.backlog import OfflinePrompt, load_backlog
+from loadgen.progress import ReplayProgress
+from loadgen.scaling import Scaling
+from loadgen.traces import read_trace
+
+GIVEN = "files are checked before the first figure"
+BACKLOG_PER_S = 4  # more than any of the machines finishes
+
+LongOption = Annotated[Path | None, typer.Option(metavar="TRACE", help="Arrivals with long prompts: Mooncake.")]
+ShotsOption = Annotated[Path | None, typer.Option(metavar="JSONL", help="MMLU's dev questions.")]
+QuestionsOption = Annotated[Path | None, typer.Option(metavar="JSONL", help="MMLU's test questions.")]
+StartOption = Annotated[float, typer.Option(min=0.0, help="Skip so many seconds of the trace.")]
+DurationOption = Annotated[float, typer.Option(min=1.0, help="Seconds of each run, in virtual time.")]
+ToleranceOption = Annotated[list[float] | None, typer.Option(min=0.0, help=f"Repeatable. Default: {TOLERANCES}.")]
+PrecisionOption = Annotated[
+    float, typer.Option(min=0.001, max=1.0, help="From one budget or rate tried to the next, as a share.")
+]
+
+
+@dataclass(frozen=True, slots=True)
+class TraceOptions:
+    """A file may be None where no figure needs it. ``tolerance``: of interference; None is ``TOLERANCES``."""
+
+    online: OnlineOption = None
+    offline: OfflineOption = None
+    long_online: LongOption = None
+    shots: ShotsOption = None
+    questions: QuestionsOption = None
+    start: StartOption = 0.0
+    duration: DurationOption = 900.0
+    tolerance: ToleranceOption = None
+    precision: PrecisionOption = 0.04
+
+    @property
+    def tolerances(self) -> list[float]:
+        return sorted(self.tolerance or TOLERANCES)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A model on its GPUs, and the online rate (requests/s) sampled from the trace. ``has_long``: the trace is the one
+    with long prompts."""
+
+    machine: Machine
+    qps: float
+    has_long: bool = False
+
+    @property
+    def name(self) -> str:
+        return machine_name(self.machine)
+
+
+@dataclass(slots=True)
+class TraceLab:
+    """Makes benches and keeps them, so that figures which need the same run share it."""
+
+    options: TraceOptions
+    progress: ReplayProgress
+    _benches: dict[Setting, Bench] = field(init=False, default_factory=dict)
+    _prompts: list[OfflinePrompt] = field(init=False, default_factory=list)
+
+    def bench(self, setting: Setting) -> Bench:
+        """The trace sampled to the setting's rate, beside the offline file's prompts. Raises LoadgenError."""
+        if setting not in self._benches:
+            self._benches[setting] = self.bench_with(setting, self._backlog(), self.options.duration)
+        return self._benches[setting]
+
+    def bench_with(self, setting: Setting, prompts: Sequence[OfflinePrompt], duration_s: float) -> Bench:
+        """Beside ``prompts``, shared with no other figure. Raises LoadgenError."""
+        options = self.options
+        trace = options.long_online if setting.has_long else options.online
+        assert trace is not None, GIVEN
+        scaling = Scaling(start_s=options.start, duration_s=duration_s, qps=setting.qps)
+        load = Load(scaling.apply(read_trace(trace)), prompts, duration_s)
+        return Bench(setting.machine, load, self.progress, options.precision)
+
+    def questions(self, seed: int) -> list[OfflinePrompt]:
+        """MMLU's few-shot prompts. Raises LoadgenError."""
+        assert self.options.shots is not None and self.options.questions is not None, GIVEN
+        return few_shot_prompts(self.options.shots, self.options.questions, seed)
+
+    def where(self, settings: Iterable[Setting], duration_s: float | None = None) -> str:
+        """For captions: rates, and the window of the trace."""
+        rates = ", ".join(f"{setting.name} at {setting.qps:g} online requests/s" for setting in settings)
+        return f"{rates}; {duration_s or self.options.duration:g} s of the trace from {self.options.start:g} s on"
+
+    def _backlog(self) -> list[OfflinePrompt]:
+        """The offline file's prompts, from the start again where they are too few."""
+        assert self.options.offline is not None, GIVEN
+        self._prompts = self._prompts or load_backlog(self.options.offline)
+        size = max(1, round(self.options.duration * BACKLOG_PER_S))
+        return [self._prompts[index % len(self._prompts)] for index in range(size)]

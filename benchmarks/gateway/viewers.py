@@ -1,0 +1,75 @@
+"""What open dashboards cost a gateway: ``python -m benchmarks.gateway.viewers``. Gateway, bus and one executor with the
+simulated engine run as in the stack, and nothing else.
+
+Processor time and memory are those of the gateway's process; the row without viewers is what it takes by itself, with
+the history that it keeps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Annotated
+
+import typer
+import uvloop
+
+from benchmarks.gateway.frontend import front_end
+from benchmarks.harness.command import run_command
+from benchmarks.harness.stack import Stack
+from benchmarks.harness.table import print_table
+from benchmarks.harness.usage import MIB, usage_of
+
+REQUEST = b"GET /dashboard/events HTTP/1.1\r\nHost: x\r\n\r\n"
+SETTLE_S = 3.0  # until the first event, which has the whole history, is with everybody
+VIEWERS = [0, 1, 100]
+
+
+class Viewers:
+    """Open connections, and what came over them."""
+
+    def __init__(self) -> None:
+        self.num_bytes = 0
+
+    @contextlib.asynccontextmanager
+    async def open(self, port: int, num_viewers: int) -> AsyncIterator[None]:
+        pairs = [await asyncio.open_connection("127.0.0.1", port) for _ in range(num_viewers)]
+        for _, writer in pairs:
+            writer.write(REQUEST)
+        reading = [asyncio.create_task(self._read(reader)) for reader, _ in pairs]
+        try:
+            yield
+        finally:
+            for task in reading:
+                task.cancel()
+            for _, writer in pairs:
+                writer.close()
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        while data := await reader.read(2**16):
+            self.num_bytes += len(data)
+
+
+async def measure(running: Stack, num_viewers: int, seconds: float) -> list[str]:
+    """One row."""
+    viewers = Viewers()
+    async with viewers.open(running.port, num_viewers):
+        await asyncio.sleep(SETTLE_S)
+        viewers.num_bytes = 0
+        with usage_of({"gateway": running.processes["gateway"]}) as usage:
+            await asyncio.sleep(seconds)
+    to_each = viewers.num_bytes / usage.seconds / 1e3 / (num_viewers or 1)
+    memory_mb = usage.most_mib["gateway"] * MIB / 1e6
+    cpu_share = 100 * usage.cpu_s["gateway"] / usage.seconds
+    return [str(num_viewers), f"{cpu_share:.1f}", f"{to_each:.1f}", f"{memory_mb:.0f}"]
+
+
+def main(seconds: Annotated[float, typer.Option(help="Of each row.")] = 20.0, viewers: list[int] = VIEWERS) -> None:
+    with front_end("1") as running:
+        rows = [uvloop.run(measure(running, num_viewers, seconds)) for num_viewers in viewers]
+    print_table(["viewers", "gateway CPU % of a core", "kB/s to each", "gateway's memory MB"], rows)
+
+
+if __name__ == "__main__":
+    run_command(main)

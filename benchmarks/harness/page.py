@@ -1,0 +1,82 @@
+"""What a figure leaves behind: its tables in a Markdown page, its picture beside the page."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from matplotlib.figure import Figure
+from PIL import Image
+
+from benchmarks.harness.table import Table
+from loadgen.errors import WorkloadError
+
+MAX_COLOURS = 64  # lines and text need few; a palette keeps a picture under 60 kB
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One figure."""
+
+    tables: Sequence[Table]
+    picture: Figure
+
+    def markdown(self) -> str:
+        return "\n\n".join(table.markdown() for table in self.tables)
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A paper's figures."""
+
+    name: str
+    title: str
+
+    @property
+    def file(self) -> str:
+        return f"{self.name}.md"
+
+    @property
+    def images(self) -> str:
+        """The folder of the pictures."""
+        return f"images/{self.name}"
+
+    def write(self, folder: Path, name: str, result: Result) -> None:
+        """The picture below ``folder``, the tables into the page, in the place of those that an earlier run of the
+        figure ``name`` left there, else at its end. Raises WorkloadError for a folder that cannot be written to, and
+        for a page with half a place."""
+        try:
+            (folder / self.images).mkdir(parents=True, exist_ok=True)
+            write_picture(result.picture, folder / self.images / f"{name}.png")
+            page = folder / self.file
+            text = page.read_text() if page.exists() else f"# {self.title}\n"
+            page.write_text(with_section(text, name, result.markdown()))
+        except OSError as error:
+            raise WorkloadError(f"cannot write below {folder}: {error.strerror}") from error
+
+
+def with_section(text: str, name: str, content: str) -> str:
+    """``text`` with ``content`` between the markers of ``name``, which are appended where they are missing.
+
+    Raises WorkloadError where only the first is there."""
+    begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
+    section = f"{begin}\n\n{content}\n\n{end}"
+    before, found, rest = text.partition(begin)
+    if not found:
+        return f"{text.rstrip()}\n\n{section}\n"
+    _, closed, after = rest.partition(end)
+    if not closed:
+        raise WorkloadError(f"{begin} has no {end}")
+    return before + section + after
+
+
+def write_picture(picture: Figure, path: Path) -> None:
+    """A PNG with a palette."""
+    buffer = io.BytesIO()
+    picture.savefig(buffer, format="png")
+    buffer.seek(0)
+    with Image.open(buffer) as image:
+        flat = image.convert("RGB").quantize(MAX_COLOURS, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+        flat.save(path, optimize=True)

@@ -1,0 +1,213 @@
+"""What the Triton kernels take of an SM, without a GPU: ``python -m benchmarks.kernels.kernel_resources``.
+
+The launchers run as in production, on a driver that compiles every specialization for a named architecture with the
+ptxas of the Triton wheel and launches nothing. Registers and stack (where spilled registers go) are read from the
+binary with cuobjdump. ``--json`` prints the same figures for a test to read.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from types import SimpleNamespace
+from typing import Annotated, Any
+
+import torch
+import triton
+import typer
+from triton.backends.compiler import GPUTarget
+from triton.backends.driver import DriverBase
+
+from benchmarks.harness.command import run_command
+from benchmarks.harness.table import print_table
+from kernels.gpu.attention import attend
+from kernels.gpu.batch import PagedBatch
+from kernels.gpu.kv_write import write_kv
+from kernels.gpu.slot_copy import gather_slots, scatter_slots
+from kernels.gpu.tiles import Gpu
+from kernels.slot_copy import KVLayers
+from kernels.step_layout import StepLayout
+from shared.protocol.sampling import SamplingParams
+from shared.replica.engine import Sequence
+
+SM_SHARED_KIB = {80: 164, 86: 100, 89: 100, 90: 228, 100: 228, 120: 100}  # by capability
+CAPABILITIES = [80, 90]
+SYSTEM_SHARED_BYTES = 1024  # that CUDA adds for itself to what a program takes
+SM_REGISTERS = 65536
+GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """Of one compiled specialization of a kernel."""
+
+    capability: int
+    case: str
+    kernel: str
+    num_warps: int
+    registers: int  # a thread
+    stack_bytes: int  # a thread: spilled registers
+    shared_bytes: int  # a program
+    async_copies: int  # cp.async instructions: loads that the loop has in flight
+    tensor_core_instructions: int
+    wide_loads: int  # of 16 bytes a thread, straight to registers
+
+    @property
+    def programs_per_sm(self) -> int:
+        """That registers and shared memory leave room for."""
+        by_registers = SM_REGISTERS // (-(-self.registers // 8) * 8 * 32 * self.num_warps)
+        return min(
+            by_registers, (SM_SHARED_KIB[self.capability] << 10) // (self.shared_bytes + SYSTEM_SHARED_BYTES), 32
+        )
+
+
+class CompileOnlyDriver(DriverBase):
+    """Stands where Triton's CUDA driver does, and runs nothing."""
+
+    def __init__(self, capability: int) -> None:
+        self.capability = capability
+        self.utils = SimpleNamespace(
+            get_device_properties=lambda device: {"max_shared_mem": 1 << 30},
+            load_binary=lambda name, binary, shared, device: (None, None, 0, 0, 1024),
+        )
+
+    def launcher_cls(self, source: Any, metadata: Any) -> Any:
+        return lambda *arguments: None
+
+    def get_current_device(self) -> int:
+        return self.capability  # Triton keeps one cache of compiled kernels a device
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self.capability, 32)
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def get_benchmarker(self) -> Any:
+        raise NotImplementedError("nothing runs here")
+
+    def map_python_to_cpp_type(self, ty: str) -> str:
+        raise NotImplementedError("nothing runs here")
+
+    @classmethod
+    def is_active(cls) -> bool:
+        return False
+
+
+def launch_all(
+    capability: int, head_dim: int, group_size: int, dtype: torch.dtype, window: int | None, directed: bool
+) -> None:
+    """Every launcher once: decodes with and without splits, a chunk, KV write, gather and scatter."""
+    num_kv_heads, block_size = 8, 16
+    kv_cache = torch.zeros(64, block_size, num_kv_heads, 2 * head_dim, dtype=dtype)
+    tables = list(range(64))
+    for num_new, sms in ((1, 1), (1, 132), (64, 1)):
+        sequences = [Sequence("r", [0] * num_new, 1024 - num_new, tables, GREEDY, True, directed)]
+        layout = StepLayout.of(sequences, 64, block_size)
+        batch, _, slots = PagedBatch.build(layout, kv_cache.device)
+        batch.gpu = Gpu(sms, (SM_SHARED_KIB[capability] << 10) - SYSTEM_SHARED_BYTES)
+        query = torch.zeros(num_new, num_kv_heads * group_size, head_dim, dtype=dtype)
+        attend(query, kv_cache, batch, head_dim**-0.5, window)
+    key = torch.zeros(num_new, num_kv_heads, head_dim, dtype=dtype)
+    write_kv(key, key, kv_cache, slots)
+    layers = KVLayers.of([kv_cache])
+    gather_slots(layers, slots, layers.new_buffer(len(slots)))
+    scatter_slots(layers, slots, layers.new_buffer(len(slots)))
+
+
+def measure(capability: int, cases: list[tuple[int, int, torch.dtype, int | None, bool]]) -> list[Resources]:
+    """Compile the kernels of ``cases`` (head_dim, query heads a KV head, dtype, window, direction)."""
+    found = []
+    triton.runtime.driver.set_active(CompileOnlyDriver(capability))
+    for head_dim, group_size, dtype, window, directed in cases:
+        name = f"{str(dtype).removeprefix('torch.')}, head {head_dim}, group {group_size}"
+        name += f", window {window}" * (window is not None) + ", direction" * directed
+        before = _compiled_kernels(capability)
+        launch_all(capability, head_dim, group_size, dtype, window, directed)
+        after = _compiled_kernels(capability)
+        found += [_resources(capability, name, kernel) for key, kernel in after.items() if key not in before]
+    return found
+
+
+def _compiled_kernels(capability: int) -> dict[tuple[str, str], Any]:
+    from kernels.gpu import attention, kv_write, reduce_splits, slot_copy
+
+    functions = (
+        attention.attention_kernel,
+        reduce_splits.reduce_splits_kernel,
+        kv_write.write_kv_kernel,
+        slot_copy.copy_slots_kernel,
+    )
+    return {
+        (function.__name__, key): kernel
+        for function in functions
+        for key, kernel in function.device_caches[capability][0].items()
+    }
+
+
+def _resources(capability: int, case: str, kernel: Any) -> Resources:
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(kernel.asm["cubin"])
+        file.flush()
+        command = [triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
+        usage = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    ptx = kernel.asm["ptx"]
+    return Resources(
+        capability,
+        case,
+        kernel.name,
+        kernel.metadata.num_warps,
+        int(re.findall(r"REG:(\d+)", usage)[-1]),
+        int(re.findall(r"STACK:(\d+)", usage)[-1]),
+        kernel.metadata.shared,
+        len(re.findall(r"cp\.async\.c[ag]", ptx)),
+        len(re.findall(r"\b(?:mma\.sync|wgmma\.mma_async)", ptx)),
+        len(re.findall(r"ld\.global\S*\.v4\.b32|ld\.global\S*\.v2\.b64", ptx)),
+    )
+
+
+CASES = [
+    (64, 3, torch.bfloat16, None, True),
+    (80, 1, torch.float16, None, True),
+    (96, 1, torch.bfloat16, 2047, True),
+    (128, 4, torch.bfloat16, None, False),
+    (128, 4, torch.bfloat16, None, True),
+    (128, 8, torch.float16, 4096, True),
+    (256, 2, torch.bfloat16, None, True),
+    (64, 3, torch.float32, None, True),
+    (128, 4, torch.float32, None, True),
+    (256, 2, torch.float32, None, True),
+]
+
+
+def row(found: Resources) -> list[str]:
+    place = f"sm_{found.capability}, {found.case}"
+    figures = (found.num_warps, found.registers, found.stack_bytes, f"{found.shared_bytes:,}", found.programs_per_sm)
+    return [place, found.kernel, *map(str, figures)]
+
+
+def main(
+    capability: Annotated[list[int], typer.Option(help=f"Of {sorted(SM_SHARED_KIB)}.")] = CAPABILITIES,
+    case: Annotated[list[int] | None, typer.Option(help="By number; else all.")] = None,
+    as_json: Annotated[bool, typer.Option("--json")] = False,
+) -> None:
+    if triton.knobs.runtime.interpret:
+        sys.exit("the interpreter compiles nothing: unset TRITON_INTERPRET")
+    cases = [CASES[number] for number in case or range(len(CASES))]
+    found = [resources for each in capability for resources in measure(each, cases)]
+    if as_json:
+        print(json.dumps([asdict(resources) for resources in found]))
+        return
+    header = ("compiled for", "kernel", "warps", "registers", "stack bytes", "shared bytes", "programs an SM")
+    print_table(header, [row(resources) for resources in found])
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,84 @@
+"""Workloads without files: Poisson arrivals, lengths drawn, beside backlogs whose prompts share nothing. The same seed
+draws the same."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from benchmarks.lab.lab import Load
+from loadgen.backlog import OfflinePrompt, load_backlog
+from loadgen.scaling import Scaling
+from loadgen.traces import TraceRequest, read_trace
+
+OnlineOption = Annotated[Path | None, typer.Option(metavar="TRACE", help="Online arrivals: Azure's conversations.")]
+OfflineOption = Annotated[
+    Path | None, typer.Option(metavar="LENGTHS", help="Offline backlog, prompts or lengths: arXiv summaries.")
+]
+Length = Callable[[random.Random], int]  # draws one, in tokens
+
+
+def poisson(rate: float, duration_s: float, rng: random.Random, prompt: Length, output: Length) -> list[TraceRequest]:
+    """``rate`` requests/s for ``duration_s`` seconds."""
+    requests: list[TraceRequest] = []
+    now_s = rng.expovariate(rate)
+    while now_s < duration_s:
+        requests.append(TraceRequest(now_s, prompt(rng), output(rng)))
+        now_s += rng.expovariate(rate)
+    return requests
+
+
+def uniform_backlog(
+    size: int, rng: random.Random, prompt: tuple[int, int], output: tuple[int, int]
+) -> list[OfflinePrompt]:
+    """Lengths between these bounds, both included."""
+    return [OfflinePrompt(rng.randint(*output), num_prompt_tokens=rng.randint(*prompt)) for _ in range(size)]
+
+
+@dataclass(frozen=True, slots=True)
+class Lognormal:
+    """Lengths with this mean and this standard deviation."""
+
+    mean: float
+    deviation: float
+
+    def __call__(self, rng: random.Random) -> int:
+        variance = math.log1p((self.deviation / self.mean) ** 2)
+        return max(1, round(rng.lognormvariate(math.log(self.mean) - variance / 2, math.sqrt(variance))))
+
+
+def mixed_load(rate: float, duration_s: float, seed: int) -> Load:
+    """Lengths spread over three decades, beside long prompts with outputs of 50 to 300 tokens."""
+    rng = random.Random(seed)
+    requests = poisson(
+        rate,
+        duration_s,
+        rng,
+        lambda rng: int(rng.lognormvariate(6.0, 1.0)) + 1,
+        lambda rng: int(rng.lognormvariate(4.5, 0.8)) + 1,
+    )
+    return Load(requests, uniform_backlog(500, rng, (500, 3500), (50, 300)), duration_s)
+
+
+def azure_like_load(rate: float, duration_s: float) -> Load:
+    """Exponential lengths with the means of the Azure conversation trace of 2023 (whose rate is 5.4 requests/s), beside
+    as many prompts of the length of arXiv's summaries as there are."""
+
+    def mean(num_tokens: int) -> Length:
+        return lambda rng: 1 + int(rng.expovariate(1 / num_tokens))
+
+    requests = poisson(rate, duration_s, random.Random(0), mean(1155), mean(211))
+    return Load(requests, [OfflinePrompt(291, num_prompt_tokens=2588)] * 28_000, duration_s)
+
+
+def load_of(online: Path | None, offline: Path | None, duration_s: float, qps: float | None, drawn_rate: float) -> Load:
+    """Of files, the trace sampled to ``qps``; without them like Azure's. Raises LoadgenError."""
+    drawn = azure_like_load(drawn_rate, duration_s)
+    requests = Scaling(duration_s=duration_s, qps=qps).apply(read_trace(online)) if online else drawn.requests
+    return Load(requests, load_backlog(offline) if offline else drawn.prompts, duration_s)

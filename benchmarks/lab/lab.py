@@ -1,0 +1,219 @@
+"""The lab: this workload on this machine under that system, and what came of it. All that benchmarks and figures ask of
+the simulator is asked here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import msgspec
+
+from benchmarks.lab.outcome import Found, Measured, Run
+from benchmarks.lab.recorder import Recorder
+from loadgen.backlog import OfflinePrompt
+from loadgen.metrics import LatencySamples
+from loadgen.progress import NoProgress, RenamedProgress, ReplayProgress
+from loadgen.records import RequestRecord
+from loadgen.replay import ReplayPlan
+from loadgen.scaling import Scaling
+from loadgen.slo import parse_slo
+from loadgen.traces import TraceRequest
+from services.profiler.simulation.encoding import PromptEncoder as PromptEncoder
+from services.profiler.simulation.setup import Machine as Machine
+from services.profiler.simulation.simulation import tell
+from services.profiler.simulation.virtual_phase import VirtualPhase
+from services.profiler.simulation.workload import SimulatedWorkload
+from services.profiler.slo.outcome import TrialOutcome
+from services.profiler.slo.simulated import SimulatedTrials
+from services.profiler.slo.trials import search_slos
+from shared.latency.features import BatchFeatures
+from shared.latency.model import LatencyModel
+from shared.protocol.messages import ExecutorCounters, ExecutorInfo
+from shared.scheduling.strategy import Strategy
+from shared.simulation.executor import Progress as Progress
+from shared.simulation.executor import VirtualExecutor as VirtualExecutor
+from shared.simulation.setup import ExecutorSetup
+from shared.simulation.system import VirtualSystem as VirtualSystem
+
+SEED = 0
+PRECISION = 0.05  # from one value that a search tries to the next, as a share
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Online requests within ``duration_s`` seconds, beside a backlog. ``wave_size``: so many offline requests are
+    submitted at a time, the next when those have ended; None submits all at once."""
+
+    requests: Sequence[TraceRequest]
+    prompts: Sequence[OfflinePrompt]
+    duration_s: float
+    wave_size: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """What serves: a strategy; and a ``planner`` that ``Bench.planners`` names, else plans are made with what steps
+    take."""
+
+    strategy: Strategy
+    planner: str = ""
+
+    @classmethod
+    def of(cls, preset: str, planner: str = "", **given: str) -> System:
+        """The preset, but for what is given: fields of a strategy. Raises ValueError for what does not fit."""
+        return cls(Strategy.of(preset, **given), planner)
+
+    @property
+    def preset(self) -> str:
+        return self.strategy.preset
+
+    def under(self, value: float | None) -> Strategy:
+        """With this value of its knob, a latency budget in milliseconds or offline requests/s; None where it has
+        none."""
+        if value is None:
+            return self.strategy
+        if self.strategy.uses_latency_budget:
+            return msgspec.structs.replace(self.strategy, latency_budget="fixed", budget_ms=value)
+        return msgspec.structs.replace(self.strategy, offline_qps=value)
+
+    def budget(self, budget_ms: float) -> float | None:
+        """None where it has none."""
+        return budget_ms if self.strategy.uses_latency_budget else None
+
+
+HYGEN, STAR, SARATHI, ONLINE_ONLY = map(System.of, ("hygen", "hygen-star", "sarathi++", "online-only"))
+SLO = HYGEN.strategy.token_slo  # that attainment and deadlines are about, the same in every preset
+
+
+@dataclass(slots=True)
+class Bench:
+    """Runs systems on one machine under one load; what was run before is not run again. ``planners``: latency models
+    that systems may name. ``precision``: between two values that a search tries."""
+
+    machine: Machine
+    load: Load
+    progress: ReplayProgress = field(default_factory=NoProgress)
+    precision: float = PRECISION
+    planners: dict[str, LatencyModel] = field(default_factory=dict)
+    _workload: SimulatedWorkload = field(init=False)
+    _runs: dict[tuple[System, float | None], Run] = field(init=False, default_factory=dict)
+    _trials: dict[System, SimulatedTrials] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        plan = ReplayPlan(self.load.requests, self.load.prompts, Scaling(duration_s=self.load.duration_s, seed=SEED))
+        self._workload = SimulatedWorkload(plan, self._setup(ONLINE_ONLY, None), wave_size=self.load.wave_size)
+
+    @property
+    def name(self) -> str:
+        """The machine's."""
+        return machine_name(self.machine)
+
+    @property
+    def online_only(self) -> Run:
+        return self.run(ONLINE_ONLY)
+
+    def run(self, system: System, value: float | None = None) -> Run:
+        """``value``: of the preset's knob, None where it has none."""
+        if (system, value) not in self._runs:
+            of_value = "" if value is None else f", {value:g}"
+            self.progress.phase(f"{self.name}, {system.preset}{of_value}", len(self.load.requests), 0)
+            phase = self._phase(system, value, lambda phase: tell(phase, self.progress))
+            phase.run()
+            self._runs[system, value] = _run_of(phase)
+        return self._runs[system, value]
+
+    def watch(
+        self, system: System, value: float | None, on_step: Callable[[float, ExecutorCounters], None]
+    ) -> Sequence[RequestRecord]:
+        """A run of its own; ``on_step`` is told the time in seconds and the totals after each step. Returns the online
+        requests."""
+        phase = self._phase(system, value, lambda phase: on_step(phase.now_s, phase.executor.replica.totals))
+        phase.run()
+        return phase.records
+
+    def shapes(self, system: System, value: float | None = None) -> list[BatchFeatures]:
+        """Of each step of a run of its own, in order."""
+        recorder = Recorder(latency_of(self.machine))
+        self._phase(system, value, None, recorder).run()
+        return recorder.shapes
+
+    def largest(self, system: System, slos: Sequence[str]) -> Found:
+        """What the profiler finds for these SLOs (HyGen section 4.2; for HyGen*, section 5.1)."""
+        trials = self._trials_of(system)
+        search = search_slos(trials, [parse_slo(expr) for expr in slos], self.precision)
+        if search.value is None:
+            return Found(trials.knob, None, self.online_only, unbounded=False)
+        unbounded = search.value >= trials.span().highest
+        return Found(trials.knob, search.value, _measured(trials.outcomes[search.value]), unbounded)
+
+    def num_trials(self, system: System) -> int:
+        """Runs that searches have made so far."""
+        return len(self._trials_of(system).outcomes)
+
+    @property
+    def registration(self) -> ExecutorInfo:
+        """The executor's, as far as a sweep reads it."""
+        setup = self._setup(ONLINE_ONLY, None)
+        return ExecutorInfo(
+            executor_id="simulated",
+            epoch="",
+            pid=0,
+            profile_key=self.name,
+            spec=setup.spec,
+            max_num_seqs=setup.limits.max_num_seqs,
+            max_num_batched_tokens=setup.limits.max_num_batched_tokens,
+        )
+
+    def _phase(
+        self,
+        system: System,
+        value: float | None,
+        on_change: Callable[[VirtualPhase], None] | None,
+        latency: LatencyModel | None = None,
+    ) -> VirtualPhase:
+        """Not yet begun. ``latency``: how long steps take, else the machine's own."""
+        setup = self._setup(system, value)
+        setup = replace(setup, latency=latency or setup.latency)
+        offline = setup.strategy.serves_offline
+        return self._workload.phase(setup, self.load.duration_s, True, offline, on_change)
+
+    def _trials_of(self, system: System) -> SimulatedTrials:
+        if system not in self._trials:
+            named = RenamedProgress(self.progress, f"{self.name}, {system.preset}: {{}}".format)
+            setup = self._setup(system, 1.0)  # the knob is replaced in each run
+            self._trials[system] = SimulatedTrials(self._workload, setup, self.load.duration_s, named)
+        return self._trials[system]
+
+    def _setup(self, system: System, value: float | None) -> ExecutorSetup:
+        setup = self.machine.setup(system.under(value), SEED)
+        return replace(setup, planner=self.planners[system.planner]) if system.planner else setup
+
+
+def machine_name(machine: Machine) -> str:
+    """For captions: the model on its GPUs."""
+    gpus = "" if machine.tensor_parallel == 1 else f"{machine.tensor_parallel}x "
+    return f"{machine.model} on {gpus}{machine.device}"
+
+
+def latency_of(machine: Machine) -> LatencyModel:
+    """What steps take on it, without noise. Raises ValueError for unknown names."""
+    return machine.setup(ONLINE_ONLY.strategy, SEED).latency
+
+
+def num_kv_blocks(machine: Machine) -> int:
+    """That there is room for beside the weights. Raises ValueError for unknown names."""
+    return machine.setup(ONLINE_ONLY.strategy, SEED).limits.num_blocks
+
+
+def _run_of(phase: VirtualPhase) -> Run:
+    outcome, samples = phase.outcome(), LatencySamples.of(phase.records)
+    assert outcome.online is not None, "a load has online requests"
+    bounds = {"ttft": f"ttft_p50<={SLO.ttft_ms:g}ms", "tpot": f"tpot_p50<={SLO.tpot_ms:g}ms"}
+    attained = {
+        name: parse_slo(expr).judge(outcome.online, samples, None).attainment or 0.0 for name, expr in bounds.items()
+    }
+    return Run(outcome.online, outcome.offline, phase.executor.replica.totals, attained, phase.now_s)
+
+
+def _measured(outcome: TrialOutcome) -> Measured:
+    return Measured(outcome.online, outcome.offline)

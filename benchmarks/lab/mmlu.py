@@ -1,0 +1,74 @@
+"""MMLU's few-shot prompts, as its authors write them (Hendrycks et al., 2021)."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from benchmarks.lab.lab import PromptEncoder
+from loadgen.backlog import CHOICE_MAX_TOKENS, OfflinePrompt, multiple_choice
+from loadgen.errors import TraceError
+from loadgen.files import numbered_lines, open_text
+
+SHOTS = 5
+
+
+class Question(msgspec.Struct, frozen=True):
+    """A line of the file."""
+
+    subject: str
+    question: str
+    choices: list[str]
+    answer: str
+
+    def text(self) -> str:
+        """Up to ``Answer:``."""
+        return multiple_choice(self.question, self.choices)
+
+
+def few_shot_prompts(shots: Path, questions: Path, seed: int) -> list[OfflinePrompt]:
+    """One prompt a question: a sentence about its subject, the first five ``shots`` of the subject with their
+    answers, the question. Shuffled, since the file is sorted by subject and requests are not. Raises TraceError."""
+    preambles: dict[str, list[str]] = defaultdict(list)
+    for shot in _read(shots):
+        if len(preambles[shot.subject]) < SHOTS:
+            preambles[shot.subject].append(f"{shot.text()} {shot.answer}")
+    prompts = [_prompt(question, preambles.get(question.subject, ())) for question in _read(questions)]
+    if not prompts:
+        raise TraceError(f"{questions}: no questions in the file")
+    random.Random(f"{seed}:mmlu").shuffle(prompts)
+    return prompts
+
+
+def _prompt(question: Question, shots: list[str] | tuple[()]) -> OfflinePrompt:
+    subject = question.subject.replace("_", " ")
+    heading = f"The following are multiple choice questions (with answers) about {subject}."
+    return OfflinePrompt(CHOICE_MAX_TOKENS, text="\n\n".join([heading, *shots, question.text()]))
+
+
+def _read(path: Path) -> Iterator[Question]:
+    decoder = msgspec.json.Decoder(Question)
+    with open_text(path) as file:
+        for number, line in numbered_lines(file):
+            try:
+                yield decoder.decode(line)
+            except msgspec.DecodeError as error:
+                raise TraceError(f"{path}, line {number}: {error}") from error
+
+
+def as_token_ids(prompts: Sequence[OfflinePrompt]) -> list[OfflinePrompt]:
+    """The same, a token for every four characters."""
+    encoder = PromptEncoder(None)
+    return [replace(prompt, text=None, body={"prompt": encoder.token_ids(prompt)}) for prompt in prompts]
+
+
+def token_ids_of(prompt: OfflinePrompt) -> list[int]:
+    """Of one that ``as_token_ids`` made."""
+    assert prompt.body is not None
+    token_ids: list[int] = prompt.body["prompt"]
+    return token_ids

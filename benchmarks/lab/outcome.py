@@ -1,0 +1,86 @@
+"""What a run came to, and what a search found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from loadgen.report import OfflineReport, OnlineReport
+from loadgen.slo import parse_slo
+from shared.protocol.messages import ExecutorCounters
+from shared.protocol.slo_profile import Knob
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Of online requests that arrived, and of offline ones that ended, within the window. Tokens are of prompts and
+    outputs together."""
+
+    online: OnlineReport
+    offline: OfflineReport | None
+
+    def latency_ms(self, metric: str) -> float:
+        """``metric``: as in SLO expressions. Raises ValueError where no request was answered."""
+        figure = parse_slo(f"{metric}<=1ms").value_ms(self.online)
+        if figure is None:
+            raise ValueError(f"no {metric}: no online request was answered")
+        return figure
+
+    def latency_or_zero_ms(self, metric: str) -> float:
+        """0 where no request was answered."""
+        return parse_slo(f"{metric}<=1ms").value_ms(self.online) or 0.0
+
+    @property
+    def normalized_latency_ms(self) -> float:
+        """A request's latency over its output tokens, in the mean; 0 where none was answered."""
+        latency = self.online.normalized_latency_ms
+        return latency.mean if latency is not None else 0.0
+
+    @property
+    def offline_tokens_per_s(self) -> float:
+        return 0.0 if self.offline is None else self.offline.total_tokens_per_s or 0.0
+
+    @property
+    def offline_requests_per_s(self) -> float:
+        return 0.0 if self.offline is None else self.offline.requests_per_s
+
+    @property
+    def online_tokens_per_s(self) -> float:
+        return (self.online.input_tokens_per_s or 0.0) + self.online.output_tokens_per_s
+
+    @property
+    def total_tokens_per_s(self) -> float:
+        return self.online_tokens_per_s + self.offline_tokens_per_s
+
+
+@dataclass(frozen=True, slots=True)
+class Run(Measured):
+    """A whole one. ``attained``: the share of online requests whose ``ttft`` and mean ``tpot`` are within their
+    deadlines; ``end_s``: when the last online answer was in."""
+
+    totals: ExecutorCounters
+    attained: Mapping[str, float]
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The largest value of a system's knob that kept the SLOs, None where none did, and that value's run: without
+    offline work where there is no value. ``unbounded``: nothing had to be held back."""
+
+    knob: Knob
+    value: float | None
+    measured: Measured
+    unbounded: bool
+
+    @property
+    def text(self) -> str:
+        """For tables: milliseconds of budget, or requests/s."""
+        if self.value is None:
+            return "0"
+        return "any" if self.unbounded else f"{self.value:.1f}" if self.knob is Knob.BUDGET_MS else f"{self.value:.3f}"
+
+    @property
+    def text_with_unit(self) -> str:
+        unit = "ms" if self.knob is Knob.BUDGET_MS else "requests/s"
+        return self.text if self.unbounded or self.value is None else f"{self.text} {unit}"

@@ -1,0 +1,63 @@
+"""Timed batches, as an executor would tell them to the predictor."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from benchmarks.lab.drawn import mixed_load
+from benchmarks.lab.lab import HYGEN, Bench, Machine, latency_of
+from services.predictor.boosted_fit import fit_boosted
+from services.predictor.window import Observation, SampleWindow
+from services.profiler.sweep.shapes import sweep_shapes
+from shared.latency.features import BatchFeatures
+from shared.latency.model import LatencyModel
+from shared.protocol.messages import MeasureShape
+
+NOISE = 0.01  # sigma of the lognormal factor on each step's time
+WINDOW = 4096  # samples that the predictor keeps unless told otherwise
+DURATION_S, BUDGET_MS = 60.0, 50.0  # of a schedule
+
+
+def scheduled_shapes(machine: Machine, seed: int, rate: float = 2.0) -> list[BatchFeatures]:
+    """The batches of a minute of ``rate`` online requests a second, lengths spread over three decades, and summaries
+    without end, on a simulated machine."""
+    return Bench(machine, mixed_load(rate, DURATION_S, seed)).shapes(HYGEN, BUDGET_MS)
+
+
+def sweep_batches(bench: Bench) -> list[BatchFeatures]:
+    """Those of the profiler's micro-benchmarks."""
+    return [shape for measure in sweep_shapes(bench.registration) for shape in [_shape(measure)] * measure.repeats]
+
+
+def timed(
+    shapes: Sequence[BatchFeatures], truth: LatencyModel, noise: float = NOISE, seed: int = 0
+) -> list[Observation]:
+    """By ``truth`` times a lognormal factor with ``noise`` as its sigma; the same seed draws the same."""
+    rng = random.Random(seed)
+    return [Observation(shape, truth.predict_ms(shape) * rng.lognormvariate(0.0, noise)) for shape in shapes]
+
+
+def window_of(observations: Sequence[Observation]) -> SampleWindow:
+    """What the predictor would have kept of them."""
+    window = SampleWindow(WINDOW)
+    for observation in observations:
+        window.add(observation.shape, observation.latency_ms)
+    return window
+
+
+def boosted_model(machine: Machine) -> LatencyModel:
+    """Fitted to batches of a simulated schedule, timed with noise: what plans are made with on a running stack."""
+    shapes = scheduled_shapes(machine, seed=1)
+    model = fit_boosted(window_of(timed(shapes, latency_of(machine), seed=2)).observations())
+    assert model is not None, "LightGBM cannot be loaded"
+    return model
+
+
+def _shape(measure: MeasureShape) -> BatchFeatures:
+    features = BatchFeatures()
+    for chunk in measure.prefills:
+        features.add_prefill(chunk.num_tokens, chunk.num_computed_tokens)
+    for context_len in measure.decode_context_lens:
+        features.add_decode(context_len + 1)
+    return features

@@ -1,0 +1,164 @@
+"""The offline pool by order: inserts, memory, the next request, and what sharing and fairness cost each other:
+``python -m benchmarks.scheduling.offline_order``.
+
+Prompts are 5-shot questions in kind: three quarters are the prefix of one of 57 groups, groups arrive mixed. In
+``apart`` no two prompts share a block.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from itertools import islice
+from multiprocessing import get_context
+from typing import Annotated
+
+import psutil
+import typer
+
+from benchmarks.harness.command import run_command
+from benchmarks.harness.table import print_table, quantiles
+from benchmarks.scheduling.offline import ORDERS, make_pool, offline_request
+from shared.protocol.messages import OfflineRequest
+from shared.scheduling.kv.blocks import BlockPool
+from shared.scheduling.orders.offline.registry import (
+    DEFAULT_BLOCK_SIZE,
+    OfflineOrderKnobs,
+    make_offline_order,
+)
+from shared.scheduling.orders.packed_prompt import pack_tokens
+from shared.scheduling.request import Kind, Request
+
+GROUPS = 57
+BATCH = "batch_00000000000000000000000000000001"
+VOCABULARY = 49_152
+INGEST_REQUESTS = 256  # that the pool is handed at once, as batches do
+INSERT_TOKENS, INSERT_REQUESTS = 512, 20_000
+MEMORY_TOKENS, MEMORY_REQUESTS = 1_000, 100_000
+BACKLOG, SERVED, RUNNING, CACHE_BLOCKS = 1_000, 15_000, 16, 1_024
+
+
+def make_requests(prompt_len: int, is_shared: bool) -> Iterator[OfflineRequest]:
+    """Endless; each with a list of its own."""
+    rng = random.Random(1)
+    prefixes = [rng.choices(range(VOCABULARY), k=prompt_len * 3 // 4) for _ in range(GROUPS)]
+    number = 0
+    while True:
+        number += 1
+        prefix = rng.choice(prefixes) if is_shared else []
+        prompt = prefix + rng.choices(range(VOCABULARY), k=prompt_len - len(prefix))
+        yield offline_request(number, prompt, batch=BATCH)
+
+
+def inserts_and_discards_per_s(order: str, is_shared: bool) -> tuple[float, float]:
+    pool = make_pool(order)
+    requests = list(islice(make_requests(INSERT_TOKENS, is_shared), INSERT_REQUESTS))
+    start_s = time.perf_counter()
+    for index in range(0, len(requests), INGEST_REQUESTS):
+        pool.add(requests[index : index + INGEST_REQUESTS])
+    added_s = time.perf_counter()
+    pool.discard([request.request.request_id for request in requests])
+    end_s = time.perf_counter()
+    return len(requests) / (added_s - start_s), len(requests) / (end_s - added_s)
+
+
+def next_request_us(order: str) -> list[float]:
+    """Microseconds to read and take the next of 10,000 that wait behind 256 that run, fastest first."""
+    pool = make_pool(order)
+    pool.add(list(islice(make_requests(INSERT_TOKENS, True), 12_000)))
+    running: deque[str] = deque()
+    times = []
+    while len(running) < 2_000:
+        start_s = time.perf_counter()
+        request_id = next(pool.in_order()).request_id
+        pool.take(request_id, "executor-0")
+        times.append((time.perf_counter() - start_s) * 1e6)
+        running.append(request_id)
+        if len(running) > 256:
+            pool.discard([running[-257]])
+    return sorted(times[256:])
+
+
+def memory_mb(order: str, is_shared: bool) -> float:
+    """Growth of the resident set of this process, which should be a fresh one."""
+    requests = make_requests(MEMORY_TOKENS, is_shared)
+    list(islice(requests, INGEST_REQUESTS))
+    process = psutil.Process()
+    before = process.memory_info().rss
+    pool = make_pool(order)
+    while len(pool) < MEMORY_REQUESTS:
+        pool.add(list(islice(requests, min(INGEST_REQUESTS, MEMORY_REQUESTS - len(pool)))))
+    assert pool.num_waiting == MEMORY_REQUESTS
+    return (process.memory_info().rss - before) / 1e6
+
+
+def cached_and_waits(order: str, utility_ratio: float) -> tuple[float, list[int]]:
+    """A backlog that is filled up as it is served, over a KV cache that holds twice what runs: the share of prompt
+    tokens that need no computing, and how many others each request waited for, least first."""
+    requests = make_requests(INSERT_TOKENS, True)
+    made = make_offline_order(
+        order, OfflineOrderKnobs(utility_ratio=utility_ratio), iter(random.Random(2).random, None)
+    )
+    cache = BlockPool(CACHE_BLOCKS, DEFAULT_BLOCK_SIZE)
+    prompts: dict[str, tuple[int, list[int]]] = {}  # with the turn of arrival
+    running: deque[str] = deque()
+    cached, waits = 0, []
+    for turn in range(SERVED):
+        for request in islice(requests, BACKLOG - made.num_waiting):
+            generate = request.request
+            prompts[generate.request_id] = turn, generate.prompt_token_ids
+            made.add(_schedulable(generate.request_id), pack_tokens(generate.prompt_token_ids))
+        request_id = next(made.in_order()).request_id
+        made.take(request_id)
+        made.remove(request_id)
+        arrival, prompt = prompts.pop(request_id)
+        waits.append(turn - arrival)
+        if len(running) == RUNNING:
+            cache.free(running.popleft())
+        running.append(request_id)
+        cached += cache.start(request_id, Kind.OFFLINE, prompt)
+        assert cache.grow(request_id, len(prompt))
+        cache.commit(request_id, prompt, len(prompt))
+    waits += [SERVED - arrival for arrival, _ in prompts.values()]
+    return cached / (SERVED * INSERT_TOKENS), sorted(waits)
+
+
+def _schedulable(request_id: str) -> Request:
+    return Request(request_id, Kind.OFFLINE, INSERT_TOKENS, INSERT_TOKENS + 128)
+
+
+def print_costs() -> None:
+    rows = []
+    for order in ORDERS:
+        times = next_request_us(order)
+        for is_shared in (True, False):
+            inserts, discards = inserts_and_discards_per_s(order, is_shared)
+            with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as fresh:
+                memory = fresh.submit(memory_mb, order, is_shared).result()
+            prompts = "shared" if is_shared else "apart"
+            taken = quantiles(times, 0.5, 0.99, digits=0) if is_shared else ["", ""]
+            rows.append([order, prompts, f"{inserts:,.0f}", f"{discards:,.0f}", f"{memory:,.0f}", *taken])
+    header = ["order", "prompts", "inserts/s", "discards/s", "MB of 100,000 x 1,000 tokens", "next p50 us", "p99 us"]
+    print_table(header, rows)
+
+
+def print_fairness() -> None:
+    rows = []
+    for order, ratio in (("fcfs", 0.0), *(("psm-fair", u) for u in (0.5, 0.8, 0.9, 0.95, 0.99)), ("psm", 1.0)):
+        cached, waits = cached_and_waits(order, ratio)
+        rows.append([order, f"{ratio:g}", f"{cached:.1%}", *quantiles(waits, 0.5, 0.99, 1.0, digits=0)])
+    print_table(["order", "u", "prompt tokens cached", "waited p50", "p99", "max"], rows)
+
+
+def main(only: Annotated[str | None, typer.Option(help="costs or fairness.")] = None) -> None:
+    if only != "fairness":
+        print_costs()
+    if only != "costs":
+        print_fairness()
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,102 @@
+"""Planning time of one step against queue sizes: ``python -m benchmarks.scheduling.planning``.
+
+A plan of HyGen Alg. 2 as the offline-queue makes it: the executor's word taken over, the running step's outcome
+assumed, both phases scheduled, the message made. Half of the running requests are online. The latency model is linear;
+the last rows plan with a boosted one, fitted to batches of a simulated schedule, and by deadlines (BROS).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+
+from benchmarks.harness.command import run_command
+from benchmarks.harness.table import print_table, quantiles
+from benchmarks.harness.turns import Times
+from benchmarks.lab.lab import Machine
+from benchmarks.lab.samples import boosted_model
+from benchmarks.scheduling.offline import ORDERS, make_pool, offline_request
+from services.offline_queue.garbage import collect_seldom
+from shared.clock import SystemClock
+from shared.latency.linear import LinearLatencyModel
+from shared.latency.model import LatencyModel
+from shared.protocol.codec import encode
+from shared.protocol.messages import EngineSpec, ExecutorInfo, PlanSource, StepStarted
+from shared.replica.scheduler import AsyncScheduler
+from shared.scheduling.batch import Policy, ScheduledRequest
+from shared.scheduling.packing.pace import Pace
+from shared.scheduling.request import Kind, Request
+
+LINEAR = LinearLatencyModel(10.0, 0.07, 0.0004, 1e-7, 1e-12, 0.05, 0.05, 3e-6)
+HELD, DEADLINES = Policy(100.0), Policy(packing="deadline")
+SPEC = EngineSpec("m", "sim", "none", "float16", 4096, 49_152, 16, 40_000, (2,))
+INFO = ExecutorInfo("executor-0", "epoch", 1, "key", SPEC, 512, 2048)
+GROUPS, PROMPT_LEN = 57, 256  # prompts share their first half with those of their group
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """``kind``: of the latency model."""
+
+    kind: str
+    model: LatencyModel
+    order: str
+    num_running: int
+    num_waiting: int
+    policy: Policy
+
+
+def make_step(num_running: int) -> StepStarted:
+    """``num_running`` decodes over 500 tokens of context, half of them online, whose next tokens are due in 100 to
+    250 ms."""
+    ids = [f"batch_1.{n}" if n % 2 else f"chatcmpl-{n:032x}" for n in range(num_running)]
+    entries = [ScheduledRequest(request_id, Kind(n % 2), 1) for n, request_id in enumerate(ids)]
+    due_ms = [math.inf if n % 2 else 100.0 + n * 97 % 150 for n in range(num_running)]
+    states = [
+        Request(request_id, Kind(n % 2), 501, 700, 500, 32, deadline_ms=due_ms[n]) for n, request_id in enumerate(ids)
+    ]
+    return StepStarted(
+        "executor-0", "epoch", 7, PlanSource.PLAN, False, entries, states, [], 20_000, pace=Pace(batch_size=512)
+    )
+
+
+def measure(case: Case, rounds: int) -> list[str]:
+    """A row: milliseconds by the clock, and of this thread's CPU time, which leaves out what else the machine does."""
+    pool, half = make_pool(case.order), PROMPT_LEN // 2
+    numbers = range(1, case.num_waiting + case.num_running)
+    pool.add([offline_request(n, [n % GROUPS] * half + [n] * half) for n in numbers])
+    times = Times(processor_s=time.thread_time)
+
+    def plan(scheduler: AsyncScheduler, message: StepStarted) -> None:
+        (planned,), _ = scheduler.on_step(message)
+        encode(planned)
+        assert len(planned.entries) >= case.num_running
+
+    for _ in range(rounds):
+        scheduler = AsyncScheduler(INFO, pool, lambda: (case.policy, case.model), SystemClock())
+        times.time(partial(plan, scheduler, make_step(case.num_running)))
+    clock_ms = sorted(times.clock_ms)
+    named = [case.policy.packing, case.kind, case.order, str(case.num_running), str(case.num_waiting)]
+    cpu_p99 = quantiles(sorted(times.cpu_ms), 0.99, digits=3)
+    return [*named, *quantiles(clock_ms, 0.5, 0.99, digits=3), *cpu_p99, f"{clock_ms[-1]:.3f}"]
+
+
+def main(rounds: int = 1000) -> None:
+    collect_seldom()
+    sizes = product(ORDERS, (16, 64, 256), (100, 10_000))
+    cases = [Case("linear", LINEAR, order, running, waiting, HELD) for order, running, waiting in sizes]
+    curves = boosted_model(Machine("llama2-7b", "a100-40g"))
+    cases += [
+        Case("boosted", curves, "psm-fair", num_running, 10_000, policy)
+        for policy in (HELD, DEADLINES)
+        for num_running in (64, 256)
+    ]
+    rows = [measure(case, rounds) for case in cases]
+    print_table(["packing", "model", "order", "running", "waiting", "p50 ms", "p99 ms", "p99 CPU ms", "max ms"], rows)
+
+
+if __name__ == "__main__":
+    run_command(main)

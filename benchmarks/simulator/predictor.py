@@ -1,0 +1,137 @@
+"""How well the predictor predicts, beside what noise allows: ``python -m benchmarks.simulator.predictor``.
+
+Batches of simulated schedules on some GPUs, timed by their roofline with noise, as the predictor keeps and fits them.
+With ``--torch SECONDS`` also the torch engine on this machine: the profiler's sweep, each batch twice, and mixed
+batches such as live steps run, for so many seconds.
+"""
+
+from __future__ import annotations
+
+from services.executor.engines.torch.threads import cpu_count
+
+# isort: split
+import random
+import statistics
+import time
+from collections.abc import Iterable, Iterator
+from typing import Annotated
+
+import typer
+
+from benchmarks.harness.command import run_command
+from benchmarks.harness.model import model_folder
+from benchmarks.harness.table import print_table
+from benchmarks.lab.lab import Machine, latency_of
+from benchmarks.lab.samples import scheduled_shapes, timed, window_of
+from services.executor.engines.torch.engine import TorchEngine
+from services.executor.measure import ScratchBatch
+from services.executor.service import executor_info
+from services.executor.settings import ExecutorSettings
+from services.predictor.fit import BROS, fit_best
+from services.predictor.noise import noise_floor
+from services.predictor.window import Observation, SampleWindow
+from services.profiler.sweep.shapes import REPEATS, fits, sweep_shapes, warm_up_shape
+from shared.protocol.messages import ExecutorInfo, MeasureShape, PrefillChunk
+from shared.replica.replica import batch_shape
+from shared.scheduling.kv.blocks import BlockPool
+
+MACHINES = (("llama2-7b", "a100-40g"), ("qwen-14b", "a40"), ("llama3.1-8b", "h100"))
+NOISES = (0.0, 0.01, 0.03)
+MEAN_DEVIATION = 0.798  # of a normal distribution, in sigmas
+ROUNDS = 5
+HEADER = (
+    "steps",
+    "noise",
+    "samples",
+    "linear MAPE",
+    "boosted MAPE",
+    "bros MAPE",
+    "noise floor",
+    "linear us",
+    "boosted us",
+    "bros us",
+    "fit ms",
+)
+NUM_BLOCKS = 2048
+
+
+def row(name: str, noise: str, observations: list[Observation], floor: float | None) -> list[str]:
+    """``floor``: the share that noise alone makes, where it is known without repetitions."""
+    times_s = []
+    for _ in range(ROUNDS):
+        start_s = time.perf_counter()
+        fitted = fit_best(observations, wanted=BROS)
+        times_s.append(time.perf_counter() - start_s)
+    assert fitted is not None and len(fitted.candidates) == 3, "the samples tell too little"
+    shown = fitted.noise_floor if floor is None else floor
+    errors = [f"{candidate.mape:.2%}" for candidate in fitted.candidates]
+    speeds = [f"{candidate.prediction_us:.2f}" for candidate in fitted.candidates]
+    floors = "" if shown is None else f"{shown:.2%}"
+    return [name, noise, f"{len(observations):,}", *errors, floors, *speeds, f"{statistics.median(times_s) * 1e3:.0f}"]
+
+
+def simulated_rows() -> Iterator[list[str]]:
+    for model, device in MACHINES:
+        machine = Machine(model, device)
+        shapes = [shape for seed in (1, 2, 3) for shape in scheduled_shapes(machine, seed)]
+        for noise in NOISES:
+            observations = window_of(timed(shapes, latency_of(machine), noise, seed=4)).observations()
+            yield row(f"{model}, {device}", f"{noise:.0%}", observations, noise * MEAN_DEVIATION)
+
+
+def mixed_shapes(info: ExecutorInfo, seed: int) -> Iterator[MeasureShape]:
+    """Decodes of varied contexts, of which two thirds come beside one or two chunks, some of them late in a prompt."""
+    rng = random.Random(seed)
+    while True:
+        contexts = [int(rng.lognormvariate(5.5, 0.9)) % 1500 + 1 for _ in range(rng.randint(0, 48))]
+        chunks = [
+            PrefillChunk(rng.randint(8, 200), rng.choice((0, 0, rng.randint(16, 1500))))
+            for _ in range(rng.choice((0, 1, 2)))
+        ]
+        shape = MeasureShape(chunks, contexts, 1)
+        if (chunks or contexts) and fits(shape, info):
+            yield shape
+
+
+def torch_samples(engine: TorchEngine, info: ExecutorInfo, shapes: Iterable[MeasureShape]) -> Iterator[Observation]:
+    """Each as often as it asks for."""
+    pool = BlockPool(info.spec.num_blocks, info.spec.block_size)
+    for shape in shapes:
+        scratch = ScratchBatch(shape, pool, info.limits(), engine.spec)
+        for _ in range(shape.repeats):
+            yield Observation(batch_shape(scratch.batch), engine.execute(scratch.batch).latency_ms)
+        scratch.free()
+
+
+def torch_rows(seconds: float) -> Iterator[list[str]]:
+    path = model_folder()
+    engine = TorchEngine.load(path, "bench", device="cpu", num_blocks=NUM_BLOCKS, num_threads=cpu_count())
+    info = executor_info(ExecutorSettings(model_path=str(path)), engine.spec)
+    list(torch_samples(engine, info, [warm_up_shape(info)] * REPEATS))
+    sweep = list(torch_samples(engine, info, sweep_shapes(info)))
+    window, end_s = SampleWindow(4096), time.perf_counter() + seconds
+    for observation in torch_samples(engine, info, mixed_shapes(info, seed=1)):
+        window.add(observation.shape, observation.latency_ms)
+        if time.perf_counter() > end_s:
+            break
+    repeated = _in_turns(engine, info)
+    engine.close()
+    yield row("torch, the sweep", "its own", sweep, None)
+    yield row("torch, mixed steps", "its own", window.observations(), noise_floor(repeated))
+
+
+def _in_turns(engine: TorchEngine, info: ExecutorInfo) -> list[Observation]:
+    """Some of the mixed steps again and again, in turns, so that repetitions lie as far apart as live steps do."""
+    shapes = [shape for shape, _ in zip(mixed_shapes(info, seed=2), range(8), strict=False)]
+    return [observation for _ in range(6) for observation in torch_samples(engine, info, shapes)]
+
+
+def main(
+    torch: Annotated[float, typer.Option(help="Seconds of mixed batches on the torch engine; 0 leaves it out.")] = 0.0,
+) -> None:
+    rows = [*simulated_rows(), *(torch_rows(torch) if torch else ())]
+    print_table(HEADER, rows)
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,90 @@
+"""Who is turned away while there is more to do than can be done: offline work first, then online requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from services.gateway.access.waiting_room import WaitingRoom
+from services.gateway.http.refusal import Refusal
+from services.gateway.settings import GatewaySettings
+from shared.bus import Bus
+from shared.clock import Clock
+from shared.protocol import subjects
+
+OFFLINE_SHARE = 0.5  # of any limit for online requests; beyond it offline work is turned away
+NEWCOMER_SHARE = 2.0  # so that who floods the queue keeps no other client out of it
+OFFLINE_RETRY_S = 30.0
+RETRY_S = (2.0, 60.0)  # least and most for online requests
+
+OVERLOADED = "server_overloaded"
+RESOURCE_UNAVAILABLE = "resource_unavailable"  # OpenAI's code where there is no room for flex
+
+
+class Admission:
+    """``num_live``: online requests that have not ended. The limits are the settings' ``max_``: of this gateway, the
+    offline ones of the whole stack."""
+
+    def __init__(
+        self, bus: Bus, clock: Clock, limits: GatewaySettings, room: WaitingRoom, num_live: Callable[[], int]
+    ) -> None:
+        self._bus = bus
+        self._clock = clock
+        self._limits = limits
+        self._room = room
+        self._num_live = num_live
+
+    def check_online(self, client_id: str, num_prompt_tokens: int = 0, num_choices: int = 1) -> None:
+        """Whether so many more of this client, with a prompt each, may wait; before the body is read, one of 0 tokens.
+        Raises Refusal (503)."""
+        reason, share = self._tightest(num_choices * num_prompt_tokens, num_choices)
+        if share < 1 or (share < NEWCOMER_SHARE and client_id and not self._room.has(client_id)):
+            return
+        wait_s = self._room.expected_wait_s(self._clock.monotonic_s()) or 0.0
+        least_s, most_s = RETRY_S
+        message = f"there is too much to do (limit reached: {reason.replace('_', ' ')}); try again later"
+        raise Refusal(reason, message, 503, OVERLOADED, OVERLOADED, min(most_s, max(least_s, wait_s)))
+
+    async def check_offline(self) -> None:
+        """Whether more offline work may come. Raises Refusal (429) and BusError."""
+        if reached := await self._reached_offline():
+            raise _offline_refusal("offline work is", OVERLOADED, "", *reached)
+
+    async def check_flex(self) -> None:
+        """Whether one more offline request may wait for its turn. Raises Refusal (429) and BusError."""
+        if reached := await self._reached_offline():
+            raise no_room_for_flex(*reached)
+
+    async def _reached_offline(self) -> tuple[str, str] | None:
+        """The limit that keeps offline work out, and what to say about it."""
+        _, share = self._tightest(0)
+        if share >= OFFLINE_SHARE:
+            return "online_first", "online requests need the time now"
+        stored = await self._bus.size(subjects.REQUESTS_STREAM)
+        if stored.messages >= self._limits.max_offline_requests:
+            return "offline_requests", f"{stored.messages} offline requests have no result yet"
+        if stored.bytes >= self._limits.max_offline_bytes:
+            return "offline_bytes", f"offline requests without a result have {stored.bytes} bytes"
+        return None
+
+    def _tightest(self, num_prompt_tokens: int, num_requests: int = 1) -> tuple[str, float]:
+        """The limit that is used up most, and its used share with so many more requests, the last not counted."""
+        limits, room, others = self._limits, self._room, num_requests - 1
+        wait_s = room.expected_wait_s(self._clock.monotonic_s())
+        shares = {
+            "live_requests": (self._num_live() + others) / limits.max_live_requests,
+            "waiting_requests": (len(room) + others) / limits.max_waiting_requests,
+            "waiting_tokens": (room.num_tokens + num_prompt_tokens) / limits.max_waiting_tokens if len(room) else 0.0,
+            "wait": 0.0 if wait_s is None else wait_s / limits.max_wait_s,
+        }
+        reason = max(shares, key=lambda name: shares[name])
+        return reason, shares[reason]
+
+
+def no_room_for_flex(reason: str, why: str) -> Refusal:
+    """A 429 for the service tier flex."""
+    return _offline_refusal("flex requests are", RESOURCE_UNAVAILABLE, ", or with another service_tier", reason, why)
+
+
+def _offline_refusal(what: str, code: str, hint: str, reason: str, why: str) -> Refusal:
+    message = f"no {what} taken now: {why}; try again later{hint}"
+    return Refusal(reason, message, 429, code, code, OFFLINE_RETRY_S)

@@ -1,0 +1,98 @@
+"""The API keys that a gateway knows, as they are made and revoked."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from services.gateway.access.key_rules import are_keys_required, given_key, is_loopback
+from services.gateway.access.rate_limits import RateLimits
+from services.gateway.settings import GatewaySettings
+from shared.bus import Bus, Entry
+from shared.clock import Clock
+from shared.errors import ConfigError, NotFoundOnBusError
+from shared.protocol import subjects
+from shared.protocol.api_keys import ApiKeyRecord, hash_api_key
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """The owner of a known key, or somebody without one, and what is left of its limits here."""
+
+    key: ApiKeyRecord | None
+    limits: RateLimits
+
+
+ANONYMOUS = Caller(None, RateLimits(None, None, 0.0))
+
+
+class ApiKeys:
+    """Follows the bucket, so that a revoked key is refused within moments; keys are here by their hashes only.
+    While the bus is away, what was known last counts."""
+
+    def __init__(self, bus: Bus, settings: GatewaySettings, clock: Clock) -> None:
+        self._bus = bus
+        self._settings = settings
+        self._clock = clock
+        self.required = are_keys_required(settings)
+        self._by_name: dict[str, Caller] = {}
+        self._by_hash: dict[str, Caller] = {}
+        self._entries: AsyncIterator[Entry[ApiKeyRecord] | None]
+
+    async def start(self) -> None:
+        """Know all present keys. Raises ConfigError where keys are required and there is none."""
+        given = given_key(self._settings)
+        self._entries = (await self._bus.bucket(subjects.API_KEYS_BUCKET, ApiKeyRecord)).watch()
+        while (entry := await anext(self._entries)) is not None:
+            self._take(entry)
+        if given is not None:
+            await self._take_given(given)
+        if self.required and not self._by_hash:
+            raise ConfigError(
+                f"clients need an API key where the gateway listens on {self._settings.host!r}, and there is none: "
+                "make one with slackwater key create NAME, or set SLACKWATER_API_KEY; to serve everyone who can "
+                "connect, set SLACKWATER_REQUIRE_KEYS=never"
+            )
+        if not self.required and not is_loopback(self._settings.host):
+            logger.warning("serving everyone who can connect", extra={"host": self._settings.host})
+
+    async def run(self) -> None:
+        """Follow changes; never returns."""
+        async for entry in self._entries:
+            if entry is not None:
+                self._take(entry)
+
+    def find(self, authorization: str | None) -> Caller | None:
+        """Whose key an Authorization header holds; None for none, or one that nobody has."""
+        scheme, _, key = (authorization or "").partition(" ")
+        if scheme.lower() != "bearer" or not key:
+            return None
+        return self._by_hash.get(hash_api_key(key.strip()))
+
+    async def _take_given(self, given: ApiKeyRecord) -> None:
+        """The key of the settings, unless it is one of the bucket or was; its record comes first. Asked after the
+        bucket was read: one that is revoked meanwhile is in it, or among the revoked."""
+        revoked = await self._bus.bucket(subjects.REVOKED_API_KEYS_BUCKET, ApiKeyRecord)
+        try:
+            known = (await revoked.get(given.key_hash)).value
+        except NotFoundOnBusError:
+            self._by_hash.setdefault(given.key_hash, self._caller(given))
+        else:
+            assert known is not None
+            logger.warning("SLACKWATER_API_KEY is a revoked key and is refused", extra={"api_key": known.name})
+
+    def _take(self, entry: Entry[ApiKeyRecord]) -> None:
+        known = self._by_name.pop(entry.key, None)
+        if known is not None:
+            self._by_hash = {hash: each for hash, each in self._by_hash.items() if each is not known}
+        if entry.value is not None:
+            self._by_name[entry.key] = self._by_hash[entry.value.key_hash] = self._caller(entry.value)
+        elif known is not None:
+            logger.info("API key revoked", extra={"api_key": entry.key})
+
+    def _caller(self, key: ApiKeyRecord) -> Caller:
+        limits = RateLimits(key.requests_per_minute, key.tokens_per_minute, self._clock.monotonic_s())
+        return Caller(key, limits)

@@ -1,0 +1,66 @@
+"""/v1/chat/completions and /v1/completions."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from fastapi import APIRouter, Request, Response
+
+from services.gateway.api.context import context_of
+from services.gateway.api.intake import answer, read_request
+from services.gateway.http.operation import answers, events_of, json_of
+from services.gateway.live.choices import Choices
+from services.gateway.live.generation import Generation
+from shared.openai.completions.answers import AnswerHead, Choice, completion_body
+from shared.openai.completions.bodies import ChatCompletionBody, TextCompletionBody
+from shared.openai.completions.chunks import ChunkWriter
+from shared.openai.completions.objects import ChatCompletion, Completion, TextCompletion
+from shared.openai.completions.requests import CHAT, TEXT, parse_completion
+from shared.openai.completions.tool_chunks import ToolCallChunks
+from shared.openai.logprobs import LogprobsShape
+from shared.protocol.messages import ChoiceOutput
+
+EVENTS = events_of("where stream is true: the JSON of a chunk, of the last one [DONE]")
+
+router = APIRouter(tags=["completions"])
+
+
+@router.post(CHAT, **answers(json_of(ChatCompletion) | EVENTS, body=json_of(ChatCompletionBody)))
+async def chat_completions(request: Request) -> Response:
+    """Answer a conversation."""
+    return await _complete(CHAT, request)
+
+
+@router.post(TEXT, **answers(json_of(TextCompletion) | EVENTS, body=json_of(TextCompletionBody)))
+async def text_completions(request: Request) -> Response:
+    """Continue a text."""
+    return await _complete(TEXT, request)
+
+
+async def _complete(endpoint: str, request: Request) -> Response:
+    completion = await read_request(request, partial(parse_completion, endpoint))
+    logprobs = LogprobsShape(context_of(request).tokenizer, endpoint == CHAT)
+    return await answer(request, completion, partial(_writer, logprobs), partial(_body, logprobs))
+
+
+def _writer(logprobs: LogprobsShape, choices: Choices) -> ChunkWriter:
+    request = choices.first.request
+    writer = ChunkWriter if request.tools is None else partial(ToolCallChunks, request.tools)
+    return writer(_head(choices.first), request.include_usage, logprobs, len(choices.generations))
+
+
+def _body(logprobs: LogprobsShape, choices: Choices) -> Completion:
+    shown = [_choice(generation, logprobs) for generation in choices.generations]
+    return completion_body(_head(choices.first), shown, choices.usage(), choices.first.request.tools)
+
+
+def _head(first: Generation) -> AnswerHead:
+    request = first.request
+    return AnswerHead(request.endpoint, first.request_id, int(first.arrival_s), request.model, request.service_tier)
+
+
+def _choice(generation: Generation, logprobs: LogprobsShape) -> Choice:
+    request, finish_reason = generation.request, generation.finish_reason
+    assert finish_reason is not None
+    output = ChoiceOutput(generation.output_token_ids, finish_reason, generation.output_logprobs)
+    return Choice.of(output, request.sampling, logprobs, shows_calls=request.tools is not None)

@@ -1,0 +1,33 @@
+"""/v1/models: the one model that this stack serves."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request, Response
+
+from services.gateway.api.context import Context, context_of
+from services.gateway.http.json_response import JsonResponse
+from services.gateway.http.operation import answers, json_of
+from shared.openai.errors import RequestError
+from shared.openai.objects import Model, ModelList
+
+router = APIRouter(tags=["models"])
+
+
+@router.get("/v1/models", **answers(json_of(ModelList)))
+async def list_models(request: Request) -> Response:
+    """The model that this stack serves."""
+    return JsonResponse(ModelList([_model(context_of(request))]))
+
+
+@router.get("/v1/models/{model_id:path}", **answers(json_of(Model)))
+async def get_model(request: Request, model_id: str) -> Response:
+    """One model, by its name, which may have slashes in it."""
+    context = context_of(request)
+    if model_id != context.model.name:
+        raise RequestError(f"the model {model_id!r} does not exist", "model", "model_not_found", 404)
+    return JsonResponse(_model(context))
+
+
+def _model(context: Context) -> Model:
+    max_model_len = context.registry.max_model_len(context.model.max_model_len)
+    return Model(context.model.name, context.created_s, max_model_len)

@@ -1,0 +1,51 @@
+"""/health, /ready and /metrics."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+
+from services.gateway.api.context import context_of
+from services.gateway.http.errors import RETRY_AFTER_S
+from services.gateway.http.json_response import JsonResponse
+from services.gateway.http.operation import answers, json_of, text_of
+
+router = APIRouter(tags=["operations"])
+
+
+class Health(msgspec.Struct, frozen=True):
+    """The process answers."""
+
+    status: Literal["ok"] = "ok"
+
+
+class Readiness(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Whether a completion can be served, and what is missing where it cannot."""
+
+    status: Literal["ready", "not ready"]
+    reason: str | None = None
+
+
+@router.get("/health", **answers(json_of(Health)))
+async def health() -> Response:
+    """The process is up."""
+    return JsonResponse(Health())
+
+
+@router.get("/ready", **answers(json_of(Readiness), errors={503: json_of(Readiness)}))
+async def ready(request: Request) -> Response:
+    """200 where a completion can be served now, else 503 and why."""
+    missing = context_of(request).not_ready_because()
+    if missing is None:
+        return JsonResponse(Readiness("ready"))
+    headers = {"Retry-After": str(RETRY_AFTER_S)}
+    return JsonResponse(Readiness("not ready", missing), status_code=503, headers=headers)
+
+
+@router.get("/metrics", **answers(text_of("text/plain", "metrics, one a line")))
+async def metrics(request: Request) -> Response:
+    """Prometheus's text format."""
+    telemetry = context_of(request).telemetry
+    return Response(telemetry.render(), media_type=telemetry.content_type)

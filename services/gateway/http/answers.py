@@ -1,0 +1,75 @@
+"""What every answer carries and leaves behind: its request id, a count, a line in the log."""
+
+from __future__ import annotations
+
+import logging
+import re
+import uuid
+from collections.abc import Iterable
+
+from fastapi import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from services.gateway.http.metrics import HttpMetrics
+
+logger = logging.getLogger(__name__)
+
+REQUEST_ID_HEADER = b"x-request-id"
+
+_VALID = re.compile(rb"[!-~]{1,128}")  # visible ASCII: fits a header and a log line, whoever wrote it
+
+
+class Answers:
+    """Around everything else, so that an answer of any layer has an id. One that the client sent is kept where it is
+    1 to 128 visible ASCII characters; else it is replaced. Errors are logged as info, all else as debug.
+    ``refused`` in the request's state is why it was not served, for the metrics."""
+
+    def __init__(self, app: ASGIApp, metrics: HttpMetrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = _request_id(scope["headers"])
+        scope["state"]["request_id"] = request_id.decode()
+
+        async def tagged(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), (REQUEST_ID_HEADER, request_id)]
+                self._answered(scope, message["status"])
+            await send(message)
+
+        await self._app(scope, receive, tagged)
+
+    def _answered(self, scope: Scope, status: int) -> None:
+        route = getattr(scope.get("route"), "path", "unknown")
+        refused = scope["state"].get("refused")
+        self._metrics.answered(scope["method"], route, status)
+        if refused is not None:
+            self._metrics.refused(refused)
+        logger.log(
+            logging.INFO if status >= 400 else logging.DEBUG,
+            "answered",
+            extra={
+                "http_request_id": scope["state"]["request_id"],
+                "method": scope["method"],
+                "path": scope["path"],
+                "status": status,
+                "refused": refused,
+            },
+        )
+
+
+def request_id_of(request: Request) -> str:
+    """The id that its answer carries."""
+    request_id: str = request.state.request_id
+    return request_id
+
+
+def _request_id(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    for name, value in headers:
+        if name == REQUEST_ID_HEADER and _VALID.fullmatch(value):
+            return value
+    return f"req_{uuid.uuid4().hex}".encode()

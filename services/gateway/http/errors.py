@@ -1,0 +1,94 @@
+"""Every error that leaves the gateway, in OpenAI's shape."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from services.gateway.http.answers import request_id_of
+from services.gateway.http.json_response import JsonResponse
+from services.gateway.http.refusal import Refusal
+from shared.errors import BusError, NoExecutorError, NotFoundOnBusError, SlackwaterError
+from shared.openai.errors import RequestError
+from shared.openai.objects import error_body
+
+logger = logging.getLogger(__name__)
+
+RETRY_AFTER_S = 2
+CLIENT_CLOSED_REQUEST = 499
+BODY_UNREAD = (408, 413)  # the rest of the body is not waited for, so nothing else can come on the connection
+
+INVALID_REQUEST = "invalid_request_error"
+SERVER_ERROR = "server_error"
+UNAVAILABLE = "service_unavailable"
+
+
+def install_error_handlers(app: FastAPI) -> None:
+    """For what our own code raises, and what FastAPI and Starlette do."""
+    expected = (
+        RequestError,
+        Refusal,
+        NoExecutorError,
+        BusError,
+        HTTPException,
+        RequestValidationError,
+        ClientDisconnect,
+    )
+    for kind in (*expected, Exception):
+        app.add_exception_handler(kind, _on_error)
+
+
+def error_response(
+    status: int,
+    message: str,
+    type: str = INVALID_REQUEST,
+    param: str | None = None,
+    code: str | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> Response:
+    """One error as an HTTP answer."""
+    return JsonResponse(error_body(message, type, param, code), status_code=status, headers=headers)
+
+
+async def _on_error(request: Request, error: Exception) -> Response:
+    match error:
+        case RequestError():
+            headers = {"Connection": "close"} if error.status in BODY_UNREAD else None
+            return error_response(error.status, error.message, INVALID_REQUEST, error.param, error.code, headers)
+        case Refusal():
+            request.state.refused = error.reason
+            return error_response(error.status, error.message, error.type, code=error.code, headers=error.headers)
+        case NoExecutorError() | BusError():
+            return _unavailable(request, error)
+        case HTTPException():
+            return _http_error(request, error)
+        case RequestValidationError():  # a path or query parameter; FastAPI answers 422, OpenAI 400
+            first = error.errors()[0]
+            param = str(first["loc"][-1])
+            return error_response(400, f"{param}: {first['msg']}", param=param)
+        case ClientDisconnect():  # in the middle of a body; nobody reads the answer
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
+    # The traceback is logged by the server, which gets the exception too, but knows no ids.
+    logger.error("failed", extra={"http_request_id": request_id_of(request), "error": repr(error)})
+    return error_response(500, "the server failed to process the request", SERVER_ERROR)
+
+
+def _unavailable(request: Request, error: SlackwaterError) -> Response:
+    ids = {"http_request_id": request_id_of(request), "path": request.url.path}
+    logger.warning("unavailable", extra={**ids, "why": str(error)})
+    if isinstance(error, NotFoundOnBusError):
+        return error_response(404, f"not found: {error}", code="not_found")
+    headers = {"Retry-After": str(RETRY_AFTER_S)}
+    return error_response(503, str(error), UNAVAILABLE, code=UNAVAILABLE, headers=headers)
+
+
+def _http_error(request: Request, error: HTTPException) -> Response:
+    message = f"{error.detail}: {request.method} {request.url.path}"
+    type = INVALID_REQUEST if error.status_code < 500 else SERVER_ERROR
+    code = {404: "unknown_url", 405: "method_not_allowed"}.get(error.status_code)
+    return error_response(error.status_code, message, type, code=code, headers=error.headers)

@@ -1,0 +1,123 @@
+"""A multipart upload, spooled to disk while it is read, never held in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass
+from typing import Annotated, BinaryIO, Literal
+
+import msgspec
+from fastapi import Request
+from msgspec import UNSET, Meta, UnsetType
+from starlette.datastructures import FormData, UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
+
+from services.gateway.http.operation import BINARY, Content
+from shared.openai.errors import RequestError
+from shared.openai.json_body import invalid
+
+MAX_FILE_BYTES = 200 * 1024 * 1024
+MAX_FORM_BYTES = MAX_FILE_BYTES + 64 * 1024  # with the form's other fields and boundaries
+MAX_FILENAME_LENGTH = 255
+
+Anchor = Literal["created_at"]
+ExpirySeconds = Annotated[int, Meta(ge=3600, le=30 * 24 * 3600)]
+
+
+class UploadForm(msgspec.Struct, rename={"anchor": "expires_after[anchor]", "seconds": "expires_after[seconds]"}):
+    """What comes with an uploaded file."""
+
+    purpose: Literal["batch"]
+    anchor: Anchor | UnsetType = UNSET
+    seconds: ExpirySeconds | UnsetType = UNSET
+
+
+def _form_content() -> Content:
+    fields = msgspec.json.schema(UploadForm)["$defs"]["UploadForm"]
+    properties, required = {"file": BINARY, **fields["properties"]}, ["file", *fields["required"]]
+    return {"multipart/form-data": {"schema": {"type": "object", "required": required, "properties": properties}}}
+
+
+UPLOAD_FORM = _form_content()
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """A valid upload; ``contents`` is open, at its beginning, for as long as the context lasts."""
+
+    filename: str
+    purpose: str
+    contents: BinaryIO
+    expires_after_s: int | None
+
+
+@contextlib.asynccontextmanager
+async def read_upload(request: Request, idle_s: float) -> AsyncIterator[Upload]:
+    """Raises RequestError, with status 413 as soon as too much has come, 408 where nothing has for ``idle_s``."""
+    if not request.headers.get("content-type", "").startswith("multipart/form-data"):
+        raise RequestError("send the file as multipart/form-data", "file")
+    if int(request.headers.get("content-length", 0)) > MAX_FORM_BYTES:
+        raise _too_large()
+    parser = MultiPartParser(request.headers, _limited(request, idle_s), max_files=1, max_fields=16)
+    try:
+        form = await parser.parse()
+    except MultiPartException as error:
+        raise RequestError(f"the form cannot be read: {error.message}", "file") from error
+    try:
+        yield _upload(form)
+    finally:
+        await form.close()
+
+
+async def _limited(request: Request, idle_s: float) -> AsyncGenerator[bytes, None]:
+    size, chunks = 0, aiter(request.stream())
+    while chunk := await _next(chunks, idle_s):
+        size += len(chunk)
+        if size > MAX_FORM_BYTES:
+            raise _too_large()
+        yield chunk
+
+
+async def _next(chunks: AsyncIterator[bytes], idle_s: float) -> bytes:
+    """Empty at the end."""
+    try:
+        async with asyncio.timeout(idle_s):
+            return await anext(chunks, b"")
+    except TimeoutError as error:
+        message = f"nothing more of the form has come for {idle_s:g} s"
+        raise RequestError(message, "file", "request_timeout", 408) from error
+
+
+def _upload(form: FormData) -> Upload:
+    for name in form:
+        if len(form.getlist(name)) > 1:
+            raise RequestError(f"{name} is given more than once", name)
+    if form.get("purpose") not in (None, "batch"):
+        raise RequestError(f"the purpose {form['purpose']!r} is not supported; use 'batch'", "purpose")
+    try:
+        fields = msgspec.convert({name: form[name] for name in form if name != "file"}, UploadForm, strict=False)
+    except msgspec.ValidationError as error:
+        raise invalid(error) from error
+    if fields.anchor is UNSET and fields.seconds is not UNSET:
+        raise RequestError("expires_after[anchor] is missing", "expires_after[anchor]")
+    if fields.seconds is UNSET and fields.anchor is not UNSET:
+        raise RequestError("expires_after[seconds] is missing", "expires_after[seconds]")
+    file = form.get("file")
+    if not isinstance(file, UploadFile):
+        raise RequestError("file is missing", "file")
+    if not file.size:
+        raise RequestError("file is empty", "file", "empty_file")
+    if file.size > MAX_FILE_BYTES:
+        raise _too_large()
+    filename = file.filename or ""
+    if not 0 < len(filename) <= MAX_FILENAME_LENGTH:
+        raise RequestError(f"the file's name must have 1 to {MAX_FILENAME_LENGTH} characters", "file")
+    return Upload(filename, fields.purpose, file.file, None if fields.seconds is UNSET else fields.seconds)
+
+
+def _too_large() -> RequestError:
+    return RequestError(
+        f"the file is larger than {MAX_FILE_BYTES // 1024**2} MB; split it", "file", "file_too_large", 413
+    )

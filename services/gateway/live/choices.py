@@ -1,0 +1,124 @@
+"""The choices of one request: generations of their own over one prompt, and what their client is shown of each."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from services.gateway.access.rate_limits import Reservation
+from services.gateway.access.sender import Sender
+from services.gateway.live.generation import Generation
+from services.gateway.live.tracker import Tracker
+from shared.openai.completions.objects import CompletionUsage
+from shared.openai.completions.requests import CompletionRequest
+from shared.openai.shown_text import ShownText, ShownToken, visible_tokens
+from shared.protocol.sampling import FinishReason
+from shared.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one choice has more to show. ``finish_reason`` is set with the last."""
+
+    index: int
+    text: str
+    tokens: list[ShownToken]
+    finish_reason: FinishReason | None
+
+
+class Choices:
+    """They run from ``submit`` on; as a context they are closed at its end."""
+
+    def __init__(self, tracker: Tracker[Any], generations: Sequence[Generation]) -> None:
+        self._tracker = tracker
+        self.generations = generations
+
+    @classmethod
+    async def submit(
+        cls, tracker: Tracker[Any], completion: CompletionRequest, sender: Sender, reservation: Reservation
+    ) -> Choices:
+        """Raises Refusal, NoExecutorError and BusError; then none of them runs."""
+        requests = completion.choices()
+        shares = reservation.shared(len(requests), len(completion.prompt_token_ids))
+        generations: list[Generation] = []
+        choices = cls(tracker, generations)
+        try:
+            for request, share in zip(requests, shares, strict=True):
+                generations.append(await tracker.submit(request, sender, share))
+        except BaseException:
+            for share in shares[len(generations) + 1 :]:
+                share.settle(0)
+            await choices.close()
+            raise
+        return choices
+
+    async def __aenter__(self) -> Choices:
+        return self
+
+    async def __aexit__(self, *args: object) -> None:
+        await self.close()
+
+    @property
+    def first(self) -> Generation:
+        """Whose id is that of the answer."""
+        return self.generations[0]
+
+    def usage(self) -> CompletionUsage:
+        """When all are finished."""
+        num_output_tokens = sum(len(generation.output_token_ids) for generation in self.generations)
+        return CompletionUsage.of(
+            len(self.first.request.prompt_token_ids), num_output_tokens, self.first.num_cached_tokens
+        )
+
+    async def close(self) -> None:
+        """Nobody reads their tokens any more."""
+        for generation in self.generations:
+            await self._tracker.close(generation)
+
+    async def finished(self) -> None:
+        """Return at the end of all, or of one that failed."""
+        for generation in self.generations:
+            await generation.finished()
+            if generation.finish_reason is FinishReason.ERROR:
+                return
+
+    async def pieces(self, tokenizer: Tokenizer) -> AsyncGenerator[Piece, None]:
+        """Of all choices as they come, one for all the tokens that came since the choice's piece before."""
+        streams = [_pieces_of(generation, index, tokenizer) for index, generation in enumerate(self.generations)]
+        if len(streams) == 1:
+            async for piece in streams[0]:
+                yield piece
+            return
+        waiting = {asyncio.ensure_future(anext(stream)): stream for stream in streams}
+        try:
+            while waiting:
+                done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                for task in [task for task in waiting if task in done]:
+                    stream, piece = waiting.pop(task), task.result()
+                    if piece.finish_reason is None:
+                        waiting[asyncio.ensure_future(anext(stream))] = stream
+                    yield piece
+        finally:
+            for task in waiting:
+                task.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+
+
+async def _pieces_of(generation: Generation, index: int, tokenizer: Tokenizer) -> AsyncGenerator[Piece, None]:
+    """One at least, with the last as its end."""
+    sampling = generation.request.sampling
+    shown = ShownText(tokenizer, sampling, shows_calls=generation.request.tools is not None)
+    finish_reason: FinishReason | None = None
+    while finish_reason is None:
+        num_read, new_tokens = generation.num_read, await generation.next_tokens()
+        finish_reason = generation.finish_reason
+        visible = visible_tokens(new_tokens, finish_reason, sampling)
+        text, tokens = shown.push(visible, generation.output_logprobs[num_read : num_read + len(visible)])
+        if finish_reason is not None:
+            rest, last_tokens = shown.finish()
+            text, tokens = text + rest, tokens + last_tokens
+        if shown.stopped:
+            finish_reason = FinishReason.STOP
+        yield Piece(index, text, tokens, finish_reason)

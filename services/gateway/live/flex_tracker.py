@@ -1,0 +1,82 @@
+"""The live flex requests of this gateway: the offline-queue has them run when there is time."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from services.gateway.access.admission import no_room_for_flex
+from services.gateway.live.flex_generation import FlexGeneration
+from services.gateway.live.tracker import Tracker
+from shared.cancellation import check_cancelled
+from shared.errors import BusError, NoResponderError
+from shared.protocol import subjects
+from shared.protocol.flex import HOLD_PERIOD_S, FlexAnswer, FlexHeld
+from shared.protocol.messages import AbortRequests, StepTokens
+
+logger = logging.getLogger(__name__)
+
+RETRY_S = 0.5
+
+
+class FlexTracker(Tracker[FlexGeneration]):
+    """The offline-queue may forget a request, and an executor may die with it, and it goes on from where it was.
+    Executors know this as a gateway of its own, by its id."""
+
+    generation_type = FlexGeneration
+
+    async def _start(self, generation: FlexGeneration) -> None:
+        try:
+            refusal = await self._send(generation)
+        except NoResponderError as error:
+            raise no_room_for_flex("flex_away", "nobody takes them now") from error
+        if refusal:
+            raise no_room_for_flex("flex_requests", refusal)
+
+    async def _send_again(self, generation: FlexGeneration, until_s: float) -> None:
+        """As long as nobody takes it, it is tried again."""
+        while generation.finish_reason is None:
+            check_cancelled()
+            try:
+                await self._send(generation)
+                return
+            except BusError:
+                if self._clock.monotonic_s() > until_s:
+                    raise
+                await asyncio.sleep(RETRY_S)
+
+    async def _send(self, generation: FlexGeneration) -> str:
+        """One more attempt; why it is refused, or an empty text. Raises BusError; it counts as live in any case."""
+        self._live.pop(generation.wire_id, None)
+        message = generation.next_submit(self._gateway_id)
+        self._live[generation.wire_id] = generation
+        return (await self._bus.request(subjects.FLEX, message, FlexAnswer)).refusal
+
+    async def _drop(self, generation: FlexGeneration) -> None:
+        await self._bus.publish_or_drop(subjects.FLEX_DROP, AbortRequests([generation.wire_id]))
+        await super()._drop(generation)
+
+    async def _on_step_tokens(self, step: StepTokens) -> None:
+        await super()._on_step_tokens(step)
+        finished = [output.request_id for output in step.outputs if output.finish_reason is not None]
+        over = [request_id for request_id in finished if request_id not in self._live]
+        if over:
+            await self._bus.publish_or_drop(subjects.FLEX_DROP, AbortRequests(over))
+
+    async def _tend(self) -> None:
+        """Keep the offline-queue's interest alive, and learn what it knows no more."""
+        while True:
+            await asyncio.sleep(HOLD_PERIOD_S)
+            check_cancelled()
+            if not self._live:
+                continue
+            held = FlexHeld(self._gateway_id, list(self._live))
+            try:
+                answer = await self._bus.request(subjects.FLEX, held, FlexAnswer)
+            except BusError as error:
+                logger.warning("flex requests not renewed", extra={"requests": len(self._live), "why": str(error)})
+                continue
+            for request_id in answer.lost:
+                generation = self._live.get(request_id)
+                if generation is not None and not generation.is_lost:
+                    self._lose(generation)

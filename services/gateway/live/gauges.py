@@ -1,0 +1,58 @@
+"""What is seen of live requests and executors whenever metrics are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from operator import attrgetter
+
+import msgspec
+from opentelemetry.metrics import CallbackOptions, Meter, Observation
+
+from services.gateway.live.flex_tracker import FlexTracker
+from services.gateway.live.online_tracker import OnlineTracker
+from services.gateway.live.registry import ExecutorRegistry, LiveExecutor
+from services.gateway.live.router import Router
+from shared.process.telemetry import reading
+from shared.protocol.messages import ExecutorCounters
+
+
+def observe_executors(meter: Meter, registry: ExecutorRegistry, router: Router) -> None:
+    """Gauges and counters per live executor, read from its last heartbeat at each scrape, and what the router expects
+    of it."""
+    meter.create_observable_gauge(
+        "slackwater.executor.load",
+        [_each(registry, lambda executor: router.load_ms(executor) / 1e3)],
+        unit="s",
+        description="predicted until a short request that is sent there now has its answer",
+    )
+    for name in ("online_waiting", "online_running", "offline_waiting", "offline_running", "num_free_blocks"):
+        meter.create_observable_gauge(
+            f"slackwater.executor.{name}",
+            [_each(registry, attrgetter(f"heartbeat.{name}"))],
+            description="at the last heartbeat",
+        )
+    for field in msgspec.structs.fields(ExecutorCounters):
+        name, unit = (field.name.removesuffix("_s"), "s") if field.name.endswith("_s") else (field.name, "")
+        meter.create_observable_counter(
+            f"slackwater.executor.{name}",
+            [_each(registry, attrgetter(f"heartbeat.counters.{field.name}"))],
+            unit=unit,
+            description="since the executor started",
+        )
+
+
+def observe_live_requests(meter: Meter, tracker: OnlineTracker, flex: FlexTracker) -> None:
+    """Gauges of the online requests that have not ended, of those of them without a token, and of the flex requests
+    that have not ended."""
+    counts = {"live": lambda: tracker.num_live, "waiting": lambda: len(tracker.room), "flex": lambda: flex.num_live}
+    for name, count in counts.items():
+        meter.create_observable_gauge(f"slackwater.{name}.requests", [reading(count)])
+
+
+def _each(
+    registry: ExecutorRegistry, read: Callable[[LiveExecutor], float]
+) -> Callable[[CallbackOptions], Iterable[Observation]]:
+    def observe(options: CallbackOptions) -> Iterable[Observation]:
+        return [Observation(read(executor), {"executor_id": executor.info.executor_id}) for executor in registry.live()]
+
+    return observe

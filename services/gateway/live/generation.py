@@ -1,0 +1,144 @@
+"""One live request: where it runs, and its tokens so far. Online and flex requests differ in who chooses the place."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import ClassVar
+
+from services.gateway.access.rate_limits import UNLIMITED, Reservation
+from services.gateway.access.sender import Sender
+from shared.openai.completions.requests import CompletionRequest
+from shared.protocol.messages import GenerateRequest, TokenLogprobs, TokenOutput
+from shared.protocol.sampling import FinishReason
+from shared.scheduling.request import Kind
+
+
+class Generation:
+    """Written by the tracker as tokens arrive, read by one HTTP response.
+
+    A slow reader costs no more memory than the tokens themselves, which are kept anyway to resume elsewhere:
+    ``next_tokens`` gives all that came since the last call.
+    """
+
+    kind: ClassVar[Kind]
+
+    def __init__(
+        self,
+        request_id: str,
+        request: CompletionRequest,
+        sender: Sender,
+        arrival_s: float,
+        started_s: float,
+        reservation: Reservation = UNLIMITED,
+    ) -> None:
+        self.request_id = request_id
+        self.request = request
+        self.sender = sender
+        self.arrival_s = arrival_s  # unix time
+        self.started_s = started_s  # monotonic
+        self.output_token_ids: list[int] = []
+        self.output_logprobs: list[TokenLogprobs] = []  # one for each token, where they are asked for
+        self.num_cached_tokens = 0
+        self.finish_reason: FinishReason | None = None
+        self.error = ""
+        self.place: tuple[str, str] | None = None  # the executor and its epoch, where they are known
+        self.is_lost = False  # it waits to be sent again; the place is where it was
+        self.lost_s = 0.0  # monotonic
+        self.num_losses = 0
+        self.num_executors_lost = 0  # while it ran there
+        self.attempt = 0
+        self.last_token_s: float | None = None
+        self._reservation = reservation
+        self.num_read = 0  # tokens that ``next_tokens`` has given
+        self._changed = asyncio.Event()
+        self._finished = asyncio.Event()
+
+    @property
+    def executor_id(self) -> str | None:
+        """None where it is not known, and while it waits to be resumed."""
+        return None if self.place is None or self.is_lost else self.place[0]
+
+    @property
+    def wire_id(self) -> str:
+        """Its id on the bus. Each attempt has its own, so that late tokens of an earlier one fit nothing."""
+        return f"{self.request_id}-{self.attempt}"
+
+    @property
+    def log_ids(self) -> dict[str, str | None]:
+        """What a log line about it names."""
+        return {
+            "request_id": self.wire_id,
+            "http_request_id": self.sender.http_request_id,
+            "executor_id": self.executor_id,
+        }
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Prompt and output so far."""
+        return self.request.prompt_token_ids + self.output_token_ids
+
+    def next_attempt(self, gateway_id: str) -> GenerateRequest:
+        """The message that makes an executor go on from the tokens so far."""
+        self.place, self.is_lost = None, False
+        self.attempt += 1
+        client_id = self.sender.client_id if self.kind is Kind.ONLINE else ""
+        return GenerateRequest(
+            request_id=self.wire_id,
+            kind=self.kind,
+            prompt_token_ids=self.request.prompt_token_ids,
+            sampling=self.request.sampling,
+            arrival_s=self.arrival_s,
+            gateway_id=gateway_id,
+            output_token_ids=list(self.output_token_ids),
+            client_id=client_id,
+            client_weight=self.sender.client_weight if client_id else 1.0,
+            http_request_id=self.sender.http_request_id,
+        )
+
+    def lost(self, now_s: float) -> None:
+        """Nothing of this attempt counts any more; it waits for another from here on."""
+        self.is_lost, self.lost_s = True, now_s
+        self.num_losses += 1
+
+    def ignores(self, place: tuple[str, str]) -> bool:
+        """Whether tokens from there are nothing to it."""
+        return self.is_lost
+
+    def continues(self, place: tuple[str, str], output: TokenOutput) -> bool:
+        """These tokens come after those that are here: none between was lost, since the bus was away, and no executor
+        began anew."""
+        expected = len(self.output_token_ids) + len(output.token_ids)
+        return self.place in (None, place) and output.num_output_tokens in (None, expected)
+
+    def take(self, output: TokenOutput) -> None:
+        """One step's gain."""
+        self.output_token_ids += output.token_ids
+        self.output_logprobs += output.logprobs or ()
+        if self.attempt == 1 and output.num_cached_tokens:
+            self.num_cached_tokens = output.num_cached_tokens
+        if output.finish_reason is not None:
+            self.end(output.finish_reason, output.error)
+        else:
+            self._changed.set()
+
+    def end(self, finish_reason: FinishReason, error: str = "") -> None:
+        """No tokens come after this; a second call changes nothing."""
+        if self.finish_reason is None:
+            self.finish_reason, self.error = finish_reason, error
+            num_used = len(self.request.prompt_token_ids) + len(self.output_token_ids)
+            self._reservation.settle(0 if finish_reason is FinishReason.ERROR else num_used)
+            self._changed.set()
+            self._finished.set()
+
+    async def next_tokens(self) -> list[int]:
+        """All tokens since the last call; waits for one, or for the end. ``finish_reason`` is set with the last."""
+        await self._changed.wait()
+        if self.finish_reason is None:
+            self._changed.clear()
+        tokens = self.output_token_ids[self.num_read :]
+        self.num_read = len(self.output_token_ids)
+        return tokens
+
+    async def finished(self) -> None:
+        """Return when ``finish_reason`` is set."""
+        await self._finished.wait()

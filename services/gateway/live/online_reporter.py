@@ -1,0 +1,119 @@
+"""What online users get from each executor, told on the bus."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from services.gateway.live.online_generation import OnlineGeneration
+from shared.bus import Bus
+from shared.clock import Clock
+from shared.latency.histogram import LatencyHistogram
+from shared.protocol import subjects
+from shared.protocol.messages import FinishedOnline, OnlineServed
+
+PERIOD_S = 1.0
+
+
+@dataclass(slots=True)
+class _Served:
+    """One executor since the last message. The histograms are of ``OnlineServed.latencies``."""
+
+    num_started: int = 0
+    finished: list[FinishedOnline] = field(default_factory=list)
+    ttft_ms: LatencyHistogram = field(default_factory=LatencyHistogram)
+    tbt_ms: LatencyHistogram = field(default_factory=LatencyHistogram)
+    tpot_ms: LatencyHistogram = field(default_factory=LatencyHistogram)
+    normalized_latency_ms: LatencyHistogram = field(default_factory=LatencyHistogram)
+
+
+class OnlineReporter:
+    """Counts as tokens arrive, and sends one message a second for each executor that anything came from."""
+
+    def __init__(self, bus: Bus, gateway_id: str, clock: Clock) -> None:
+        self._bus = bus
+        self._gateway_id = gateway_id
+        self._clock = clock
+        self._served: dict[str, _Served] = {}  # by executor, since the last messages
+        self._open: dict[str, dict[OnlineGeneration, None]] = {}  # by executor, in the order of their start there
+        self._has_news = asyncio.Event()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await self._has_news.wait()
+            await asyncio.sleep(PERIOD_S)  # bounds the rate of messages, however many tokens there are
+            self._has_news.clear()
+            await self.publish()
+
+    async def publish(self) -> None:
+        """Send what there is now; what cannot be sent is lost."""
+        served, self._served = self._served, {}
+        for executor_id, each in served.items():
+            await self._bus.publish_or_drop(subjects.online(executor_id), self._message(executor_id, each))
+
+    def started(self, generation: OnlineGeneration) -> None:
+        """It was sent to an executor for the first time, or once more."""
+        assert generation.executor_id is not None
+        self._open.setdefault(generation.executor_id, {})[generation] = None
+        self._of(generation.executor_id).num_started += generation.attempt == 1
+
+    def tokens(self, generation: OnlineGeneration, now_s: float) -> None:
+        """Its executor's tokens arrived; ``last_token_s`` is still that of the ones before."""
+        assert generation.executor_id is not None
+        served = self._of(generation.executor_id)
+        if generation.last_token_s is None:
+            generation.first_token_s = now_s
+            served.ttft_ms.add((now_s - generation.started_s) * 1e3)
+        else:
+            served.tbt_ms.add((now_s - generation.last_token_s) * 1e3)
+
+    def ended(self, generation: OnlineGeneration, was_answered: bool) -> None:
+        """It left its executor for good. One that was not answered whole was work all the same, but has no TPOT and
+        no normalized latency."""
+        executor_id = generation.executor_id
+        if executor_id is None:
+            return
+        self.lost(generation)
+        served = self._of(executor_id)
+        num_tokens = len(generation.output_token_ids)
+        served.finished.append(
+            FinishedOnline(generation.arrival_s, len(generation.request.prompt_token_ids), num_tokens)
+        )
+        first_s, last_s = generation.first_token_s, generation.last_token_s
+        if was_answered and num_tokens and first_s is not None and last_s is not None:
+            served.normalized_latency_ms.add((last_s - generation.started_s) / num_tokens * 1e3)
+            if num_tokens > 1:
+                served.tpot_ms.add((last_s - first_s) / (num_tokens - 1) * 1e3)
+
+    def lost(self, generation: OnlineGeneration) -> None:
+        """It is its executor's no more, and did not end there; nothing where it has none."""
+        if generation.executor_id is not None:
+            generations = self._open.get(generation.executor_id, {})
+            generations.pop(generation, None)
+            if not generations:
+                self._open.pop(generation.executor_id, None)
+
+    def _of(self, executor_id: str) -> _Served:
+        served = self._served.get(executor_id)
+        if served is None:
+            served = self._served[executor_id] = _Served()
+            self._has_news.set()
+        return served
+
+    def _message(self, executor_id: str, served: _Served) -> OnlineServed:
+        unix_s = self._clock.unix_s()
+        open_generations: Iterable[OnlineGeneration] = self._open.get(executor_id, ())
+        return OnlineServed(
+            executor_id=executor_id,
+            gateway_id=self._gateway_id,
+            unix_s=unix_s,
+            oldest_open_s=min((generation.arrival_s for generation in open_generations), default=None),
+            num_started=served.num_started,
+            finished=served.finished,
+            ttft_ms=served.ttft_ms,
+            tbt_ms=served.tbt_ms,
+            tpot_ms=served.tpot_ms,
+            normalized_latency_ms=served.normalized_latency_ms,
+        )

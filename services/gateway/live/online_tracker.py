@@ -1,0 +1,81 @@
+"""The live online requests of this gateway: each goes to the executor that is expected to answer it first."""
+
+from __future__ import annotations
+
+from services.gateway.access.waiting_room import WaitingRoom
+from services.gateway.live.metrics import GenerationMetrics
+from services.gateway.live.online_generation import OnlineGeneration
+from services.gateway.live.online_reporter import OnlineReporter
+from services.gateway.live.registry import ExecutorRegistry
+from services.gateway.live.router import Router
+from services.gateway.live.tracker import Tracker
+from shared.bus import Bus
+from shared.clock import Clock
+from shared.protocol import subjects
+from shared.protocol.sampling import FinishReason
+
+SUBMIT_WAIT_S = 5.0  # for a first executor; then the client is told to come back
+
+
+class OnlineTracker(Tracker[OnlineGeneration]):
+    """An executor that is lost may only have been silent: what it holds of ours is aborted before it is resumed."""
+
+    generation_type = OnlineGeneration
+
+    def __init__(
+        self,
+        bus: Bus,
+        registry: ExecutorRegistry,
+        router: Router,
+        gateway_id: str,
+        clock: Clock,
+        metrics: GenerationMetrics,
+    ) -> None:
+        super().__init__(bus, registry, gateway_id, clock, metrics)
+        self._router = router
+        self._reporter = OnlineReporter(bus, gateway_id, clock)
+        self.room = WaitingRoom()
+
+    async def _start(self, generation: OnlineGeneration) -> None:
+        num_tokens = len(generation.request.prompt_token_ids)
+        self.room.enter(generation.request_id, generation.sender.client_id, num_tokens, generation.started_s)
+        await self._send(generation, SUBMIT_WAIT_S)
+
+    async def _send_again(self, generation: OnlineGeneration, until_s: float) -> None:
+        await self._drop(generation)
+        await self._send(generation, max(0.0, until_s - self._clock.monotonic_s()))
+
+    async def _send(self, generation: OnlineGeneration, wait_s: float) -> None:
+        route = await self._router.route_within(generation.token_ids, wait_s)
+        if generation.finish_reason is not None:  # its client left meanwhile
+            route.end()
+            return
+        self._live.pop(generation.wire_id, None)
+        message = generation.next_attempt_at(route, self._gateway_id)
+        self._live[generation.wire_id] = generation
+        self._reporter.started(generation)
+        await self._bus.publish(subjects.inbox(route.target.executor_id), message)
+
+    async def _tend(self) -> None:
+        await self._reporter.run()
+
+    def _progress(self, generation: OnlineGeneration, num_tokens: int, now_s: float) -> None:
+        super()._progress(generation, num_tokens, now_s)
+        self._reporter.tokens(generation, now_s)
+        self.room.start(generation.request_id, now_s)
+
+    def _lose(self, generation: OnlineGeneration) -> None:
+        self._reporter.lost(generation)
+        super()._lose(generation)
+
+    def _forget(self, generation: OnlineGeneration) -> None:
+        super()._forget(generation)
+        self._reporter.lost(generation)
+        self.room.leave(generation.request_id)
+
+    def _end(self, generation: OnlineGeneration, finish_reason: FinishReason, why: str = "") -> None:
+        super()._end(generation, finish_reason, why)
+        was_answered = finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
+        if was_answered:
+            self._router.ended(len(generation.output_token_ids))
+        self._reporter.ended(generation, was_answered)

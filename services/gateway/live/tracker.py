@@ -1,0 +1,169 @@
+"""The live requests of one kind: submit, follow, send again when their executor is lost, abort."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from abc import ABC, abstractmethod
+from typing import Generic, TypeVar
+
+from services.gateway.access.rate_limits import UNLIMITED, Reservation
+from services.gateway.access.sender import Sender
+from services.gateway.live.generation import Generation
+from services.gateway.live.metrics import GenerationMetrics
+from services.gateway.live.registry import ExecutorRegistry
+from shared.bus import Bus
+from shared.clock import Clock
+from shared.errors import BusError, NoExecutorError
+from shared.openai.completions.requests import CompletionRequest
+from shared.protocol import subjects
+from shared.protocol.messages import AbortRequests, StepTokens, TokenOutput
+from shared.protocol.sampling import FinishReason
+
+logger = logging.getLogger(__name__)
+
+RESUME_WAIT_S = 120.0  # for who takes a live request over: a restart reads its model, or its batches, again
+MAX_LOSSES = 6
+
+G = TypeVar("G", bound=Generation)
+
+
+class Tracker(ABC, Generic[G]):
+    """Holds every live request's tokens, so that one whose executor is lost goes on elsewhere from where it was."""
+
+    generation_type: type[G]
+
+    def __init__(
+        self, bus: Bus, registry: ExecutorRegistry, gateway_id: str, clock: Clock, metrics: GenerationMetrics
+    ) -> None:
+        """``gateway_id``: where executors send the tokens of this kind."""
+        self._bus = bus
+        self._gateway_id = gateway_id
+        self._clock = clock
+        self._metrics = metrics
+        self._live: dict[str, G] = {}  # wire id -> request
+        self._to_resume: asyncio.Queue[G] = asyncio.Queue()  # each live request at most once
+        registry.on_lost.append(self._on_executor_lost)
+
+    @property
+    def num_live(self) -> int:
+        return len(self._live)
+
+    async def start(self) -> None:
+        """Listen for tokens, and say so to executors that ask."""
+        await self._bus.subscribe(subjects.tokens(self._gateway_id), StepTokens, self._on_step_tokens)
+        await self._bus.serve(subjects.alive(self._gateway_id), object, self._on_alive)
+
+    async def run(self) -> None:
+        """Resume requests whose executor is gone, in the order in which they lost it. Until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._tend())
+            while True:
+                generation = await self._to_resume.get()
+                if generation.finish_reason is None:
+                    await self._resume(generation)
+
+    async def submit(self, request: CompletionRequest, sender: Sender, reservation: Reservation = UNLIMITED) -> G:
+        """It waits or runs from here on. The caller must ``close`` it; ``reservation`` is settled here. Raises Refusal,
+        NoExecutorError and BusError."""
+        now_s = self._clock.monotonic_s()
+        generation = self.generation_type(uuid.uuid4().hex, request, sender, self._clock.unix_s(), now_s, reservation)
+        try:
+            await self._start(generation)
+        except BaseException:
+            self._forget(generation)
+            generation.end(FinishReason.ERROR)
+            await self._drop(generation)
+            raise
+        self._metrics.started(len(request.prompt_token_ids))
+        logger.debug("request sent", extra=generation.log_ids)
+        return generation
+
+    async def close(self, generation: Generation) -> None:
+        """The client has its answer or went away; what still waits or runs for it does no more."""
+        found = self._live.get(generation.wire_id)
+        if found is not None:
+            self._end(found, FinishReason.ABORT)
+            await self._drop(found)
+
+    @abstractmethod
+    async def _start(self, generation: G) -> None:
+        """Send it for the first time. Raises Refusal, NoExecutorError and BusError."""
+
+    @abstractmethod
+    async def _send_again(self, generation: G, until_s: float) -> None:
+        """From prompt plus tokens so far, under a new id; monotonic ``until_s``: how long it may wait for a taker.
+        Raises NoExecutorError and BusError."""
+
+    @abstractmethod
+    async def _tend(self) -> None:
+        """What else is to be done for live requests, until cancelled."""
+
+    async def _drop(self, generation: G) -> None:
+        """Tell whoever may have it that nobody wants it; who does not hear it may be away."""
+        if generation.place is not None:
+            await self._bus.publish_or_drop(subjects.inbox(generation.place[0]), AbortRequests([generation.wire_id]))
+
+    def _progress(self, generation: G, num_tokens: int, now_s: float) -> None:
+        """So many tokens of it arrived; ``last_token_s`` is still that of the ones before."""
+        self._metrics.tokens(generation.started_s, generation.last_token_s, now_s, num_tokens)
+
+    def _forget(self, generation: G) -> None:
+        """It is live no more."""
+        self._live.pop(generation.wire_id, None)
+
+    def _end(self, generation: G, finish_reason: FinishReason, why: str = "") -> None:
+        self._forget(generation)
+        generation.end(finish_reason, why)
+        self._metrics.finished(finish_reason, generation.num_cached_tokens)
+
+    def _lose(self, generation: G) -> None:
+        generation.lost(self._clock.monotonic_s())
+        self._to_resume.put_nowait(generation)
+
+    async def _on_alive(self, _: object) -> int:
+        return len(self._live)
+
+    async def _on_step_tokens(self, step: StepTokens) -> None:
+        place = (step.executor_id, step.epoch)
+        for output in step.outputs:
+            generation = self._live.get(output.request_id)
+            if generation is None or generation.ignores(place):
+                continue
+            if output.finish_reason is FinishReason.ABORT or not generation.continues(place, output):
+                self._lose(generation)
+            else:
+                self._take(generation, place, output)
+
+    def _take(self, generation: G, place: tuple[str, str], output: TokenOutput) -> None:
+        now_s = self._clock.monotonic_s()
+        generation.place = place
+        if output.token_ids:
+            self._progress(generation, len(output.token_ids), now_s)
+            generation.last_token_s = now_s
+        generation.take(output)
+        if output.finish_reason is not None:
+            self._end(generation, output.finish_reason)
+
+    def _on_executor_lost(self, executor_id: str, epoch: str) -> None:
+        for generation in list(self._live.values()):
+            if generation.place == (executor_id, epoch) and not generation.is_lost:
+                generation.num_executors_lost += 1
+                self._lose(generation)
+
+    async def _resume(self, generation: G) -> None:
+        try:
+            if generation.num_losses >= MAX_LOSSES:
+                raise NoExecutorError(f"given up after {generation.num_losses} losses")
+            await self._send_again(generation, generation.lost_s + RESUME_WAIT_S)
+        except (NoExecutorError, BusError) as error:
+            if generation.finish_reason is None:
+                self._end(generation, FinishReason.ERROR, str(error))
+                logger.error("request lost", extra={**generation.log_ids, "why": str(error)})
+        if generation.finish_reason is None:
+            self._metrics.resumed()
+            num_tokens = len(generation.output_token_ids)
+            logger.warning("request resumed", extra={**generation.log_ids, "num_tokens": num_tokens})
+        else:  # its client left while it was sent, or nobody takes it
+            await self._drop(generation)

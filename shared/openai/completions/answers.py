@@ -1,0 +1,86 @@
+"""The whole answer of a completion that is not streamed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from msgspec import UNSET
+
+from shared.openai.completions.objects import (
+    AssistantMessage,
+    ChatChoice,
+    ChatCompletion,
+    Completion,
+    CompletionUsage,
+    TextChoice,
+    TextCompletion,
+)
+from shared.openai.completions.requests import CHAT
+from shared.openai.logprobs import LogprobsShape
+from shared.openai.shown_text import shown_output
+from shared.openai.tools.answers import finish_reason_of, message_call
+from shared.openai.tools.calls import ToolUse, split_calls
+from shared.protocol.messages import ChoiceOutput
+from shared.protocol.sampling import FinishReason, SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerHead:
+    """What an answer, or each chunk of it, tells first. ``created`` is in unix seconds; ``service_tier``: that it was
+    served in, where that is to be told."""
+
+    endpoint: str
+    request_id: str
+    created: int
+    model: str
+    service_tier: str | None = None
+
+    @property
+    def id(self) -> str:
+        """That a client sees for the request."""
+        return f"{'chatcmpl' if self.endpoint == CHAT else 'cmpl'}-{self.request_id}"
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """One answer, whole."""
+
+    text: str
+    finish_reason: FinishReason
+    logprobs: dict[str, Any] | None = None  # where they were asked for
+
+    @classmethod
+    def of(cls, output: ChoiceOutput, sampling: SamplingParams, shape: LogprobsShape, shows_calls: bool) -> Choice:
+        """``shows_calls`` as of ``Tokenizer.detokenizer``."""
+        reason = output.finish_reason
+        logprobs = output.logprobs or []
+        text, tokens = shown_output(shape.tokenizer, output.token_ids, logprobs, reason, sampling, shows_calls)
+        return cls(text, reason, shape.body(tokens))
+
+
+def completion_body(
+    head: AnswerHead, choices: Sequence[Choice], usage: CompletionUsage, tools: ToolUse | None = None
+) -> Completion:
+    """``tools``: whose calls are to be found in the texts."""
+    tier = UNSET if head.service_tier is None else head.service_tier
+    common: dict[str, Any] = {"id": head.id, "created": head.created, "model": head.model, "service_tier": tier}
+    if head.endpoint == CHAT:
+        chats = [_chat_choice(choice, index, head.request_id, tools) for index, choice in enumerate(choices)]
+        return ChatCompletion(choices=chats, usage=usage, **common)
+    texts = [
+        TextChoice(index, choice.text, choice.finish_reason.value, choice.logprobs)
+        for index, choice in enumerate(choices)
+    ]
+    return TextCompletion(choices=texts, usage=usage, **common)
+
+
+def _chat_choice(choice: Choice, index: int, request_id: str, tools: ToolUse | None) -> ChatChoice:
+    content, calls = split_calls(choice.text, tools)
+    finish_reason = finish_reason_of(choice.finish_reason, len(calls))
+    message = AssistantMessage(content)
+    if tools is not None and calls:
+        called = [message_call(call, tools.format, request_id, index, number) for number, call in enumerate(calls)]
+        message = AssistantMessage(content or None, called)
+    return ChatChoice(index, message, finish_reason, choice.logprobs)

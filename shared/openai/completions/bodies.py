@@ -1,0 +1,77 @@
+"""The bodies of completion requests, as clients send them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from shared.openai.completions.prompts import PROMPT_SCHEMA, Message
+from shared.openai.logprobs import MAX_CHAT_TOP_LOGPROBS, MAX_TEXT_TOP_LOGPROBS
+from shared.openai.metadata import Metadata
+from shared.openai.response_format import ResponseFormat
+from shared.openai.service_tier import AskedTier
+from shared.openai.tools.choice import TOOL_CHOICE_SCHEMA
+from shared.openai.tools.definitions import Tool
+
+MAX_CHOICES = 8
+MAX_REPETITION_PENALTY = 10.0
+
+Count = Annotated[int, Meta(ge=1)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+
+
+class StreamOptions(msgspec.Struct):
+    include_usage: bool | None = None
+
+
+class CommonBody(msgspec.Struct, kw_only=True):
+    """What completions and responses share. Null is as absent."""
+
+    model: str
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1)] | None = None
+    seed: int | None = None
+    ignore_eos: bool | None = None
+    stream: bool | None = None
+    user: str | None = None
+    metadata: Metadata | None = None
+    service_tier: AskedTier | None = None
+
+
+class CompletionBody(CommonBody, kw_only=True):
+    """What chat and text completions share."""
+
+    max_tokens: Count | None = None
+    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=MAX_REPETITION_PENALTY)] | None = None
+    logit_bias: dict[str, float] | None = None
+    response_format: ResponseFormat | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[Annotated[int, Meta(ge=0)]] | None = None
+    stream_options: StreamOptions | None = None
+
+
+class ChatCompletionBody(CompletionBody, kw_only=True):
+    """A conversation to be continued by the assistant."""
+
+    messages: Annotated[list[Message], Meta(extra_json_schema={"minItems": 1})]
+    max_completion_tokens: Count | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Annotated[Any, Meta(extra_json_schema=TOOL_CHOICE_SCHEMA)] = None
+    parallel_tool_calls: bool | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_CHAT_TOP_LOGPROBS)] | None = None
+
+
+class TextCompletionBody(CompletionBody, kw_only=True):
+    """A text to be continued."""
+
+    prompt: Annotated[Any, Meta(extra_json_schema=PROMPT_SCHEMA)]
+    logprobs: Annotated[int, Meta(ge=0, le=MAX_TEXT_TOP_LOGPROBS)] | None = None
+    best_of: int | None = None

@@ -1,0 +1,130 @@
+"""What a request asks to be continued: a conversation, a text, or token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from shared.openai.errors import RequestError
+from shared.openai.tools.definitions import NO_TOOLS, MessageToolCall, Tool, template_calls, template_tools
+from shared.text.tokenizer import Tokenizer
+
+TEMPLATE_ROLES = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+}
+
+_TOKEN_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+PROMPT_SCHEMA: dict[str, Any] = {
+    "description": "A text or token ids, or a list of one of these.",
+    "anyOf": [
+        {"type": "string", "minLength": 1},
+        _TOKEN_IDS,
+        {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1, "maxItems": 1},
+        {"type": "array", "items": _TOKEN_IDS, "minItems": 1, "maxItems": 1},
+    ],
+}
+
+
+class ContentPart(msgspec.Struct):
+    """One part of a message; only text is supported."""
+
+    type: str
+    text: str | None = None
+
+
+class Message(msgspec.Struct):
+    """One turn of a conversation."""
+
+    role: Annotated[str, Meta(extra_json_schema={"enum": list(TEMPLATE_ROLES)})]
+    content: str | list[ContentPart] | None = None
+    tool_calls: list[MessageToolCall] | None = None
+    tool_call_id: str | None = None
+
+
+def chat_prompt(messages: list[Message] | None, tokenizer: Tokenizer, tools: list[Tool] | None = None) -> list[int]:
+    """Token ids of the conversation, ready for the assistant's turn. Raises RequestError and ChatTemplateError."""
+    if not messages:
+        raise RequestError("messages is missing or empty; give at least one message", "messages")
+    called: dict[str, str] = {}
+    rendered = [_template_message(f"messages[{index}]", each, called) for index, each in enumerate(messages)]
+    if called and tokenizer.tool_format is None:
+        raise RequestError(f"tool calls are not supported: {NO_TOOLS}", "messages", "unsupported_value")
+    return tokenizer.apply_chat_template(rendered, tools=template_tools(tools) if tools else None)
+
+
+def text_prompt(prompt: Any, tokenizer: Tokenizer) -> list[int]:
+    """Token ids of one prompt: a text, token ids, or a list of one of these. Raises RequestError."""
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
+        if len(prompt) > 1:
+            raise RequestError(f"prompt has {len(prompt)} prompts; send one per request", "prompt")
+        prompt = prompt[0]
+    if not isinstance(prompt, str | list):
+        raise RequestError("prompt is missing; give a text or a list of token ids", "prompt")
+    if not prompt:
+        raise RequestError("prompt is empty", "prompt")
+    if isinstance(prompt, str):
+        return _encode(prompt, tokenizer)
+    _check_token_ids(prompt, tokenizer.vocab_size)
+    return prompt
+
+
+def _encode(prompt: str, tokenizer: Tokenizer) -> list[int]:
+    token_ids = tokenizer.encode(prompt)
+    if not token_ids:
+        raise RequestError("prompt holds no character that the model's vocabulary knows", "prompt")
+    return token_ids
+
+
+def _check_token_ids(token_ids: list[Any], vocab_size: int) -> None:
+    for index, token_id in enumerate(token_ids):
+        if type(token_id) is not int:
+            raise RequestError(f"prompt[{index}] is not a token id", f"prompt[{index}]")
+        if not 0 <= token_id < vocab_size:
+            raise RequestError(f"token id {token_id} is outside the vocabulary of {vocab_size}", f"prompt[{index}]")
+
+
+def _template_message(where: str, message: Message, called: dict[str, str]) -> dict[str, Any]:
+    """``called``: the names of the functions that were called before, by the ids of the calls."""
+    role = TEMPLATE_ROLES.get(message.role)
+    if role is None:
+        known = ", ".join(TEMPLATE_ROLES)
+        raise RequestError(f"the role {message.role!r} is not supported; use one of {known}", f"{where}.role")
+    if role == "tool":
+        return _tool_message(where, message, called)
+    if not message.tool_calls:
+        return {"role": role, "content": content_text(f"{where}.content", message.content)}
+    if role != "assistant":
+        raise RequestError("only messages of the assistant have tool calls", f"{where}.tool_calls")
+    called.update((call.id, call.function.name) for call in message.tool_calls)
+    content = "" if message.content is None else content_text(f"{where}.content", message.content)
+    calls = template_calls(f"{where}.tool_calls", message.tool_calls)
+    return {"role": role, "content": content, "tool_calls": calls}
+
+
+def _tool_message(where: str, message: Message, called: dict[str, str]) -> dict[str, Any]:
+    call_id = message.tool_call_id
+    if call_id is None:
+        raise RequestError(f"{where}.tool_call_id is missing", f"{where}.tool_call_id")
+    if call_id not in called:
+        raise RequestError("no message before this one has a tool call of this id", f"{where}.tool_call_id")
+    content = content_text(f"{where}.content", message.content)
+    return {"role": "tool", "tool_call_id": call_id, "name": called[call_id], "content": content}
+
+
+def content_text(where: str, content: str | list[ContentPart] | None, kinds: Sequence[str] = ("text",)) -> str:
+    """``kinds``: what parts with a text are called. Raises RequestError."""
+    if content is None:
+        raise RequestError("the message has no content", where)
+    if isinstance(content, str):
+        return content
+    for index, part in enumerate(content):
+        if part.type not in kinds or part.text is None:
+            raise RequestError(f"content of type {part.type!r} is not supported; only text is", f"{where}[{index}]")
+    return "".join(part.text or "" for part in content)

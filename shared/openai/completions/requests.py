@@ -1,0 +1,216 @@
+"""Read the body of a completion request into what an executor needs, or say which field is wrong and why."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+import msgspec
+
+from shared.errors import ChatTemplateError
+from shared.openai.completions.bodies import ChatCompletionBody, TextCompletionBody
+from shared.openai.completions.prompts import chat_prompt, text_prompt
+from shared.openai.errors import RequestError
+from shared.openai.fields import CHAT_FIELDS, COMMON_FIELDS, TEXT_FIELDS, reject_unsupported
+from shared.openai.json_body import decode_body
+from shared.openai.logit_bias import parse_logit_bias
+from shared.openai.logprobs import asked_of_chat
+from shared.openai.metadata import check_metadata
+from shared.openai.response_format import grammar_of
+from shared.openai.service_tier import DEFAULT, served_tier
+from shared.openai.tools.calls import ToolUse
+from shared.openai.tools.choice import FREE, demanded_names
+from shared.openai.tools.definitions import tool_use
+from shared.openai.tools.grammar import calls_grammar
+from shared.protocol.sampling import SEED_BITS, SamplingParams
+from shared.text.tokenizer import Tokenizer
+
+CHAT = "/v1/chat/completions"
+TEXT = "/v1/completions"
+ENDPOINTS = (CHAT, TEXT)
+
+DEFAULT_TEXT_MAX_TOKENS = 16  # what OpenAI generates on /v1/completions when the request does not say
+MAX_STOP_STRINGS = 4
+MAX_STOP_STRING_LENGTH = 512  # characters; streams hold back as many
+
+
+class ServedModel(msgspec.Struct, frozen=True):
+    """The model behind the endpoints."""
+
+    name: str
+    max_model_len: int  # tokens, prompt and output together
+    max_prompt_tokens: int | None = None  # None: as the context allows
+
+
+class CompletionRequest(msgspec.Struct, frozen=True):
+    """A valid request. ``sampling.seed`` is always set."""
+
+    endpoint: str
+    model: str
+    prompt_token_ids: list[int]
+    sampling: SamplingParams
+    stream: bool
+    include_usage: bool
+    user: str | None
+    metadata: dict[str, str] | None = None
+    service_tier: str = DEFAULT
+    tools: ToolUse | None = None  # whose calls are to be found in the output
+
+    def choices(self) -> list[CompletionRequest]:
+        """A request of its own for each, with its own seed."""
+        sampling, replace = self.sampling, msgspec.structs.replace
+        seeds = [sampling.seed_of_choice(index) for index in range(sampling.n)]
+        return [replace(self, sampling=replace(sampling, n=1, seed=seed)) for seed in seeds]
+
+
+_decoders: dict[str, msgspec.json.Decoder[Any]] = {
+    CHAT: msgspec.json.Decoder(ChatCompletionBody),
+    TEXT: msgspec.json.Decoder(TextCompletionBody),
+}
+_fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+def parse_completion(endpoint: str, body: bytes, tokenizer: Tokenizer, model: ServedModel) -> CompletionRequest:
+    """``endpoint`` is one of ENDPOINTS. Unknown fields are ignored, known but unsupported ones refused.
+    Raises RequestError."""
+    fields = decode_body(body, _decoders[endpoint])
+    _check_model(fields.model, model)
+    reject_unsupported(_fields_decoder.decode(body), COMMON_FIELDS, CHAT_FIELDS if endpoint == CHAT else TEXT_FIELDS)
+    check_metadata(fields.metadata)
+    stream = fields.stream or False
+    if fields.stream_options is not None and not stream:
+        raise RequestError("stream_options is only allowed when stream is true", "stream_options")
+    tools = _tools(fields, tokenizer) if endpoint == CHAT else None
+    prompt_token_ids = _prompt(endpoint, fields, tokenizer, tools)
+    return CompletionRequest(
+        endpoint=endpoint,
+        model=model.name,
+        prompt_token_ids=prompt_token_ids,
+        sampling=_sampling(endpoint, fields, tools, len(prompt_token_ids), tokenizer, model),
+        stream=stream,
+        include_usage=bool(fields.stream_options and fields.stream_options.include_usage),
+        user=fields.user,
+        metadata=fields.metadata,
+        service_tier=served_tier(fields.service_tier),
+        tools=tools,
+    )
+
+
+def _check_model(name: str, model: ServedModel) -> None:
+    if name != model.name:
+        raise RequestError(
+            f"the model {name!r} does not exist; this server has {model.name!r}", "model", "model_not_found", 404
+        )
+
+
+def _tools(fields: Any, tokenizer: Tokenizer) -> ToolUse | None:
+    is_parallel = fields.parallel_tool_calls is not False
+    demanded = demanded_names(fields.tool_choice, fields.tools)
+    tools = None if fields.tool_choice == "none" else fields.tools
+    return tool_use(tools, demanded, is_parallel, tokenizer.tool_format)
+
+
+def _prompt(endpoint: str, fields: Any, tokenizer: Tokenizer, tools: ToolUse | None) -> list[int]:
+    if endpoint == TEXT:
+        return text_prompt(fields.prompt, tokenizer)
+    try:
+        return chat_prompt(fields.messages, tokenizer, fields.tools if tools is not None else None)
+    except ChatTemplateError as error:
+        raise RequestError(str(error), "messages") from error
+
+
+def _grammar(fields: Any, tools: ToolUse | None, tokenizer: Tokenizer) -> str:
+    """That the output keeps to; empty for any text."""
+    grammar = grammar_of(fields.response_format, tokenizer)
+    if grammar and tools is not None:
+        raise RequestError(
+            "response_format leaves no room for calls of tools; leave one out, or set tool_choice to none",
+            "response_format",
+        )
+    if tools is not None:
+        grammar = calls_grammar(fields.tools, tools, fields.tool_choice not in FREE, tokenizer)
+    if grammar and fields.ignore_eos:
+        raise RequestError(
+            "ignore_eos does not go with response_format, strict tools or a tool_choice that demands a call: these say "
+            "where an answer ends",
+            "ignore_eos",
+        )
+    return grammar
+
+
+def _sampling(
+    endpoint: str, fields: Any, tools: ToolUse | None, prompt_tokens: int, tokenizer: Tokenizer, model: ServedModel
+) -> SamplingParams:
+    if endpoint == TEXT and fields.best_of not in (None, fields.n or 1):
+        raise RequestError("best_of is only supported where it is n: every choice is shown", "best_of")
+    return SamplingParams(
+        max_tokens=_max_tokens(endpoint, fields, prompt_tokens, model),
+        temperature=1.0 if fields.temperature is None else fields.temperature,
+        top_p=1.0 if fields.top_p is None else fields.top_p,
+        top_k=min(max(0, fields.top_k or 0), tokenizer.vocab_size),
+        seed=secrets.randbits(SEED_BITS) if fields.seed is None else fields.seed % (1 << SEED_BITS),
+        stop=_stop_strings(fields.stop),
+        stop_token_ids=_stop_token_ids(fields.stop_token_ids, tokenizer),
+        ignore_eos=fields.ignore_eos or False,
+        min_p=fields.min_p or 0.0,
+        presence_penalty=fields.presence_penalty or 0.0,
+        frequency_penalty=fields.frequency_penalty or 0.0,
+        repetition_penalty=1.0 if fields.repetition_penalty is None else fields.repetition_penalty,
+        logit_bias=parse_logit_bias(fields.logit_bias, tokenizer.vocab_size),
+        grammar=_grammar(fields, tools, tokenizer),
+        n=fields.n or 1,
+        logprobs=asked_of_chat(fields.logprobs, fields.top_logprobs) if endpoint == CHAT else fields.logprobs,
+    )
+
+
+def _max_tokens(endpoint: str, fields: Any, prompt_tokens: int, model: ServedModel) -> int:
+    """What was asked for, or the default; prompt and output together fit the context."""
+    prompt_param = "messages" if endpoint == CHAT else "prompt"
+    if model.max_prompt_tokens is not None and prompt_tokens > model.max_prompt_tokens:
+        raise RequestError(
+            f"{prompt_param} has {prompt_tokens} tokens; this server takes at most {model.max_prompt_tokens}",
+            prompt_param,
+            "context_length_exceeded",
+        )
+    room = model.max_model_len - prompt_tokens
+    if room < 1:
+        raise RequestError(
+            f"this model's maximum context length is {model.max_model_len} tokens, and {prompt_param} has "
+            f"{prompt_tokens}; at least one must be left for the output",
+            prompt_param,
+            "context_length_exceeded",
+        )
+    param = "max_tokens"
+    if endpoint == CHAT and fields.max_completion_tokens is not None:
+        param = "max_completion_tokens"
+    asked: int | None = getattr(fields, param)
+    if asked is None:
+        return room if endpoint == CHAT else min(room, DEFAULT_TEXT_MAX_TOKENS)
+    if asked > room:
+        raise RequestError(
+            f"this model's maximum context length is {model.max_model_len} tokens; the request asks for "
+            f"{prompt_tokens + asked} ({prompt_tokens} in {prompt_param}, {asked} in {param})",
+            param,
+            "context_length_exceeded",
+        )
+    return asked
+
+
+def _stop_strings(stop: str | list[str] | None) -> tuple[str, ...]:
+    strings = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    if len(strings) > MAX_STOP_STRINGS:
+        raise RequestError(f"stop has {len(strings)} strings; at most {MAX_STOP_STRINGS} are allowed", "stop")
+    if not all(strings):
+        raise RequestError("stop holds an empty string", "stop")
+    if any(len(string) > MAX_STOP_STRING_LENGTH for string in strings):
+        raise RequestError(f"a stop string is longer than {MAX_STOP_STRING_LENGTH} characters", "stop")
+    return strings
+
+
+def _stop_token_ids(token_ids: list[int] | None, tokenizer: Tokenizer) -> tuple[int, ...]:
+    for token_id in token_ids or ():
+        if token_id >= tokenizer.vocab_size:
+            raise RequestError(
+                f"token id {token_id} is outside the vocabulary of {tokenizer.vocab_size}", "stop_token_ids"
+            )
+    return tuple(token_ids or ())

@@ -1,0 +1,141 @@
+"""The answer of /v1/responses, and the events that stream it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from shared.openai.completions.objects import CompletionUsage
+from shared.openai.responses.objects import (
+    IncompleteDetails,
+    ModelResponse,
+    OutputMessage,
+    OutputText,
+    ResponseError,
+    Status,
+)
+from shared.openai.responses.requests import ResponseRequest
+from shared.openai.shown_text import ShownToken
+from shared.protocol.sampling import FinishReason
+from shared.protocol.usage import Usage
+
+_encoder = msgspec.json.Encoder()
+
+OUTPUT_INDEX = 0  # there is one message
+CONTENT_INDEX = 0  # of one text
+RESPONSE_PREFIX = "resp_"
+
+
+def new_response(request: ResponseRequest, request_id: str, created_s: int) -> ModelResponse:
+    """The answer without any output yet. Times are unix seconds."""
+    body, completion = request.body, request.completion
+    return ModelResponse(
+        id=f"{RESPONSE_PREFIX}{request_id}",
+        created_at=created_s,
+        status="in_progress",
+        instructions=body.instructions,
+        max_output_tokens=body.max_output_tokens,
+        metadata=completion.metadata or {},
+        model=completion.model,
+        output=[],
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        prompt_cache_key=body.prompt_cache_key,
+        safety_identifier=body.safety_identifier,
+        service_tier=completion.service_tier,
+        temperature=completion.sampling.temperature,
+        text={"format": body.text_format},
+        top_p=completion.sampling.top_p,
+        user=completion.user,
+    )
+
+
+def ended(
+    begun: ModelResponse, text: str, finish_reason: FinishReason, usage: CompletionUsage, now_s: int
+) -> ModelResponse:
+    """Completed, or incomplete where the text was cut at its limit of tokens."""
+    status, is_cut = status_of(finish_reason), finish_reason is FinishReason.LENGTH
+    return replace(
+        begun,
+        status=status,
+        output=[message_of(begun, status, text)],
+        usage=Usage.of(usage.prompt_tokens, usage.prompt_tokens_details.cached_tokens, usage.completion_tokens),
+        incomplete_details=IncompleteDetails("max_output_tokens") if is_cut else None,
+        completed_at=None if is_cut else now_s,
+    )
+
+
+def message_of(response: ModelResponse, status: Status, text: str | None = None) -> OutputMessage:
+    """The output; None is a message without content yet."""
+    id = f"msg_{response.id.removeprefix(RESPONSE_PREFIX)}"
+    return OutputMessage(id, status, [] if text is None else [OutputText(text)])
+
+
+class ResponseEvents:
+    """Server-sent events of one answer, numbered from 0, in the order of OpenAI's API."""
+
+    def __init__(self, begun: ModelResponse, now_s: Callable[[], float]) -> None:
+        """``now_s``: unix time, asked at the end."""
+        self._begun = begun
+        self._now_s = now_s
+        self._number = 0
+        self._texts: list[str] = []
+        self._finish_reason: FinishReason | None = None
+        self._place = {
+            "item_id": message_of(begun, "in_progress").id,
+            "output_index": OUTPUT_INDEX,
+            "content_index": CONTENT_INDEX,
+        }
+
+    def start(self) -> bytes:
+        """All that comes before the first text."""
+        item = message_of(self._begun, "in_progress")
+        return b"".join(
+            (
+                self._event("response.created", response=self._begun),
+                self._event("response.in_progress", response=self._begun),
+                self._event("response.output_item.added", output_index=OUTPUT_INDEX, item=item),
+                self._event("response.content_part.added", **self._place, part=OutputText("")),
+            )
+        )
+
+    def text(self, text: str, tokens: Sequence[ShownToken] = (), index: int = 0) -> bytes:
+        self._texts.append(text)
+        return self._event("response.output_text.delta", **self._place, delta=text, logprobs=[])
+
+    def finish(self, finish_reason: str, index: int = 0) -> bytes:
+        """After the last text; there is one choice."""
+        self._finish_reason = FinishReason(finish_reason)
+        text, status = "".join(self._texts), status_of(self._finish_reason)
+        item = message_of(self._begun, status, text)
+        return b"".join(
+            (
+                self._event("response.output_text.done", **self._place, text=text, logprobs=[]),
+                self._event("response.content_part.done", **self._place, part=OutputText(text)),
+                self._event("response.output_item.done", output_index=OUTPUT_INDEX, item=item),
+            )
+        )
+
+    def end(self, usage: CompletionUsage) -> bytes:
+        """The last event."""
+        assert self._finish_reason is not None, "it has finished"
+        text, status = "".join(self._texts), status_of(self._finish_reason)
+        response = ended(self._begun, text, self._finish_reason, usage, int(self._now_s()))
+        return self._event(f"response.{status}", response=response)
+
+    def fail(self, why: str) -> bytes:
+        """The only end where there is no whole answer."""
+        failed = replace(self._begun, status="failed", error=ResponseError("server_error", why))
+        return self._event("response.failed", response=failed)
+
+    def _event(self, type: str, **fields: Any) -> bytes:
+        data = _encoder.encode({"type": type, "sequence_number": self._number} | fields)
+        self._number += 1
+        return b"event: " + type.encode() + b"\ndata: " + data + b"\n\n"
+
+
+def status_of(finish_reason: FinishReason) -> Status:
+    """Of an answer, and of its message."""
+    return "incomplete" if finish_reason is FinishReason.LENGTH else "completed"

@@ -1,0 +1,138 @@
+"""Read the body of a request to /v1/responses: the same request, asked for as a chat completion."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from shared.openai.completions.bodies import CommonBody
+from shared.openai.completions.requests import CHAT, CompletionRequest, ServedModel, parse_completion
+from shared.openai.errors import RequestError
+from shared.openai.fields import check_field, reject_unsupported
+from shared.openai.json_body import decode_body
+from shared.openai.responses.input import InputItem, chat_messages
+from shared.text.tokenizer import Tokenizer
+
+RESPONSES = "/v1/responses"
+
+NOT_STORED = "responses are not stored here; send the whole conversation as input"
+STORED_FIELDS = ("previous_response_id", "conversation")
+NULL = msgspec.Raw(b"null")
+PLAIN = {"type": "text"}
+# Field -> the values that ask for nothing; null always does.
+UNSERVED_FIELDS: dict[str, tuple[Any, ...]] = {
+    "background": (False,),
+    "conversation": (),
+    "context_management": ([],),
+    "include": ([], ["reasoning.encrypted_content"]),  # the model has no reasoning to include
+    "moderation": (),
+    "previous_response_id": (),
+    "prompt": (),
+    "reasoning": ({}, {"effort": "none"}),
+    "tools": ([],),
+    "tool_choice": ("auto", "none"),
+    "top_logprobs": (0,),
+    "truncation": ("disabled",),
+}
+RENAMED = {
+    "max_completion_tokens": "max_output_tokens",
+    "response_format.json_schema": "text.format",
+    "response_format": "text.format",
+    "messages": "input",
+}
+
+_FIELD = re.compile(r"\w+")
+_MESSAGE = re.compile(r"messages\[(?P<index>\d+)\]")
+
+
+class ResponseText(msgspec.Struct):
+    """How the text is to be; a format is as in OpenAI's API."""
+
+    format: dict[str, Any] | None = None
+    verbosity: str | None = None
+
+
+class ResponseBody(CommonBody, kw_only=True):
+    """What is to be answered: a text, or messages. Null is as absent. Nothing is stored, whatever ``store`` is."""
+
+    input: str | list[InputItem]
+    instructions: str | None = None
+    max_output_tokens: Annotated[int, Meta(ge=1)] | None = None
+    text: ResponseText | None = None
+    parallel_tool_calls: bool | None = None
+    prompt_cache_key: str | None = None
+    safety_identifier: Annotated[str, Meta(max_length=128)] | None = None
+    store: bool | None = None
+
+    @property
+    def text_format(self) -> dict[str, Any]:
+        """That the text is to have."""
+        return (self.text and self.text.format) or PLAIN
+
+
+class ResponseRequest(msgspec.Struct, frozen=True):
+    """A valid request; the answer repeats much of its body."""
+
+    completion: CompletionRequest
+    body: ResponseBody
+
+
+_decoder = msgspec.json.Decoder(ResponseBody)
+_fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_encoder = msgspec.json.Encoder()
+
+
+def parse_response(body: bytes, tokenizer: Tokenizer, model: ServedModel) -> ResponseRequest:
+    """As ``parse_completion``. Raises RequestError, with the names that the client used."""
+    fields = decode_body(body, _decoder)
+    raw = _fields_decoder.decode(body)
+    _check_supported(fields, raw)
+    asked: dict[str, Any] = {name: raw[name] for name in CommonBody.__struct_fields__ if name in raw}
+    asked["messages"] = chat_messages(fields.input, fields.instructions)
+    if fields.max_output_tokens is not None:
+        asked["max_completion_tokens"] = fields.max_output_tokens
+    if fields.text_format != PLAIN:
+        asked["response_format"] = _response_format(fields.text_format)
+    try:
+        completion = parse_completion(CHAT, _encoder.encode(asked), tokenizer, model)
+    except RequestError as error:
+        raise _renamed(error, has_instructions=fields.instructions is not None) from error
+    return ResponseRequest(completion, fields)
+
+
+def _check_supported(fields: ResponseBody, raw: dict[str, msgspec.Raw]) -> None:
+    for name in STORED_FIELDS:
+        if raw.get(name, NULL) != NULL:
+            raise RequestError(f"{name} is not supported: {NOT_STORED}", name, "unsupported_parameter")
+    reject_unsupported(raw, UNSERVED_FIELDS)
+    if fields.text is not None:
+        check_field("text.verbosity", fields.text.verbosity, ("medium",))
+
+
+def _response_format(text_format: dict[str, Any]) -> dict[str, Any]:
+    """A chat completion has the schema one level deeper."""
+    if text_format.get("type") != "json_schema":
+        return text_format
+    return {
+        "type": "json_schema",
+        "json_schema": {name: value for name, value in text_format.items() if name != "type"},
+    }
+
+
+def _renamed(error: RequestError, has_instructions: bool) -> RequestError:
+    """With the fields' names of this endpoint; the instructions are the first message."""
+
+    def as_input(match: re.Match[str]) -> str:
+        return f"input[{max(0, int(match['index']) - has_instructions)}]"
+
+    field = _FIELD.match(error.param or "")
+    if field is None or field[0] not in RENAMED:
+        return error
+    param, message = _MESSAGE.sub(as_input, error.param or ""), _MESSAGE.sub(as_input, error.message)
+    for theirs, ours in RENAMED.items():
+        param = re.sub(rf"^{theirs}\b", ours, param)
+        message = re.sub(rf"\b{theirs}\b", ours, message)
+    return RequestError(message, param, error.code, error.status)

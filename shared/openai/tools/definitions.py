@@ -1,0 +1,109 @@
+"""The tools of a chat completion: which a model may call, and what it is told of them."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+
+from shared.openai.errors import RequestError
+from shared.openai.tools.calls import ToolUse
+from shared.text.tool_format import ToolFormat
+
+MAX_TOOLS = 128
+NO_TOOLS = "the chat template of this model takes no tools, or writes calls in a format that is not understood"
+
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+class FunctionDefinition(msgspec.Struct):
+    """A function that the model may call; ``parameters`` is a JSON schema, which the model is shown, and held to where
+    ``strict`` or ``tool_choice`` says so."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(msgspec.Struct):
+    """Only functions are supported."""
+
+    type: str
+    function: FunctionDefinition | None = None
+
+
+class CalledFunction(msgspec.Struct):
+    """``arguments``: JSON of an object."""
+
+    name: str
+    arguments: str
+
+
+class MessageToolCall(msgspec.Struct):
+    """A call in an assistant's message."""
+
+    id: str
+    function: CalledFunction
+    type: str = "function"
+
+
+def tool_use(
+    tools: list[Tool] | None, demanded: list[str] | None, is_parallel: bool, format: ToolFormat | None
+) -> ToolUse | None:
+    """None where there are no tools. ``demanded``: the names of which one has to be called; None where the model is
+    free. Raises RequestError."""
+    if not tools:
+        return None
+    for index, tool in enumerate(tools):
+        _check(f"tools[{index}]", tool)
+    if len(tools) > MAX_TOOLS:
+        raise RequestError(f"there are {len(tools)} tools; at most {MAX_TOOLS} are allowed", "tools")
+    if format is None:
+        raise RequestError(f"tools are not supported: {NO_TOOLS}", "tools", "unsupported_value")
+    names = [tool.function.name for tool in tools if tool.function is not None] if demanded is None else demanded
+    return ToolUse(format, names, is_parallel)
+
+
+def template_tools(tools: list[Tool]) -> list[dict[str, Any]]:
+    """As chat templates expect them."""
+    return [{"type": "function", "function": _without_nothing(tool.function)} for tool in tools]
+
+
+def template_calls(where: str, calls: list[MessageToolCall]) -> list[dict[str, Any]]:
+    """As chat templates expect them: arguments as an object. Raises RequestError."""
+    return [
+        {
+            "id": call.id,
+            "type": "function",
+            "function": {
+                "name": call.function.name,
+                "arguments": _arguments(f"{where}[{index}].function.arguments", call),
+            },
+        }
+        for index, call in enumerate(calls)
+    ]
+
+
+def _check(where: str, tool: Tool) -> None:
+    if tool.type != "function" or tool.function is None:
+        raise RequestError(
+            f"a tool of type {tool.type!r} is not supported; only functions are", f"{where}.type", "unsupported_value"
+        )
+    if not _NAME.fullmatch(tool.function.name):
+        raise RequestError(
+            "a function's name has 1 to 64 letters, digits, underscores and dashes", f"{where}.function.name"
+        )
+
+
+def _arguments(where: str, call: MessageToolCall) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(call.function.arguments, type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise RequestError(f"the arguments are not a JSON object: {error}", where) from error
+
+
+def _without_nothing(function: FunctionDefinition | None) -> dict[str, Any]:
+    described: dict[str, Any] = msgspec.to_builtins(function)
+    return {name: value for name, value in described.items() if value is not None and name != "strict"}

@@ -1,0 +1,154 @@
+"""/v1/batches over real HTTP. No offline-queue runs, so that the test is the only other writer of the records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import openai
+import pytest
+from openai.types import Batch
+
+from services.gateway.api.batches import shown as shown_batch
+from shared.bus import Bus
+from shared.protocol import subjects
+from shared.protocol.batches import BatchRecord, FileObject, LineError, LineErrors, RequestCounts
+from shared.protocol.usage import Usage
+from tests.services.gateway.gateway_rig import GatewayRig
+
+WINDOW_S = 24 * 3600
+
+
+@pytest.fixture(scope="module")
+def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayRig]:
+    with GatewayRig(tmp_path_factory.mktemp("gateway")) as made:
+        made.start_gateway()
+        yield made
+
+
+@pytest.fixture(scope="module")
+def input_file(rig: GatewayRig) -> str:
+    return rig.openai.files.create(file=("a.jsonl", b"{}\n"), purpose="batch").id
+
+
+def create(rig: GatewayRig, input_file: str, **fields: Any) -> Batch:
+    return rig.openai.batches.create(
+        input_file_id=input_file, endpoint="/v1/completions", completion_window="24h", **fields
+    )
+
+
+async def set_status(rig: GatewayRig, batch_id: str, status: str) -> None:
+    """As the offline-queue does."""
+    bus = await Bus.connect(rig.nats_url, "test")
+    bucket = await bus.bucket(subjects.BATCHES_BUCKET, BatchRecord)
+    await bucket.edit(batch_id, lambda record: msgspec.structs.replace(record, status=status))
+    await bus.close()
+
+
+def test_a_new_batch_waits_for_validation(rig: GatewayRig, input_file: str) -> None:
+    made = create(rig, input_file, metadata={"team": "x"})
+    assert (made.object, made.status, made.endpoint) == ("batch", "validating", "/v1/completions")
+    assert (made.input_file_id, made.completion_window, made.metadata) == (input_file, "24h", {"team": "x"})
+    assert made.expires_at == made.created_at + WINDOW_S
+    assert made.request_counts is not None and made.request_counts.total == 0
+    assert (made.output_file_id, made.error_file_id, made.errors) == (None, None, None)
+    assert rig.openai.batches.retrieve(made.id) == made
+
+
+def test_lists_page_newest_first(rig: GatewayRig, input_file: str) -> None:
+    made = [create(rig, input_file).id for _ in range(5)]
+    assert [batch.id for batch in rig.openai.batches.list(limit=2)][:5] == made[::-1]
+    first = rig.http.get("/v1/batches", params={"limit": 2}).json()
+    assert (first["has_more"], first["first_id"], first["last_id"]) == (True, made[4], made[3])
+
+
+async def test_cancelling_is_written_once_and_only_before_the_end(rig: GatewayRig, input_file: str) -> None:
+    made = create(rig, input_file)
+    cancelled = rig.openai.batches.cancel(made.id)
+    assert cancelled.status == "cancelling" and cancelled.cancelling_at is not None
+    assert rig.openai.batches.cancel(made.id) == cancelled
+    for status in ("finalizing", "completed", "failed", "expired", "cancelled"):
+        await set_status(rig, made.id, status)
+        with pytest.raises(openai.BadRequestError, match=status):
+            rig.openai.batches.cancel(made.id)
+
+
+async def test_the_input_must_be_a_batch_file(rig: GatewayRig, input_file: str) -> None:
+    bus = await Bus.connect(rig.nats_url, "test")
+    bucket = await bus.bucket(subjects.FILES_BUCKET, FileObject)
+    await bucket.put("file-output", FileObject("file-output", 1, 1, "o", "batch_output"))
+    await bus.close()
+    with pytest.raises(openai.BadRequestError, match="batch_output"):
+        create(rig, "file-output")
+    with pytest.raises(openai.NotFoundError):
+        create(rig, "file-unknown")
+
+
+@pytest.mark.parametrize("batch_id", ["batch_unknown", "a.b", "*", "%20", "x" * 1000])
+def test_an_unknown_batch_is_404(rig: GatewayRig, batch_id: str) -> None:
+    assert rig.http.get(f"/v1/batches/{batch_id}").status_code == 404
+    response = rig.http.post(f"/v1/batches/{batch_id}/cancel")
+    assert (response.status_code, response.json()["error"]["code"]) == (404, "not_found")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"input_file_id": None}, "input_file_id"),
+        ({"input_file_id": 5}, "input_file_id"),
+        ({"endpoint": "/v1/embeddings"}, "endpoint"),
+        ({"completion_window": "7d"}, "completion_window"),
+        ({"metadata": {str(i): "x" for i in range(17)}}, "metadata"),
+        ({"metadata": {"k" * 65: "x"}}, "metadata"),
+        ({"metadata": {"k": "x" * 513}}, "metadata.k"),
+        ({"metadata": {"k": 5}}, "metadata[...]"),
+        ({"output_expires_after": {"anchor": "now", "seconds": 3600}}, "output_expires_after.anchor"),
+        ({"output_expires_after": {"anchor": "created_at", "seconds": 1}}, "output_expires_after.seconds"),
+        ({"output_expires_after": {"anchor": "created_at"}}, "output_expires_after.seconds"),
+    ],
+)
+def test_a_bad_field_is_named_and_nothing_is_created(
+    rig: GatewayRig, input_file: str, fields: dict[str, Any], param: str
+) -> None:
+    before = rig.http.get("/v1/batches?limit=100").json()["data"]
+    good = {"input_file_id": input_file, "endpoint": "/v1/completions", "completion_window": "24h"}
+    response = rig.http.post("/v1/batches", json=good | fields)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+    assert rig.http.get("/v1/batches?limit=100").json()["data"] == before
+
+
+@pytest.mark.parametrize(("body", "status"), [(b"{", 400), (b"[]", 400), (b"{}", 400), (b" " * 65_537, 413)])
+def test_a_bad_body_is_refused(rig: GatewayRig, body: bytes, status: int) -> None:
+    response = rig.http.post("/v1/batches", content=body)
+    assert (response.status_code, response.json()["error"]["type"]) == (status, "invalid_request_error")
+
+
+@pytest.mark.parametrize("query", ["limit=0", "limit=101", "limit=x", "after=batch_unknown"])
+def test_bad_list_options_are_400(rig: GatewayRig, query: str) -> None:
+    response = rig.http.get(f"/v1/batches?{query}")
+    assert (response.status_code, response.json()["error"]["param"]) == (400, query.split("=")[0])
+
+
+def test_an_ended_batch_fits_the_clients_type() -> None:
+    record = BatchRecord(
+        id="batch_1",
+        endpoint="/v1/completions",
+        input_file_id="file-1",
+        completion_window="24h",
+        created_at=1,
+        expires_at=2,
+        status="failed",
+        errors=LineErrors([LineError("invalid_json_line", "not JSON", 3, "x")]),
+        request_counts=RequestCounts(total=5, completed=3, failed=2),
+        usage=Usage.of(10, 4, 6),
+        client_id="name-alice",
+    )
+    body = msgspec.json.encode(shown_batch(record))
+    assert b"alice" not in body
+    shown = Batch.model_validate_json(body, strict=True)
+    assert shown.errors is not None and shown.errors.data is not None
+    assert (shown.errors.data[0].code, shown.errors.data[0].line) == ("invalid_json_line", 3)
+    assert shown.request_counts is not None and shown.request_counts.completed == 3
+    assert shown.usage is not None
+    assert (shown.usage.total_tokens, shown.usage.input_tokens_details.cached_tokens) == (16, 4)

@@ -1,0 +1,297 @@
+"""What the dashboard is told: its rows, its snapshots, who gets them; and the files that it consists of."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import signal
+import subprocess
+import sys
+import tomllib
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from deploy.vendor_uplot import FILES, INTEGRITY, PACKAGE
+from services.gateway.api.dashboard import FOLDER
+from services.gateway.dashboard.history import COLUMNS, SPAN_S, History
+from services.gateway.dashboard.hub import MAX_VIEWERS, DashboardHub
+from services.gateway.dashboard.questions import StackQuestions
+from services.gateway.http.refusal import Refusal
+from shared.bus import Bus
+from shared.clock import SystemClock
+from shared.latency.histogram import LatencyHistogram
+from shared.protocol import subjects
+from shared.protocol.batches import BatchRecord, RequestCounts
+from shared.protocol.budgets import BudgetRecord, BudgetSource
+from shared.protocol.messages import ExecutorCounters, Heartbeat, OnlineServed, ServiceStatus
+from shared.protocol.slo_profile import Knob, SloProfileRecord, SloVerdict, Trial, WorkloadFacts, slo_profile_key
+from shared.protocol.slo_status import SloReport, SloState, SloStatus
+from shared.scheduling.kv.pool import BlockOwners
+from shared.watch.stack_watch import StackWatch
+from tests.services.gateway.gateway_rig import GatewayRig, wait_until
+from tests.services.profiler.profiling import KEY, executor_info, until
+
+ROOT = Path(__file__).parents[4]
+BLOCKS = BlockOwners(online=10, shared=1, offline=20, paused=2, cached=30, empty=37)
+GIVEN_KEY = "a-key-of-the-environment-0123456789abcdef"
+WITH_KEY = {"Authorization": f"Bearer {GIVEN_KEY}"}
+SLOS = ["ttft_p99<=1s"]
+VERDICT = SloVerdict(SLOS[0], 1000.0, 200.0, True)
+FACTS = WorkloadFacts("recorded", 200, 60.0, 100.0, 20.0)
+PROFILE = SloProfileRecord(
+    KEY,
+    SLOS,
+    Knob.BUDGET_MS,
+    25.0,
+    True,
+    [],
+    [Trial(25.0, [VERDICT], True, 1, 0, 1.0, 2.0, 1.0)],
+    FACTS,
+    "simulator",
+    7.0,
+)
+
+
+def key_command(*arguments: str) -> str:
+    """The last word that ``slackwater key`` prints."""
+    command = [sys.executable, "-c", "from services.local.cli import main; main()", "key", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[-1]
+
+
+def beat(executor_id: str = "executor-0", steps: int = 0, offline_tokens: int = 0) -> Heartbeat:
+    step_ms = LatencyHistogram()
+    step_ms.add(20.0)
+    counters = ExecutorCounters(steps=steps, offline_tokens=offline_tokens)
+    info = executor_info(executor_id, num_blocks=100)
+    return Heartbeat(info, counters, False, 1, 2, 3, 4, 69, blocks=BLOCKS, step_ms=step_ms)
+
+
+def served(ttft_ms: float) -> OnlineServed:
+    ttft = LatencyHistogram()
+    ttft.add(ttft_ms)
+    return OnlineServed("executor-0", "g", 0.0, None, 1, [], ttft, *(LatencyHistogram() for _ in range(3)))
+
+
+def batch(**changes: object) -> BatchRecord:
+    record = BatchRecord("batch_1", "/v1/completions", "file_1", "24h", 100, 200, "in_progress")
+    return msgspec.structs.replace(record, **({"request_counts": RequestCounts(50, 20)} | changes))
+
+
+def test_a_row_is_of_all_executors_together() -> None:
+    watch, history = StackWatch(), History()
+    history.record(watch, 0.5, 1000.04)
+    for second in (1.0, 3.0):
+        for executor_id in ("executor-0", "executor-1"):
+            watch.on_heartbeat(second, beat(executor_id, steps=int(second), offline_tokens=int(100 * second)))
+    watch.on_budget(KEY, BudgetRecord(KEY, 25.0, BudgetSource.FIXED))
+    watch.on_served(3.0, served(200.0))
+    watch.on_batch(3.0, "batch_1", batch())
+    history.record(watch, 3.5, 1003.0)
+    nothing, row = (dict(zip(COLUMNS, each, strict=True)) for each in history.rows())
+    assert nothing["unix_s"] == 1000.0 and nothing["online_running"] == nothing["kv_online"] == 0
+    assert {nothing[name] for name in ("offline_tokens_per_s", "step_mean_ms", "budget_ms", "ttft_p99_ms")} == {None}
+    assert [row[f"{name}"] for name in ("online_waiting", "online_running", "offline_running")] == [2, 4, 8]
+    assert (row["lines_left"], row["offline_tokens_per_s"], row["budget_ms"]) == (30, 200.0, 25.0)
+    assert row["step_mean_ms"] == pytest.approx(20.0) and row["ttft_p99_ms"] == pytest.approx(200.0, rel=0.02)
+    assert row["tbt_p50_ms"] is None
+    assert [row[name] for name in COLUMNS if name.startswith("kv_")] == [20, 2, 40, 4, 60, 74]
+
+
+def test_the_history_has_an_end_and_tells_what_is_new() -> None:
+    watch, history = StackWatch(), History()
+    for second in range(SPAN_S + 10):
+        history.record(watch, float(second), float(second))
+    assert len(history.rows()) == SPAN_S and history.rows()[0][0] == 10.0
+    assert [row[0] for row in history.since(history.num_recorded - 2)] == [SPAN_S + 8.0, SPAN_S + 9.0]
+    assert history.since(history.num_recorded) == []
+    assert history.since(0) == history.rows()
+
+
+@pytest.fixture
+async def hub(bus: Bus) -> AsyncIterator[DashboardHub]:
+    made = DashboardHub(bus, SystemClock(), "model")
+    running = asyncio.create_task(made.run())
+    yield made
+    running.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await running
+
+
+def data_of(event: bytes) -> dict[str, Any]:
+    assert event.startswith(b"data: ") and event.endswith(b"\n\n")
+    found: dict[str, Any] = json.loads(event.removeprefix(b"data: "))
+    return found
+
+
+async def next_of(hub: DashboardHub, seen: int) -> tuple[int, dict[str, Any]]:
+    event = await asyncio.wait_for(hub.next_event(seen), 10)
+    assert event is not None
+    return event[0], data_of(event[1])
+
+
+async def test_everybody_gets_the_same_snapshot_and_who_missed_one_gets_all(hub: DashboardHub) -> None:
+    async with hub.viewer(), hub.viewer():
+        number, first = await next_of(hub, 0)
+        assert tuple(first["columns"]) == COLUMNS and first["now"]["model"] == "model"
+        (event, same) = await asyncio.gather(hub.next_event(number), hub.next_event(number))
+        assert event is not None and same is not None and event[1] is same[1]
+        assert event[0] == number + 1 and "columns" not in data_of(event[1])
+        number, third = await next_of(hub, event[0])
+        late_number, late = await next_of(hub, number - 2)
+        assert late_number == number and late["columns"] and late["now"] == third["now"]
+        assert len(late["rows"]) > len(third["rows"]) > 0
+
+
+async def test_nobody_is_asked_while_nobody_looks(bus: Bus, hub: DashboardHub) -> None:
+    num_asked = 0
+
+    async def pong(_: object) -> ServiceStatus:
+        nonlocal num_asked
+        num_asked += 1
+        return ServiceStatus("offline-queue", 1, "ok", {"preset": "hygen"})
+
+    await bus.serve(subjects.PING, object, pong)
+    async with hub.viewer():
+        _, before = await next_of(hub, 0)
+    asked, recorded = num_asked, hub.history.num_recorded
+    assert asked > 0 and before["now"]["preset"] == "hygen"
+    await until(lambda: hub.history.num_recorded >= recorded + 2)
+    assert num_asked <= asked + 1, "one question may have been under way"
+    async with hub.viewer():
+        _, after = await next_of(hub, 0)
+    assert len(after["rows"]) >= len(before["rows"]) + 2, "rows are kept all the same"
+
+
+async def test_a_snapshot_tells_executors_batches_and_the_budget_with_its_evidence(bus: Bus, hub: DashboardHub) -> None:
+    status = SloStatus(KEY, SloState.PROFILED, 25.0, BudgetSource.SLO, [VERDICT], 25.0, PROFILE.profiled_at_s, "first")
+
+    async def report(_: object) -> SloReport:
+        return SloReport(SLOS, [status])
+
+    await bus.serve(subjects.SLO_STATUS, object, report)
+    await (await bus.bucket(subjects.BUDGETS_BUCKET, BudgetRecord)).put(KEY, BudgetRecord(KEY, 25.0, BudgetSource.SLO))
+    profiles = await bus.bucket(subjects.SLO_PROFILES_BUCKET, SloProfileRecord)
+    await profiles.put(slo_profile_key(KEY, SLOS, Knob.BUDGET_MS), PROFILE)
+    batches = await bus.bucket(subjects.BATCHES_BUCKET, BatchRecord)
+    await batches.put("batch_1", batch())
+    counts = RequestCounts(50, 20, 3)
+    await batches.put("batch_2", batch(id="batch_2", status="failed", failed_at=150, request_counts=counts))
+    async with hub.viewer():
+        number, now = 0, {"executors": [], "ended": [], "budgets": []}
+        while not (now["executors"] and now["ended"] and now["budgets"]):
+            await bus.publish(subjects.heartbeat("executor-0"), beat())
+            await bus.publish(subjects.online("executor-0"), served(200.0))
+            number, event = await next_of(hub, number)
+            now = event["now"]
+    (executor,) = now["executors"]
+    assert executor["blocks"] == {"online": 10, "shared": 1, "offline": 20, "paused": 2, "cached": 30, "empty": 37}
+    assert executor["budget_ms"] == 25.0 and executor["step_mean_ms"] == pytest.approx(20.0)
+    assert now["online"]["ttft"]["num_samples"] >= 1 and now["online"]["tbt"]["p99_ms"] is None
+    assert [(each["id"], each["done"], each["ended_at"]) for each in now["batches"]] == [("batch_1", 20, None)]
+    assert [(each["id"], each["done"], each["ended_at"]) for each in now["ended"]] == [("batch_2", 23, 150)]
+    (budget,) = now["budgets"]
+    assert (budget["source"], budget["slo"]["state"], budget["slo"]["measured"][0]["met"]) == ("slo", "profiled", True)
+    assert budget["profile"]["trials"][0]["verdicts"][0]["value_ms"] == 200.0
+    assert now["unwell"] == [f"{name} does not answer" for name in ("offline-queue", "predictor", "profiler")]
+
+
+async def test_a_profile_is_read_again_when_there_is_a_newer_one(bus: Bus) -> None:
+    told = SloStatus(KEY, SloState.RECORDING, 25.0, BudgetSource.SLO_START, [])
+
+    async def report(_: object) -> SloReport:
+        return SloReport(SLOS, [told])
+
+    await bus.serve(subjects.SLO_STATUS, object, report)
+    profiles = await bus.bucket(subjects.SLO_PROFILES_BUCKET, SloProfileRecord)
+    questions = StackQuestions(bus, SystemClock())
+    assert (await questions.ask()).profiles == {}
+    for at_s, value in ((7.0, 25.0), (8.0, 20.0)):
+        found = msgspec.structs.replace(PROFILE, value=value, profiled_at_s=at_s)
+        await profiles.put(slo_profile_key(KEY, SLOS, Knob.BUDGET_MS), found)
+        told = msgspec.structs.replace(told, profiled_at_s=at_s)
+        assert (await questions.ask()).profiles[KEY].value == value
+
+
+async def test_there_is_an_end_to_viewers_and_to_the_hub(hub: DashboardHub) -> None:
+    async with contextlib.AsyncExitStack() as viewers:
+        for _ in range(MAX_VIEWERS):
+            await viewers.enter_async_context(hub.viewer())
+        with pytest.raises(Refusal, match=f"{MAX_VIEWERS} dashboards are open"):
+            await viewers.enter_async_context(hub.viewer())
+        number, _ = await next_of(hub, 0)
+        hub.close()
+        assert await hub.next_event(number) is None
+    assert hub.num_viewers == 0
+
+
+@pytest.fixture(scope="module")
+def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayRig]:
+    with GatewayRig(tmp_path_factory.mktemp("gateway")) as made:
+        made.start_gateway("--require-keys", "always", "--api-key", GIVEN_KEY)
+        yield made
+
+
+def test_events_need_a_key_and_come_each_second(rig: GatewayRig) -> None:
+    assert rig.http.get("/dashboard/events").status_code == 401
+    with rig.http.stream("GET", "/dashboard/events", headers=WITH_KEY) as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        lines = (line for line in answer.iter_lines() if line)
+        first, second = (json.loads(next(lines).removeprefix("data: ")) for _ in range(2))
+    assert first["columns"] and first["now"]["executors"] == [] and len(second["rows"]) >= 1
+    wait_until(lambda: rig.metric("slackwater_http_answering") <= 1, "the viewer's stream stays")
+
+
+def test_a_page_is_let_go_when_its_key_is_revoked_and_when_the_gateway_stops(rig: GatewayRig) -> None:
+    made = key_command("create", "viewer", "--nats", rig.nats_url)
+    with rig.http.stream("GET", "/dashboard/events", headers={"Authorization": f"Bearer {made}"}) as answer:
+        lines = answer.iter_lines()
+        assert next(lines).startswith("data: ")
+        key_command("revoke", "viewer", "--nats", rig.nats_url)
+        assert all(line == "" or line.startswith("data: ") for line in lines), "it ends, and as it should"
+    with rig.http.stream("GET", "/dashboard/events", headers=WITH_KEY) as answer:
+        lines = answer.iter_lines()
+        assert next(lines).startswith("data: ")
+        rig.signal("gateway", signal.SIGTERM)
+        assert all(line == "" or line.startswith("data: ") for line in lines), "it ends, and as it should"
+    assert rig.wait("gateway") == 0
+    rig.start_gateway("--require-keys", "always", "--api-key", GIVEN_KEY)
+
+
+def test_the_page_and_its_files_are_for_everybody_and_bound_to_this_host(rig: GatewayRig) -> None:
+    page = rig.http.get("/")
+    assert page.status_code == 200 and page.headers["content-type"].startswith("text/html")
+    for name in sorted(str(path.relative_to(FOLDER)) for path in FOLDER.rglob("*") if path.is_file()):
+        answer = rig.http.get(f"/dashboard/static/{name}")
+        assert (answer.status_code, answer.content) == (200, (FOLDER / name).read_bytes())
+        policy = answer.headers["content-security-policy"]
+        assert "default-src 'none'" in policy and "unsafe" not in policy and "http" not in policy
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        if name.endswith(".js"):
+            assert answer.headers["content-type"].startswith("text/javascript")
+        again = rig.http.get(f"/dashboard/static/{name}", headers={"If-None-Match": answer.headers["etag"]})
+        assert again.status_code == 304
+    assert rig.http.get("/dashboard/static/nothing.js").status_code == 404
+
+
+def test_what_is_vendored_is_what_was_published() -> None:
+    (folder,) = (FOLDER / "vendor").iterdir()
+    package, *sums = (folder / "SHA256SUMS").read_text().splitlines()
+    assert package == f"# {PACKAGE} {INTEGRITY}"
+    named = dict(reversed(line.split("  ")) for line in sums)
+    assert named.keys() == set(FILES.values()) and {path.name for path in folder.iterdir()} == {*named, "SHA256SUMS"}
+    for name, digest in named.items():
+        assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == digest
+
+
+def test_an_installation_has_all_of_the_pages_files() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    patterns = project["tool"]["setuptools"]["package-data"]["services.gateway"]
+    package = FOLDER.parent
+    packaged = {path for pattern in patterns for path in package.glob(pattern) if path.is_file()}
+    assert packaged == {path for path in FOLDER.rglob("*") if path.is_file()}

@@ -1,0 +1,108 @@
+"""The router over a real bus: executors' heartbeats, the predictor's models and what was sent since."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from msgspec.structs import replace
+
+from shared.bus import Bus
+from shared.openai.completions.requests import CompletionRequest
+from shared.protocol import subjects
+from shared.protocol.latency_models import LatencyModelRecord, LinearCoefficients
+from shared.protocol.sampling import FinishReason
+from tests.services.gateway.live.test_tracker import REQUEST, Front, Peer, alive, front, load, peer
+
+__all__ = ["front", "peer"]
+
+MODEL = LatencyModelRecord("key", LinearCoefficients((10.0, 0.5, 0.0, 0.0, 0.0, 0.5, 1.0, 0.0)), 9, 0.0, 0.0)
+PREFIX = list(range(200, 520))
+
+
+@pytest.fixture
+async def other(bus: Bus, front: Front, peer: Peer) -> AsyncIterator[Peer]:
+    """A second executor; both have the same latency model."""
+    models = await bus.bucket(subjects.LATENCY_MODELS_BUCKET, LatencyModelRecord)
+    await models.put("key", MODEL)
+    second = await alive(Peer(bus, "executor-1"), front)
+    await front.until(lambda: front.router.load_ms(front.registry.live()[0]) > 0)
+    yield second
+
+
+def with_prompt(*token_ids: int) -> CompletionRequest:
+    return replace(REQUEST, prompt_token_ids=list(token_ids))
+
+
+async def test_the_least_loaded_executor_is_picked(front: Front, peer: Peer, other: Peer) -> None:
+    await peer.beat(online_running=2)
+    await front.until(lambda: load(front, "executor-0") == 2)
+    routes = [front.router.route([number]) for number in range(5)]
+    assert [route.target.executor_id[-1] for route in routes if route] == ["1", "1", "0", "1", "0"]
+    await other.beat(draining=True)
+    await front.until(lambda: len(front.registry.available()) == 1)
+    last = front.router.route([9])
+    assert last is not None and last.target.executor_id == "executor-0"
+
+
+async def test_a_prefix_goes_where_it_was_and_elsewhere_under_load(front: Front, peer: Peer, other: Peer) -> None:
+    await front.submit(with_prompt(*PREFIX, 1))
+    assert (await peer.next_request()).prompt_token_ids[-1] == 1
+    await front.submit(with_prompt(*range(600, 700)))
+    assert (await other.next_request()).prompt_token_ids[0] == 600
+    await other.beat(online_running=1)
+    await front.submit(with_prompt(*PREFIX, 2))
+    assert (await peer.next_request()).prompt_token_ids[-1] == 2
+    await peer.beat(online_running=40)
+    await front.until(lambda: load(front, "executor-0") == 42)  # 40 of others, and the two prompts
+    await front.submit(with_prompt(*PREFIX, 3))
+    assert (await other.next_request()).prompt_token_ids[-1] == 3
+
+
+async def test_a_request_counts_where_it_is_from_its_submission_to_its_end(
+    front: Front, peer: Peer, other: Peer
+) -> None:
+    generation = await front.submit(with_prompt(*PREFIX))
+    assert load(front, "executor-0") == 1
+    first = await peer.next_request()
+    await peer.send(first.request_id, [5])
+    await peer.send(first.request_id, [], FinishReason.ABORT)
+    await peer.next_abort()
+    receiver = await asyncio.wait_for(_either(peer, other), 10)
+    assert load(front, "executor-0") + load(front, "executor-1") == 1
+    await front.tracker.close(generation)
+    assert load(front, "executor-0") == load(front, "executor-1") == 0
+    assert receiver.inbox.empty()
+
+
+async def _either(*peers: Peer) -> Peer:
+    """Who gets the next request."""
+    waiting = {asyncio.create_task(each.next_request()): each for each in peers}
+    done, pending = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    for task in pending:
+        task.cancel()
+    await asyncio.wait(pending)
+    return waiting[done.pop()]
+
+
+async def test_a_new_incarnation_is_expected_to_hold_no_prefix(front: Front, peer: Peer, other: Peer) -> None:
+    first = front.router.route(PREFIX)
+    assert first is not None and first.target.executor_id == "executor-0"
+    first.end()
+    again = front.router.route(PREFIX)
+    assert again is not None and again.num_cached_tokens == len(PREFIX) - 1
+    again.end()
+    peer.epoch = "epoch-2"
+    await peer.beat()
+    await front.until(lambda: any(each.info.epoch == "epoch-2" for each in front.registry.live()))
+    fresh = front.router.route(PREFIX)
+    assert fresh is not None and fresh.num_cached_tokens == 0
+
+
+async def test_the_longer_answers_are_the_more_decoding_is_expected(front: Front, peer: Peer, other: Peer) -> None:
+    executor = front.registry.live()[0]
+    before = front.router.load_ms(executor)
+    for _ in range(10):
+        front.router.ended(2000)
+    assert front.router.load_ms(executor) > 10 * before

@@ -1,0 +1,295 @@
+"""What a completion request may hold, and what it is told when it is wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, prepare
+from shared.openai.completions.requests import CHAT, ENDPOINTS, TEXT, CompletionRequest, ServedModel, parse_completion
+from shared.openai.errors import RequestError
+from shared.text.tokenizer import Tokenizer
+
+TOKENIZER = Tokenizer.from_folder(prepare(DEFAULT_MODEL, default_cache_dir(), lambda line: None).path)
+MODEL = ServedModel("tiny", 256)
+MESSAGES = [{"role": "user", "content": "Hello"}]
+
+
+def parse(endpoint: str, **fields: Any) -> CompletionRequest:
+    """A good request with these fields changed; a field that is ``msgspec.UNSET`` is left out."""
+    body = {"model": "tiny"} | ({"messages": MESSAGES} if endpoint == CHAT else {"prompt": "Hello"}) | fields
+    present = {name: value for name, value in body.items() if value is not msgspec.UNSET}
+    return parse_completion(endpoint, msgspec.json.encode(present), TOKENIZER, MODEL)
+
+
+def json_schema(schema: Any, name: str = "answer") -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": name, "schema": schema, "strict": True}}
+
+
+def test_defaults_are_openais() -> None:
+    chat, text = parse(CHAT), parse(TEXT)
+    assert chat.sampling.max_tokens == MODEL.max_model_len - len(chat.prompt_token_ids)
+    assert text.sampling.max_tokens == 16
+    for request in (chat, text):
+        sampling = request.sampling
+        assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.stop) == (1.0, 1.0, 0, ())
+        assert (request.stream, request.include_usage, request.user) == (False, False, None)
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS)
+def test_every_sampling_field_arrives(endpoint: str) -> None:
+    request = parse(
+        endpoint,
+        max_tokens=7,
+        temperature=0,
+        top_p=0.5,
+        top_k=40,
+        seed=11,
+        stop=["a", "b"],
+        stop_token_ids=[5],
+        ignore_eos=True,
+        min_p=0.1,
+        presence_penalty=-2,
+        frequency_penalty=1.5,
+        repetition_penalty=1.2,
+        logit_bias={"700": -100, "3": 0.5},
+        stream=True,
+        stream_options={"include_usage": True},
+        user="u",
+    )
+    sampling = request.sampling
+    assert (sampling.max_tokens, sampling.temperature, sampling.top_p, sampling.top_k) == (7, 0.0, 0.5, 40)
+    assert (sampling.seed, sampling.stop, sampling.stop_token_ids) == (11, ("a", "b"), (5,))
+    assert (sampling.min_p, sampling.repetition_penalty, sampling.logit_bias) == (0.1, 1.2, ((3, 0.5), (700, -100)))
+    assert (sampling.presence_penalty, sampling.frequency_penalty) == (-2, 1.5)
+    assert sampling.ignore_eos and request.stream and request.include_usage
+    assert (request.endpoint, request.model, request.user) == (endpoint, "tiny", "u")
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS)
+def test_a_response_format_becomes_a_grammar(endpoint: str) -> None:
+    grammars = [
+        parse(endpoint, response_format=asked).sampling.grammar
+        for asked in ({"type": "json_object"}, json_schema({"type": "object"}), json_schema({"enum": ["a", "b"]}))
+    ]
+    assert grammars[0] == grammars[1] and '"enum"' in grammars[2].replace(" ", "")
+    assert parse(endpoint, response_format={"type": "text"}).sampling.grammar == ""
+
+
+def test_a_top_k_beyond_the_vocabulary_is_all_of_it() -> None:
+    body = b'{"model": "tiny", "prompt": "Hello", "top_k": %d}' % (2**80)
+    assert parse_completion(TEXT, body, TOKENIZER, MODEL).sampling.top_k == TOKENIZER.vocab_size
+    assert parse(TEXT, top_k=-1).sampling.top_k == 0
+
+
+def test_absent_seeds_differ_and_odd_ones_become_valid() -> None:
+    assert parse(TEXT).sampling.seed != parse(TEXT).sampling.seed
+    assert parse(TEXT, seed=-1).sampling.seed == parse(TEXT, seed=2**63 - 1).sampling.seed
+
+
+def test_null_is_as_absent() -> None:
+    names = ("max_tokens", "temperature", "top_p", "top_k", "stop", "stop_token_ids", "ignore_eos", "stream", "user")
+    nulls = dict.fromkeys((*names, "stream_options", "n", "logprobs", "tools", "logit_bias", "response_format"))
+    assert msgspec.structs.replace(parse(CHAT, **nulls, seed=1)) == parse(CHAT, seed=1)
+
+
+def test_prompts_as_text_as_ids_and_in_a_list_are_the_same() -> None:
+    token_ids = TOKENIZER.encode("Hello there")
+    for prompt in ("Hello there", ["Hello there"], token_ids, [token_ids]):
+        assert parse(TEXT, prompt=prompt).prompt_token_ids == token_ids
+
+
+def test_content_parts_are_joined_and_developer_is_system() -> None:
+    parts = [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo"}]
+    with_parts = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": parts}]
+    plain = [{"role": "system", "content": "Be brief."}, *MESSAGES]
+    assert parse(CHAT, messages=with_parts).prompt_token_ids == TOKENIZER.apply_chat_template(plain)
+
+
+def test_choices_have_seeds_of_their_own() -> None:
+    request = parse(TEXT, n=8, best_of=8, seed=2**63 - 1)
+    choices = request.choices()
+    assert len({choice.sampling.seed for choice in choices}) == 8
+    assert choices[0].sampling.seed == 2**63 - 1 and {choice.sampling.n for choice in choices} == {1}
+    assert all(0 <= choice.sampling.seed < 2**63 for choice in choices)
+    assert [request.sampling.seed_of_choice(3)] == [choices[2].sampling.seed_of_choice(1)]
+    assert choices[:3] == parse(TEXT, n=3, seed=2**63 - 1).choices()
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "fields", "expected"),
+    [
+        (CHAT, {}, None),
+        (CHAT, {"logprobs": False, "top_logprobs": 0}, None),
+        (CHAT, {"logprobs": True}, 0),
+        (CHAT, {"logprobs": True, "top_logprobs": 20}, 20),
+        (TEXT, {}, None),
+        (TEXT, {"logprobs": 0}, 0),
+        (TEXT, {"logprobs": 5}, 5),
+    ],
+)
+def test_logprobs_are_asked_for(endpoint: str, fields: dict[str, Any], expected: int | None) -> None:
+    assert parse(endpoint, **fields).sampling.logprobs == expected
+
+
+def test_max_completion_tokens_goes_before_max_tokens() -> None:
+    assert parse(CHAT, max_tokens=5, max_completion_tokens=6).sampling.max_tokens == 6
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "harmless"),
+    [
+        (CHAT, {"n": 1, "logprobs": False, "top_logprobs": 0, "tools": [], "logit_bias": {}, "presence_penalty": 0}),
+        (CHAT, {"response_format": {"type": "text"}, "tool_choice": "none", "service_tier": "auto", "unknown": [1]}),
+        (CHAT, {"modalities": ["text"], "frequency_penalty": 0.0, "parallel_tool_calls": True, "store": False}),
+        (TEXT, {"n": 1, "best_of": 1, "echo": False, "suffix": "", "unknown": {"a": {"b": None}}}),
+    ],
+)
+def test_fields_that_ask_for_nothing_are_accepted(endpoint: str, harmless: dict[str, Any]) -> None:
+    assert parse(endpoint, seed=1, **harmless) == parse(endpoint, seed=1)
+
+
+BAD_FIELDS: list[tuple[str, dict[str, Any], str | None]] = [
+    (CHAT, {"model": msgspec.UNSET}, "model"),
+    (CHAT, {"model": 3}, "model"),
+    (CHAT, {"messages": msgspec.UNSET}, "messages"),
+    (CHAT, {"messages": []}, "messages"),
+    (CHAT, {"messages": "hi"}, "messages"),
+    (CHAT, {"messages": ["hi"]}, "messages[0]"),
+    (CHAT, {"messages": [{"content": "hi"}]}, "messages[0].role"),
+    (CHAT, {"messages": [{"role": "user"}]}, "messages[0].content"),
+    (CHAT, {"messages": [{"role": "king", "content": "hi"}]}, "messages[0].role"),
+    (CHAT, {"messages": [*MESSAGES, {"role": "tool", "content": "hi"}]}, "messages[1].tool_call_id"),
+    (CHAT, {"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls[0].id"),
+    (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]"),
+    (CHAT, {"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0]"),
+    (CHAT, {"messages": [{"role": "user", "content": "word " * 300}]}, "messages"),
+    (CHAT, {"max_completion_tokens": 0}, "max_completion_tokens"),
+    (CHAT, {"max_completion_tokens": 256}, "max_completion_tokens"),
+    (CHAT, {"logprobs": 2}, "logprobs"),
+    (CHAT, {"top_logprobs": 2}, "top_logprobs"),
+    (CHAT, {"tools": [{"type": "function"}]}, "tools[0].type"),
+    (CHAT, {"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+    (CHAT, {"logprobs": False, "top_logprobs": 2}, "top_logprobs"),
+    (CHAT, {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    (CHAT, {"tool_choice": "required"}, "tool_choice"),
+    (CHAT, {"response_format": "json"}, "response_format"),
+    (CHAT, {"response_format": {}}, "response_format.type"),
+    (CHAT, {"response_format": {"type": "xml"}}, "response_format.type"),
+    (CHAT, {"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+    (CHAT, {"response_format": json_schema({}, name="")}, "response_format.json_schema.name"),
+    (CHAT, {"response_format": json_schema({}, name="a b")}, "response_format.json_schema.name"),
+    (CHAT, {"response_format": json_schema([])}, "response_format.json_schema.schema"),
+    (CHAT, {"response_format": json_schema({"type": "banana"})}, "response_format"),
+    (CHAT, {"response_format": json_schema({"not": {"type": "string"}})}, "response_format"),
+    (CHAT, {"response_format": json_schema({"$ref": "#/nowhere"})}, "response_format"),
+    (CHAT, {"response_format": json_schema({"type": "string", "pattern": "(?=a)"})}, "response_format"),
+    (CHAT, {"response_format": json_schema({"type": "integer", "minimum": 5, "maximum": 2})}, "response_format"),
+    (CHAT, {"response_format": json_schema({"enum": ["x" * 70_000]})}, "response_format"),
+    (CHAT, {"response_format": {"type": "json_object"}, "ignore_eos": True}, "ignore_eos"),
+    (TEXT, {"response_format": json_schema({"type": 5})}, "response_format"),
+    (CHAT, {"modalities": ["audio"]}, "modalities"),
+    (TEXT, {"prompt": msgspec.UNSET}, "prompt"),
+    (TEXT, {"prompt": None}, "prompt"),
+    (TEXT, {"prompt": ""}, "prompt"),
+    (TEXT, {"prompt": []}, "prompt"),
+    (TEXT, {"prompt": [[]]}, "prompt"),
+    (TEXT, {"prompt": {"a": 1}}, "prompt"),
+    (TEXT, {"prompt": ["a", "b"]}, "prompt"),
+    (TEXT, {"prompt": [1, "a"]}, "prompt[1]"),
+    (TEXT, {"prompt": [1, True]}, "prompt[1]"),
+    (TEXT, {"prompt": [1, 2.5]}, "prompt[1]"),
+    (TEXT, {"prompt": [-1]}, "prompt[0]"),
+    (TEXT, {"prompt": [1, TOKENIZER.vocab_size]}, "prompt[1]"),
+    (TEXT, {"prompt": [7] * 256}, "prompt"),
+    (TEXT, {"max_tokens": -5}, "max_tokens"),
+    (TEXT, {"max_tokens": 0}, "max_tokens"),
+    (TEXT, {"max_tokens": "many"}, "max_tokens"),
+    (TEXT, {"max_tokens": 2.5}, "max_tokens"),
+    (TEXT, {"max_tokens": 256}, "max_tokens"),
+    (TEXT, {"temperature": -0.1}, "temperature"),
+    (TEXT, {"temperature": 2.1}, "temperature"),
+    (TEXT, {"temperature": "hot"}, "temperature"),
+    (TEXT, {"top_p": 0}, "top_p"),
+    (TEXT, {"top_p": 1.1}, "top_p"),
+    (TEXT, {"top_k": -2}, "top_k"),
+    (TEXT, {"seed": "x"}, "seed"),
+    (TEXT, {"stop": ["a"] * 5}, "stop"),
+    (TEXT, {"stop": ""}, "stop"),
+    (TEXT, {"stop": "x" * 513}, "stop"),
+    (TEXT, {"stop": [1]}, "stop[0]"),
+    (TEXT, {"stop_token_ids": [-1]}, "stop_token_ids[0]"),
+    (TEXT, {"stop_token_ids": [TOKENIZER.vocab_size]}, "stop_token_ids"),
+    (TEXT, {"ignore_eos": "yes"}, "ignore_eos"),
+    (TEXT, {"stream": 1}, "stream"),
+    (TEXT, {"stream_options": {"include_usage": True}}, "stream_options"),
+    (TEXT, {"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
+    (TEXT, {"user": 5}, "user"),
+    (CHAT, {"metadata": {str(number): "x" for number in range(17)}}, "metadata"),
+    (TEXT, {"metadata": {"k" * 65: "x"}}, "metadata"),
+    (TEXT, {"metadata": {"k": 5}}, "metadata[...]"),
+    (TEXT, {"n": 9}, "n"),
+    (TEXT, {"n": 0}, "n"),
+    (TEXT, {"best_of": 2}, "best_of"),
+    (TEXT, {"best_of": 1, "n": 2}, "best_of"),
+    (TEXT, {"echo": True}, "echo"),
+    (TEXT, {"suffix": "end"}, "suffix"),
+    (TEXT, {"logprobs": 6}, "logprobs"),
+    (TEXT, {"logprobs": True}, "logprobs"),
+    (TEXT, {"logit_bias": {"5": 101}}, "logit_bias"),
+    (TEXT, {"logit_bias": {"5": -100.5}}, "logit_bias"),
+    (TEXT, {"logit_bias": {"five": 1}}, "logit_bias"),
+    (TEXT, {"logit_bias": {"05": 1}}, "logit_bias"),
+    (TEXT, {"logit_bias": {"-5": 1}}, "logit_bias"),
+    (TEXT, {"logit_bias": {str(TOKENIZER.vocab_size): 1}}, "logit_bias"),
+    (TEXT, {"logit_bias": {"9" * 5000: 1}}, "logit_bias"),
+    (TEXT, {"logit_bias": {str(token_id): 1 for token_id in range(1025)}}, "logit_bias"),
+    (TEXT, {"logit_bias": {"5": "much"}}, "logit_bias[...]"),
+    (TEXT, {"logit_bias": [5]}, "logit_bias"),
+    (TEXT, {"presence_penalty": 2.1}, "presence_penalty"),
+    (TEXT, {"frequency_penalty": -2.1}, "frequency_penalty"),
+    (TEXT, {"repetition_penalty": 0}, "repetition_penalty"),
+    (TEXT, {"repetition_penalty": 11}, "repetition_penalty"),
+    (TEXT, {"min_p": 1.1}, "min_p"),
+    (TEXT, {"service_tier": "gold"}, "service_tier"),
+]
+
+
+@pytest.mark.parametrize(("endpoint", "fields", "param"), BAD_FIELDS)
+def test_a_bad_field_is_named(endpoint: str, fields: dict[str, Any], param: str | None) -> None:
+    with pytest.raises(RequestError) as raised:
+        parse(endpoint, **fields)
+    assert (raised.value.status, raised.value.param) == (400, param)
+    assert raised.value.message and "msgspec" not in raised.value.message
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS)
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"[]", b'"text"', b"null", b"\xff\xfe", b'{"model": "\xff"}', b'{"x":' + b"[" * 100_000]
+)
+def test_a_body_that_is_no_json_object_is_refused(endpoint: str, body: bytes) -> None:
+    with pytest.raises(RequestError, match="request body") as raised:
+        parse_completion(endpoint, body, TOKENIZER, MODEL)
+    assert (raised.value.status, raised.value.param) == (400, None)
+
+
+def test_an_unknown_model_is_404() -> None:
+    with pytest.raises(RequestError) as raised:
+        parse(TEXT, model="gpt-17")
+    assert (raised.value.status, raised.value.code, raised.value.param) == (404, "model_not_found", "model")
+
+
+@pytest.mark.parametrize(("endpoint", "prompt"), [(CHAT, {"messages": []}), (TEXT, {"prompt": [7] * 256})])
+def test_a_prompt_that_fills_the_context_has_openais_code(endpoint: str, prompt: dict[str, Any]) -> None:
+    if endpoint == CHAT:
+        prompt = {"messages": [{"role": "user", "content": "word " * 300}]}
+    with pytest.raises(RequestError) as raised:
+        parse(endpoint, **prompt)
+    assert raised.value.code == "context_length_exceeded"
+    assert "256" in raised.value.message
+
+
+def test_a_prompt_that_leaves_one_token_is_served() -> None:
+    assert parse(TEXT, prompt=[7] * 255).sampling.max_tokens == 1

@@ -1,0 +1,148 @@
+"""Calls that a request demands: grammars of three families, and answers that keep to them, whatever the model would
+have said."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import openai
+import pytest
+from llguidance import LLMatcher
+
+from shared.openai.completions.requests import CHAT, CompletionRequest, ServedModel, parse_completion
+from shared.text.tokenizer import Tokenizer
+from shared.text.tool_format import ToolFormat
+from tests.services.gateway.gateway_rig import MODEL, GatewayRig
+from tests.services.gateway.tool_models import CALLS, TIME, USER, WEATHER, make_model
+
+NAMED: Any = {"type": "function", "function": {"name": "get_weather"}}
+CITY: dict[str, Any] = {  # a model that draws at random comes to the end of its arguments
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "strict": True,
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"$ref": "#/$defs/City"}, "days": {"enum": [1, 2, 3]}},
+            "required": ["city", "days"],
+            "additionalProperties": False,
+            "$defs": {"City": {"enum": ["Paris", "Rome"]}},
+        },
+    },
+}
+OTHER: dict[str, Any] = {
+    "type": "function",
+    "function": {"name": "get_time", "parameters": {"type": "object", "additionalProperties": False}},
+}
+
+
+@pytest.fixture(scope="module")
+def folders(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[ToolFormat, Path]:
+    return {each: make_model(model_folder, each, tmp_path_factory.mktemp(each.value)) for each in ToolFormat}
+
+
+def parse(tokenizer: Tokenizer, **fields: Any) -> CompletionRequest:
+    body = {"model": "tiny", "messages": [USER], "seed": 1} | fields
+    return parse_completion(CHAT, msgspec.json.encode(body), tokenizer, ServedModel("tiny", 2048))
+
+
+def accepts(tokenizer: Tokenizer, grammar: str, text: str) -> bool:
+    matcher = LLMatcher(tokenizer.for_grammars, grammar)
+    return all(matcher.consume_token(token_id) for token_id in tokenizer.encode(text)) and matcher.is_accepting()
+
+
+@pytest.mark.parametrize("format", ToolFormat)
+def test_a_demanded_call_is_written_as_the_model_writes_calls(
+    folders: dict[ToolFormat, Path], format: ToolFormat
+) -> None:
+    tokenizer = Tokenizer.from_folder(folders[format])
+    required = parse(tokenizer, tools=[WEATHER, TIME], tool_choice="required")
+    named = parse(tokenizer, tools=[WEATHER, TIME], tool_choice=NAMED)
+    assert required.tools is not None and required.tools.names == ["get_weather", "get_time"]
+    assert named.tools is not None and named.tools.names == ["get_weather"]
+    assert required.prompt_token_ids == named.prompt_token_ids
+    weather, time = CALLS[format]
+    assert [accepts(tokenizer, required.sampling.grammar, text) for text in (weather, time)] == [True, True]
+    assert [accepts(tokenizer, named.sampling.grammar, text) for text in (weather, time)] == [True, False]
+    for text in ("", "Paris", weather[:-1], weather.replace("city", "town"), weather.replace('"Paris"', "5")):
+        assert not accepts(tokenizer, required.sampling.grammar, text)
+    assert parse(tokenizer, tools=[WEATHER], tool_choice="auto").sampling.grammar == ""
+
+
+@pytest.mark.parametrize("format", ToolFormat)
+def test_strict_functions_are_kept_to_where_the_model_chooses_to_call(
+    folders: dict[ToolFormat, Path], format: ToolFormat
+) -> None:
+    tokenizer = Tokenizer.from_folder(folders[format])
+    strict = {"type": "function", "function": WEATHER["function"] | {"strict": True}}
+    free = parse(tokenizer, tools=[WEATHER, TIME]).sampling.grammar
+    held = parse(tokenizer, tools=[strict, TIME]).sampling.grammar
+    assert free == ""
+    weather, time = CALLS[format]
+    for text in ("", "Ordinary words, a < b {c}.\n\nAnd [more].", weather, time, "\n"):
+        assert accepts(tokenizer, held, text), text
+    if format is not ToolFormat.LLAMA:
+        assert accepts(tokenizer, held, f"I look. {weather}")
+    for text in (weather[:-1], weather.replace("city", "town"), weather.replace("get_weather", "get_news")):
+        assert not accepts(tokenizer, held, text), text
+
+
+def test_several_calls_only_where_they_are_parallel(folders: dict[ToolFormat, Path]) -> None:
+    tokenizer = Tokenizer.from_folder(folders[ToolFormat.HERMES])
+    both = "\n".join(CALLS[ToolFormat.HERMES])
+    for is_parallel in (True, False):
+        fields = {"tools": [WEATHER, TIME], "tool_choice": "required", "parallel_tool_calls": is_parallel}
+        assert accepts(tokenizer, parse(tokenizer, **fields).sampling.grammar, both) is is_parallel
+
+
+@pytest.fixture(scope="module", params=[ToolFormat.HERMES, ToolFormat.MISTRAL])
+def rig(
+    request: pytest.FixtureRequest, folders: dict[ToolFormat, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[GatewayRig]:
+    options = ("--model-path", str(folders[request.param]))
+    with GatewayRig(tmp_path_factory.mktemp("gateway")) as made:
+        made.start_executor("executor-0", "--sim-time-scale", "0.1", *options)
+        made.start_gateway(*options)
+        made.wait_ready()
+        yield made
+
+
+@pytest.mark.parametrize("choice", ["required", NAMED])
+def test_every_answer_is_a_call_that_keeps_to_the_parameters(rig: GatewayRig, choice: Any) -> None:
+    options: Any = {"model": MODEL, "messages": [USER], "tools": [CITY, OTHER], "tool_choice": choice}
+    options |= {"parallel_tool_calls": False}
+    names = set()
+    for seed in range(6):
+        (answer,) = rig.openai.chat.completions.create(**options, seed=seed).choices
+        assert (answer.finish_reason, answer.message.content) == ("tool_calls", None)
+        (call,) = answer.message.tool_calls or []
+        assert call.type == "function"
+        names.add(call.function.name)
+        arguments = json.loads(call.function.arguments)
+        if call.function.name == "get_weather":
+            assert arguments["city"] in ("Paris", "Rome") and arguments["days"] in (1, 2, 3)
+        else:
+            assert arguments == {}
+    assert "get_weather" in names and (names == {"get_weather"} or choice == "required")
+
+
+def test_a_stream_brings_the_same_call(rig: GatewayRig) -> None:
+    options: Any = {"model": MODEL, "messages": [USER], "tools": [CITY], "tool_choice": "required", "seed": 3}
+    (whole,) = rig.openai.chat.completions.create(**options).choices
+    with rig.openai.chat.completions.stream(**options) as stream:
+        (streamed,) = stream.get_final_completion().choices
+    called = [[call.function.to_dict() for call in each.message.tool_calls or []] for each in (whole, streamed)]
+    assert called[0] and len(called[0]) == len(called[1])
+    assert [each["name"] for each in called[0]] == [each["name"] for each in called[1]]
+    assert [each["arguments"] for each in called[0]] == [each["arguments"] for each in called[1]]
+
+
+def test_parameters_that_cannot_be_kept_to_are_refused(rig: GatewayRig) -> None:
+    unkept: Any = {"type": "function", "function": {"name": "f", "parameters": {"not": {"type": "string"}}}}
+    with pytest.raises(openai.BadRequestError) as refused:
+        rig.openai.chat.completions.create(model=MODEL, messages=[USER], tools=[unkept], tool_choice="required")  # type: ignore[list-item]
+    assert (refused.value.param, refused.value.code) == ("tools", "unsupported_value")
