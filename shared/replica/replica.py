@@ -191,6 +191,8 @@ class Replica:
         outputs: list[AddressedOutput] = []
         self._pace, now_ms = self._pace.measured(result.latency_ms), self._now_ms()
         advance, sampled, spec = self._kv.advance, result.sampled, self.spec
+        generate, postpone = self.table.online_order.generate, self._slo.advance
+        num_tokens_gained = num_online = 0
         for sequence, num_tokens in self._in_flight.popleft().running:
             request = sequence.request
             request.num_in_flight_tokens = 0
@@ -203,13 +205,19 @@ class Replica:
             if token_id is not None:
                 logprobs = result.logprobs.get(request.request_id) if result.logprobs else None
                 reason = sequence.append(token_id, spec, logprobs)
-                self._gain(request, now_ms)
+                if request.kind is Kind.ONLINE:
+                    num_online += 1
+                    generate(request)
+                    postpone(request, now_ms)
                 if reason is not None:
                     self._end_choice(sequence, reason)
                 elif request.kind is Kind.ONLINE or sequence.gateway_id:
                     outputs.append((sequence.gateway_id, _output(sequence)))
+                num_tokens_gained += 1
             elif request.num_remaining_tokens == 0:
                 self._foresight.err()
+        self.totals.online_tokens += num_online
+        self.totals.offline_tokens += num_tokens_gained - num_online
         return outputs
 
     def fail(self, why: str) -> None:
@@ -312,15 +320,6 @@ class Replica:
         """In the prefix cache. Of one that enters with a part of its prompt that cannot be told from its tokens."""
         request = self._sequences[entry.request_id].request
         return self._cache.found(request).num_tokens + entry.num_scheduled_tokens == request.num_tokens
-
-    def _gain(self, request: Request, now_ms: float) -> None:
-        """A token."""
-        if request.kind is Kind.ONLINE:
-            self.table.online_order.generate(request)
-            self._slo.advance(request, now_ms)
-            self.totals.online_tokens += 1
-        else:
-            self.totals.offline_tokens += 1
 
     def _end_choice(self, sequence: LiveSequence, reason: FinishReason) -> None:
         """And the request with it, where it is its last."""
