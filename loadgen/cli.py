@@ -6,35 +6,24 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Annotated
 
 import typer
 import uvloop
 from rich.console import Console
 
-from loadgen.client import OpenAIClient
+from loadgen.client.openai_client import OpenAIClient
 from loadgen.errors import LoadgenError, WorkloadError
-from loadgen.option_groups import ReportOptions, WorkloadOptions
-from loadgen.options import (
-    CountGeneratedOption,
-    DurationOption,
-    ModelOption,
-    OfflineConcurrencyOption,
-    OfflineExtraOption,
-    OfflineMode,
-    OfflineModeOption,
-    TimeoutOption,
-    UrlOption,
-    WarmUpOption,
-    json_object,
-)
+from loadgen.options import OfflineOptions, ReportOptions, WorkloadOptions
 from loadgen.progress import progress_on
 from loadgen.replay import Replay, ReplayPlan
-from loadgen.report import Report
+from loadgen.report.report import Report
+from loadgen.report.table import print_report
 from loadgen.stopping import run_until_signalled
-from loadgen.table import print_report
 from shared.client_key import client_key
+from shared.json_text import json_text
 from shared.settings.command_options import with_option_groups
 
 EXIT_NOTHING_DONE = 1
@@ -45,16 +34,12 @@ STANDARD_OUTPUT = "-"
 @with_option_groups
 def replay(
     workload: WorkloadOptions,
+    backlog: OfflineOptions,
     reporting: ReportOptions,
-    url: UrlOption = "http://127.0.0.1:8000",
-    model: ModelOption = None,
-    duration: DurationOption = 120.0,
-    offline_mode: OfflineModeOption = OfflineMode.AUTO,
-    offline_concurrency: OfflineConcurrencyOption = 16,
-    offline_extra: OfflineExtraOption = None,
-    count_generated: CountGeneratedOption = False,
-    warm_up: WarmUpOption = 0.0,
-    timeout: TimeoutOption = 600.0,
+    url: Annotated[str, typer.Option(help="An OpenAI-compatible server.")] = "http://127.0.0.1:8000",
+    model: Annotated[str | None, typer.Option(help="One of the server's; default its first.")] = None,
+    duration: Annotated[float, typer.Option(help="Seconds that the replay lasts.")] = 120.0,
+    timeout: Annotated[float, typer.Option(min=0.001, help="Seconds after which a request has failed.")] = 600.0,
 ) -> None:
     """Replay a production trace against an OpenAI-compatible server, beside an offline backlog.
 
@@ -63,16 +48,7 @@ def replay(
     """
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     with errors_as_lines(console):
-        plan = workload.plan(
-            duration,
-            model,
-            offline_mode=offline_mode.value,
-            offline_concurrency=offline_concurrency,
-            offline_extra=json_object(offline_extra),
-            count_generated=count_generated,
-            warm_up_s=warm_up,
-            **reporting.plan_options(),
-        )
+        plan = workload.plan(duration, model, **backlog.plan_options(), **reporting.plan_options())
         shown = is_shown(reporting.progress)
         report, stopped_by = uvloop.run(run_replay(plan, url, timeout, console, shown))
         if report is not None:
@@ -121,14 +97,20 @@ def raise_file_limit() -> None:
 
 
 def write_report(report: Report, json_file: str | None) -> None:
-    """A table on stdout and JSON in the file; or JSON on stdout alone. Raises WorkloadError."""
+    """As ``write_result``."""
+    write_result(report, json_file, lambda console: print_report(console, report))
+
+
+def write_result(result: object, json_file: str | None, print_tables: Callable[[Console], None]) -> None:
+    """Tables on stdout and JSON in the file; or JSON on stdout alone. Raises WorkloadError."""
+    text = json_text(result) + "\n"
     if json_file == STANDARD_OUTPUT:
-        sys.stdout.write(report.to_json() + "\n")
+        sys.stdout.write(text)
         return
-    print_report(Console(soft_wrap=False, highlight=False), report)
+    print_tables(Console(soft_wrap=False, highlight=False))
     if json_file is not None:
         try:
-            Path(json_file).write_text(report.to_json() + "\n")
+            Path(json_file).write_text(text)
         except OSError as error:
             raise WorkloadError(f"cannot write {json_file}: {error.strerror}") from error
 

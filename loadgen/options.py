@@ -1,8 +1,9 @@
-"""The options of ``replay``."""
+"""Options that several commands share, as dataclasses: each field becomes an option of the command."""
 
 from __future__ import annotations
 
 import enum
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,6 +11,16 @@ import msgspec
 import typer
 
 from loadgen.errors import WorkloadError
+from loadgen.replay import ReplayPlan
+from loadgen.report.slo import parse_slo
+from loadgen.workload.backlog import load_backlog
+from loadgen.workload.scaling import Scaling
+from loadgen.workload.traces import read_trace
+
+JsonFileOption = Annotated[
+    str | None, typer.Option("--json", metavar="FILE|-", help="Write the report as JSON; - is stdout, no table.")
+]
+ProgressOption = Annotated[bool | None, typer.Option(help="Bars on stderr; default on a terminal.")]
 
 
 class OfflineMode(enum.StrEnum):
@@ -20,57 +31,106 @@ class OfflineMode(enum.StrEnum):
     REQUESTS = "requests"
 
 
-UrlOption = Annotated[str, typer.Option(help="An OpenAI-compatible server.")]
-OnlineOption = Annotated[
-    Path | None, typer.Option(metavar="TRACE", help="Arrivals: Azure CSV, Mooncake JSONL or BurstGPT CSV (.gz).")
-]
-OfflineOption = Annotated[
-    Path | None, typer.Option(metavar="PROMPTS", help="Backlog: JSONL or CSV of prompts, or lengths (.gz).")
-]
-StartOption = Annotated[float, typer.Option(help="Skip so many seconds of the trace.")]
-DurationOption = Annotated[float, typer.Option(help="Seconds that the replay lasts.")]
-QpsOption = Annotated[float | None, typer.Option(help="Requests per second: a random sample of the trace (HyGen).")]
-RateScaleOption = Annotated[
-    float | None, typer.Option(help="Times the trace's rate: drops or replicates at random (OOCO).")
-]
-TimeScaleOption = Annotated[float, typer.Option(help="Seconds of the trace that pass in one second.")]
-LengthScaleOption = Annotated[float, typer.Option(help="Factor on prompt and output lengths.")]
-MaxContextOption = Annotated[int | None, typer.Option(min=2, help="Cut lengths to it; else the server's.")]
-SeedOption = Annotated[int, typer.Option(help="Of the sampling.")]
-ModelOption = Annotated[str | None, typer.Option(help="One of the server's; default its first.")]
-ModelPathOption = Annotated[
-    Path | None, typer.Option(help="A model folder with tokenizer.json, to make prompts of real text in ids.")
-]
-FillerOption = Annotated[Path | None, typer.Option(help="Text to cut online prompts from (.gz).")]
-OfflineLimitOption = Annotated[int | None, typer.Option(min=1, help="So many of the prompts.")]
-OfflineMaxTokensOption = Annotated[int | None, typer.Option(min=1, help="Output tokens of each prompt.")]
-OfflineModeOption = Annotated[OfflineMode, typer.Option(help="A batch where the server has them, or plain requests.")]
-OfflineConcurrencyOption = Annotated[int, typer.Option(min=1, help="Plain offline requests at a time.")]
-OfflineExtraOption = Annotated[
-    str | None, typer.Option(metavar="JSON", help='Further fields of each offline request, as {"priority": 1}.')
-]
-CountGeneratedOption = Annotated[
-    bool, typer.Option("--count-generated", help="Count a batch's tokens as they come, not as its requests end.")
-]
-WarmUpOption = Annotated[float, typer.Option(min=0.0, help="Seconds of offline work before the window begins.")]
-DrainOption = Annotated[bool, typer.Option("--drain", help="Let the backlog finish instead of cancelling it.")]
-SloOption = Annotated[
-    list[str] | None, typer.Option(help="ttft_p99<=800ms, or tbt_mean<=1.05x of the baseline; repeatable.")
-]
-BaselineOption = Annotated[
-    bool, typer.Option("--baseline", help="First run online only and offline only, and compare.")
-]
-OfflineOnlyShareOption = Annotated[
-    float, typer.Option(min=0.01, max=1.0, help="Length of the offline-only run over the window's.")
-]
-TimeoutOption = Annotated[float, typer.Option(min=0.001, help="Seconds after which a request has failed.")]
-JsonFileOption = Annotated[
-    str | None, typer.Option("--json", metavar="FILE|-", help="Write the report as JSON; - is stdout, no table.")
-]
-ProgressOption = Annotated[bool | None, typer.Option(help="Bars on stderr; default on a terminal.")]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadOptions:
+    """The trace, the backlog, and how they are cut and scaled."""
+
+    online: Annotated[
+        Path | None, typer.Option(metavar="TRACE", help="Arrivals: Azure CSV, Mooncake JSONL or BurstGPT CSV (.gz).")
+    ] = None
+    offline: Annotated[
+        Path | None, typer.Option(metavar="PROMPTS", help="Backlog: JSONL or CSV of prompts, or lengths (.gz).")
+    ] = None
+    start: Annotated[float, typer.Option(help="Skip so many seconds of the trace.")] = 0.0
+    qps: Annotated[float | None, typer.Option(help="Requests per second: a random sample of the trace (HyGen).")] = None
+    rate_scale: Annotated[
+        float | None, typer.Option(help="Times the trace's rate: drops or replicates at random (OOCO).")
+    ] = None
+    time_scale: Annotated[float, typer.Option(help="Seconds of the trace that pass in one second.")] = 1.0
+    length_scale: Annotated[float, typer.Option(help="Factor on prompt and output lengths.")] = 1.0
+    max_context: Annotated[int | None, typer.Option(min=2, help="Cut lengths to it; else the server's.")] = None
+    seed: Annotated[int, typer.Option(help="Of the sampling.")] = 0
+    model_path: Annotated[
+        Path | None, typer.Option(help="A model folder with tokenizer.json, to make prompts of real text in ids.")
+    ] = None
+    filler: Annotated[Path | None, typer.Option(help="Text to cut online prompts from (.gz).")] = None
+    offline_limit: Annotated[int | None, typer.Option(min=1, help="So many of the prompts.")] = None
+    offline_max_tokens: Annotated[int | None, typer.Option(min=1, help="Output tokens of each prompt.")] = None
+
+    def plan(self, duration_s: float, model: str | None, **options: Any) -> ReplayPlan:
+        """Read the files. ``options``: further fields of the plan. Raises TraceError, WorkloadError."""
+        scaling = Scaling(
+            self.start, duration_s, self.qps, self.rate_scale, self.time_scale, self.length_scale, self.seed
+        )
+        return ReplayPlan(
+            requests=scaling.apply(read_trace(self.online)) if self.online else [],
+            prompts=load_backlog(self.offline, self.offline_limit, self.offline_max_tokens) if self.offline else [],
+            scaling=scaling,
+            trace=str(self.online) if self.online else None,
+            prompt_file=str(self.offline) if self.offline else None,
+            model=model,
+            model_path=self.model_path,
+            filler=self.filler,
+            max_context=self.max_context,
+            **options,
+        )
 
 
-def json_object(text: str | None) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfflineOptions:
+    """How a server gets its backlog."""
+
+    offline_mode: Annotated[OfflineMode, typer.Option(help="A batch where the server has them, or plain requests.")] = (
+        OfflineMode.AUTO
+    )
+    offline_concurrency: Annotated[int, typer.Option(min=1, help="Plain offline requests at a time.")] = 16
+    offline_extra: Annotated[
+        str | None, typer.Option(metavar="JSON", help='Further fields of each offline request, as {"priority": 1}.')
+    ] = None
+    count_generated: Annotated[
+        bool, typer.Option("--count-generated", help="Count a batch's tokens as they come, not as its requests end.")
+    ] = False
+    warm_up: Annotated[float, typer.Option(min=0.0, help="Seconds of offline work before the window begins.")] = 0.0
+
+    def plan_options(self) -> dict[str, Any]:
+        """Fields of a ReplayPlan. Raises WorkloadError."""
+        return {
+            "offline_mode": self.offline_mode.value,
+            "offline_concurrency": self.offline_concurrency,
+            "offline_extra": _json_object(self.offline_extra),
+            "count_generated": self.count_generated,
+            "warm_up_s": self.warm_up,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportOptions:
+    """What a run measures, and how it shows it."""
+
+    drain: Annotated[bool, typer.Option("--drain", help="Let the backlog finish instead of cancelling it.")] = False
+    slo: Annotated[
+        list[str] | None, typer.Option(help="ttft_p99<=800ms, or tbt_mean<=1.05x of the baseline; repeatable.")
+    ] = None
+    baseline: Annotated[
+        bool, typer.Option("--baseline", help="First run online only and offline only, and compare.")
+    ] = False
+    offline_only_share: Annotated[
+        float, typer.Option(min=0.01, max=1.0, help="Length of the offline-only run over the window's.")
+    ] = 0.5
+    json_file: JsonFileOption = None
+    progress: ProgressOption = None
+
+    def plan_options(self) -> dict[str, Any]:
+        """Fields of a ReplayPlan. Raises SloError."""
+        return {
+            "slos": [parse_slo(expr) for expr in self.slo or []],
+            "baseline": self.baseline,
+            "offline_only_share": self.offline_only_share,
+            "drain": self.drain,
+        }
+
+
+def _json_object(text: str | None) -> dict[str, Any]:
     """An option's JSON; nothing where it was not given. Raises WorkloadError for what is no object."""
     try:
         return msgspec.json.decode(text, type=dict[str, Any]) if text else {}

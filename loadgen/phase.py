@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 
-from loadgen.client import OpenAIClient
-from loadgen.counters import BUSY_METRIC, Reading, idle_share, read_counter
+from loadgen.client.counters import BUSY_METRIC, Reading, idle_share, read_counter
+from loadgen.client.openai_client import OpenAIClient
+from loadgen.client.openloop import OpenLoop, sleep_until
 from loadgen.errors import ServerError
-from loadgen.metrics import offline_report, online_report
-from loadgen.offline import OfflineDriver
-from loadgen.openloop import OpenLoop, sleep_until
-from loadgen.outcome import PhaseOutcome
+from loadgen.offline.bodies import OfflineDriver
+from loadgen.report.metrics import online_report
+from loadgen.report.outcome import PhaseOutcome
 
 
 class Phase:
@@ -83,6 +83,6 @@ class Phase:
         online, offline = None, None
         if self._start_s is not None and self._start_s < self._end_s:
             online = online_report(self.online.records, self._start_s, self._end_s) if self.online else None
-            offline = offline_report(self._offline.totals()) if self._offline else None
+            offline = self._offline.report() if self._offline else None
         records = self.online.records if self.online else ()
         return PhaseOutcome(online, offline, records, idle_share(*self._busy) if len(self._busy) == 2 else None)

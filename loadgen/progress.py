@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Any, Protocol
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TaskID, TextColumn, TimeElapsedColumn
 
 
 class ReplayProgress(Protocol):
@@ -84,13 +84,7 @@ def progress_on(console: Console, shown: bool) -> Iterator[ReplayProgress]:
         yield BarProgress(progress)
 
 
-def bars_on(console: Console) -> Progress:
-    """Bars of tasks that have a field ``facts``, shown behind the bar and its times."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[facts]}"),
-    )
-    return Progress(*columns, console=console)
+def bars_on(console: Console, *more: ProgressColumn, **options: Any) -> Progress:
+    """Bars of tasks that have a field ``facts``, shown behind the bar, its times and ``more``."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), *more)
+    return Progress(*columns, TextColumn("{task.fields[facts]}"), console=console, **options)

@@ -5,26 +5,26 @@ from __future__ import annotations
 import secrets
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from loadgen.abilities import RequestMaker, probe
-from loadgen.backlog import OfflinePrompt
-from loadgen.client import ModelCard, OpenAIClient
+from loadgen.client.abilities import RequestMaker, probe
+from loadgen.client.openai_client import ModelCard, OpenAIClient
+from loadgen.client.openloop import OpenLoop
 from loadgen.errors import LoadgenError, ServerError, WorkloadError
-from loadgen.offline import OfflineDriver, OfflineMaker, fit_backlog
-from loadgen.offline_batch import OfflineBatch
-from loadgen.offline_requests import OfflineRequests
-from loadgen.openloop import OpenLoop
-from loadgen.outcome import OFFLINE_ONLY, ONLINE_ONLY, TOGETHER, compose
+from loadgen.offline.batch import OfflineBatch
+from loadgen.offline.bodies import OfflineDriver, OfflineMaker, fit_backlog
+from loadgen.offline.requests import OfflineRequests
 from loadgen.phase import Phase
 from loadgen.progress import ReplayProgress
-from loadgen.report import Report, RunFacts
-from loadgen.scaling import Scaling, cap_context
-from loadgen.slo import Slo
-from loadgen.traces import TraceRequest
+from loadgen.report.outcome import OFFLINE_ONLY, ONLINE_ONLY, TOGETHER, compose
+from loadgen.report.report import Report, RunFacts
+from loadgen.report.slo import Slo
+from loadgen.workload.backlog import OfflinePrompt
+from loadgen.workload.scaling import Scaling, cap_context
+from loadgen.workload.traces import TraceRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,23 +66,16 @@ class ReplayPlan:
         self, date: str, url: str, model: str, max_context: int | None, prompt_form: str, exact_output: bool
     ) -> RunFacts:
         """What a report says of the run."""
-        scaling = self.scaling
         return RunFacts(
             date=date,
             url=url,
             model=model,
             trace=self.trace,
             prompts=self.prompt_file,
-            start_s=scaling.start_s,
-            duration_s=scaling.duration_s,
-            qps=scaling.qps,
-            rate_scale=scaling.rate_scale,
-            time_scale=scaling.time_scale,
-            length_scale=scaling.length_scale,
             max_context=max_context,
-            seed=scaling.seed,
             prompt_form=prompt_form,
             exact_output=exact_output,
+            **asdict(self.scaling),
         )
 
 

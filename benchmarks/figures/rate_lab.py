@@ -12,7 +12,7 @@ import typer
 from benchmarks.lab.drawn import Lognormal, poisson, uniform_backlog
 from benchmarks.lab.lab import SEED, Bench, Load, Machine, machine_name
 from loadgen.progress import ReplayProgress
-from loadgen.traces import TraceRequest
+from loadgen.workload.traces import TraceRequest
 
 MACHINES = {
     machine.model: machine

@@ -13,10 +13,10 @@ from benchmarks.figures.metrics import TOLERANCES
 from benchmarks.lab.drawn import OfflineOption, OnlineOption
 from benchmarks.lab.lab import Bench, Load, Machine, machine_name
 from benchmarks.lab.mmlu import few_shot_prompts
-from loadgen.backlog import OfflinePrompt, load_backlog
 from loadgen.progress import ReplayProgress
-from loadgen.scaling import Scaling
-from loadgen.traces import read_trace
+from loadgen.workload.backlog import OfflinePrompt, load_backlog
+from loadgen.workload.scaling import Scaling
+from loadgen.workload.traces import read_trace
 
 GIVEN = "files are checked before the first figure"
 BACKLOG_PER_S = 4  # more than any of the machines finishes

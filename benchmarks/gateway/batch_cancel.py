@@ -14,7 +14,7 @@ from benchmarks.gateway.large_batch import ENDED, batch_stack, submit, write_inp
 from benchmarks.harness.command import run_command
 from benchmarks.harness.stack import wait_until
 from benchmarks.harness.table import print_table
-from services.local.api_client import ApiClient
+from services.local.commands.server import ApiClient
 from shared.bus import Bus
 from shared.protocol import subjects
 from shared.protocol.messages import StepStarted

@@ -21,7 +21,7 @@ from benchmarks.harness.command import run_command
 from benchmarks.harness.stack import wait_until
 from benchmarks.harness.table import print_table
 from benchmarks.harness.usage import Usage, usage_of
-from services.local.api_client import ApiClient
+from services.local.commands.server import ApiClient
 
 POLL_S, LONGEST_S = 0.2, 3600.0
 PHASES: dict[str, Callable[[str], bool]] = {  # and whether a status ends it

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from benchmarks.harness.model import DEFAULT_MODEL, model_folder
 from benchmarks.harness.stack import Stack, stack
-from services.local.api_client import ApiClient
+from services.local.commands.server import ApiClient
 
 ENDPOINT = "/v1/chat/completions"
 ENDED = ("completed", "failed", "expired", "cancelled")

@@ -14,8 +14,8 @@ import httpx
 import psutil
 
 from benchmarks.harness.model import model_folder
-from services.local.nats_server import nats_binary
-from services.local.port import free_port
+from services.local.stack.nats_server import nats_binary
+from services.local.stack.port import free_port
 
 READY_S = 120.0
 POLL_S = 0.05

@@ -13,9 +13,9 @@ from typing import Annotated
 import typer
 
 from benchmarks.lab.lab import Load
-from loadgen.backlog import OfflinePrompt, load_backlog
-from loadgen.scaling import Scaling
-from loadgen.traces import TraceRequest, read_trace
+from loadgen.workload.backlog import OfflinePrompt, load_backlog
+from loadgen.workload.scaling import Scaling
+from loadgen.workload.traces import TraceRequest, read_trace
 
 OnlineOption = Annotated[Path | None, typer.Option(metavar="TRACE", help="Online arrivals: Azure's conversations.")]
 OfflineOption = Annotated[

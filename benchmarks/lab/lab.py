@@ -10,14 +10,14 @@ import msgspec
 
 from benchmarks.lab.outcome import Found, Measured, Run
 from benchmarks.lab.recorder import Recorder
-from loadgen.backlog import OfflinePrompt
-from loadgen.metrics import LatencySamples
+from loadgen.client.records import RequestRecord
 from loadgen.progress import NoProgress, RenamedProgress, ReplayProgress
-from loadgen.records import RequestRecord
 from loadgen.replay import ReplayPlan
-from loadgen.scaling import Scaling
-from loadgen.slo import parse_slo
-from loadgen.traces import TraceRequest
+from loadgen.report.metrics import LatencySamples
+from loadgen.report.slo import parse_slo
+from loadgen.workload.backlog import OfflinePrompt
+from loadgen.workload.scaling import Scaling
+from loadgen.workload.traces import TraceRequest
 from services.profiler.simulation.encoding import PromptEncoder as PromptEncoder
 from services.profiler.simulation.setup import Machine as Machine
 from services.profiler.simulation.simulation import tell

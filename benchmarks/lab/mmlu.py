@@ -11,9 +11,9 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.lab.lab import PromptEncoder
-from loadgen.backlog import CHOICE_MAX_TOKENS, OfflinePrompt, multiple_choice
 from loadgen.errors import TraceError
-from loadgen.files import numbered_lines, open_text
+from loadgen.workload.backlog import CHOICE_MAX_TOKENS, OfflinePrompt, multiple_choice
+from loadgen.workload.files import numbered_lines, open_text
 
 SHOTS = 5
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from loadgen.report import OfflineReport, OnlineReport
-from loadgen.slo import parse_slo
+from loadgen.report.report import OfflineReport, OnlineReport
+from loadgen.report.slo import parse_slo
 from shared.protocol.messages import ExecutorCounters
 from shared.protocol.slo_profile import Knob
 

@@ -34,8 +34,8 @@ from rich.text import Text
 
 from benchmarks.screenshots.browser import browser
 from benchmarks.screenshots.load import Chats, submit_batches
-from services.local.stack_bus import bus_at, stack_on
-from services.local.top import frame
+from services.local.commands.status.top import frame
+from services.local.stack.stack_bus import bus_at, stack_on
 from shared.clock import SystemClock
 from shared.watch.follower import StackFollower
 from shared.watch.stack_watch import StackWatch

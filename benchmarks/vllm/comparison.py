@@ -15,13 +15,13 @@ from benchmarks.vllm.rates import Point, nearest, rate_for
 from benchmarks.vllm.run_store import RunStore
 from benchmarks.vllm.servers import Knob, Server, System
 from benchmarks.vllm.workload import Workload
-from loadgen.client import OpenAIClient
+from loadgen.client.openai_client import OpenAIClient
 from loadgen.errors import ServerError
-from loadgen.metrics import LATENCIES
 from loadgen.progress import RenamedProgress
 from loadgen.replay import Replay, ReplayPlan
-from loadgen.report import OfflineReport, OnlineReport, Report, Summary
-from loadgen.slo import Slo, parse_slo
+from loadgen.report.metrics import LATENCIES
+from loadgen.report.report import OfflineReport, OnlineReport, Report, Summary
+from loadgen.report.slo import Slo, parse_slo
 from services.profiler.slo.outcome import TrialOutcome
 from shared.protocol.slo_profile import Trial
 

@@ -36,7 +36,7 @@ from benchmarks.harness.model import model_folder
 from benchmarks.harness.table import print_table, quantiles
 from benchmarks.vllm.servers import Slackwater, System, Vllm
 from benchmarks.vllm.workload import Setting
-from loadgen.client import OpenAIClient
+from loadgen.client.openai_client import OpenAIClient
 
 INSTANT = "0.0001"  # time scale of the sim engine
 CONTEXT, KV_TOKENS = 2048, 2**19

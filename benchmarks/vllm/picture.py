@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.harness.charts import BLUE, GREEN, GREY, ORANGE, PINK, Curve, Panel, draw
 from benchmarks.vllm.comparison import Cell, CoRun
-from loadgen.slo import Slo, parse_slo
+from loadgen.report.slo import Slo, parse_slo
 
 COLOURS = {"vllm-priority": ORANGE, "vllm-plain": PINK, "slackwater-vllm": BLUE, "slackwater-torch": GREEN}
 

@@ -10,8 +10,8 @@ from benchmarks.harness.table import Columns, Table
 from benchmarks.vllm.comparison import Cell, CoRun
 from benchmarks.vllm.picture import picture_of
 from benchmarks.vllm.workload import Setting
-from loadgen.metrics import harvest, interference
-from loadgen.report import Summary
+from loadgen.report.metrics import harvest, interference
+from loadgen.report.report import Summary
 
 PAGE = Page("vllm_side_by_side", "Side by side with vLLM")
 NAME = "side-by-side"

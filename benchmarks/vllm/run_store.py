@@ -10,7 +10,7 @@ import msgspec
 
 from benchmarks.vllm.workload import Setting
 from loadgen.errors import WorkloadError
-from loadgen.report import Report
+from loadgen.report.report import Report
 
 
 class RunStore:

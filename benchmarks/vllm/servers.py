@@ -13,13 +13,13 @@ from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
 from benchmarks.vllm.workload import Setting
-from loadgen.client import OpenAIClient
+from loadgen.client.openai_client import OpenAIClient
 from loadgen.errors import ServerError
-from loadgen.report import OnlineReport
-from services.local import log_file
-from services.local.data_dir import DataDir
-from services.local.port import free_port
-from services.local.process import Command, Process
+from loadgen.report.report import OnlineReport
+from services.local.stack.data_dir import DataDir
+from services.local.stack.port import free_port
+from services.local.stack.processes import log_file
+from services.local.stack.processes.process import Command, Process
 from shared.bus import Bus
 from shared.errors import StackError
 from shared.protocol import subjects

@@ -10,11 +10,11 @@ from typing import Annotated
 import typer
 
 from benchmarks.harness.model import DEFAULT_MODEL, ModelOption
-from loadgen.backlog import OfflinePrompt, load_backlog
 from loadgen.replay import ReplayPlan
-from loadgen.scaling import Scaling
-from loadgen.slo import parse_slo
-from loadgen.traces import TraceRequest, read_trace
+from loadgen.report.slo import parse_slo
+from loadgen.workload.backlog import OfflinePrompt, load_backlog
+from loadgen.workload.scaling import Scaling
+from loadgen.workload.traces import TraceRequest, read_trace
 
 DEFAULT_SLOS = ("tbt_mean<=1.1x", "ttft_p99<=1.1x")
 

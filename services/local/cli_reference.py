@@ -25,13 +25,12 @@ def cli_reference() -> Iterator[str]:
 
 
 def _commands(path: str, group: Any) -> Iterator[str]:
-    for name, each in group.commands.items():
-        if each.hidden:
-            continue
+    for name, listed in group.commands.items():
+        each = listed.loaded() if isinstance(listed, DeferredCommand) else listed
         if hasattr(each, "commands"):
             yield from _commands(f"{path} {name}", each)
         else:
-            yield from _command(f"{path} {name}", each.loaded() if isinstance(each, DeferredCommand) else each)
+            yield from _command(f"{path} {name}", each)
 
 
 def _command(path: str, each: Any) -> Iterator[str]:

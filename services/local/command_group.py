@@ -1,10 +1,11 @@
-"""The shape of the command line: named errors become exit status 1, and a slow command is loaded when it is used."""
+"""The shape of the command line: named errors become exit status 1, and a command is imported when it is used."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Mapping
+from pkgutil import resolve_name
+from typing import Any, ClassVar
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -16,7 +17,15 @@ FAILURE = 1
 
 
 class CommandGroup(TyperGroup):
-    """A group whose commands may raise SlackwaterError."""
+    """Its commands may raise SlackwaterError. ``deferred``: by name the line that the list of commands shows, and
+    ``module:name`` of a function or of a typer application."""
+
+    deferred: ClassVar[Mapping[str, tuple[str, str]]] = {}
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        for name, (help_line, target) in self.deferred.items():
+            self.add_command(DeferredCommand(name, help_line, target))
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -27,18 +36,21 @@ class CommandGroup(TyperGroup):
 
 
 class DeferredCommand(TyperCommand):
-    """A command whose function is imported when the command is used, not when the list of commands is shown."""
+    """A command that is imported when it is used, so that the list of commands is shown at once."""
 
-    def __init__(self, name: str, help_line: str, load: Callable[[], Callable[..., Any]]) -> None:
+    def __init__(self, name: str, help_line: str, target: str) -> None:
         super().__init__(name, help=help_line, short_help=help_line)
-        self._load = load
+        self._target = target
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         """The loaded command's own context, so that it parses, explains and runs itself."""
         return self.loaded().make_context(info_name, args, parent, **extra)
 
     def loaded(self) -> Any:
-        """The command with its options."""
+        """The command with its options, or the group with its commands."""
+        found = resolve_name(self._target)
+        if isinstance(found, typer.Typer):
+            return get_command(found)
         app = typer.Typer(add_completion=False)
-        app.command(self.name)(self._load())
+        app.command(self.name)(found)
         return get_command(app)

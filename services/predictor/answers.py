@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from services.predictor.profile import WatchedProfile
+from services.predictor.watched_kind import WatchedKind
 from shared.latency.features import BatchFeatures
 from shared.protocol.latency_models import FittedModel
 from shared.protocol.messages import ExecutorInfo
 from shared.protocol.prediction import PredictBatch, Prediction
 
 
-def answer(
-    asked: PredictBatch, profiles: Mapping[str, WatchedProfile], executors: Iterable[ExecutorInfo]
-) -> Prediction:
+def answer(asked: PredictBatch, kinds: Mapping[str, WatchedKind], executors: Iterable[ExecutorInfo]) -> Prediction:
     """The whole and its parts, or why not."""
-    fitted = {key: profile for key, profile in profiles.items() if profile.model is not None}
+    fitted = {key: kind for key, kind in kinds.items() if kind.model is not None}
     problem = _why_not(asked) or ("" if fitted else "no latency model has been fitted yet")
     if problem:
         return Prediction(error=problem)
@@ -36,7 +34,7 @@ def _why_not(asked: PredictBatch) -> str:
     return ""
 
 
-def _keys(whose: str, fitted: Mapping[str, WatchedProfile], executors: Iterable[ExecutorInfo]) -> list[str]:
+def _keys(whose: str, fitted: Mapping[str, WatchedKind], executors: Iterable[ExecutorInfo]) -> list[str]:
     """Profile keys with a model that the name may mean."""
     if whose in fitted:
         return [whose]
@@ -46,19 +44,19 @@ def _keys(whose: str, fitted: Mapping[str, WatchedProfile], executors: Iterable[
     return [key for key in dict.fromkeys(named) if key in fitted]
 
 
-def _predict(asked: PredictBatch, profile_key: str, profile: WatchedProfile) -> Prediction:
-    assert profile.model is not None and profile.record is not None
-    prefill_costs_ms, decode_costs_ms = _costs(asked, profile.model)
+def _predict(asked: PredictBatch, profile_key: str, kind: WatchedKind) -> Prediction:
+    assert kind.model is not None and kind.record is not None
+    prefill_costs_ms, decode_costs_ms = _costs(asked, kind.model)
     return Prediction(
         sum(prefill_costs_ms) + sum(decode_costs_ms),
         prefill_costs_ms,
         decode_costs_ms,
         profile_key,
-        profile.record.kind,
-        profile.record.mape,
-        profile.record.noise_floor,
-        profile.revision,
-        profile.record.fitted_at_s,
+        kind.record.kind,
+        kind.record.mape,
+        kind.record.noise_floor,
+        kind.revision,
+        kind.record.fitted_at_s,
     )
 
 

@@ -10,8 +10,8 @@ import msgspec
 
 from services.predictor.answers import answer
 from services.predictor.fit import Fit, calibrated, fit_best, is_material
-from services.predictor.profile import RECENT_SAMPLES, WatchedProfile
 from services.predictor.settings import PredictorSettings
+from services.predictor.watched_kind import RECENT_SAMPLES, WatchedKind
 from services.predictor.window import Observation
 from shared.bus import Bucket, Bus, Subscription
 from shared.cancellation import check_cancelled
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 class Predictor:
-    """Watches every executor's samples; LATENCY_MODELS_BUCKET holds the outcome, one record per profile key."""
+    """Watches every executor's samples; LATENCY_MODELS_BUCKET holds the outcome, one record per kind of executor."""
 
     name = "predictor"
 
@@ -36,7 +36,7 @@ class Predictor:
         self._bus = bus
         self._settings = settings
         self._clock = clock
-        self._profiles: dict[str, WatchedProfile] = {}
+        self._kinds: dict[str, WatchedKind] = {}
         self._arrived = asyncio.Event()
         self._counts = _Counts()
         self._models: Bucket[LatencyModelRecord]
@@ -48,7 +48,7 @@ class Predictor:
         self._models = await self._bus.bucket(subjects.LATENCY_MODELS_BUCKET, LatencyModelRecord)
         try:
             for entry in await self._models.entries():
-                self._profile(entry.key).publish(entry.value, entry.revision)
+                self._kind(entry.key).publish(entry.value, entry.revision)
         except (msgspec.DecodeError, ValueError) as error:
             logger.warning("a published model does not parse; the next fit replaces it", extra={"error": str(error)})
         self._executors = await self._bus.bucket(subjects.EXECUTORS_BUCKET, ExecutorInfo)
@@ -58,14 +58,14 @@ class Predictor:
         ]
 
     async def run(self) -> None:
-        """Refit each profile that gained samples, in rounds at least ``refit_interval_s`` apart."""
+        """Refit each kind that gained samples, in rounds at least ``refit_interval_s`` apart."""
         while True:
             await self._arrived.wait()
             self._arrived.clear()
             round_started_s = self._clock.monotonic_s()
-            for profile_key, profile in list(self._profiles.items()):
-                if self._is_due(profile):
-                    await self._refit(profile_key, profile)
+            for profile_key, kind in list(self._kinds.items()):
+                if self._is_due(kind):
+                    await self._refit(profile_key, kind)
                     check_cancelled()
             elapsed_s = self._clock.monotonic_s() - round_started_s
             await asyncio.sleep(max(0.0, self._settings.refit_interval_s - elapsed_s))  # bounds the rate of fitting
@@ -79,36 +79,36 @@ class Predictor:
         return "ok"
 
     def details(self) -> Details:
-        """Totals over all profiles; ``worst_mape`` is that of the published models, ``drift_ratio`` and
+        """Totals over all kinds; ``worst_mape`` is that of the published models, ``drift_ratio`` and
         ``drifted_at_s`` are those of the last drift of any."""
-        profiles = self._profiles.values()
-        records = [profile.record for profile in profiles if profile.record is not None]
-        drifted = [(each.drifted_at_s, each.drift_ratio) for each in profiles if each.drifted_at_s is not None]
+        kinds = self._kinds.values()
+        records = [kind.record for kind in kinds if kind.record is not None]
+        drifted = [(each.drifted_at_s, each.drift_ratio) for each in kinds if each.drifted_at_s is not None]
         drifted_at_s, drift_ratio = max(drifted, key=lambda pair: pair[0], default=(None, None))
         return {
-            "profiles": len(self._profiles),
+            "profiles": len(self._kinds),
             "models": len(records),
             "boosted": sum(record.kind == "boosted" for record in records),
             "worst_mape": max((record.mape for record in records), default=None),
-            "samples_in_window": sum(len(profile.window) for profile in profiles),
+            "samples_in_window": sum(len(kind.window) for kind in kinds),
             "samples": self._counts.samples,
             "samples_refused": self._counts.samples_refused,
             "fits": self._counts.fits,
             "published": self._counts.published,
-            "drifts": sum(profile.drifts for profile in profiles),
+            "drifts": sum(kind.drifts for kind in kinds),
             "drift_ratio": drift_ratio,
             "drifted_at_s": drifted_at_s,
         }
 
     async def _on_sample(self, sample: LatencySample) -> None:
-        profile = self._profile(sample.profile_key)
-        if not profile.add(sample.shape, sample.latency_ms):
+        kind = self._kind(sample.profile_key)
+        if not kind.add(sample.shape, sample.latency_ms):
             self._counts.samples_refused += 1
             return
         self._counts.samples += 1
         if sample.step > 0:  # a sweep's shapes are all that may come, not what does
-            self._watch(profile, sample)
-        if self._is_due(profile):
+            self._watch(kind, sample)
+        if self._is_due(kind):
             self._arrived.set()
 
     async def _on_question(self, asked: PredictBatch) -> Prediction:
@@ -116,19 +116,19 @@ class Predictor:
             executors = [entry.value for entry in await self._executors.entries() if entry.value is not None]
         except (BusError, msgspec.DecodeError) as error:
             return Prediction(error=f"the executors cannot be read: {error}")
-        return answer(asked, self._profiles, executors)
+        return answer(asked, self._kinds, executors)
 
-    def _watch(self, profile: WatchedProfile, sample: LatencySample) -> None:
-        drift = profile.watch(sample.shape, sample.latency_ms, self._clock.unix_s())
+    def _watch(self, kind: WatchedKind, sample: LatencySample) -> None:
+        drift = kind.watch(sample.shape, sample.latency_ms, self._clock.unix_s())
         if drift is not None:
             ids = {"profile_key": sample.profile_key, "executor_id": sample.executor_id}
             logger.warning("steps drifted from the model", extra={**ids, "ratio": round(drift.ratio, 3)})
 
-    async def _refit(self, profile_key: str, profile: WatchedProfile) -> None:
-        profile.has_news = False
+    async def _refit(self, profile_key: str, kind: WatchedKind) -> None:
+        kind.has_news = False
         try:
-            await self._take_over(profile_key, profile)
-            refit = _Refit.of(profile, self._settings)
+            await self._take_over(profile_key, kind)
+            refit = _Refit.of(kind, self._settings)
             fitted = await asyncio.to_thread(refit.run)
             self._counts.fits += 1
             if fitted is None:
@@ -136,31 +136,31 @@ class Predictor:
             record = _record(profile_key, fitted, refit, self._clock.unix_s())
             revision = await self._models.put(profile_key, record)
         except BusError as error:
-            profile.has_news = True
+            kind.has_news = True
             self._arrived.set()  # tries again in the next round
             logger.warning("model not published", extra={"profile_key": profile_key, "error": str(error)})
             return
-        profile.publish(record, revision)
-        profile.has_drifted = profile.drifts > refit.drifts  # since the samples were taken
+        kind.publish(record, revision)
+        kind.has_drifted = kind.drifts > refit.drifts  # since the samples were taken
         self._counts.published += 1
         facts = {"kind": record.kind, "num_samples": record.num_samples, "mape": round(record.mape, 4)}
         logger.info("model published", extra={"profile_key": profile_key, **facts})
 
-    async def _take_over(self, profile_key: str, profile: WatchedProfile) -> None:
+    async def _take_over(self, profile_key: str, kind: WatchedKind) -> None:
         """Read anew for each fit, since the bus may have lost its store, or another predictor may have written."""
         try:
             entry = await self._models.get(profile_key)
-            profile.publish(entry.value, entry.revision)
+            kind.publish(entry.value, entry.revision)
         except (NotFoundOnBusError, msgspec.DecodeError, ValueError):
-            profile.publish(None, 0)
+            kind.publish(None, 0)
 
-    def _is_due(self, profile: WatchedProfile) -> bool:
-        return profile.has_news and len(profile.window) >= self._settings.min_samples
+    def _is_due(self, kind: WatchedKind) -> bool:
+        return kind.has_news and len(kind.window) >= self._settings.min_samples
 
-    def _profile(self, profile_key: str) -> WatchedProfile:
-        if profile_key not in self._profiles:
-            self._profiles[profile_key] = WatchedProfile(self._settings.window)
-        return self._profiles[profile_key]
+    def _kind(self, profile_key: str) -> WatchedKind:
+        if profile_key not in self._kinds:
+            self._kinds[profile_key] = WatchedKind(self._settings.window)
+        return self._kinds[profile_key]
 
 
 @dataclass(slots=True)
@@ -187,18 +187,18 @@ class _Refit:
     wanted: str
 
     @classmethod
-    def of(cls, profile: WatchedProfile, settings: PredictorSettings) -> _Refit:
-        window = profile.window
+    def of(cls, kind: WatchedKind, settings: PredictorSettings) -> _Refit:
+        window = kind.window
         recent = window.recent(RECENT_SAMPLES)
         return cls(
             window.observations(),
             recent,
-            profile.model,
-            profile.prior,
-            profile.has_drifted,
-            profile.drifts,
-            profile.drift_ratio,
-            profile.drifted_at_s,
+            kind.model,
+            kind.prior,
+            kind.has_drifted,
+            kind.drifts,
+            kind.drift_ratio,
+            kind.drifted_at_s,
             settings.prediction_limit_us,
             settings.latency_model,
         )

@@ -1,4 +1,4 @@
-"""The profiler's life: watch executors register, give each kind a profile and a budget."""
+"""The profiler's life: watch executors register, sweep each kind once, and give it a budget."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ from typing import cast
 
 from services.profiler.settings import ProfilerSettings
 from services.profiler.slo.budgets import SloBudgets
-from services.profiler.slo.settings import parse_slos
 from services.profiler.sweep.load_watch import LoadWatch
-from services.profiler.sweep.profile import Profile, ProfileFiles, profile_of
-from services.profiler.sweep.progress import ProfileProgress, ProfileState
+from services.profiler.sweep.progress import SweepProgress, SweepState
 from services.profiler.sweep.sweep import (
     ExecutorBusyError,
     ExecutorSilentError,
@@ -21,6 +19,7 @@ from services.profiler.sweep.sweep import (
     Sweep,
     publish_samples,
 )
+from services.profiler.sweep.sweep_record import SweepFiles, SweepRecord
 from shared.bus import Bucket, Bus, Entry
 from shared.cancellation import check_cancelled
 from shared.clock import Clock
@@ -50,13 +49,13 @@ class Profiler:
         self._settings = settings
         self._clock = clock
         self._first_confirm_s = first_confirm_s
-        self._files = ProfileFiles(settings.profiles_dir())
+        self._files = SweepFiles(settings.profiles_dir())
         self._load = LoadWatch(bus)
         self._has_slos = bool(settings.slo)
-        self._slo_budgets = SloBudgets(bus, parse_slos(settings.slo), settings, clock)
-        self._progress = ProfileProgress()
+        self._slo_budgets = SloBudgets(bus, settings, clock)
+        self._progress = SweepProgress()
         self._registered: asyncio.Queue[ExecutorInfo] = asyncio.Queue(MAX_QUEUED)
-        self._profiles: dict[str, Profile] = {}  # measured or replayed by this process
+        self._records: dict[str, SweepRecord] = {}  # measured or replayed by this process
         self._confirming: set[str] = set()  # profile keys
         self._budgeted: set[str] = set()  # profile keys that got a budget from this process
         self._executors: Bucket[ExecutorInfo]
@@ -101,9 +100,9 @@ class Profiler:
                 await self._registered.put(entry.value)
 
     async def _serve(self, info: ExecutorInfo, group: asyncio.TaskGroup) -> None:
-        """A profile, a budget, and the predictor's model, for one executor."""
+        """A sweep, a budget, and the predictor's model, for one executor."""
         try:
-            profile = await self._replayed(info) or await self._swept(info)
+            record = await self._replayed(info) or await self._swept(info)
         except ConfigError as error:
             logger.error("executor not profiled", extra=_ids(info, error))
         except ExecutorSilentError as error:
@@ -112,67 +111,67 @@ class Profiler:
         except ExecutorBusyError as error:
             logger.warning("executor not profiled; it will be when it is idle", extra=_ids(info, error))
             await self._publish_budget(info)
-            self._progress.enter(info.profile_key, ProfileState.DEFERRED)
+            self._progress.enter(info.profile_key, SweepState.DEFERRED)
             group.create_task(self._again_when_idle(info))
         except NothingMeasuredError as error:
             logger.error("executor cannot be profiled; its own steps will tell", extra=_ids(info, error))
             await self._publish_budget(info)
-            self._progress.enter(info.profile_key, ProfileState.FAILED)
+            self._progress.enter(info.profile_key, SweepState.FAILED)
         else:
-            self._profiles[info.profile_key] = profile
+            self._records[info.profile_key] = record
             await self._publish_budget(info)
             if info.profile_key not in self._confirming:
                 self._confirming.add(info.profile_key)
-                self._progress.enter(info.profile_key, ProfileState.FITTING)
-                group.create_task(self._confirm(info, profile))
+                self._progress.enter(info.profile_key, SweepState.FITTING)
+                group.create_task(self._confirm(info, record))
 
-    async def _replayed(self, info: ExecutorInfo) -> Profile | None:
-        """The profile of an earlier sweep that covers this executor; its samples are sent once."""
-        profile = self._profiles.get(info.profile_key)
-        if profile is not None and profile.covers(info):
-            return profile
+    async def _replayed(self, info: ExecutorInfo) -> SweepRecord | None:
+        """The record of an earlier sweep that covers this executor; its samples are sent once."""
+        record = self._records.get(info.profile_key)
+        if record is not None and record.covers(info):
+            return record
         if self._settings.refresh:
             return None
-        profile = await asyncio.to_thread(self._files.load, info.profile_key)
-        if profile is None or not profile.covers(info):
+        record = await asyncio.to_thread(self._files.load, info.profile_key)
+        if record is None or not record.covers(info):
             return None
-        await publish_samples(self._bus, info, profile.measurements)
-        logger.info("cached profile used", extra=_ids(info))
-        return profile
+        await publish_samples(self._bus, info, record.measurements)
+        logger.info("cached sweep used", extra=_ids(info))
+        return record
 
-    async def _swept(self, info: ExecutorInfo) -> Profile:
+    async def _swept(self, info: ExecutorInfo) -> SweepRecord:
         profile_key = info.profile_key
         self._files.path(profile_key)  # a key that cannot be stored is not measured
-        self._progress.enter(profile_key, ProfileState.SWEEPING)
+        self._progress.enter(profile_key, SweepState.SWEEPING)
 
         def on_progress(measured: int, total: int) -> None:
             self._progress.count(profile_key, measured, total)
 
         measurements = await Sweep(self._bus, self._load, self._clock, info, on_progress).run()
-        profile = profile_of(info, measurements, self._clock.unix_s())
-        await asyncio.to_thread(self._files.store, profile)
-        return profile
+        record = SweepRecord.of(info, measurements, self._clock.unix_s())
+        await asyncio.to_thread(self._files.store, record)
+        return record
 
     async def _again_when_idle(self, info: ExecutorInfo) -> None:
         await self._load.wait_idle(info.executor_id)
         await self._registered.put(info)
 
-    async def _confirm(self, info: ExecutorInfo, profile: Profile) -> None:
+    async def _confirm(self, info: ExecutorInfo, record: SweepRecord) -> None:
         """Send the samples again until the predictor has made a model of them: it may have started later.
-        The profile counts as done after the first wait: a predictor in trouble shows in its own health."""
+        The sweep counts as done after the first wait: a predictor in trouble shows in its own health."""
         timeout_s = self._first_confirm_s
         while not await self._model_appears(info.profile_key, timeout_s):
-            self._progress.enter(info.profile_key, ProfileState.DONE)
+            self._progress.enter(info.profile_key, SweepState.DONE)
             logger.warning("no latency model came of the samples, sending them again", extra=_ids(info))
             try:
-                await publish_samples(self._bus, info, profile.measurements)
+                await publish_samples(self._bus, info, record.measurements)
             except BusError as error:
                 logger.warning("samples not sent", extra=_ids(info, error))
             check_cancelled()
             timeout_s = min(2 * timeout_s, LAST_CONFIRM_S)
         self._confirming.discard(info.profile_key)
-        self._progress.enter(info.profile_key, ProfileState.DONE)
-        logger.info("profile done", extra=_ids(info))
+        self._progress.enter(info.profile_key, SweepState.DONE)
+        logger.info("sweep done", extra=_ids(info))
 
     async def _model_appears(self, profile_key: str, timeout_s: float) -> bool:
         models = cast(AsyncGenerator[Entry[LatencyModelRecord] | None, None], self._models.watch())

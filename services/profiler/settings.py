@@ -6,15 +6,15 @@ import os
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 from msgspec import Meta
 
 from loadgen.errors import SloError
+from loadgen.report.slo import parse_slos
+from services.profiler.slo.settings import SloSettings
 from shared.settings.common import LogLevel, NatsUrl
-from shared.settings.setting import LIST
 
 
-class ProfilerSettings(msgspec.Struct, frozen=True):
+class ProfilerSettings(SloSettings, frozen=True):
     """Measure the batch shapes of each new kind of executor once, and publish latency budgets."""
 
     nats: NatsUrl = "nats://127.0.0.1:4222"
@@ -22,28 +22,9 @@ class ProfilerSettings(msgspec.Struct, frozen=True):
     cache_dir: Annotated[
         str, Meta(description="profiles are kept below it; empty is SLACKWATER_CACHE, else ~/.cache/slackwater")
     ] = ""
-    target_tbt_ms: Annotated[float, Meta(gt=0, description="time between tokens that online requests are promised")] = (
-        100.0
-    )
-    slo: Annotated[
-        str,
-        Meta(
-            description="SLOs to keep, as ttft_p99<=800ms or tbt_mean<=1.05x of online work alone; several with commas "
-            "between them; empty keeps the target TBT",
-            extra=LIST,
-        ),
-    ] = ""
-    slo_min_requests: Annotated[int, Meta(ge=2, description="online requests before a budget is searched for")] = 100
-    slo_min_s: Annotated[float, Meta(gt=0, description="seconds that they must have taken to arrive")] = 60.0
-    slo_check_s: Annotated[float, Meta(gt=0, description="seconds between looks for drift")] = 60.0
-    slo_drift: Annotated[float, Meta(gt=0, description="share by which the workload must differ for a new search")] = (
-        0.3
-    )
     refresh: Annotated[bool, Meta(description="true measures again what is cached")] = False
 
     def __post_init__(self) -> None:
-        from services.profiler.slo.settings import parse_slos  # loads an HTTP client; settings are read by --help too
-
         try:
             parse_slos(self.slo)
         except SloError as error:

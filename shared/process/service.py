@@ -11,14 +11,19 @@ import signal
 import sys
 from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
+import msgspec
 import uvloop
 
 from shared.bus import Bus
-from shared.errors import SlackwaterError
+from shared.clock import Clock, SystemClock
+from shared.errors import ConfigError, SlackwaterError
 from shared.protocol import subjects
 from shared.protocol.messages import ServiceStatus
+from shared.settings.config import load
+
+S = TypeVar("S", bound=msgspec.Struct)
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +75,18 @@ def configure_logging(level: str = "info") -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+
+
+def service_main(settings_type: type[S], name: str, make: Callable[[Bus, S, Clock], Service]) -> int:
+    """The whole of a service whose settings, ``nats`` and ``log_level`` among them, are all that it needs; the
+    process's exit status, 2 where they are at fault."""
+    try:
+        settings: Any = load(settings_type, name)
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 2
+    clock = SystemClock()
+    return run_service(settings.nats, settings.log_level, name, lambda bus: make(bus, settings, clock))
 
 
 def run_service(nats_url: str, log_level: str, name: str, make: Callable[[Bus], Service]) -> int:

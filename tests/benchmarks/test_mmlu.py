@@ -7,8 +7,8 @@ import pytest
 from benchmarks.figures.kinds.prefix_sharing import in_order, without_shared
 from benchmarks.figures.trace_lab import TraceOptions
 from benchmarks.lab.mmlu import SHOTS, few_shot_prompts
-from loadgen.backlog import OfflinePrompt
 from loadgen.errors import TraceError
+from loadgen.workload.backlog import OfflinePrompt
 
 
 def as_ids(*token_ids: list[int]) -> list[OfflinePrompt]:

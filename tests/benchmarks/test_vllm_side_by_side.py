@@ -26,7 +26,7 @@ from benchmarks.vllm.run_store import RunStore
 from benchmarks.vllm.servers import SYSTEMS, Knob, Slackwater
 from benchmarks.vllm.workload import Setting, Workload
 from loadgen.errors import WorkloadError
-from loadgen.report import OnlineReport, Summary
+from loadgen.report.report import OnlineReport, Summary
 from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, prepare
 from tests.loadgen.openai_server import OpenAIServer
 

@@ -12,9 +12,11 @@ FILE = """
 engine = "sim"
 executors = 2
 kv_blocks = 96
-preset = "bros"
 slo = ["ttft_p99<=700ms", "tbt_p99<=90ms"]
 port = 1
+
+[strategy]
+preset = "bros"
 
 [executor]
 max_num_seqs = 7
@@ -30,7 +32,7 @@ def test_every_process_of_a_stack_reads_the_file(make_stack: Callable[..., Local
     found = stack.wait_healthy()
     (beat,) = found["executors"]
     info = beat["info"]
-    assert (info["engine"], info["max_num_seqs"], info["max_num_batched_tokens"]) == ("sim", 7, 128)
+    assert (info["spec"]["engine"], info["max_num_seqs"], info["max_num_batched_tokens"]) == ("sim", 7, 128)
     assert (info["spec"]["num_blocks"], info["strategy"]["kv_sharing"]) == (64, "bidirectional")
     assert (info["strategy"]["ttft_slo_ms"], info["strategy"]["tpot_slo_ms"]) == (700.0, 90.0)
     details = {process["name"]: process["details"] for process in found["processes"]}

@@ -42,7 +42,7 @@ def test_status_names_every_process(sim_stack: LocalStack) -> None:
     assert all(is_running(process["pid"]) for process in status["processes"])
     assert (status["url"], status["model"], status["ready"]) == (sim_stack.url, MODEL, True)
     assert [beat["info"]["executor_id"] for beat in status["executors"]] == ["executor-0"]
-    assert status["executors"][0]["info"]["engine"] == "sim"
+    assert status["executors"][0]["info"]["spec"]["engine"] == "sim"
     (budget,) = status["budgets"]
     assert (budget["source"], budget["latency_budget_ms"]) == ("target-tbt", 100.0)
     assert status["slos"] == []

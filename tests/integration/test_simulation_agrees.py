@@ -12,12 +12,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from loadgen.backlog import load_backlog
 from loadgen.progress import NoProgress
 from loadgen.replay import ReplayPlan
-from loadgen.report import Report
-from loadgen.scaling import Scaling
-from loadgen.traces import read_trace
+from loadgen.report.report import Report
+from loadgen.workload.backlog import load_backlog
+from loadgen.workload.scaling import Scaling
+from loadgen.workload.traces import read_trace
 from services.executor.engines.factory import load_engine
 from services.executor.service import executor_info
 from services.executor.settings import ExecutorSettings

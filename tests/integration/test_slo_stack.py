@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from loadgen.slo import parse_slo
+from loadgen.report.slo import parse_slo
 from services.executor.engines.factory import load_engine
 from services.executor.service import executor_info
 from services.executor.settings import ExecutorSettings
-from services.profiler.sweep.profile import ProfileFiles, profile_of
+from services.profiler.sweep.sweep_record import SweepFiles, SweepRecord
 from shared.bus import Bus
 from shared.latency.architectures import architecture_named
 from shared.latency.devices import device_named
@@ -129,7 +129,7 @@ async def slo_stack(folder: Path, slo: str, model_scale: float) -> AsyncIterator
     settings = ExecutorSettings(model_path=str(model_folder()), engine="sim", sim_time_scale=TIME_SCALE)
     info = executor_info(settings, load_engine(settings).spec)
     measured = [MeasuredShape(make_shape([64]), [50.0])]
-    ProfileFiles(folder / "profiles").store(profile_of(info, measured, 0.0))  # there is nothing to sweep
+    SweepFiles(folder / "profiles").store(SweepRecord.of(info, measured, 0.0))  # there is nothing to sweep
     with GatewayRig(folder) as rig:
         bus = await Bus.connect(rig.nats_url, "test")
         await bus.ensure_streams()

@@ -56,7 +56,7 @@ def executor(stack: LocalStack) -> dict[str, Any]:
 
 def test_the_executor_is_vllm(stack: LocalStack) -> None:
     info = stack.wait_healthy()["executors"][0]["info"]
-    assert (info["engine"], info["block_size"], info["num_blocks"]) == ("vllm", 32, 32)
+    assert (info["spec"]["engine"], info["spec"]["block_size"], info["spec"]["num_blocks"]) == ("vllm", 32, 32)
 
 
 def test_chat_streams_the_answer_that_it_gives_at_once(client: openai.OpenAI) -> None:

@@ -11,16 +11,17 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from loadgen.backlog import OfflinePrompt, load_backlog
-from loadgen.client import OpenAIClient
+from loadgen.client.openai_client import OpenAIClient
 from loadgen.errors import ServerError, WorkloadError
 from loadgen.progress import NoProgress
 from loadgen.replay import Replay, ReplayPlan
-from loadgen.report import Report
-from loadgen.scaling import Scaling
-from loadgen.slo import parse_slo
-from loadgen.table import print_report
-from loadgen.traces import read_trace
+from loadgen.report.report import Report
+from loadgen.report.slo import parse_slo
+from loadgen.report.table import print_report
+from loadgen.workload.backlog import OfflinePrompt, load_backlog
+from loadgen.workload.scaling import Scaling
+from loadgen.workload.traces import read_trace
+from shared.json_text import json_text
 from tests.loadgen.openai_server import OpenAIServer
 
 FIGURES = {"mean", "p50", "p90", "p99"}
@@ -53,7 +54,7 @@ async def test_the_report_has_the_one_schema(plan: ReplayPlan, server: OpenAISer
     server.busy_per_s = 0.25
     slos = [parse_slo("ttft_p99<=60s"), parse_slo("tbt_mean<=1000x")]
     made = await run(replace(plan, baseline=True, slos=slos), server)
-    report = json.loads(made.to_json())
+    report = json.loads(json_text(made))
     figures = dict.fromkeys(FIGURES)
     latencies = dict.fromkeys(LATENCIES, figures)
     online = latencies | {"send_lag_ms": figures}
@@ -61,7 +62,7 @@ async def test_the_report_has_the_one_schema(plan: ReplayPlan, server: OpenAISer
     online |= dict.fromkeys(("input_tokens_per_s", "output_tokens_per_s", "under_way_share"))
     offline = dict.fromkeys(("mode", "backlog", "completed", "errors", "elapsed_s", "exhausted", "requests_per_s"))
     offline |= dict.fromkeys(("output_tokens_per_s", "total_tokens_per_s"))
-    facts = dict.fromkeys(json.loads(made.to_json())["run"])
+    facts = dict.fromkeys(json.loads(json_text(made))["run"])
     assert keys(report) == {
         "run": facts,
         "online": online,

@@ -13,7 +13,7 @@ from benchmarks.harness.page import Result
 from benchmarks.harness.table import Columns, Table
 from benchmarks.lab.lab import HYGEN, ONLINE_ONLY, STAR, Bench, System
 from benchmarks.lab.outcome import Found
-from loadgen.records import RequestRecord
+from loadgen.client.records import RequestRecord
 from shared.protocol.messages import ExecutorCounters
 
 PART_S, MOST_PARTS = 20.0, 60

@@ -14,7 +14,7 @@ from benchmarks.harness.table import Columns
 from benchmarks.lab.lab import SEED, Bench, System, num_kv_blocks
 from benchmarks.lab.mmlu import as_token_ids, token_ids_of
 from benchmarks.lab.outcome import Run
-from loadgen.backlog import OfflinePrompt
+from loadgen.workload.backlog import OfflinePrompt
 from shared.scheduling.orders.offline.registry import OfflineOrderKnobs, make_offline_order
 from shared.scheduling.orders.packed_prompt import pack_tokens
 from shared.scheduling.request import Kind, Request

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from loadgen.prompts import PromptMaker
-from loadgen.traces import TraceRequest
+from loadgen.workload.prompts import PromptMaker
+from loadgen.workload.traces import TraceRequest
 from shared.protocol.messages import GenerateRequest
 from shared.protocol.sampling import SamplingParams
 from shared.scheduling.request import Kind

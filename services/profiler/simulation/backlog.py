@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from loadgen.backlog import OfflinePrompt
-from loadgen.prompts import PromptMaker
-from loadgen.scaling import fit_context
-from loadgen.traces import TraceRequest
+from loadgen.workload.backlog import OfflinePrompt
+from loadgen.workload.prompts import PromptMaker
+from loadgen.workload.scaling import fit_context
+from loadgen.workload.traces import TraceRequest
 from services.profiler.simulation.encoding import PromptEncoder
 from shared.protocol.messages import GenerateRequest
 from shared.protocol.sampling import SamplingParams

@@ -6,7 +6,7 @@ import typer
 from rich.console import Console
 
 from loadgen.cli import EXIT_NOTHING_DONE, did_something, errors_as_lines, is_shown, write_report
-from loadgen.option_groups import ReportOptions, WorkloadOptions
+from loadgen.options import ReportOptions, WorkloadOptions
 from loadgen.progress import progress_on
 from services.profiler.simulation.options import (
     ClientsOption,

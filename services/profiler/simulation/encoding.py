@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from loadgen.backlog import OfflinePrompt
-from loadgen.prompts import load_tokenizer
+from loadgen.workload.backlog import OfflinePrompt
+from loadgen.workload.prompts import load_tokenizer
 
 CHARACTERS_PER_TOKEN = 4  # of English text, where no tokenizer is at hand
 

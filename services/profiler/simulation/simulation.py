@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from loadgen.outcome import OFFLINE_ONLY, ONLINE_ONLY, TOGETHER, compose
 from loadgen.progress import ReplayProgress
 from loadgen.replay import ReplayPlan
-from loadgen.report import Report, RunFacts
+from loadgen.report.outcome import OFFLINE_ONLY, ONLINE_ONLY, TOGETHER, compose
+from loadgen.report.report import Report, RunFacts
 from services.profiler.simulation.virtual_phase import VirtualPhase
 from services.profiler.simulation.workload import SimulatedWorkload
 from shared.simulation.setup import ExecutorSetup

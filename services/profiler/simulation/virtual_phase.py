@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 
 from msgspec.structs import astuple
 
-from loadgen.metrics import offline_report, online_report
-from loadgen.offline import OfflineTotals
-from loadgen.outcome import PhaseOutcome
-from loadgen.records import RequestRecord
+from loadgen.client.records import RequestRecord
+from loadgen.report.metrics import online_report
+from loadgen.report.outcome import PhaseOutcome
+from loadgen.report.report import OfflineReport
 from services.profiler.simulation.arrivals import Arrivals
 from services.profiler.simulation.backlog import Backlog
 from shared.protocol.messages import ExecutorCounters
@@ -87,7 +87,7 @@ class VirtualPhase:
         end_s = min(self._duration_s, self.now_s) or self._duration_s
         return PhaseOutcome(
             online=online_report(self.records, 0.0, end_s) if len(self._arrivals) else None,
-            offline=offline_report(self._totals(end_s)) if self.backlog_size else None,
+            offline=self._offline_report(end_s) if self.backlog_size else None,
             records=self.records,
             idle_share=max(0.0, 1.0 - self.busy_s / end_s / len(self.system.executors)),
         )
@@ -141,10 +141,10 @@ class VirtualPhase:
         if following:
             self.system.queue.add(following)
 
-    def _totals(self, end_s: float) -> OfflineTotals:
+    def _offline_report(self, end_s: float) -> OfflineReport:
         counted = self._counted
         exhausted = counted.completed + counted.errors == self.backlog_size
-        return OfflineTotals(
+        return OfflineReport.counted(
             mode="batch",
             backlog=self.backlog_size,
             completed=counted.completed,

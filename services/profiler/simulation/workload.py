@@ -7,10 +7,10 @@ from collections.abc import Callable
 from functools import partial
 from itertools import accumulate
 
-from loadgen.offline import fit_backlog
-from loadgen.prompts import token_id_prompts
+from loadgen.offline.bodies import fit_backlog
 from loadgen.replay import ReplayPlan
-from loadgen.scaling import cap_context
+from loadgen.workload.prompts import token_id_prompts
+from loadgen.workload.scaling import cap_context
 from services.profiler.simulation.arrivals import Arrivals
 from services.profiler.simulation.backlog import Backlog, PreparedBacklog
 from services.profiler.simulation.encoding import CHARACTERS_PER_TOKEN, PromptEncoder

@@ -7,10 +7,10 @@ import logging
 from collections.abc import Sequence
 
 from loadgen.errors import SloError
-from loadgen.slo import Slo, parse_slo
-from services.profiler.settings import ProfilerSettings
+from loadgen.report.slo import Slo, parse_slo, parse_slos
 from services.profiler.slo.keeper import PublishedModel, SloKeeper, rename, why_unreachable
 from services.profiler.slo.search_process import SearchError, search_aside
+from services.profiler.slo.settings import SloSettings
 from shared.bus import Bucket, Bus, Subscription
 from shared.cancellation import check_cancelled
 from shared.clock import Clock
@@ -33,9 +33,9 @@ SAMPLE_WAIT_S = 2.0
 class SloBudgets:
     """One keeper for each kind of executor. Without SLOs it keeps none, but may be asked to search for some."""
 
-    def __init__(self, bus: Bus, slos: Sequence[Slo], settings: ProfilerSettings, clock: Clock) -> None:
+    def __init__(self, bus: Bus, settings: SloSettings, clock: Clock) -> None:
         self._bus = bus
-        self._slos = slos
+        self._slos = parse_slos(settings.slo)
         self._settings = settings
         self._clock = clock
         self._keepers: dict[str, SloKeeper] = {}  # by profile key

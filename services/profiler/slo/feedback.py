@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from loadgen.slo import Slo
+from loadgen.report.slo import Slo
 from shared.watch.online_latencies import QUANTILES, OnlineLatencies
 
 WINDOW_S = 5.0  # the least between two corrections

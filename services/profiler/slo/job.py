@@ -10,13 +10,13 @@ from itertools import cycle, islice
 
 import msgspec
 
-from loadgen.backlog import OfflinePrompt
 from loadgen.errors import LoadgenError
 from loadgen.progress import NoProgress
 from loadgen.replay import ReplayPlan
-from loadgen.scaling import Scaling
-from loadgen.slo import parse_slo
-from loadgen.traces import TraceRequest
+from loadgen.report.slo import parse_slo
+from loadgen.workload.backlog import OfflinePrompt
+from loadgen.workload.scaling import Scaling
+from loadgen.workload.traces import TraceRequest
 from services.profiler.simulation.workload import SimulatedWorkload
 from services.profiler.slo.simulated import SimulatedTrials
 from services.profiler.slo.trials import search_slos

@@ -8,13 +8,12 @@ from dataclasses import dataclass
 
 import msgspec
 
-from loadgen.slo import Slo
-from services.profiler.settings import ProfilerSettings
+from loadgen.report.slo import Slo
 from services.profiler.slo.feedback import BudgetFeedback, Target
 from services.profiler.slo.job import SloJob
 from services.profiler.slo.model_drift import model_drift
 from services.profiler.slo.online_watch import OnlineWatch
-from services.profiler.slo.settings import start_budget_ms
+from services.profiler.slo.settings import SloSettings
 from services.profiler.slo.workload import Workload, drift
 from shared.latency.model import cheapest_step_ms
 from shared.protocol.budgets import BudgetRecord, BudgetSource
@@ -41,7 +40,7 @@ class SloKeeper:
     """Decides; others measure, search and publish. ``now_s`` is monotonic, ``unix_s`` the time of day."""
 
     def __init__(
-        self, info: ExecutorInfo, slos: Sequence[Slo], settings: ProfilerSettings, now_s: float, unix_s: float
+        self, info: ExecutorInfo, slos: Sequence[Slo], settings: SloSettings, now_s: float, unix_s: float
     ) -> None:
         self.info = info
         self.online = OnlineWatch(unix_s)
@@ -50,7 +49,7 @@ class SloKeeper:
         self.model: PublishedModel | None = None  # the newest
         self._slos = slos
         self._settings = settings
-        self._start_ms = start_budget_ms(slos, settings.target_tbt_ms)
+        self._start_ms = settings.start_budget_ms(slos)
         self._targets = [Target(slo) for slo in slos if not slo.relative]
         self._feedback: BudgetFeedback | None = None  # None where no budget keeps the SLOs
         self._profiled_model: LatencyModelRecord | None = None

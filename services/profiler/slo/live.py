@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 
-from loadgen.client import OpenAIClient
+from loadgen.client.openai_client import OpenAIClient
 from loadgen.errors import ServerError, WorkloadError
 from loadgen.progress import RenamedProgress, ReplayProgress
 from loadgen.replay import Replay, ReplayPlan

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from loadgen.outcome import PhaseOutcome
-from loadgen.report import OfflineReport, OnlineReport
-from loadgen.slo import Slo
+from loadgen.report.outcome import PhaseOutcome
+from loadgen.report.report import OfflineReport, OnlineReport
+from loadgen.report.slo import Slo
 from shared.protocol.slo_profile import SloVerdict, Trial
 
 

@@ -6,40 +6,32 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import Progress, TaskID
 
-from loadgen.progress import NoProgress, ReplayProgress
+from loadgen.progress import NoProgress, ReplayProgress, bars_on
 
 
-class TrialBar:
-    """The run that is under way, by its online requests."""
+class TrialProgress(NoProgress):
+    """The run that is under way: a bar of its online requests, since those make a run's length, or a line when it
+    begins."""
 
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-        self._task = progress.add_task("", total=None)
+    def __init__(self, console: Console, bar: Progress | None) -> None:
+        self._console = console
+        self._bar = bar
+        self._task = bar.add_task("", total=None, facts="") if bar else TaskID(0)
         self._num_runs = 0
 
     def phase(self, name: str, num_requests: int, backlog: int) -> None:
         self._num_runs += 1
-        self._progress.reset(self._task, total=num_requests, description=f"run {self._num_runs}: {name}")
+        title = f"run {self._num_runs}: {name}"
+        if self._bar:
+            self._bar.reset(self._task, total=num_requests, description=title)
+        else:
+            self._console.print(title, markup=False)
 
     def online(self, sent: int, finished: int, failed: int) -> None:
-        self._progress.update(self._task, completed=finished)
-
-    def offline(self, done: int, backlog: int) -> None:
-        """Only the online requests make a run's length."""
-
-
-class TrialLines(NoProgress):
-    """A line when a run begins."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._num_runs = 0
-
-    def phase(self, name: str, num_requests: int, backlog: int) -> None:
-        self._num_runs += 1
-        self._console.print(f"run {self._num_runs}: {name}", markup=False)
+        if self._bar:
+            self._bar.update(self._task, completed=finished)
 
 
 @contextmanager
@@ -48,8 +40,7 @@ def trial_progress_on(console: Console, shown: bool) -> Iterator[ReplayProgress]
     if not shown:
         yield NoProgress()
     elif not console.is_terminal:
-        yield TrialLines(console)
+        yield TrialProgress(console, None)
     else:
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        with Progress(*columns, console=console, transient=True) as progress:
-            yield TrialBar(progress)
+        with bars_on(console, transient=True) as bar:
+            yield TrialProgress(console, bar)

@@ -7,18 +7,16 @@ import time
 from rich.console import Console
 
 from loadgen.cli import is_shown
-from loadgen.errors import SloError
-from loadgen.option_groups import WorkloadOptions
-from loadgen.slo import parse_slo
+from loadgen.options import WorkloadOptions
 from services.profiler.simulation.options import MachineOptions, value_errors_as_named
 from services.profiler.simulation.stopping import run_until_stopped
 from services.profiler.simulation.workload import SimulatedWorkload
-from services.profiler.slo.facts import workload_facts
 from services.profiler.slo.options import SearchOptions
 from services.profiler.slo.progress import trial_progress_on
 from services.profiler.slo.search import SloSearch
 from services.profiler.slo.simulated import SimulatedTrials
 from services.profiler.slo.trials import run_search
+from services.profiler.slo.workload import workload_facts
 from shared.protocol.slo_profile import SloProfileRecord
 from shared.scheduling.strategy import Strategy
 
@@ -34,8 +32,7 @@ def profile_simulated(
     console: Console,
 ) -> tuple[SloProfileRecord, int | None]:
     """What was found, or known when a signal came, and its number. Raises LoadgenError for input that cannot be."""
-    if not searching.slo:
-        raise SloError("nothing to keep: give --slo, for example --slo 'ttft_p99<=800ms'")
+    slos = searching.slos()
     with value_errors_as_named():
         hardware = machine.machine(model)
         setup = hardware.setup(strategy, workload.seed)
@@ -45,7 +42,7 @@ def profile_simulated(
             console.print(f"note: {note}", markup=False)
         with trial_progress_on(console, is_shown(searching.progress)) as bar:
             trials = SimulatedTrials(prepared, setup, duration_s, bar)
-            search = SloSearch([parse_slo(expr) for expr in searching.slo], trials.knob, searching.precision)
+            search = SloSearch(slos, trials.knob, searching.precision)
             stopped_by = run_until_stopped(lambda: run_search(search, trials))
     lengths = [(prompt.num_tokens, prompt.max_tokens) for prompt in prepared.backlog.prompts]
     facts = workload_facts(plan.trace or "", prepared.requests, duration_s, plan.prompt_file or "", lengths)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from loadgen.slo import Slo
+from loadgen.report.slo import Slo
 from services.profiler.slo.outcome import TrialOutcome
 from services.profiler.slo.search import DEFAULT_PRECISION, ONLINE_ONLY, SloSearch, Span
 from shared.protocol.slo_profile import Knob

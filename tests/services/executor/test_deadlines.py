@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import msgspec
 import pytest
 
-from loadgen.slo import parse_slo
-from services.local.deadlines import deadlines_of
+from loadgen.report.slo import parse_slo
+from services.local.stack.options import deadlines_of
 from shared.latency.features import BatchFeatures
 from shared.latency.linear import LinearLatencyModel
 from shared.latency.model import LatencyModel

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from services.local.api_client import ApiClient
 from services.local.cli import app
-from services.local.port import free_port
+from services.local.commands.server import ApiClient
+from services.local.stack.port import free_port
 from shared.errors import ApiError
 
 SLACKWATER = (sys.executable, "-c", "from services.local.cli import main; main()")
@@ -151,7 +151,7 @@ def test_version_is_that_of_the_package() -> None:
     [
         (("up", "--engine", "tpu"), "unknown engine 'tpu'; known: torch, vllm, sim"),
         (("up", "--preset", "fair"), "unknown preset 'fair'; known: hygen, sarathi++, hygen-star, online-only"),
-        (("up", "--kv-sharing", "fifo"), "unknown kv sharing 'fifo'; known: recompute, keep-resident, bidirectional"),
+        (("up", "--kv-sharing", "fifo"), "unknown kv sharing 'fifo'; known: recompute, bidirectional, keep-resident"),
         (("up", "--online-order", "lifo"), "unknown online order 'lifo'; known: fcfs, vtc"),
         (("up", "--log-level", "loud"), "unknown log level 'loud'; known: debug, info, warning, error"),
         (("up", "--port", "70000"), "Invalid value for '--port'"),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.gateway.large_batch import ENDED, ENDPOINT, write_input
-from services.local.api_client import ApiClient
+from services.local.commands.server import ApiClient
 from tests.services.gateway.gateway_rig import GatewayRig, wait_until
 
 NUM_LINES = 50_000

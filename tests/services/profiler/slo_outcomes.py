@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from loadgen.report import OfflineReport, OnlineReport, Summary
+from loadgen.report.report import OfflineReport, OnlineReport, Summary
 from services.profiler.slo.outcome import TrialOutcome
 from services.profiler.slo.search import ONLINE_ONLY, Span
 from shared.protocol.slo_profile import Knob

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadgen.backlog import OfflinePrompt
-from loadgen.metrics import LatencySamples
 from loadgen.replay import ReplayPlan
-from loadgen.scaling import Scaling
-from loadgen.slo import parse_slo
-from loadgen.traces import TraceRequest
+from loadgen.report.metrics import LatencySamples
+from loadgen.report.slo import parse_slo
+from loadgen.workload.backlog import OfflinePrompt
+from loadgen.workload.scaling import Scaling
+from loadgen.workload.traces import TraceRequest
 from services.profiler.simulation.setup import Machine
 from services.profiler.simulation.workload import SimulatedWorkload
 from services.profiler.slo.feedback import BEYOND_PROFILE, MEMORY_S, STEP, WINDOW_S, BudgetFeedback, Target

@@ -13,9 +13,9 @@ from services.predictor.settings import PredictorSettings
 from services.profiler.service import Profiler
 from services.profiler.settings import ProfilerSettings
 from services.profiler.sweep.load_watch import LoadWatch
-from services.profiler.sweep.profile import ProfileFiles
 from services.profiler.sweep.shapes import fits, num_tokens, sweep_shapes
 from services.profiler.sweep.sweep import ExecutorBusyError, ExecutorSilentError, Sweep
+from services.profiler.sweep.sweep_record import SweepFiles
 from shared.bus import Bus
 from shared.clock import SystemClock
 from shared.errors import ConfigError
@@ -76,7 +76,7 @@ async def test_a_new_executor_gets_a_profile_a_model_and_a_budget(
         await until(lambda: predictor.details()["samples"] == samples)
         await until(lambda: predictor.details()["fits"] != 0)
     model = (await model_of(bus)).latency_model()
-    stored = ProfileFiles(tmp_path / "profiles").load(KEY)
+    stored = SweepFiles(tmp_path / "profiles").load(KEY)
     assert stored is not None and len(stored.measurements) == len(executor.asked) - 1
     for measured in stored.measurements:
         assert predicted(measured.shape, model) == pytest.approx(predicted(measured.shape), rel=0.25)
@@ -118,15 +118,15 @@ async def test_refresh_and_larger_limits_measure_again(bus: Bus, tmp_path: Path,
 async def test_a_corrupt_cache_file_is_reported_and_replaced(
     bus: Bus, tmp_path: Path, predictor: Predictor, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path = ProfileFiles(tmp_path / "profiles").path(KEY)
+    path = SweepFiles(tmp_path / "profiles").path(KEY)
     path.parent.mkdir()
     path.write_text('{"version": 1, "profile_key":')
     service = profiler(bus, tmp_path)
     async with running(service), MeasuringExecutor(bus, executor_info(**SMALL)) as executor:
         await until(lambda: is_done(service))
     assert executor.asked
-    assert "cached profile cannot be read, measuring anew" in caplog.messages
-    assert ProfileFiles(path.parent).load(KEY) is not None
+    assert "cached sweep cannot be read, measuring anew" in caplog.messages
+    assert SweepFiles(path.parent).load(KEY) is not None
     assert [file.name for file in path.parent.iterdir()] == [path.name]
 
 
@@ -178,7 +178,7 @@ async def test_a_refused_shape_is_left_out_and_refusing_all_is_a_failure(
     service = profiler(bus, tmp_path)
     async with running(service), executor:
         await until(lambda: is_done(service))
-    stored = ProfileFiles(tmp_path / "profiles").load(KEY)
+    stored = SweepFiles(tmp_path / "profiles").load(KEY)
     assert stored is not None
     assert all(measured.shape.decode_requests <= 2 for measured in stored.measurements)
 
@@ -284,7 +284,7 @@ def test_shapes_keep_to_the_limits_and_tell_the_kinds_apart(limits: dict[str, in
 @pytest.mark.parametrize("key", ["", "..", "../x", "a/b", ".hidden", "ä"])
 def test_a_profile_key_that_is_no_file_name_is_refused(tmp_path: Path, key: str) -> None:
     with pytest.raises(ConfigError):
-        ProfileFiles(tmp_path).path(key)
+        SweepFiles(tmp_path).path(key)
 
 
 def test_a_shape_beyond_the_kv_cache_does_not_fit() -> None:

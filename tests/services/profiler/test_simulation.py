@@ -14,14 +14,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from loadgen.backlog import OfflinePrompt
 from loadgen.progress import NoProgress
-from loadgen.prompts import token_id_prompts
 from loadgen.replay import ReplayPlan
-from loadgen.report import Report
-from loadgen.scaling import Scaling
-from loadgen.slo import parse_slo
-from loadgen.traces import TraceRequest
+from loadgen.report.report import Report
+from loadgen.report.slo import parse_slo
+from loadgen.workload.backlog import OfflinePrompt
+from loadgen.workload.prompts import token_id_prompts
+from loadgen.workload.scaling import Scaling
+from loadgen.workload.traces import TraceRequest
 from services.profiler.simulation.arrivals import Arrivals
 from services.profiler.simulation.backlog import Backlog, PreparedBacklog
 from services.profiler.simulation.encoding import PromptEncoder

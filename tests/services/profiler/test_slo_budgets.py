@@ -11,7 +11,6 @@ import pytest
 
 from services.profiler.settings import ProfilerSettings
 from services.profiler.slo.budgets import SloBudgets
-from services.profiler.slo.settings import parse_slos
 from shared.bus import Bus
 from shared.clock import SystemClock
 from shared.errors import NotFoundOnBusError
@@ -119,7 +118,7 @@ async def start(bus: Bus) -> AsyncIterator[Start]:
 
     async def make(slos: str) -> SloBudgets:
         settings = ProfilerSettings(slo=slos, slo_min_requests=50, slo_min_s=5.0, slo_check_s=1.0)
-        budgets = SloBudgets(bus, parse_slos(slos), settings, SystemClock())
+        budgets = SloBudgets(bus, settings, SystemClock())
         await budgets.start()
         running.append((budgets, asyncio.create_task(budgets.run())))
         await budgets.admit(INFO)

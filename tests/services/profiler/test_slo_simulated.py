@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from loadgen.backlog import OfflinePrompt
 from loadgen.errors import WorkloadError
 from loadgen.progress import NoProgress
 from loadgen.replay import ReplayPlan
-from loadgen.report import Report
-from loadgen.scaling import Scaling
-from loadgen.slo import parse_slo
-from loadgen.traces import TraceRequest
+from loadgen.report.report import Report
+from loadgen.report.slo import parse_slo
+from loadgen.workload.backlog import OfflinePrompt
+from loadgen.workload.scaling import Scaling
+from loadgen.workload.traces import TraceRequest
 from services.profiler.simulation.setup import Machine
 from services.profiler.simulation.simulation import Simulation
 from services.profiler.simulation.workload import SimulatedWorkload

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from loadgen.slo import parse_slo
-from loadgen.traces import TraceRequest
+from loadgen.report.slo import parse_slo
+from loadgen.workload.traces import TraceRequest
 from services.profiler.slo.workload import LONGEST_OPEN_S, Workload, WorkloadRecorder, drift
 from shared.latency.histogram import LatencyHistogram
 from shared.protocol.messages import FinishedOnline, OnlineServed

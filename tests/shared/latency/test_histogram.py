@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.metrics import percentile
+from loadgen.report.metrics import percentile
 from shared.latency.histogram import BUCKET_WIDTH, LatencyHistogram
 from shared.protocol.codec import decode, encode
 

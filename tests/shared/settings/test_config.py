@@ -13,7 +13,7 @@ import pytest
 from msgspec import Meta
 
 from services.executor.settings import ExecutorSettings
-from services.local.catalogue import SERVICES
+from services.local.stack.catalogue import SERVICES
 from shared.errors import ConfigError
 from shared.scheduling.strategy import Strategy
 from shared.settings.config import load

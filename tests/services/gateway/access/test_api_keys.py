@@ -13,7 +13,7 @@ import pytest
 
 from services.gateway.access.api_keys import ApiKeys
 from services.gateway.settings import GatewaySettings
-from services.local.keys import open_keys
+from services.local.stack.keys import open_keys
 from shared.bus import Bus
 from shared.clock import SystemClock
 from shared.errors import ConfigError

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from services.gateway.access.sender import client_id_of
-from services.local.keys import open_keys
+from services.local.stack.keys import open_keys
 from shared.bus import Bus
 from shared.protocol import subjects
 from shared.protocol.api_keys import ApiKeyRecord, hash_api_key

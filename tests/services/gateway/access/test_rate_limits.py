@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from services.gateway.access.rate_limits import RateLimits, duration
 from services.gateway.access.token_bucket import TokenBucket
 from services.gateway.http.refusal import Refusal
-from services.local.keys import open_keys
+from services.local.stack.keys import open_keys
 from tests.services.gateway.gateway_rig import MODEL, GatewayRig, wait_until
 
 

@@ -1,0 +1,252 @@
+"""An offline backlog as real OpenAI batches: upload, create, watch, cancel."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from loadgen.client.counters import GENERATED_METRIC, Reading, gained, read_counter
+from loadgen.client.openai_client import OpenAIClient, as_type
+from loadgen.client.openloop import sleep_until
+from loadgen.client.sse import Usage
+from loadgen.errors import ServerError
+from loadgen.offline.batch_file import batch_lines, output_usages, write_files
+from loadgen.offline.bodies import OfflineMaker
+from loadgen.report.report import OfflineReport
+from loadgen.workload.backlog import OfflinePrompt
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 1.0
+CANCEL_TIMEOUT_S = 60.0
+PATIENCE_S = 60.0  # for a server that restarts
+ENDED = frozenset({"completed", "failed", "expired", "cancelled"})
+
+
+class _Counts(msgspec.Struct, frozen=True):
+    total: int = 0
+    completed: int = 0
+    failed: int = 0
+
+
+class _BatchUsage(msgspec.Struct, frozen=True):
+    input_tokens: int = 0
+    output_tokens: int = 0
+
+
+class Batch(msgspec.Struct, frozen=True):
+    """What we read of OpenAI's batch object."""
+
+    id: str
+    status: str
+    request_counts: _Counts | None = None
+    usage: _BatchUsage | None = None
+    output_file_id: str | None = None
+    errors: Any = None
+
+    @property
+    def ended(self) -> bool:
+        return self.status in ENDED
+
+
+@dataclass(frozen=True, slots=True)
+class _Progress:
+    """All batches together at one time."""
+
+    time_s: float
+    completed: int
+    failed: int
+    input_tokens: int | None
+    output_tokens: int | None
+    generated: Reading | None = None
+
+
+class OfflineBatch:
+    """The backlog as one batch, or as several where OpenAI's limits for a file ask for it.
+
+    Tokens are counted from the batches' live usage at the window's two ends; a server that has none until a batch
+    ends gives request counts only, and its tokens come from the output files where the backlog ran out or is drained.
+    """
+
+    def __init__(
+        self,
+        client: OpenAIClient,
+        maker: OfflineMaker,
+        prompts: Sequence[OfflinePrompt],
+        on_change: Callable[[int, int], None] | None = None,
+        count_generated: bool = False,
+    ) -> None:
+        """``count_generated``: output tokens as they come, by the server's counter of all offline work, and prompt
+        tokens in the backlog's proportion, or that of the requests that ended; where it has none, as requests end."""
+        self.batches: list[Batch] = []
+        self._client = client
+        self._lines = batch_lines(maker, prompts)
+        self._endpoint = maker.endpoint(prompts[0])
+        self._backlog = len(prompts)
+        self._known_inputs = _known_inputs(maker, prompts)
+        self._on_change = on_change
+        self._count_generated = count_generated
+        self._created = self._first = self._last = _Progress(time.perf_counter(), 0, 0, 0, 0)
+        self._exhausted = False
+
+    async def start(self) -> None:
+        """Upload and create; returns once no batch is in validation. Raises ServerError when one is refused."""
+        self._created = self._first = self._last = _Progress(time.perf_counter(), 0, 0, 0, 0)
+        with tempfile.TemporaryDirectory(prefix="replay-") as folder:
+            for path in await asyncio.to_thread(write_files, self._lines, Path(folder)):
+                file_id = await self._client.upload(path)
+                created = await self._client.post_json(
+                    "/v1/batches",
+                    {"input_file_id": file_id, "endpoint": self._endpoint, "completion_window": "24h"},
+                )
+                self.batches.append(as_type(created, Batch))
+        await self._poll_until(self._is_validated, POLL_S / 4)
+        for batch in self.batches:
+            if batch.status == "failed":
+                raise ServerError(f"batch {batch.id} was refused: {msgspec.json.encode(batch.errors).decode()[:300]}")
+
+    async def run(self, start_s: float, end_s: float) -> None:
+        """Watch until ``end_s``, or until every line has its result. A batch that is done before ``start_s`` is
+        measured from its creation instead."""
+        await sleep_until(start_s)
+        self._last = await self._try_poll() or self._created
+        self._exhausted = self._is_done(self._last)
+        if not self._exhausted:
+            self._first = self._last
+        next_s = time.perf_counter()
+        while time.perf_counter() < end_s and not self._exhausted:
+            next_s = min(end_s, next_s + POLL_S)
+            await sleep_until(next_s)
+            self._last = await self._try_poll() or self._last
+            self._exhausted = self._is_done(self._last)
+
+    async def stop(self, drain: bool) -> None:
+        """Cancel what has not ended and wait until the server has let go of it; or with ``drain``, wait for the end."""
+        if drain or self._exhausted:
+            await self._poll_until(self._ended, POLL_S)
+            await self._count_outputs()
+        else:
+            await self._cancel()
+
+    def report(self) -> OfflineReport:
+        """Differences of the two ends of the run."""
+        first, last = self._first, self._last
+        input_tokens = _difference(first.input_tokens, last.input_tokens)
+        output_tokens = _difference(first.output_tokens, last.output_tokens)
+        generated = gained(first.generated, last.generated)
+        if generated is not None and not self._exhausted:
+            output_tokens = round(sum(generated))
+            inputs = self._known_inputs or _ratio(last.input_tokens, last.output_tokens)
+            input_tokens = None if inputs is None else round(output_tokens * inputs)
+        return OfflineReport.counted(
+            mode="batch",
+            backlog=self._backlog,
+            completed=last.completed - first.completed,
+            errors=last.failed - first.failed,
+            input_tokens=input_tokens,
+            output_tokens=output_tokens,
+            elapsed_s=last.time_s - first.time_s,
+            exhausted=self._exhausted,
+        )
+
+    def _is_done(self, progress: _Progress) -> bool:
+        return progress.completed + progress.failed >= self._backlog
+
+    async def _cancel(self) -> None:
+        try:
+            async with asyncio.timeout(CANCEL_TIMEOUT_S):
+                while not self._ended():
+                    await self._ask_to_cancel()
+                    await asyncio.sleep(POLL_S / 4)
+                    await self._try_poll()
+        except TimeoutError as error:
+            left = ", ".join(batch.id for batch in self.batches if not batch.ended)
+            raise ServerError(f"not cancelled after {CANCEL_TIMEOUT_S:g} s: {left}") from error
+
+    async def _ask_to_cancel(self) -> None:
+        for batch in self.batches:
+            if not batch.ended and batch.status != "cancelling":
+                try:
+                    await self._client.post_json(f"/v1/batches/{batch.id}/cancel")
+                except ServerError as error:  # it may have ended meanwhile; if not, it is asked again
+                    logger.info("not cancelled yet", extra={"batch_id": batch.id, "error": str(error)})
+
+    def _ended(self) -> bool:
+        return all(batch.ended for batch in self.batches)
+
+    def _is_validated(self) -> bool:
+        return all(batch.status != "validating" for batch in self.batches)
+
+    async def _poll_until(self, reached: Callable[[], bool], period_s: float) -> None:
+        """Poll until then. Raises ServerError when the server has been away for too long."""
+        answered_s = time.perf_counter()
+        while not reached():
+            await asyncio.sleep(period_s)
+            if await self._try_poll() is not None:
+                answered_s = time.perf_counter()
+            elif time.perf_counter() - answered_s > PATIENCE_S:
+                raise ServerError(f"{self._client.url} has not answered for {PATIENCE_S:g} s")
+
+    async def _try_poll(self) -> _Progress | None:
+        """None when the server does not answer: it may be restarting."""
+        try:
+            return await self._poll()
+        except ServerError as error:
+            logger.warning("poll failed", extra={"error": str(error)})
+            return None
+
+    async def _poll(self) -> _Progress:
+        for position, batch in enumerate(self.batches):
+            if not batch.ended:
+                answer = await self._client.get_json(f"/v1/batches/{batch.id}")
+                self.batches[position] = as_type(answer, Batch)
+        counts = [batch.request_counts or _Counts() for batch in self.batches]
+        usages = [batch.usage for batch in self.batches if batch.usage is not None]
+        whole = len(usages) == len(self.batches)
+        progress = _Progress(
+            time.perf_counter(),
+            sum(count.completed for count in counts),
+            sum(count.failed for count in counts),
+            sum(usage.input_tokens for usage in usages) if whole else None,
+            sum(usage.output_tokens for usage in usages) if whole else None,
+            await read_counter(self._client, GENERATED_METRIC) if self._count_generated else None,
+        )
+        if self._on_change is not None:
+            self._on_change(progress.completed + progress.failed, self._backlog)
+        return progress
+
+    async def _count_outputs(self) -> None:
+        if self._last.output_tokens is not None or not self._exhausted:
+            return
+        usages: list[Usage] = []
+        for batch in self.batches:
+            if batch.output_file_id is not None:
+                usages += output_usages(await self._client.get_bytes(f"/v1/files/{batch.output_file_id}/content"))
+        input_tokens = sum(usage.prompt_tokens for usage in usages)
+        output_tokens = sum(usage.completion_tokens for usage in usages)
+        self._first = self._created
+        self._last = replace(self._last, input_tokens=input_tokens, output_tokens=output_tokens)
+
+
+def _known_inputs(maker: OfflineMaker, prompts: Sequence[OfflinePrompt]) -> float | None:
+    """Prompt tokens for each output token; None where lengths are not known before."""
+    lengths = [(prompt.num_prompt_tokens, prompt.max_tokens) for prompt in prompts if prompt.num_prompt_tokens]
+    if len(lengths) < len(prompts) or not maker.maker.abilities.exact_output:
+        return None
+    return _ratio(sum(inputs for inputs, _ in lengths), sum(outputs for _, outputs in lengths))
+
+
+def _ratio(input_tokens: int | None, output_tokens: int | None) -> float | None:
+    return None if input_tokens is None or not output_tokens else input_tokens / output_tokens
+
+
+def _difference(first: int | None, last: int | None) -> int | None:
+    return None if last is None else last - (first or 0)

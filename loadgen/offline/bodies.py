@@ -1,0 +1,98 @@
+"""The offline side of a run: what both ways of driving a backlog have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from loadgen.client.abilities import CHAT, RequestMaker
+from loadgen.report.report import OfflineReport
+from loadgen.workload.backlog import OfflinePrompt
+from loadgen.workload.prompts import load_tokenizer
+from loadgen.workload.scaling import fit_context, scale_lengths
+from loadgen.workload.traces import TraceRequest
+
+
+class OfflineDriver(Protocol):
+    """Puts a backlog onto a server: ``start``, ``run``, ``stop``."""
+
+    async def start(self) -> None:
+        """Bring the work to the server; returns when it is accepted."""
+
+    async def run(self, start_s: float, end_s: float) -> None:
+        """Drive and watch until ``end_s`` or until nothing is left; what is done before ``start_s`` is not counted."""
+
+    async def stop(self, drain: bool) -> None:
+        """Take what is left from the server, or with ``drain`` wait until it is done."""
+
+    def report(self) -> OfflineReport:
+        """What was done between the run's start and its end (or now, while it runs)."""
+
+
+@dataclass(frozen=True, slots=True)
+class OfflineMaker:
+    """Turns a backlog's prompts into request bodies. With ``mark`` each prompt begins with it: another phase's
+    prompts then share no prefix with these, while they share theirs among each other as before. ``extra``: further
+    fields of each body."""
+
+    maker: RequestMaker
+    mark: str = ""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    def endpoint(self, prompt: OfflinePrompt) -> str:
+        return prompt.endpoint or (CHAT if prompt.messages else self.maker.abilities.endpoint)
+
+    def bodies(self, prompts: Sequence[OfflinePrompt]) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Endpoint and body of each prompt, in order, made when asked for."""
+        for index, prompt in enumerate(prompts):
+            yield self.endpoint(prompt), {**self.body(prompt, index), **self.extra}
+
+    def body(self, prompt: OfflinePrompt, index: int) -> dict[str, Any]:
+        """The body as the server takes it. A file's own bodies keep all but the model, which is the served one."""
+        if prompt.body is not None:
+            return self._marked_body(prompt.body) | {"model": self.maker.model, "stream": False}
+        if prompt.messages is not None:
+            return {
+                "model": self.maker.model,
+                "messages": self._marked_messages(prompt.messages),
+                "max_tokens": prompt.max_tokens,
+                "temperature": 0,
+            }
+        if prompt.num_prompt_tokens is not None:
+            shape = TraceRequest(0.0, prompt.num_prompt_tokens, prompt.max_tokens)
+            made = self.maker.prompts.prompt(shape, index)
+            return self.maker.body(made, prompt.max_tokens, self.maker.abilities.exact_output)
+        return self.maker.body(self.mark + (prompt.text or ""), prompt.max_tokens, ignore_eos=False)
+
+    def _marked_body(self, body: dict[str, Any]) -> dict[str, Any]:
+        if isinstance(body.get("messages"), list):
+            return body | {"messages": self._marked_messages(tuple(body["messages"]))}
+        return body | {"prompt": self.mark + body["prompt"]} if isinstance(body.get("prompt"), str) else body
+
+    def _marked_messages(self, messages: tuple[dict[str, Any], ...]) -> list[dict[str, Any]]:
+        if not self.mark or not messages or not isinstance(messages[0].get("content"), str):
+            return list(messages)
+        return [messages[0] | {"content": self.mark + messages[0]["content"]}, *messages[1:]]
+
+
+def fit_backlog(
+    prompts: Sequence[OfflinePrompt], length_scale: float, max_context: int | None, model_path: Path | None
+) -> list[OfflinePrompt]:
+    """Lengths scaled, and prompts cut to the context: lengths always, texts where a tokenizer can measure them."""
+    tokenizer = None if model_path is None or max_context is None else load_tokenizer(model_path)
+
+    def fit(prompt: OfflinePrompt) -> OfflinePrompt:
+        if prompt.num_prompt_tokens is not None:
+            wanted = scale_lengths(prompt.num_prompt_tokens, prompt.max_tokens, length_scale)
+            num_prompt_tokens, max_tokens = fit_context(*wanted, max_context)
+            return replace(prompt, num_prompt_tokens=num_prompt_tokens, max_tokens=max_tokens)
+        if tokenizer is None or max_context is None or prompt.text is None:
+            return prompt
+        ids = tokenizer.encode(prompt.text).ids
+        num_prompt_tokens, max_tokens = fit_context(len(ids), prompt.max_tokens, max_context)
+        text = prompt.text if num_prompt_tokens == len(ids) else tokenizer.decode(ids[:num_prompt_tokens])
+        return replace(prompt, text=text, max_tokens=max_tokens)
+
+    return [fit(prompt) for prompt in prompts]

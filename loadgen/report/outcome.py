@@ -1,0 +1,88 @@
+"""A report out of what the phases of a run measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from loadgen.client.counters import BUSY_METRIC
+from loadgen.client.records import RequestRecord
+from loadgen.report.metrics import LatencySamples, harvest, interference
+from loadgen.report.report import Baseline, OfflineReport, OnlineReport, Report, RunFacts
+from loadgen.report.slo import Slo
+
+ONLINE_ONLY, OFFLINE_ONLY, TOGETHER = "online only", "offline only", "replay"
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseOutcome:
+    """One phase; ``records`` are those of its online requests, ``idle_share`` is None where it is not known."""
+
+    online: OnlineReport | None
+    offline: OfflineReport | None
+    records: Sequence[RequestRecord]
+    idle_share: float | None
+
+
+def compose(
+    facts: RunFacts,
+    phases: Mapping[str, PhaseOutcome],
+    slos: Sequence[Slo],
+    baseline: bool,
+    partial: bool,
+    notes: Sequence[str],
+) -> Report:
+    """``phases`` by ONLINE_ONLY, OFFLINE_ONLY and TOGETHER, as far as they ran; ``baseline``: the first two were
+    wanted."""
+    together = phases.get(TOGETHER)
+    alone = _baseline(phases) if baseline else None
+    online = together.online if together else None
+    offline = together.offline if together else None
+    ratios = interference(online, alone.online) if online and alone and alone.online else None
+    harvested = None
+    if offline and alone and alone.offline and alone.idle_share is not None:
+        harvested = harvest(offline, alone.offline, alone.idle_share)
+    judged = []
+    if together and online and slos:
+        samples = LatencySamples.of(together.records)
+        judged = [slo.judge(online, samples, alone.online if alone else None) for slo in slos]
+    report = Report(facts, online, offline, alone, ratios, harvested, judged, partial, [])
+    return msgspec.structs.replace(report, notes=[*notes, *reservations(report)])
+
+
+def _baseline(phases: Mapping[str, PhaseOutcome]) -> Baseline:
+    online_only, offline_only = phases.get(ONLINE_ONLY), phases.get(OFFLINE_ONLY)
+    return Baseline(
+        online=online_only.online if online_only else None,
+        offline=offline_only.offline if offline_only else None,
+        idle_share=online_only.idle_share if online_only else None,
+    )
+
+
+MAX_SEND_LAG_MS = 20.0  # later than this at p99, the bursts that were sent are no longer the trace's
+
+
+def reservations(report: Report) -> list[str]:
+    """One sentence for each thing that limits what the report says."""
+    notes = []
+    lag = report.online and report.online.send_lag_ms
+    if lag and lag.p99 > MAX_SEND_LAG_MS:
+        notes.append(f"the load generator was late: 1% of the requests left over {lag.p99:.0f} ms after their time")
+    baseline = report.baseline
+    for name, offline in (("replay", report.offline), ("offline only", baseline and baseline.offline)):
+        if offline and offline.exhausted:
+            notes.append(f"{name}: the backlog ran out after {offline.elapsed_s:.1f} s, which its rates are over")
+    if report.harvest is None and baseline and report.offline:
+        notes.append(f"no harvest: {_missing(report)}")
+    return notes
+
+
+def _missing(report: Report) -> str:
+    baseline = report.baseline
+    if baseline is None or baseline.offline is None:
+        return "the offline-only run is missing"
+    if baseline.idle_share is None:
+        return f"the server's /metrics has no steady {BUSY_METRIC}"
+    return "the online-only run left no idle time, or token counts are missing"

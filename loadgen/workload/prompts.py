@@ -1,0 +1,138 @@
+"""Online prompts of a wanted length: token ids where the server takes them, else text."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from tokenizers import Tokenizer
+
+from loadgen.errors import WorkloadError
+from loadgen.workload.files import open_text
+from loadgen.workload.traces import TraceRequest
+
+Unit = TypeVar("Unit")
+
+PLAIN_TOKEN_IDS = range(1000, 8000)  # ordinary tokens in every vocabulary of 8k or more: past bytes and control tokens
+NUM_GENERATED_WORDS = 2_000
+NUM_FILLER_UNITS = 50_000
+NUM_DISTINCT_UNITS = 8  # drawn apart at the head of each piece, so that no two pieces share a prefix by chance
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """What the server counts for a prompt: ``overhead`` tokens (a chat template) plus so many for each unit."""
+
+    tokens_per_unit: float = 1.0
+    overhead: float = 0.0
+
+    def num_units(self, num_tokens: int) -> int:
+        return max(1, round((num_tokens - self.overhead) / self.tokens_per_unit))
+
+
+class PromptMaker(Generic[Unit]):
+    """Makes the prompt of a trace's request out of ``units`` (token ids or words), the same one for the same salt.
+
+    Prompts with equal block ids begin with equal units; all others differ from the first unit on.
+    """
+
+    def __init__(self, units: Sequence[Unit], join: Callable[[list[Unit]], list[int] | str], salt: str) -> None:
+        self._units = units
+        self._join = join
+        self._salt = salt
+        self.calibration = Calibration()
+
+    def salted(self, salt: str) -> PromptMaker[Unit]:
+        """The same units and calibration, other prompts."""
+        other = PromptMaker(self._units, self._join, salt)
+        other.calibration = self.calibration
+        return other
+
+    def prompt(self, request: TraceRequest, index: int) -> list[int] | str:
+        """The prompt for the ``index``-th request: ``request.num_prompt_tokens`` long, as far as can be calibrated."""
+        num_units = self.calibration.num_units(request.num_prompt_tokens)
+        return self._join(self._pieces(request, index, num_units))
+
+    def sample(self, num_units: int, key: str) -> list[int] | str:
+        """A prompt of so many units that is shared with no other key."""
+        return self._join(self._piece(key, num_units))
+
+    def _pieces(self, request: TraceRequest, index: int, num_units: int) -> list[Unit]:
+        units: list[Unit] = []
+        block_units = max(1, round(request.block_tokens / self.calibration.tokens_per_unit))
+        for block_id in request.block_ids:
+            if len(units) >= num_units:
+                break
+            units += self._piece(f"block:{block_id}", block_units)
+        if len(units) < num_units:
+            units += self._piece(f"request:{index}", num_units - len(units))
+        return units[:num_units]
+
+    def _piece(self, key: str, num_units: int) -> list[Unit]:
+        rng = random.Random(f"{self._salt}:{key}")
+        piece = rng.choices(self._units, k=min(NUM_DISTINCT_UNITS, num_units))
+        offset = rng.randrange(len(self._units))
+        while len(piece) < num_units:
+            piece += self._units[offset : offset + num_units - len(piece)]
+            offset = 0
+        return piece
+
+
+def token_id_prompts(model_path: Path | None, filler: Path | None, salt: str) -> PromptMaker[int]:
+    """Exact lengths. With a model folder the ids are those of real text, else plain ids of any vocabulary."""
+    if model_path is None:
+        ids = random.Random(salt).choices(PLAIN_TOKEN_IDS, k=NUM_FILLER_UNITS)
+        return PromptMaker(ids, list, salt)
+    return PromptMaker(_encode(load_tokenizer(model_path), filler_text(filler)), list, salt)
+
+
+def text_prompts(model_path: Path | None, filler: Path | None, salt: str) -> PromptMaker[int] | PromptMaker[str]:
+    """Near lengths: units are the model's tokens with a model folder, else words, to be calibrated by the server."""
+    if model_path is None:
+        return PromptMaker(filler_text(filler).split(), " ".join, salt)
+    tokenizer = load_tokenizer(model_path)
+
+    def decode(ids: list[int]) -> str:
+        return str(tokenizer.decode(ids, skip_special_tokens=True))
+
+    return PromptMaker(_encode(tokenizer, filler_text(filler)), decode, salt)
+
+
+def load_tokenizer(model_path: Path) -> Tokenizer:
+    """The tokenizer of a model folder. Raises WorkloadError when it has none."""
+    file = model_path / "tokenizer.json"
+    if not file.is_file():
+        raise WorkloadError(f"{file} is not there: give --model-path a folder with the model's tokenizer.json")
+    return Tokenizer.from_file(str(file))
+
+
+def filler_text(filler: Path | None) -> str:
+    """The text that prompts are cut from: the file's, or generated words. Raises TraceError, WorkloadError."""
+    if filler is None:
+        return generated_text(NUM_FILLER_UNITS)
+    with open_text(filler) as file:
+        text = file.read()
+    if not text.split():
+        raise WorkloadError(f"{filler}: the filler file has no words")
+    return text
+
+
+def generated_text(num_words: int) -> str:
+    """Words of two to four syllables in sentences, always the same ones."""
+    rng = random.Random("filler")
+    syllables = [consonant + vowel for consonant in "bdfgklmnprstvz" for vowel in "aeiou"]
+    words = ["".join(rng.choices(syllables, k=rng.randint(2, 4))) for _ in range(NUM_GENERATED_WORDS)]
+    sentences = []
+    while num_words > 0:
+        length = min(num_words, rng.randint(5, 15))
+        sentences.append(" ".join(rng.choices(words, k=length)).capitalize() + ".")
+        num_words -= length
+    return " ".join(sentences)
+
+
+def _encode(tokenizer: Tokenizer, text: str) -> list[int]:
+    ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+    return ids

@@ -1,0 +1,118 @@
+"""`slackwater chat`: one answer, or a conversation, streamed as it is generated."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from dataclasses import dataclass, field
+from typing import Annotated
+
+import typer
+
+from services.local.commands.server import ApiClient, ServerOptions
+from shared.errors import ApiError
+from shared.settings.command_options import with_option_groups
+
+
+@with_option_groups
+def chat(
+    *,
+    message: Annotated[str | None, typer.Argument(help="Ask this and leave; without it, a conversation.")] = None,
+    model: Annotated[str | None, typer.Option(help="By default the first that the server lists.")] = None,
+    system: Annotated[str | None, typer.Option(help="The system message.")] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="The longest answer.")] = 512,
+    temperature: Annotated[
+        float, typer.Option(min=0.0, max=2.0, help="0 is greedy; 1 is the model's own spread.")
+    ] = 0.0,
+    server: ServerOptions,
+) -> None:
+    """Chat with the model; the answer is streamed. Ctrl-C stops an answer, Ctrl-D leaves."""
+    with server.client() as client:
+        options = ChatOptions(model or default_model(client), system, max_tokens, temperature)
+        conversation = Conversation(client, options)
+        if message is None:
+            conversation.run()
+        else:
+            conversation.ask(message)
+
+
+@dataclass(frozen=True, slots=True)
+class ChatOptions:
+    """What every request of a conversation carries."""
+
+    model: str
+    system: str | None
+    max_tokens: int
+    temperature: float
+
+    def body(self, messages: list[dict[str, str]]) -> dict[str, object]:
+        """A chat completion request."""
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        limits = {"max_tokens": self.max_tokens, "temperature": self.temperature}
+        return {"model": self.model, "messages": system + messages, **limits}
+
+
+@dataclass(slots=True)
+class Conversation:
+    """The messages so far. Each answer goes to stdout piece by piece."""
+
+    client: ApiClient
+    options: ChatOptions
+    messages: list[dict[str, str]] = field(default_factory=list)
+
+    def ask(self, message: str) -> None:
+        """Stream the answer. KeyboardInterrupt stops it, keeps what has come, and is passed on. Raises ApiError."""
+        self.messages.append({"role": "user", "content": message})
+        pieces: list[str] = []
+        events = self.client.stream("/v1/chat/completions", self.options.body(self.messages))
+        try:
+            with contextlib.closing(events):
+                for event in events:
+                    for choice in event.get("choices", ()):
+                        piece = choice.get("delta", {}).get("content") or ""
+                        pieces.append(piece)
+                        sys.stdout.write(piece)
+                        sys.stdout.flush()
+        finally:
+            print(flush=True)
+            self.messages.append({"role": "assistant", "content": "".join(pieces)})
+
+    def run(self) -> None:
+        """Ask for messages until the end of input (Ctrl-D). Ctrl-C stops an answer, or empties the line."""
+        interactive = sys.stdin.isatty()
+        if interactive:
+            import readline  # noqa: F401  # line editing for input()
+
+            print(f"{self.options.model}. Ctrl-C stops an answer, Ctrl-D leaves.", file=sys.stderr)
+        while True:
+            try:
+                message = input("> " if interactive else "").strip()
+            except EOFError:
+                return
+            except KeyboardInterrupt:
+                if not interactive:
+                    raise
+                print(file=sys.stderr)
+                continue
+            if message and interactive:
+                self._ask_leniently(message)
+            elif message:
+                self.ask(message)
+
+    def _ask_leniently(self, message: str) -> None:
+        """As ``ask``; neither Ctrl-C nor an error ends the conversation."""
+        try:
+            self.ask(message)
+        except KeyboardInterrupt:
+            print("(stopped)", file=sys.stderr)
+        except ApiError as error:
+            del self.messages[-2:]
+            print(f"error: {error}", file=sys.stderr)
+
+
+def default_model(client: ApiClient) -> str:
+    """The first model that the server lists. Raises ApiError."""
+    models = client.get("/v1/models").get("data") or []
+    if not models:
+        raise ApiError("the server lists no model")
+    return str(models[0]["id"])

@@ -1,0 +1,88 @@
+"""Command line parameters that several commands share, and how they print what they found."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import typer
+
+from services.local.stack.options import DEFAULT_DATA_DIR
+from services.local.stack.stack_bus import stack_bus
+from shared.bus import Bus
+from shared.json_text import json_text
+from shared.settings.config_file import STACK, find_config
+
+Found = TypeVar("Found")
+
+
+def _configured_path(ctx: typer.Context, param: typer.CallbackParam, value: Path) -> Path:
+    found = _configured(ctx, param)
+    return Path(found) if found else value
+
+
+def _configured_text(ctx: typer.Context, param: typer.CallbackParam, value: str | None) -> str | None:
+    return _configured(ctx, param) or value
+
+
+def _configured(ctx: typer.Context, param: typer.CallbackParam) -> str | None:
+    """What the configuration file has, where neither command line nor environment name anything."""
+    name = param.name or ""
+    source = ctx.get_parameter_source(name)
+    if ctx.resilient_parsing or source is None or source.name != "DEFAULT":
+        return None
+    file = find_config(None, os.environ)
+    found: str | None = file.table(STACK).get(name) if file else None
+    return found
+
+
+ConfigOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE",
+        help="Configuration file, else SLACKWATER_CONFIG, ./slackwater.toml or the user's own; '' reads none.",
+        show_default=False,
+    ),
+]
+DataDirOption = Annotated[
+    Path,
+    typer.Option(
+        envvar="SLACKWATER_DATA_DIR",
+        file_okay=False,
+        callback=_configured_path,
+        help="Where the stack keeps its store and its logs.",
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+NatsOption = Annotated[
+    str | None,
+    typer.Option(
+        envvar="SLACKWATER_NATS",
+        callback=_configured_text,
+        help="The stack's bus; by default that of the configuration file, else of the data directory's stack.",
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BusOptions:
+    """Which stack a command asks over its bus."""
+
+    data_dir: DataDirOption = DEFAULT_DATA_DIR
+    nats: NatsOption = None
+
+    def bus(self, name: str) -> AbstractAsyncContextManager[Bus]:
+        """``name``: of who asks. Raises StackError where none answers."""
+        return stack_bus(name, self.data_dir, self.nats)
+
+
+def show(found: Found, as_json: bool, print_it: Callable[[Found], None]) -> None:
+    """What a command found, as JSON or as people read it."""
+    if as_json:
+        print(json_text(found))
+    else:
+        print_it(found)

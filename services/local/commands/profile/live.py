@@ -1,0 +1,92 @@
+"""``slackwater profile --live``: a search by test runs on a running stack."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+
+from rich.console import Console
+
+from loadgen.cli import is_shown, raise_file_limit
+from loadgen.client.openai_client import OpenAIClient
+from loadgen.replay import ReplayPlan
+from loadgen.stopping import run_until_signalled
+from services.local.commands.parameters import BusOptions
+from services.local.commands.profile.slo_profiles import ASKER
+from services.local.stack.readiness import ping_all
+from services.profiler.slo.live import LiveTrials, search_live
+from services.profiler.slo.options import SearchOptions
+from services.profiler.slo.progress import trial_progress_on
+from services.profiler.slo.search import SloSearch
+from services.profiler.slo.workload import workload_facts
+from shared.bus import Bus
+from shared.client_key import client_key
+from shared.errors import NotFoundOnBusError, StackError
+from shared.protocol import subjects
+from shared.protocol.latency_models import LatencyModelRecord
+from shared.protocol.messages import ExecutorInfo
+from shared.protocol.slo_profile import Knob, SloProfileRecord, slo_profile_key
+
+REQUEST_TIMEOUT_S = 600.0
+PING_S = 1.0
+OFFLINE_QUEUE = "offline-queue"
+
+
+async def profile_live(
+    stack: BusOptions, url: str, plan: ReplayPlan, searching: SearchOptions, console: Console
+) -> tuple[SloProfileRecord, signal.Signals | None]:
+    """What was found, and published with its budget; or what is known when a signal came, and which.
+
+    Raises StackError for a stack whose budget cannot be searched for, LoadgenError for a workload or a server that
+    cannot be used."""
+    search = SloSearch(searching.slos(), Knob.BUDGET_MS, searching.precision)
+    async with stack.bus(ASKER) as bus:
+        await _require_queue(bus)
+        info = await _executor(bus)
+        if not info.strategy.uses_latency_budget:
+            raise StackError(f"the stack runs preset {info.strategy.preset}, which has no latency budget")
+        raise_file_limit()
+        async with OpenAIClient(url, REQUEST_TIMEOUT_S, client_key(os.environ)) as client:
+            with trial_progress_on(console, is_shown(searching.progress)) as progress:
+                trials = LiveTrials(bus, client, plan, info, progress)
+                stopped_by = await run_until_signalled(search_live(search, trials))
+        return await _record(bus, search, plan, info, is_whole=stopped_by is None), stopped_by
+
+
+async def _record(
+    bus: Bus, search: SloSearch, plan: ReplayPlan, info: ExecutorInfo, is_whole: bool
+) -> SloProfileRecord:
+    """Published where the search came to its end."""
+    lengths = [(each.num_prompt_tokens, each.max_tokens) for each in plan.prompts if each.num_prompt_tokens is not None]
+    facts = workload_facts(plan.trace or "", plan.requests, plan.scaling.duration_s, plan.prompt_file or "", lengths)
+    revision = await _model_revision(bus, info.profile_key)
+    record = search.record(info.profile_key, facts, "live", time.time(), revision, why="asked")
+    if is_whole:
+        profiles = await bus.bucket(subjects.SLO_PROFILES_BUCKET, SloProfileRecord)
+        await profiles.put(slo_profile_key(info.profile_key, record.slos, record.knob), record)
+    return record
+
+
+async def _require_queue(bus: Bus) -> None:
+    if OFFLINE_QUEUE not in await ping_all(bus, PING_S):
+        raise StackError("no offline-queue answers: without one there is no offline work to find room for")
+
+
+async def _executor(bus: Bus) -> ExecutorInfo:
+    """One for all of its kind. Raises StackError for a stack with executors of several kinds, or none."""
+    entries = await (await bus.bucket(subjects.EXECUTORS_BUCKET, ExecutorInfo)).entries()
+    infos = {entry.value.profile_key: entry.value for entry in entries if entry.value is not None}
+    if len(infos) != 1:
+        kinds = ", ".join(sorted(infos)) or "none"
+        raise StackError(f"a search needs executors of one kind, with one budget; there are: {kinds}")
+    return next(iter(infos.values()))
+
+
+async def _model_revision(bus: Bus, profile_key: str) -> int:
+    """0 where none is published yet."""
+    models = await bus.bucket(subjects.LATENCY_MODELS_BUCKET, LatencyModelRecord)
+    with contextlib.suppress(NotFoundOnBusError):
+        return (await models.get(profile_key)).revision
+    return 0

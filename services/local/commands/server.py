@@ -1,0 +1,149 @@
+"""The server that a command of the CLI talks to: any that is OpenAI-compatible."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Annotated, Any, Self
+
+import httpx
+import typer
+
+from services.local.commands.parameters import DataDirOption
+from services.local.stack.data_dir import DataDir
+from services.local.stack.options import DEFAULT_DATA_DIR, StackOptions
+from shared.client_key import client_key
+from shared.errors import ApiError, StackError
+
+Json = dict[str, Any]
+
+CONNECT_TIMEOUT_S = 5.0
+LOCAL_HOSTS = ("127.0.0.1", "::1", "localhost")
+
+UrlOption = Annotated[
+    str | None,
+    typer.Option(envvar="SLACKWATER_URL", help="The server; by default the stack of the data directory."),
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerOptions:
+    """Which server a command talks to."""
+
+    url: UrlOption = None
+    data_dir: DataDirOption = DEFAULT_DATA_DIR
+
+    def client(self) -> ApiClient:
+        return ApiClient(server_url(self.url, self.data_dir))
+
+
+def server_url(url: str | None, data_dir: Path) -> str:
+    """The given URL, else that of the stack in the data directory, else the default address."""
+    if url is not None:
+        return url if "://" in url else f"http://{url}"
+    try:
+        return DataDir(data_dir).read_stack().http_url
+    except StackError:
+        return StackOptions().url
+
+
+class ApiClient:
+    """One server. Every method raises ApiError, with the server's own words where it gave some. An API key is read from
+    SLACKWATER_API_KEY, else from OPENAI_API_KEY."""
+
+    def __init__(self, url: str) -> None:
+        local = httpx.URL(url).host in LOCAL_HOSTS  # a proxy cannot reach those
+        timeout = httpx.Timeout(None, connect=CONNECT_TIMEOUT_S)
+        self._client = httpx.Client(
+            base_url=url.rstrip("/"), timeout=timeout, trust_env=not local, headers=_key_header()
+        )
+        self._url = url
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._client.close()
+
+    def get(self, path: str, **params: str | int | None) -> Json:
+        """A JSON object."""
+        given = {name: value for name, value in params.items() if value is not None}
+        with self._named_errors():
+            return _checked(self._client.get(path, params=given))
+
+    def post(self, path: str, body: Json | None = None) -> Json:
+        """Send and receive a JSON object."""
+        with self._named_errors():
+            return _checked(self._client.post(path, json=body))
+
+    def upload(self, file: Path, purpose: str) -> Json:
+        """Store a file on the server; its FileObject."""
+        with self._named_errors(), file.open("rb") as source:
+            fields = {"purpose": purpose}
+            return _checked(self._client.post("/v1/files", data=fields, files={"file": (file.name, source)}))
+
+    def download(self, file_id: str, to: Path) -> int:
+        """Write a stored file's bytes; their number."""
+        with self._named_errors(), self._client.stream("GET", f"/v1/files/{file_id}/content") as response:
+            _require_success(response)
+            with to.open("wb") as sink:
+                return sum(sink.write(chunk) for chunk in response.iter_bytes())
+
+    def stream(self, path: str, body: Json) -> Generator[Json, None, None]:
+        """The events of a streamed answer, without the closing ``[DONE]``. Closing the iterator aborts the request."""
+        with self._named_errors(), self._client.stream("POST", path, json={**body, "stream": True}) as response:
+            _require_success(response)
+            for line in response.iter_lines():
+                data = line.removeprefix("data:").strip() if line.startswith("data:") else ""
+                if data and data != "[DONE]":
+                    event: Json = json.loads(data)
+                    _require_no_error(event)
+                    yield event
+
+    @contextlib.contextmanager
+    def _named_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except httpx.ConnectError as error:
+            raise ApiError(
+                f"nothing answers at {self._url}; start a stack with slackwater up, or give --url"
+            ) from error
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise ApiError(f"{self._url}: {error or type(error).__name__}") from error
+        except json.JSONDecodeError as error:
+            raise ApiError(f"{self._url} does not speak JSON; is it an OpenAI-compatible server?") from error
+
+
+def _key_header() -> dict[str, str]:
+    key = client_key(os.environ)
+    return {"Authorization": f"Bearer {key}"} if key else {}
+
+
+def _checked(response: httpx.Response) -> Json:
+    _require_success(response)
+    answer: Json = response.json()
+    return answer
+
+
+def _require_success(response: httpx.Response) -> None:
+    if response.is_success:
+        return
+    response.read()
+    with contextlib.suppress(json.JSONDecodeError):
+        body = response.json()
+        if isinstance(body, dict):
+            _require_no_error(body)
+    raise ApiError(f"{response.request.method} {response.request.url} answered {response.status_code}")
+
+
+def _require_no_error(event: Json) -> None:
+    error = event.get("error")
+    if error:
+        raise ApiError(str(error.get("message", error)) if isinstance(error, dict) else str(error))

@@ -1,0 +1,108 @@
+"""What ``slackwater status`` prints."""
+
+from __future__ import annotations
+
+import time
+
+from rich.console import Console
+from rich.table import Table
+
+from services.local.commands.status.status import ProcessStatus, Status
+from shared.process.service import Details
+from shared.protocol.messages import Heartbeat
+from shared.protocol.slo_profile import SloVerdict
+from shared.protocol.slo_status import SloStatus
+
+
+def print_status(status: Status) -> None:
+    """Tables on stdout."""
+    console = Console(highlight=False, markup=False)
+    where = f"{status.url}  {status.model}  " if status.url else ""
+    console.print(f"{where}bus {status.nats}")
+    console.print(_process_table(status.processes))
+    for beat in status.executors:
+        console.print(_describe(beat))
+    for budget in status.budgets:
+        idle = f", {budget.idle_budget_ms:g} ms without online requests" if budget.idle_budget_ms else ""
+        line = f"budget     {budget.latency_budget_ms:g} ms a step{idle} ({budget.source})  {budget.profile_key}"
+        console.print(line, soft_wrap=True)
+    for slo in status.slos:
+        console.print(slo_text(slo, time.time()), soft_wrap=True)
+    console.print("queues")
+    console.print(_queue_table(status.queues))
+
+
+def _process_table(processes: list[ProcessStatus]) -> Table:
+    table = Table("process", "pid", "health", "restarts", box=None, header_style="bold")
+    for process in processes:
+        style = "" if process.health == "ok" else "red"
+        pid, restarts = process.pid or "", "" if process.restarts is None else process.restarts
+        table.add_row(process.name, str(pid), process.health, str(restarts), style=style)
+    return table
+
+
+def _describe(beat: Heartbeat) -> str:
+    info, counters = beat.info, beat.counters
+    return (
+        f"{info.executor_id}  {info.spec.engine} on {info.spec.device}{draining_text(beat)}\n"
+        f"  online   {beat.online_running} running, {beat.online_waiting} waiting, "
+        f"{counters.finished_online} finished, {counters.online_tokens} tokens\n"
+        f"  offline  {beat.offline_running} running, {beat.offline_waiting} waiting, "
+        f"{counters.finished_offline} finished, {counters.offline_tokens} tokens\n"
+        f"  steps    {counters.steps}: {counters.steps_planned} planned, {counters.steps_local} local, "
+        f"{counters.steps_idle} from idle\n"
+        f"  blocks   {beat.num_free_blocks} of {info.spec.num_blocks} free{_describe_sharing(beat)}"
+    )
+
+
+def draining_text(beat: Heartbeat) -> str:
+    """What stands behind an executor's name."""
+    return " (drained)" if beat.is_drained else " (drains)" if beat.draining else ""
+
+
+def _describe_sharing(beat: Heartbeat) -> str:
+    counters = beat.counters
+    if not beat.info.strategy.sharing.pauses:
+        return ""
+    return (
+        f", {counters.pauses} times an offline request was paused, {counters.checkpointed_slots} slots to the host, "
+        f"{counters.restored_slots} back"
+    )
+
+
+def _queue_table(queues: Details) -> Table:
+    table = Table(box=None, show_header=False, padding=(0, 2))
+    for name, value in queues.items():
+        table.add_row(name.replace("_", " "), str(value))
+    return table
+
+
+def slo_text(status: SloStatus, unix_s: float) -> str:
+    """A paragraph for one kind of executor."""
+    lines = [f"SLOs of {status.profile_key}: {status.state}{_age(status, unix_s)}"]
+    lines += [f"  {_measured(verdict)}" for verdict in status.measured]
+    lines += [f"  {status.note}"] if status.note else []
+    return "\n".join(lines)
+
+
+def _age(status: SloStatus, unix_s: float) -> str:
+    if status.profiled_at_s is None:
+        return ""
+    found = "no offline work" if status.profiled_ms is None else f"{status.profiled_ms:g} ms"
+    return f" {_ago(unix_s - status.profiled_at_s)} ago: {found} ({status.profiled_because})"
+
+
+def _ago(seconds: float) -> str:
+    for unit, length_s in (("h", 3600.0), ("min", 60.0)):
+        if seconds >= 2 * length_s:
+            return f"{seconds / length_s:.0f} {unit}"
+    return f"{max(0.0, seconds):.0f} s"
+
+
+def _measured(verdict: SloVerdict) -> str:
+    """The last minute: ``tbt_mean<=1.05x  24.1 of 25.3 ms  kept``."""
+    bound = "?" if verdict.bound_ms is None else f"{verdict.bound_ms:.4g}"
+    if verdict.value_ms is None:
+        return f"{verdict.expr:24} no online requests in the last minute (bound {bound} ms)"
+    kept = "" if verdict.bound_ms is None else "kept" if verdict.met else "BROKEN"
+    return f"{verdict.expr:24} {verdict.value_ms:.4g} of {bound} ms  {kept}".rstrip()

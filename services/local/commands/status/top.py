@@ -1,0 +1,65 @@
+"""``slackwater top``: a stack on a full screen, drawn anew each second."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from rich.console import Console, RenderableType
+from rich.live import Live
+
+from services.local.commands.parameters import BusOptions
+from services.local.commands.status.status import process_statuses, queue_figures, slo_statuses
+from services.local.commands.status.top_table import screen
+from services.local.stack.data_dir import StackFile
+from services.local.stack.readiness import PROFILER, ping_all
+from services.local.stack.stack_bus import bus_at, stack_on
+from shared.bus import Bus
+from shared.clock import Clock, SystemClock
+from shared.errors import BusError, StackError
+from shared.watch.follower import StackFollower
+from shared.watch.stack_watch import StackWatch
+
+REFRESH_S = 1.0
+ONCE_WIDTH = 160  # of a frame that goes to no terminal
+
+
+async def run_top(options: BusOptions, once: bool) -> None:
+    """Draw until interrupted or until the stack ends. Raises StackError where there is none."""
+    stack, url = stack_on(options.data_dir, options.nats)
+    watch, clock = StackWatch(), SystemClock()
+    async with bus_at(url, "top") as bus, StackFollower.following(bus, watch, clock) as follower:
+        await follower.wait_for_rates()
+        if once:
+            console = Console()
+            console.width = max(console.width, ONCE_WIDTH)
+            console.print(await frame(bus, stack, watch, clock))
+            return
+        with Live(console=Console(), screen=True, auto_refresh=False) as live:
+            while True:
+                stack, _ = stack_on(options.data_dir, options.nats)
+                live.update(await frame(bus, stack, watch, clock), refresh=True)
+                await asyncio.sleep(REFRESH_S)
+
+
+async def frame(bus: Bus, stack: StackFile | None, watch: StackWatch, clock: Clock) -> RenderableType:
+    """The screen as it is now. Raises StackError where there is no stack any more."""
+    try:
+        answers = await ping_all(bus)
+        slos = await slo_statuses(bus) if PROFILER in answers else []
+    except BusError as error:  # it is being started again
+        answers, slos, silent = {}, [], [f"the bus does not answer: {error}"]
+    else:
+        silent = []
+    if not answers and stack is None:
+        raise StackError("no service answers on this bus")
+    view = watch.view(clock.monotonic_s())
+    beats = [executor.beat for executor in view.executors]
+    unwell = [f"{each.name}: {each.health}" for each in process_statuses(answers, stack) if each.health != "ok"]
+    queues = queue_figures(beats, answers)
+    return screen(_head(stack), silent or unwell, view, queues, slos)
+
+
+def _head(stack: StackFile | None) -> str:
+    where = f"{stack.http_url}  {stack.model}" if stack else "slackwater"
+    return f"{where}  {time.strftime('%H:%M:%S')}"

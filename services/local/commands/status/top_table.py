@@ -1,0 +1,136 @@
+"""A moment of a stack as tables: the screen of ``slackwater top``, and the one line below ``slackwater up``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rich.console import Group, RenderableType
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from services.local.commands.status.status_table import draining_text
+from shared.latency.histogram import LatencyHistogram
+from shared.process.service import Details
+from shared.protocol.slo_profile import SloVerdict
+from shared.protocol.slo_status import SloStatus
+from shared.watch.online_latencies import OnlineLatencies
+from shared.watch.stack_watch import BatchView, ExecutorView, StackView
+
+BAR_WIDTH = 20
+MAX_BATCHES = 10
+QUEUES = ("pool_", "gateway_")
+UNKNOWN = "-"
+EXECUTOR_COLUMNS = (
+    *("executor", "engine", "online", "waiting", "offline", "waiting"),
+    *("step ms", "p99", "budget", "steps/s", "busy", "online tok/s", "offline tok/s", "KV used"),
+)
+
+
+def screen(head: str, unwell: Sequence[str], view: StackView, queues: Details, slos: Sequence[SloStatus]) -> Group:
+    """``unwell``: processes that are not well, in words."""
+    parts: list[RenderableType] = [Text(head, style="bold")]
+    parts += [Text(line, style="red") for line in unwell]
+    parts += [Text(), _executor_table(view.executors), Text(), _online_table(view, slos), Text(), _queue_line(queues)]
+    if view.batches:
+        parts += [Text(), _batch_table(view.batches)]
+    return Group(*parts)
+
+
+def essentials(view: StackView) -> str:
+    """What matters most, in one line."""
+    beats = [executor.beat for executor in view.executors]
+    online = sum(beat.online_running for beat in beats), sum(beat.online_waiting for beat in beats)
+    offline = sum(beat.offline_running for beat in beats), sum(beat.offline_waiting for beat in beats)
+    parts = [f"online {online[0]} running, {online[1]} waiting", f"offline {offline[0]} running, {offline[1]} waiting"]
+    parts += [f"{_total(executor.offline_tokens_per_s for executor in view.executors):,.0f} offline tokens/s"]
+    parts += [f"TTFT p99 {p99:,.0f} ms" for p99 in [view.online.ttft_ms.quantile_ms(0.99)] if p99 is not None]
+    parts += [f"TBT p99 {p99:,.0f} ms" for p99 in [view.online.tbt_ms.quantile_ms(0.99)] if p99 is not None]
+    if view.batches:
+        done = sum(batch.done for batch in view.batches)
+        total = sum(batch.record.request_counts.total for batch in view.batches)
+        parts += [f"batches {done:,} of {total:,} lines"]
+    return " | ".join(parts)
+
+
+def _executor_table(executors: Sequence[ExecutorView]) -> Table:
+    table = Table(box=None, header_style="bold")
+    for index, column in enumerate(EXECUTOR_COLUMNS):
+        table.add_column(column, justify="left" if index < 2 else "right", no_wrap=True)
+    for executor in executors:
+        beat, info = executor.beat, executor.beat.info
+        over = executor.budget_ms is not None and (executor.step_ms.mean_ms() or 0.0) > executor.budget_ms
+        table.add_row(
+            info.executor_id + draining_text(beat),
+            info.spec.engine,
+            *(str(each) for each in (beat.online_running, beat.online_waiting)),
+            *(str(each) for each in (beat.offline_running, beat.offline_waiting)),
+            Text(_figure(executor.step_ms.mean_ms(), ".1f"), style="red" if over else ""),
+            _figure(executor.step_ms.quantile_ms(0.99), ".1f"),
+            _figure(executor.budget_ms, ".1f"),
+            _figure(executor.steps_per_s, ".1f"),
+            _figure(executor.busy_share, ".0%"),
+            _figure(executor.online_tokens_per_s, ",.0f"),
+            _figure(executor.offline_tokens_per_s, ",.0f"),
+            f"{1 - beat.num_free_blocks / info.spec.num_blocks:.0%}",
+        )
+    return table
+
+
+def _online_table(view: StackView, slos: Sequence[SloStatus]) -> Table:
+    """TTFT and TBT of the last minute, and what was promised of them."""
+    table = Table("last minute", "samples", "mean ms", "p50", "p99", "to keep", box=None, header_style="bold")
+    verdicts = [verdict for status in slos for verdict in status.measured]
+    for name, histogram in _metrics(view.online).items():
+        figures = [histogram.mean_ms(), histogram.quantile_ms(0.5), histogram.quantile_ms(0.99)]
+        promised = [_verdict(verdict) for verdict in verdicts if verdict.expr.lower().startswith(name.lower())]
+        table.add_row(
+            name,
+            f"{histogram.num_samples:,}",
+            *(_figure(figure, ",.1f") for figure in figures),
+            Text(", ").join(promised),
+        )
+    return table
+
+
+def _metrics(online: OnlineLatencies) -> dict[str, LatencyHistogram]:
+    return {"TTFT": online.ttft_ms, "TBT": online.tbt_ms, "TPOT": online.tpot_ms}
+
+
+def _verdict(verdict: SloVerdict) -> Text:
+    if verdict.value_ms is None or verdict.bound_ms is None:
+        return Text(verdict.expr)
+    return Text(f"{verdict.expr} {'kept' if verdict.met else 'BROKEN'}", style="green" if verdict.met else "red")
+
+
+def _queue_line(queues: Details) -> Text:
+    """Of the offline pool and the gateway; what waits on executors stands in their table."""
+    figures = [f"{name.replace('_', ' ')} {value}" for name, value in queues.items() if name.startswith(QUEUES)]
+    return Text(", ".join(figures) or "neither offline-queue nor gateway answers")
+
+
+def _batch_table(batches: Sequence[BatchView]) -> Table:
+    table = Table("batch", "status", "", "done", "failed", "left", box=None, header_style="bold")
+    for batch in batches[:MAX_BATCHES]:
+        record, counts = batch.record, batch.record.request_counts
+        bar = ProgressBar(total=counts.total or None, completed=batch.done, width=BAR_WIDTH, pulse=False)
+        left = UNKNOWN if batch.left_s is None else duration(batch.left_s)
+        table.add_row(record.id, record.status, bar, f"{batch.done:,} of {counts.total:,}", f"{counts.failed:,}", left)
+    if len(batches) > MAX_BATCHES:
+        table.add_row(f"and {len(batches) - MAX_BATCHES} more")
+    return table
+
+
+def duration(seconds: float) -> str:
+    """``1:02:03``; ``4:05`` below an hour."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def _figure(value: float | None, form: str) -> str:
+    return UNKNOWN if value is None else format(value, form)
+
+
+def _total(rates: Iterable[float | None]) -> float:
+    return sum(rate for rate in rates if rate is not None)

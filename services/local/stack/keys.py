@@ -1,0 +1,108 @@
+"""API keys of a stack, made and revoked over its bus, or in its store while it does not run."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from services.local.stack.data_dir import DataDir
+from services.local.stack.nats_server import nats_command
+from services.local.stack.port import free_port
+from services.local.stack.processes.process import Process
+from services.local.stack.stack_bus import bus_at
+from shared.bus import Bucket
+from shared.errors import ConflictError, NotFoundOnBusError, StackError
+from shared.openai.ids import is_well_formed
+from shared.protocol import subjects
+from shared.protocol.api_keys import ApiKeyRecord, hash_api_key, key_hint, new_api_key
+
+CONNECT_S = 5.0  # a server of its own has just started
+NATS_STOP_S = 10.0
+
+
+class Keys:
+    """The buckets of keys and of revoked ones. Make it with ``open_keys``."""
+
+    def __init__(self, records: Bucket[ApiKeyRecord], revoked: Bucket[ApiKeyRecord]) -> None:
+        self._records = records
+        self._revoked = revoked
+
+    async def create(
+        self, name: str, weight: float, requests_per_minute: int | None, tokens_per_minute: int | None
+    ) -> str:
+        """The key; it is kept nowhere. Raises StackError for a name that is taken or cannot be one."""
+        if not is_well_formed(name):
+            raise StackError(f"a key's name has 1 to 64 of A-Z, a-z, 0-9, _ and -; {name!r} is none")
+        key = new_api_key()
+        record = ApiKeyRecord(
+            name=name,
+            key_hash=hash_api_key(key),
+            hint=key_hint(key),
+            created_at=int(time.time()),
+            weight=weight,
+            requests_per_minute=requests_per_minute,
+            tokens_per_minute=tokens_per_minute,
+        )
+        try:
+            await self._records.create(name, record)
+        except ConflictError as error:
+            raise StackError(f"there is a key {name!r} already; revoke it first, or choose another name") from error
+        return key
+
+    async def all(self) -> list[ApiKeyRecord]:
+        """In the order of their names."""
+        records = [entry.value for entry in await self._records.entries() if entry.value is not None]
+        return sorted(records, key=lambda record: record.name)
+
+    async def is_revoked(self, key_hash: str) -> bool:
+        """Whether a key with this hash was there, and is refused."""
+        try:
+            await self._revoked.get(key_hash)
+        except NotFoundOnBusError:
+            return False
+        return True
+
+    async def revoke(self, name: str) -> None:
+        """Gateways refuse it within moments and for good, whoever names it. Raises StackError for an unknown name."""
+        try:
+            if not is_well_formed(name):
+                raise NotFoundOnBusError(name)
+            record = (await self._records.get(name)).value
+        except NotFoundOnBusError as error:
+            raise StackError(f"there is no key {name!r}; slackwater key list shows those that there are") from error
+        assert record is not None
+        await self._revoked.put(record.key_hash, record)
+        await self._records.delete(name)
+
+
+@contextlib.asynccontextmanager
+async def open_keys(data_dir: Path, nats: str | None) -> AsyncIterator[Keys]:
+    """On the given bus, else that of the stack in the data directory; where none runs there, its bus is started for as
+    long as this lasts, since a stack may need a key before it can start. Raises StackError and BusError."""
+    async with contextlib.AsyncExitStack() as stack:
+        url = nats or _running(data_dir)
+        if url is None:
+            url = await stack.enter_async_context(_own_bus(DataDir(data_dir)))
+        bus = await stack.enter_async_context(bus_at(url, "keys", CONNECT_S))
+        records = await bus.bucket(subjects.API_KEYS_BUCKET, ApiKeyRecord)
+        yield Keys(records, await bus.bucket(subjects.REVOKED_API_KEYS_BUCKET, ApiKeyRecord))
+
+
+def _running(data_dir: Path) -> str | None:
+    try:
+        return DataDir(data_dir).read_stack().nats_url
+    except StackError:
+        return None
+
+
+@contextlib.asynccontextmanager
+async def _own_bus(data_dir: DataDir) -> AsyncIterator[str]:
+    with data_dir.locked():
+        port = free_port()
+        process = await Process.start(nats_command(data_dir, port))
+        try:
+            yield f"nats://127.0.0.1:{port}"
+        finally:
+            await process.terminate(NATS_STOP_S)

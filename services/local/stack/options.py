@@ -1,0 +1,105 @@
+"""What `slackwater up` was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from loadgen.errors import SloError
+from loadgen.report.slo import Slo, parse_slos
+from services.executor.prepare_model import BUNDLED_MODELS, DEFAULT_MODEL
+from services.executor.settings import ExecutorSettings
+from services.gateway.settings import GatewaySettings
+from services.profiler.settings import ProfilerSettings
+from shared.scheduling.strategy import Strategy
+from shared.settings.setting import default_of
+
+DEFAULT_DATA_DIR = Path(".slackwater")
+WILDCARD_HOSTS = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
+
+
+class StackOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """One stack on this machine: what it alone has, and what its services take over from it. ``config_file`` is read
+    by the services as well. Raises ValueError for options that exclude each other."""
+
+    model: Annotated[str, Meta(description="a known model, a local folder or a Hugging Face hub id")] = DEFAULT_MODEL
+    engine: Annotated[str, ExecutorSettings] = default_of(ExecutorSettings, "engine")
+    host: Annotated[str, GatewaySettings] = default_of(GatewaySettings, "host")
+    port: Annotated[int, GatewaySettings] = default_of(GatewaySettings, "port")
+    executors: Annotated[int, Meta(ge=1, le=64, description="model replicas, a process each")] = 1
+    threads: Annotated[int, ExecutorSettings] = default_of(ExecutorSettings, "threads")
+    kv_blocks: Annotated[int, ExecutorSettings] = default_of(ExecutorSettings, "kv_blocks")
+    vllm_attention: Annotated[str, ExecutorSettings] = default_of(ExecutorSettings, "vllm_attention")
+    sim_model: Annotated[str, ExecutorSettings] = default_of(ExecutorSettings, "sim_model")
+    sim_device: Annotated[str, ExecutorSettings] = default_of(ExecutorSettings, "sim_device")
+    target_tbt_ms: Annotated[float, ProfilerSettings] = default_of(ProfilerSettings, "target_tbt_ms")
+    slo: Annotated[str, ProfilerSettings] = default_of(ProfilerSettings, "slo")
+    data_dir: Annotated[Path, Meta(description="where the stack keeps its store and its logs")] = DEFAULT_DATA_DIR
+    nats: Annotated[str, Meta(description="URL of an existing NATS server with JetStream; empty starts one")] = ""
+    log_level: Annotated[str, GatewaySettings] = default_of(GatewaySettings, "log_level")
+    strategy: Strategy = Strategy()
+    config_file: Path | None = None
+
+    def __post_init__(self) -> None:
+        has_target_tbt = self.target_tbt_ms != default_of(ProfilerSettings, "target_tbt_ms")
+        if sum(bool(target) for target in (self.strategy.budget_ms, has_target_tbt, self.slo)) > 1:
+            raise ValueError("give one of --budget-ms, --target-tbt-ms and --slo, not two")
+        strategy = self.strategy
+        if self.slo and not (strategy.uses_latency_budget or strategy.uses_deadlines):
+            raise ValueError(f"preset {strategy.preset} has no latency budget to keep an SLO with: leave --slo out")
+        strategy.make_offline_rate()
+        if self.slo:
+            self._check_slos()
+
+    def slos(self) -> list[Slo]:
+        return parse_slos(self.slo)
+
+    @property
+    def budget_slo(self) -> str:
+        """What the profiler is to keep by a latency budget; empty where deadlines do."""
+        return self.slo if self.strategy.uses_latency_budget else ""
+
+    def kept_strategy(self) -> Strategy:
+        """The strategy, its deadlines those of the SLOs where it goes by deadlines."""
+        if not self.strategy.uses_deadlines:
+            return self.strategy
+        ttft_ms, tpot_ms = deadlines_of(self.slos())
+        bounds = {"ttft_slo_ms": ttft_ms, "tpot_slo_ms": tpot_ms}
+        return msgspec.structs.replace(self.strategy, **{name: ms for name, ms in bounds.items() if ms is not None})
+
+    @property
+    def model_name(self) -> str:
+        """What clients call the model: a folder's own name, otherwise the model as it was given."""
+        folder = Path(self.model).expanduser()
+        is_folder = self.model not in BUNDLED_MODELS and folder.is_dir()
+        return folder.resolve().name if is_folder else self.model
+
+    @property
+    def url(self) -> str:
+        """Where clients on this machine reach the gateway."""
+        host = WILDCARD_HOSTS.get(self.host, self.host)
+        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+
+    def _check_slos(self) -> None:
+        try:
+            slos = self.slos()
+        except SloError as error:
+            raise ValueError(str(error)) from error
+        if self.strategy.uses_deadlines:
+            deadlines_of(slos)
+
+
+def deadlines_of(slos: Sequence[Slo]) -> tuple[float | None, float | None]:
+    """Milliseconds to a first token and to a later one: the tightest bounds on TTFT, and on TPOT and TBT. None where
+    there is none. Raises ValueError for an SLO that is no deadline of a token."""
+    ttft_ms: list[float] = []
+    tpot_ms: list[float] = []
+    for slo in slos:
+        if slo.relative or slo.metric == "normalized_latency_ms":
+            raise ValueError(f"{slo.expr}: deadlines need bounds in ms on ttft, tpot or tbt")
+        (ttft_ms if slo.metric == "ttft_ms" else tpot_ms).append(slo.limit)
+    return min(ttft_ms, default=None), min(tpot_ms, default=None)

@@ -1,0 +1,125 @@
+"""Keeps one service running: starts it, starts it again when it ends by itself, ends it when told to."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from typing import Protocol
+
+from services.local.stack.processes.process import Command, Process
+
+GRACE_S = 10.0
+FIRST_DELAY_S = 0.2
+MAX_DELAY_S = 10.0
+HEALTHY_AFTER_S = 30.0
+
+
+class Watcher(Protocol):
+    """Who wants to know. Called from the event loop."""
+
+    def on_started(self, keeper: Keeper) -> None: ...
+
+    def on_crashed(self, keeper: Keeper, status: int, delay_s: float) -> None:
+        """The service ended by itself and starts again after the delay."""
+
+
+class Keeper:
+    """One service. ``keep`` runs for as long as the service is wanted; ``stop`` ends it and returns when it is gone."""
+
+    def __init__(
+        self, command: Command, watcher: Watcher, backoff: Backoff | None = None, grace_s: float = GRACE_S
+    ) -> None:
+        self.command = command
+        self.starts = 0
+        self._watcher = watcher
+        self._backoff = backoff or Backoff()
+        self._grace_s = grace_s
+        self._process: Process | None = None
+        self._retired = asyncio.Event()
+        self._stopping = asyncio.Event()
+        self._gone = asyncio.Event()
+
+    @property
+    def name(self) -> str:
+        return self.command.name
+
+    @property
+    def pid(self) -> int | None:
+        """None while it is not running."""
+        return self._process.pid if self._process else None
+
+    @property
+    def failures(self) -> int:
+        """Crashes in a row; a long run clears them."""
+        return self._backoff.failures
+
+    async def keep(self) -> None:
+        """Raises OSError where the program cannot be run."""
+        try:
+            while not self._retired.is_set():
+                started_s = time.monotonic()
+                status = await self._run_once()
+                if self._retired.is_set():
+                    return
+                delay_s = self._backoff.next_delay_s(time.monotonic() - started_s)
+                self._watcher.on_crashed(self, status, delay_s)
+                await self._retirement(within_s=delay_s)
+        finally:
+            self._gone.set()
+
+    def retire(self) -> None:
+        """Let the service run, but do not start it again."""
+        self._retired.set()
+
+    async def stop(self) -> None:
+        """SIGTERM, a bounded wait, SIGKILL; returns when the process is gone. ``keep`` must be running."""
+        self.retire()
+        self._stopping.set()
+        await self._gone.wait()
+
+    def kill(self) -> None:
+        """SIGKILL now. Without ``stop`` this is a crash like any other."""
+        if self._process:
+            self._process.kill()
+
+    async def _run_once(self) -> int:
+        """Start the service and wait for its end, or end it when a stop is requested; the exit status."""
+        process = self._process = await Process.start(self.command)
+        self.starts += 1
+        self._watcher.on_started(self)
+        ended = asyncio.ensure_future(process.wait())
+        stopped = asyncio.ensure_future(self._stopping.wait())
+        try:
+            await asyncio.wait((ended, stopped), return_when=asyncio.FIRST_COMPLETED)
+            return await ended if ended.done() else await process.terminate(self._grace_s)
+        finally:
+            process.kill()
+            ended.cancel()
+            stopped.cancel()
+            self._process = None
+
+    async def _retirement(self, within_s: float) -> None:
+        """Return when the service is retired, or after the time."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                await self._retired.wait()
+
+
+class Backoff:
+    """Delays that double with each failure, and begin anew after a run that was long enough to count as healthy."""
+
+    def __init__(
+        self, first_s: float = FIRST_DELAY_S, max_s: float = MAX_DELAY_S, healthy_after_s: float = HEALTHY_AFTER_S
+    ) -> None:
+        self._first_s = first_s
+        self._max_s = max_s
+        self._healthy_after_s = healthy_after_s
+        self.failures = 0  # in a row
+
+    def next_delay_s(self, uptime_s: float) -> float:
+        """Count one failure after ``uptime_s`` of running; the delay before the next start."""
+        if uptime_s >= self._healthy_after_s:
+            self.failures = 0
+        self.failures += 1
+        return min(self._max_s, self._first_s * 2.0 ** min(self.failures - 1, 32))

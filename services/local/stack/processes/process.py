@@ -1,0 +1,93 @@
+"""One child process: in a session of its own, tied to this process's life, its output in a log file."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from services.local.stack.processes import tether
+from services.local.stack.processes.log_file import open_log
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What to run. ``log`` gets stderr, and stdout too unless that is captured. ``environ``: added to this process's
+    own."""
+
+    name: str
+    argv: tuple[str, ...]
+    log: Path
+    environ: Mapping[str, str] = field(default_factory=dict)
+
+
+class Process:
+    """A started command. The terminal's Ctrl-C does not reach it; SIGKILL of this process does, on Linux."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+        self._ended = False
+
+    @classmethod
+    async def start(cls, command: Command, *, capture_stdout: bool = False) -> Process:
+        """Raises OSError where the program cannot be run."""
+        with open_log(command.log) as log:
+            process = await asyncio.create_subprocess_exec(
+                *_tethered(command.argv),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE if capture_stdout else log,
+                stderr=log,
+                start_new_session=True,
+                env={**os.environ, **command.environ},
+            )
+        return cls(process)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def wait(self) -> int:
+        """The exit status, -N for signal N. Whatever the process left running is killed."""
+        status = await self._process.wait()
+        self.kill()
+        self._ended = True
+        return status
+
+    async def output(self) -> str:
+        """Wait for the end; what was written to the captured stdout."""
+        stdout, _ = await self._process.communicate()
+        await self.wait()
+        return stdout.decode(errors="replace")
+
+    async def terminate(self, grace_s: float) -> int:
+        """SIGTERM; after ``grace_s`` SIGKILL. The exit status."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.terminate()
+        try:
+            return await asyncio.wait_for(self.wait(), grace_s)
+        except TimeoutError:
+            self.kill()
+            return await self.wait()
+
+    def kill(self) -> None:
+        """SIGKILL to the process and all that it started; nothing where they have ended."""
+        if self._ended:  # the number may be another group's by now
+            return
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+
+def describe_exit(status: int) -> str:
+    """ "exit status 3", "signal SIGKILL"."""
+    return f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
+
+
+def _tethered(argv: tuple[str, ...]) -> tuple[str, ...]:
+    if not sys.platform.startswith("linux"):
+        return argv
+    return (sys.executable, "-I", "-S", str(Path(tether.__file__)), str(os.getpid()), *argv)

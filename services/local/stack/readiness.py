@@ -1,0 +1,77 @@
+"""When a stack is ready: the gateway says so, every service answers, and the latency profile is there."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import httpx
+
+from services.local.stack.progress import Progress
+from shared.bus import Bus
+from shared.errors import BusError
+from shared.process.service import Details
+from shared.protocol import subjects
+from shared.protocol.messages import ServiceStatus
+
+Step = tuple[str, str]  # an activity, and how far it is
+
+PING_WAIT_S = 0.25
+PROFILER = "profiler"
+PROFILE_DONE = "done"
+PROFILE_LACKING = {  # states in which the stack serves without one, and why there is none
+    "deferred": "the step latencies are not measured yet: the executors have work; it is done when they are idle",
+    "failed": "the step latencies cannot be measured here; the latency model is learned from the executors' own steps",
+}
+
+
+async def ping_all(bus: Bus, wait_s: float = PING_WAIT_S) -> dict[str, ServiceStatus]:
+    """Every service on the bus that answers within ``wait_s``, by name."""
+    answers = await bus.gather(subjects.PING, {}, ServiceStatus, wait_s)
+    return {answer.name: answer for answer in answers}
+
+
+async def wait_ready(bus: Bus, url: str, names: Collection[str], progress: Progress) -> None:
+    """Return once the stack serves; asks again and again, telling ``progress`` what is missing."""
+    async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=5.0) as client:
+        while True:
+            statuses = await _answers(bus)
+            gateway_ready = await _gateway_ready(client)
+            missing = _missing(statuses, names, gateway_ready)
+            if missing is None:
+                break
+            progress.step(*missing)
+    lacking = PROFILE_LACKING.get(str(statuses[PROFILER].details.get("profile_state")))
+    if lacking:
+        progress.note(lacking)
+
+
+async def _answers(bus: Bus) -> dict[str, ServiceStatus]:
+    try:
+        return await ping_all(bus)
+    except BusError:  # the server is being started again
+        await bus.wait_reconnected(bus.reconnects, PING_WAIT_S)
+        return {}
+
+
+async def _gateway_ready(client: httpx.AsyncClient) -> bool:
+    try:
+        return (await client.get("/ready")).status_code == httpx.codes.OK
+    except httpx.HTTPError:
+        return False
+
+
+def _missing(statuses: dict[str, ServiceStatus], names: Collection[str], gateway_ready: bool) -> Step | None:
+    """What is not there yet; None where nothing is missing."""
+    silent = [name for name in names if name not in statuses]
+    if silent:
+        return f"starting {', '.join(silent)}", ""
+    details = statuses[PROFILER].details
+    if details.get("profile_state") not in (PROFILE_DONE, *PROFILE_LACKING):
+        return _profiling(details)
+    return None if gateway_ready else ("waiting for the gateway", "")
+
+
+def _profiling(details: Details) -> Step:
+    done, total = details.get("shapes_measured"), details.get("shapes_total")
+    how_far = f"{done} of {total} batch shapes" if total else ""
+    return "measuring step latencies on this machine (once per model and device)", how_far

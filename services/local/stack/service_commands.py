@@ -1,0 +1,57 @@
+"""The command lines of a stack's services."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from services.local.stack.catalogue import SERVICES, STRATEGY
+from services.local.stack.data_dir import DataDir
+from services.local.stack.gpu_pinning import DeviceShare
+from services.local.stack.options import StackOptions
+from services.local.stack.processes.process import Command
+from shared.scheduling.strategy import flat
+
+
+def prepare_command(options: StackOptions, data_dir: DataDir) -> Command:
+    """Makes the model's folder, and prints it as the last line of its stdout."""
+    argv = _python("services.executor.prepare_model", {"model": options.model})
+    return Command("prepare-model", argv, data_dir.log("prepare-model"))
+
+
+def service_commands(
+    options: StackOptions, data_dir: DataDir, nats_url: str, model_path: Path, shares: Sequence[DeviceShare]
+) -> list[Command]:
+    """In the order in which they start; the gateway, which is where requests come in, is last. ``shares``: of the
+    executors, one by one. A service gets those of the stack's options that it has a setting for."""
+    strategy: dict[str, Any] = flat(options.kept_strategy())
+    known = {name: value for name, value in msgspec.structs.asdict(options).items() if name != STRATEGY} | {
+        "nats": nats_url,
+        "model_path": str(model_path),
+        "model_name": options.model_name,
+        "slo": options.budget_slo,
+    }
+
+    def command(name: str, service: str, share: DeviceShare | None = None, **own: Any) -> Command:
+        fields = SERVICES[service].__struct_fields__
+        settings = strategy if STRATEGY in fields else {}
+        settings = {field: known[field] for field in fields if field in known} | settings
+        config = str(options.config_file or "")  # empty: none, whatever is where the service starts
+        argv = _python(f"services.{service.replace('-', '_')}", {"config": config, **settings, **own})
+        return Command(name, argv, data_dir.log(name), share.environ if share else {})
+
+    executors = [
+        command(name := f"executor-{index}", "executor", share, executor_id=name, threads=share.threads)
+        for index, share in enumerate(shares)
+    ]
+    first = [command(name, name) for name in ("predictor", "profiler", "offline-queue")]
+    return [*first, *executors, command("gateway", "gateway")]
+
+
+def _python(module: str, settings: dict[str, Any]) -> tuple[str, ...]:
+    flags = ((f"--{name.replace('_', '-')}", str(value)) for name, value in settings.items() if value is not None)
+    return (sys.executable, "-m", module, *(word for pair in flags for word in pair))

@@ -1,0 +1,208 @@
+"""`slackwater up`: a whole stack on one machine, kept running until a signal, then drained.
+
+In order: the bus, the model's folder, the services. A service that ends by itself is started again. On the first
+SIGINT or SIGTERM everything is drained in the reverse direction of the work, on the second it is killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from services.local.stack.data_dir import DataDir, ProcessEntry, StackFile
+from services.local.stack.gpu_pinning import device_shares
+from services.local.stack.nats_server import nats_command
+from services.local.stack.options import StackOptions
+from services.local.stack.port import free_port, require_free
+from services.local.stack.processes import log_file
+from services.local.stack.processes.keeper import Keeper
+from services.local.stack.processes.process import Command, Process, describe_exit
+from services.local.stack.progress import Progress
+from services.local.stack.readiness import wait_ready
+from services.local.stack.service_commands import prepare_command, service_commands
+from shared.bus import Bus
+from shared.errors import SlackwaterError, StackError
+
+MAX_FAILURES_BEFORE_READY = 3  # of one service, in a row
+SAME_SIGNAL_S = 0.5  # timeout(1) and some shells deliver one request to the process and again to its group
+KILLED_STATUS = 130  # as a shell reports an interrupted command
+WatchServing = Callable[[str, Progress], Coroutine[Any, Any, None]]  # by the URL of the bus
+
+DRAIN_ORDER = ("gateway", "executor", "offline-queue", "profiler", "predictor", "nats-server")
+
+
+class Supervisor:
+    """One stack. ``run`` is its whole life."""
+
+    def __init__(
+        self, options: StackOptions, progress: Progress, announce: Callable[[str], None], watch: WatchServing
+    ) -> None:
+        """``announce`` gets the ready line. ``watch`` tells a progress that can be redrawn what the stack does, from
+        then on and until it ends."""
+        self._options = options
+        self._progress = progress
+        self._announce = announce
+        self._watch = watch
+        self._data_dir = DataDir(options.data_dir)
+        self._keepers: list[Keeper] = []
+        self._keeping = asyncio.TaskGroup()
+        self._ending = asyncio.Event()
+        self._showing: asyncio.Task[None] | None = None
+        self._failure: Exception | None = None
+        self._ready = False
+        self._signalled_s: float | None = None
+        self._killed = False
+        self._nats_url = options.nats
+
+    async def run(self) -> int:
+        """Until a signal; the exit status. Raises StackError where the stack cannot start."""
+        require_free(self._options.host, self._options.port)
+        with self._data_dir.locked(), self._signal_handlers():
+            try:
+                async with self._keeping:
+                    starting = self._keeping.create_task(self._start_or_fail())
+                    await self._ending.wait()
+                    starting.cancel()
+                    await asyncio.wait((starting,))
+                    await self._drain()
+            finally:
+                self._progress.close()
+                self._data_dir.remove_stack()
+        if self._failure is not None:
+            raise self._failure
+        return KILLED_STATUS if self._killed else 0
+
+    def on_started(self, keeper: Keeper) -> None:
+        """A Keeper's word."""
+        self._write_stack()
+        if keeper.starts > 1:
+            self._progress.note(f"{keeper.name} started again (pid {keeper.pid})")
+
+    def on_crashed(self, keeper: Keeper, status: int, delay_s: float) -> None:
+        """A Keeper's word. A service that cannot even start ends the whole stack."""
+        self._write_stack()
+        ended = f"{keeper.name} ended by itself ({describe_exit(status)})"
+        if not self._ready and keeper.failures >= MAX_FAILURES_BEFORE_READY:
+            self._fail(StackError(f"{ended}, {keeper.failures} times in a row\n{_quote(keeper.command)}"))
+            return
+        self._progress.note(f"{ended}; starting it again in {delay_s:.1f} s (log: {keeper.command.log})")
+
+    async def _start_or_fail(self) -> None:
+        try:
+            await self._start()
+        except (SlackwaterError, OSError) as error:
+            self._fail(error)
+
+    async def _start(self) -> None:
+        if not self._nats_url:
+            port = free_port()
+            self._nats_url = f"nats://127.0.0.1:{port}"
+            self._progress.step("starting the bus")
+            self._keep([nats_command(self._data_dir, port)])
+        bus = await Bus.connect(self._nats_url, "supervisor")
+        try:
+            model_path = await self._prepare_model()
+            shares = await asyncio.to_thread(device_shares, self._options, os.environ)
+            commands = service_commands(self._options, self._data_dir, self._nats_url, model_path, shares)
+            self._keep(commands)
+            await wait_ready(bus, self._options.url, [command.name for command in commands], self._progress)
+        finally:
+            await bus.close()
+        self._ready = True
+        self._write_stack()
+        self._progress.close()
+        self._announce(f"ready {self._options.url} model {self._options.model_name}")
+        if self._progress.redraws:
+            self._showing = self._keeping.create_task(self._watch(self._nats_url, self._progress))
+
+    async def _prepare_model(self) -> Path:
+        """The model's folder. Raises StackError with the end of the log."""
+        self._progress.step(f"preparing the model {self._options.model} (about a minute the first time)")
+        command = prepare_command(self._options, self._data_dir)
+        process = await Process.start(command, capture_stdout=True)
+        try:
+            lines = (await process.output()).split("\n")
+            status = await process.wait()
+        finally:
+            process.kill()
+        folder = next((line.strip() for line in reversed(lines) if line.strip()), "")
+        if status != 0 or not folder:
+            raise StackError(f"the model {self._options.model} cannot be used\n{_quote(command)}")
+        return Path(folder)
+
+    def _keep(self, commands: Sequence[Command]) -> None:
+        keepers = [Keeper(command, self) for command in commands]
+        self._keepers += keepers
+        for keeper in keepers:
+            self._keeping.create_task(self._keep_or_fail(keeper), name=keeper.name)
+
+    async def _keep_or_fail(self, keeper: Keeper) -> None:
+        try:
+            await keeper.keep()
+        except OSError as error:
+            self._fail(StackError(f"{keeper.name} cannot be started: {error}"))
+
+    def _fail(self, failure: Exception) -> None:
+        """The first failure decides; then the stack ends."""
+        self._failure = self._failure or failure
+        self._ending.set()
+
+    async def _drain(self) -> None:
+        """End the services, each only when those that send it work are gone."""
+        if self._showing is not None:
+            self._showing.cancel()
+            await asyncio.wait((self._showing,))
+        self._progress.step("stopping")
+        for keeper in self._keepers:
+            keeper.retire()
+        for prefix in DRAIN_ORDER:
+            await asyncio.gather(*(keeper.stop() for keeper in self._keepers if keeper.name.startswith(prefix)))
+
+    def _write_stack(self) -> None:
+        processes = {keeper.name: ProcessEntry(keeper.pid, keeper.starts) for keeper in self._keepers}
+        options = self._options
+        self._data_dir.write_stack(
+            StackFile(
+                supervisor_pid=os.getpid(),
+                nats_url=self._nats_url,
+                http_url=options.url,
+                model=options.model_name,
+                engine=options.engine,
+                ready=self._ready,
+                processes=processes,
+            )
+        )
+
+    @contextlib.contextmanager
+    def _signal_handlers(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        signals = [signal.SIGINT, signal.SIGTERM]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup wants it ignored
+            signals.append(signal.SIGHUP)
+        for signum in signals:
+            loop.add_signal_handler(signum, self._on_signal)
+        try:
+            yield
+        finally:
+            for signum in signals:
+                loop.remove_signal_handler(signum)
+
+    def _on_signal(self) -> None:
+        now_s = asyncio.get_running_loop().time()
+        if self._signalled_s is None:
+            self._signalled_s = now_s
+            self._ending.set()
+        elif now_s - self._signalled_s > SAME_SIGNAL_S:
+            self._killed = True
+            self._progress.note("killing what is left")
+            for keeper in self._keepers:
+                keeper.kill()
+
+
+def _quote(command: Command) -> str:
+    return f"the end of {command.log}:\n{log_file.tail(command.log)}"

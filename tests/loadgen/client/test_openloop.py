@@ -1,0 +1,134 @@
+"""Open-loop sending against a real HTTP server: due times, stalls, failures."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from loadgen.client.abilities import RequestMaker, probe
+from loadgen.client.openai_client import OpenAIClient
+from loadgen.client.openloop import OpenLoop
+from loadgen.errors import ServerError
+from loadgen.report.metrics import LatencySamples
+from loadgen.workload.traces import TraceRequest
+from tests.loadgen.openai_server import OpenAIServer
+
+REQUESTS = [TraceRequest(index * 0.05, 20, 3) for index in range(20)]  # over one second
+
+
+async def make(server: OpenAIServer, client: OpenAIClient) -> RequestMaker:
+    return await probe(client, "tiny", None, None, "salt")
+
+
+async def test_requests_leave_at_their_times(server: OpenAIServer) -> None:
+    async with OpenAIClient(server.url, 10) as client:
+        loop = OpenLoop(client, await make(server, client), REQUESTS)
+        start_s = time.perf_counter() + 0.1
+        await loop.run(start_s)
+    assert [record.due_s for record in loop.records] == [start_s + request.arrival_s for request in REQUESTS]
+    for record in loop.records:
+        assert record.sent_s is not None
+        assert record.sent_s >= record.due_s
+        assert record.ok
+        assert (record.prompt_tokens, record.output_tokens) == (20, 3)
+        assert record.due_s <= record.sent_s < record.token_times_s[0] <= record.token_times_s[-1]
+    assert (loop.num_finished, loop.num_failed) == (20, 0)
+
+
+async def test_a_stalled_server_delays_no_send_and_hides_no_wait(server: OpenAIServer) -> None:
+    """The server answers nobody until all requests have come: a closed loop would never send the second one."""
+    async with OpenAIClient(server.url, 10) as client:
+        maker = await make(server, client)
+        num_probes = len(server.bodies)
+        server.gate.clear()
+        loop = OpenLoop(client, maker, REQUESTS)
+        start_s = time.perf_counter()
+        running = asyncio.create_task(loop.run(start_s))
+        await server.until(lambda: server.num_active == len(REQUESTS))
+        opened_s = time.perf_counter()
+        server.gate.set()
+        await running
+    assert server.max_active == len(REQUESTS)
+    arrived_s = server.arrived_s[num_probes:]
+    assert max(arrived_s) <= opened_s
+    ttfts_ms = LatencySamples.of(loop.records).ttft_ms
+    for request, ttft_ms in zip(REQUESTS, ttfts_ms, strict=True):
+        stalled_ms = (opened_s - start_s - request.arrival_s) * 1000
+        assert ttft_ms >= stalled_ms, "the wait from the due time to the stall's end belongs to the latency"
+    assert ttfts_ms[0] > ttfts_ms[-1]
+
+
+async def test_latency_counts_from_the_due_time_when_sends_are_late(server: OpenAIServer) -> None:
+    """A run whose due times are past sends at once, and the lag is part of the latency."""
+    async with OpenAIClient(server.url, 10) as client:
+        loop = OpenLoop(client, await make(server, client), REQUESTS[:3])
+        await loop.run(time.perf_counter() - 5)
+    assert all(ttft_ms > 4_800 for ttft_ms in LatencySamples.of(loop.records).ttft_ms)
+    assert all(record.sent_s is not None and record.sent_s - record.due_s > 4.8 for record in loop.records)
+
+
+async def test_refusals_are_errors_with_the_server_s_words(server: OpenAIServer) -> None:
+    async with OpenAIClient(server.url, 10) as client:
+        maker = await make(server, client)
+        server.fail_with = 503
+        loop = OpenLoop(client, maker, REQUESTS[:2])
+        await loop.run(time.perf_counter())
+    assert [record.error for record in loop.records] == ["503: out of order"] * 2
+    assert loop.num_failed == 2
+
+
+async def test_a_request_fails_after_its_timeout(server: OpenAIServer) -> None:
+    async with OpenAIClient(server.url, 0.2) as client:
+        maker = await make(server, client)
+        server.gate.clear()
+        loop = OpenLoop(client, maker, REQUESTS[:1])
+        await loop.run(time.perf_counter())
+    assert loop.records[0].error is not None
+    assert "Timeout" in loop.records[0].error
+
+
+async def test_cancelling_closes_the_connections(server: OpenAIServer) -> None:
+    async with OpenAIClient(server.url, 10) as client:
+        maker = await make(server, client)
+        server.gate.clear()
+        loop = OpenLoop(client, maker, REQUESTS[:3])
+        running = asyncio.create_task(loop.run(time.perf_counter()))
+        await server.until(lambda: server.num_active == 3)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        await server.until(lambda: server.num_active == 0)
+    assert [record.finished_s for record in loop.records] == [None] * 3
+
+
+@pytest.mark.parametrize(
+    ("options", "form", "exact"),
+    [
+        ({}, "token ids", True),
+        ({"takes_ignore_eos": False}, "token ids", False),
+        ({"takes_token_ids": False}, "text", True),
+        ({"has_completions": False, "takes_ignore_eos": False}, "chat", False),
+    ],
+)
+async def test_the_probe_finds_the_server_s_form(
+    server: OpenAIServer, options: dict[str, bool], form: str, exact: bool
+) -> None:
+    for name, value in options.items():
+        setattr(server, name, value)
+    async with OpenAIClient(server.url, 10) as client:
+        maker = await make(server, client)
+        assert (maker.abilities.prompt_form, maker.abilities.exact_output) == (form, exact)
+        loop = OpenLoop(client, maker, [TraceRequest(0.0, 300, 3)])
+        await loop.run(time.perf_counter())
+    assert loop.records[0].ok
+    assert loop.records[0].prompt_tokens == 300
+
+
+async def test_a_server_without_completions_is_named() -> None:
+    async with OpenAIClient("http://127.0.0.1:1/v1", 1) as client:
+        with pytest.raises(ServerError, match=r"cannot reach http://127\.0\.0\.1:1"):
+            await client.models()
+        with pytest.raises(ServerError, match="answers no completion request"):
+            await probe(client, "tiny", None, None, "salt")

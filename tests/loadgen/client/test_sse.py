@@ -1,0 +1,35 @@
+"""The event parser on streams cut at every byte."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loadgen.client.sse import EventParser
+
+STREAM = (
+    b": ping\r\n\r\n"
+    b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}]}\r\n\r\n'
+    b'data:{"choices":[{"index":0,"delta":{"content":"\xc3\xa9"},"finish_reason":null}]}\n\n'
+    b'data: {"choices":[{"index":0,"text":" b","finish_reason":"length"}]}\n\n'
+    b'data: {"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":2}}\n\n'
+    b"data: [DONE]\n\n"
+)
+
+
+@given(st.lists(st.integers(0, len(STREAM)), max_size=12))
+def test_any_cut_gives_the_same_chunks(cuts: list[int]) -> None:
+    edges = [0, *sorted(cuts), len(STREAM)]
+    parser = EventParser()
+    chunks = [chunk for i in range(len(edges) - 1) for chunk in parser.feed(STREAM[edges[i] : edges[i + 1]])]
+    assert [any(choice.has_text for choice in chunk.choices) for chunk in chunks] == [False, True, True, False]
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens == 2
+    assert parser.done
+
+
+def test_an_event_that_is_no_chunk_is_an_error() -> None:
+    with pytest.raises(msgspec.DecodeError):
+        list(EventParser().feed(b"data: {oops\n"))

