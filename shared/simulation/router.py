@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from shared.protocol.messages import GenerateRequest
+from shared.protocol.requests import GenerateRequest
 from shared.replica.replica import Ended
 from shared.scheduling.placement.output_lengths import OutputLengths
 from shared.scheduling.placement.prefix_record import Prompt

@@ -12,7 +12,7 @@ from loadgen.report.outcome import PhaseOutcome
 from loadgen.report.report import OfflineReport
 from services.profiler.simulation.arrivals import Arrivals
 from services.profiler.simulation.backlog import Backlog
-from shared.protocol.messages import ExecutorCounters
+from shared.protocol.executors import ExecutorCounters
 from shared.protocol.sampling import FinishReason
 from shared.replica.replica import Ended
 from shared.scheduling.request import Kind

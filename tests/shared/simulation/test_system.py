@@ -9,10 +9,11 @@ from collections.abc import Sequence
 import pytest
 
 from shared.latency.linear import LinearLatencyModel
-from shared.protocol.messages import EngineSpec, GenerateRequest
+from shared.protocol.executors import EngineSpec
+from shared.protocol.requests import GenerateRequest
 from shared.protocol.sampling import SamplingParams
 from shared.replica.offline_pool import PackedRequest
-from shared.scheduling.batch import Limits
+from shared.scheduling.limits import Limits
 from shared.scheduling.orders.offline.fair_share import FairShare
 from shared.scheduling.placement.prefix_record import Prompt
 from shared.scheduling.placement.routing import Option, RoutingTarget
