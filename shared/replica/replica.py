@@ -19,6 +19,7 @@ from shared.protocol.tokens import TokenOutput
 from shared.replica.engine import Sequence, StepBatch, StepResult, TokenHistory
 from shared.replica.foresight import Foresight
 from shared.replica.kv_allocation import KVAllocation
+from shared.replica.returning import split_returning
 from shared.replica.sequence import LiveSequence
 from shared.scheduling.kv.request_cache import HashedRequests
 from shared.scheduling.kv.slot_transfers import SlotOperations
@@ -57,7 +58,7 @@ class _Step:
     """Between begin and finish."""
 
     running: Running
-    operations: SlotOperations
+    copies: list[SlotOperations]
 
 
 class Replica:
@@ -94,6 +95,7 @@ class Replica:
         self._cache = HashedRequests(self.pool, limits.block_size, self._block_hashes)
         self._planned: dict[str, int] = {}  # tokens of offline requests in the plan of the coming step
         self._in_flight: deque[_Step] = deque()  # oldest first
+        self._copies_ahead: list[SlotOperations] = []  # of the next step
         self._aborting: dict[str, None] = {}
         self._voided: dict[str, None] = {}  # in flight on KV that another step's failure made worthless
         self._ended: list[Ended] = []  # since take_ended
@@ -172,20 +174,29 @@ class Replica:
 
     def batch(self, running: Running, step: int) -> StepBatch:
         """Of the newest step in flight, for an engine."""
-        return StepBatch(step, [self._engine_sequence(*each) for each in running], self.operations)
+        return StepBatch(step, [self._engine_sequence(*each) for each in running], self.copies)
 
     @property
-    def operations(self) -> SlotOperations:
-        """What the newest step in flight copies before its forward pass."""
-        return self._in_flight[-1].operations
+    def copies(self) -> list[SlotOperations]:
+        """Of slots, in this order, before the newest step's forward pass."""
+        return self._in_flight[-1].copies
+
+    @property
+    def copies_ahead(self) -> list[SlotOperations]:
+        """Of slots, beside the steps in flight. Whatever runs next has them among its copies."""
+        return self._copies_ahead
 
     def allocate(self, schedule: Schedule) -> Running:
         """Give each entry its blocks; what runs, with the tokens that it computes. Entries whose blocks are short are
         dropped."""
+        schedule, returning = split_returning(schedule, self.table, self.limits)
         running = self._kv.allocate(schedule, self._sequences, self._planned)
         self._planned = {}
         if running:
-            self._in_flight.append(_Step(running, self._kv.take_operations()))
+            own, copies = self._kv.take_operations(), self._copies_ahead
+            self._in_flight.append(_Step(running, [*copies, own] if own else copies))
+            ahead = self._kv.restore(returning)
+            self._copies_ahead = [ahead] if ahead else []
             self._pace = self._pace.after(schedule, self.limits.max_num_seqs)
             self.totals.steps_offline += running[-1][0].kind is Kind.OFFLINE  # entries are online first
         return running
@@ -194,7 +205,8 @@ class Replica:
         """Apply the oldest step's outcome; what each gained whose tokens somebody waits for, in batch order. Ended ones
         are in ``take_ended``."""
         outputs: list[AddressedOutput] = []
-        self._pace, now_ms = self._pace.measured(result.latency_ms), self._now_ms()
+        self._pace, now_ms = self._pace.measured(result.step_ms), self._now_ms()
+        self.totals.copy_wait_s += result.copy_wait_ms / 1e3
         advance, sampled, spec = self._kv.advance, result.sampled, self.spec
         generate, postpone = self.table.online_order.generate, self._slo.advance
         num_tokens_gained = num_online = 0
@@ -240,7 +252,8 @@ class Replica:
                 self._end(sequence, FinishReason.ERROR, why, may_be_retried=True)
             else:
                 self._kv.lose(sequence.request)
-        for request in self._kv.void(failed.operations, [step.operations for step in self._in_flight]):
+        later = [copies for step in self._in_flight for copies in step.copies]
+        for request in self._kv.void(failed.copies, [*later, *self._copies_ahead]):
             if request.is_in_flight:
                 self._voided[request.request_id] = None
             else:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from shared.protocol.requests import GenerateRequest
+from shared.protocol.steps import StepStarted
 from shared.replica.replica import Ended
+from shared.scheduling.kv.prefix_cache import PrefixCache, PrefixCacheMirror
 from shared.scheduling.placement.output_lengths import OutputLengths
-from shared.scheduling.placement.prefix_record import Prompt
+from shared.scheduling.placement.prompt import Prompt
 from shared.scheduling.placement.routing import Option, Route, RoutingTarget
 from shared.simulation.executor import Progress, VirtualExecutor
 from shared.simulation.setup import EPOCH
@@ -17,12 +19,14 @@ Choose = Callable[[Sequence[Option], Prompt, float], RoutingTarget | None]  # as
 
 class VirtualRouter:
     """Sends each online request to the executor that is to answer it first. What it knows of an executor is what it
-    has sent there, what came back, and heartbeats. Where there is only one, nothing is weighed."""
+    has sent there, what came back, heartbeats, and what step messages tell of its prefix cache. Where there is only
+    one, nothing is weighed."""
 
     def __init__(self, executors: Mapping[str, VirtualExecutor], choose: Choose) -> None:
         self._executors = executors
         self._choose = choose
-        self._targets = {executor_id: _target_of(each) for executor_id, each in executors.items()}
+        self._caches = {executor_id: PrefixCacheMirror() for executor_id in executors}
+        self._targets = {key: _target_of(each, self._caches[key]) for key, each in executors.items()}
         self._options = [Option(target, executors[key].setup.planner) for key, target in self._targets.items()]
         self._routes: dict[str, Route] = {}  # of requests that have not ended
         self._lengths = OutputLengths()
@@ -41,11 +45,16 @@ class VirtualRouter:
         """The executor's id; from here on the request counts there."""
         if not self.chooses:
             return self._options[0].target.executor_id
-        prompt = Prompt.of(request.prompt_token_ids)
+        prompt = Prompt(request.prompt_token_ids)
         target = self._choose(self._options, prompt, self._lengths.mean)
         assert target is not None, "there are executors"
         self._routes[request.request_id] = target.send(prompt)
         return target.executor_id
+
+    def on_step(self, message: StepStarted) -> None:
+        """Its prefix cache has changed."""
+        if self.chooses:
+            self._caches[message.executor_id].apply(message.cache)
 
     def on_progress(self, progress: Progress) -> None:
         """Tokens and ends."""
@@ -70,7 +79,6 @@ class VirtualRouter:
             self._lengths.add(sequence.num_output_tokens)
 
 
-def _target_of(executor: VirtualExecutor) -> RoutingTarget:
-    limits = executor.setup.limits
-    num_cache_tokens = limits.num_blocks * limits.block_size
-    return RoutingTarget(executor.info.executor_id, EPOCH, limits.max_num_batched_tokens, num_cache_tokens)
+def _target_of(executor: VirtualExecutor, cache: PrefixCache) -> RoutingTarget:
+    limits, executor_id = executor.setup.limits, executor.info.executor_id
+    return RoutingTarget(executor_id, EPOCH, limits.max_num_batched_tokens, limits.block_size, limits.num_blocks, cache)

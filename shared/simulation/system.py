@@ -59,7 +59,11 @@ class VirtualSystem:
         self._beat_soon()
 
     def _send_step(self, message: StepStarted) -> None:
-        self._send(lambda: self.queue.on_step(message))
+        def deliver() -> None:
+            self.router.on_step(message)
+            self.queue.on_step(message)
+
+        self._send(deliver)
 
     def _send_plan(self, plan: StepPlan) -> None:
         self._send(lambda: self.executors[plan.executor_id].take_plan(plan))

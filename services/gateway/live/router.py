@@ -9,7 +9,7 @@ from services.gateway.live.registry import ExecutorRegistry, LiveExecutor
 from shared.errors import NoExecutorError
 from shared.latency.model import LatencyModel
 from shared.scheduling.placement.output_lengths import OutputLengths
-from shared.scheduling.placement.prefix_record import Prompt
+from shared.scheduling.placement.prompt import Prompt
 from shared.scheduling.placement.routing import Option, Route, choose
 from shared.watch.tuning import Tuning
 
@@ -26,7 +26,7 @@ class Router:
     def route(self, token_ids: list[int]) -> Route | None:
         """For a request with these tokens, which counts at its executor from here on; None where none takes any."""
         options = [Option(each.target, self._model(each)) for each in self._registry.available()]
-        prompt = Prompt.of(token_ids)
+        prompt = Prompt(token_ids)
         target = choose(options, prompt, self._lengths.mean)
         return None if target is None else target.send(prompt)
 
@@ -50,7 +50,7 @@ class Router:
         model = self._model(executor)
         if model is None:
             return 0.0
-        return executor.target.answer_ms(Prompt(1, []), model, self._lengths.mean)
+        return executor.target.answer_ms(Prompt([0]), model, self._lengths.mean)
 
     def _model(self, executor: LiveExecutor) -> LatencyModel | None:
         key = executor.info.profile_key

@@ -15,7 +15,7 @@ from shared.protocol.sampling import SamplingParams
 from shared.replica.offline_pool import PackedRequest
 from shared.scheduling.limits import Limits
 from shared.scheduling.orders.offline.fair_share import FairShare
-from shared.scheduling.placement.prefix_record import Prompt
+from shared.scheduling.placement.prompt import Prompt
 from shared.scheduling.placement.routing import Option, RoutingTarget
 from shared.scheduling.request import Kind, Request
 from shared.scheduling.strategy import Strategy
