@@ -8,7 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from benchmarks.lab.lab import HYGEN, ONLINE_ONLY, SEED, Machine, Progress, VirtualExecutor, VirtualSystem
-from shared.protocol.messages import ExecutorCounters, GenerateRequest, OfflineRequest
+from shared.protocol.executors import ExecutorCounters
+from shared.protocol.offline import OfflineRequest
+from shared.protocol.requests import GenerateRequest
 from shared.protocol.sampling import SamplingParams
 from shared.scheduling.orders.offline.fair_share import FairShare
 from shared.scheduling.placement.prompt import Prompt

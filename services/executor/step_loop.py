@@ -17,18 +17,15 @@ from shared.errors import EngineError
 from shared.latency.features import BatchFeatures
 from shared.latency.histogram import LatencyHistogram
 from shared.latency.model import LatencyModel
-from shared.protocol.messages import (
-    ExecutorCounters,
-    GenerateRequest,
-    MeasuredShape,
-    MeasureShape,
-    StepPlan,
-)
+from shared.protocol.executors import ExecutorCounters
+from shared.protocol.measurements import MeasuredShape, MeasureShape
+from shared.protocol.requests import GenerateRequest
 from shared.protocol.sampling import FinishReason
+from shared.protocol.steps import StepPlan
 from shared.replica.engine import Engine, StepBatch, StepResult
 from shared.replica.replica import AddressedOutput, Replica, batch_shape, final_output
 from shared.replica.step_planner import StepPlanner
-from shared.scheduling.batch import Policy
+from shared.scheduling.policy import Policy
 
 logger = logging.getLogger(__name__)
 

@@ -1,5 +1,5 @@
-"""How long KV slots take between a GPU and its host: t_swap of BROS (section 4.1). ``shared.replica.returning`` has
-them copied beside a step's execution, so that the next step waits for the rest alone."""
+"""How long KV slots take between a GPU and its host: t_swap of BROS (section 4.1). They are copied beside a step's
+execution (``shared.replica.returning``), so that the next step waits for the rest alone."""
 
 from __future__ import annotations
 

@@ -11,8 +11,9 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from shared.protocol.messages import EngineSpec, TokenLogprobs
+from shared.protocol.executors import EngineSpec
 from shared.protocol.sampling import SamplingParams
+from shared.protocol.tokens import TokenLogprobs
 from shared.scheduling.kv.slot_transfers import SlotOperations
 
 

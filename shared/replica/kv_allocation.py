@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from shared.protocol.messages import ExecutorCounters
+from shared.protocol.executors import ExecutorCounters
 from shared.replica.sequence import LiveSequence
-from shared.scheduling.batch import Limits, Schedule, ScheduledRequest
 from shared.scheduling.kv.pool import KVPool
 from shared.scheduling.kv.sharing import KVSharing
 from shared.scheduling.kv.slot_transfers import SlotOperations
+from shared.scheduling.limits import Limits
 from shared.scheduling.request import Kind, Request
+from shared.scheduling.schedule import Schedule, ScheduledRequest
 from shared.scheduling.table import RequestTable
 
 

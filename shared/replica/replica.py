@@ -11,21 +11,26 @@ from dataclasses import dataclass
 
 from shared.latency.features import BatchFeatures
 from shared.latency.model import LatencyModel
-from shared.protocol.messages import EndedRequest, EngineSpec, ExecutorCounters, GenerateRequest, StepPlan, TokenOutput
+from shared.protocol.executors import EngineSpec, ExecutorCounters
+from shared.protocol.requests import GenerateRequest
 from shared.protocol.sampling import FinishReason
+from shared.protocol.steps import EndedRequest, StepPlan
+from shared.protocol.tokens import TokenOutput
 from shared.replica.engine import Sequence, StepBatch, StepResult, TokenHistory
 from shared.replica.foresight import Foresight
 from shared.replica.kv_allocation import KVAllocation
 from shared.replica.returning import split_returning
 from shared.replica.sequence import LiveSequence
-from shared.scheduling.batch import Limits, Policy, Schedule, ScheduledRequest, why_never_held
 from shared.scheduling.kv.request_cache import HashedRequests
 from shared.scheduling.kv.slot_transfers import SlotOperations
+from shared.scheduling.limits import Limits, why_never_held
 from shared.scheduling.orders.offline.view import no_queue
 from shared.scheduling.packing.pace import Pace
 from shared.scheduling.packing.packing import StepState
 from shared.scheduling.packing.packings import packing_named
+from shared.scheduling.policy import Policy
 from shared.scheduling.request import Kind, Request
+from shared.scheduling.schedule import Schedule, ScheduledRequest
 from shared.scheduling.strategy import Strategy
 from shared.scheduling.table import RequestTable
 from shared.text.tokenizer import Tokenizer
@@ -124,6 +129,14 @@ class Replica:
             else:
                 self._end(sequence, FinishReason.ABORT)
 
+    def online_work(self) -> BatchFeatures:
+        """What the online requests have it do: as prefill what is not computed, as decode who generates."""
+        features = BatchFeatures()
+        for held in (self.table.running(Kind.ONLINE), self.table.waiting(Kind.ONLINE)):
+            for request in held.values():
+                features.add_scheduled(request.num_remaining_tokens, request.num_computed_tokens)
+        return features
+
     def request_ids_of_gateways(self) -> dict[str, list[str]]:
         """Who waits for tokens of which requests."""
         by_gateway: dict[str, list[str]] = {}
@@ -194,7 +207,9 @@ class Replica:
         outputs: list[AddressedOutput] = []
         self._pace, now_ms = self._pace.measured(result.step_ms), self._now_ms()
         self.totals.copy_wait_s += result.copy_wait_ms / 1e3
-        advance, sampled = self._kv.advance, result.sampled
+        advance, sampled, spec = self._kv.advance, result.sampled, self.spec
+        generate, postpone = self.table.online_order.generate, self._slo.advance
+        num_tokens_gained = num_online = 0
         for sequence, num_tokens in self._in_flight.popleft().running:
             request = sequence.request
             request.num_in_flight_tokens = 0
@@ -205,14 +220,21 @@ class Replica:
                 continue
             token_id = sampled.get(request.request_id)
             if token_id is not None:
-                reason = sequence.append(token_id, self.spec, result.logprobs.get(request.request_id))
-                self._gain(request, now_ms)
+                logprobs = result.logprobs.get(request.request_id) if result.logprobs else None
+                reason = sequence.append(token_id, spec, logprobs)
+                if request.kind is Kind.ONLINE:
+                    num_online += 1
+                    generate(request)
+                    postpone(request, now_ms)
                 if reason is not None:
                     self._end_choice(sequence, reason)
                 elif request.kind is Kind.ONLINE or sequence.gateway_id:
                     outputs.append((sequence.gateway_id, _output(sequence)))
+                num_tokens_gained += 1
             elif request.num_remaining_tokens == 0:
                 self._foresight.err()
+        self.totals.online_tokens += num_online
+        self.totals.offline_tokens += num_tokens_gained - num_online
         return outputs
 
     def fail(self, why: str) -> None:
@@ -294,10 +316,11 @@ class Replica:
 
     def _is_within_budget(self, entries: Seq[ScheduledRequest], policy: Policy, model: LatencyModel) -> bool:
         """They are all here, and those of offline requests may run beside the others."""
-        if not all(entry.request_id in self._sequences for entry in entries):
-            return False
-        if not all(map(self._finds_what_was_expected, entries)):
-            return False
+        sequences = self._sequences
+        for entry in entries:
+            sequence = sequences.get(entry.request_id)
+            if sequence is None or (sequence.request.num_blocks == 0 and not self._finds_what_was_expected(entry)):
+                return False
         if not entries or entries[-1].kind is Kind.ONLINE:  # entries are online first
             return True
         budget_ms = policy.budget_ms(self.table.holds_online)
@@ -314,18 +337,7 @@ class Replica:
     def _finds_what_was_expected(self, entry: ScheduledRequest) -> bool:
         """In the prefix cache. Of one that enters with a part of its prompt that cannot be told from its tokens."""
         request = self._sequences[entry.request_id].request
-        if request.is_running:
-            return True
         return self._cache.found(request).num_tokens + entry.num_scheduled_tokens == request.num_tokens
-
-    def _gain(self, request: Request, now_ms: float) -> None:
-        """A token."""
-        if request.kind is Kind.ONLINE:
-            self.table.online_order.generate(request)
-            self._slo.advance(request, now_ms)
-            self.totals.online_tokens += 1
-        else:
-            self.totals.offline_tokens += 1
 
     def _end_choice(self, sequence: LiveSequence, reason: FinishReason) -> None:
         """And the request with it, where it is its last."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from shared.scheduling.batch import Limits, Schedule, ScheduledRequest
+from shared.scheduling.limits import Limits
+from shared.scheduling.schedule import Schedule, ScheduledRequest
 from shared.scheduling.table import RequestTable
 
 

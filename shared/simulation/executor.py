@@ -9,11 +9,12 @@ from dataclasses import dataclass
 
 from shared.latency.features import BatchFeatures
 from shared.latency.model import LatencyModel
-from shared.protocol.messages import GenerateRequest, StepPlan, StepStarted
+from shared.protocol.requests import GenerateRequest
+from shared.protocol.steps import StepPlan, StepStarted
 from shared.replica.engine import StepResult
 from shared.replica.replica import AddressedOutput, Ended, Replica, Running
 from shared.replica.step_planner import StepPlanner
-from shared.scheduling.batch import Policy
+from shared.scheduling.policy import Policy
 from shared.simulation.copies import CopyTimeline
 from shared.simulation.events import Events
 from shared.simulation.setup import EPOCH, ExecutorSetup

@@ -17,8 +17,9 @@ from services.executor.engines.sample_row import SampleRow
 from shared.latency.features import BatchFeatures
 from shared.latency.model import LatencyModel
 from shared.latency.swap import SwapModel
-from shared.protocol.messages import EngineSpec, TokenLogprobs
+from shared.protocol.executors import EngineSpec
 from shared.protocol.sampling import SamplingParams
+from shared.protocol.tokens import TokenLogprobs
 from shared.replica.engine import Sequence, StepBatch, StepResult
 from shared.scheduling.kv.slot_transfers import SlotOperations
 from shared.simulation.copies import CopyTimeline

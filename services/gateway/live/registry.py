@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from shared.bus import Bus
 from shared.errors import BusError
 from shared.protocol import subjects
-from shared.protocol.messages import CacheTold, ExecutorInfo, Heartbeat
+from shared.protocol.executors import ExecutorInfo, Heartbeat
+from shared.protocol.steps import CacheTold
 from shared.scheduling.kv.prefix_cache import CacheChanges, PrefixCacheMirror
 from shared.scheduling.placement.routing import RoutingTarget
 

@@ -49,6 +49,10 @@ def chosen(prompt: Prompt, *targets: RoutingTarget) -> str:
     return target.executor_id
 
 
+def num_common(one: str, other: str) -> int:
+    return next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+
+
 @given(st.lists(works, min_size=1, max_size=6), st.integers(1, 3000), st.randoms(use_true_random=False))
 def test_the_choice_is_the_fastest_answer_in_whatever_order_executors_are_named(
     loads: list[BatchFeatures], num_tokens: int, random: Random
@@ -116,7 +120,7 @@ def test_what_was_sent_is_known_by_its_beginning(prompts: list[str], data: st.Da
     """Against a search through all of them."""
     sent, on_the_way = SentPrompts(), list[str]()
     for letters in prompts:
-        known = max((num_alike(letters, other) for other in on_the_way), default=0)
+        known = max((num_common(letters, other) for other in on_the_way), default=0)
         assert sent.num_leading(blocks_of(letters)) == known
         sent.add(blocks_of(letters))
         on_the_way.append(letters)

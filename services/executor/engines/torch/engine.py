@@ -35,7 +35,7 @@ from services.executor.engines.torch.model import Forward, LoadedModel
 from services.executor.engines.torch.sampler import sample
 from services.executor.engines.torch.warm_up import warm_up_batches
 from shared.errors import ConfigError, EngineError
-from shared.protocol.messages import EngineSpec
+from shared.protocol.executors import EngineSpec
 from shared.replica.engine import SampledTokens, Sequence, StepBatch, StepResult
 from shared.scheduling.kv.slot_transfers import SlotOperations
 from shared.text.model_folder import ModelFacts

@@ -22,7 +22,7 @@ from services.executor.engines.vllm.core import VllmOptions, make_core, shut_dow
 from services.executor.engines.vllm.steps import StepsInFlight
 from services.executor.engines.vllm.workers import prepare_worker
 from shared.errors import EngineError, EngineLostError
-from shared.protocol.messages import EngineSpec
+from shared.protocol.executors import EngineSpec
 from shared.replica.engine import StepBatch, StepResult
 from shared.scheduling.kv.slot_transfers import SlotOperations
 from shared.text.model_folder import ModelFacts

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from services.local.commands.status.status import ProcessStatus, Status
 from shared.process.service import Details
-from shared.protocol.messages import Heartbeat
+from shared.protocol.executors import Heartbeat
 from shared.protocol.slo_profile import SloVerdict
 from shared.protocol.slo_status import SloStatus
 

@@ -11,7 +11,7 @@ import msgspec
 from services.executor.engines.sim import SimEngine
 from shared.errors import EngineError
 from shared.latency.linear import LinearLatencyModel
-from shared.protocol.messages import EngineSpec
+from shared.protocol.executors import EngineSpec
 from shared.replica.engine import Sequence, StepBatch, StepResult
 from shared.scheduling.kv.slot_transfers import SlotOperations
 

@@ -27,19 +27,11 @@ from shared.openai.completions.requests import TEXT, CompletionRequest
 from shared.openai.objects import error_body
 from shared.process.telemetry import Telemetry
 from shared.protocol import subjects
-from shared.protocol.messages import (
-    AbortRequests,
-    CacheTold,
-    EngineSpec,
-    ExecutorCounters,
-    ExecutorInfo,
-    GenerateRequest,
-    Heartbeat,
-    InboxMessage,
-    StepTokens,
-    TokenOutput,
-)
+from shared.protocol.executors import EngineSpec, ExecutorCounters, ExecutorInfo, Heartbeat
+from shared.protocol.requests import AbortRequests, GenerateRequest, InboxMessage
 from shared.protocol.sampling import FinishReason, SamplingParams
+from shared.protocol.steps import CacheTold
+from shared.protocol.tokens import StepTokens, TokenOutput
 from shared.scheduling.kv.prefix_cache import CacheChanges
 from shared.watch.tuning import Tuning
 from tests.services.gateway.gateway_rig import MODEL, GatewayRig
@@ -64,7 +56,7 @@ class Peer:
     bus: Bus
     executor_id: str
     epoch: str = "epoch-1"
-    cache: CacheChanges = EMPTY  # all that its prefix cache has
+    cache: CacheChanges = field(default_factory=lambda: CacheChanges(0, True))  # all that its prefix cache has
     inbox: asyncio.Queue[GenerateRequest | AbortRequests] = field(default_factory=asyncio.Queue)
 
     async def listen(self) -> None:
