@@ -129,10 +129,6 @@ def test_what_was_sent_is_known_by_its_beginning(prompts: list[str], data: st.Da
     assert len(sent) == len({letters[:end] for letters in on_the_way for end in range(1, len(letters) + 1)})
 
 
-def num_alike(letters: str, other: str) -> int:
-    return sum(letters[:end] == other[:end] for end in range(1, min(len(letters), len(other)) + 1))
-
-
 def blocks_of(letters: str) -> list[bytes]:
     """A block for each letter."""
     return hash_chain([ord(letter) for letter in letters], 1)

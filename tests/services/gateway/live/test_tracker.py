@@ -37,7 +37,6 @@ from shared.watch.tuning import Tuning
 from tests.services.gateway.gateway_rig import MODEL, GatewayRig
 
 GATEWAY = "gateway-test"
-EMPTY = CacheChanges(0, is_whole=True)
 REQUEST = CompletionRequest(
     endpoint=TEXT,
     model="m",
