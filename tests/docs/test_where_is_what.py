@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 FOLDERS = "services|shared|kernels|loadgen|deploy|benchmarks|tests|docs"
-NAMED_FILE = re.compile(rf"`(?P<path>(?:{FOLDERS})/[\w./-]*)`(?P<names>: `[\w.]+`(?:, `[\w.]+`)*)?")
+NAMED_FILE = re.compile(rf"`(?P<path>(?:{FOLDERS})/[\w./-]*)`(?P<names>:\s+`[\w.]+`(?:,\s+`[\w.]+`)*)?")
 QUOTED = re.compile(r"`([\w.]+)`")
 
 
