@@ -84,11 +84,11 @@ def test_every_difference_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     from services.executor.engines.vllm import requirements as vllm_requirements
     from services.executor.engines.vllm.scheduler import PlannedScheduler
 
-    monkeypatch.setattr(vllm_requirements, "CALLS", ((EngineCore.step, ("self", "batch")),))
+    monkeypatch.setattr(vllm_requirements, "CALLS", ((EngineCore.step, "self batch"),))
     monkeypatch.setattr(
-        vllm_requirements, "FIELDS", ((SchedulerOutput, ("block_moves",)), (NewRequestData, ("req_id", "block_ids")))
+        vllm_requirements, "FIELDS", ((SchedulerOutput, "block_moves"), (NewRequestData, "req_id block_ids"))
     )
-    monkeypatch.setattr(vllm_requirements, "ATTRIBUTES", ((EngineCore, ("runner",)),))
+    monkeypatch.setattr(vllm_requirements, "ATTRIBUTES", ((EngineCore, "runner"),))
     monkeypatch.setattr(PlannedScheduler, "__abstractmethods__", frozenset({"plan"}))
     with pytest.raises(ConfigError) as raised:
         vllm_requirements.check_vllm("9.9.9")
