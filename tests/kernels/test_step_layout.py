@@ -29,7 +29,7 @@ def test_positions_and_slots_of_a_mixed_step() -> None:
     assert metadata.last_rows.tolist() == [0, 3, 5]
     batch = metadata.batch
     assert isinstance(batch, GatheredBatch)
-    assert [(group.start, group.end) for group in batch.decodes.groups] == [(0, 1)]
+    assert [(group.start, group.end) for group in batch.decodes.groups(None, torch.empty(0))] == [(0, 1)]
     assert [(chunk.start, chunk.end, chunk.seq_len) for chunk in batch.chunks] == [(1, 4, 6), (4, 6, 2)]
 
 
@@ -76,16 +76,15 @@ def test_no_slot_has_two_owners(parts: list[tuple[int, int]], right: set[int], b
 
 def test_decodes_of_unlike_length_do_not_share_a_group() -> None:
     sequences = [Scheduled([0], length, list(range(50))) for length in (700, 690, 100, 90, 3)]
-    groups = gathered(sequences, torch.empty(50, 16, 1, 8)).decodes.groups
+    groups = gathered(sequences, torch.empty(50, 16, 1, 8)).decodes.groups(None, torch.empty(0))
     assert [(group.start, group.end) for group in groups] == [(0, 2), (2, 4), (4, 5)]
 
 
 def test_a_window_gathers_only_what_it_shows() -> None:
-    like = torch.empty(0)
     [chunk] = gathered([Scheduled([0] * 4, 90, list(range(6)), True)], torch.empty(6, 16, 1, 8)).chunks
-    [group] = gathered([Scheduled([0], 90, list(range(6)))], torch.empty(6, 16, 1, 8)).decodes.groups
-    assert chunk.reads(10).num_keys == 4 + 9
-    assert group.call(10, like)[0].num_keys == 10
+    [group] = gathered([Scheduled([0], 90, list(range(6)))], torch.empty(6, 16, 1, 8)).decodes.groups(10, torch.empty(0))
+    assert len(chunk.slots(10)) == 4 + 9
+    assert len(group.slots) == 10
 
 
 @pytest.mark.parametrize(
