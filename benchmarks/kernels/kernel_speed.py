@@ -24,9 +24,10 @@ from benchmarks.harness.table import print_table
 from benchmarks.harness.turns import Step, T, Times, in_turns
 from kernels.cpu.attention import GatherBuffer
 from kernels.gpu.batch import PagedBatch
+from kernels.kv_layers import KVLayers
 from kernels.metadata import AttentionMetadata
 from kernels.paged_attention import paged_attention
-from kernels.slot_copy import KVLayers, gather_slots, scatter_slots
+from kernels.slot_copy import gather_slots, scatter_slots
 
 BLOCK_SIZE = 16
 HEADS = {"SmolLM2-135M": (9, 3, 64), "Llama-3.1-8B": (32, 8, 128)}  # query heads, KV heads, head size

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from kernels.cpu import decodes
 from kernels.cpu.batch import Chunk, DecodeGroup, GatheredBatch
@@ -16,9 +17,9 @@ class GatherBuffer:
     """Memory for gathered KV, kept between calls and grown when needed."""
 
     def __init__(self) -> None:
-        self._buffer: torch.Tensor | None = None
+        self._buffer: Tensor | None = None
 
-    def gather(self, kv_cache: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    def gather(self, kv_cache: Tensor, slots: Tensor) -> Tensor:
         """[num_slots, num_kv_heads, k_dim + v_dim], valid until the next call."""
         source = kv_cache.view(-1, *kv_cache.shape[2:])
         size = len(slots) * source.stride(0)
@@ -29,13 +30,8 @@ class GatherBuffer:
 
 
 def attend(
-    query: torch.Tensor,
-    kv_cache: torch.Tensor,
-    batch: GatheredBatch,
-    scale: float,
-    buffer: GatherBuffer,
-    window: int | None = None,
-) -> torch.Tensor:
+    query: Tensor, kv_cache: Tensor, batch: GatheredBatch, scale: float, buffer: GatherBuffer, window: int | None = None
+) -> Tensor:
     """``kernels.paged_attention.paged_attention`` on the CPU."""
     num_tokens, num_heads, k_dim = query.shape
     out = query.new_empty(num_tokens, num_heads, kv_cache.shape[3] - k_dim)
@@ -50,12 +46,7 @@ def attend(
 
 
 def _attend_decodes(
-    query: torch.Tensor,
-    kv_cache: torch.Tensor,
-    group: DecodeGroup,
-    scale: float,
-    buffer: GatherBuffer,
-    out: torch.Tensor,
+    query: Tensor, kv_cache: Tensor, group: DecodeGroup, scale: float, buffer: GatherBuffer, out: Tensor
 ) -> None:
     num_rows = group.end - group.start
     num_kv_heads, k_dim = kv_cache.shape[2], query.shape[2]
@@ -73,13 +64,7 @@ def _attend_decodes(
 
 
 def _attend_chunk(
-    query: torch.Tensor,
-    kv_cache: torch.Tensor,
-    chunk: Chunk,
-    scale: float,
-    buffer: GatherBuffer,
-    window: int | None,
-    out: torch.Tensor,
+    query: Tensor, kv_cache: Tensor, chunk: Chunk, scale: float, buffer: GatherBuffer, window: int | None, out: Tensor
 ) -> None:
     num_kv_heads, k_dim = kv_cache.shape[2], query.shape[2]
     gathered = buffer.gather(kv_cache, chunk.slots(window))

@@ -53,12 +53,7 @@ class ExecutorService:
     """One model replica on the bus. A new instance has a new epoch: it holds nothing of an earlier one."""
 
     def __init__(
-        self,
-        bus: Bus,
-        settings: ExecutorSettings,
-        engine: Engine,
-        tokenizer: Tokenizer,
-        clock: Clock,
+        self, bus: Bus, settings: ExecutorSettings, engine: Engine, tokenizer: Tokenizer, clock: Clock
     ) -> None:
         self.name = settings.executor_id
         self._bus = bus
@@ -66,11 +61,7 @@ class ExecutorService:
         self.info = executor_info(settings, engine.spec)
         self._results = ResultStore(bus)
         self._replica = Replica(
-            self.info.limits(),
-            engine.spec,
-            tokenizer,
-            self.info.strategy,
-            lambda: clock.monotonic_s() * 1e3,
+            self.info.limits(), engine.spec, tokenizer, self.info.strategy, lambda: clock.monotonic_s() * 1e3
         )
         self._tuning = Tuning(bus, on_change=self._on_tuning)
         publisher = StepPublisher(bus, self.info, self._results)

@@ -82,7 +82,8 @@ def test_decodes_of_unlike_length_do_not_share_a_group() -> None:
 
 def test_a_window_gathers_only_what_it_shows() -> None:
     [chunk] = gathered([Scheduled([0] * 4, 90, list(range(6)), True)], torch.empty(6, 16, 1, 8)).chunks
-    [group] = gathered([Scheduled([0], 90, list(range(6)))], torch.empty(6, 16, 1, 8)).decodes.groups(10, torch.empty(0))
+    batch = gathered([Scheduled([0], 90, list(range(6)))], torch.empty(6, 16, 1, 8))
+    [group] = batch.decodes.groups(10, torch.empty(0))
     assert len(chunk.slots(10)) == 4 + 9
     assert len(group.slots) == 10
 

@@ -14,7 +14,8 @@ from kernels.cpu.attention import GatherBuffer
 from kernels.kv_write import write_kv
 from kernels.metadata import AttentionMetadata
 from kernels.paged_attention import paged_attention
-from kernels.slot_copy import KVLayers, gather_slots
+from kernels.kv_layers import KVLayers
+from kernels.slot_copy import gather_slots
 
 @dataclass
 class Scheduled:

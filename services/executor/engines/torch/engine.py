@@ -19,8 +19,8 @@ import torch
 
 from kernels.cpu import decodes
 from kernels.cpu.attention import GatherBuffer
-from kernels.gpu.padded_decodes import PaddedDecodes
 from kernels.metadata import AttentionMetadata
+from kernels.padded_decodes import PaddedDecodes
 from kernels.slots import Ints
 from kernels.step_layout import StepLayout
 from services.executor.engines.grammar_masks import GrammarMasks

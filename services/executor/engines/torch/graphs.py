@@ -11,8 +11,8 @@ from functools import partial
 
 import torch
 
-from kernels.gpu.padded_decodes import PaddedDecodes
 from kernels.metadata import AttentionMetadata
+from kernels.padded_decodes import PaddedDecodes
 from kernels.slots import Ints
 from kernels.step_layout import StepLayout
 

@@ -13,7 +13,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
-from kernels.slot_copy import KVLayers, gather_slots, scatter_slots
+from kernels.kv_layers import KVLayers
+from kernels.slot_copy import gather_slots, scatter_slots
 from services.executor.engines.torch.device import host_memory_bytes
 from shared.errors import ConfigError, EngineError
 from shared.scheduling.kv.slot_transfers import SlotOperations

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
 from services.executor.engines.torch.attention import ATTENTION_NAME, AttentionStep, Layer, LayerShape, ShapeProbe
 from services.executor.engines.torch.device import choose_dtype
@@ -26,9 +27,7 @@ PROBE_TOKENS = 5
 class Forward(Protocol):
     """A decoder's forward pass over one flattened row of tokens."""
 
-    def __call__(
-        self, input_ids: torch.Tensor, position_ids: torch.Tensor, rows: torch.Tensor, step: AttentionStep
-    ) -> torch.Tensor:
+    def __call__(self, input_ids: Tensor, position_ids: Tensor, rows: Tensor, step: AttentionStep) -> Tensor:
         """``input_ids`` and ``position_ids`` [num_tokens] give the logits [num_rows, vocab_size] of those tokens whose
         numbers ``rows`` holds: no other needs the output layer. ``step`` serves the attention."""
 
@@ -71,17 +70,11 @@ class TransformersForward:
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = model
 
-    def __call__(
-        self, input_ids: torch.Tensor, position_ids: torch.Tensor, rows: torch.Tensor, step: AttentionStep
-    ) -> torch.Tensor:
+    def __call__(self, input_ids: Tensor, position_ids: Tensor, rows: Tensor, step: AttentionStep) -> Tensor:
         output = self._model(
-            input_ids=input_ids[None],
-            position_ids=position_ids[None],
-            use_cache=False,
-            logits_to_keep=rows,
-            paged=step,
+            input_ids=input_ids[None], position_ids=position_ids[None], use_cache=False, logits_to_keep=rows, paged=step
         )
-        logits: torch.Tensor = output.logits[0]
+        logits: Tensor = output.logits[0]
         return logits
 
 
@@ -122,7 +115,7 @@ def _read_model(path: Path, device: torch.device, dtype: str) -> tuple[torch.nn.
     return model, model_dtype
 
 
-def _probe(forward: Forward, device: torch.device) -> tuple[dict[Layer, LayerShape], torch.Tensor]:
+def _probe(forward: Forward, device: torch.device) -> tuple[dict[Layer, LayerShape], Tensor]:
     """The layers' shapes and some logits, by running the model once on a few tokens. Raises ModelError."""
     probe = ShapeProbe()
     tokens = torch.arange(PROBE_TOKENS, device=device)
@@ -142,7 +135,7 @@ def _check_layers(model: torch.nn.Module, num_found: int) -> None:
         )
 
 
-def _are_close(logits: torch.Tensor, expected: torch.Tensor) -> bool:
+def _are_close(logits: Tensor, expected: Tensor) -> bool:
     tolerance = 1e-3 if expected.dtype is torch.float32 else 5e-2
     return torch.allclose(logits, expected, rtol=tolerance, atol=tolerance * float(expected.abs().max()))
 
