@@ -42,6 +42,23 @@ class Fit:
     linear: Coefficients  # of the linear candidate, whichever was chosen
 
 
+def refit(
+    observations: Sequence[Observation],
+    recent: Sequence[Observation],
+    published: FittedModel | None,
+    prior: Coefficients | None,
+    prediction_limit_us: float,
+    wanted: str,
+) -> Fit | None:
+    """A model to publish in the place of ``published`` (None: of any); None where there is none, or none that is worth
+    it. Takes seconds. The other arguments: see ``fit_best`` and ``calibrated``."""
+    fitted = fit_best(observations, prior, prediction_limit_us, wanted)
+    if fitted is None:
+        return None
+    fitted = calibrated(fitted, recent)
+    return fitted if published is None or is_material(fitted, published, observations, recent) else None
+
+
 def fit_best(
     observations: Sequence[Observation],
     prior: Coefficients | None = None,
