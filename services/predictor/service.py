@@ -18,8 +18,9 @@ from shared.clock import Clock
 from shared.errors import BusError, NotFoundOnBusError
 from shared.process.service import Details
 from shared.protocol import subjects
+from shared.protocol.executors import ExecutorInfo
 from shared.protocol.latency_models import LatencyModelRecord, model_record
-from shared.protocol.messages import ExecutorInfo, LatencySample
+from shared.protocol.measurements import LatencySample
 from shared.protocol.prediction import PredictBatch, Prediction
 
 logger = logging.getLogger(__name__)
