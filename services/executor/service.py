@@ -10,7 +10,7 @@ import uuid
 
 from msgspec.structs import replace
 
-from services.executor.gateway_watch import GatewayWatch
+from services.executor.gateway_watch import watch_gateways
 from services.executor.publisher import StepPublisher
 from services.executor.results import ResultStore
 from services.executor.settings import ExecutorSettings
@@ -54,7 +54,7 @@ class ExecutorService:
         self._replica = Replica(
             self.info.limits(), engine.spec, tokenizer, self.info.strategy, lambda: clock.monotonic_s() * 1e3
         )
-        self._tuning = Tuning(bus, on_change=self._on_tuning)
+        self._tuning = Tuning(bus, on_change=lambda: self._loop.wake())
         publisher = StepPublisher(bus, self.info, self._results)
         planner = StepPlanner(self._replica, self.name, self.info.epoch, engine.spec.pipeline_depth)
         self._loop = StepLoop(self._replica, planner, engine, publisher, self._policy_and_model, clock)
@@ -84,7 +84,7 @@ class ExecutorService:
                 group.create_task(self._beat())
                 group.create_task(self._results.run())
                 group.create_task(self._tuning.run())
-                group.create_task(GatewayWatch(self._bus, self._replica, self._loop).run())
+                group.create_task(watch_gateways(self._bus, self._replica, self._loop))
         except BaseExceptionGroup as errors:
             lost = errors.subgroup(EngineLostError)
             if lost is None:
@@ -122,9 +122,6 @@ class ExecutorService:
     def _policy_and_model(self) -> tuple[Policy, LatencyModel]:
         key = self.info.profile_key
         return self._tuning.policy(self.info.strategy, key), self._tuning.model(key)
-
-    def _on_tuning(self) -> None:
-        self._loop.wake()
 
     async def _on_inbox(self, message: InboxMessage) -> None:
         if isinstance(message, GenerateRequest):

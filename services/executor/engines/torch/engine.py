@@ -31,7 +31,7 @@ from services.executor.engines.torch.graphs import DecodeGraphs, Recorder, recor
 from services.executor.engines.torch.host_pool import HostPool, host_pool_of, wait_for_copies
 from services.executor.engines.torch.logprobs import gather_logprobs, read_logprobs
 from services.executor.engines.torch.memory import keep_freed_memory, zeros_in_huge_pages
-from services.executor.engines.torch.model import Forward, LoadedModel
+from services.executor.engines.torch.model import Forward, LoadedModel, first_line
 from services.executor.engines.torch.sampler import sample
 from services.executor.engines.torch.warm_up import warm_up_batches
 from shared.errors import ConfigError, EngineError
@@ -161,7 +161,7 @@ class TorchEngine:
                 record = record or recorder_for(self._device)
                 self._graphs = DecodeGraphs(self._forward_decodes, inputs, max_decodes, record)
         except (RuntimeError, ValueError) as error:
-            logger.warning("decodes run without CUDA graphs", extra={"reason": _first_line(error)})
+            logger.warning("decodes run without CUDA graphs", extra={"reason": first_line(error)})
 
     @property
     def graph_sizes(self) -> list[int]:
@@ -230,10 +230,6 @@ def _sampled(logits: torch.Tensor, sequences: list[Sequence], grammars: GrammarM
             if sequence.sampling.logprobs is not None:
                 logprobs[sequence.request_id] = read_logprobs(token_ids, values, sequence.sampling.logprobs)
     return SampledTokens(dict(zip([s.request_id for s in sequences], tokens, strict=True)), logprobs)
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0][:300]
 
 
 def _allocate(model: LoadedModel, block_size: int, num_blocks: int | None, device: torch.device) -> KVCaches:

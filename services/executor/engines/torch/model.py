@@ -108,7 +108,7 @@ def _read_model(path: Path, device: torch.device, dtype: str) -> tuple[torch.nn.
             path, dtype=model_dtype, attn_implementation=ATTENTION_NAME, low_cpu_mem_usage=True
         )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        raise ModelError(f"cannot load the model in {path}: {_first_line(error)}") from error
+        raise ModelError(f"cannot load the model in {path}: {first_line(error)}") from error
     if "logits_to_keep" not in inspect.signature(loaded.forward).parameters:
         raise ModelError(f"{type(loaded).__name__} is not a decoder that this engine can run")
     model: torch.nn.Module = loaded.to(device).eval().requires_grad_(False)
@@ -122,7 +122,7 @@ def _probe(forward: Forward, device: torch.device) -> tuple[dict[Layer, LayerSha
     try:
         logits = forward(tokens, tokens, tokens, probe)
     except (EngineError, AttributeError, RuntimeError, TypeError, ValueError) as error:
-        raise ModelError(f"the model cannot run on paged attention: {_first_line(error)}") from error
+        raise ModelError(f"the model cannot run on paged attention: {first_line(error)}") from error
     return probe.shapes, logits
 
 
@@ -140,5 +140,6 @@ def _are_close(logits: Tensor, expected: Tensor) -> bool:
     return torch.allclose(logits, expected, rtol=tolerance, atol=tolerance * float(expected.abs().max()))
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """Of what it says: torch and transformers say much."""
     return str(error).partition("\n")[0][:300]

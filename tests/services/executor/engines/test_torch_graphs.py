@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from services.executor.engines.torch.engine import TorchEngine
-from services.executor.engines.torch.graphs import CudaRecorder, Run, graph_sizes, recorder_for
+from services.executor.engines.torch.graphs import Run, cuda_recorder, graph_sizes, recorder_for
 from shared.protocol.sampling import SamplingParams
 from shared.replica.engine import Sequence, StepBatch, TokenHistory
 from tests.kernels.rig import DEVICE, needs_triton
@@ -154,7 +154,7 @@ def test_what_cannot_be_recorded_runs_plainly(llama_path: Path, caplog: pytest.L
     expected = engine.execute(batch).sampled
 
     def record(run: Run) -> Run:
-        return CudaRecorder(torch.device("cpu"))(run)
+        return cuda_recorder(torch.device("cpu"))(run)
 
     with caplog.at_level(logging.WARNING):
         engine.record_decodes(4, record)
