@@ -22,7 +22,7 @@ from shared.latency.model import LatencyModel
 from shared.process.service import Details
 from shared.protocol import subjects
 from shared.protocol.executors import EngineSpec, ExecutorInfo, Heartbeat, SetDraining
-from shared.protocol.measurements import MeasuredShape, MeasureShape
+from shared.protocol.measurements import MeasureShape
 from shared.protocol.requests import GenerateRequest, InboxMessage
 from shared.protocol.steps import StepPlan
 from shared.replica.engine import Engine
@@ -68,7 +68,7 @@ class ExecutorService:
         executor_id = self.info.executor_id
         await self._bus.subscribe(subjects.inbox(executor_id), InboxMessage, self._on_inbox)
         await self._bus.subscribe(subjects.plan(executor_id), StepPlan, self._on_plan)
-        await self._bus.serve(subjects.measure(executor_id), MeasureShape, self._on_measure)
+        await self._bus.serve(subjects.measure(executor_id), MeasureShape, self._loop.measure)
         await self._bus.serve(subjects.cache(executor_id), object, self._on_cache)
         await self._bus.serve(subjects.drain(executor_id), SetDraining, self._on_drain)
         await self._bus.serve(subjects.executor_alive(executor_id), object, self._on_alive)
@@ -132,9 +132,6 @@ class ExecutorService:
     async def _on_plan(self, plan: StepPlan) -> None:
         if plan.epoch == self.info.epoch:
             self._loop.take_plan(replace(plan, admitted=[]) if self._draining else plan)
-
-    async def _on_measure(self, shape: MeasureShape) -> MeasuredShape:
-        return await self._loop.measure(shape)
 
     async def _on_cache(self, _: object) -> CacheChanges:
         return self._replica.pool.cache_snapshot()

@@ -11,7 +11,7 @@ from services.executor.engines.torch.threads import cpu_count
 
 import logging
 import threading
-import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -28,11 +28,12 @@ from services.executor.engines.sample_row import SampleRow
 from services.executor.engines.torch.attention import Layer, LayerShape, PagedStep
 from services.executor.engines.torch.device import choose_device, device_name, kv_memory_bytes, make_current
 from services.executor.engines.torch.graphs import DecodeGraphs, Recorder, recorder_for
-from services.executor.engines.torch.host_pool import HostPool, host_pool_of, wait_for_copies
+from services.executor.engines.torch.host_pool import HostPool, host_pool_of
 from services.executor.engines.torch.logprobs import gather_logprobs, read_logprobs
 from services.executor.engines.torch.memory import keep_freed_memory, zeros_in_huge_pages
 from services.executor.engines.torch.model import Forward, LoadedModel, first_line
 from services.executor.engines.torch.sampler import sample
+from services.executor.engines.torch.timed_step import timed_step
 from services.executor.engines.torch.warm_up import warm_up_batches
 from shared.errors import ConfigError, EngineError
 from shared.protocol.executors import EngineSpec
@@ -139,15 +140,7 @@ class TorchEngine:
         self._claim_thread()
         # Decodes lead, longest first, so that the kernels can group those of like length.
         sequences = sorted(batch.sequences, key=lambda s: (len(s.token_ids) > 1, -s.num_computed_tokens))
-        try:
-            with torch.inference_mode():
-                copy_wait_ms = wait_for_copies(self._host, batch.copies)
-                started = time.perf_counter()
-                sampled = self._run(sequences)
-                latency_ms = (time.perf_counter() - started) * 1000.0
-        except Exception as error:  # torch raises what it likes; the executor needs one kind
-            raise EngineError(f"step {batch.step} failed: {type(error).__name__}: {error}") from error
-        return StepResult(sampled.token_ids, latency_ms, sampled.logprobs, copy_wait_ms)
+        return timed_step(batch, self._host, partial(self._run, sequences))
 
     def record_decodes(self, max_decodes: int, record: Recorder | None = None) -> None:
         """Have steps of up to ``max_decodes`` decodes replay recorded forward passes; 0 is none. Leaves the engine as
