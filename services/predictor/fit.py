@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from services.predictor.boosted_fit import fit_boosted
-from services.predictor.bros_fit import fit_bros
-from services.predictor.linear_fit import fit_linear
+from services.predictor.linear_fit import fit_bros, fit_linear
 from services.predictor.noise import noise_floor
 from services.predictor.regression import Array
 from services.predictor.window import Observation

@@ -38,12 +38,7 @@ class DecodeGraphs:
         self._replays: dict[int, Run] = {}
         for size in reversed(graph_sizes(max_decodes)):
             self._replays[size] = record(partial(forward, *inputs.rows(size)))
-        self._sizes = sorted(self._replays)
-
-    @property
-    def sizes(self) -> list[int]:
-        """Recorded batch sizes, ascending."""
-        return self._sizes
+        self.sizes = sorted(self._replays)  # recorded batch sizes
 
     def covers(self, layout: StepLayout) -> bool:
         """Whether the step is one of decodes that some recorded size holds."""
@@ -52,7 +47,7 @@ class DecodeGraphs:
     def logits(self, layout: StepLayout, input_ids: Ints) -> torch.Tensor:
         """[num_decodes, vocab_size] of a step that ``covers`` accepts, valid until the next call."""
         count = len(layout.num_new)
-        size = next(size for size in self._sizes if size >= count)
+        size = next(size for size in self.sizes if size >= count)
         self._inputs.load(layout, input_ids)
         return self._replays[size]()[:count]
 

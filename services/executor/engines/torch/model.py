@@ -50,7 +50,7 @@ class LoadedModel:
         layers = list(shapes.values())
         del shapes  # its keys are layers, whose weights are freed as they are taken
         for change in (_merged, _packed):
-            forward = change(model, layers, device, model_dtype)
+            forward = change(model, layers, can_pack(device, model_dtype))
             if forward is None:
                 continue
             with contextlib.suppress(ModelError):
@@ -78,18 +78,14 @@ class TransformersForward:
         return logits
 
 
-def _merged(
-    model: torch.nn.Module, shapes: Sequence[LayerShape], device: torch.device, dtype: torch.dtype
-) -> Forward | None:
+def _merged(model: torch.nn.Module, shapes: Sequence[LayerShape], packs: bool) -> Forward | None:
     """Ours, where we have one. ``model`` cannot run afterwards."""
-    return LlamaForward(model, shapes, can_pack(device, dtype)) if is_llama(model, shapes) else None
+    return LlamaForward(model, shapes, packs) if is_llama(model, shapes) else None
 
 
-def _packed(
-    model: torch.nn.Module, shapes: Sequence[LayerShape], device: torch.device, dtype: torch.dtype
-) -> Forward | None:
+def _packed(model: torch.nn.Module, _: Sequence[LayerShape], packs: bool) -> Forward | None:
     """The model's own on packed weights, which cannot be if it reads its layers' weights by itself."""
-    if not can_pack(device, dtype):
+    if not packs:
         return None
     pack_linears(model)
     return TransformersForward(model)
