@@ -25,7 +25,7 @@ from kernels.slots import Ints
 from kernels.step_layout import StepLayout
 from services.executor.engines.grammar_masks import GrammarMasks
 from services.executor.engines.sample_row import SampleRow
-from services.executor.engines.torch.attention import Layer, LayerShape, PagedStep
+from services.executor.engines.torch.attention import Layer, LayerShape, paged_step
 from services.executor.engines.torch.device import choose_device, device_name, kv_memory_bytes, make_current
 from services.executor.engines.torch.graphs import DecodeGraphs, Recorder, recorder_for
 from services.executor.engines.torch.host_pool import HostPool, host_pool_of
@@ -201,7 +201,7 @@ class TorchEngine:
         return self._forward(input_ids, metadata, torch.arange(len(input_ids), device=self._device))
 
     def _forward(self, input_ids: torch.Tensor, metadata: AttentionMetadata, rows: torch.Tensor) -> torch.Tensor:
-        step = PagedStep(self._kv_caches, metadata, self._buffer)
+        step = paged_step(self._kv_caches, metadata, self._buffer)
         return self._model(input_ids, metadata.position_ids, rows, step)
 
     def _claim_thread(self) -> None:

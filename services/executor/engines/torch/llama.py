@@ -119,7 +119,7 @@ class _Layer:
             query, key = self._head_norms[0](query), self._head_norms[1](key)
         _turn(query, turns)
         _turn(key, turns)
-        return step.attend(self, query, key, value, shape.scale, shape.window).flatten(1)
+        return step(self, query, key, value, shape.scale, shape.window).flatten(1)
 
     def combine(self, attended: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
         """The layer's output [num_rows, hidden_size], of any of its rows."""

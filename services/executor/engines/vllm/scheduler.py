@@ -18,6 +18,11 @@ from shared.replica.engine import SampledTokens, Sequence
 ATTENTION_KEY = "slackwater_attention"  # in vLLM's additional_config: one of VLLM_ATTENTIONS
 
 
+def _says(value: object) -> Callable[..., Any]:
+    """A method of vLLM's interface that always returns ``value``."""
+    return lambda self, *args, **named: value
+
+
 def _never(why: str) -> Callable[..., Any]:
     """A method of vLLM's interface that nobody calls here."""
 
@@ -72,38 +77,16 @@ class PlannedScheduler(SchedulerInterface):
         }
         return SampledTokens(sampled, logprobs)
 
-    def has_requests(self) -> bool:
-        return False
-
-    def has_finished_requests(self) -> bool:
-        return False
-
-    def get_num_unfinished_requests(self) -> int:
-        return 0
-
-    def get_request_counts(self) -> tuple[int, int]:
-        return 0, 0
-
     @property
     def pause_state(self) -> PauseState:
         return PauseState.UNPAUSED
 
-    def get_grammar_bitmask(self, scheduler_output: SchedulerOutput) -> None:
-        """Output is not constrained."""
-
-    def make_stats(self) -> None:
-        """The executor has its own."""
-
-    def shutdown(self) -> None:
-        """Nothing is held."""
-
-    def reset_encoder_cache(self) -> None:
-        """Text only."""
-
-    def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
-        """Prefixes are found by the executor's pool."""
-        return True
-
+    # What vLLM asks of its own scheduler, and never finds here.
+    has_requests = has_finished_requests = _says(False)
+    get_num_unfinished_requests = _says(0)
+    get_request_counts = _says((0, 0))
+    get_grammar_bitmask = make_stats = reset_encoder_cache = shutdown = _says(None)
+    reset_prefix_cache = _says(True)  # prefixes are found by the executor's pool
     schedule = _never("steps are planned by the executor")
     update_from_output = _never("steps are settled by the executor")
     add_request = _never("requests come by tell")
