@@ -27,7 +27,7 @@ from services.executor.engines.grammar_masks import GrammarMasks
 from services.executor.engines.sample_row import SampleRow
 from services.executor.engines.torch.attention import Layer, LayerShape, paged_step
 from services.executor.engines.torch.device import choose_device, device_name, kv_memory_bytes, make_current
-from services.executor.engines.torch.graphs import DecodeGraphs, Recorder, recorder_for
+from services.executor.engines.torch.graphs import DecodeGraphs, Recorder, cuda_recorder
 from services.executor.engines.torch.host_pool import HostPool, host_pool_of
 from services.executor.engines.torch.logprobs import gather_logprobs, read_logprobs
 from services.executor.engines.torch.memory import keep_freed_memory, zeros_in_huge_pages
@@ -144,14 +144,14 @@ class TorchEngine:
 
     def record_decodes(self, max_decodes: int, record: Recorder | None = None) -> None:
         """Have steps of up to ``max_decodes`` decodes replay recorded forward passes; 0 is none. Leaves the engine as
-        it is, with a warning, where the model's forward cannot be recorded. ``record``: None is as the device can."""
+        it is, with a warning, where the model's forward cannot be recorded. ``record``: None is CUDA's."""
         self._graphs = None
         if max_decodes == 0:
             return
         try:
             with torch.inference_mode():
                 inputs = PaddedDecodes(max_decodes, self.spec.max_model_len, self.spec.block_size, self._device)
-                record = record or recorder_for(self._device)
+                record = record or cuda_recorder(self._device)
                 self._graphs = DecodeGraphs(self._forward_decodes, inputs, max_decodes, record)
         except (RuntimeError, ValueError) as error:
             logger.warning("decodes run without CUDA graphs", extra={"reason": first_line(error)})

@@ -78,12 +78,6 @@ def cuda_recorder(device: torch.device) -> Recorder:
     return record
 
 
-def recorder_for(device: torch.device) -> Recorder:
-    """On the CPU nothing can be recorded: there the forward pass itself runs over the static inputs, its kernels in
-    Triton's interpreter."""
-    return cuda_recorder(device) if device.type == "cuda" else lambda run: run
-
-
 def graph_sizes(max_decodes: int) -> list[int]:
     """1, 2, 4, then multiples of 8, the last cut to ``max_decodes``."""
     sizes = [*SMALL_SIZES, *range(SIZE_STEP, max_decodes + SIZE_STEP, SIZE_STEP)]
