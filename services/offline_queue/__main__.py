@@ -38,18 +38,7 @@ def main() -> int:
         return 2
 
     def make(bus: Bus) -> OfflineQueueService:
-        pool_bytes = settings.pool_mb * 1024**2
-        return OfflineQueueService(
-            bus,
-            model,
-            settings.strategy,
-            order,
-            tokenizer,
-            SystemClock(),
-            pool_bytes,
-            settings.max_failures,
-            settings.max_flex_requests,
-        )
+        return OfflineQueueService(bus, settings, model, order, tokenizer, SystemClock())
 
     collect_seldom()
     return run_service(settings.nats, settings.log_level, "offline-queue", make)

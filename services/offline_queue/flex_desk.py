@@ -15,7 +15,6 @@ from shared.scheduling.orders.offline.urgency import urgency
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_MAX_FLEX_REQUESTS = 256
 SILENCE_S = 3 * HOLD_PERIOD_S  # a gateway that has not named its requests for so long is gone
 WINDOW_S = 600.0  # how long OpenAI's clients wait by default; towards its end a request is more urgent
 NEWCOMER_SHARE = 2  # of the limit, for a client that has nothing here: nobody is kept out by who fills it

@@ -6,8 +6,9 @@ import asyncio
 import logging
 
 from services.offline_queue.batches.file_sweep import FileSweep
-from services.offline_queue.batches.manager import DEFAULT_MAX_FAILURES, DEFAULT_POOL_BYTES, BatchManager
-from services.offline_queue.flex_desk import DEFAULT_MAX_FLEX_REQUESTS, FlexDesk
+from services.offline_queue.batches.manager import BatchManager
+from services.offline_queue.flex_desk import FlexDesk
+from services.offline_queue.settings import OfflineQueueSettings
 from shared.bus import Bus, Entry, Subscription
 from shared.clock import Clock
 from shared.errors import BusError
@@ -25,7 +26,6 @@ from shared.scheduling.kv.prefix_cache import CacheChanges
 from shared.scheduling.orders.offline.fair_share import FairShare
 from shared.scheduling.orders.offline.order import OfflineOrder
 from shared.scheduling.orders.offline.share import Share
-from shared.scheduling.strategy import Strategy
 from shared.text.tokenizer import Tokenizer
 from shared.watch.executor_probe import ExecutorProbe
 from shared.watch.tuning import Tuning
@@ -56,24 +56,21 @@ class OfflineQueueService:
     def __init__(
         self,
         bus: Bus,
+        settings: OfflineQueueSettings,
         model: ServedModel,
-        strategy: Strategy,
         order: OfflineOrder,
         tokenizer: Tokenizer,
         clock: Clock,
-        pool_bytes: int = DEFAULT_POOL_BYTES,
-        max_failures: int = DEFAULT_MAX_FAILURES,
-        max_flex_requests: int = DEFAULT_MAX_FLEX_REQUESTS,
     ) -> None:
-        """``order``: an empty one, the strategy's; ``pool_bytes``: for waiting requests of batches; ``max_failures``:
-        of one request; ``max_flex_requests``: under way at a time."""
+        """``order``: an empty one, the strategy's."""
         self._bus = bus
         self._model = model
-        self._strategy = strategy
+        self._strategy = settings.strategy
         self._clock = clock
         self._pool = OfflinePool(FairShare(order, self._share_of), self._on_work, self._on_discard, self._is_awaited)
-        self._batches = BatchManager(bus, tokenizer, model, self._pool, clock, pool_bytes, max_failures)
-        self._flex = FlexDesk(self._pool, clock, max_flex_requests, strategy.serves_offline)
+        pool_bytes = settings.pool_mb * 1024**2
+        self._batches = BatchManager(bus, tokenizer, model, self._pool, clock, pool_bytes, settings.max_failures)
+        self._flex = FlexDesk(self._pool, clock, settings.max_flex_requests, self._strategy.serves_offline)
         self._sweep = FileSweep(bus, self._batches.is_being_read, clock)
         self._tuning = Tuning(bus, self._on_work)
         self._attached: dict[str, _Attached] = {}

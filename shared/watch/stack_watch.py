@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from shared.latency.histogram import LatencyHistogram
-from shared.protocol.batches import BatchRecord
+from shared.protocol.batches import OPEN_STATUSES, BatchRecord
 from shared.protocol.budgets import BudgetRecord
 from shared.protocol.executors import Heartbeat
 from shared.protocol.online import OnlineServed
@@ -17,7 +17,6 @@ from shared.watch.rate_window import RateWindow
 RATE_S = 10.0  # of rates and step times
 BATCH_RATE_S = 60.0  # of a batch's lines, which end seldom
 GONE_S = 5.0  # an executor that has not beaten for so long is not shown
-OPEN_STATUSES = frozenset({"validating", "in_progress", "finalizing", "cancelling"})
 MAX_ENDED = 5
 
 

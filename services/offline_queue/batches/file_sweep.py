@@ -55,7 +55,7 @@ class FileSweep:
     async def remove_orphans(self) -> int:
         """Objects that no record names, and chunks of none; how many. Raises BusError."""
         before_s = self._clock.unix_s() - ORPHAN_AGE_S
-        old = [facts.name for facts in await self._objects.all() if facts.stored_s < before_s]
+        old = [name for name, stored_s in (await self._objects.all()).items() if stored_s < before_s]
         wanted = {entry.key for entry in await self._files.entries()}
         wanted |= {lines_object(entry.key) for entry in await self._batches.entries()}
         orphans = [name for name in old if name not in wanted]

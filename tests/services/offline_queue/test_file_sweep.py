@@ -65,12 +65,12 @@ async def until_gone(desk: Desk, file_id: str) -> None:
             if entry is not None and entry.key == file_id and entry.value is None:
                 break
     async with asyncio.timeout(TIMEOUT_S):
-        while file_id in [facts.name for facts in await desk.objects.all()]:
+        while file_id in await desk.objects.all():
             pass
 
 
 async def subjects_of(desk: Desk, prefix: str) -> list[str]:
-    return [raw.subject async for raw in desk.bus.newest_raw(STREAM, f"{prefix}>")]
+    return [raw.subject async for raw in desk.bus.read_raw(STREAM, f"{prefix}>", newest_only=True)]
 
 
 async def test_an_expired_file_goes_with_its_bytes(desk: Desk, clock: ManualClock) -> None:
@@ -98,7 +98,7 @@ async def test_an_expired_file_waits_for_the_batch_that_reads_it(desk: Desk, clo
     batch_id = await desk.submit([chat_line(str(number)) for number in range(300)])
     asked: asyncio.Queue[bool] = asyncio.Queue()
     async with desk.running(permits=0) as (manager, _):
-        async with manager._tools.ingestion._turn:  # it cannot be read to its end
+        async with manager._tools.reading:  # it cannot be read to its end
             expired_s = int(clock.now_s) - GRACE_S
             await desk.files.edit("file-1", lambda record: replace(record, expires_at=expired_s))
 
@@ -159,7 +159,7 @@ async def test_what_a_kill_left_half_done_goes_and_nothing_else(desk: Desk, cloc
         clock.now_s += ORPHAN_AGE_S + 60
         assert await sweep.remove_orphans() == 4  # one object, two descriptions of deleted ones, one put's chunks
         assert await sweep.remove_orphans() == 0
-        names = {facts.name for facts in await desk.objects.all()}
+        names = set(await desk.objects.all())
         assert names == {"file-good", "file-1", lines_object(batch_id)}
         assert len(await subjects_of(desk, CHUNKS)) == len(await subjects_of(desk, DESCRIPTIONS)) == 3
         assert await read(desk, "file-good") == b"contents of file-good"
