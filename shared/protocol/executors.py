@@ -64,6 +64,7 @@ class ExecutorCounters(msgspec.Struct):
     pauses: int = 0  # offline requests that gave way and kept it
     checkpointed_slots: int = 0  # KV slots copied to the host
     restored_slots: int = 0  # and back
+    copy_wait_s: float = 0.0  # that steps waited for them, where they did not come beside the step before
     aborted: int = 0
     finished_online: int = 0
     finished_offline: int = 0

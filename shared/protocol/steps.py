@@ -64,3 +64,11 @@ class StepStarted(msgspec.Struct, frozen=True):
     pace: Pace = Pace()  # for the step after the one that starts; deadlines are on its clock
     cache: CacheChanges = CacheChanges()  # of the prefix cache, since the message before
     num_fresh: int | None = None
+
+
+class CacheTold(msgspec.Struct, frozen=True):
+    """What a StepStarted tells of the prefix cache, for those who need no more of it."""
+
+    executor_id: str
+    epoch: str
+    cache: CacheChanges = CacheChanges()

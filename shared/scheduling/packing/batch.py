@@ -69,7 +69,7 @@ class BatchBuilder:
     def try_decode(self, request: Request, bounded: bool) -> bool:
         """HyGen Alg. 1 lines 7-11: T(batch with r) - T(batch) against what is left of the budget."""
         num_blocks = request.num_new_blocks(1, self._block_size)
-        if num_blocks > self.num_blocks_left or not self.has_room:
+        if num_blocks > self.num_blocks_left or self._num_seqs_left <= 0 or self.num_tokens_left <= 0:
             return False
         context_len = request.num_computed_tokens + 1
         latency_ms = None

@@ -66,7 +66,7 @@ def _describe_sharing(beat: Heartbeat) -> str:
         return ""
     return (
         f", {counters.pauses} times an offline request was paused, {counters.checkpointed_slots} slots to the host, "
-        f"{counters.restored_slots} back"
+        f"{counters.restored_slots} back, for which steps waited {counters.copy_wait_s:.1f} s"
     )
 
 
