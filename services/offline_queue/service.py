@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import dataclass, field
 
 from services.offline_queue.batches.file_sweep import FileSweep
 from services.offline_queue.batches.manager import BatchManager
@@ -37,15 +38,15 @@ CACHE_WAIT_S = 2.0
 SILENCE_S = 5.0  # an executor that is silent for so long holds nothing any more, as far as we know
 
 
+@dataclass(slots=True)
 class _Attached:
     """An executor's scheduler and its subscriptions."""
 
-    def __init__(self, scheduler: Scheduler, seen_s: float) -> None:
-        self.scheduler = scheduler
-        self.seen_s = seen_s
-        self.is_silent = False
-        self.lost: list[str] = []  # what it held when it fell silent
-        self.subscriptions: list[Subscription] = []
+    scheduler: Scheduler
+    seen_s: float
+    is_silent: bool = False
+    lost: list[str] = field(default_factory=list)  # what it held when it fell silent
+    subscriptions: list[Subscription] = field(default_factory=list)
 
 
 class OfflineQueueService:
@@ -67,22 +68,23 @@ class OfflineQueueService:
         self._model = model
         self._strategy = settings.strategy
         self._clock = clock
-        self._pool = OfflinePool(FairShare(order, self._share_of), self._on_work, self._on_discard, self._is_awaited)
+        self._work = asyncio.Event()
+        self._pool = OfflinePool(
+            FairShare(order, self._share_of), self._work.set, self._on_discard, lambda each: self._batches.is_open(each)
+        )
         pool_bytes = settings.pool_mb * 1024**2
         self._batches = BatchManager(bus, tokenizer, model, self._pool, clock, pool_bytes, settings.max_failures)
         self._flex = FlexDesk(self._pool, clock, settings.max_flex_requests, self._strategy.serves_offline)
-        self._sweep = FileSweep(bus, self._batches.is_being_read, clock)
-        self._tuning = Tuning(bus, self._on_work)
+        self._sweep: FileSweep
+        self._tuning = Tuning(bus, self._work.set)
         self._attached: dict[str, _Attached] = {}
-        self._work = asyncio.Event()
         self._has_gap = asyncio.Event()  # in what is known of an executor's prefix cache
         self._aborts: dict[str, dict[str, None]] = {}
 
     async def start(self) -> None:
         """Recover the pool before any executor is heard, so that what executors hold is recognized."""
-        await self._bus.ensure_streams()
         await self._batches.start()
-        await self._sweep.start()
+        self._sweep = FileSweep(self._batches.tools, self._batches.is_being_read)
         await self._bus.subscribe(subjects.HEARTBEATS, Heartbeat, self._on_heartbeat)
         await self._bus.serve(subjects.OFFLINE_SAMPLE, object, self._on_sample)
         await self._bus.serve(subjects.FLEX, FlexMessage, self._on_flex)
@@ -253,21 +255,13 @@ class OfflineQueueService:
 
     # Work for executors that wait
 
-    def _on_work(self) -> None:
-        self._work.set()
-
     def _share_of(self, batch_id: str) -> Share:
         return self._flex.share_of(batch_id) or self._batches.share_of(batch_id)
 
-    def _is_awaited(self, request_id: str) -> bool:
-        return self._batches.is_open(request_id)
-
     def _on_discard(self, executor_id: str, request_ids: list[str]) -> None:
-        attached = self._attached.get(executor_id)
-        if attached is None:
+        if (attached := self._attached.get(executor_id)) is None:
             return
-        held = [request_id for request_id in request_ids if attached.scheduler.holds(request_id)]
-        if held:
+        if held := [request_id for request_id in request_ids if attached.scheduler.holds(request_id)]:
             self._aborts.setdefault(executor_id, {}).update(dict.fromkeys(held))
             self._work.set()
 

@@ -75,10 +75,9 @@ class BatchManager:
         creation and of their lines. A batch that cannot be read is left to ``run``, which tries again. Raises
         BusError."""
         await self._bus.ensure_streams()
-        self._batches = await self._bus.bucket(subjects.BATCHES_BUCKET, BatchRecord)
-        self._tools = BatchTools(
+        self.tools = BatchTools(
             bus=self._bus,
-            batches=self._batches,
+            batches=await self._bus.bucket(subjects.BATCHES_BUCKET, BatchRecord),
             files=await self._bus.bucket(subjects.FILES_BUCKET, FileObject),
             objects=await self._bus.objects(),
             tokenizer=self._tokenizer,
@@ -88,9 +87,9 @@ class BatchManager:
             room=self._room,
             max_failures=self._max_failures,
         )
-        for entry in await self._batches.entries():
+        for entry in await self.tools.batches.entries():
             if entry.value is not None and not entry.value.cleared:
-                self._lives[entry.key] = BatchLife(self._tools, entry.value)
+                self._lives[entry.key] = BatchLife(self.tools, entry.value)
         for life in self._in_order():
             with contextlib.suppress(BusError):  # its run will say so
                 await life.admit()
@@ -157,14 +156,14 @@ class BatchManager:
         return sorted(self._lives.values(), key=lambda life: (life.record.created_at, life.record.id))
 
     async def _watch_batches(self, group: asyncio.TaskGroup) -> None:
-        async for entry in self._batches.watch():
+        async for entry in self.tools.batches.watch():
             if entry is None or entry.value is None or entry.value.cleared:
                 continue
             life = self._lives.get(entry.key)
             if life is not None:
                 life.notice(entry.value)
             elif entry.value.status in OPEN_STATUSES:
-                life = self._lives[entry.key] = BatchLife(self._tools, entry.value)
+                life = self._lives[entry.key] = BatchLife(self.tools, entry.value)
                 group.create_task(self._live(life))
 
     async def _live(self, life: BatchLife) -> None:
@@ -200,7 +199,7 @@ class BatchManager:
     async def _drop_late(self, batch_id: str, stored: Stored[T]) -> None:
         """The result of a request that was running when its batch was cancelled or expired has no place any more."""
         try:
-            entry = await self._batches.get(batch_id)
+            entry = await self.tools.batches.get(batch_id)
             if entry.value is not None and entry.value.cleared:
                 await self._bus.delete_stored(subjects.RESULTS_STREAM, stored.sequence)
         except NotFoundOnBusError:
