@@ -19,7 +19,7 @@ from shared.bus import Bucket, Bus
 from shared.clock import Clock
 from shared.errors import BusError, EngineLostError
 from shared.latency.model import LatencyModel
-from shared.process.service import Details
+from shared.process.service import Details, Service
 from shared.protocol import subjects
 from shared.protocol.executors import EngineSpec, ExecutorInfo, Heartbeat, SetDraining
 from shared.protocol.measurements import MeasuredShape, MeasureShape
@@ -40,7 +40,7 @@ HEARTBEAT_S = 1.0
 RESULTS_DRAIN_S = 5.0
 
 
-class ExecutorService:
+class ExecutorService(Service):
     """One model replica on the bus. A new instance has a new epoch: it holds nothing of an earlier one."""
 
     def __init__(
@@ -113,9 +113,6 @@ class ExecutorService:
         except BusError as error:
             logger.warning("could not sign off", extra={"executor_id": self.name, "why": str(error)})
         self._loop.close()
-
-    def health(self) -> str:
-        return "ok" if self._bus.is_connected else "bus connection lost"
 
     def details(self) -> Details:
         counters = self._loop.counters()

@@ -12,13 +12,13 @@ from services.gateway.live.gauges import observe_executors, observe_live_request
 from services.gateway.settings import GatewaySettings
 from shared.bus import Bus
 from shared.clock import Clock
-from shared.process.service import Details
+from shared.process.service import Details, Service
 from shared.watch.executor_probe import ExecutorProbe
 
 DRAIN_S = 10
 
 
-class GatewayService:
+class GatewayService(Service):
     """Everything of one gateway process."""
 
     name = "gateway"

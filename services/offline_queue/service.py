@@ -14,7 +14,7 @@ from shared.bus import Bus, Entry, Subscription
 from shared.clock import Clock
 from shared.errors import BusError
 from shared.openai.completions.requests import ServedModel
-from shared.process.service import Details
+from shared.process.service import Details, Service
 from shared.protocol import subjects
 from shared.protocol.executors import ExecutorInfo, Heartbeat
 from shared.protocol.flex import FlexAnswer, FlexMessage, FlexSubmit
@@ -49,8 +49,9 @@ class _Attached:
     subscriptions: list[Subscription] = field(default_factory=list)
 
 
-class OfflineQueueService:
-    """Plans go out as step messages come in; nothing here ever stands on the path of a step."""
+class OfflineQueueService(Service):
+    """Plans go out as step messages come in; nothing here ever stands on the path of a step. Nothing is to be finished
+    at its end: the pool is durable, and executors go on with what they hold."""
 
     name = "offline-queue"
 
@@ -104,12 +105,6 @@ class OfflineQueueService:
             group.create_task(ExecutorProbe(self._bus, self._heard, self._on_gone).run())
             if self._strategy.offline_qps:
                 group.create_task(self._release(1.0 / self._strategy.offline_qps))
-
-    async def stop(self) -> None:
-        """Nothing to finish: the pool is durable, and executors go on with what they hold."""
-
-    def health(self) -> str:
-        return "ok" if self._bus.is_connected else "bus connection lost"
 
     def details(self) -> Details:
         batches = self._batches.stats()

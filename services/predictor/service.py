@@ -18,7 +18,7 @@ from shared.cancellation import check_cancelled
 from shared.clock import Clock
 from shared.errors import BusError, NotFoundOnBusError
 from shared.latency.linear import Coefficients
-from shared.process.service import Details
+from shared.process.service import Details, Service
 from shared.protocol import subjects
 from shared.protocol.executors import ExecutorInfo
 from shared.protocol.latency_models import FittedModel, LatencyModelRecord, model_record
@@ -28,7 +28,7 @@ from shared.protocol.prediction import PredictBatch, Prediction
 logger = logging.getLogger(__name__)
 
 
-class Predictor:
+class Predictor(Service):
     """Watches every executor's samples; LATENCY_MODELS_BUCKET holds the outcome, one record per kind of executor."""
 
     name = "predictor"
@@ -75,9 +75,6 @@ class Predictor:
         """Nothing is lost: what was published stays, and samples come again."""
         for subscription in self._subscriptions:
             await subscription.stop()
-
-    def health(self) -> str:
-        return "ok"
 
     def details(self) -> Details:
         """Totals over all kinds; ``worst_mape`` is that of the published models, ``drift_ratio`` and

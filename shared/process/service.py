@@ -46,9 +46,11 @@ class Service(Protocol):
 
     async def stop(self) -> None:
         """Finish what must not be lost."""
+        return
 
     def health(self) -> str:
         """ "ok", or what is wrong."""
+        return "ok"
 
     def details(self) -> Details:
         """Figures for ``slackwater status``."""

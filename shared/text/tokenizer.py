@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 REPLACEMENT = "\ufffd"  # what decoding shows for bytes that are not UTF-8, or not yet
 MAX_UTF8_BYTES = 4  # of one character, each perhaps a token of its own
 MAX_PENDING_TOKENS = 16  # an unfinished character spans fewer tokens; beyond this the bytes are broken
+
+Dicts = Sequence[Mapping[str, Any]]  # messages or tools, as templates take them
 
 
 class Tokenizer:
@@ -73,28 +75,20 @@ class Tokenizer:
         return ids
 
     def apply_chat_template(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        add_generation_prompt: bool = True,
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        self, messages: Dicts, tools: Dicts | None = None
     ) -> list[int]:
-        """Token ids of a conversation. Raises ChatTemplateError where the template refuses it, or there is none."""
-        return self.encode(self.render_chat(messages, add_generation_prompt, tools), add_special_tokens=False)
+        """Token ids of a conversation that the model is to go on with. Raises ChatTemplateError where the template
+        refuses it, or there is none."""
+        return self.encode(self.render_chat(messages, tools), add_special_tokens=False)
 
-    def render_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        add_generation_prompt: bool = True,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-    ) -> str:
+    def render_chat(self, messages: Dicts, tools: Dicts | None = None) -> str:
         """The conversation as the model's prompt. Raises ChatTemplateError."""
         template = self._template if tools is None else self._tool_template
         if template is None:
             raise ChatTemplateError("this model has no chat template; use /v1/completions")
         try:
-            return template.render(
-                messages=messages, add_generation_prompt=add_generation_prompt, tools=tools, **self._template_tokens
-            )
+            tokens = self._template_tokens
+            return template.render(messages=messages, add_generation_prompt=True, tools=tools, **tokens)
         except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
             raise ChatTemplateError(f"the chat template refuses these messages: {error}") from error
 
@@ -246,22 +240,14 @@ def _compile(chat_template: str) -> jinja2.Template:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
     )
-    environment.filters["tojson"] = _to_json
+    environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
     environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
+    environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
     return environment.from_string(chat_template)
-
-
-def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
 
 
 def _raise_exception(message: str) -> NoReturn:
     raise jinja2.TemplateError(message)
-
-
-def _strftime_now(pattern: str) -> str:
-    return datetime.now().strftime(pattern)
 
 
 def _read_config(path: Path) -> dict[str, Any]:

@@ -59,13 +59,28 @@ class BatchLife:
     def add_result(self, stored: Stored[OfflineResult]) -> None:
         """A result is in the stream; one that was there before changes nothing. Before admission nothing is done:
         admission reads all results."""
-        if self.progress is not None:
-            self._count(self.progress, stored.message)
+        result = stored.message
+        if self.progress is None or not self.progress.add_result(line_of(result.request_id), result):
+            return
+        self._arrived.append(result)
+        self._tools.pool.discard([result.request_id])
+        self._changed.set()
+        if not self.progress.num_open:
+            self._end_work()
+        elif self._feed is not None and self._feed.is_low:
+            self._urgent.set()
 
     def add_failure(self, stored: Stored[OfflineFailure]) -> None:
         """A failed run is in the stream; as ``add_result``."""
-        if self.progress is not None:
-            self._count_failure(self.progress, stored)
+        if self.progress is None:
+            return
+        failure, line = stored.message, line_of(stored.message.request_id)
+        num_failures = self.progress.add_failure(line, stored.sequence)
+        if num_failures < self._tools.max_failures:
+            self._tools.pool.retry(failure.request_id, num_failures)
+            return
+        self._given_up[line] = f"given up after {num_failures} failed runs; the last: {failure.reason}"
+        self._changed.set()
 
     def is_open(self, line: int) -> bool:
         """The batch is at work, and the line is one of its own that has no result."""
@@ -118,33 +133,13 @@ class BatchLife:
         self._outputs = await BatchOutputs.open(self._tools, self.record)
         self._feed = BatchFeed(self._tools, progress)
         async for result in bus.read(subjects.RESULTS_STREAM, subjects.batch_results(batch_id), OfflineResult):
-            self._count(progress, result.message)
+            self.add_result(result)
             if len(self._arrived) >= GROUP_RESULTS:
                 await self._write_arrived()
         async for failure in bus.read(subjects.RESULTS_STREAM, subjects.batch_failures(batch_id), OfflineFailure):
-            self._count_failure(progress, failure)
+            self.add_failure(failure)
         if not self._is_expired():
             await self._feed.fill(lambda: self._is_cancelled)
-
-    def _count(self, progress: BatchProgress, result: OfflineResult) -> None:
-        if not progress.add_result(line_of(result.request_id), result):
-            return
-        self._arrived.append(result)
-        self._tools.pool.discard([result.request_id])
-        self._changed.set()
-        if not progress.num_open:
-            self._end_work()
-        elif self._feed is not None and self._feed.is_low:
-            self._urgent.set()
-
-    def _count_failure(self, progress: BatchProgress, stored: Stored[OfflineFailure]) -> None:
-        failure, line = stored.message, line_of(stored.message.request_id)
-        num_failures = progress.add_failure(line, stored.sequence)
-        if num_failures < self._tools.max_failures:
-            self._tools.pool.retry(failure.request_id, num_failures)
-            return
-        self._given_up[line] = f"given up after {num_failures} failed runs; the last: {failure.reason}"
-        self._changed.set()
 
     def _end_work(self) -> None:
         self._over.set()
