@@ -6,13 +6,13 @@ import random
 import sys
 from pathlib import Path
 
-from services.offline_queue.garbage import collect_seldom
 from services.offline_queue.service import OfflineQueueService
 from services.offline_queue.settings import OfflineQueueSettings
 from shared.bus import Bus
 from shared.clock import SystemClock
 from shared.errors import ConfigError, SlackwaterError
 from shared.openai.completions.requests import ServedModel
+from shared.process.memory import collect_seldom
 from shared.process.service import run_service
 from shared.scheduling.orders.offline.registry import DEFAULT_BLOCK_SIZE
 from shared.settings import config

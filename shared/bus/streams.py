@@ -219,11 +219,11 @@ class Streams(Connection):
                 await self.wait_reconnected(self.reconnects, timeout_s=1.0)
                 continue
             try:
-                if pending == 0 and not caught_up:
-                    caught_up = True
-                    yield None
                 generation = self.reconnects
                 while generation == self.reconnects:
+                    if not pending and not caught_up:
+                        caught_up = True
+                        yield None
                     check_cancelled()
                     try:
                         # more than there are would be waited for, and those that come be held back meanwhile
@@ -231,9 +231,6 @@ class Streams(Connection):
                     except (TimeoutError, nats.errors.TimeoutError):
                         # what was pending may have been deleted before it was delivered
                         pending = (await consumer.consumer_info()).num_pending or 0
-                        if not caught_up and not pending:
-                            caught_up = True
-                            yield None
                         continue
                     check_cancelled()
                     for msg in messages:
@@ -241,9 +238,6 @@ class Streams(Connection):
                         last, pending = meta.sequence.stream, meta.num_pending or 0
                         stored_s = meta.timestamp.timestamp()
                         yield Raw(msg.data, msg.subject, last, msg.headers or {}, stored_s)
-                        if meta.num_pending == 0 and not caught_up:
-                            caught_up = True
-                            yield None
             except FAILURES as error:
                 logger.warning("stream reader lost its consumer", extra={"stream": stream, "error": repr(error)})
                 await self.wait_reconnected(self.reconnects, timeout_s=0.5)

@@ -15,6 +15,7 @@ import tokenizers
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from shared.errors import ChatTemplateError, ModelError
+from shared.text.model_folder import read_json
 from shared.text.token_bytes import TokenBytes
 from shared.text.tool_format import BEGINS, tool_format_of
 
@@ -62,7 +63,8 @@ class Tokenizer:
             raise ModelError(f"{folder / 'tokenizer.json'} cannot be read as a tokenizer: {error}") from error
         backend.no_truncation()
         backend.no_padding()
-        config = _read_config(folder / "tokenizer_config.json")
+        config_path = folder / "tokenizer_config.json"
+        config = read_json(config_path) if config_path.exists() else {}
         try:
             template, tool_template = _find_chat_templates(folder, config)
             return cls(backend, template, _named_tokens(config), tool_template)
@@ -74,9 +76,7 @@ class Tokenizer:
         ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
-    def apply_chat_template(
-        self, messages: Dicts, tools: Dicts | None = None
-    ) -> list[int]:
+    def apply_chat_template(self, messages: Dicts, tools: Dicts | None = None) -> list[int]:
         """Token ids of a conversation that the model is to go on with. Raises ChatTemplateError where the template
         refuses it, or there is none."""
         return self.encode(self.render_chat(messages, tools), add_special_tokens=False)
@@ -248,18 +248,6 @@ def _compile(chat_template: str) -> jinja2.Template:
 
 def _raise_exception(message: str) -> NoReturn:
     raise jinja2.TemplateError(message)
-
-
-def _read_config(path: Path) -> dict[str, Any]:
-    if not path.exists():
-        return {}
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path} cannot be read: {error}") from error
-    if not isinstance(config, dict):
-        raise ModelError(f"{path} is not a JSON object")
-    return config
 
 
 def _find_chat_templates(folder: Path, config: Mapping[str, Any]) -> tuple[str | None, str | None]:

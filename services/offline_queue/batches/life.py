@@ -128,7 +128,9 @@ class BatchLife:
 
     async def _admit(self) -> None:
         bus, batch_id = self._tools.bus, self.record.id
-        progress = await BatchProgress.of_lines(batch_id, read_lines(self._tools.objects, batch_id))
+        progress = BatchProgress(batch_id)
+        async for line in read_lines(self._tools.objects, batch_id):
+            progress.add_line(line)
         self.progress = progress  # before the results are read: the next one may come to add_result first
         self._outputs = await BatchOutputs.open(self._tools, self.record)
         self._feed = BatchFeed(self._tools, progress)
