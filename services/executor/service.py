@@ -10,7 +10,6 @@ import uuid
 
 from msgspec.structs import replace
 
-from services.executor.gateway_watch import GatewayWatch
 from services.executor.publisher import StepPublisher
 from services.executor.results import ResultStore
 from services.executor.settings import ExecutorSettings
@@ -32,6 +31,7 @@ from shared.scheduling.kv.prefix_cache import CacheChanges
 from shared.scheduling.policy import Policy
 from shared.scheduling.request import Kind
 from shared.text.tokenizer import Tokenizer
+from shared.watch.probe import gateway_probe
 from shared.watch.tuning import Tuning
 
 logger = logging.getLogger(__name__)
@@ -93,13 +93,19 @@ class ExecutorService(Service):
                 group.create_task(self._beat())
                 group.create_task(self._results.run())
                 group.create_task(self._tuning.run())
-                group.create_task(GatewayWatch(self._bus, self._replica, self._loop).run())
+                group.create_task(gateway_probe(self._bus, self._replica.request_ids_of_gateways, self._abandon).run())
         except BaseExceptionGroup as errors:
             lost = errors.subgroup(EngineLostError)
             if lost is None:
                 raise
             self._engine_is_lost = True
             raise lost.exceptions[0] from None
+
+    def _abandon(self, gateway_id: str) -> None:
+        """A gateway is gone: nobody reads the tokens of its requests, so they stop."""
+        request_ids = self._replica.request_ids_of_gateways().get(gateway_id, [])
+        logger.warning("gateway is gone", extra={"gateway_id": gateway_id, "requests": len(request_ids)})
+        self._loop.abort(request_ids)
 
     async def stop(self) -> None:
         """Sign off, and let results that are not durable yet become so. With a lost engine there is no sign-off: what

@@ -28,7 +28,7 @@ from shared.scheduling.orders.offline.fair_share import FairShare
 from shared.scheduling.orders.offline.order import OfflineOrder
 from shared.scheduling.orders.offline.share import Share
 from shared.text.tokenizer import Tokenizer
-from shared.watch.executor_probe import ExecutorProbe
+from shared.watch.probe import executor_probe
 from shared.watch.tuning import Tuning
 
 logger = logging.getLogger(__name__)
@@ -102,7 +102,7 @@ class OfflineQueueService(Service):
             group.create_task(self._serve_idle())
             group.create_task(self._watch_silence())
             group.create_task(self._fill_gaps())
-            group.create_task(ExecutorProbe(self._bus, self._heard, self._on_gone).run())
+            group.create_task(executor_probe(self._bus, self._heard, self._on_gone).run())
             if self._strategy.offline_qps:
                 group.create_task(self._release(1.0 / self._strategy.offline_qps))
 
