@@ -19,10 +19,10 @@ from benchmarks.harness.turns import Times
 from benchmarks.lab.lab import Machine
 from benchmarks.lab.samples import boosted_model
 from benchmarks.scheduling.offline import ORDERS, make_pool, offline_request
-from services.offline_queue.garbage import collect_seldom
 from shared.clock import SystemClock
 from shared.latency.linear import LinearLatencyModel
 from shared.latency.model import LatencyModel
+from shared.process.memory import collect_seldom
 from shared.protocol.codec import encode
 from shared.protocol.executors import EngineSpec, ExecutorInfo
 from shared.protocol.steps import PlanSource, StepStarted
