@@ -12,10 +12,9 @@ from pathlib import Path
 
 import uvloop
 
-from benchmarks.harness.command import run_command
+from benchmarks.harness.command import Results, benchmark
 from benchmarks.harness.model import model_folder
 from benchmarks.harness.stack import stack
-from benchmarks.harness.table import print_table
 from benchmarks.scheduling.offline import make_pool, offline_request
 from services.executor.engines.factory import load_engine
 from services.executor.service import ExecutorService
@@ -79,25 +78,18 @@ async def measure(url: str, folder: Path, depth: int, num_requests: int) -> tupl
     return elapsed_s, executor
 
 
-async def rows(url: str, folder: Path, num_requests: int) -> list[list[str]]:
-    made = []
-    first_s = 0.0
-    for depth in (1, 2, 4):
-        elapsed_s, executor = await measure(url, folder, depth, num_requests)
-        first_s = first_s or elapsed_s
-        details = executor.details()
-        steps, planned = details["steps"], details["steps_planned"]
-        tokens_per_s = num_requests * OUTPUT / elapsed_s
-        made.append([str(depth), f"{tokens_per_s:.0f}", f"{first_s / elapsed_s:.2f}", str(steps), str(planned)])
-    return made
-
-
-def main(requests: int = 128) -> None:
-    folder = model_folder()
+@benchmark
+def main(requests: int = 128) -> Results:
+    folder, first_s = model_folder(), 0.0
     with stack() as running:
-        table = uvloop.run(rows(running.nats_url, folder, requests))
-    print_table(["pipeline depth", "output tokens/s", "of depth 1", "steps", "planned"], table)
-
-
-if __name__ == "__main__":
-    run_command(main)
+        for depth in (1, 2, 4):
+            elapsed_s, executor = uvloop.run(measure(running.nats_url, folder, depth, requests))
+            first_s = first_s or elapsed_s
+            details = executor.details()
+            yield {
+                "pipeline depth": str(depth),
+                "output tokens/s": f"{requests * OUTPUT / elapsed_s:.0f}",
+                "of depth 1": f"{first_s / elapsed_s:.2f}",
+                "steps": str(details["steps"]),
+                "planned": str(details["steps_planned"]),
+            }

@@ -17,7 +17,6 @@ import json
 import os
 import shutil
 import statistics
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -31,9 +30,9 @@ import typer
 import uvloop
 
 from benchmarks.gateway.stream_client import Client, all_at_once, first_tokens
-from benchmarks.harness.command import run_command
+from benchmarks.harness.command import Results, benchmark
 from benchmarks.harness.model import model_folder
-from benchmarks.harness.table import print_table, quantiles
+from benchmarks.harness.table import Row, quantiles
 from benchmarks.vllm.servers import Slackwater, System, Vllm
 from benchmarks.vllm.workload import Setting
 from loadgen.client.openai_client import OpenAIClient
@@ -106,7 +105,7 @@ async def turn(clients: Sequence[Client], max_tokens: int) -> Turn:
 
 async def measure(
     system: System, setting: Setting, path: Path, streams: Sequence[int], max_tokens: int, rounds: int, turns: int
-) -> tuple[list[float], list[list[str]]]:
+) -> tuple[list[float], list[Row]]:
     """TTFTs in ms, fastest first, and a row for each number of streams. Raises ServerError."""
     folder = Path(tempfile.mkdtemp(prefix=f"{system.name}-"))
     async with system.serving(setting, path, folder) as server:
@@ -121,55 +120,45 @@ async def measure(
             done = [await turn(clients, max_tokens) for _ in range(turns)]
             for stream in clients:
                 stream.close()
-            rows.append([str(num_streams), system.name, *row(done)])
+            rows.append({"streams": str(num_streams), "": system.name, **row(done)})
     shutil.rmtree(folder)
     return ttft_ms, rows
 
 
-def row(turns: Sequence[Turn]) -> list[str]:
+def row(turns: Sequence[Turn]) -> Row:
     """Medians."""
-    cpu_us = [statistics.median(done.cpu_us[role] for done in turns) for role in ROLES]
-    return [
-        f"{statistics.median(done.tokens_per_s for done in turns):,.0f}",
-        f"{statistics.median(done.tokens_per_event for done in turns):.2f}",
-        *(f"{value:.0f}" for value in cpu_us),
-        f"{statistics.median(sum(done.cpu_us.values()) for done in turns):.0f}",
-    ]
+    cpu_us = {role: statistics.median(done.cpu_us[role] for done in turns) for role in ROLES}
+    all_us = statistics.median(sum(done.cpu_us.values()) for done in turns)
+    return {
+        "tokens/s": f"{statistics.median(done.tokens_per_s for done in turns):,.0f}",
+        "tokens/event": f"{statistics.median(done.tokens_per_event for done in turns):.2f}",
+        **{(f"µs of a core a token: {role}" if role == ROLES[0] else role): f"{us:.0f}" for role, us in cpu_us.items()},
+        "all": f"{all_us:.0f}",
+    }
 
 
-async def compare(path: Path, streams: list[int], max_tokens: int, rounds: int, turns: int) -> None:
-    setting = Setting(
-        online="",
-        offline="",
-        model=str(path),
-        max_num_batched_tokens=2048,
-        max_num_seqs=max(streams),
-        max_model_len=CONTEXT,
-        kv_tokens=KV_TOKENS,
-    )
-    ttfts, rows = [], []
-    for system in SYSTEMS:
-        print(f"{system.name}...", file=sys.stderr)
-        times, measured = await measure(system, setting, path, streams, max_tokens, rounds, turns)
-        ttfts.append([system.name, *quantiles(times, 0.5, 0.9, 0.99)])
-        rows += measured
-    print_table(["", "TTFT p50 ms", "p90 ms", "p99 ms"], ttfts)
-    print()
-    heads = [*(f"µs of a core a token: {role}" if role == ROLES[0] else role for role in ROLES), "all"]
-    print_table(["streams", "", "tokens/s", "tokens/event", *heads], sorted(rows, key=lambda cells: int(cells[0])))
-
-
+@benchmark
 def main(
     streams: list[int] = STREAMS,
     max_tokens: int = 200,
     rounds: Annotated[int, typer.Option(help="Requests for the TTFT.")] = 200,
     turns: Annotated[int, typer.Option(help="Of each number of streams.")] = 3,
-) -> None:
+) -> Results:
     os.environ["SLACKWATER_SIM_TIME_SCALE"] = INSTANT
+    rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:
         small_model(model_folder(), Path(folder))
-        uvloop.run(compare(Path(folder), streams, max_tokens, rounds, turns))
-
-
-if __name__ == "__main__":
-    run_command(main)
+        setting = Setting(
+            online="",
+            offline="",
+            model=folder,
+            max_num_batched_tokens=2048,
+            max_num_seqs=max(streams),
+            max_model_len=CONTEXT,
+            kv_tokens=KV_TOKENS,
+        )
+        for system in SYSTEMS:
+            times, measured = uvloop.run(measure(system, setting, Path(folder), streams, max_tokens, rounds, turns))
+            yield {"": system.name, **quantiles(times, {"TTFT p50 ms": 0.5, "p90 ms": 0.9, "p99 ms": 0.99})}
+            rows += measured
+    yield from sorted(rows, key=lambda row: int(row["streams"]))

@@ -8,16 +8,14 @@ work on the machine moves it less than it moves the clock.
 
 from __future__ import annotations
 
-import statistics
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from benchmarks.engine.batches import prompt_of
-from benchmarks.harness.command import run_command
+from benchmarks.harness.command import Results, benchmark
 from benchmarks.harness.model import DEFAULT_MODEL, ModelOption, model_folder
-from benchmarks.harness.table import print_table
 from benchmarks.harness.turns import Times
 from services.executor.engines.torch.threads import cpu_count
 from services.executor.engines.vllm.environment import import_vllm
@@ -88,6 +86,7 @@ class Rig:
     def __init__(self, path: Path, threads: int) -> None:
         import_vllm(threads)
         from vllm.v1.core.sched.scheduler import Scheduler
+        from vllm.v1.sample.sampler import Sampler
 
         from services.executor.engines.vllm.core import VllmOptions
         from services.executor.engines.vllm.engine import VllmEngine
@@ -99,15 +98,8 @@ class Rig:
         self.core: Any = self.engine._core
         self.runner: Any = self.core.model_executor.driver_worker.worker.model_runner
         self._planned, self._seeded = self.core.scheduler, self.runner.sampler
-        self._plain_sampler = type(self).plain_sampler(self.runner)
+        self._plain_sampler = Sampler(logprobs_mode=self.runner.model_config.logprobs_mode)
         self._scheduler_type = Scheduler
-
-    @staticmethod
-    def plain_sampler(runner: Any) -> Any:
-        """vLLM's own."""
-        from vllm.v1.sample.sampler import Sampler
-
-        return Sampler(logprobs_mode=runner.model_config.logprobs_mode)
 
     def plain_scheduler(self) -> Any:
         """vLLM's own, empty, as the engine core would make it."""
@@ -127,6 +119,8 @@ class Rig:
 
 def compare(rig: Rig, num_requests: int, sampling: Sampling, turns: int) -> tuple[Times, Times]:
     """The counted steps of ours and of vLLM's."""
+    from vllm.v1.request import RequestStatus
+
     plain = rig.plain_scheduler()
     rig.switch(plain)
     theirs, ours = Theirs(rig.core, plain, num_requests, sampling), Ours(rig.engine, num_requests, sampling)
@@ -137,39 +131,34 @@ def compare(rig: Rig, num_requests: int, sampling: Sampling, turns: int) -> tupl
             step()
             for _ in range(STEPS):
                 (taken if turn else Times()).time(step)
-    plain.finish_requests([f"theirs-{n}" for n in range(num_requests)], aborted())
+    plain.finish_requests([f"theirs-{n}" for n in range(num_requests)], RequestStatus.FINISHED_ABORTED)
     theirs.step()
     rig.switch(None)
     return times
 
 
-def aborted() -> Any:
-    from vllm.v1.request import RequestStatus
-
-    return RequestStatus.FINISHED_ABORTED
+def added(ours_ms: float, theirs_ms: float) -> str:
+    return f"{(ours_ms / theirs_ms - 1) * 100:+.1f}%"
 
 
-def cells(ours: list[float], theirs: list[float]) -> list[str]:
-    """The medians, and what ours adds."""
-    ours_ms, theirs_ms = statistics.median(ours), statistics.median(theirs)
-    return [f"{ours_ms:.1f}", f"{theirs_ms:.1f}", f"{(ours_ms / theirs_ms - 1) * 100:+.1f}%"]
-
-
+@benchmark
 def main(
     threads: Annotated[int, typer.Option(help="Of the engine.")] = cpu_count(),
     turns: Annotated[int, typer.Option(help="Of each per size.")] = 12,
     model: ModelOption = DEFAULT_MODEL,
-) -> None:
-    rig, rows = Rig(model_folder(model), threads), []
+) -> Results:
+    rig = Rig(model_folder(model), threads)
+    yield f"{rig.engine.spec.device}, {rig.engine.spec.dtype}"
     for name, sampling in (("greedy", GREEDY), ("temperature 0.8, top_p 0.95", SEEDED)):
         for size in BATCHES:
             ours, theirs = compare(rig, size, sampling, turns)
-            figures = [*cells(ours.cpu_ms, theirs.cpu_ms), *cells(ours.clock_ms, theirs.clock_ms)]
-            rows.append([f"decode, batch {size}, {name}", *figures])
-    print(f"{rig.engine.spec.device}, {rig.engine.spec.dtype}\n")
-    print_table(("step", "CPU ms", "vLLM alone CPU ms", "added", "ms", "vLLM alone ms", "added"), rows)
+            yield {
+                "step": f"decode, batch {size}, {name}",
+                "CPU ms": f"{ours.median_cpu_ms:.1f}",
+                "vLLM alone CPU ms": f"{theirs.median_cpu_ms:.1f}",
+                "CPU added": added(ours.median_cpu_ms, theirs.median_cpu_ms),
+                "ms": f"{ours.median_ms:.1f}",
+                "vLLM alone ms": f"{theirs.median_ms:.1f}",
+                "added": added(ours.median_ms, theirs.median_ms),
+            }
     rig.engine.close()
-
-
-if __name__ == "__main__":
-    run_command(main)
