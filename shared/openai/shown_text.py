@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shared.protocol.messages import TokenLogprobs
 from shared.protocol.sampling import FinishReason, SamplingParams
+from shared.protocol.tokens import TokenLogprobs
 from shared.text.tokenizer import Tokenizer
 
 

@@ -12,7 +12,7 @@ from benchmarks.harness.page import Result
 from benchmarks.harness.table import Row, Table
 from benchmarks.lab.lab import HYGEN, ONLINE_ONLY, STAR
 from loadgen.client.records import RequestRecord
-from shared.protocol.messages import ExecutorCounters
+from shared.protocol.executors import ExecutorCounters
 
 PART_S, MOST_PARTS = 20.0, 60
 

@@ -18,7 +18,7 @@ from shared.openai.completions.objects import ChatCompletion, Completion, TextCo
 from shared.openai.completions.requests import CHAT, TEXT, parse_completion
 from shared.openai.completions.tool_chunks import ToolCallChunks
 from shared.openai.logprobs import LogprobsShape
-from shared.protocol.messages import ChoiceOutput
+from shared.protocol.tokens import ChoiceOutput
 
 EVENTS = events_of("where stream is true: the JSON of a chunk, of the last one [DONE]")
 

@@ -8,8 +8,9 @@ from typing import ClassVar
 from services.gateway.access.rate_limits import UNLIMITED, Reservation
 from services.gateway.access.sender import Sender
 from shared.openai.completions.requests import CompletionRequest
-from shared.protocol.messages import GenerateRequest, TokenLogprobs, TokenOutput
+from shared.protocol.requests import GenerateRequest
 from shared.protocol.sampling import FinishReason
+from shared.protocol.tokens import TokenLogprobs, TokenOutput
 from shared.scheduling.request import Kind
 
 

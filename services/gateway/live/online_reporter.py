@@ -11,7 +11,7 @@ from shared.bus import Bus
 from shared.clock import Clock
 from shared.latency.histogram import LatencyHistogram
 from shared.protocol import subjects
-from shared.protocol.messages import FinishedOnline, OnlineServed
+from shared.protocol.online import FinishedOnline, OnlineServed
 
 PERIOD_S = 1.0
 

@@ -21,7 +21,7 @@ from shared.openai.errors import RequestError
 from shared.openai.shown_text import output_text
 from shared.openai.tools.calls import ToolUse
 from shared.protocol.batches import BatchRecord
-from shared.protocol.messages import OfflineResult
+from shared.protocol.offline import OfflineResult
 from shared.protocol.sampling import FinishReason
 from shared.text.tokenizer import Tokenizer
 from shared.text.tool_format import ToolFormat, tool_format_of
