@@ -17,8 +17,7 @@ from typing import Annotated
 import httpx
 import typer
 
-from benchmarks.harness.command import Results, benchmark
-from benchmarks.harness.model import DEFAULT_MODEL
+from benchmarks.harness.command import DEFAULT_MODEL, Results, benchmark
 from benchmarks.harness.stack import Stack, stack, wait_until
 from benchmarks.harness.table import quantiles
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import uvloop
 
-from benchmarks.harness.command import Results, benchmark
-from benchmarks.harness.model import model_folder
+from benchmarks.engine.batches import prompt_of
+from benchmarks.harness.command import Results, benchmark, model_folder
 from benchmarks.harness.stack import stack
 from benchmarks.scheduling.offline import make_pool, offline_request
 from services.executor.engines.factory import load_engine
@@ -34,10 +34,6 @@ PROMPT, OUTPUT = 256, 64  # tokens
 NO_LATENCY_KNOWN = LinearLatencyModel(0, 0, 0, 0, 0, 0, 0)
 
 
-def prompt_of(number: int) -> list[int]:
-    return [(number * 7919 + position) % 40_000 for position in range(PROMPT)]
-
-
 async def measure(url: str, folder: Path, depth: int, num_requests: int) -> tuple[float, ExecutorService]:
     """Seconds from the first step to the last result."""
     settings = ExecutorSettings(
@@ -53,7 +49,7 @@ async def measure(url: str, folder: Path, depth: int, num_requests: int) -> tupl
     tokenizer = Tokenizer.from_folder(folder)
     executor = ExecutorService(bus, settings, engine, tokenizer, SystemClock())
     pool, batch = make_pool("fcfs"), f"batch_{depth}"
-    pool.add([offline_request(number, prompt_of(number), OUTPUT, batch) for number in range(num_requests)])
+    pool.add([offline_request(number, prompt_of(PROMPT, number), OUTPUT, batch) for number in range(num_requests)])
     scheduler = Scheduler(executor.info, pool, lambda: (Policy(), NO_LATENCY_KNOWN), SystemClock())
 
     async def on_step(message: StepStarted) -> None:

@@ -13,8 +13,7 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from benchmarks.harness.command import Results, benchmark
-from benchmarks.harness.model import model_folder
+from benchmarks.harness.command import Results, benchmark, model_folder
 from benchmarks.harness.turns import Times
 from services.executor.engines.grammar_masks import GrammarMasks
 from services.executor.engines.sample_row import SampleRow

@@ -18,8 +18,7 @@ import typer
 import uvloop
 
 from benchmarks.gateway.stream_client import Client, all_at_once, first_tokens
-from benchmarks.harness.command import Results, benchmark
-from benchmarks.harness.model import DEFAULT_MODEL
+from benchmarks.harness.command import DEFAULT_MODEL, Results, benchmark
 from benchmarks.harness.stack import Stack, stack
 from benchmarks.harness.table import Row, quantiles
 from benchmarks.harness.usage import MIB, usage_of

@@ -1,17 +1,22 @@
-"""The command line of a benchmark."""
+"""The command line of a benchmark, and the model that it runs."""
 
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Iterable
-from typing import ParamSpec
+from pathlib import Path
+from typing import Annotated, ParamSpec
 
 import typer
 
 from benchmarks.harness.table import Row, show
+from services.executor.prepare_model import DEFAULT_MODEL as DEFAULT_MODEL
+from services.executor.prepare_model import default_cache_dir, prepare
 
 P = ParamSpec("P")
 Results = Iterable[Row | str]
+ModelOption = Annotated[str, typer.Option(help="Name, folder or hub id.")]
 
 
 def benchmark(measure: Callable[P, Results]) -> Callable[P, Results]:
@@ -28,3 +33,8 @@ def benchmark(measure: Callable[P, Results]) -> Callable[P, Results]:
         app.command(help=module["__doc__"])(command)
         app(prog_name=f"python -m {module['__spec__'].name}")
     return measure
+
+
+def model_folder(model: str = DEFAULT_MODEL) -> Path:
+    """Made ready, which takes time once. Raises ConfigError for one that cannot be had."""
+    return prepare(model, default_cache_dir(), lambda line: print(line, file=sys.stderr)).path

@@ -18,8 +18,7 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.harness.command import Results, benchmark
-from benchmarks.harness.model import model_folder
+from benchmarks.harness.command import Results, benchmark, model_folder
 from benchmarks.harness.table import Row
 from benchmarks.lab.lab import Machine, latency_of
 from benchmarks.lab.samples import scheduled_shapes, timed, window_of

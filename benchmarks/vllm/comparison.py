@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from benchmarks.harness.progress import FigureProgress
+from benchmarks.harness.figure_run import FigureProgress
 from benchmarks.vllm.knob_search import KnobSearch
 from benchmarks.vllm.rates import Point, nearest, rate_for
 from benchmarks.vllm.run_store import RunStore

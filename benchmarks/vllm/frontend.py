@@ -12,14 +12,11 @@ of a token is that of all processes of a server, by what they do. Of all turns t
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
 import statistics
 import tempfile
-import time
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,9 +27,9 @@ import typer
 import uvloop
 
 from benchmarks.gateway.stream_client import Client, all_at_once, first_tokens
-from benchmarks.harness.command import Results, benchmark
-from benchmarks.harness.model import model_folder
+from benchmarks.harness.command import Results, benchmark, model_folder
 from benchmarks.harness.table import Row, quantiles
+from benchmarks.harness.usage import usage_of
 from benchmarks.vllm.servers import Slackwater, System, Vllm
 from benchmarks.vllm.workload import Setting
 from loadgen.client.openai_client import OpenAIClient
@@ -83,24 +80,16 @@ def role_of(process: psutil.Process) -> str:
     return "engine" if "services.executor" in words or "VLLM::" in words else "rest"
 
 
-def processor_time() -> Counter[str]:
-    """Seconds of all processes that this one has started, by role."""
-    seconds: Counter[str] = Counter()
-    for process in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            times = process.cpu_times()
-            seconds[role_of(process)] += times.user + times.system
-    return seconds
-
-
 async def turn(clients: Sequence[Client], max_tokens: int) -> Turn:
     """One completion of each client."""
-    before, start = processor_time(), time.perf_counter()
-    answers = await all_at_once(clients, max_tokens)
-    wall_s, after = time.perf_counter() - start, processor_time()
+    children = {str(each.pid): each for each in psutil.Process().children(recursive=True)}  # a server is all of them
+    with usage_of(children) as usage:
+        answers = await all_at_once(clients, max_tokens)
     num_tokens = sum(answer.num_tokens for answer in answers)
-    cpu_us = {role: (after[role] - before[role]) / num_tokens * 1e6 for role in ROLES}
-    return Turn(num_tokens / wall_s, num_tokens / sum(answer.num_events for answer in answers), cpu_us)
+    cpu_us = dict.fromkeys(ROLES, 0.0)
+    for pid, cpu_s in usage.cpu_s.items():
+        cpu_us[role_of(children[pid])] += cpu_s / num_tokens * 1e6
+    return Turn(num_tokens / usage.seconds, num_tokens / sum(answer.num_events for answer in answers), cpu_us)
 
 
 async def measure(
@@ -113,7 +102,7 @@ async def measure(
         async with OpenAIClient(server.url, 60.0) as client:
             model = json.loads(await client.get_bytes("/v1/models"))["data"][0]["id"]
         ttft_ms = await first_tokens(port, model, rounds)
-        rows = []
+        rows: list[Row] = []
         for num_streams in streams:
             clients = [await Client.connect(port, model) for _ in range(num_streams)]
             await turn(clients, 8)

@@ -14,9 +14,8 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks.engine.batches import prompt_of
-from benchmarks.harness.command import Results, benchmark
-from benchmarks.harness.model import DEFAULT_MODEL, ModelOption, model_folder
-from benchmarks.harness.turns import Times
+from benchmarks.harness.command import DEFAULT_MODEL, ModelOption, Results, benchmark, model_folder
+from benchmarks.harness.turns import Step, Times
 from services.executor.engines.torch.threads import cpu_count
 from services.executor.engines.vllm.environment import import_vllm
 from shared.protocol.sampling import SamplingParams
@@ -32,52 +31,46 @@ GREEDY: Sampling = {"temperature": 0.0}
 SEEDED: Sampling = {"temperature": 0.8, "top_p": 0.95}
 
 
-class Ours:
-    """Requests that decode under our plan, on the upper half of the blocks."""
+def our_step(engine: Any, num_requests: int, sampling: Sampling) -> Step:
+    """One token for each request under our plan, on the upper half of the blocks; the first step computes the
+    prompts."""
+    num_blocks, first = MAX_LEN // BLOCK_SIZE, engine.spec.num_blocks // 2
+    num_computed = 0
+    requests = [
+        (
+            f"ours-{number}",
+            prompt_of(CONTEXT, number),
+            list(range(first + number * num_blocks, first + (number + 1) * num_blocks)),
+            SamplingParams(MAX_LEN, seed=number, **sampling),
+        )
+        for number in range(num_requests)
+    ]
 
-    def __init__(self, engine: Any, num_requests: int, sampling: Sampling) -> None:
-        self._engine = engine
-        self._computed = 0
-        num_blocks = MAX_LEN // BLOCK_SIZE
-        first = engine.spec.num_blocks // 2
-        self._requests = [
-            (
-                f"ours-{n}",
-                prompt_of(CONTEXT, n),
-                list(range(first + n * num_blocks, first + (n + 1) * num_blocks)),
-                SamplingParams(MAX_LEN, seed=n, **sampling),
+    def step() -> None:
+        nonlocal num_computed
+        sequences = [
+            Sequence(
+                request_id, tokens[num_computed:], num_computed, blocks[: -(-len(tokens) // BLOCK_SIZE)], params, True
             )
-            for n in range(num_requests)
+            for request_id, tokens, blocks, params in requests
         ]
+        sampled = engine.execute(StepBatch(0, sequences)).sampled
+        num_computed = len(requests[0][1])
+        for request_id, tokens, _, _ in requests:
+            tokens.append(sampled[request_id])
 
-    def step(self) -> None:
-        """One token for each request; the first step computes the prompts."""
-        sequences = []
-        for request_id, tokens, blocks, sampling in self._requests:
-            table = blocks[: -(-len(tokens) // BLOCK_SIZE)]
-            new = tokens[self._computed :]
-            sequences.append(Sequence(request_id, new, self._computed, table, sampling, needs_sample=True))
-        result = self._engine.execute(StepBatch(0, sequences))
-        self._computed = len(self._requests[0][1])
-        for request_id, tokens, _, _ in self._requests:
-            tokens.append(result.sampled[request_id])
+    return step
 
 
-class Theirs:
-    """The same requests under vLLM's own scheduler and sampler."""
+def add_theirs(scheduler: Any, num_requests: int, sampling: Sampling) -> list[str]:
+    """The same requests under vLLM's own scheduler and sampler. Returns their ids."""
+    from vllm import SamplingParams as VllmSamplingParams
+    from vllm.v1.request import Request
 
-    def __init__(self, core: Any, scheduler: Any, num_requests: int, sampling: Sampling) -> None:
-        from vllm import SamplingParams as VllmSamplingParams
-        from vllm.v1.request import Request
-
-        self._core = core
-        for n in range(num_requests):
-            params = VllmSamplingParams(max_tokens=MAX_LEN, ignore_eos=True, seed=n, **sampling)
-            scheduler.add_request(Request(f"theirs-{n}", prompt_of(CONTEXT, n), params, None))
-
-    def step(self) -> None:
-        """One token for each request; the first step computes the prompts."""
-        self._core.step()
+    for number in range(num_requests):
+        params = VllmSamplingParams(max_tokens=MAX_LEN, ignore_eos=True, seed=number, **sampling)
+        scheduler.add_request(Request(f"theirs-{number}", prompt_of(CONTEXT, number), params, None))
+    return [f"theirs-{number}" for number in range(num_requests)]
 
 
 class Rig:
@@ -123,16 +116,16 @@ def compare(rig: Rig, num_requests: int, sampling: Sampling, turns: int) -> tupl
 
     plain = rig.plain_scheduler()
     rig.switch(plain)
-    theirs, ours = Theirs(rig.core, plain, num_requests, sampling), Ours(rig.engine, num_requests, sampling)
+    their_ids, our = add_theirs(plain, num_requests, sampling), our_step(rig.engine, num_requests, sampling)
     times = Times(), Times()
     for turn in range(turns + 1):
-        for scheduler, step, taken in ((None, ours.step, times[0]), (plain, theirs.step, times[1])):
+        for scheduler, step, taken in ((None, our, times[0]), (plain, rig.core.step, times[1])):
             rig.switch(scheduler)
             step()
             for _ in range(STEPS):
                 (taken if turn else Times()).time(step)
-    plain.finish_requests([f"theirs-{n}" for n in range(num_requests)], RequestStatus.FINISHED_ABORTED)
-    theirs.step()
+    plain.finish_requests(their_ids, RequestStatus.FINISHED_ABORTED)
+    rig.core.step()
     rig.switch(None)
     return times
 
