@@ -29,6 +29,7 @@ class TimedPacking:
         self.orders_online = packing.orders_online
         self.keeps_plans = packing.keeps_plans
         self.latency_budgets = packing.latency_budgets
+        self.offline_orders = packing.offline_orders
         self.plans_ms: list[float] = []
         self.reconciles_ms: list[float] = []
         self.num_scheduled = 0
