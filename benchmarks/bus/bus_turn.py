@@ -12,9 +12,9 @@ from multiprocessing import get_context
 
 import uvloop
 
-from benchmarks.harness.command import run_command
+from benchmarks.harness.command import Results, benchmark
 from benchmarks.harness.stack import stack
-from benchmarks.harness.table import print_table, quantile, quantiles
+from benchmarks.harness.table import quantile, quantiles
 from benchmarks.scheduling.planning import make_step
 from shared.bus import Bus
 from shared.protocol import subjects
@@ -61,7 +61,8 @@ async def turns(url: str, rounds: int) -> tuple[list[float], int]:
     return sorted(times[WARM_UP:]), len(encode(message))
 
 
-def main(rounds: int = 2000) -> None:
+@benchmark
+def main(rounds: int = 2000) -> Results:
     with stack() as running:
         process = get_context("spawn").Process(target=peer, args=(running.nats_url,), daemon=True)
         process.start()
@@ -70,9 +71,8 @@ def main(rounds: int = 2000) -> None:
         finally:
             process.terminate()
             process.join()
-    row = [str(size), *quantiles(times, 0.5, 0.9, 0.99, digits=3), f"{quantile(times, 0.5) / 2:.3f}"]
-    print_table(["step message bytes", "turn p50 ms", "p90 ms", "p99 ms", "one way p50 ms"], [row])
-
-
-if __name__ == "__main__":
-    run_command(main)
+    yield {
+        "step message bytes": str(size),
+        **quantiles(times, {"turn p50 ms": 0.5, "p90 ms": 0.9, "p99 ms": 0.99}, digits=3),
+        "one way p50 ms": f"{quantile(times, 0.5) / 2:.3f}",
+    }

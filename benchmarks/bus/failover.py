@@ -17,10 +17,9 @@ from typing import Annotated
 import httpx
 import typer
 
-from benchmarks.harness.command import run_command
-from benchmarks.harness.model import DEFAULT_MODEL
+from benchmarks.harness.command import DEFAULT_MODEL, Results, benchmark
 from benchmarks.harness.stack import Stack, stack, wait_until
-from benchmarks.harness.table import print_table, quantiles
+from benchmarks.harness.table import quantiles
 
 EXECUTORS = ("executor-0", "executor-1")
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP)
@@ -63,17 +62,12 @@ def pause_s(running: Stack, signum: signal.Signals) -> float:
     return max(after - before for before, after in itertools.pairwise(times))
 
 
-def main(rounds: Annotated[int, typer.Option(help="Streams for each signal.")] = 8) -> None:
-    rows = []
+@benchmark
+def main(rounds: Annotated[int, typer.Option(help="Streams for each signal.")] = 8) -> Results:
     with stack() as running:
         running.start("gateway")
         for executor_id in EXECUTORS:
             start_executor(running, executor_id)
         for signum in SIGNALS:
             pauses = sorted(pause_s(running, signum) for _ in range(rounds))
-            rows.append([signum.name, *quantiles(pauses, 0.5, 1.0)])
-    print_table(["the executor gets", "pause p50 s", "max s"], rows)
-
-
-if __name__ == "__main__":
-    run_command(main)
+            yield {"the executor gets": signum.name, **quantiles(pauses, {"pause p50 s": 0.5, "max s": 1.0})}

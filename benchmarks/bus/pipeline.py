@@ -12,10 +12,9 @@ from pathlib import Path
 
 import uvloop
 
-from benchmarks.harness.command import run_command
-from benchmarks.harness.model import model_folder
+from benchmarks.engine.batches import prompt_of
+from benchmarks.harness.command import Results, benchmark, model_folder
 from benchmarks.harness.stack import stack
-from benchmarks.harness.table import print_table
 from benchmarks.scheduling.offline import make_pool, offline_request
 from services.executor.engines.factory import load_engine
 from services.executor.service import ExecutorService
@@ -35,10 +34,6 @@ PROMPT, OUTPUT = 256, 64  # tokens
 NO_LATENCY_KNOWN = LinearLatencyModel(0, 0, 0, 0, 0, 0, 0)
 
 
-def prompt_of(number: int) -> list[int]:
-    return [(number * 7919 + position) % 40_000 for position in range(PROMPT)]
-
-
 async def measure(url: str, folder: Path, depth: int, num_requests: int) -> tuple[float, ExecutorService]:
     """Seconds from the first step to the last result."""
     settings = ExecutorSettings(
@@ -54,7 +49,7 @@ async def measure(url: str, folder: Path, depth: int, num_requests: int) -> tupl
     tokenizer = Tokenizer.from_folder(folder)
     executor = ExecutorService(bus, settings, engine, tokenizer, SystemClock())
     pool, batch = make_pool("fcfs"), f"batch_{depth}"
-    pool.add([offline_request(number, prompt_of(number), OUTPUT, batch) for number in range(num_requests)])
+    pool.add([offline_request(number, prompt_of(PROMPT, number), OUTPUT, batch) for number in range(num_requests)])
     scheduler = Scheduler(executor.info, pool, lambda: (Policy(), NO_LATENCY_KNOWN), SystemClock())
 
     async def on_step(message: StepStarted) -> None:
@@ -80,25 +75,18 @@ async def measure(url: str, folder: Path, depth: int, num_requests: int) -> tupl
     return elapsed_s, executor
 
 
-async def rows(url: str, folder: Path, num_requests: int) -> list[list[str]]:
-    made = []
-    first_s = 0.0
-    for depth in (1, 2, 4):
-        elapsed_s, executor = await measure(url, folder, depth, num_requests)
-        first_s = first_s or elapsed_s
-        details = executor.details()
-        steps, planned = details["steps"], details["steps_planned"]
-        tokens_per_s = num_requests * OUTPUT / elapsed_s
-        made.append([str(depth), f"{tokens_per_s:.0f}", f"{first_s / elapsed_s:.2f}", str(steps), str(planned)])
-    return made
-
-
-def main(requests: int = 128) -> None:
-    folder = model_folder()
+@benchmark
+def main(requests: int = 128) -> Results:
+    folder, first_s = model_folder(), 0.0
     with stack() as running:
-        table = uvloop.run(rows(running.nats_url, folder, requests))
-    print_table(["pipeline depth", "output tokens/s", "of depth 1", "steps", "planned"], table)
-
-
-if __name__ == "__main__":
-    run_command(main)
+        for depth in (1, 2, 4):
+            elapsed_s, executor = uvloop.run(measure(running.nats_url, folder, depth, requests))
+            first_s = first_s or elapsed_s
+            details = executor.details()
+            yield {
+                "pipeline depth": str(depth),
+                "output tokens/s": f"{requests * OUTPUT / elapsed_s:.0f}",
+                "of depth 1": f"{first_s / elapsed_s:.2f}",
+                "steps": str(details["steps"]),
+                "planned": str(details["steps_planned"]),
+            }

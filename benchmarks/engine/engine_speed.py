@@ -20,9 +20,8 @@ import torch
 import typer
 
 from benchmarks.engine.batches import block_tables, decode_step, prefill_step, prompt_of
-from benchmarks.harness.command import run_command
-from benchmarks.harness.model import DEFAULT_MODEL, ModelOption, model_folder
-from benchmarks.harness.table import print_table
+from benchmarks.harness.command import DEFAULT_MODEL, ModelOption, Results, benchmark, model_folder
+from benchmarks.harness.table import Row
 from benchmarks.harness.turns import Step, in_turns
 from services.executor.engines.torch.engine import TorchEngine
 from shared.replica.engine import StepBatch
@@ -82,53 +81,52 @@ def prefill(length: int, engine: TorchEngine) -> StepBatch:
     return prefill_step(prompt_of(length), blocks[: -(-length // engine.spec.block_size)])
 
 
-def row(name: str, num_tokens: int, ours: Step, theirs: Step, runs: int) -> list[str]:
+def row(name: str, num_tokens: int, ours: Step, rival: str, theirs: Step, runs: int) -> Row:
     ours_ms, theirs_ms = (times.median_ms for times in in_turns([ours, theirs], runs))
-    speeds = [f"{num_tokens / ms * 1000:,.0f}" for ms in (ours_ms, theirs_ms)]
-    return [name, f"{ours_ms:.1f}", f"{theirs_ms:.1f}", *speeds, f"{theirs_ms / ours_ms:.2f}"]
+    return {
+        "step": name,
+        "ms": f"{ours_ms:.1f}",
+        f"{rival} ms": f"{theirs_ms:.1f}",
+        "tokens/s": f"{num_tokens / ours_ms * 1000:,.0f}",
+        f"{rival} tokens/s": f"{num_tokens / theirs_ms * 1000:,.0f}",
+        "times as fast": f"{theirs_ms / ours_ms:.2f}",
+    }
 
 
-def show(engine: TorchEngine, rival: str, rows: list[list[str]]) -> None:
-    print(f"{engine.spec.device}, {engine.spec.dtype}, torch {torch.__version__}\n")
-    print_table(("step", "ms", f"{rival} ms", "tokens/s", f"{rival} tokens/s", "times as fast"), rows)
+def about(engine: TorchEngine) -> str:
+    return f"{engine.spec.device}, {engine.spec.dtype}, torch {torch.__version__}"
 
 
-def compare_with_transformers(path: Path, num_threads: int, runs: int) -> None:
+def beside_transformers(path: Path, num_threads: int, runs: int) -> Results:
     engine = TorchEngine.load(path, "bench", device="cpu", num_blocks=NUM_BLOCKS, num_threads=num_threads)
-    reference, rows = Transformers(path), []
+    rival, reference = "transformers", Transformers(path)
+    yield about(engine)
     for size in BATCHES:
-        step, name = decodes(size, engine), f"decode, batch {size}, context {CONTEXT}"
-        rows.append(row(name, size, partial(engine.execute, step), reference.decode(size), runs))
+        ours = partial(engine.execute, decodes(size, engine))
+        yield row(f"decode, batch {size}, context {CONTEXT}", size, ours, rival, reference.decode(size), runs)
     for length in CHUNKS:
-        step, name = prefill(length, engine), f"prefill, {length} tokens"
-        rows.append(row(name, length, partial(engine.execute, step), reference.prefill(length), runs))
-    show(engine, "transformers", rows)
+        ours = partial(engine.execute, prefill(length, engine))
+        yield row(f"prefill, {length} tokens", length, ours, rival, reference.prefill(length), runs)
 
 
-def compare_graphs(path: Path, runs: int) -> None:
+def with_graphs(path: Path, runs: int) -> Results:
     """Raises ConfigError where there is no GPU."""
     recorded = TorchEngine.load(path, "bench", device="cuda", num_blocks=NUM_BLOCKS, max_graph_decodes=max(BATCHES))
     plain = TorchEngine.load(path, "bench", device="cuda", num_blocks=NUM_BLOCKS)
     if not recorded.graph_sizes:
         sys.exit("this model cannot be recorded")
-    rows = []
+    yield about(plain)
     for size in BATCHES:
-        step, name = decodes(size, plain), f"decode, batch {size}, context {CONTEXT}"
-        rows.append(row(name, size, partial(recorded.execute, step), partial(plain.execute, step), runs))
-    show(plain, "without graphs", rows)
+        ours, theirs = (partial(engine.execute, decodes(size, plain)) for engine in (recorded, plain))
+        yield row(f"decode, batch {size}, context {CONTEXT}", size, ours, "without graphs", theirs, runs)
 
 
+@benchmark
 def main(
     threads: Annotated[int, typer.Option(help="Of the engine.")] = cpu_count(),
     runs: Annotated[int, typer.Option(help="Per size.")] = 9,
     model: ModelOption = DEFAULT_MODEL,
     cuda_graphs: Annotated[bool, typer.Option("--cuda-graphs", help="With and without graphs, on a GPU.")] = False,
-) -> None:
-    if cuda_graphs:
-        compare_graphs(model_folder(model), runs)
-    else:
-        compare_with_transformers(model_folder(model), threads, runs)
-
-
-if __name__ == "__main__":
-    run_command(main)
+) -> Results:
+    path = model_folder(model)
+    return with_graphs(path, runs) if cuda_graphs else beside_transformers(path, threads, runs)

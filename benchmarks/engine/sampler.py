@@ -13,9 +13,7 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from benchmarks.harness.command import run_command
-from benchmarks.harness.model import model_folder
-from benchmarks.harness.table import print_table
+from benchmarks.harness.command import Results, benchmark, model_folder
 from benchmarks.harness.turns import Times
 from services.executor.engines.grammar_masks import GrammarMasks
 from services.executor.engines.sample_row import SampleRow
@@ -28,6 +26,7 @@ from shared.text.model_folder import ModelFacts
 from shared.text.tokenizer import Tokenizer
 
 NUM_PROMPT_TOKENS = 200
+COST = "ms of processor time"
 KINDS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "temperature": {},
@@ -90,23 +89,19 @@ def constrained_cpu_ms(logits: torch.Tensor, folder: Path, num_steps: int) -> fl
     return times.median_cpu_ms
 
 
+@benchmark
 def main(
     rows: int = 32,
     output_tokens: Annotated[int, typer.Option(help="That each request has so far.")] = 300,
     repeats: int = 100,
-) -> None:
+) -> Results:
     torch.set_num_threads(1)
     folder = model_folder()
     vocab_size = ModelFacts.read(folder).vocab_size
     logits = torch.randn(rows, vocab_size, generator=torch.Generator().manual_seed(0)) * 4
-    table = []
     for name, options in KINDS.items():
         made = make_rows(rows, output_tokens, vocab_size, **options)
         cpu_ms(logits, made, 3)
-        table.append((name, f"{cpu_ms(logits, made, repeats):.2f}"))
-    table.append(("temperature, a JSON schema", f"{constrained_cpu_ms(logits, folder, repeats):.2f}"))
-    print_table((f"{rows} rows", "ms of processor time"), table)
-
-
-if __name__ == "__main__":
-    run_command(main)
+        yield {f"{rows} rows": name, COST: f"{cpu_ms(logits, made, repeats):.2f}"}
+    constrained = constrained_cpu_ms(logits, folder, repeats)
+    yield {f"{rows} rows": "temperature, a JSON schema", COST: f"{constrained:.2f}"}

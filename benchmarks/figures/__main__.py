@@ -11,9 +11,8 @@ import typer
 from benchmarks.figures.paper import Figure, Paper
 from benchmarks.figures.papers.bros import BROS
 from benchmarks.figures.papers.hygen import HYGEN
-from benchmarks.harness.figure_run import run_figures
+from benchmarks.harness.figure_run import FigureProgress, run_figures
 from benchmarks.harness.page import Result
-from benchmarks.harness.progress import FigureProgress
 from loadgen.errors import WorkloadError
 from loadgen.options import ProgressOption
 from shared.settings.command_options import with_option_groups

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.lab.drawn import Lognormal, poisson, uniform_backlog
+from benchmarks.lab.drawn import DurationOption, Lognormal, poisson, uniform_backlog
 from benchmarks.lab.lab import SEED, Bench, Load, Machine, machine_name
 from loadgen.progress import ReplayProgress
 from loadgen.workload.traces import TraceRequest
@@ -28,32 +28,24 @@ OFFLINE_PROMPT, OFFLINE_OUTPUT = (512, 1024), (32, 128)  # tokens, uniform (BROS
 BACKLOG_PER_S = 20  # more than any of the machines finishes
 PREAMBLE_TOKENS = 512
 
-ModelOption = Annotated[str | None, typer.Option(help=f"{', '.join(MACHINES)}; else the figure's own.")]
-RateOption = Annotated[
-    list[float] | None, typer.Option(min=0.01, help="Online requests/s, repeatable; else the figure's own.")
-]
-DurationOption = Annotated[float, typer.Option(min=1.0, help="Seconds of each run, in virtual time.")]
-BudgetOption = Annotated[float, typer.Option(min=0.0, help="Latency budget of hygen.")]
-KvBlocksOption = Annotated[
-    int | None, typer.Option(min=1, help="KV blocks; else the figure's own, or what fits beside the weights.")
-]
-ChunkOption = Annotated[int, typer.Option(min=1, help="Tokens of a step.")]
-PreamblesOption = Annotated[
-    int, typer.Option(min=0, help=f"Online prompts begin with one of so many texts of {PREAMBLE_TOKENS} tokens.")
-]
-
 
 @dataclass(frozen=True, slots=True)
 class RateOptions:
     """Of a paper's command."""
 
-    model: ModelOption = None
-    rate: RateOption = None
+    model: Annotated[str | None, typer.Option(help=f"{', '.join(MACHINES)}; else the figure's own.")] = None
+    rate: Annotated[
+        list[float] | None, typer.Option(min=0.01, help="Online requests/s, repeatable; else the figure's own.")
+    ] = None
     duration: DurationOption = 600.0
-    budget_ms: BudgetOption = 50.0
-    chunk: ChunkOption = 512
-    kv_blocks: KvBlocksOption = None
-    preambles: PreamblesOption = 0
+    budget_ms: Annotated[float, typer.Option(min=0.0, help="Latency budget of hygen.")] = 50.0
+    chunk: Annotated[int, typer.Option(min=1, help="Tokens of a step.")] = 512
+    kv_blocks: Annotated[
+        int | None, typer.Option(min=1, help="KV blocks; else the figure's own, or what fits beside the weights.")
+    ] = None
+    preambles: Annotated[
+        int, typer.Option(min=0, help=f"Online prompts begin with one of so many texts of {PREAMBLE_TOKENS} tokens.")
+    ] = 0
 
 
 @dataclass(frozen=True, slots=True)

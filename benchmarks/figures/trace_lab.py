@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from benchmarks.figures.metrics import TOLERANCES
-from benchmarks.lab.drawn import OfflineOption, OnlineOption
+from benchmarks.lab.drawn import DurationOption, OfflineOption, OnlineOption
 from benchmarks.lab.lab import Bench, Load, Machine, machine_name
 from benchmarks.lab.mmlu import few_shot_prompts
 from loadgen.progress import ReplayProgress
@@ -21,16 +21,6 @@ from loadgen.workload.traces import read_trace
 GIVEN = "files are checked before the first figure"
 BACKLOG_PER_S = 4  # more than any of the machines finishes
 
-LongOption = Annotated[Path | None, typer.Option(metavar="TRACE", help="Arrivals with long prompts: Mooncake.")]
-ShotsOption = Annotated[Path | None, typer.Option(metavar="JSONL", help="MMLU's dev questions.")]
-QuestionsOption = Annotated[Path | None, typer.Option(metavar="JSONL", help="MMLU's test questions.")]
-StartOption = Annotated[float, typer.Option(min=0.0, help="Skip so many seconds of the trace.")]
-DurationOption = Annotated[float, typer.Option(min=1.0, help="Seconds of each run, in virtual time.")]
-ToleranceOption = Annotated[list[float] | None, typer.Option(min=0.0, help=f"Repeatable. Default: {TOLERANCES}.")]
-PrecisionOption = Annotated[
-    float, typer.Option(min=0.001, max=1.0, help="From one budget or rate tried to the next, as a share.")
-]
-
 
 @dataclass(frozen=True, slots=True)
 class TraceOptions:
@@ -38,13 +28,17 @@ class TraceOptions:
 
     online: OnlineOption = None
     offline: OfflineOption = None
-    long_online: LongOption = None
-    shots: ShotsOption = None
-    questions: QuestionsOption = None
-    start: StartOption = 0.0
+    long_online: Annotated[Path | None, typer.Option(metavar="TRACE", help="Arrivals with long prompts: Mooncake.")] = (
+        None
+    )
+    shots: Annotated[Path | None, typer.Option(metavar="JSONL", help="MMLU's dev questions.")] = None
+    questions: Annotated[Path | None, typer.Option(metavar="JSONL", help="MMLU's test questions.")] = None
+    start: Annotated[float, typer.Option(min=0.0, help="Skip so many seconds of the trace.")] = 0.0
     duration: DurationOption = 900.0
-    tolerance: ToleranceOption = None
-    precision: PrecisionOption = 0.04
+    tolerance: Annotated[list[float] | None, typer.Option(min=0.0, help=f"Repeatable. Default: {TOLERANCES}.")] = None
+    precision: Annotated[
+        float, typer.Option(min=0.001, max=1.0, help="From one budget or rate tried to the next, as a share.")
+    ] = 0.04
 
     @property
     def tolerances(self) -> list[float]:

@@ -11,9 +11,9 @@ import time
 from pathlib import Path
 
 from benchmarks.gateway.large_batch import ENDED, batch_stack, submit, write_input
-from benchmarks.harness.command import run_command
+from benchmarks.harness.command import Results, benchmark
 from benchmarks.harness.stack import wait_until
-from benchmarks.harness.table import print_table
+from benchmarks.harness.table import Row
 from services.local.commands.server import ApiClient
 from shared.bus import Bus
 from shared.protocol import subjects
@@ -23,8 +23,7 @@ LINE_BYTES = 1000
 MAX_TOKENS = 1000
 
 
-async def cancel(client: ApiClient, bus: Bus, source: Path) -> list[str]:
-    """Requests on the executor when it was cancelled; ms until none was, ms until the status said so."""
+async def cancel(client: ApiClient, bus: Bus, source: Path) -> Row:
     steps: asyncio.Queue[tuple[float, StepStarted]] = asyncio.Queue()
 
     async def on_step(step: StepStarted) -> None:
@@ -45,11 +44,15 @@ async def cancel(client: ApiClient, bus: Bus, source: Path) -> list[str]:
     await asyncio.to_thread(wait_until, lambda: client.get(f"/v1/batches/{batch_id}")["status"] in ENDED)
     ended_s = time.perf_counter()
     await subscription.stop()
-    return [str(num_held), f"{(at_s - start_s) * 1e3:.0f}", f"{(ended_s - start_s) * 1e3:.0f}"]
+    return {
+        "requests on the executor": str(num_held),
+        "ms until no step holds one": f"{(at_s - start_s) * 1e3:.0f}",
+        "ms until cancelled": f"{(ended_s - start_s) * 1e3:.0f}",
+    }
 
 
-async def measure(client: ApiClient, nats_url: str, source: Path, rounds: int) -> list[list[str]]:
-    """One row a round."""
+async def measure(client: ApiClient, nats_url: str, source: Path, rounds: int) -> list[Row]:
+    """One a round."""
     bus = await Bus.connect(nats_url, "benchmark")
     try:
         return [await cancel(client, bus, source) for _ in range(rounds)]
@@ -57,14 +60,10 @@ async def measure(client: ApiClient, nats_url: str, source: Path, rounds: int) -
         await bus.close()
 
 
-def main(lines: int = 10_000, rounds: int = 3) -> None:
+@benchmark
+def main(lines: int = 10_000, rounds: int = 3) -> Results:
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "input.jsonl"
         write_input(source, lines, lines * LINE_BYTES, MAX_TOKENS)
         with batch_stack([], "1.0") as running, ApiClient(running.url) as client:
-            rows = asyncio.run(measure(client, running.nats_url, source, rounds))
-    print_table(["requests on the executor", "ms until no step holds one", "ms until cancelled"], rows)
-
-
-if __name__ == "__main__":
-    run_command(main)
+            yield from asyncio.run(measure(client, running.nats_url, source, rounds))

@@ -17,9 +17,8 @@ import psutil
 import typer
 
 from benchmarks.gateway.large_batch import ENDED, batch_stack, submit, write_input
-from benchmarks.harness.command import run_command
+from benchmarks.harness.command import Results, benchmark
 from benchmarks.harness.stack import wait_until
-from benchmarks.harness.table import print_table
 from benchmarks.harness.usage import Usage, usage_of
 from services.local.commands.server import ApiClient
 
@@ -59,12 +58,13 @@ def run(
     return batch, taken
 
 
+@benchmark
 def main(
     lines: int = 50_000,
     mb: Annotated[int, typer.Option(help="Of the input file.")] = 200,
     max_tokens: int = 4,
     queue_options: Annotated[list[str] | None, typer.Argument(help="After --: options of the offline-queue.")] = None,
-) -> None:
+) -> Results:
     with tempfile.TemporaryDirectory() as folder:
         source, output = Path(folder) / "input.jsonl", Path(folder) / "output.jsonl"
         write_input(source, lines, mb * 1000 * 1000, max_tokens)
@@ -73,12 +73,6 @@ def main(
             processes = dict(running.processes)
             batch, taken = run(client, processes, source, output)
     print(json.dumps({name: batch[name] for name in ("status", "request_counts", "usage")}), file=sys.stderr)
-    rows = [
-        [name, f"{usage.seconds:.1f}"] + [f"{usage.most_mib[each]:.0f} / {usage.cpu_s[each]:.0f}" for each in processes]
-        for name, usage in taken.items()
-    ]
-    print_table(["phase", "s", *(f"{name}: MiB / CPU s" for name in processes)], rows)
-
-
-if __name__ == "__main__":
-    run_command(main)
+    for name, usage in taken.items():
+        used = {f"{each}: MiB / CPU s": f"{usage.most_mib[each]:.0f} / {usage.cpu_s[each]:.0f}" for each in processes}
+        yield {"phase": name, "s": f"{usage.seconds:.1f}", **used}

@@ -18,26 +18,14 @@ import typer
 import uvloop
 
 from benchmarks.gateway.stream_client import Client, all_at_once, first_tokens
-from benchmarks.harness.command import run_command
-from benchmarks.harness.model import DEFAULT_MODEL
+from benchmarks.harness.command import DEFAULT_MODEL, Results, benchmark
 from benchmarks.harness.stack import Stack, stack
-from benchmarks.harness.table import print_table, quantiles
+from benchmarks.harness.table import Row, quantiles
 from benchmarks.harness.usage import MIB, usage_of
 
 INSTANT = "0.0001"  # time scale of the engine for the TTFT
 STEP = ("--max-num-seqs", "1024", "--max-num-batched-tokens", "2048")  # so that a thousand streams run together
 STREAMS = [16, 64, 128, 1000]
-HEADS = (
-    "streams",
-    "tokens",
-    "tokens/s",
-    "gateway CPU %",
-    "tokens/s of one core",
-    "tokens/event",
-    "MiB before",
-    "MiB at most",
-    "MiB after",
-)
 
 
 @contextlib.contextmanager
@@ -50,8 +38,8 @@ def front_end(time_scale: str) -> Iterator[Stack]:
         yield running
 
 
-async def carry(running: Stack, num_streams: int, max_tokens: int) -> list[str]:
-    """One row: all streams at once."""
+async def carry(running: Stack, num_streams: int, max_tokens: int) -> Row:
+    """All streams at once."""
     gateway: psutil.Process = running.processes["gateway"]
     clients = [await Client.connect(running.port, DEFAULT_MODEL) for _ in range(num_streams)]
     await all_at_once(clients[:2], 8)
@@ -61,30 +49,29 @@ async def carry(running: Stack, num_streams: int, max_tokens: int) -> list[str]:
     for client in clients:
         client.close()
     cpu_s = usage.cpu_s["gateway"]
-    figures = (num_tokens, num_tokens / usage.seconds, 100 * cpu_s / usage.seconds, num_tokens / cpu_s)
-    memory = (usage.before_mib["gateway"], usage.most_mib["gateway"], gateway.memory_info().rss / MIB)
-    per_event = num_tokens / sum(answer.num_events for answer in answers)
-    row = [str(num_streams), *(f"{figure:,.0f}" for figure in figures), f"{per_event:.2f}"]
-    return [*row, *(f"{mib:.0f}" for mib in memory)]
+    return {
+        "streams": str(num_streams),
+        "tokens": f"{num_tokens:,}",
+        "tokens/s": f"{num_tokens / usage.seconds:,.0f}",
+        "gateway CPU %": f"{100 * cpu_s / usage.seconds:,.0f}",
+        "tokens/s of one core": f"{num_tokens / cpu_s:,.0f}",
+        "tokens/event": f"{num_tokens / sum(answer.num_events for answer in answers):.2f}",
+        "MiB before": f"{usage.before_mib['gateway']:.0f}",
+        "MiB at most": f"{usage.most_mib['gateway']:.0f}",
+        "MiB after": f"{gateway.memory_info().rss / MIB:.0f}",
+    }
 
 
-async def measure_tokens(running: Stack, streams: list[int], max_tokens: int) -> list[list[str]]:
-    return [await carry(running, num_streams, max_tokens) for num_streams in streams]
-
-
+@benchmark
 def main(
     streams: list[int] = STREAMS,
     max_tokens: int = 400,
     time_scale: Annotated[str, typer.Option(help="Of the simulated engine, for the tokens per second.")] = "0.25",
     rounds: Annotated[int, typer.Option(help="Requests for the TTFT.")] = 500,
-) -> None:
+) -> Results:
     with front_end(time_scale) as running:
-        print_table(HEADS, uvloop.run(measure_tokens(running, streams, max_tokens)))
-    print()
+        for num_streams in streams:
+            yield uvloop.run(carry(running, num_streams, max_tokens))
     with front_end(INSTANT) as running:
         times = uvloop.run(first_tokens(running.port, DEFAULT_MODEL, rounds))
-    print_table(["added TTFT p50 ms", "p90 ms", "p99 ms"], [quantiles(times, 0.5, 0.9, 0.99)])
-
-
-if __name__ == "__main__":
-    run_command(main)
+    yield quantiles(times, {"added TTFT p50 ms": 0.5, "p90 ms": 0.9, "p99 ms": 0.99})

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from benchmarks.harness.model import DEFAULT_MODEL, model_folder
+from benchmarks.harness.command import DEFAULT_MODEL, model_folder
 from benchmarks.harness.stack import Stack, stack
 from services.local.commands.server import ApiClient
 

@@ -16,9 +16,9 @@ import typer
 import uvloop
 
 from benchmarks.gateway.frontend import front_end
-from benchmarks.harness.command import run_command
+from benchmarks.harness.command import Results, benchmark
 from benchmarks.harness.stack import Stack
-from benchmarks.harness.table import print_table
+from benchmarks.harness.table import Row
 from benchmarks.harness.usage import MIB, usage_of
 
 REQUEST = b"GET /dashboard/events HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -51,25 +51,24 @@ class Viewers:
             self.num_bytes += len(data)
 
 
-async def measure(running: Stack, num_viewers: int, seconds: float) -> list[str]:
-    """One row."""
+async def measure(running: Stack, num_viewers: int, seconds: float) -> Row:
     viewers = Viewers()
     async with viewers.open(running.port, num_viewers):
         await asyncio.sleep(SETTLE_S)
         viewers.num_bytes = 0
         with usage_of({"gateway": running.processes["gateway"]}) as usage:
             await asyncio.sleep(seconds)
-    to_each = viewers.num_bytes / usage.seconds / 1e3 / (num_viewers or 1)
-    memory_mb = usage.most_mib["gateway"] * MIB / 1e6
-    cpu_share = 100 * usage.cpu_s["gateway"] / usage.seconds
-    return [str(num_viewers), f"{cpu_share:.1f}", f"{to_each:.1f}", f"{memory_mb:.0f}"]
+    cpu_share = usage.cpu_s["gateway"] / usage.seconds
+    return {
+        "viewers": str(num_viewers),
+        "gateway CPU % of a core": f"{100 * cpu_share:.1f}",
+        "kB/s to each": f"{viewers.num_bytes / usage.seconds / 1e3 / (num_viewers or 1):.1f}",
+        "gateway's memory MB": f"{usage.most_mib['gateway'] * MIB / 1e6:.0f}",
+    }
 
 
-def main(seconds: Annotated[float, typer.Option(help="Of each row.")] = 20.0, viewers: list[int] = VIEWERS) -> None:
+@benchmark
+def main(seconds: Annotated[float, typer.Option(help="Of each row.")] = 20.0, viewers: list[int] = VIEWERS) -> Results:
     with front_end("1") as running:
-        rows = [uvloop.run(measure(running, num_viewers, seconds)) for num_viewers in viewers]
-    print_table(["viewers", "gateway CPU % of a core", "kB/s to each", "gateway's memory MB"], rows)
-
-
-if __name__ == "__main__":
-    run_command(main)
+        for num_viewers in viewers:
+            yield uvloop.run(measure(running, num_viewers, seconds))

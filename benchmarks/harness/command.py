@@ -1,15 +1,40 @@
-"""The command line of a benchmark."""
+"""The command line of a benchmark, and the model that it runs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Annotated, ParamSpec
 
 import typer
 
+from benchmarks.harness.table import Row, show
+from services.executor.prepare_model import DEFAULT_MODEL as DEFAULT_MODEL
+from services.executor.prepare_model import default_cache_dir, prepare
 
-def run_command(main: Callable[..., None]) -> None:
-    """The program of the module that ``main`` is in: its parameters are options, the module's docstring is the help."""
-    module = main.__globals__
-    app = typer.Typer(add_completion=False, rich_markup_mode=None)
-    app.command(help=module["__doc__"])(main)
-    app(prog_name=f"python -m {module['__spec__'].name}")
+P = ParamSpec("P")
+Results = Iterable[Row | str]
+ModelOption = Annotated[str, typer.Option(help="Name, folder or hub id.")]
+
+
+def benchmark(measure: Callable[P, Results]) -> Callable[P, Results]:
+    """Makes what stands last in a module its program: parameters are options, the module's docstring is the help, and
+    what it yields is shown. Elsewhere it is what it was."""
+    module = measure.__globals__
+    if module["__name__"] == "__main__":
+
+        @functools.wraps(measure)
+        def command(*args: P.args, **kwargs: P.kwargs) -> None:
+            show(measure(*args, **kwargs))
+
+        app = typer.Typer(add_completion=False, rich_markup_mode=None)
+        app.command(help=module["__doc__"])(command)
+        app(prog_name=f"python -m {module['__spec__'].name}")
+    return measure
+
+
+def model_folder(model: str = DEFAULT_MODEL) -> Path:
+    """Made ready, which takes time once. Raises ConfigError for one that cannot be had."""
+    return prepare(model, default_cache_dir(), lambda line: print(line, file=sys.stderr))

@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 import httpx
 import psutil
 
-from benchmarks.harness.model import model_folder
+from benchmarks.harness.command import model_folder
 from services.local.stack.nats_server import nats_binary
 from services.local.stack.port import free_port
 

@@ -2,56 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
-T = TypeVar("T")
-Columns = Mapping[str, Callable[[T], str]]  # a cell of each row, by its heading
+Row = Mapping[str, str]  # cells by their headings
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """``caption``: what was run, in one sentence; empty where the text around says it."""
+    """``rows``: with the same headings, at least one; ``caption``: what was run, in one sentence."""
 
     caption: str
-    header: Sequence[str]
-    rows: Sequence[Sequence[str]]
-
-    @classmethod
-    def of(cls, caption: str, columns: Columns[T], each: Iterable[T]) -> Table:
-        """A row for each."""
-        return cls(caption, list(columns), [[cell(one) for cell in columns.values()] for one in each])
-
-    @classmethod
-    def pivot(
-        cls,
-        caption: str,
-        left: Columns[T],
-        column: Callable[[T], str],
-        cell: Callable[[T], str],
-        each: Iterable[T],
-    ) -> Table:
-        """A row for each value of the columns ``left``; of what shares them one cell for each value of ``column``."""
-        rows: dict[tuple[str, ...], dict[str, str]] = {}
-        for one in each:
-            rows.setdefault(tuple(head(one) for head in left.values()), {})[column(one)] = cell(one)
-        columns = list(dict.fromkeys(name for cells in rows.values() for name in cells))
-        return cls(
-            caption,
-            [*left, *columns],
-            [[*heads, *(cells.get(name, "") for name in columns)] for heads, cells in rows.items()],
-        )
+    rows: Sequence[Row]
 
     def markdown(self) -> str:
-        lines = [self.caption, ""] if self.caption else []
-        lines += ["| " + " | ".join(self.header) + " |", "|" + " --- |" * len(self.header)]
-        return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in self.rows)])
+        return "\n".join([self.caption, "", head(self.rows[0]), *map(line, self.rows)])
 
 
-def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """As Markdown, ready for docs/benchmarks.md."""
-    print(Table("", header, rows).markdown())
+def head(row: Row) -> str:
+    """The two lines above a table's rows."""
+    return f"| {' | '.join(row)} |\n|{' --- |' * len(row)}"
+
+
+def line(row: Row) -> str:
+    return f"| {' | '.join(row.values())} |"
+
+
+def show(results: Iterable[Row | str]) -> None:
+    """Print each as soon as it is there, ready for docs/benchmarks.md: rows with the same headings as one table, a
+    string as a paragraph."""
+    headings: list[str] | None = None
+    for result in results:
+        before, headings = headings, [] if isinstance(result, str) else list(result)
+        if before is not None and before != headings:
+            print()
+        if isinstance(result, str):
+            print(result, flush=True)
+        else:
+            print(line(result) if before == headings else f"{head(result)}\n{line(result)}", flush=True)
 
 
 def quantile(ordered: Sequence[float], q: float) -> float:
@@ -59,6 +47,6 @@ def quantile(ordered: Sequence[float], q: float) -> float:
     return ordered[min(len(ordered) - 1, int(q * len(ordered)))]
 
 
-def quantiles(ordered: Sequence[float], *qs: float, digits: int = 2) -> list[str]:
-    """Cells with those of ascending values. Raises IndexError where there are none."""
-    return [f"{quantile(ordered, q):,.{digits}f}" for q in qs]
+def quantiles(ordered: Sequence[float], qs: Mapping[str, float], digits: int = 2) -> dict[str, str]:
+    """Cells with those of ascending values, by heading. Raises IndexError where there are none."""
+    return {heading: f"{quantile(ordered, q):,.{digits}f}" for heading, q in qs.items()}

@@ -22,8 +22,8 @@ import typer
 from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
 
-from benchmarks.harness.command import run_command
-from benchmarks.harness.table import print_table
+from benchmarks.engine.batches import GREEDY
+from benchmarks.harness.command import Results, benchmark
 from kernels.gpu.attention import attend
 from kernels.gpu.batch import PagedBatch
 from kernels.gpu.kv_write import write_kv
@@ -31,14 +31,12 @@ from kernels.gpu.slot_copy import copy_slots
 from kernels.gpu.tiles import Gpu
 from kernels.kv_layers import KVLayers
 from kernels.step_layout import StepLayout
-from shared.protocol.sampling import SamplingParams
 from shared.replica.engine import Sequence
 
 SM_SHARED_KIB = {80: 164, 86: 100, 89: 100, 90: 228, 100: 228, 120: 100}  # by capability
 CAPABILITIES = [80, 90]
 SYSTEM_SHARED_BYTES = 1024  # that CUDA adds for itself to what a program takes
 SM_REGISTERS = 65536
-GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,27 +185,26 @@ CASES = [
 ]
 
 
-def row(found: Resources) -> list[str]:
-    place = f"sm_{found.capability}, {found.case}"
-    figures = (found.num_warps, found.registers, found.stack_bytes, f"{found.shared_bytes:,}", found.programs_per_sm)
-    return [place, found.kernel, *map(str, figures)]
-
-
+@benchmark
 def main(
     capability: Annotated[list[int], typer.Option(help=f"Of {sorted(SM_SHARED_KIB)}.")] = CAPABILITIES,
     case: Annotated[list[int] | None, typer.Option(help="By number; else all.")] = None,
     as_json: Annotated[bool, typer.Option("--json")] = False,
-) -> None:
+) -> Results:
     if triton.knobs.runtime.interpret:
         sys.exit("the interpreter compiles nothing: unset TRITON_INTERPRET")
     cases = [CASES[number] for number in case or range(len(CASES))]
     found = [resources for each in capability for resources in measure(each, cases)]
     if as_json:
-        print(json.dumps([asdict(resources) for resources in found]))
+        yield json.dumps([asdict(resources) for resources in found])
         return
-    header = ("compiled for", "kernel", "warps", "registers", "stack bytes", "shared bytes", "programs an SM")
-    print_table(header, [row(resources) for resources in found])
-
-
-if __name__ == "__main__":
-    run_command(main)
+    for resources in found:
+        yield {
+            "compiled for": f"sm_{resources.capability}, {resources.case}",
+            "kernel": resources.kernel,
+            "warps": str(resources.num_warps),
+            "registers": str(resources.registers),
+            "stack bytes": str(resources.stack_bytes),
+            "shared bytes": f"{resources.shared_bytes:,}",
+            "programs an SM": str(resources.programs_per_sm),
+        }

@@ -11,16 +11,17 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import torch
 import torch.nn.functional as F
 import typer
 
-from benchmarks.harness.command import run_command
-from benchmarks.harness.table import print_table
+from benchmarks.engine.batches import GREEDY
+from benchmarks.harness.command import Results, benchmark
+from benchmarks.harness.table import Row
 from benchmarks.harness.turns import Step, T, Times, in_turns
 from kernels.cpu.attention import GatherBuffer
 from kernels.gpu.batch import PagedBatch
@@ -29,6 +30,7 @@ from kernels.metadata import AttentionMetadata
 from kernels.paged_attention import paged_attention
 from kernels.slot_copy import gather_slots, scatter_slots
 from kernels.step_layout import StepLayout
+from shared.replica.engine import Sequence
 
 BLOCK_SIZE = 16
 HEADS = {"SmolLM2-135M": (9, 3, 64), "Llama-3.1-8B": (32, 8, 128)}  # query heads, KV heads, head size
@@ -36,14 +38,7 @@ CPU_DECODES = ((8, 256), (32, 256), (32, 1024), (4, 4096))  # batch, context
 CPU_CHUNKS = ((256, 0), (128, 1024))  # new tokens, computed
 LAYERS = 32
 CHECKPOINT_SLOTS = 4096
-
-
-@dataclass(frozen=True)
-class Scheduled:
-    token_ids: list[int]
-    num_computed_tokens: int
-    block_table: list[int]
-    fills_right: bool
+Parts = list[tuple[int, int]]  # (computed, new) tokens of each sequence
 
 
 @dataclass(frozen=True)
@@ -52,18 +47,17 @@ class Work:
 
     query: torch.Tensor
     kv_cache: torch.Tensor
-    sequences: list[Scheduled]
+    sequences: list[Sequence]
     scale: float
 
     @classmethod
-    def of(cls, heads: tuple[int, int, int], parts: Sequence[tuple[int, int]], device: str, dtype: torch.dtype) -> Work:
-        """``parts``: (num_computed, num_new) of each sequence."""
+    def of(cls, heads: tuple[int, int, int], parts: Parts, device: str, dtype: torch.dtype) -> Work:
         num_heads, num_kv_heads, head_dim = heads
         counts = [-(-sum(part) // BLOCK_SIZE) for part in parts]
         free = random.Random(0).sample(range(sum(counts)), sum(counts))
         sequences = [
-            Scheduled([0] * new, computed, [free.pop() for _ in range(count)], False)
-            for (computed, new), count in zip(parts, counts, strict=True)
+            Sequence(f"r{number}", [0] * new, computed, [free.pop() for _ in range(count)], GREEDY, True)
+            for number, ((computed, new), count) in enumerate(zip(parts, counts, strict=True))
         ]
         torch.manual_seed(0)
         kv_cache = torch.randn(sum(counts), BLOCK_SIZE, num_kv_heads, 2 * head_dim, device=device, dtype=dtype)
@@ -72,11 +66,8 @@ class Work:
 
     def step(self, right: Callable[[int], bool]) -> Callable[[], torch.Tensor]:
         """Attention with sequence i filling from the right where ``right(i)``; the metadata is built once."""
-        sequences = [
-            Scheduled(s.token_ids, s.num_computed_tokens, s.block_table, right(i)) for i, s in enumerate(self.sequences)
-        ]
-        layout = StepLayout.of(sequences, *self.kv_cache.shape[:2])
-        metadata = AttentionMetadata.of(layout, self.kv_cache)
+        sequences = [replace(sequence, fills_right=right(i)) for i, sequence in enumerate(self.sequences)]
+        metadata = AttentionMetadata.of(StepLayout.of(sequences, *self.kv_cache.shape[:2]), self.kv_cache)
         buffer = GatherBuffer()
         return lambda: paged_attention(self.query, self.kv_cache, metadata, self.scale, buffer)
 
@@ -117,50 +108,49 @@ class CudaTimes(Times):
         return done
 
 
-def medians_ms(steps: Sequence[Step], runs: int, cuda: bool) -> list[float]:
+def medians_ms(steps: Iterable[Step], runs: int, cuda: bool) -> list[float]:
     """Of each step, all in turns, after three turns to warm up."""
-    times = in_turns(steps, runs, 3, CudaTimes if cuda else Times)
+    times = in_turns(list(steps), runs, 3, CudaTimes if cuda else Times)
     return [each.median_ms if cuda else each.median_cpu_ms for each in times]
 
 
-def measure_cpu(runs: int) -> None:
+def on_cpu(runs: int) -> Results:
     torch.set_num_threads(1)
-    rows = []
+    yield f"torch {torch.__version__}, one thread, float32"
     for name, heads in HEADS.items():
         for batch, context in CPU_DECODES:
-            rows.append(
-                _cpu_row(f"{name}, decode, batch {batch}, context {context}", heads, [(context - 1, 1)] * batch, runs)
-            )
+            parts = [(context - 1, 1)] * batch
+            yield _cpu_row(f"{name}, decode, batch {batch}, context {context}", heads, parts, runs)
         for new, computed in CPU_CHUNKS:
-            rows.append(_cpu_row(f"{name}, chunk of {new} after {computed}", heads, [(computed, new)], runs))
-    print(f"torch {torch.__version__}, one thread, float32\n")
-    print_table(
-        ("attention of one layer", "ms", "all from the right ms", "mixed ms", "gather + SDPA ms", "times as fast"), rows
-    )
+            yield _cpu_row(f"{name}, chunk of {new} after {computed}", heads, [(computed, new)], runs)
 
 
-def _cpu_row(name: str, heads: tuple[int, int, int], parts: Sequence[tuple[int, int]], runs: int) -> list[str]:
+def _cpu_row(name: str, heads: tuple[int, int, int], parts: Parts, runs: int) -> Row:
     work = Work.of(heads, parts, "cpu", torch.float32)
-    steps = [work.step(lambda i: False), work.step(lambda i: True), work.step(lambda i: i % 2 == 0), work.gathered()]
-    torch.testing.assert_close(steps[0](), steps[3](), atol=1e-4, rtol=1e-4)
-    left, right, mixed, plain = medians_ms(steps, runs, cuda=False)
-    return [name, f"{left:.2f}", f"{right:.2f}", f"{mixed:.2f}", f"{plain:.2f}", f"{plain / left:.2f}"]
+    steps = {
+        "ms": work.step(lambda i: False),
+        "all from the right ms": work.step(lambda i: True),
+        "mixed ms": work.step(lambda i: i % 2 == 0),
+        "gather + SDPA ms": work.gathered(),
+    }
+    torch.testing.assert_close(steps["ms"](), steps["gather + SDPA ms"](), atol=1e-4, rtol=1e-4)
+    taken = medians_ms(steps.values(), runs, cuda=False)
+    cells = {heading: f"{ms:.2f}" for heading, ms in zip(steps, taken, strict=True)}
+    return {"attention of one layer": name, **cells, "times as fast": f"{taken[3] / taken[0]:.2f}"}
 
 
-def measure_cuda(runs: int) -> None:
-    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, bfloat16, {HEADS['Llama-3.1-8B']}\n")
+def on_cuda(runs: int) -> Results:
+    yield f"{torch.cuda.get_device_name()}, torch {torch.__version__}, bfloat16, {HEADS['Llama-3.1-8B']}"
     source = torch.empty(1 << 29, dtype=torch.bfloat16, device="cuda")
     target = torch.empty_like(source)
-    rows = [_decode_row(batch, context, source, target, runs) for batch, context in ((32, 8192), (8, 8192), (1, 32768))]
-    header = ("decode", "ms", "GB/s", "copy GB/s", "of the copy", "splits' gain", "direction: time ratio")
-    print_table(header, rows)
-    print()
-    print_table(("prefill", "ms", "TFLOP/s"), [_prefill_row(*part, runs) for part in ((8192, 0), (512, 7680))])
-    print()
-    print_table((f"{CHECKPOINT_SLOTS} slots of {LAYERS} layers", "ms", "GB/s"), _checkpoint_rows(runs))
+    for batch, context in ((32, 8192), (8, 8192), (1, 32768)):
+        yield _decode_row(batch, context, source, target, runs)
+    for new, computed in ((8192, 0), (512, 7680)):
+        yield _prefill_row(new, computed, runs)
+    yield from _checkpoint_rows(runs)
 
 
-def _decode_row(batch: int, context: int, source: torch.Tensor, target: torch.Tensor, runs: int) -> list[str]:
+def _decode_row(batch: int, context: int, source: torch.Tensor, target: torch.Tensor, runs: int) -> Row:
     from kernels.gpu.attention import attend
 
     work = Work.of(HEADS["Llama-3.1-8B"], [(context - 1, 1)] * batch, "cuda", torch.bfloat16)
@@ -178,19 +168,27 @@ def _decode_row(batch: int, context: int, source: torch.Tensor, target: torch.Te
         cuda=True,
     )
     read, copied = work.kv_cache.nbytes / left / 1e6, 2 * source.nbytes / copy / 1e6
-    figures = [f"{left:.3f}", f"{read:,.0f}", f"{copied:,.0f}", f"{read / copied:.1%}"]
-    return [f"batch {batch}, context {context}", *figures, f"{unsplit / left:.2f}", f"{mixed / left:.3f}"]
+    return {
+        "decode": f"batch {batch}, context {context}",
+        "ms": f"{left:.3f}",
+        "GB/s": f"{read:,.0f}",
+        "copy GB/s": f"{copied:,.0f}",
+        "of the copy": f"{read / copied:.1%}",
+        "splits' gain": f"{unsplit / left:.2f}",
+        "direction: time ratio": f"{mixed / left:.3f}",
+    }
 
 
-def _prefill_row(new: int, computed: int, runs: int) -> list[str]:
+def _prefill_row(new: int, computed: int, runs: int) -> Row:
     heads = HEADS["Llama-3.1-8B"]
     work = Work.of(heads, [(computed, new)], "cuda", torch.bfloat16)
     [ms] = medians_ms([work.step(lambda i: False)], runs, cuda=True)
     reads = new * computed + new * (new + 1) // 2  # pairs of a query and a key
-    return [f"{new} tokens after {computed}", f"{ms:.3f}", f"{4 * reads * heads[0] * heads[2] / ms / 1e9:,.0f}"]
+    tflops = 4 * reads * heads[0] * heads[2] / ms / 1e9
+    return {"prefill": f"{new} tokens after {computed}", "ms": f"{ms:.3f}", "TFLOP/s": f"{tflops:,.0f}"}
 
 
-def _checkpoint_rows(runs: int) -> list[list[str]]:
+def _checkpoint_rows(runs: int) -> Iterator[Row]:
     _, num_kv_heads, head_dim = HEADS["Llama-3.1-8B"]
     shape = (2 * CHECKPOINT_SLOTS // BLOCK_SIZE, BLOCK_SIZE, num_kv_heads, 2 * head_dim)
     layers = KVLayers.of([torch.zeros(shape, dtype=torch.bfloat16, device="cuda") for _ in range(LAYERS)])
@@ -203,19 +201,17 @@ def _checkpoint_rows(runs: int) -> list[list[str]]:
         "scatter from the host": lambda: scatter_slots(layers, slots, host),
         "the copy to the host alone": lambda: host.copy_(here, non_blocking=True),
     }
-    taken = medians_ms(list(steps.values()), runs, cuda=True)
-    return [[name, f"{ms:.3f}", f"{here.nbytes / ms / 1e6:,.1f}"] for name, ms in zip(steps, taken, strict=True)]
+    for name, ms in zip(steps, medians_ms(steps.values(), runs, cuda=True), strict=True):
+        speed = here.nbytes / ms / 1e6
+        yield {f"{CHECKPOINT_SLOTS} slots of {LAYERS} layers": name, "ms": f"{ms:.3f}", "GB/s": f"{speed:,.1f}"}
 
 
+@benchmark
 def main(
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     runs: Annotated[int, typer.Option(help="Per figure.")] = 21,
-) -> None:
+) -> Results:
     if device == "cuda" and not torch.cuda.is_available():
         sys.exit("torch sees no CUDA device: GPU figures come from a GPU only (leave out --device cuda for the CPU's)")
     with torch.inference_mode():
-        measure_cuda(runs) if device == "cuda" else measure_cpu(runs)
-
-
-if __name__ == "__main__":
-    run_command(main)
+        yield from on_cuda(runs) if device == "cuda" else on_cpu(runs)

@@ -21,6 +21,7 @@ OnlineOption = Annotated[Path | None, typer.Option(metavar="TRACE", help="Online
 OfflineOption = Annotated[
     Path | None, typer.Option(metavar="LENGTHS", help="Offline backlog, prompts or lengths: arXiv summaries.")
 ]
+DurationOption = Annotated[float, typer.Option(min=1.0, help="Seconds of each run, in virtual time.")]
 Length = Callable[[random.Random], int]  # draws one, in tokens
 
 

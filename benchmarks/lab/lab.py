@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from benchmarks.lab.outcome import Found, Measured, Run
-from benchmarks.lab.recorder import Recorder
+from benchmarks.lab.outcome import Found, Measured, Recorder, Run
 from loadgen.client.records import RequestRecord
 from loadgen.progress import NoProgress, RenamedProgress, ReplayProgress
 from loadgen.replay import ReplayPlan
@@ -152,17 +151,8 @@ class Bench:
 
     @property
     def registration(self) -> ExecutorInfo:
-        """The executor's, as far as a sweep reads it."""
-        setup = self._setup(ONLINE_ONLY, None)
-        return ExecutorInfo(
-            executor_id="simulated",
-            epoch="",
-            pid=0,
-            profile_key=self.name,
-            spec=setup.spec,
-            max_num_seqs=setup.limits.max_num_seqs,
-            max_num_batched_tokens=setup.limits.max_num_batched_tokens,
-        )
+        """The executor's."""
+        return self._phase(ONLINE_ONLY, None, None).executor.info
 
     def _phase(
         self,

@@ -1,12 +1,14 @@
-"""What a run came to, and what a search found."""
+"""What a run came to, which batches it was made of, and what a search found."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from loadgen.report.report import OfflineReport, OnlineReport
 from loadgen.report.slo import parse_slo
+from shared.latency.features import BatchFeatures
+from shared.latency.model import LatencyModel
 from shared.protocol.executors import ExecutorCounters
 from shared.protocol.slo_profile import Knob
 
@@ -84,3 +86,26 @@ class Found:
     def text_with_unit(self) -> str:
         unit = "ms" if self.knob is Knob.BUDGET_MS else "requests/s"
         return self.text if self.unbounded or self.value is None else f"{self.text} {unit}"
+
+
+@dataclass(slots=True)
+class Recorder:
+    """A latency model that keeps the shapes of the steps that it times."""
+
+    model: LatencyModel
+    shapes: list[BatchFeatures] = field(default_factory=list)
+
+    def predict_ms(self, features: BatchFeatures) -> float:
+        self.shapes.append(features)
+        return self.model.predict_ms(features)
+
+    def decode_cost_ms(self, features: BatchFeatures, context_len: int) -> float:
+        return self.model.decode_cost_ms(features, context_len)
+
+    def prefill_cost_ms(self, features: BatchFeatures, num_tokens: int, num_computed_tokens: int) -> float:
+        return self.model.prefill_cost_ms(features, num_tokens, num_computed_tokens)
+
+    def max_prefill_tokens(
+        self, features: BatchFeatures, num_computed_tokens: int, budget_ms: float, limit: int
+    ) -> int:
+        return self.model.max_prefill_tokens(features, num_computed_tokens, budget_ms, limit)

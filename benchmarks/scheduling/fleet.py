@@ -1,119 +1,85 @@
-"""Several simulated executors behind one router, and a backlog that they share."""
+"""What several simulated executors make of online requests under one router, and of a backlog that they share."""
 
 from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
-from benchmarks.lab.lab import HYGEN, ONLINE_ONLY, SEED, Machine, Progress, VirtualExecutor, VirtualSystem
+from benchmarks.lab.lab import HYGEN, ONLINE_ONLY, SEED, Machine, Progress, VirtualSystem
 from shared.protocol.executors import ExecutorCounters
 from shared.protocol.offline import OfflineRequest
 from shared.protocol.requests import GenerateRequest
 from shared.protocol.sampling import SamplingParams
 from shared.scheduling.orders.offline.fair_share import FairShare
 from shared.scheduling.placement.prompt import Prompt
-from shared.scheduling.placement.routing import Option, Route, RoutingTarget, choose
+from shared.scheduling.placement.routing import Option, RoutingTarget, choose
 from shared.scheduling.request import Kind
-from shared.scheduling.strategy import Strategy
 
 MEAN_OUTPUT_TOKENS = 64
+Choose = Callable[[Sequence[Option], Prompt, float], RoutingTarget | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Workload:
-    """Poisson arrivals whose prompts begin with one of ``num_prefixes``, chosen with a probability of 1 / rank."""
+class Served:
+    """When each request had its first token and its end, in seconds, and what the executors counted."""
 
-    rate: float  # requests a second
-    duration_s: float
-    num_prefixes: int
-    prefix_tokens: int
-    own_tokens: int  # on average, exponentially spread
+    first_token_s: dict[str, float]
+    end_s: dict[str, float]
+    totals: list[ExecutorCounters]
 
-    def requests(self, seed: int) -> list[GenerateRequest]:
-        """By arrival, from 0 s on. Output lengths are exponentially spread."""
-        rng = random.Random(seed)
-        weights = [1 / rank for rank in range(1, self.num_prefixes + 1)]
-        made: list[GenerateRequest] = []
-        now_s = rng.expovariate(self.rate)
-        while now_s < self.duration_s:
-            (prefix,) = rng.choices(range(self.num_prefixes), weights)
-            own = [rng.randrange(10_000, 30_000) for _ in range(1 + int(rng.expovariate(1 / self.own_tokens)))]
-            max_tokens = 1 + int(rng.expovariate(1 / MEAN_OUTPUT_TOKENS))
-            sampling = SamplingParams(max_tokens, temperature=0.0, ignore_eos=True)
-            token_ids = [prefix] * self.prefix_tokens + own
-            made.append(GenerateRequest(f"r-{len(made)}", Kind.ONLINE, token_ids, sampling, now_s))
-            now_s += rng.expovariate(self.rate)
-        return made
-
-
-@dataclass(slots=True)
-class Member:
-    """One executor of the fleet."""
-
-    executor: VirtualExecutor
-    target: RoutingTarget
-    num_open: int = 0
-
-
-Choose = Callable[[Sequence[Member], Prompt], Member]
-
-
-class Fleet:
-    """``run`` plays all requests to their ends."""
-
-    def __init__(self, machine: Machine, size: int, choose_member: Choose) -> None:
-        self.ttft_ms: list[float] = []
-        self._choose = choose_member
-        self._system = system_of(machine, ONLINE_ONLY.strategy, size, FairShare, self._take)
-        self.members = [Member(each, target_of(each)) for each in self._system.executors.values()]
-        self._open: dict[str, tuple[GenerateRequest, Member, Route]] = {}
-        self._answered: dict[str, None] = {}
-
-    def run(self, requests: Sequence[GenerateRequest]) -> None:
-        """Requests by arrival."""
-        events = self._system.events
-        for request in requests:
-            while events.next_s is not None and events.next_s <= request.arrival_s:
-                events.run_next()
-            events.advance(request.arrival_s)
-            prompt = Prompt(request.prompt_token_ids)
-            member = self._choose(self.members, prompt)
-            self._open[request.request_id] = request, member, member.target.send(prompt)
-            member.num_open += 1
-            self._system.queue.on_inbox(member.executor.info.executor_id, request)
-            member.executor.submit(request)
-        while self._open:
-            events.run_next()
-
+    @property
     def hit_rate(self) -> float:
         """Of the prompts' tokens, those that came from a prefix cache."""
-        return hit_rate([member.executor.replica.totals for member in self.members])
-
-    def _take(self, progress: Progress) -> None:
-        for _, output in progress.outputs:
-            self._answer(output.request_id, progress.end_s)
-        for ended in progress.ended:
-            request_id = ended.sequence.request_id
-            self._answer(request_id, progress.end_s)
-            _, member, route = self._open.pop(request_id)
-            route.end()
-            member.num_open -= 1
-
-    def _answer(self, request_id: str, now_s: float) -> None:
-        if request_id not in self._answered:
-            self._answered[request_id] = None
-            request, _, route = self._open[request_id]
-            route.answered()
-            self.ttft_ms.append((now_s - request.arrival_s) * 1e3)
+        cached = sum(each.cached_tokens for each in self.totals)
+        return cached / (cached + sum(each.prompt_tokens for each in self.totals))
 
 
-def target_of(executor: VirtualExecutor) -> RoutingTarget:
-    """As a gateway has it whom all messages reach at once."""
-    info, limits = executor.info, executor.setup.limits
-    tokens, size = limits.max_num_batched_tokens, limits.block_size
-    return RoutingTarget(info.executor_id, info.epoch, tokens, size, limits.num_blocks, executor.replica.pool)
+def serve_online(machine: Machine, size: int, requests: Sequence[GenerateRequest], route: Choose) -> Served:
+    """By ``size`` executors; ``route`` is what the gateway does in the place of its own."""
+    strategy, served = ONLINE_ONLY.strategy, Served({}, {}, [])
+    order = FairShare(strategy.make_offline_order(_numbers()))
+    system = VirtualSystem([machine.setup(strategy, SEED)] * size, order, partial(_note, served), choose=route)
+    for request in requests:
+        system.events.at(request.arrival_s, partial(system.submit, request))
+    return _run(system, len(requests), served)
+
+
+def serve_backlog(
+    machine: Machine, size: int, budget_ms: float, requests: Sequence[GenerateRequest], keeps_groups: bool
+) -> Served:
+    """With preset hygen and no online work. ``keeps_groups``: each executor keeps to prompts that no other is at."""
+    strategy, served = HYGEN.under(budget_ms), Served({}, {}, [])
+    order = (FairShare if keeps_groups else TakesWhatIsNext)(strategy.make_offline_order(_numbers()))
+    system = VirtualSystem([machine.setup(strategy, SEED)] * size, order, partial(_note, served))
+    system.queue.pool.add([OfflineRequest(each, "batch_1", n, f"{n}", "m") for n, each in enumerate(requests)])
+    return _run(system, len(requests), served)
+
+
+def _note(served: Served, progress: Progress) -> None:
+    ended = [each.sequence.request_id for each in progress.ended]
+    for request_id in (*(output.request_id for _, output in progress.outputs), *ended):
+        served.first_token_s.setdefault(request_id, progress.end_s)
+    served.end_s.update(dict.fromkeys(ended, progress.end_s))
+
+
+def _run(system: VirtualSystem, num_requests: int, served: Served) -> Served:
+    """To the last end."""
+    while len(served.end_s) < num_requests:
+        system.events.run_next()
+    served.totals.extend(each.replica.totals for each in system.executors.values())
+    return served
+
+
+def _numbers() -> Iterator[float]:
+    return iter(random.Random(f"{SEED}:order").random, None)
+
+
+def choose_by_load(options: Sequence[Option], prompt: Prompt, num_output_tokens: float) -> RoutingTarget | None:
+    """As the gateway, of a prompt that nobody has anything of."""
+    return choose(options, UnlikePrompt(range(prompt.num_tokens)), num_output_tokens)
 
 
 class UnlikePrompt(Prompt):
@@ -123,28 +89,20 @@ class UnlikePrompt(Prompt):
         return []
 
 
-def by_prediction(machine: Machine, with_prefixes: bool) -> Choose:
-    """What the gateway does, with the latency model that the machine has."""
-    model = machine.setup(ONLINE_ONLY.strategy, SEED).latency
-
-    def choice(members: Sequence[Member], prompt: Prompt) -> Member:
-        options = [Option(member.target, model) for member in members]
-        known = prompt if with_prefixes else UnlikePrompt(range(prompt.num_tokens))
-        target = choose(options, known, MEAN_OUTPUT_TOKENS)
-        return next(member for member in members if member.target is target)
-
-    return choice
-
-
-def least_requests(members: Sequence[Member], prompt: Prompt) -> Member:
+def least_requests(options: Sequence[Option], prompt: Prompt, num_output_tokens: float) -> RoutingTarget:
     """By the number of requests that have not ended."""
-    return min(members, key=lambda member: member.num_open)
+
+    def num_open(option: Option) -> int:
+        work = option.target.work()
+        return work.prefill_requests + work.decode_requests
+
+    return min(options, key=num_open).target
 
 
 def round_robin() -> Choose:
     """Each in turn."""
     turns = itertools.count()
-    return lambda members, prompt: members[next(turns) % len(members)]
+    return lambda options, prompt, num_output_tokens: options[next(turns) % len(options)].target
 
 
 class TakesWhatIsNext(FairShare):
@@ -154,45 +112,34 @@ class TakesWhatIsNext(FairShare):
         super().take(request_id)
 
 
-@dataclass(frozen=True, slots=True)
-class Drained:
-    """A backlog that several executors have run."""
-
-    hit_rate: float
-    duration_s: float
-
-
-def run_backlog(
-    machine: Machine, size: int, budget_ms: float, requests: Sequence[GenerateRequest], keeps_groups: bool
-) -> Drained:
-    """With preset hygen and no online work. ``keeps_groups``: each executor keeps to prompts that no other is at."""
-    ended: list[float] = []
-
-    def take(progress: Progress) -> None:
-        ended.extend([progress.end_s] * len(progress.ended))
-
-    order = FairShare if keeps_groups else TakesWhatIsNext
-    system = system_of(machine, HYGEN.under(budget_ms), size, order, take)
-    system.queue.pool.add([OfflineRequest(each, "batch_1", n, f"{n}", "m") for n, each in enumerate(requests)])
-    while len(ended) < len(requests):
-        system.events.run_next()
-    return Drained(hit_rate([each.replica.totals for each in system.executors.values()]), max(ended))
+def prefixed_requests(
+    rate: float, duration_s: float, num_prefixes: int, prefix_tokens: int, own_tokens: int, seed: int
+) -> list[GenerateRequest]:
+    """Poisson arrivals at ``rate`` requests/s whose prompts begin with one of ``num_prefixes``, chosen with a
+    probability of 1 / rank, and go on with ``own_tokens`` in the mean; those and the outputs' lengths are exponentially
+    spread."""
+    rng = random.Random(seed)
+    weights = [1 / rank for rank in range(1, num_prefixes + 1)]
+    made: list[GenerateRequest] = []
+    now_s = rng.expovariate(rate)
+    while now_s < duration_s:
+        (prefix,) = rng.choices(range(num_prefixes), weights)
+        own = [rng.randrange(10_000, 30_000) for _ in range(1 + int(rng.expovariate(1 / own_tokens)))]
+        max_tokens = 1 + int(rng.expovariate(1 / MEAN_OUTPUT_TOKENS))
+        made.append(_request(f"r-{len(made)}", Kind.ONLINE, [prefix] * prefix_tokens + own, max_tokens, now_s))
+        now_s += rng.expovariate(rate)
+    return made
 
 
-def system_of(
-    machine: Machine,
-    strategy: Strategy,
-    size: int,
-    order: type[FairShare],
-    on_progress: Callable[[Progress], None],
-) -> VirtualSystem:
-    """``size`` executors and their offline-queue."""
-    numbers = iter(random.Random(f"{SEED}:order").random, None)
-    setups = [machine.setup(strategy, SEED)] * size
-    return VirtualSystem(setups, order(strategy.make_offline_order(numbers)), on_progress)
+def grouped_requests(num_groups: int, group_size: int) -> list[GenerateRequest]:
+    """Offline ones. Each group shares 2,048 tokens, and comes whole."""
+    numbers = itertools.product(range(num_groups), range(group_size))
+    return [
+        _request(f"batch_1.{index}", Kind.OFFLINE, [group] * 2048 + [10_000 + number] * 64, 32, 0.0)
+        for index, (group, number) in enumerate(numbers)
+    ]
 
 
-def hit_rate(totals: Sequence[ExecutorCounters]) -> float:
-    """Of the prompts' tokens, those that came from a prefix cache."""
-    cached = sum(each.cached_tokens for each in totals)
-    return cached / (cached + sum(each.prompt_tokens for each in totals))
+def _request(request_id: str, kind: Kind, token_ids: list[int], max_tokens: int, arrival_s: float) -> GenerateRequest:
+    sampling = SamplingParams(max_tokens, temperature=0.0, ignore_eos=True)
+    return GenerateRequest(request_id, kind, token_ids, sampling, arrival_s)

@@ -19,8 +19,8 @@ from typing import Annotated
 import psutil
 import typer
 
-from benchmarks.harness.command import run_command
-from benchmarks.harness.table import print_table, quantiles
+from benchmarks.harness.command import Results, benchmark
+from benchmarks.harness.table import Row, quantiles
 from benchmarks.scheduling.offline import ORDERS, make_pool, offline_request
 from shared.protocol.offline import OfflineRequest
 from shared.scheduling.kv.blocks import BlockPool
@@ -130,35 +130,34 @@ def _schedulable(request_id: str) -> Request:
     return Request(request_id, Kind.OFFLINE, INSERT_TOKENS, INSERT_TOKENS + 128)
 
 
-def print_costs() -> None:
-    rows = []
+def costs() -> Iterator[Row]:
     for order in ORDERS:
         times = next_request_us(order)
         for is_shared in (True, False):
             inserts, discards = inserts_and_discards_per_s(order, is_shared)
             with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as fresh:
                 memory = fresh.submit(memory_mb, order, is_shared).result()
-            prompts = "shared" if is_shared else "apart"
-            taken = quantiles(times, 0.5, 0.99, digits=0) if is_shared else ["", ""]
-            rows.append([order, prompts, f"{inserts:,.0f}", f"{discards:,.0f}", f"{memory:,.0f}", *taken])
-    header = ["order", "prompts", "inserts/s", "discards/s", "MB of 100,000 x 1,000 tokens", "next p50 us", "p99 us"]
-    print_table(header, rows)
+            taken = quantiles(times, {"next p50 us": 0.5, "p99 us": 0.99}, digits=0)
+            yield {
+                "order": order,
+                "prompts": "shared" if is_shared else "apart",
+                "inserts/s": f"{inserts:,.0f}",
+                "discards/s": f"{discards:,.0f}",
+                "MB of 100,000 x 1,000 tokens": f"{memory:,.0f}",
+                **(taken if is_shared else dict.fromkeys(taken, "")),
+            }
 
 
-def print_fairness() -> None:
-    rows = []
+def fairness() -> Iterator[Row]:
     for order, ratio in (("fcfs", 0.0), *(("psm-fair", u) for u in (0.5, 0.8, 0.9, 0.95, 0.99)), ("psm", 1.0)):
         cached, waits = cached_and_waits(order, ratio)
-        rows.append([order, f"{ratio:g}", f"{cached:.1%}", *quantiles(waits, 0.5, 0.99, 1.0, digits=0)])
-    print_table(["order", "u", "prompt tokens cached", "waited p50", "p99", "max"], rows)
+        waited = quantiles(waits, {"waited p50": 0.5, "p99": 0.99, "max": 1.0}, digits=0)
+        yield {"order": order, "u": f"{ratio:g}", "prompt tokens cached": f"{cached:.1%}", **waited}
 
 
-def main(only: Annotated[str | None, typer.Option(help="costs or fairness.")] = None) -> None:
+@benchmark
+def main(only: Annotated[str | None, typer.Option(help="costs or fairness.")] = None) -> Results:
     if only != "fairness":
-        print_costs()
+        yield from costs()
     if only != "costs":
-        print_fairness()
-
-
-if __name__ == "__main__":
-    run_command(main)
+        yield from fairness()

@@ -13,16 +13,16 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import product
 
-from benchmarks.harness.command import run_command
-from benchmarks.harness.table import print_table, quantiles
+from benchmarks.harness.command import Results, benchmark
+from benchmarks.harness.table import Row, quantiles
 from benchmarks.harness.turns import Times
 from benchmarks.lab.lab import Machine
 from benchmarks.lab.samples import boosted_model
 from benchmarks.scheduling.offline import ORDERS, make_pool, offline_request
-from services.offline_queue.garbage import collect_seldom
 from shared.clock import SystemClock
 from shared.latency.linear import LinearLatencyModel
 from shared.latency.model import LatencyModel
+from shared.process.memory import collect_seldom
 from shared.protocol.codec import encode
 from shared.protocol.executors import EngineSpec, ExecutorInfo
 from shared.protocol.steps import PlanSource, StepStarted
@@ -65,8 +65,8 @@ def make_step(num_running: int) -> StepStarted:
     )
 
 
-def measure(case: Case, rounds: int) -> list[str]:
-    """A row: milliseconds by the clock, and of this thread's CPU time, which leaves out what else the machine does."""
+def measure(case: Case, rounds: int) -> Row:
+    """Milliseconds by the clock, and of this thread's CPU time, which leaves out what else the machine does."""
     pool, half = make_pool(case.order), PROMPT_LEN // 2
     numbers = range(1, case.num_waiting + case.num_running)
     pool.add([offline_request(n, [n % GROUPS] * half + [n] * half) for n in numbers])
@@ -81,12 +81,20 @@ def measure(case: Case, rounds: int) -> list[str]:
         scheduler = Scheduler(INFO, pool, lambda: (case.policy, case.model), SystemClock())
         times.time(partial(plan, scheduler, make_step(case.num_running)))
     clock_ms = sorted(times.clock_ms)
-    named = [case.policy.packing, case.kind, case.order, str(case.num_running), str(case.num_waiting)]
-    cpu_p99 = quantiles(sorted(times.cpu_ms), 0.99, digits=3)
-    return [*named, *quantiles(clock_ms, 0.5, 0.99, digits=3), *cpu_p99, f"{clock_ms[-1]:.3f}"]
+    return {
+        "packing": case.policy.packing,
+        "model": case.kind,
+        "order": case.order,
+        "running": str(case.num_running),
+        "waiting": str(case.num_waiting),
+        **quantiles(clock_ms, {"p50 ms": 0.5, "p99 ms": 0.99}, digits=3),
+        **quantiles(sorted(times.cpu_ms), {"p99 CPU ms": 0.99}, digits=3),
+        "max ms": f"{clock_ms[-1]:.3f}",
+    }
 
 
-def main(rounds: int = 1000) -> None:
+@benchmark
+def main(rounds: int = 1000) -> Results:
     collect_seldom()
     sizes = product(ORDERS, (16, 64, 256), (100, 10_000))
     cases = [Case("linear", LINEAR, order, running, waiting, HELD) for order, running, waiting in sizes]
@@ -96,9 +104,4 @@ def main(rounds: int = 1000) -> None:
         for policy in (HELD, DEADLINES)
         for num_running in (64, 256)
     ]
-    rows = [measure(case, rounds) for case in cases]
-    print_table(["packing", "model", "order", "running", "waiting", "p50 ms", "p99 ms", "p99 CPU ms", "max ms"], rows)
-
-
-if __name__ == "__main__":
-    run_command(main)
+    yield from (measure(case, rounds) for case in cases)

@@ -11,40 +11,39 @@ from __future__ import annotations
 import random
 import time
 import tracemalloc
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Iterator
+from functools import partial
+from itertools import product
 from typing import Annotated
 
 import typer
 
-from benchmarks.harness.command import run_command
-from benchmarks.harness.table import print_table, quantile, quantiles
+from benchmarks.harness.command import Results, benchmark
+from benchmarks.harness.table import Row, quantile, quantiles
+from benchmarks.harness.turns import Times
 from benchmarks.lab.lab import Machine
-from benchmarks.scheduling.fleet import Choose, Fleet, Workload, by_prediction, least_requests, round_robin, run_backlog
+from benchmarks.scheduling.fleet import (
+    Choose,
+    choose_by_load,
+    grouped_requests,
+    least_requests,
+    prefixed_requests,
+    round_robin,
+    serve_backlog,
+    serve_online,
+)
 from shared.latency.features import BatchFeatures
 from shared.latency.linear import LinearLatencyModel
-from shared.protocol.requests import GenerateRequest
-from shared.protocol.sampling import SamplingParams
 from shared.scheduling.kv.block_hash import hash_chain
 from shared.scheduling.kv.prefix_cache import BlockChanges, CacheChanges, PrefixCacheMirror
 from shared.scheduling.placement.prompt import Prompt
 from shared.scheduling.placement.routing import Option, RoutingTarget, choose
-from shared.scheduling.request import Kind
 
 MODEL = LinearLatencyModel(10.0, 0.07, 0.0004, 1e-7, 1e-12, 0.05, 0.05, 3e-6)
 MACHINE = Machine("llama2-7b", "a100-40g")
 SIZES, RATES = [2, 4], [4.0, 8.0]
 BUDGET_MS = 100.0  # of a step of the batch that runs alone
 BLOCK_SIZE, NUM_BLOCKS = 16, 16_384  # of an executor's KV cache: room for a quarter of a million tokens
-
-
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """Microseconds of CPU time of each decision, by parts, ascending: what else the machine does is left out."""
-
-    hashing: list[float]
-    choosing: list[float]
-    counting: list[float]
 
 
 def full_targets(count: int, prompt_tokens: int) -> list[RoutingTarget]:
@@ -68,30 +67,33 @@ def full_cache(index: int, prompt_tokens: int) -> PrefixCacheMirror:
     return cache
 
 
-def decision_cost(num_executors: int, prompt_tokens: int, rounds: int) -> Cost:
-    """Prompts that share half of their tokens with what one executor has."""
+def decision_row(num_executors: int, prompt_tokens: int, rounds: int) -> Row:
+    """Prompts that share half of their tokens with what one executor has; CPU time, which leaves out what else the
+    machine does."""
     targets = full_targets(num_executors, prompt_tokens)
     options = [Option(target, MODEL) for target in targets]
-    rng, cost = random.Random(1), Cost([], [], [])
+    rng = random.Random(1)
+    hashing, choosing, counting = (Times(processor_s=time.thread_time) for _ in range(3))
     for number in range(rounds):
         shared = [number % num_executors, number % 7] * (prompt_tokens // 4)
-        token_ids = shared + [rng.randrange(50_000) for _ in range(prompt_tokens - len(shared))]
-        start = time.thread_time()
-        prompt = Prompt(token_ids)
-        prompt.hashes(BLOCK_SIZE)
-        hashed = time.thread_time()
-        target = choose(options, prompt, 64.0)
-        chosen = time.thread_time()
+        prompt = Prompt(shared + [rng.randrange(50_000) for _ in range(prompt_tokens - len(shared))])
+        hashing.time(partial(prompt.hashes, BLOCK_SIZE))
+        target = choosing.time(partial(choose, options, prompt, 64.0))
         assert target is not None
-        target.send(prompt).end()
-        counted = time.thread_time()
-        for times, span_s in zip(
-            (cost.hashing, cost.choosing, cost.counting),
-            (hashed - start, chosen - hashed, counted - chosen),
-            strict=True,
-        ):
-            times.append(span_s * 1e6)
-    return Cost(*(sorted(times) for times in (cost.hashing, cost.choosing, cost.counting)))
+        counting.time(partial(count, target, prompt))
+    parts = {"hashing us": hashing, "choosing us": choosing, "counting us": counting}
+    us = {heading: quantile(sorted(times.cpu_ms), 0.5) * 1e3 for heading, times in parts.items()}
+    return {
+        "executors": str(num_executors),
+        "prompt tokens": f"{prompt_tokens:,}",
+        **{heading: f"{value:.0f}" for heading, value in us.items()},
+        "together us": f"{sum(us.values()):.0f}",
+        "choosing p99": f"{quantile(sorted(choosing.cpu_ms), 0.99) * 1e3:.0f}",
+    }
+
+
+def count(target: RoutingTarget, prompt: Prompt) -> None:
+    target.send(prompt).end()
 
 
 def cache_bytes() -> float:
@@ -104,66 +106,45 @@ def cache_bytes() -> float:
     return size
 
 
-def decision_rows(rounds: int) -> list[list[str]]:
-    rows = []
-    for num_executors in (1, 2, 8, 64):
-        for prompt_tokens in (128, 1024, 8192):
-            cost = decision_cost(num_executors, prompt_tokens, rounds)
-            parts = [quantile(times, 0.5) for times in (cost.hashing, cost.choosing, cost.counting)]
-            figures = [*parts, sum(parts), quantile(cost.choosing, 0.99)]
-            rows.append([str(num_executors), f"{prompt_tokens:,}", *(f"{figure:.0f}" for figure in figures)])
-    return rows
+def online_rows(sizes: list[int], rates: list[float], duration_s: float) -> Iterator[Row]:
+    for size, rate in product(sizes, rates):
+        requests = prefixed_requests(rate * size, duration_s, 40, 1536, 128, seed=1)
+        ways: dict[str, Choose] = {
+            "predicted load and prefixes": choose,
+            "predicted load": choose_by_load,
+            "fewest requests": least_requests,
+            "round-robin": round_robin(),
+        }
+        for name, way in ways.items():
+            served = serve_online(MACHINE, size, requests, way)
+            ttft = sorted((served.first_token_s[each.request_id] - each.arrival_s) * 1e3 for each in requests)
+            shares = [totals.finished_online for totals in served.totals]
+            yield {
+                "executors": str(size),
+                "req/s each": f"{rate:g}",
+                "routing": name,
+                "hit rate": f"{served.hit_rate:.1%}",
+                "TTFT mean ms": f"{sum(ttft) / len(ttft):,.0f}",
+                **quantiles(ttft, {"p50": 0.5, "p99": 0.99}, digits=0),
+                "most on one": f"{max(shares) / sum(shares):.0%}",
+            }
 
 
-def fleet_rows(sizes: list[int], rates: list[float], duration_s: float) -> list[list[str]]:
-    ways: dict[str, Callable[[], Choose]] = {
-        "predicted load and prefixes": lambda: by_prediction(MACHINE, with_prefixes=True),
-        "predicted load": lambda: by_prediction(MACHINE, with_prefixes=False),
-        "fewest requests": lambda: least_requests,
-        "round-robin": round_robin,
-    }
-    rows = []
-    for size in sizes:
-        for rate in rates:
-            workload = Workload(rate * size, duration_s, 40, 1536, 128)
-            requests = workload.requests(seed=1)
-            for name, make in ways.items():
-                fleet = Fleet(MACHINE, size, make())
-                fleet.run(requests)
-                ttft = sorted(fleet.ttft_ms)
-                figures = [f"{sum(ttft) / len(ttft):,.0f}", *quantiles(ttft, 0.5, 0.99, digits=0)]
-                shares = [member.executor.replica.totals.finished_online for member in fleet.members]
-                most = f"{max(shares) / sum(shares):.0%}"
-                rows.append([str(size), f"{rate:g}", name, f"{fleet.hit_rate():.1%}", *figures, most])
-    return rows
-
-
-def grouped_requests(num_groups: int, group_size: int) -> list[GenerateRequest]:
-    """Each group shares 2,048 tokens, and comes whole."""
-    return [
-        GenerateRequest(
-            f"batch_1.{group * group_size + number}",
-            Kind.OFFLINE,
-            [group] * 2048 + [10_000 + number] * 64,
-            SamplingParams(32, temperature=0.0, ignore_eos=True),
-            0.0,
-        )
-        for group in range(num_groups)
-        for number in range(group_size)
-    ]
-
-
-def backlog_rows(sizes: list[int], num_groups: int, group_size: int) -> list[list[str]]:
+def backlog_rows(sizes: list[int], num_groups: int, group_size: int) -> Iterator[Row]:
     requests = grouped_requests(num_groups, group_size)
-    rows = []
     for size in [1, *sizes]:
         for keeps_groups in (True, False) if size > 1 else (True,):
-            drained = run_backlog(MACHINE, size, BUDGET_MS, requests, keeps_groups)
+            served = serve_backlog(MACHINE, size, BUDGET_MS, requests, keeps_groups)
             name = "keep to groups" if keeps_groups else "take what is next"
-            rows.append([str(size), name if size > 1 else "", f"{drained.hit_rate:.1%}", f"{drained.duration_s:.1f}"])
-    return rows
+            yield {
+                "executors": str(size),
+                "each is to": name if size > 1 else "",
+                "hit rate": f"{served.hit_rate:.1%}",
+                "seconds for the batch": f"{max(served.end_s.values()):.1f}",
+            }
 
 
+@benchmark
 def main(
     rounds: Annotated[int, typer.Option(help="Decisions of each kind.")] = 500,
     sizes: Annotated[list[int], typer.Option(help="Executors of the fleets.")] = SIZES,
@@ -171,16 +152,9 @@ def main(
     duration: Annotated[float, typer.Option(help="Seconds of arrivals, in virtual time.")] = 60.0,
     groups: Annotated[int, typer.Option(help="Of offline requests that share a prefix.")] = 60,
     group_size: Annotated[int, typer.Option(help="Requests of a group.")] = 24,
-) -> None:
-    columns = ["executors", "prompt tokens", "hashing us", "choosing us", "counting us", "together us", "choosing p99"]
-    print_table(columns, decision_rows(rounds))
-    print(f"\na full cache: {cache_bytes() / 2**20:.1f} MiB an executor\n")
-    columns = ["executors", "req/s each", "routing", "hit rate", "TTFT mean ms", "p50", "p99", "most on one"]
-    print_table(columns, fleet_rows(sizes, rates, duration))
-    print()
-    columns = ["executors", "each is to", "hit rate", "seconds for the batch"]
-    print_table(columns, backlog_rows(sizes, groups, group_size))
-
-
-if __name__ == "__main__":
-    run_command(main)
+) -> Results:
+    for num_executors, prompt_tokens in product((1, 2, 8, 64), (128, 1024, 8192)):
+        yield decision_row(num_executors, prompt_tokens, rounds)
+    yield f"a full cache: {cache_bytes() / 2**20:.1f} MiB an executor"
+    yield from online_rows(sizes, rates, duration)
+    yield from backlog_rows(sizes, groups, group_size)

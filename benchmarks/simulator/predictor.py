@@ -18,9 +18,8 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.harness.command import run_command
-from benchmarks.harness.model import model_folder
-from benchmarks.harness.table import print_table
+from benchmarks.harness.command import Results, benchmark, model_folder
+from benchmarks.harness.table import Row
 from benchmarks.lab.lab import Machine, latency_of
 from benchmarks.lab.samples import scheduled_shapes, timed, window_of
 from services.executor.engines.torch.engine import TorchEngine
@@ -40,23 +39,10 @@ MACHINES = (("llama2-7b", "a100-40g"), ("qwen-14b", "a40"), ("llama3.1-8b", "h10
 NOISES = (0.0, 0.01, 0.03)
 MEAN_DEVIATION = 0.798  # of a normal distribution, in sigmas
 ROUNDS = 5
-HEADER = (
-    "steps",
-    "noise",
-    "samples",
-    "linear MAPE",
-    "boosted MAPE",
-    "bros MAPE",
-    "noise floor",
-    "linear us",
-    "boosted us",
-    "bros us",
-    "fit ms",
-)
 NUM_BLOCKS = 2048
 
 
-def row(name: str, noise: str, observations: list[Observation], floor: float | None) -> list[str]:
+def row(name: str, noise: str, observations: list[Observation], floor: float | None) -> Row:
     """``floor``: the share that noise alone makes, where it is known without repetitions."""
     times_s = []
     for _ in range(ROUNDS):
@@ -65,13 +51,19 @@ def row(name: str, noise: str, observations: list[Observation], floor: float | N
         times_s.append(time.perf_counter() - start_s)
     assert fitted is not None and len(fitted.candidates) == 3, "the samples tell too little"
     shown = fitted.noise_floor if floor is None else floor
-    errors = [f"{candidate.mape:.2%}" for candidate in fitted.candidates]
-    speeds = [f"{candidate.prediction_us:.2f}" for candidate in fitted.candidates]
-    floors = "" if shown is None else f"{shown:.2%}"
-    return [name, noise, f"{len(observations):,}", *errors, floors, *speeds, f"{statistics.median(times_s) * 1e3:.0f}"]
+    by_name = {candidate.kind: candidate for candidate in fitted.candidates}
+    return {
+        "steps": name,
+        "noise": noise,
+        "samples": f"{len(observations):,}",
+        **{f"{kind} MAPE": f"{candidate.mape:.2%}" for kind, candidate in by_name.items()},
+        "noise floor": "" if shown is None else f"{shown:.2%}",
+        **{f"{kind} us": f"{candidate.prediction_us:.2f}" for kind, candidate in by_name.items()},
+        "fit ms": f"{statistics.median(times_s) * 1e3:.0f}",
+    }
 
 
-def simulated_rows() -> Iterator[list[str]]:
+def simulated_rows() -> Iterator[Row]:
     for model, device in MACHINES:
         machine = Machine(model, device)
         shapes = [shape for seed in (1, 2, 3) for shape in scheduled_shapes(machine, seed)]
@@ -103,7 +95,7 @@ def torch_samples(engine: TorchEngine, info: ExecutorInfo, shapes: Iterable[Meas
                 yield Observation(batch_shape(batch), engine.execute(batch).latency_ms)
 
 
-def torch_rows(seconds: float) -> Iterator[list[str]]:
+def torch_rows(seconds: float) -> Iterator[Row]:
     path = model_folder()
     engine = TorchEngine.load(path, "bench", device="cpu", num_blocks=NUM_BLOCKS, num_threads=cpu_count())
     info = executor_info(ExecutorSettings(model_path=str(path)), engine.spec)
@@ -126,12 +118,10 @@ def _in_turns(engine: TorchEngine, info: ExecutorInfo) -> list[Observation]:
     return [observation for _ in range(6) for observation in torch_samples(engine, info, shapes)]
 
 
+@benchmark
 def main(
     torch: Annotated[float, typer.Option(help="Seconds of mixed batches on the torch engine; 0 leaves it out.")] = 0.0,
-) -> None:
-    rows = [*simulated_rows(), *(torch_rows(torch) if torch else ())]
-    print_table(HEADER, rows)
-
-
-if __name__ == "__main__":
-    run_command(main)
+) -> Results:
+    yield from simulated_rows()
+    if torch:
+        yield from torch_rows(torch)

@@ -10,29 +10,34 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from benchmarks.harness.command import run_command
-from benchmarks.harness.table import print_table
+from benchmarks.harness.command import Results, benchmark
+from benchmarks.harness.table import Row
 from benchmarks.lab.drawn import OfflineOption, OnlineOption, load_of
 from benchmarks.lab.lab import HYGEN, STAR, Bench, Machine, System
 
 SLOS = ("tbt_mean<=1.05x", "tbt_mean<=1.2x", "tbt_p99<=1.2x", "ttft_mean<=1.1x", "ttft_p99<=800ms")
 
 
-def measure(bench: Bench, system: System) -> Iterator[list[str]]:
+def measure(bench: Bench, system: System) -> Iterator[Row]:
     """A row for each SLO."""
     for slo in SLOS:
         num_before, start_s = bench.num_trials(system), time.process_time()
         found = bench.largest(system, [slo])
         cpu_s, num_runs = time.process_time() - start_s, bench.num_trials(system) - num_before
-        throughput = f"{found.measured.offline_tokens_per_s:.0f}"
-        yield [system.preset, slo, found.text_with_unit, throughput, str(num_runs), f"{cpu_s:.1f}"]
+        yield {
+            "preset": system.preset,
+            "SLO": slo,
+            "largest": found.text_with_unit,
+            "offline tokens/s": f"{found.measured.offline_tokens_per_s:.0f}",
+            "new runs": str(num_runs),
+            "CPU s": f"{cpu_s:.1f}",
+        }
 
 
-def main(online: OnlineOption = None, offline: OfflineOption = None, duration: float = 600.0, qps: float = 2.0) -> None:
+@benchmark
+def main(
+    online: OnlineOption = None, offline: OfflineOption = None, duration: float = 600.0, qps: float = 2.0
+) -> Results:
     bench = Bench(Machine(), load_of(online, offline, duration, qps, qps))
-    rows = [row for system in (HYGEN, STAR) for row in measure(bench, system)]
-    print_table(["preset", "SLO", "largest", "offline tokens/s", "new runs", "CPU s"], rows)
-
-
-if __name__ == "__main__":
-    run_command(main)
+    for system in (HYGEN, STAR):
+        yield from measure(bench, system)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,9 +11,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from benchmarks.harness.figure_run import EXIT_INTERRUPTED
-from benchmarks.harness.model import model_folder
-from benchmarks.harness.progress import figure_progress
+from benchmarks.harness.command import model_folder
+from benchmarks.harness.figure_run import EXIT_INTERRUPTED, figure_progress
 from benchmarks.vllm.comparison import Comparison
 from benchmarks.vllm.result import NAME, PAGE, result_of
 from benchmarks.vllm.run_store import RunStore
@@ -29,24 +27,6 @@ from shared.settings.command_options import with_option_groups
 DEFAULT_LOADS = (20.0, 50.0, 80.0)
 DEFAULT_SYSTEMS = ("vllm-priority", "slackwater-vllm", "slackwater-torch")
 
-SystemOption = Annotated[
-    list[str] | None,
-    typer.Option(help=f"Repeatable, in this order: {', '.join(SYSTEMS)}. Default: {' '.join(DEFAULT_SYSTEMS)}."),
-]
-LoadOption = Annotated[
-    list[float] | None,
-    typer.Option(
-        min=1, max=95, help="Repeatable: % of the time that online work alone keeps the first system busy. 20 50 80."
-    ),
-]
-MaxRunsOption = Annotated[int, typer.Option(min=1, help="Runs of the search for the best value of a knob.")]
-BaselinesOption = Annotated[
-    int, typer.Option(min=1, help="Online-only runs of each load; their mean is compared with.")
-]
-WorkOption = Annotated[Path, typer.Option(metavar="FOLDER", help="Where each run's report and the servers' logs go.")]
-ResumeOption = Annotated[bool, typer.Option("--resume", help="Take over the runs that are in the --work folder.")]
-OutOption = Annotated[Path, typer.Option(metavar="FOLDER", help=f"Where {PAGE.file} and {PAGE.images}/ are.")]
-
 app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None)
 
 
@@ -59,13 +39,29 @@ def main() -> None:
 @with_option_groups
 def side_by_side(
     setting: Setting,
-    system: SystemOption = None,
-    load: LoadOption = None,
-    max_runs: MaxRunsOption = 4,
-    baselines: BaselinesOption = 1,
-    out: OutOption = Path("docs"),
-    work: WorkOption = Path(".side-by-side"),
-    resume: ResumeOption = False,
+    system: Annotated[
+        list[str] | None,
+        typer.Option(help=f"Repeatable, in this order: {', '.join(SYSTEMS)}. Default: {' '.join(DEFAULT_SYSTEMS)}."),
+    ] = None,
+    load: Annotated[
+        list[float] | None,
+        typer.Option(
+            min=1,
+            max=95,
+            help=f"Repeatable: % of the time that online work alone keeps the first system busy. {DEFAULT_LOADS}.",
+        ),
+    ] = None,
+    max_runs: Annotated[int, typer.Option(min=1, help="Runs of the search for the best value of a knob.")] = 4,
+    baselines: Annotated[
+        int, typer.Option(min=1, help="Online-only runs of each load; their mean is compared with.")
+    ] = 1,
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help=f"Where {PAGE.file} and {PAGE.images}/ are.")] = Path(
+        "docs"
+    ),
+    work: Annotated[
+        Path, typer.Option(metavar="FOLDER", help="Where each run's report and the servers' logs go.")
+    ] = Path(".side-by-side"),
+    resume: Annotated[bool, typer.Option("--resume", help="Take over the runs that are in the --work folder.")] = False,
     progress: ProgressOption = None,
 ) -> None:
     """Offline throughput under the same SLOs: vLLM with as many offline requests at a time as keep them, Slackwater
@@ -95,16 +91,12 @@ def side_by_side(
                 max_runs,
                 baselines,
             )
-            stopped_by = asyncio.run(_run(comparison))
+            stopped_by = asyncio.run(run_until_signalled(comparison.run()))
         if comparison.cells:
             sys.stdout.write(result_of(comparison.cells, setting, date).markdown() + "\n")
     if stopped_by is not None:
         console.print(f"stopped; the runs that are done are in {work}: go on with --resume")
         raise typer.Exit(EXIT_INTERRUPTED)
-
-
-async def _run(comparison: Comparison) -> signal.Signals | None:
-    return await run_until_signalled(comparison.run())
 
 
 if __name__ == "__main__":

@@ -17,9 +17,8 @@ from typing import Annotated
 import typer
 
 from benchmarks.engine.batches import block_tables, decode_step, prefill_step, prompt_of
-from benchmarks.harness.command import run_command
-from benchmarks.harness.model import DEFAULT_MODEL, ModelOption, model_folder
-from benchmarks.harness.table import print_table
+from benchmarks.harness.command import DEFAULT_MODEL, ModelOption, Results, benchmark, model_folder
+from benchmarks.harness.table import Row
 from benchmarks.harness.turns import in_turns
 from services.executor.engines.factory import load_engine
 from services.executor.settings import OWN_ATTENTION, ExecutorSettings
@@ -29,7 +28,6 @@ CONTEXT = 256
 BATCHES = (1, 8, 32)
 CHUNKS = (128, 512)
 BLOCK_SIZE = 32
-HEADER = ("step", "ours fills from the", "vLLM's, CPU ms", "ours, CPU ms", "times as fast", "vLLM's, ms", "ours, ms")
 
 Direction = Callable[[int], bool]
 DIRECTIONS: dict[str, Direction] = {
@@ -75,37 +73,38 @@ def prefills(engine: Engine, num_tokens: int, fills_right: Direction) -> Iterato
         engine.execute(prefill_step(prompt_of(num_tokens), table, right=fills_right(1)))
 
 
-def row(step: str, way: str, theirs: Iterator[None], ours: Iterator[None], turns: int) -> list[str]:
+def row(step: str, way: str, theirs: Iterator[None], ours: Iterator[None], turns: int) -> Row:
     """Each generator is at the step before the one that is timed."""
     for steps in (theirs, ours):
         next(steps)
-    times = in_turns([lambda: next(theirs), lambda: next(ours)], turns, warm_up=2)
-    (theirs_cpu, ours_cpu), clock = [each.median_cpu_ms for each in times], [each.median_ms for each in times]
-    cells = [f"{theirs_cpu:.1f}", f"{ours_cpu:.1f}", f"{theirs_cpu / ours_cpu:.2f}", *(f"{ms:.1f}" for ms in clock)]
-    return [step, way, *cells]
+    their_times, our_times = in_turns([lambda: next(theirs), lambda: next(ours)], turns, warm_up=2)
+    return {
+        "step": step,
+        "ours fills from the": way,
+        "vLLM's, CPU ms": f"{their_times.median_cpu_ms:.1f}",
+        "ours, CPU ms": f"{our_times.median_cpu_ms:.1f}",
+        "times as fast": f"{their_times.median_cpu_ms / our_times.median_cpu_ms:.2f}",
+        "vLLM's, ms": f"{their_times.median_ms:.1f}",
+        "ours, ms": f"{our_times.median_ms:.1f}",
+    }
 
 
+@benchmark
 def main(
     threads: Annotated[int, typer.Option(help="Of each engine.")] = cpu_count(),
     turns: Annotated[int, typer.Option(help="Per size.")] = 15,
     dtype: str = "float32",
     model: ModelOption = DEFAULT_MODEL,
-) -> None:
+) -> Results:
     path, left = model_folder(model), DIRECTIONS["left"]
     ours, theirs = (load(path, name, threads, dtype) for name in (OWN_ATTENTION, "vllm"))
-    rows = []
+    yield f"{theirs.spec.device}, {theirs.spec.dtype}"
     for size in BATCHES:
         for way, fills_right in DIRECTIONS.items():
             if size > 1 or way != "mixed":
                 name = f"decode, batch {size}, context {CONTEXT}"
-                rows.append(row(name, way, decodes(theirs, size, left), decodes(ours, size, fills_right), turns))
+                yield row(name, way, decodes(theirs, size, left), decodes(ours, size, fills_right), turns)
     for length in CHUNKS:
         for way in ("left", "right"):
             contenders = prefills(theirs, length, left), prefills(ours, length, DIRECTIONS[way])
-            rows.append(row(f"prefill, {length} tokens", way, *contenders, turns))
-    print(f"{theirs.spec.device}, {theirs.spec.dtype}\n")
-    print_table(HEADER, rows)
-
-
-if __name__ == "__main__":
-    run_command(main)
+            yield row(f"prefill, {length} tokens", way, *contenders, turns)

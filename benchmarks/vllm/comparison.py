@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from benchmarks.harness.progress import FigureProgress
+from benchmarks.harness.figure_run import FigureProgress
 from benchmarks.vllm.knob_search import KnobSearch
 from benchmarks.vllm.rates import Point, nearest, rate_for
 from benchmarks.vllm.run_store import RunStore
@@ -21,7 +21,7 @@ from loadgen.progress import RenamedProgress
 from loadgen.replay import Replay, ReplayPlan
 from loadgen.report.metrics import LATENCIES
 from loadgen.report.report import OfflineReport, OnlineReport, Report, Summary
-from loadgen.report.slo import Slo, parse_slo
+from loadgen.report.slo import parse_slo
 from services.profiler.slo.outcome import TrialOutcome
 from shared.protocol.slo_profile import Trial
 
@@ -58,47 +58,36 @@ class Cell:
         return max(kept, key=lambda run: run.trial.offline_tokens_per_s, default=None)
 
 
+@dataclass(slots=True)
 class Comparison:
     """``run`` fills ``cells``, and calls ``on_cell`` after each. Runs that the store holds are not made again, and a
-    server without any other is not started."""
+    server without any other is not started. ``shares``: of the time, that each online load keeps the first system busy,
+    ascending; ``max_runs``: of a search; ``num_baselines``: online-only runs of each load."""
 
-    def __init__(
-        self,
-        workload: Workload,
-        systems: Sequence[System],
-        shares: Sequence[float],
-        store: RunStore,
-        progress: FigureProgress,
-        on_cell: Callable[[], None],
-        max_runs: int = 4,
-        num_baselines: int = 1,
-    ) -> None:
-        """``shares``: of the time, that each online load keeps the first system busy; ``max_runs``: of a search."""
-        self.cells: list[Cell] = []
-        self._workload = workload
-        self._systems = systems
-        self._shares = sorted(shares)
-        self._store = store
-        self._progress = progress
-        self._on_cell = on_cell
-        self._max_runs = max_runs
-        self._num_baselines = num_baselines
-        self._slos: list[Slo] = [parse_slo(expr) for expr in workload.setting.slos]
+    workload: Workload
+    systems: Sequence[System]
+    shares: Sequence[float]
+    store: RunStore
+    progress: FigureProgress
+    on_cell: Callable[[], None]
+    max_runs: int = 4
+    num_baselines: int = 1
+    cells: list[Cell] = field(init=False, default_factory=list)
 
     async def run(self) -> None:
         """Raises LoadgenError."""
-        for system in self._systems:
-            async with _Lazy(system, self._workload, self._store, self._progress) as runner:
+        for system in self.systems:
+            async with _Lazy(system, self.workload, self.store, self.progress) as runner:
                 await self._run_system(system, runner)
 
     async def _run_system(self, system: System, runner: _Lazy) -> None:
-        rates = [await self._rate(share, runner) for share in self._shares]
-        everything = system.everything(self._workload.setting)
-        report = await runner.run("offline-only", self._workload.offline_only(), everything)
+        rates = [await self._rate(share, runner) for share in self.shares]
+        everything = system.everything(self.workload.setting)
+        report = await runner.run("offline-only", self.workload.offline_only(), everything)
         best: CoRun | None = None
-        for share, rate in zip(self._shares, rates, strict=True):
-            self._progress.figure(f"{system.name}, {share:.0%}")
-            alone = mean_of([await self._online_only(runner, rate, index) for index in range(self._num_baselines)])
+        for share, rate in zip(self.shares, rates, strict=True):
+            self.progress.figure(f"{system.name}, {share:.0%}")
+            alone = mean_of([await self._online_only(runner, rate, index) for index in range(self.num_baselines)])
             names = tuple(knob.name for knob in system.knobs)
             cell = Cell(system.name, names, share, rate, alone, _offline(report))
             for index, knob in enumerate(system.knobs):
@@ -106,25 +95,26 @@ class Comparison:
                 await self._search(cell, runner, index, knob, first)
             best = cell.best
             self.cells.append(cell)
-            self._on_cell()
+            self.on_cell()
 
     async def _search(self, cell: Cell, runner: _Lazy, index: int, knob: Knob, first: float) -> None:
         """Turn one knob, those before it as they were best, those after it not yet turned."""
         before = cell.best.values[:index] if cell.best else ()
         if len(before) < index:  # nothing kept the SLOs, which more of another knob does not mend
             return
-        plan, search = self._workload.together(cell.rate), KnobSearch(knob.ladder, first, self._max_runs)
+        slos = [parse_slo(expr) for expr in self.workload.setting.slos]
+        plan, search = self.workload.together(cell.rate), KnobSearch(knob.ladder, first, self.max_runs)
         while (value := search.next_value()) is not None:
             values = (*before, value, *[0.0] * (len(cell.knobs) - index - 1))
             report = await runner.run(f"{cell.rate:g}-with-{_joined(values)}", plan, values)
             outcome = TrialOutcome(_online(report), _offline(report))
-            trial = outcome.judge(value, self._slos, TrialOutcome(cell.alone, None))
+            trial = outcome.judge(value, slos, TrialOutcome(cell.alone, None))
             cell.runs.append(CoRun(values, outcome.online, _offline(report), trial))
             search.tell(value, trial.met)
 
     async def _rate(self, share: float, runner: _Lazy) -> float:
         """Requests/s of a load, as chosen before, else by online-only runs of this system."""
-        chosen = self._store.rates()
+        chosen = self.store.rates()
         if share in chosen:
             return chosen[share]
         points: list[Point] = [Point(rate, await self._share_at(rate, runner)) for rate in chosen.values()]
@@ -134,26 +124,26 @@ class Comparison:
             rate = rate_for(share, points)
             points.append(Point(rate, await self._share_at(rate, runner)))
         rate = nearest(share, points).rate
-        self._store.put_rate(share, rate)
+        self.store.put_rate(share, rate)
         return rate
 
     async def _share_at(self, rate: float, runner: _Lazy) -> float:
         return (await self._online_only(runner, rate, 0)).under_way_share or 0.0
 
     async def _online_only(self, runner: _Lazy, rate: float, index: int) -> OnlineReport:
-        return _online(await runner.run(f"{rate:g}-alone-{index + 1}", self._workload.online_only(rate), ()))
+        return _online(await runner.run(f"{rate:g}-alone-{index + 1}", self.workload.online_only(rate), ()))
 
 
+@dataclass(slots=True)
 class _Lazy:
     """A system whose server starts with the first run that is not in the store."""
 
-    def __init__(self, system: System, workload: Workload, store: RunStore, progress: FigureProgress) -> None:
-        self._system = system
-        self._workload = workload
-        self._store = store
-        self._progress = progress
-        self._started = AsyncExitStack()
-        self._server: Server | None = None
+    system: System
+    workload: Workload
+    store: RunStore
+    progress: FigureProgress
+    _started: AsyncExitStack = field(init=False, default_factory=AsyncExitStack)
+    _server: Server | None = field(init=False, default=None)
 
     async def __aenter__(self) -> _Lazy:
         await self._started.__aenter__()
@@ -164,27 +154,25 @@ class _Lazy:
 
     async def run(self, name: str, plan: ReplayPlan, values: tuple[float, ...]) -> Report:
         """Stored where it was not yet. Raises ServerError where not one online request was answered."""
-        report = self._store.get(self._system.name, name)
+        report = self.store.get(self.system.name, name)
         if report is None:
             report = await self._replay(name, plan, values)
-            self._store.put(self._system.name, name, report)
+            self.store.put(self.system.name, name, report)
         return report
 
     async def _replay(self, name: str, plan: ReplayPlan, values: tuple[float, ...]) -> Report:
         if self._server is None:
-            setting, folder = self._workload.setting, self._store.server_folder(self._system.name)
-            serving = self._system.serving(setting, self._workload.model_path, folder)
+            setting, folder = self.workload.setting, self.store.server_folder(self.system.name)
+            serving = self.system.serving(setting, self.workload.model_path, folder)
             self._server = await self._started.enter_async_context(serving)
         if values:
             plan = replace(plan, **await self._server.turn(*values))
         async with OpenAIClient(self._server.url, REQUEST_TIMEOUT_S) as client:
-            replay = Replay(plan, client, RenamedProgress(self._progress, lambda _: f"{self._system.name}: {name}"))
+            replay = Replay(plan, client, RenamedProgress(self.progress, lambda _: f"{self.system.name}: {name}"))
             await replay.prepare_and_run()
         report = replay.report(partial=False)
         if report.online is not None and not report.online.completed:
-            raise ServerError(
-                f"{self._system.name}: {name}: no online request was answered ({'; '.join(report.notes)})"
-            )
+            raise ServerError(f"{self.system.name}: {name}: no online request was answered ({'; '.join(report.notes)})")
         return report
 
 

@@ -12,15 +12,11 @@ of a token is that of all processes of a server, by what they do. Of all turns t
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
 import statistics
-import sys
 import tempfile
-import time
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,9 +27,9 @@ import typer
 import uvloop
 
 from benchmarks.gateway.stream_client import Client, all_at_once, first_tokens
-from benchmarks.harness.command import run_command
-from benchmarks.harness.model import model_folder
-from benchmarks.harness.table import print_table, quantiles
+from benchmarks.harness.command import Results, benchmark, model_folder
+from benchmarks.harness.table import Row, quantiles
+from benchmarks.harness.usage import usage_of
 from benchmarks.vllm.servers import Slackwater, System, Vllm
 from benchmarks.vllm.workload import Setting
 from loadgen.client.openai_client import OpenAIClient
@@ -84,29 +80,21 @@ def role_of(process: psutil.Process) -> str:
     return "engine" if "services.executor" in words or "VLLM::" in words else "rest"
 
 
-def processor_time() -> Counter[str]:
-    """Seconds of all processes that this one has started, by role."""
-    seconds: Counter[str] = Counter()
-    for process in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            times = process.cpu_times()
-            seconds[role_of(process)] += times.user + times.system
-    return seconds
-
-
 async def turn(clients: Sequence[Client], max_tokens: int) -> Turn:
     """One completion of each client."""
-    before, start = processor_time(), time.perf_counter()
-    answers = await all_at_once(clients, max_tokens)
-    wall_s, after = time.perf_counter() - start, processor_time()
+    children = {str(each.pid): each for each in psutil.Process().children(recursive=True)}  # a server is all of them
+    with usage_of(children) as usage:
+        answers = await all_at_once(clients, max_tokens)
     num_tokens = sum(answer.num_tokens for answer in answers)
-    cpu_us = {role: (after[role] - before[role]) / num_tokens * 1e6 for role in ROLES}
-    return Turn(num_tokens / wall_s, num_tokens / sum(answer.num_events for answer in answers), cpu_us)
+    cpu_us = dict.fromkeys(ROLES, 0.0)
+    for pid, cpu_s in usage.cpu_s.items():
+        cpu_us[role_of(children[pid])] += cpu_s / num_tokens * 1e6
+    return Turn(num_tokens / usage.seconds, num_tokens / sum(answer.num_events for answer in answers), cpu_us)
 
 
 async def measure(
     system: System, setting: Setting, path: Path, streams: Sequence[int], max_tokens: int, rounds: int, turns: int
-) -> tuple[list[float], list[list[str]]]:
+) -> tuple[list[float], list[Row]]:
     """TTFTs in ms, fastest first, and a row for each number of streams. Raises ServerError."""
     folder = Path(tempfile.mkdtemp(prefix=f"{system.name}-"))
     async with system.serving(setting, path, folder) as server:
@@ -114,62 +102,52 @@ async def measure(
         async with OpenAIClient(server.url, 60.0) as client:
             model = json.loads(await client.get_bytes("/v1/models"))["data"][0]["id"]
         ttft_ms = await first_tokens(port, model, rounds)
-        rows = []
+        rows: list[Row] = []
         for num_streams in streams:
             clients = [await Client.connect(port, model) for _ in range(num_streams)]
             await turn(clients, 8)
             done = [await turn(clients, max_tokens) for _ in range(turns)]
             for stream in clients:
                 stream.close()
-            rows.append([str(num_streams), system.name, *row(done)])
+            rows.append({"streams": str(num_streams), "": system.name, **row(done)})
     shutil.rmtree(folder)
     return ttft_ms, rows
 
 
-def row(turns: Sequence[Turn]) -> list[str]:
+def row(turns: Sequence[Turn]) -> Row:
     """Medians."""
-    cpu_us = [statistics.median(done.cpu_us[role] for done in turns) for role in ROLES]
-    return [
-        f"{statistics.median(done.tokens_per_s for done in turns):,.0f}",
-        f"{statistics.median(done.tokens_per_event for done in turns):.2f}",
-        *(f"{value:.0f}" for value in cpu_us),
-        f"{statistics.median(sum(done.cpu_us.values()) for done in turns):.0f}",
-    ]
+    cpu_us = {role: statistics.median(done.cpu_us[role] for done in turns) for role in ROLES}
+    all_us = statistics.median(sum(done.cpu_us.values()) for done in turns)
+    return {
+        "tokens/s": f"{statistics.median(done.tokens_per_s for done in turns):,.0f}",
+        "tokens/event": f"{statistics.median(done.tokens_per_event for done in turns):.2f}",
+        **{(f"µs of a core a token: {role}" if role == ROLES[0] else role): f"{us:.0f}" for role, us in cpu_us.items()},
+        "all": f"{all_us:.0f}",
+    }
 
 
-async def compare(path: Path, streams: list[int], max_tokens: int, rounds: int, turns: int) -> None:
-    setting = Setting(
-        online="",
-        offline="",
-        model=str(path),
-        max_num_batched_tokens=2048,
-        max_num_seqs=max(streams),
-        max_model_len=CONTEXT,
-        kv_tokens=KV_TOKENS,
-    )
-    ttfts, rows = [], []
-    for system in SYSTEMS:
-        print(f"{system.name}...", file=sys.stderr)
-        times, measured = await measure(system, setting, path, streams, max_tokens, rounds, turns)
-        ttfts.append([system.name, *quantiles(times, 0.5, 0.9, 0.99)])
-        rows += measured
-    print_table(["", "TTFT p50 ms", "p90 ms", "p99 ms"], ttfts)
-    print()
-    heads = [*(f"µs of a core a token: {role}" if role == ROLES[0] else role for role in ROLES), "all"]
-    print_table(["streams", "", "tokens/s", "tokens/event", *heads], sorted(rows, key=lambda cells: int(cells[0])))
-
-
+@benchmark
 def main(
     streams: list[int] = STREAMS,
     max_tokens: int = 200,
     rounds: Annotated[int, typer.Option(help="Requests for the TTFT.")] = 200,
     turns: Annotated[int, typer.Option(help="Of each number of streams.")] = 3,
-) -> None:
+) -> Results:
     os.environ["SLACKWATER_SIM_TIME_SCALE"] = INSTANT
+    rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:
         small_model(model_folder(), Path(folder))
-        uvloop.run(compare(Path(folder), streams, max_tokens, rounds, turns))
-
-
-if __name__ == "__main__":
-    run_command(main)
+        setting = Setting(
+            online="",
+            offline="",
+            model=folder,
+            max_num_batched_tokens=2048,
+            max_num_seqs=max(streams),
+            max_model_len=CONTEXT,
+            kv_tokens=KV_TOKENS,
+        )
+        for system in SYSTEMS:
+            times, measured = uvloop.run(measure(system, setting, Path(folder), streams, max_tokens, rounds, turns))
+            yield {"": system.name, **quantiles(times, {"TTFT p50 ms": 0.5, "p90 ms": 0.9, "p99 ms": 0.99})}
+            rows += measured
+    yield from sorted(rows, key=lambda row: int(row["streams"]))

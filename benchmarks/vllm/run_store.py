@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import fields
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
 from benchmarks.vllm.workload import Setting
 from loadgen.errors import WorkloadError
 from loadgen.report.report import Report
+
+T = TypeVar("T")
 
 
 class RunStore:
@@ -19,31 +21,22 @@ class RunStore:
     def __init__(self, folder: Path, setting: Setting, resume: bool) -> None:
         """Raises WorkloadError for a folder with runs that are not to be taken over, or of another setting."""
         self.folder = folder
-        found = self._read_setting()
+        found = _read(self._path("setting"), Setting)
         if found is not None and not resume:
             raise WorkloadError(f"{folder} holds runs: go on with --resume, or choose another folder with --work")
         if found is not None and found != setting:
             raise WorkloadError(f"{folder} holds runs of another setting ({_difference(found, setting)}): use --work")
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            _write(self._setting_file, setting)
+            _write(self._path("setting"), setting)
         except OSError as error:
             raise WorkloadError(f"cannot write {folder}: {error.strerror}") from error
 
     def get(self, system: str, name: str) -> Report | None:
         """None for a run that is not done. Raises WorkloadError for a file that is no report."""
-        path = self._path(system, name)
-        try:
-            return msgspec.json.decode(path.read_bytes(), type=Report)
-        except FileNotFoundError:
-            return None
-        except msgspec.DecodeError as error:
-            raise WorkloadError(f"{path}: {error}") from error
+        return _read(self._path(system, name), Report)
 
     def put(self, system: str, name: str, report: Report) -> None:
-        path = self._path(system, name)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _write(path, report)
+        _write(self._path(system, name), report)
 
     def server_folder(self, system: str) -> Path:
         """For a server's logs and data."""
@@ -53,35 +46,28 @@ class RunStore:
 
     def rates(self) -> dict[float, float]:
         """Requests/s by the share of time that they keep a server busy, as far as they were chosen."""
-        with contextlib.suppress(FileNotFoundError):
-            return msgspec.json.decode(self._rates_file.read_bytes(), type=dict[float, float], strict=False)
-        return {}
+        return _read(self._path("rates"), dict[float, float]) or {}
 
     def put_rate(self, share: float, rate: float) -> None:
-        _write(self._rates_file, {**self.rates(), share: rate})
+        _write(self._path("rates"), {**self.rates(), share: rate})
 
-    def _path(self, system: str, name: str) -> Path:
-        return self.folder / system / f"{name}.json"
+    def _path(self, *names: str) -> Path:
+        return self.folder.joinpath(*names[:-1], f"{names[-1]}.json")
 
-    @property
-    def _rates_file(self) -> Path:
-        return self.folder / "rates.json"
 
-    @property
-    def _setting_file(self) -> Path:
-        return self.folder / "setting.json"
-
-    def _read_setting(self) -> Setting | None:
-        with contextlib.suppress(FileNotFoundError):
-            try:
-                return msgspec.json.decode(self._setting_file.read_bytes(), type=Setting)
-            except msgspec.DecodeError as error:
-                raise WorkloadError(f"{self._setting_file}: {error}") from error
+def _read(path: Path, type: type[T]) -> T | None:
+    """None where there is no file. Raises WorkloadError for one of another kind."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=type, strict=False)
+    except FileNotFoundError:
         return None
+    except msgspec.DecodeError as error:
+        raise WorkloadError(f"{path}: {error}") from error
 
 
 def _write(path: Path, value: Setting | Report | dict[float, float]) -> None:
     """In one step, so that an interrupt leaves no half of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_suffix(".tmp")
     fresh.write_bytes(msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
     fresh.replace(path)

@@ -6,14 +6,15 @@ import asyncio
 import contextlib
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Protocol
+from typing import Any
 
+from benchmarks.harness.stack import answers
 from benchmarks.vllm.workload import Setting
-from loadgen.client.openai_client import OpenAIClient
 from loadgen.errors import ServerError
 from loadgen.report.report import OnlineReport
 from services.local.stack.data_dir import DataDir
@@ -43,55 +44,34 @@ class Knob:
     first: Callable[[OnlineReport], float]
 
 
-class Server(Protocol):
-    """A running server."""
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A running server. ``turn`` sets the system's knobs, and returns what a ReplayPlan needs beside: how offline work
+    goes there."""
 
-    @property
-    def url(self) -> str: ...
-
-    async def turn(self, *values: float) -> Mapping[str, Any]:
-        """Set the system's knobs. Returns what a ReplayPlan needs beside: how offline work goes there."""
-
-
-class System(Protocol):
-    """One way to serve."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def knobs(self) -> tuple[Knob, ...]:
-        """In the order in which they are searched; 0 is a knob that was not turned."""
-
-    def everything(self, setting: Setting) -> tuple[float, ...]:
-        """Values that hold no offline work back."""
-
-    def serving(self, setting: Setting, model_path: Path, folder: Path) -> AbstractAsyncContextManager[Server]:
-        """Logs and data go into ``folder``. Raises ServerError where it does not start."""
+    url: str
+    turn: Callable[..., Awaitable[Mapping[str, Any]]]
 
 
 @dataclass(frozen=True, slots=True)
 class Vllm:
     """vLLM's own API server. ``policy``: its scheduling policy; with "priority" offline requests come after online
-    ones."""
+    ones. Its knob is turned at the client: how many offline requests are sent at a time."""
 
     name: str
     policy: str
     knobs: tuple[Knob, ...] = (Knob("offline requests at a time", (1, 2, 3, 4, 6, 8, 12, 16, 24, 32), lambda _: 2.0),)
 
     def everything(self, setting: Setting) -> tuple[float, ...]:
+        """Values of the knobs that hold no offline work back."""
         return (setting.max_num_seqs,)
 
     @asynccontextmanager
     async def serving(self, setting: Setting, model_path: Path, folder: Path) -> AsyncIterator[Server]:
+        """Logs and data go into ``folder``. Raises ServerError where it does not start."""
         port = free_port()
         url = f"http://127.0.0.1:{port}"
-        command = Command(self.name, self._argv(setting, model_path, port), folder / "vllm.log", _vllm_environ(setting))
-        async with OpenAIClient(url, START_S) as client, _running(command, lambda: _answers(client, "/health")):
-            yield VllmServer(url, OFFLINE_PRIORITY if self.policy == "priority" else {})
-
-    def _argv(self, setting: Setting, model_path: Path, port: int) -> tuple[str, ...]:
-        flags: dict[str, object] = {
+        options = {
             "model": model_path,
             "served-model-name": setting.model,
             "host": "127.0.0.1",
@@ -104,30 +84,32 @@ class Vllm:
             "block-size": VLLM_BLOCK_TOKENS,
             "num-gpu-blocks-override": setting.kv_tokens // VLLM_BLOCK_TOKENS,
         }
-        words = (word for name, value in flags.items() for word in (f"--{name}", str(value)))
-        switches = ("--enforce-eager", "--enable-prefix-caching")
-        return (sys.executable, "-m", "vllm.entrypoints.openai.api_server", *words, *switches)
+        program = ("-m", "vllm.entrypoints.openai.api_server", "--enforce-eager", "--enable-prefix-caching")
+        environ = {
+            "OMP_NUM_THREADS": str(setting.threads),
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB; the blocks that are asked for fit, and no more are made
+            "VLLM_LOGGING_LEVEL": "WARNING",
+            "VLLM_NO_USAGE_STATS": "1",
+            "HF_HUB_OFFLINE": "1",
+        }
+        command = _command(self.name, program, options, folder / "vllm.log", environ)
+        async with _running(command, lambda: answers(f"{url}/health")):
+            yield Server(url, self._turn)
 
-
-@dataclass(frozen=True, slots=True)
-class VllmServer:
-    """Its knob is turned at the client: how many offline requests are sent at a time."""
-
-    url: str
-    offline_extra: Mapping[str, Any]
-
-    async def turn(self, *values: float) -> Mapping[str, Any]:
-        (num_requests,) = values
+    async def _turn(self, num_requests: float) -> Mapping[str, Any]:
+        priority = OFFLINE_PRIORITY if self.policy == "priority" else {}
         return {
             "offline_mode": "requests",
             "offline_concurrency": round(num_requests),
-            "offline_extra": self.offline_extra,
+            "offline_extra": priority,
         }
 
 
 @dataclass(frozen=True, slots=True)
 class Slackwater:
-    """``slackwater up`` with an engine."""
+    """``slackwater up`` with an engine. Its knobs are the stack's latency budgets, of steps without online requests and
+    of those beside them, set on its bus as ``slackwater profile --live`` does."""
 
     name: str
     engine: str
@@ -137,54 +119,46 @@ class Slackwater:
     )
 
     def everything(self, setting: Setting) -> tuple[float, ...]:
+        """Values of the knobs that hold no offline work back."""
         return (NOTHING_HELD_BACK_MS, NOTHING_HELD_BACK_MS)
 
     @asynccontextmanager
     async def serving(self, setting: Setting, model_path: Path, folder: Path) -> AsyncIterator[Server]:
+        """Logs and data go into ``folder``. Raises ServerError where it does not start."""
         with TemporaryDirectory(prefix="data-", dir=folder, ignore_cleanup_errors=True) as store:
             data_dir = DataDir(Path(store))
-            argv = self._argv(setting, free_port(), data_dir)
-            command = Command(self.name, argv, folder / "up.log", _our_environ(setting))
+            options = {
+                "engine": self.engine,
+                "model": setting.model,
+                "port": free_port(),
+                "threads": setting.threads,
+                "kv-blocks": setting.kv_tokens // BLOCK_TOKENS[self.engine],
+                "data-dir": data_dir.path,
+            }
+            program = ("-c", "from services.local.cli import main; main()", "up")
+            limits = ("max_num_batched_tokens", "max_num_seqs", "max_model_len")
+            environ = {f"SLACKWATER_{name.upper()}": str(getattr(setting, name)) for name in limits}
+            command = _command(self.name, program, options, folder / "up.log", environ)
             async with _running(command, lambda: _is_up(data_dir)):
                 stack = data_dir.read_stack()
                 bus = await Bus.connect(stack.nats_url, "side-by-side")
                 try:
-                    yield SlackwaterServer(stack.http_url, bus)
+                    yield Server(stack.http_url, partial(_set_budgets, bus))
                 finally:
                     await bus.close()
 
-    def _argv(self, setting: Setting, port: int, data_dir: DataDir) -> tuple[str, ...]:
-        flags: dict[str, object] = {
-            "engine": self.engine,
-            "model": setting.model,
-            "port": port,
-            "threads": setting.threads,
-            "kv-blocks": setting.kv_tokens // BLOCK_TOKENS[self.engine],
-            "data-dir": data_dir.path,
-        }
-        words = (word for name, value in flags.items() for word in (f"--{name}", str(value)))
-        return (sys.executable, "-c", "from services.local.cli import main; main()", "up", *words)
+
+async def _set_budgets(bus: Bus, idle_budget_ms: float, budget_ms: float) -> Mapping[str, Any]:
+    executors = await bus.bucket(subjects.EXECUTORS_BUCKET, ExecutorInfo)
+    budgets = await bus.bucket(subjects.BUDGETS_BUCKET, BudgetRecord)
+    for entry in await executors.entries():
+        if entry.value is not None:
+            key = entry.value.profile_key
+            await budgets.put(key, BudgetRecord(key, budget_ms, BudgetSource.PROFILING, idle_budget_ms))
+    return {"offline_mode": "batch", "count_generated": True}
 
 
-@dataclass(frozen=True, slots=True)
-class SlackwaterServer:
-    """Its knobs are the stack's latency budgets, of steps without online requests and of those beside them, set on its
-    bus as ``slackwater profile --live`` does."""
-
-    url: str
-    bus: Bus
-
-    async def turn(self, *values: float) -> Mapping[str, Any]:
-        idle_budget_ms, budget_ms = values
-        executors = await self.bus.bucket(subjects.EXECUTORS_BUCKET, ExecutorInfo)
-        budgets = await self.bus.bucket(subjects.BUDGETS_BUCKET, BudgetRecord)
-        for entry in await executors.entries():
-            if entry.value is not None:
-                key = entry.value.profile_key
-                await budgets.put(key, BudgetRecord(key, budget_ms, BudgetSource.PROFILING, idle_budget_ms))
-        return {"offline_mode": "batch", "count_generated": True}
-
-
+System = Vllm | Slackwater
 SYSTEMS: Mapping[str, System] = {
     system.name: system
     for system in (
@@ -196,8 +170,16 @@ SYSTEMS: Mapping[str, System] = {
 }
 
 
+def _command(
+    name: str, program: tuple[str, ...], options: Mapping[str, object], log: Path, environ: Mapping[str, str]
+) -> Command:
+    """Of Python."""
+    words = (word for option, value in options.items() for word in (f"--{option}", str(value)))
+    return Command(name, (sys.executable, *program, *words), log, environ)
+
+
 @asynccontextmanager
-async def _running(command: Command, is_ready: Callable[[], Awaitable[bool]]) -> AsyncIterator[None]:
+async def _running(command: Command, is_ready: Callable[[], bool]) -> AsyncIterator[None]:
     """Started and ready, until the end of the context. Raises ServerError with the end of the log."""
     process = await Process.start(command)
     ended = asyncio.ensure_future(process.wait())
@@ -210,26 +192,18 @@ async def _running(command: Command, is_ready: Callable[[], Awaitable[bool]]) ->
         ended.cancel()
 
 
-async def _becomes_ready(ended: asyncio.Future[int], is_ready: Callable[[], Awaitable[bool]]) -> bool:
+async def _becomes_ready(ended: asyncio.Future[int], is_ready: Callable[[], bool]) -> bool:
     """Within ``START_S``, and before it ends."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(START_S):
             while not ended.done():
-                if await is_ready():
+                if is_ready():
                     return True
                 await asyncio.wait((ended,), timeout=POLL_S)
     return False
 
 
-async def _answers(client: OpenAIClient, path: str) -> bool:
-    try:
-        await client.get_bytes(path)
-    except ServerError:
-        return False
-    return True
-
-
-async def _is_up(data_dir: DataDir) -> bool:
+def _is_up(data_dir: DataDir) -> bool:
     try:
         return data_dir.read_stack().ready
     except StackError:
@@ -238,19 +212,3 @@ async def _is_up(data_dir: DataDir) -> bool:
 
 def _mean_tbt_ms(alone: OnlineReport) -> float:
     return alone.tbt_ms.mean if alone.tbt_ms else BUDGETS_MS[0]
-
-
-def _vllm_environ(setting: Setting) -> dict[str, str]:
-    return {
-        "OMP_NUM_THREADS": str(setting.threads),
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB; the blocks that are asked for fit, and no more are made
-        "VLLM_LOGGING_LEVEL": "WARNING",
-        "VLLM_NO_USAGE_STATS": "1",
-        "HF_HUB_OFFLINE": "1",
-    }
-
-
-def _our_environ(setting: Setting) -> dict[str, str]:
-    names = ("max_num_batched_tokens", "max_num_seqs", "max_model_len")
-    return {f"SLACKWATER_{name.upper()}": str(getattr(setting, name)) for name in names}

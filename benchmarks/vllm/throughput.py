@@ -17,22 +17,24 @@ from services.executor.engines.torch.threads import cpu_count
 # isort: split
 import contextlib
 import importlib.util
-import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated
+from unittest.mock import patch
 
 import typer
 
 from benchmarks.engine.batches import block_tables, decode_step, prefill_step, prompt_of
-from benchmarks.harness.command import run_command
-from benchmarks.harness.model import DEFAULT_MODEL, ModelOption, model_folder
-from benchmarks.harness.table import print_table
+from benchmarks.harness.command import DEFAULT_MODEL, ModelOption, Results, benchmark, model_folder
+from benchmarks.harness.table import Row
 from benchmarks.harness.turns import Times
+
+if TYPE_CHECKING:
+    from benchmarks.vllm.throughput_core import VllmSubject
 
 BLOCK_SIZE = 32
 CHUNK_TOKENS = 512
@@ -44,20 +46,8 @@ NUM_BLOCKS = max(BATCHES) * ((max(CONTEXTS) + MAX_STEPS) // BLOCK_SIZE + 1)
 ENGINES = ("torch", "vllm")
 THREADS = [1, cpu_count()]
 
+Order = str | tuple[str | int, ...]  # ("decode", batch, context), ("prefill", tokens), "again", "finish"
 Turn = Callable[[], list[int]]  # one run of a case; returns how many tokens each of its steps sampled
-
-
-class Subject(Protocol):
-    """An engine under measurement."""
-
-    def decode(self, prompts: list[list[int]], max_steps: int) -> Turn:
-        """What is returned runs one decode of all the prompts, whose KV is there but for the last token."""
-
-    def prefill(self, prompt: list[int]) -> Turn:
-        """What is returned runs the prompt to its first output token."""
-
-    def finish(self) -> None:
-        """End the requests of the last case."""
 
 
 class TorchSubject:
@@ -70,6 +60,7 @@ class TorchSubject:
         self._engine = TorchEngine.load(path, "bench", device="cpu", dtype="float32", num_threads=num_threads, **pool)
 
     def decode(self, prompts: list[list[int]], max_steps: int) -> Turn:
+        """One decode of all the prompts, whose KV is there but for the last token."""
         tables = block_tables(NUM_BLOCKS, len(prompts))
         num_blocks = -(-len(prompts[0]) // BLOCK_SIZE)
         last = [prompt[-1] for prompt in prompts]
@@ -77,6 +68,7 @@ class TorchSubject:
         return lambda: [len(self._engine.execute(step).sampled)]
 
     def prefill(self, prompt: list[int]) -> Turn:
+        """The prompt to its first output token."""
         (blocks,) = block_tables(NUM_BLOCKS, 1)
         steps = [
             prefill_step(prompt, blocks[: -(-end // BLOCK_SIZE)], end - CHUNK_TOKENS, end)
@@ -85,7 +77,7 @@ class TorchSubject:
         return lambda: [len(self._engine.execute(step).sampled) for step in steps]
 
     def finish(self) -> None:
-        """Nothing is held between steps."""
+        """End the requests of the last case: nothing is held between steps."""
 
 
 @dataclass
@@ -96,37 +88,33 @@ class Turns(Times):
 
 
 class Worker:
-    """An engine in a process of its own, which does what it is told on its standard input."""
+    """An engine in a process of its own, which does what it is told."""
 
     def __init__(self, engine: str, path: Path, num_threads: int) -> None:
-        command = [sys.executable, "-m", "benchmarks.vllm.throughput", "--worker", engine, "--model", str(path)]
-        environment = {**os.environ, "OMP_NUM_THREADS": str(num_threads)}
+        environment = {"OMP_NUM_THREADS": str(num_threads)}
         if engine == "vllm":
             environment["LD_PRELOAD"] = bundled_allocator()
-        self._process = subprocess.Popen(
-            [*command, "--threads", str(num_threads)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
+        context = get_context("spawn")
+        self._orders, theirs = context.Pipe()
+        self._process = context.Process(target=work, args=(theirs, engine, path, num_threads))
+        with patch.dict(os.environ, environment):
+            self._process.start()
+        theirs.close()
 
-    def ask(self, **order: object) -> Any:
-        """Returns the answer. Raises RuntimeError where the process has ended."""
-        assert self._process.stdin is not None and self._process.stdout is not None
-        with contextlib.suppress(BrokenPipeError):  # then there is no answer either
-            self._process.stdin.write(json.dumps(order) + "\n")
-            self._process.stdin.flush()
-        answer = self._process.stdout.readline()
-        if not answer:
-            raise RuntimeError(f"the engine's process ended with {self._process.wait()}")
-        return json.loads(answer)
+    def ask(self, order: Order) -> tuple[float, float, list[int]]:
+        """Milliseconds by the clock and of CPU time, and tokens of each step. Raises RuntimeError where the process has
+        ended."""
+        try:
+            self._orders.send(order)
+            answer: tuple[float, float, list[int]] = self._orders.recv()
+            return answer
+        except (EOFError, OSError):
+            self._process.join()
+            raise RuntimeError(f"the engine's process ended with {self._process.exitcode}") from None
 
     def close(self) -> None:
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.close()
-        self._process.wait(30)
+        self._orders.close()
+        self._process.join(30)
 
 
 def bundled_allocator() -> str:
@@ -136,11 +124,10 @@ def bundled_allocator() -> str:
     return str(next(iter(sorted((folder / "libs").glob("libtcmalloc*"))), ""))
 
 
-def work(engine: str, path: Path, num_threads: int) -> None:
+def work(orders: Connection, engine: str, path: Path, num_threads: int) -> None:
     """The other end of a ``Worker``. What libraries print goes to the standard error."""
-    answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    subject: Subject
+    subject: TorchSubject | VllmSubject
     if engine == "torch":
         subject = TorchSubject(path, num_threads)
     else:
@@ -148,78 +135,76 @@ def work(engine: str, path: Path, num_threads: int) -> None:
 
         max_model_len = max(*PROMPTS, max(CONTEXTS) + MAX_STEPS) + BLOCK_SIZE
         subject = VllmSubject(path, BLOCK_SIZE, NUM_BLOCKS, max_model_len, CHUNK_TOKENS, max(BATCHES))
-    run: Callable[[], list[int] | None] = subject.finish
-    for line in sys.stdin:
-        order = json.loads(line)
-        if "decode" in order:
-            run = subject.decode([prompt_of(order["context"], number) for number in range(order["decode"])], MAX_STEPS)
-        elif "prefill" in order:
-            run = subject.prefill(prompt_of(order["prefill"], 0))
-        elif "finish" in order:
-            run = subject.finish
-        times = Times()
-        sampled = times.time(run)
-        answers.write(json.dumps((times.clock_ms[0], times.cpu_ms[0], sampled)) + "\n")
-        answers.flush()
+    run: Turn = list
+    with contextlib.suppress(EOFError):  # the worker is closed
+        while True:
+            match orders.recv():
+                case ("decode", batch, context):
+                    run = subject.decode([prompt_of(context, number) for number in range(batch)], MAX_STEPS)
+                case ("prefill", num_tokens):
+                    run = subject.prefill(prompt_of(num_tokens))
+                case "finish":
+                    subject.finish()
+                    run = list
+            times = Times()
+            sampled = times.time(run)
+            orders.send((times.clock_ms[0], times.cpu_ms[0], sampled))
 
 
-def measure(workers: dict[str, Worker], case: dict[str, int], runs: int) -> dict[str, Turns]:
+def measure(workers: dict[str, Worker], case: Order, runs: int) -> dict[str, Turns]:
     """``runs`` turns of each worker, after one that warms it up."""
     times = {name: Turns() for name in workers}
     for worker in workers.values():
-        worker.ask(**case)
+        worker.ask(case)
     for _ in range(runs):
         for name, worker in workers.items():
-            wall_ms, cpu_ms, sampled = worker.ask(again=True)
+            wall_ms, cpu_ms, sampled = worker.ask("again")
             times[name].clock_ms.append(wall_ms)
             times[name].cpu_ms.append(cpu_ms)
             times[name].sampled.append(sampled)
     for worker in workers.values():
-        worker.ask(finish=True)
+        worker.ask("finish")
     return times
 
 
-def row(name: str, num_threads: int, num_tokens: int, times: dict[str, Turns]) -> list[str]:
-    walls = [min(times[engine].clock_ms) for engine in ENGINES]
-    cpus = [min(times[engine].cpu_ms) for engine in ENGINES]
-    speeds = [f"{num_tokens / wall * 1e3:,.0f}" for wall in walls]
-    milliseconds = [f"{value:.1f}" for value in (*walls, *cpus)]
-    return [name, str(num_threads), *milliseconds, *speeds, f"{walls[1] / walls[0]:.2f}", f"{cpus[1] / cpus[0]:.2f}"]
+def row(name: str, num_threads: int, num_tokens: int, times: dict[str, Turns]) -> Row:
+    wall, vllm_wall = (min(times[engine].clock_ms) for engine in ENGINES)
+    cpu, vllm_cpu = (min(times[engine].cpu_ms) for engine in ENGINES)
+    return {
+        "step": name,
+        "threads": str(num_threads),
+        "ms": f"{wall:.1f}",
+        "vLLM ms": f"{vllm_wall:.1f}",
+        "CPU ms": f"{cpu:.1f}",
+        "vLLM CPU ms": f"{vllm_cpu:.1f}",
+        "tokens/s": f"{num_tokens / wall * 1e3:,.0f}",
+        "vLLM tokens/s": f"{num_tokens / vllm_wall * 1e3:,.0f}",
+        "times as fast": f"{vllm_wall / wall:.2f}",
+        "in CPU time": f"{vllm_cpu / cpu:.2f}",
+    }
 
 
-def compare(path: Path, num_threads: int, runs: int) -> list[list[str]]:
+def compare(path: Path, num_threads: int, runs: int) -> Results:
     workers = {engine: Worker(engine, path, num_threads) for engine in ENGINES}
-    rows = []
     try:
         for context in CONTEXTS:
             for batch in BATCHES:
-                times = measure(workers, {"decode": batch, "context": context}, min(runs, MAX_STEPS - 2))
-                rows.append(row(f"decode, batch {batch}, context {context}", num_threads, batch, times))
-                print(" | ".join(rows[-1]), file=sys.stderr, flush=True)
+                times = measure(workers, ("decode", batch, context), min(runs, MAX_STEPS - 2))
+                yield row(f"decode, batch {batch}, context {context}", num_threads, batch, times)
         for length in PROMPTS:
-            times = measure(workers, {"prefill": length}, runs)
-            rows.append(row(f"prefill, {length} tokens", num_threads, length, times))
-            print(" | ".join(rows[-1]), file=sys.stderr, flush=True)
+            times = measure(workers, ("prefill", length), runs)
+            yield row(f"prefill, {length} tokens", num_threads, length, times)
     finally:
         for worker in workers.values():
             worker.close()
-    return rows
 
 
+@benchmark
 def main(
     threads: list[int] = THREADS,
     runs: Annotated[int, typer.Option(help="Per case.")] = 9,
     model: ModelOption = DEFAULT_MODEL,
-    worker: Annotated[str, typer.Option(hidden=True)] = "",
-) -> None:
-    if worker:
-        work(worker, Path(model), threads[0])
-        return
+) -> Results:
     path = model_folder(model)
-    rows = [row for num_threads in dict.fromkeys(threads) for row in compare(path, num_threads, runs)]
-    header = ("step", "threads", "ms", "vLLM ms", "CPU ms", "vLLM CPU ms", "tokens/s", "vLLM tokens/s")
-    print_table((*header, "times as fast", "in CPU time"), rows)
-
-
-if __name__ == "__main__":
-    run_command(main)
+    for num_threads in dict.fromkeys(threads):
+        yield from compare(path, num_threads, runs)

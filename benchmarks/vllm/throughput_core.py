@@ -34,7 +34,7 @@ class DecodesOnly(DecodeBenchConnector):
 
 
 class VllmSubject:
-    """A ``benchmarks.vllm.throughput.Subject``."""
+    """Does what ``benchmarks.vllm.throughput.TorchSubject`` does."""
 
     def __init__(
         self, path: Path, block_size: int, num_blocks: int, max_model_len: int, chunk_tokens: int, max_num_seqs: int

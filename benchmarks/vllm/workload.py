@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.harness.model import DEFAULT_MODEL, ModelOption
+from benchmarks.harness.command import DEFAULT_MODEL, ModelOption
 from loadgen.replay import ReplayPlan
 from loadgen.report.slo import parse_slo
 from loadgen.workload.backlog import OfflinePrompt, load_backlog
@@ -59,46 +59,39 @@ class Setting:
         )
 
 
+@dataclass(frozen=True)
 class Workload:
     """Plans of equal requests for every server. Reads the files when they are first needed."""
 
-    def __init__(self, setting: Setting, model_path: Path) -> None:
-        self.setting = setting
-        self.model_path = model_path
+    setting: Setting
+    model_path: Path
 
     def online_only(self, rate: float) -> ReplayPlan:
         return replace(self.together(rate), prompts=())
 
     def offline_only(self) -> ReplayPlan:
-        return self._plan([], self._prompts, None)
+        return replace(self.together(None), requests=[])
 
-    def together(self, rate: float) -> ReplayPlan:
-        """``rate``: online requests/s. Raises TraceError, WorkloadError."""
-        scaling = self._scaling(rate)
-        return self._plan(scaling.apply(self._trace), self._prompts, rate)
-
-    def _plan(self, requests: list[TraceRequest], prompts: list[OfflinePrompt], rate: float | None) -> ReplayPlan:
+    def together(self, rate: float | None) -> ReplayPlan:
+        """``rate``: online requests/s; None is the trace's own. Raises TraceError, WorkloadError."""
         setting = self.setting
+        scaling = Scaling(
+            start_s=setting.start,
+            duration_s=setting.window,
+            qps=rate,
+            length_scale=setting.length_scale,
+            seed=setting.seed,
+        )
         return ReplayPlan(
-            requests=requests,
-            prompts=prompts,
-            scaling=self._scaling(rate),
+            requests=scaling.apply(self._trace),
+            prompts=self._prompts,
+            scaling=scaling,
             trace=setting.online,
             prompt_file=setting.offline,
             model_path=self.model_path,
             max_context=setting.max_model_len,
             warm_up_s=setting.warm_up,
             mark_offline=True,
-        )
-
-    def _scaling(self, rate: float | None) -> Scaling:
-        setting = self.setting
-        return Scaling(
-            start_s=setting.start,
-            duration_s=setting.window,
-            qps=rate,
-            length_scale=setting.length_scale,
-            seed=setting.seed,
         )
 
     @cached_property

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from shared.errors import ModelError
+from shared.text.model_folder import read_json
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 RECIPE = 1  # raised when a conversion writes something else than before
@@ -73,9 +74,9 @@ def find_prepared(model: str, cache_dir: Path) -> Path | None:
 def check_folder(folder: Path) -> None:
     """Raises ModelError if ``folder`` lacks what a model needs: config, tokenizer and every shard of its weights."""
     for filename in ("config.json", "tokenizer.json", "tokenizer_config.json"):
-        _read_json(folder / filename)
+        read_json(folder / filename)
     if (folder / "model.safetensors.index.json").exists():
-        weight_map = _read_json(folder / "model.safetensors.index.json").get("weight_map")
+        weight_map = read_json(folder / "model.safetensors.index.json").get("weight_map")
         shards = sorted(set(weight_map.values())) if isinstance(weight_map, dict) else []
         missing = [shard for shard in shards if not (folder / shard).exists()]
         if missing or not shards:
@@ -178,18 +179,6 @@ def _fetch(hub_id: str, progress: Progress) -> Path:
         raise ModelError(f"cannot fetch {hub_id} from the Hugging Face hub: {error}") from error
     check_folder(folder)
     return folder
-
-
-def _read_json(path: Path) -> dict[str, object]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise ModelError(f"{path.parent} has no {path.name}") from error
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path} cannot be read: {error}") from error
-    if not isinstance(value, dict):
-        raise ModelError(f"{path} holds no JSON object")
-    return value
 
 
 def main() -> int:

@@ -10,7 +10,6 @@ import uuid
 
 from msgspec.structs import replace
 
-from services.executor.gateway_watch import watch_gateways
 from services.executor.publisher import StepPublisher
 from services.executor.results import ResultStore
 from services.executor.settings import ExecutorSettings
@@ -19,7 +18,7 @@ from shared.bus import Bucket, Bus
 from shared.clock import Clock
 from shared.errors import BusError, EngineLostError
 from shared.latency.model import LatencyModel
-from shared.process.service import Details
+from shared.process.service import Details, Service
 from shared.protocol import subjects
 from shared.protocol.executors import EngineSpec, ExecutorInfo, Heartbeat, SetDraining
 from shared.protocol.measurements import MeasureShape
@@ -32,6 +31,7 @@ from shared.scheduling.kv.prefix_cache import CacheChanges
 from shared.scheduling.policy import Policy
 from shared.scheduling.request import Kind
 from shared.text.tokenizer import Tokenizer
+from shared.watch.probe import gateway_probe
 from shared.watch.tuning import Tuning
 
 logger = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ HEARTBEAT_S = 1.0
 RESULTS_DRAIN_S = 5.0
 
 
-class ExecutorService:
+class ExecutorService(Service):
     """One model replica on the bus. A new instance has a new epoch: it holds nothing of an earlier one."""
 
     def __init__(
@@ -84,13 +84,19 @@ class ExecutorService:
                 group.create_task(self._beat())
                 group.create_task(self._results.run())
                 group.create_task(self._tuning.run())
-                group.create_task(watch_gateways(self._bus, self._replica, self._loop))
+                group.create_task(gateway_probe(self._bus, self._replica.request_ids_of_gateways, self._abandon).run())
         except BaseExceptionGroup as errors:
             lost = errors.subgroup(EngineLostError)
             if lost is None:
                 raise
             self._engine_is_lost = True
             raise lost.exceptions[0] from None
+
+    def _abandon(self, gateway_id: str) -> None:
+        """A gateway is gone: nobody reads the tokens of its requests, so they stop."""
+        request_ids = self._replica.request_ids_of_gateways().get(gateway_id, [])
+        logger.warning("gateway is gone", extra={"gateway_id": gateway_id, "requests": len(request_ids)})
+        self._loop.abort(request_ids)
 
     async def stop(self) -> None:
         """Sign off, and let results that are not durable yet become so. With a lost engine there is no sign-off: what
@@ -104,9 +110,6 @@ class ExecutorService:
         except BusError as error:
             logger.warning("could not sign off", extra={"executor_id": self.name, "why": str(error)})
         self._loop.close()
-
-    def health(self) -> str:
-        return "ok" if self._bus.is_connected else "bus connection lost"
 
     def details(self) -> Details:
         counters = self._loop.counters()

@@ -12,13 +12,13 @@ from services.gateway.live.gauges import observe_executors, observe_live_request
 from services.gateway.settings import GatewaySettings
 from shared.bus import Bus
 from shared.clock import Clock
-from shared.process.service import Details
-from shared.watch.executor_probe import ExecutorProbe
+from shared.process.service import Details, Service
+from shared.watch.probe import executor_probe
 
 DRAIN_S = 10
 
 
-class GatewayService:
+class GatewayService(Service):
     """Everything of one gateway process."""
 
     name = "gateway"
@@ -48,7 +48,7 @@ class GatewayService:
     async def run(self) -> None:
         """When cancelled, open answers finish first, with everything they need still running."""
         context, registry = self._context, self._context.registry
-        probe = ExecutorProbe(self._bus, lambda: (each.info for each in registry.live()), registry.lose)
+        probe = executor_probe(self._bus, lambda: (each.info for each in registry.live()), registry.lose)
         followers = (registry, probe, context.tuning, context.tracker, context.flex, context.keys, context.dashboard)
         async with asyncio.TaskGroup() as tasks:
             following = [tasks.create_task(each.run()) for each in followers]

@@ -6,13 +6,13 @@ import random
 import sys
 from pathlib import Path
 
-from services.offline_queue.garbage import collect_seldom
 from services.offline_queue.service import OfflineQueueService
 from services.offline_queue.settings import OfflineQueueSettings
 from shared.bus import Bus
 from shared.clock import SystemClock
 from shared.errors import ConfigError, SlackwaterError
 from shared.openai.completions.requests import ServedModel
+from shared.process.memory import collect_seldom
 from shared.process.service import run_service
 from shared.scheduling.orders.offline.registry import DEFAULT_BLOCK_SIZE
 from shared.settings import config
@@ -38,18 +38,7 @@ def main() -> int:
         return 2
 
     def make(bus: Bus) -> OfflineQueueService:
-        pool_bytes = settings.pool_mb * 1024**2
-        return OfflineQueueService(
-            bus,
-            model,
-            settings.strategy,
-            order,
-            tokenizer,
-            SystemClock(),
-            pool_bytes,
-            settings.max_failures,
-            settings.max_flex_requests,
-        )
+        return OfflineQueueService(bus, settings, model, order, tokenizer, SystemClock())
 
     collect_seldom()
     return run_service(settings.nats, settings.log_level, "offline-queue", make)

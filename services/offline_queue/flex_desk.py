@@ -8,14 +8,12 @@ from dataclasses import dataclass, field
 
 from shared.clock import Clock
 from shared.protocol.flex import HOLD_PERIOD_S, FlexAnswer, FlexHeld, FlexSubmit
-from shared.protocol.requests import GenerateRequest
 from shared.replica.offline_pool import OfflinePool
 from shared.scheduling.orders.offline.share import Share
 from shared.scheduling.orders.offline.urgency import urgency
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_MAX_FLEX_REQUESTS = 256
 SILENCE_S = 3 * HOLD_PERIOD_S  # a gateway that has not named its requests for so long is gone
 WINDOW_S = 600.0  # how long OpenAI's clients wait by default; towards its end a request is more urgent
 NEWCOMER_SHARE = 2  # of the limit, for a client that has nothing here: nobody is kept out by who fills it
@@ -61,7 +59,9 @@ class FlexDesk:
         client = self._clients.setdefault(batch_id, _Client(message.client_weight))
         client.weight = message.client_weight
         client.open.setdefault(_stem_of(request.request_id), request.arrival_s)
-        self._enter(request, message.num_executors_lost)
+        self._pool.enter(request)
+        if message.num_executors_lost:
+            self._pool.retry(request.request_id, message.num_executors_lost)
         return FlexAnswer()
 
     def hold(self, message: FlexHeld) -> FlexAnswer:
@@ -118,11 +118,6 @@ class FlexDesk:
         is_known = batch_id in self._clients
         limit = self._max_requests if is_known else self._max_requests * NEWCOMER_SHARE
         return f"{num_open} flex requests are under way" if num_open >= limit else ""
-
-    def _enter(self, request: GenerateRequest, num_failures: int) -> None:
-        self._pool.enter(request)
-        if num_failures:
-            self._pool.retry(request.request_id, num_failures)
 
     def _gateway(self, gateway_id: str) -> _Gateway:
         now_s = self._clock.monotonic_s()

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import dataclass, field
 
 from services.offline_queue.batches.file_sweep import FileSweep
-from services.offline_queue.batches.manager import DEFAULT_MAX_FAILURES, DEFAULT_POOL_BYTES, BatchManager
-from services.offline_queue.flex_desk import DEFAULT_MAX_FLEX_REQUESTS, FlexDesk
+from services.offline_queue.batches.manager import BatchManager
+from services.offline_queue.flex_desk import FlexDesk
+from services.offline_queue.settings import OfflineQueueSettings
 from shared.bus import Bus, Entry, Subscription
 from shared.clock import Clock
 from shared.errors import BusError
 from shared.openai.completions.requests import ServedModel
-from shared.process.service import Details
+from shared.process.service import Details, Service
 from shared.protocol import subjects
 from shared.protocol.executors import ExecutorInfo, Heartbeat
 from shared.protocol.flex import FlexAnswer, FlexMessage, FlexSubmit
@@ -25,9 +27,8 @@ from shared.scheduling.kv.prefix_cache import CacheChanges
 from shared.scheduling.orders.offline.fair_share import FairShare
 from shared.scheduling.orders.offline.order import OfflineOrder
 from shared.scheduling.orders.offline.share import Share
-from shared.scheduling.strategy import Strategy
 from shared.text.tokenizer import Tokenizer
-from shared.watch.executor_probe import ExecutorProbe
+from shared.watch.probe import executor_probe
 from shared.watch.tuning import Tuning
 
 logger = logging.getLogger(__name__)
@@ -37,55 +38,54 @@ CACHE_WAIT_S = 2.0
 SILENCE_S = 5.0  # an executor that is silent for so long holds nothing any more, as far as we know
 
 
+@dataclass(slots=True)
 class _Attached:
     """An executor's scheduler and its subscriptions."""
 
-    def __init__(self, scheduler: Scheduler, seen_s: float) -> None:
-        self.scheduler = scheduler
-        self.seen_s = seen_s
-        self.is_silent = False
-        self.lost: list[str] = []  # what it held when it fell silent
-        self.subscriptions: list[Subscription] = []
+    scheduler: Scheduler
+    seen_s: float
+    is_silent: bool = False
+    lost: list[str] = field(default_factory=list)  # what it held when it fell silent
+    subscriptions: list[Subscription] = field(default_factory=list)
 
 
-class OfflineQueueService:
-    """Plans go out as step messages come in; nothing here ever stands on the path of a step."""
+class OfflineQueueService(Service):
+    """Plans go out as step messages come in; nothing here ever stands on the path of a step. Nothing is to be finished
+    at its end: the pool is durable, and executors go on with what they hold."""
 
     name = "offline-queue"
 
     def __init__(
         self,
         bus: Bus,
+        settings: OfflineQueueSettings,
         model: ServedModel,
-        strategy: Strategy,
         order: OfflineOrder,
         tokenizer: Tokenizer,
         clock: Clock,
-        pool_bytes: int = DEFAULT_POOL_BYTES,
-        max_failures: int = DEFAULT_MAX_FAILURES,
-        max_flex_requests: int = DEFAULT_MAX_FLEX_REQUESTS,
     ) -> None:
-        """``order``: an empty one, the strategy's; ``pool_bytes``: for waiting requests of batches; ``max_failures``:
-        of one request; ``max_flex_requests``: under way at a time."""
+        """``order``: an empty one, the strategy's."""
         self._bus = bus
         self._model = model
-        self._strategy = strategy
+        self._strategy = settings.strategy
         self._clock = clock
-        self._pool = OfflinePool(FairShare(order, self._share_of), self._on_work, self._on_discard, self._is_awaited)
-        self._batches = BatchManager(bus, tokenizer, model, self._pool, clock, pool_bytes, max_failures)
-        self._flex = FlexDesk(self._pool, clock, max_flex_requests, strategy.serves_offline)
-        self._sweep = FileSweep(bus, self._batches.is_being_read, clock)
-        self._tuning = Tuning(bus, self._on_work)
-        self._attached: dict[str, _Attached] = {}
         self._work = asyncio.Event()
+        self._pool = OfflinePool(
+            FairShare(order, self._share_of), self._work.set, self._on_discard, lambda each: self._batches.is_open(each)
+        )
+        pool_bytes = settings.pool_mb * 1024**2
+        self._batches = BatchManager(bus, tokenizer, model, self._pool, clock, pool_bytes, settings.max_failures)
+        self._flex = FlexDesk(self._pool, clock, settings.max_flex_requests, self._strategy.serves_offline)
+        self._sweep: FileSweep
+        self._tuning = Tuning(bus, self._work.set)
+        self._attached: dict[str, _Attached] = {}
         self._has_gap = asyncio.Event()  # in what is known of an executor's prefix cache
         self._aborts: dict[str, dict[str, None]] = {}
 
     async def start(self) -> None:
         """Recover the pool before any executor is heard, so that what executors hold is recognized."""
-        await self._bus.ensure_streams()
         await self._batches.start()
-        await self._sweep.start()
+        self._sweep = FileSweep(self._batches.tools, self._batches.is_being_read)
         await self._bus.subscribe(subjects.HEARTBEATS, Heartbeat, self._on_heartbeat)
         await self._bus.serve(subjects.OFFLINE_SAMPLE, object, self._on_sample)
         await self._bus.serve(subjects.FLEX, FlexMessage, self._on_flex)
@@ -102,15 +102,9 @@ class OfflineQueueService:
             group.create_task(self._serve_idle())
             group.create_task(self._watch_silence())
             group.create_task(self._fill_gaps())
-            group.create_task(ExecutorProbe(self._bus, self._heard, self._on_gone).run())
+            group.create_task(executor_probe(self._bus, self._heard, self._on_gone).run())
             if self._strategy.offline_qps:
                 group.create_task(self._release(1.0 / self._strategy.offline_qps))
-
-    async def stop(self) -> None:
-        """Nothing to finish: the pool is durable, and executors go on with what they hold."""
-
-    def health(self) -> str:
-        return "ok" if self._bus.is_connected else "bus connection lost"
 
     def details(self) -> Details:
         batches = self._batches.stats()
@@ -256,21 +250,13 @@ class OfflineQueueService:
 
     # Work for executors that wait
 
-    def _on_work(self) -> None:
-        self._work.set()
-
     def _share_of(self, batch_id: str) -> Share:
         return self._flex.share_of(batch_id) or self._batches.share_of(batch_id)
 
-    def _is_awaited(self, request_id: str) -> bool:
-        return self._batches.is_open(request_id)
-
     def _on_discard(self, executor_id: str, request_ids: list[str]) -> None:
-        attached = self._attached.get(executor_id)
-        if attached is None:
+        if (attached := self._attached.get(executor_id)) is None:
             return
-        held = [request_id for request_id in request_ids if attached.scheduler.holds(request_id)]
-        if held:
+        if held := [request_id for request_id in request_ids if attached.scheduler.holds(request_id)]:
             self._aborts.setdefault(executor_id, {}).update(dict.fromkeys(held))
             self._work.set()
 

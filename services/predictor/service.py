@@ -16,7 +16,7 @@ from shared.bus import Bucket, Bus, Subscription
 from shared.cancellation import check_cancelled
 from shared.clock import Clock
 from shared.errors import BusError, NotFoundOnBusError
-from shared.process.service import Details
+from shared.process.service import Details, Service
 from shared.protocol import subjects
 from shared.protocol.executors import ExecutorInfo
 from shared.protocol.latency_models import LatencyModelRecord, model_record
@@ -26,7 +26,7 @@ from shared.protocol.prediction import PredictBatch, Prediction
 logger = logging.getLogger(__name__)
 
 
-class Predictor:
+class Predictor(Service):
     """Watches every executor's samples; LATENCY_MODELS_BUCKET holds the outcome, one record per kind of executor."""
 
     name = "predictor"
@@ -73,9 +73,6 @@ class Predictor:
         """Nothing is lost: what was published stays, and samples come again."""
         for subscription in self._subscriptions:
             await subscription.stop()
-
-    def health(self) -> str:
-        return "ok"
 
     def details(self) -> Details:
         """Totals over all kinds; ``worst_mape`` is that of the published models, ``drift_ratio`` and

@@ -24,7 +24,7 @@ from shared.bus import Bucket, Bus, Entry
 from shared.cancellation import check_cancelled
 from shared.clock import Clock
 from shared.errors import BusError, ConfigError, NotFoundOnBusError
-from shared.process.service import Details
+from shared.process.service import Details, Service
 from shared.protocol import subjects
 from shared.protocol.budgets import BudgetRecord, BudgetSource
 from shared.protocol.executors import ExecutorInfo
@@ -37,7 +37,7 @@ FIRST_CONFIRM_S = 10.0
 LAST_CONFIRM_S = 60.0
 
 
-class Profiler:
+class Profiler(Service):
     """One sweep at a time, since executors on one machine disturb each other's measurements."""
 
     name = "profiler"
@@ -87,9 +87,6 @@ class Profiler:
         """An unfinished sweep starts anew with the next process."""
         await self._slo_budgets.stop()
         await self._load.stop()
-
-    def health(self) -> str:
-        return "ok"
 
     def details(self) -> Details:
         return self._progress.details() | self._slo_budgets.details()

@@ -12,13 +12,12 @@ import nats.js.errors
 from nats.js.api import KeyValueConfig, ObjectStoreConfig
 
 from shared.bus.buckets import Bucket, Entry
-from shared.bus.failures import FAILURES
+from shared.bus.failures import failing_as
 from shared.bus.growing_object import GrowingObject
 from shared.bus.live import LiveMessages, Subscription
 from shared.bus.objects import Objects
 from shared.bus.streams import Stored, Streams
 from shared.cancellation import check_cancelled
-from shared.errors import BusError
 from shared.protocol import subjects
 
 __all__ = ["Bucket", "Bus", "Entry", "GrowingObject", "Objects", "Stored", "Subscription"]
@@ -31,24 +30,20 @@ class Bus(LiveMessages, Streams):
 
     async def bucket(self, name: str, record_type: type[T]) -> Bucket[T]:
         """The KV bucket, created where absent."""
-        try:
+        with failing_as(f"bucket {name}"):
             try:
                 kv = await self._js.key_value(name)
             except nats.js.errors.BucketNotFoundError:
                 kv = await self._js.create_key_value(KeyValueConfig(bucket=name))
-        except FAILURES as error:
-            raise BusError(f"bucket {name}: {error!r}") from error
         check_cancelled()
         return Bucket(self, kv, name, record_type)
 
     async def objects(self) -> Objects:
         """The object bucket, created where absent."""
         name = subjects.OBJECTS_BUCKET
-        try:
+        with failing_as(f"object bucket {name}"):
             try:
                 store = await self._js.object_store(name)
             except (nats.js.errors.BucketNotFoundError, nats.js.errors.NotFoundError):
                 store = await self._js.create_object_store(name, config=ObjectStoreConfig(bucket=name))
-        except FAILURES as error:
-            raise BusError(f"object bucket {name}: {error!r}") from error
         return Objects(self, store)

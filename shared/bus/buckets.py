@@ -12,7 +12,7 @@ import msgspec
 import nats.js.errors
 from nats.js.kv import KeyValue
 
-from shared.bus.failures import FAILURES, WRONG_LAST_SEQUENCE
+from shared.bus.failures import WRONG_LAST_SEQUENCE, failing_as
 from shared.bus.streams import Raw, Streams
 from shared.cancellation import check_cancelled
 from shared.errors import BusError, ConflictError, NotFoundOnBusError
@@ -74,21 +74,15 @@ class Bucket(Generic[T]):
 
     async def delete(self, key: str) -> None:
         """Deleting an absent key is no error."""
-        try:
+        with failing_as(f"delete {key}"):
             await self._kv.purge(key)
-        except FAILURES as error:
-            raise BusError(f"delete {key}: {error!r}") from error
 
     async def entries(self) -> list[Entry[T]]:
         """All present entries, in the order of their revisions. A key that is written meanwhile is among them."""
-        found: dict[str, Entry[T]] = {}
-        async for raw in self._streams.read_raw(self._stream, f"{self._prefix}>"):
-            entry = self._entry(raw)
-            found[entry.key] = entry
-        async for raw in self._missed(found):
-            entry = self._entry(raw)
-            found[entry.key] = entry
-        return sorted((entry for entry in found.values() if entry.value is not None), key=lambda entry: entry.revision)
+        found = {raw.subject: raw async for raw in self._streams.read_raw(self._stream, f"{self._prefix}>")}
+        found |= {raw.subject: raw async for raw in self._missed(found)}
+        entries = map(self._entry, found.values())
+        return sorted((entry for entry in entries if entry.value is not None), key=lambda entry: entry.revision)
 
     async def watch(self) -> AsyncIterator[Entry[T] | None]:
         """Every present entry, then one None, then every change as it comes. Never ends; what changes while the bus
@@ -100,10 +94,9 @@ class Bucket(Generic[T]):
             try:
                 async for raw in self._streams.follow_raw(self._stream, f"{self._prefix}>"):
                     if raw is not None:
-                        entry = self._readable(raw)
                         if present is not None:
-                            present.add(entry.key)
-                        yield entry
+                            present.add(raw.subject)
+                        yield self._readable(raw)
                         continue
                     async for missed in self._missed(present or ()):
                         yield self._readable(missed)
@@ -113,25 +106,29 @@ class Bucket(Generic[T]):
                 logger.warning("watch failed, trying again", extra={"stream": self._stream, "why": str(error)})
                 await self._streams.wait_reconnected(generation, timeout_s=1.0)
 
+    async def follow(self, tell: Callable[[str, T | None], None]) -> None:
+        """Call with each key and value that ``watch`` tells of. Never returns."""
+        async for entry in self.watch():
+            if entry is not None:
+                tell(entry.key, entry.value)
+
     async def _missed(self, seen: Collection[str]) -> AsyncIterator[Raw]:
-        """What is present and not among the keys ``seen`` by a reader that was told that it has caught up. It is told
-        so too early where a message that it had not read was overwritten: the server takes the old one off its count
-        of what is pending before it adds the new one."""
+        """What is present and not among the subjects ``seen`` by a reader that was told that it has caught up. It is
+        told so too early where a message that it had not read was overwritten: the server takes the old one off its
+        count of what is pending before it adds the new one."""
         for subject in await self._streams.subjects(self._stream, f"{self._prefix}>"):
-            key = subject.removeprefix(self._prefix)
-            if key not in seen:
+            if subject not in seen:
                 with contextlib.suppress(NotFoundOnBusError):
-                    yield await self._newest(key)
+                    yield await self._newest(subject.removeprefix(self._prefix))
 
     async def _newest(self, key: str) -> Raw:
         """Raises NotFoundOnBusError."""
-        try:
-            entry = await self._kv.get(key)
-        except (nats.js.errors.KeyNotFoundError, nats.js.errors.KeyDeletedError) as error:
-            raise NotFoundOnBusError(key) from error
-        except FAILURES as error:
-            raise BusError(f"get {key}: {error!r}") from error
-        return Raw(entry.value or b"", self._prefix + key, entry.revision or 0, 0, {}, 0.0)
+        with failing_as(f"get {key}"):
+            try:
+                entry = await self._kv.get(key)
+            except (nats.js.errors.KeyNotFoundError, nats.js.errors.KeyDeletedError) as error:
+                raise NotFoundOnBusError(key) from error
+        return Raw(entry.value or b"", self._prefix + key, entry.revision or 0, {}, 0.0)
 
     def _readable(self, raw: Raw) -> Entry[T]:
         try:
@@ -147,13 +144,11 @@ class Bucket(Generic[T]):
         return Entry(key, None if is_gone else decode_record(raw.data, self._type), raw.sequence)
 
     async def _write(self, key: str, writing: Awaitable[int]) -> int:
-        try:
-            return await writing
-        except nats.js.errors.KeyWrongLastSequenceError as error:
-            raise ConflictError(key) from error
-        except nats.js.errors.APIError as error:
-            if error.err_code == WRONG_LAST_SEQUENCE:
-                raise ConflictError(key) from error
-            raise BusError(f"write {key}: {error!r}") from error
-        except FAILURES as error:
-            raise BusError(f"write {key}: {error!r}") from error
+        with failing_as(f"write {key}"):
+            try:
+                return await writing
+            except nats.js.errors.APIError as error:
+                is_late = isinstance(error, nats.js.errors.KeyWrongLastSequenceError)
+                if is_late or error.err_code == WRONG_LAST_SEQUENCE:
+                    raise ConflictError(key) from error
+                raise

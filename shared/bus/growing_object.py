@@ -59,7 +59,7 @@ class GrowingObject:
 
     async def check(self) -> None:
         """Raises BusError where what was appended last is not the newest any more: somebody deleted it."""
-        newest = [raw.sequence async for raw in self._streams.newest_raw(STREAM, CHUNKS + self.name)]
+        newest = [raw.sequence async for raw in self._streams.read_raw(STREAM, CHUNKS + self.name, newest_only=True)]
         if max(newest, default=0) != self._last_sequence:
             raise BusError(f"object {self.name} was changed by somebody else")
 

@@ -14,7 +14,7 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription as NatsSubscription
 
 from shared.bus.connection import OPERATION_TIMEOUT_S, Connection
-from shared.bus.failures import FAILURES
+from shared.bus.failures import FAILURES, failing_as
 from shared.errors import BusError, NobodyListensError, NoResponderError
 from shared.protocol.codec import decode, encode
 
@@ -41,10 +41,8 @@ class LiveMessages(Connection):
 
     async def publish(self, subject: str, message: object) -> None:
         """At most once. While the bus is away, messages wait in a bounded buffer; beyond it BusError is raised."""
-        try:
+        with failing_as(f"publish {subject}"):
             await self._client.publish(subject, encode(message))
-        except FAILURES as error:
-            raise BusError(f"publish {subject}: {error!r}") from error
 
     async def publish_or_drop(self, subject: str, message: object) -> None:
         """``publish``, for messages that later ones make up for: one that cannot be sent is noted in the log."""
@@ -57,44 +55,29 @@ class LiveMessages(Connection):
         self, subject: str, message_type: type[T] | Any, handler: Callable[[T], Awaitable[None]], queue: str = ""
     ) -> Subscription:
         """Call ``handler`` for each message, one after the other in the order of arrival."""
-
-        async def on_message(msg: Msg) -> None:
-            try:
-                message = decode(msg.data, message_type)
-            except msgspec.DecodeError as error:
-                logger.warning("dropped a message that does not parse", extra=_why(msg, error))
-                return
-            await handler(message)
-
-        return Subscription(await self._client.subscribe(subject, queue=queue, cb=on_message))
+        return await self._listen(subject, message_type, lambda _, message: handler(message), queue)
 
     async def serve(
         self, subject: str, request_type: type[T] | Any, handler: Callable[[T], Awaitable[object]], queue: str = ""
     ) -> Subscription:
         """Answer each request with what ``handler`` returns."""
 
-        async def on_message(msg: Msg) -> None:
-            try:
-                request = decode(msg.data, request_type)
-            except msgspec.DecodeError as error:
-                logger.warning("dropped a request that does not parse", extra=_why(msg, error))
-                return
+        async def answer(msg: Msg, request: T) -> None:
             reply = encode(await handler(request))
             with contextlib.suppress(*FAILURES):
                 await self._client.publish(msg.reply, reply)
 
-        return Subscription(await self._client.subscribe(subject, queue=queue, cb=on_message))
+        return await self._listen(subject, request_type, answer, queue)
 
     async def request(self, subject: str, message: object, reply_type: type[R], timeout_s: float = 5.0) -> R:
         """Raises NoResponderError where nobody answers in time, NobodyListensError where nobody could."""
-        try:
-            msg = await self._client.request(subject, encode(message), timeout=timeout_s)
-        except nats.errors.NoRespondersError as error:
-            raise NobodyListensError(subject) from error
-        except (TimeoutError, nats.errors.TimeoutError) as error:
-            raise NoResponderError(subject) from error
-        except FAILURES as error:
-            raise BusError(f"request {subject}: {error!r}") from error
+        with failing_as(f"request {subject}"):
+            try:
+                msg = await self._client.request(subject, encode(message), timeout=timeout_s)
+            except nats.errors.NoRespondersError as error:
+                raise NobodyListensError(subject) from error
+            except (TimeoutError, nats.errors.TimeoutError) as error:
+                raise NoResponderError(subject) from error
         return decode(msg.data, reply_type)
 
     async def gather(self, subject: str, message: object, reply_type: type[R], wait_s: float) -> list[R]:
@@ -106,24 +89,30 @@ class LiveMessages(Connection):
             with contextlib.suppress(msgspec.DecodeError):
                 replies.append(decode(msg.data, reply_type))
 
-        try:
+        with failing_as(f"gather {subject}"):
             subscription = await self._client.subscribe(inbox, cb=on_reply)
             try:
                 await self._client.publish(subject, encode(message), reply=inbox)
                 await asyncio.sleep(wait_s)
             finally:
                 await subscription.unsubscribe()
-        except FAILURES as error:
-            raise BusError(f"gather {subject}: {error!r}") from error
         return replies
 
     async def flush(self) -> None:
         """Return when the server has everything that was published. Raises BusError."""
-        try:
+        with failing_as("flush"):
             await self._client.flush(timeout=int(OPERATION_TIMEOUT_S))
-        except FAILURES as error:
-            raise BusError(f"flush: {error!r}") from error
 
+    async def _listen(
+        self, subject: str, message_type: type[T] | Any, handler: Callable[[Msg, T], Awaitable[None]], queue: str
+    ) -> Subscription:
+        async def on_message(msg: Msg) -> None:
+            try:
+                message = decode(msg.data, message_type)
+            except msgspec.DecodeError as error:
+                why = {"subject": msg.subject, "why": str(error)}
+                logger.warning("dropped a message that does not parse", extra=why)
+                return
+            await handler(msg, message)
 
-def _why(msg: Msg, error: Exception) -> dict[str, str]:
-    return {"subject": msg.subject, "why": str(error)}
+        return Subscription(await self._client.subscribe(subject, queue=queue, cb=on_message))

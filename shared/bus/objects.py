@@ -5,26 +5,17 @@ from __future__ import annotations
 import contextlib
 import io
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from typing import BinaryIO
 
 import msgspec
 from nats.js.api import ObjectInfo
 from nats.js.object_store import ObjectStore
 
-from shared.bus.failures import FAILURES, NO_OBJECT
+from shared.bus.failures import NO_OBJECT, failing_as
 from shared.bus.growing_object import CHUNKS, DESCRIPTIONS, FETCH_CHUNKS, STREAM, GrowingObject
 from shared.bus.streams import Streams
 from shared.errors import BusError, NotFoundOnBusError
 from shared.protocol.codec import decode_record
-
-
-@dataclass(frozen=True, slots=True)
-class ObjectFacts:
-    """One object of the bucket. ``stored_s``: unix time at which its last chunk was there."""
-
-    name: str
-    stored_s: float
 
 
 class Objects:
@@ -37,11 +28,8 @@ class Objects:
     async def put(self, name: str, data: BinaryIO | bytes) -> int:
         """Store the bytes under the name, replacing what was there; returns their number."""
         source = io.BytesIO(data) if isinstance(data, bytes) else data
-        try:
-            info = await self._store.put(name, source)
-        except FAILURES as error:
-            raise BusError(f"put object {name}: {error!r}") from error
-        return info.size or 0
+        with failing_as(f"put object {name}"):
+            return (await self._store.put(name, source)).size or 0
 
     def growing(self, name: str) -> GrowingObject:
         """To be written piece by piece, by one writer; see there."""
@@ -64,27 +52,22 @@ class Objects:
 
     async def delete(self, name: str) -> None:
         """Deleting an absent object is no error."""
-        try:
+        with failing_as(f"delete object {name}"), contextlib.suppress(*NO_OBJECT):
             await self._store.delete(name)
-        except NO_OBJECT:
-            return
-        except FAILURES as error:
-            raise BusError(f"delete object {name}: {error!r}") from error
 
-    async def all(self) -> list[ObjectFacts]:
-        """Every object, in the order of their storing."""
-        found: list[ObjectFacts] = []
-        async for raw in self._streams.read_raw(STREAM, f"{DESCRIPTIONS}>"):
-            description = decode_record(raw.data, _Description)
-            if not description.deleted:
-                found.append(ObjectFacts(description.name, raw.stored_s))
-        return found
+    async def all(self) -> dict[str, float]:
+        """Every object's name, in the order of their storing, and the unix time at which its last chunk was there."""
+        read = self._streams.read_raw(STREAM, f"{DESCRIPTIONS}>")
+        found = [(decode_record(raw.data, _Description), raw.stored_s) async for raw in read]
+        return {description.name: stored_s for description, stored_s in found if not description.deleted}
 
     async def sweep(self, before_s: float) -> int:
         """Remove what no object needs: chunks whose putting was cut short, and the descriptions of deleted objects,
         where nothing was added to them since ``before_s`` (unix time). Returns how many of them there were."""
         chunks = [
-            raw.subject async for raw in self._streams.newest_raw(STREAM, f"{CHUNKS}>") if raw.stored_s < before_s
+            raw.subject
+            async for raw in self._streams.read_raw(STREAM, f"{CHUNKS}>", newest_only=True)
+            if raw.stored_s < before_s
         ]
         used: set[str] = set()  # membership only, never iterated
         unused: list[str] = []
@@ -100,12 +83,11 @@ class Objects:
         return len(unused)
 
     async def _describe(self, name: str) -> ObjectInfo:
-        try:
-            return await self._store.get_info(name)
-        except NO_OBJECT as error:
-            raise NotFoundOnBusError(name) from error
-        except FAILURES as error:
-            raise BusError(f"get object {name}: {error!r}") from error
+        with failing_as(f"get object {name}"):
+            try:
+                return await self._store.get_info(name)
+            except NO_OBJECT as error:
+                raise NotFoundOnBusError(name) from error
 
 
 class _Description(msgspec.Struct):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -22,7 +22,14 @@ from nats.js.api import (
 )
 
 from shared.bus.connection import OPERATION_TIMEOUT_S, Connection
-from shared.bus.failures import FAILURES, NO_SUCH_MESSAGE, NO_SUCH_STREAM, STREAM_DIFFERS, SUBJECT_IS_TAKEN
+from shared.bus.failures import (
+    FAILURES,
+    NO_SUCH_MESSAGE,
+    NO_SUCH_STREAM,
+    STREAM_DIFFERS,
+    SUBJECT_IS_TAKEN,
+    failing_as,
+)
 from shared.cancellation import check_cancelled
 from shared.errors import BusError
 from shared.protocol import subjects
@@ -40,12 +47,11 @@ INFO_API = "$JS.API.STREAM.INFO"
 
 @dataclass(frozen=True, slots=True)
 class Stored(Generic[T]):
-    """One message of a durable stream. ``num_pending``: how many more the reader has not seen yet."""
+    """One message of a durable stream."""
 
     message: T
     subject: str
     sequence: int
-    num_pending: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +61,6 @@ class Raw:
     data: bytes
     subject: str
     sequence: int
-    num_pending: int
     headers: Mapping[str, str]
     stored_s: float
 
@@ -86,34 +91,30 @@ class Streams(Connection):
                 max_msgs_per_subject=1,
                 allow_direct=True,
             )
-            try:
-                await self._js.add_stream(config)
-            except nats.js.errors.BadRequestError as error:
-                if error.err_code != STREAM_DIFFERS:
-                    raise BusError(f"stream {name}: {error!r}") from error
-            except FAILURES as error:
-                raise BusError(f"stream {name}: {error!r}") from error
+            with failing_as(f"stream {name}"):
+                try:
+                    await self._js.add_stream(config)
+                except nats.js.errors.BadRequestError as error:
+                    if error.err_code != STREAM_DIFFERS:
+                        raise
 
     async def store(self, subject: str, message: object) -> bool:
         """Store durably; True where this call stored it, False where the subject had its message already.
         Raises BusError where it is not known to be stored; storing again is safe."""
-        try:
-            await self._js.publish(subject, encode(message))
-        except nats.js.errors.APIError as error:
-            if error.err_code == SUBJECT_IS_TAKEN:
+        with failing_as(f"store {subject}"):
+            try:
+                await self._js.publish(subject, encode(message))
+            except nats.js.errors.APIError as error:
+                if error.err_code != SUBJECT_IS_TAKEN:
+                    raise
                 return False
-            raise BusError(f"store {subject}: {error!r}") from error
-        except FAILURES as error:
-            raise BusError(f"store {subject}: {error!r}") from error
         return True
 
     async def store_raw(self, subject: str, data: bytes, headers: dict[str, str]) -> int:
         """Store bytes durably; the sequence. Raises BusError where they are not known to be stored, or where the
         headers forbid it."""
-        try:
+        with failing_as(f"store {subject}"):
             return int((await self._js.publish(subject, data, headers=headers)).seq)
-        except FAILURES as error:
-            raise BusError(f"store {subject}: {error!r}") from error
 
     async def store_many(self, messages: list[tuple[str, object]]) -> None:
         """Store several (subject, message) pairs durably, pipelined; those already there count as stored.
@@ -131,35 +132,19 @@ class Streams(Connection):
         seen. ``fetch``: how many are in memory at once."""
         async with contextlib.aclosing(self.read_raw(stream, subject, fetch, start)) as raws:
             async for raw in raws:
-                yield Stored(decode(raw.data, message_type), raw.subject, raw.sequence, raw.num_pending)
+                yield Stored(decode(raw.data, message_type), raw.subject, raw.sequence)
 
     async def follow(self, stream: str, subject: str, message_type: type[T]) -> AsyncIterator[Stored[T] | None]:
         """Every stored message, one None when those present were seen, then each new one as it comes. Never ends."""
         async for raw in self.follow_raw(stream, subject):
-            if raw is None:
-                yield None
-            else:
-                yield Stored(decode(raw.data, message_type), raw.subject, raw.sequence, raw.num_pending)
-
-    async def follow_raw(self, stream: str, subject: str) -> AsyncIterator[Raw | None]:
-        """As ``follow``, undecoded."""
-        async for raw in self._consume(stream, subject):
-            yield raw
+            yield None if raw is None else Stored(decode(raw.data, message_type), raw.subject, raw.sequence)
 
     async def read_raw(
-        self, stream: str, subject: str, fetch: int = FETCH_BATCH, start: int = 1
+        self, stream: str, subject: str, fetch: int = FETCH_BATCH, start: int = 1, newest_only: bool = False
     ) -> AsyncGenerator[Raw, None]:
-        """As ``read``, undecoded."""
-        async with contextlib.aclosing(self._consume(stream, subject, fetch, start)) as raws:
-            async for raw in raws:
-                if raw is None:
-                    return
-                yield raw
-
-    async def newest_raw(self, stream: str, subject: str) -> AsyncIterator[Raw]:
-        """The newest message of each matching subject, without its data. Where the connection is lost meanwhile, some
-        come again."""
-        async with contextlib.aclosing(self._consume(stream, subject, newest_only=True)) as raws:
+        """As ``read``, undecoded. ``newest_only``: of each matching subject, without its data; where the connection is
+        lost meanwhile, some come again."""
+        async with contextlib.aclosing(self.follow_raw(stream, subject, fetch, start, newest_only)) as raws:
             async for raw in raws:
                 if raw is None:
                     return
@@ -168,37 +153,23 @@ class Streams(Connection):
     async def delete_stored(self, stream: str, sequence: int) -> None:
         """Remove one message; removing an absent one is no error. Its bytes on the disk are not overwritten: that, as
         nats-py's own call always asks for it, takes the server forty times as long."""
-        request = encode_record({"seq": sequence, "no_erase": True})
-        try:
-            msg = await self._client.request(f"{DELETE_API}.{stream}", request, timeout=OPERATION_TIMEOUT_S)
-        except FAILURES as error:
-            raise BusError(f"delete {sequence} of {stream}: {error!r}") from error
-        refusal = decode_record(msg.data, _ApiReply).error
-        if refusal is not None and refusal.err_code not in NO_SUCH_MESSAGE:
-            raise BusError(f"delete {sequence} of {stream}: {refusal.description}")
+        await self._ask(f"{DELETE_API}.{stream}", {"seq": sequence, "no_erase": True}, NO_SUCH_MESSAGE)
 
     async def size(self, stream: str) -> StreamSize:
         """Nothing where there is no such stream. Raises BusError."""
-        try:
-            state = (await self._js.stream_info(stream)).state
-        except nats.js.errors.NotFoundError:
-            return StreamSize(0, 0)
-        except FAILURES as error:
-            raise BusError(f"size of {stream}: {error!r}") from error
+        with failing_as(f"size of {stream}"):
+            try:
+                state = (await self._js.stream_info(stream)).state
+            except nats.js.errors.NotFoundError:
+                return StreamSize(0, 0)
         return StreamSize(state.messages, state.bytes)
 
     async def subjects(self, stream: str, subject: str) -> set[str]:
         """Every matching subject that holds a message now; none where there is no such stream. Raises BusError."""
         found: dict[str, int] = {}
         while True:
-            request = encode_record({"subjects_filter": subject, "offset": len(found)})
-            try:
-                msg = await self._client.request(f"{INFO_API}.{stream}", request, timeout=OPERATION_TIMEOUT_S)
-            except FAILURES as error:
-                raise BusError(f"subjects of {stream}: {error!r}") from error
-            reply = decode_record(msg.data, _ApiReply)
-            if reply.error is not None and reply.error.err_code != NO_SUCH_STREAM:
-                raise BusError(f"subjects of {stream}: {reply.error.description}")
+            request = {"subjects_filter": subject, "offset": len(found)}
+            reply = await self._ask(f"{INFO_API}.{stream}", request, NO_SUCH_STREAM)
             page = reply.state.subjects or {}
             found |= page
             if len(found) >= reply.total or not page:
@@ -206,15 +177,22 @@ class Streams(Connection):
 
     async def purge(self, stream: str, subject: str) -> None:
         """Remove every stored message whose subject matches."""
-        try:
+        with failing_as(f"purge {subject}"):
             await self._js.purge_stream(stream, subject=subject)
-        except FAILURES as error:
-            raise BusError(f"purge {subject}: {error!r}") from error
 
-    async def _consume(
+    async def _ask(self, api: str, request: dict[str, object], passing: Collection[int]) -> _ApiReply:
+        """What JetStream answers. Raises BusError, but not for the ``passing`` error codes."""
+        with failing_as(f"{api} {request}"):
+            msg = await self._client.request(api, encode_record(request), timeout=OPERATION_TIMEOUT_S)
+        reply = decode_record(msg.data, _ApiReply)
+        if reply.error is not None and reply.error.err_code not in passing:
+            raise BusError(f"{api} {request}: {reply.error.description}")
+        return reply
+
+    async def follow_raw(
         self, stream: str, subject: str, fetch: int = FETCH_BATCH, start: int = 1, newest_only: bool = False
     ) -> AsyncGenerator[Raw | None, None]:
-        """One None each time the reader has caught up for the first time; recreates a consumer that was lost."""
+        """As ``follow`` and ``read_raw``; recreates a consumer that was lost."""
         last, caught_up = start - 1, False
         while True:
             check_cancelled()
@@ -241,11 +219,11 @@ class Streams(Connection):
                 await self.wait_reconnected(self.reconnects, timeout_s=1.0)
                 continue
             try:
-                if pending == 0 and not caught_up:
-                    caught_up = True
-                    yield None
                 generation = self.reconnects
                 while generation == self.reconnects:
+                    if not pending and not caught_up:
+                        caught_up = True
+                        yield None
                     check_cancelled()
                     try:
                         # more than there are would be waited for, and those that come be held back meanwhile
@@ -253,19 +231,13 @@ class Streams(Connection):
                     except (TimeoutError, nats.errors.TimeoutError):
                         # what was pending may have been deleted before it was delivered
                         pending = (await consumer.consumer_info()).num_pending or 0
-                        if not caught_up and not pending:
-                            caught_up = True
-                            yield None
                         continue
                     check_cancelled()
                     for msg in messages:
                         meta = msg.metadata
                         last, pending = meta.sequence.stream, meta.num_pending or 0
                         stored_s = meta.timestamp.timestamp()
-                        yield Raw(msg.data, msg.subject, last, meta.num_pending, msg.headers or {}, stored_s)
-                        if meta.num_pending == 0 and not caught_up:
-                            caught_up = True
-                            yield None
+                        yield Raw(msg.data, msg.subject, last, msg.headers or {}, stored_s)
             except FAILURES as error:
                 logger.warning("stream reader lost its consumer", extra={"stream": stream, "error": repr(error)})
                 await self.wait_reconnected(self.reconnects, timeout_s=0.5)

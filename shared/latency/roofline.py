@@ -80,13 +80,7 @@ class RooflineLatencyModel:
         return cls.of(architecture_named(model), device_named(device), tensor_parallel)
 
     def predict_ms(self, features: BatchFeatures) -> float:
-        return self._time_ms(
-            features.prefill_tokens,
-            features.prefill_requests,
-            features.decode_kv_tokens,
-            features.decode_requests,
-            features.prefill_pairs,
-        )
+        return self._time_ms(*features.sums)
 
     def decode_cost_ms(self, features: BatchFeatures, context_len: int) -> float:
         """In a term or two: prefill attention stays as it is."""
@@ -113,13 +107,9 @@ class RooflineLatencyModel:
         return longest_chunk(cost_ms, budget_ms, limit)
 
     def _with_prefill_ms(self, features: BatchFeatures, num_tokens: int, num_computed_tokens: int) -> float:
-        return self._time_ms(
-            features.prefill_tokens + num_tokens,
-            features.prefill_requests + 1,
-            features.decode_kv_tokens,
-            features.decode_requests,
-            features.prefill_pairs + attention_pairs(num_tokens, num_computed_tokens),
-        )
+        s_p, n_p, s_d, n_d, pairs = features.sums
+        pairs += attention_pairs(num_tokens, num_computed_tokens)
+        return self._time_ms(s_p + num_tokens, n_p + 1, s_d, n_d, pairs)
 
     def _gemm_ms(self, tokens: int) -> float:
         compute_ms = tokens * self.ms_per_token_compute
@@ -127,6 +117,7 @@ class RooflineLatencyModel:
         return compute_ms if compute_ms > memory_ms else memory_ms
 
     def _time_ms(self, s_p: int, n_p: int, s_d: int, n_d: int, pairs: int) -> float:
+        """Of ``BatchFeatures.sums``."""
         requests = n_p + n_d
         if requests == 0:
             return 0.0
@@ -157,6 +148,15 @@ def kv_heads_per_device(architecture: Architecture, tensor_parallel: int) -> int
             "GPUs; use 1, 2, 4 or 8"
         )
     return max(1, kv_heads // tensor_parallel)
+
+
+def swap_ms_per_slot(architecture: Architecture, device: Device, tensor_parallel: int = 1) -> float:
+    """What a KV slot takes between a GPU and its host: t_swap of BROS (section 4.1), linear in the slots. Slots are
+    copied beside a step's execution (``shared.replica.returning``), so that the next step waits for the rest alone;
+    each GPU swaps its own heads. Raises ValueError where those cannot be shared out."""
+    kv_heads = kv_heads_per_device(architecture, tensor_parallel)
+    slot_bytes = architecture.kv_bytes_per_token / architecture.num_kv_heads * kv_heads
+    return slot_bytes / (device.host_bytes_per_s * LINK_REACHED / 1e3)
 
 
 def num_kv_blocks(architecture: Architecture, device: Device, tensor_parallel: int, block_size: int) -> int:

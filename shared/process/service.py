@@ -46,9 +46,11 @@ class Service(Protocol):
 
     async def stop(self) -> None:
         """Finish what must not be lost."""
+        return
 
     def health(self) -> str:
         """ "ok", or what is wrong."""
+        return "ok"
 
     def details(self) -> Details:
         """Figures for ``slackwater status``."""
@@ -108,9 +110,13 @@ async def _serve(nats_url: str, name: str, make: Callable[[Bus], Service]) -> No
     bus = await Bus.connect(nats_url, name)
     try:
         service = make(bus)
+
+        async def answer_ping(_: object) -> ServiceStatus:
+            return ServiceStatus(service.name, os.getpid(), service.health(), service.details())
+
         await service.start()
         try:
-            await bus.serve(subjects.PING, object, _answer_ping(service))
+            await bus.serve(subjects.PING, object, answer_ping)
             logger.info("started", extra={"service": service.name, "pid": os.getpid()})
             await _until(stopping, service.run())
         finally:
@@ -118,13 +124,6 @@ async def _serve(nats_url: str, name: str, make: Callable[[Bus], Service]) -> No
             logger.info("stopped", extra={"service": service.name})
     finally:
         await bus.close()
-
-
-def _answer_ping(service: Service) -> Callable[[object], Coroutine[None, None, ServiceStatus]]:
-    async def answer(_: object) -> ServiceStatus:
-        return ServiceStatus(service.name, os.getpid(), service.health(), service.details())
-
-    return answer
 
 
 async def _until(stopping: asyncio.Event, running: Coroutine[None, None, None]) -> None:

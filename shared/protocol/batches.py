@@ -11,6 +11,7 @@ from shared.protocol.usage import Usage
 BatchStatus = Literal[
     "validating", "in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled"
 ]
+OPEN_STATUSES = frozenset({"validating", "in_progress", "finalizing", "cancelling"})  # the others are final
 
 
 class LineError(msgspec.Struct, frozen=True):

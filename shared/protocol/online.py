@@ -2,9 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import msgspec
 
 from shared.latency.histogram import LatencyHistogram
+
+QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}  # of the statistics of an SLO; the other is the mean
+
+
+class Figure(Protocol):
+    """What an SLO is about."""
+
+    @property
+    def metric(self) -> str:
+        """A field of OnlineLatencies."""
+
+    @property
+    def statistic(self) -> str:
+        """One of QUANTILES, or the mean."""
 
 
 class FinishedOnline(msgspec.Struct, frozen=True, array_like=True):
@@ -15,14 +31,37 @@ class FinishedOnline(msgspec.Struct, frozen=True, array_like=True):
     num_output_tokens: int
 
 
+class OnlineLatencies(msgspec.Struct):
+    """Milliseconds of each metric, named as in a replay's report, with arrival at the gateway as the beginning: TTFT
+    ends at the first tokens, TBT is the gap between two arrivals of tokens of one request, TPOT is a request's time
+    from first to last token over its tokens but one, normalized latency its whole time over its tokens."""
+
+    ttft_ms: LatencyHistogram = msgspec.field(default_factory=LatencyHistogram)
+    tbt_ms: LatencyHistogram = msgspec.field(default_factory=LatencyHistogram)
+    tpot_ms: LatencyHistogram = msgspec.field(default_factory=LatencyHistogram)
+    normalized_latency_ms: LatencyHistogram = msgspec.field(default_factory=LatencyHistogram)
+
+    def merge(self, others: OnlineLatencies) -> None:
+        """Count what others counted as well."""
+        self.ttft_ms.merge(others.ttft_ms)
+        self.tbt_ms.merge(others.tbt_ms)
+        self.tpot_ms.merge(others.tpot_ms)
+        self.normalized_latency_ms.merge(others.normalized_latency_ms)
+
+    def histogram(self, figure: Figure) -> LatencyHistogram:
+        """Of the figure's metric."""
+        histogram: LatencyHistogram = getattr(self, figure.metric)
+        return histogram
+
+    def value_ms(self, figure: Figure) -> float | None:
+        """None without samples."""
+        histogram, quantile = self.histogram(figure), QUANTILES.get(figure.statistic)
+        return histogram.mean_ms() if quantile is None else histogram.quantile_ms(quantile)
+
+
 class OnlineServed(msgspec.Struct, frozen=True):
     """What online users of one gateway got from one executor since its message before; sent at most once a second,
-    and only where there is something to tell.
-
-    The latencies are those of a replay's report, with arrival at the gateway as the beginning: TTFT ends at the first
-    tokens, TBT is the gap between two arrivals of tokens of one request, TPOT is a request's time from first to last
-    token over its tokens but one, normalized latency its whole time over its tokens.
-    """
+    and only where there is something to tell."""
 
     executor_id: str
     gateway_id: str
@@ -30,7 +69,4 @@ class OnlineServed(msgspec.Struct, frozen=True):
     oldest_open_s: float | None  # arrival of the oldest request that it still serves
     num_started: int
     finished: list[FinishedOnline]
-    ttft_ms: LatencyHistogram
-    tbt_ms: LatencyHistogram
-    tpot_ms: LatencyHistogram
-    normalized_latency_ms: LatencyHistogram
+    latencies: OnlineLatencies

@@ -34,7 +34,6 @@ PREDICT = f"{PREFIX}.predict"  # request and reply: PredictBatch, Prediction
 HEARTBEATS = f"{PREFIX}.executor.*.heartbeat"
 LATENCY_SAMPLES = f"{PREFIX}.executor.*.sample"
 STEPS = f"{PREFIX}.executor.*.step"
-INBOXES = f"{PREFIX}.executor.*.inbox"
 ONLINE_SERVED = f"{PREFIX}.executor.*.online"
 ALL_REQUESTS = f"{PREFIX}.requests.>"
 ALL_RESULTS = f"{PREFIX}.results.*.*"

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
-from shared.settings.expanded_command import expanded_command
 from shared.settings.setting import Setting, is_table, settings_of
 
 Value = TypeVar("Value", str, str | None)
@@ -21,7 +21,7 @@ def with_settings(settings: Sequence[Setting]) -> Callable[[Callable[..., None]]
 
     What is not on the command line is not in ``given``, so that the environment and a file can say it."""
     parameters = [_parameter(setting) for setting in settings]
-    return lambda command: expanded_command(command, {"given": parameters}, lambda _, options: _given(options))
+    return lambda command: _expanded(command, {"given": parameters}, lambda _, options: _given(options))
 
 
 def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:
@@ -41,7 +41,7 @@ def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:
         except ValueError as error:
             raise typer.BadParameter(str(error)) from error
 
-    return expanded_command(command, groups, make)
+    return _expanded(command, groups, make)
 
 
 def one_of(what: str, known: Collection[str]) -> Callable[[Value], Value]:
@@ -53,6 +53,32 @@ def one_of(what: str, known: Collection[str]) -> Callable[[Value], Value]:
         return value
 
     return check
+
+
+def _expanded(
+    command: Callable[..., None],
+    groups: Mapping[str, Sequence[inspect.Parameter]],
+    make: Callable[[str, dict[str, Any]], Any],
+) -> Callable[..., None]:
+    """A command in which the options of ``groups[name]`` stand in the place of the function's parameter ``name``, whose
+    value is ``make(name, options as they were given)``."""
+    hints = get_type_hints(command, include_extras=True)
+    parameters: list[inspect.Parameter] = []
+    for name, parameter in inspect.signature(command).parameters.items():
+        own = parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY)
+        parameters += groups.get(name, [own])
+
+    @functools.wraps(command)
+    def expanded(**given: Any) -> None:
+        made = {
+            name: make(name, {option.name: given.pop(option.name) for option in options})
+            for name, options in groups.items()
+        }
+        command(**given, **made)
+
+    expanded.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    expanded.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return expanded
 
 
 def _given(options: Given) -> Given:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from shared.latency.swap import SwapModel
 from shared.scheduling.kv.slot_transfers import SlotOperations
 
 
@@ -12,8 +11,8 @@ class CopyTimeline:
     """Copies run one after the other, each as soon as it is known; both directions have the bus to themselves. A step
     waits for what it restores, not for checkpoints. Moves stay on the device and take no time."""
 
-    def __init__(self, swap: SwapModel) -> None:
-        self._ms_per_slot = swap.ms_per_slot
+    def __init__(self, ms_per_slot: float) -> None:
+        self._ms_per_slot = ms_per_slot
         self._free_ms = 0.0  # when all that was restored is in place
         self._placed: dict[int, tuple[SlotOperations, float]] = {}  # by identity of the copies: they, and when
 

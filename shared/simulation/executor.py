@@ -64,7 +64,7 @@ class VirtualExecutor:
         self._depth = setup.spec.pipeline_depth
         self._planner = StepPlanner(self.replica, executor_id, EPOCH, self._depth)
         self._stages = Stages(self._depth)
-        self._copies = CopyTimeline(setup.swap)
+        self._copies = CopyTimeline(setup.spec.swap_ms_per_slot)
         self._noise = random.Random(f"{setup.seed}:noise:{executor_id}")
         self._events = events
         self._say = say

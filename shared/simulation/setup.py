@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from shared.latency.model import LatencyModel
-from shared.latency.swap import SwapModel
 from shared.protocol.executors import EngineSpec, ExecutorInfo
 from shared.scheduling.limits import Limits
 from shared.scheduling.policy import Policy
@@ -17,8 +16,7 @@ EPOCH = "simulated"  # of every executor: none comes back
 @dataclass(frozen=True, slots=True)
 class ExecutorSetup:
     """``planner``: what schedules are made with; ``latency``: how long steps take, times a factor that is lognormal
-    with ``noise`` as its sigma, drawn anew for each step from ``seed``; ``swap``: how long its copies of KV slots take
-    beside that."""
+    with ``noise`` as its sigma, drawn anew for each step from ``seed``."""
 
     limits: Limits
     spec: EngineSpec
@@ -27,7 +25,6 @@ class ExecutorSetup:
     latency: LatencyModel
     noise: float = 0.0
     seed: int = 0
-    swap: SwapModel = field(default_factory=SwapModel)
 
     def policy(self) -> Policy:
         """With the budgets that the strategy has."""

@@ -21,9 +21,9 @@ class ModelFacts:
     @classmethod
     def read(cls, folder: Path) -> ModelFacts:
         """Raises ModelError where the folder is not a prepared model."""
-        config = _read_json(folder / "config.json")
+        config = read_json(folder / "config.json")
         generation_path = folder / "generation_config.json"
-        generation = _read_json(generation_path) if generation_path.exists() else {}
+        generation = read_json(generation_path) if generation_path.exists() else {}
         eos = generation.get("eos_token_id", config.get("eos_token_id"))
         try:
             text_config = config.get("text_config", config)
@@ -36,8 +36,14 @@ class ModelFacts:
             raise ModelError(f"{folder / 'config.json'} lacks what is needed: {error!r}") from error
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """One of the folder's files. Raises ModelError."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ModelError(f"{path.parent} is not a prepared model: it has no {path.name}") from error
     except (OSError, ValueError) as error:
-        raise ModelError(f"{path.parent} is not a prepared model: {error}") from error
+        raise ModelError(f"{path} cannot be read: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelError(f"{path} holds no JSON object")
+    return value

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -15,6 +15,7 @@ import tokenizers
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from shared.errors import ChatTemplateError, ModelError
+from shared.text.model_folder import read_json
 from shared.text.token_bytes import TokenBytes
 from shared.text.tool_format import BEGINS, tool_format_of
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 REPLACEMENT = "\ufffd"  # what decoding shows for bytes that are not UTF-8, or not yet
 MAX_UTF8_BYTES = 4  # of one character, each perhaps a token of its own
 MAX_PENDING_TOKENS = 16  # an unfinished character spans fewer tokens; beyond this the bytes are broken
+
+Dicts = Sequence[Mapping[str, Any]]  # messages or tools, as templates take them
 
 
 class Tokenizer:
@@ -60,7 +63,8 @@ class Tokenizer:
             raise ModelError(f"{folder / 'tokenizer.json'} cannot be read as a tokenizer: {error}") from error
         backend.no_truncation()
         backend.no_padding()
-        config = _read_config(folder / "tokenizer_config.json")
+        config_path = folder / "tokenizer_config.json"
+        config = read_json(config_path) if config_path.exists() else {}
         try:
             template, tool_template = _find_chat_templates(folder, config)
             return cls(backend, template, _named_tokens(config), tool_template)
@@ -72,29 +76,19 @@ class Tokenizer:
         ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
-    def apply_chat_template(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        add_generation_prompt: bool = True,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-    ) -> list[int]:
-        """Token ids of a conversation. Raises ChatTemplateError where the template refuses it, or there is none."""
-        return self.encode(self.render_chat(messages, add_generation_prompt, tools), add_special_tokens=False)
+    def apply_chat_template(self, messages: Dicts, tools: Dicts | None = None) -> list[int]:
+        """Token ids of a conversation that the model is to go on with. Raises ChatTemplateError where the template
+        refuses it, or there is none."""
+        return self.encode(self.render_chat(messages, tools), add_special_tokens=False)
 
-    def render_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        add_generation_prompt: bool = True,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-    ) -> str:
+    def render_chat(self, messages: Dicts, tools: Dicts | None = None) -> str:
         """The conversation as the model's prompt. Raises ChatTemplateError."""
         template = self._template if tools is None else self._tool_template
         if template is None:
             raise ChatTemplateError("this model has no chat template; use /v1/completions")
         try:
-            return template.render(
-                messages=messages, add_generation_prompt=add_generation_prompt, tools=tools, **self._template_tokens
-            )
+            tokens = self._template_tokens
+            return template.render(messages=messages, add_generation_prompt=True, tools=tools, **tokens)
         except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
             raise ChatTemplateError(f"the chat template refuses these messages: {error}") from error
 
@@ -246,34 +240,14 @@ def _compile(chat_template: str) -> jinja2.Template:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
     )
-    environment.filters["tojson"] = _to_json
+    environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
     environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
+    environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
     return environment.from_string(chat_template)
-
-
-def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
 
 
 def _raise_exception(message: str) -> NoReturn:
     raise jinja2.TemplateError(message)
-
-
-def _strftime_now(pattern: str) -> str:
-    return datetime.now().strftime(pattern)
-
-
-def _read_config(path: Path) -> dict[str, Any]:
-    if not path.exists():
-        return {}
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path} cannot be read: {error}") from error
-    if not isinstance(config, dict):
-        raise ModelError(f"{path} is not a JSON object")
-    return config
 
 
 def _find_chat_templates(folder: Path, config: Mapping[str, Any]) -> tuple[str | None, str | None]:

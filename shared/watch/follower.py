@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from shared.bus import Bucket, Bus
+from shared.bus import Bus
 from shared.clock import Clock
 from shared.protocol import subjects
 from shared.protocol.batches import BatchRecord
@@ -41,8 +41,8 @@ class StackFollower:
             await bus.subscribe(subjects.ONLINE_SERVED, OnlineServed, follower._on_served),
         ]
         watching = [
-            asyncio.create_task(follower._follow_budgets(budgets)),
-            asyncio.create_task(follower._follow_batches(batches)),
+            asyncio.create_task(budgets.follow(watch.on_budget)),
+            asyncio.create_task(batches.follow(lambda *record: watch.on_batch(clock.monotonic_s(), *record))),
         ]
         try:
             yield follower
@@ -69,13 +69,3 @@ class StackFollower:
 
     async def _on_served(self, served: OnlineServed) -> None:
         self._watch.on_served(self._clock.monotonic_s(), served)
-
-    async def _follow_budgets(self, bucket: Bucket[BudgetRecord]) -> None:
-        async for entry in bucket.watch():
-            if entry is not None:
-                self._watch.on_budget(entry.key, entry.value)
-
-    async def _follow_batches(self, bucket: Bucket[BatchRecord]) -> None:
-        async for entry in bucket.watch():
-            if entry is not None:
-                self._watch.on_batch(self._clock.monotonic_s(), entry.key, entry.value)

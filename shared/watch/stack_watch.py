@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from shared.latency.histogram import LatencyHistogram
-from shared.protocol.batches import BatchRecord
+from shared.protocol.batches import OPEN_STATUSES, BatchRecord
 from shared.protocol.budgets import BudgetRecord
 from shared.protocol.executors import Heartbeat
-from shared.protocol.online import OnlineServed
-from shared.watch.online_latencies import OnlineLatencies, RollingLatencies
-from shared.watch.rate_window import RateWindow
+from shared.protocol.online import OnlineLatencies, OnlineServed
+from shared.watch.windows import RateWindow, Rolling
 
 RATE_S = 10.0  # of rates and step times
 BATCH_RATE_S = 60.0  # of a batch's lines, which end seldom
 GONE_S = 5.0  # an executor that has not beaten for so long is not shown
-OPEN_STATUSES = frozenset({"validating", "in_progress", "finalizing", "cancelling"})
 MAX_ENDED = 5
 
 
@@ -63,8 +60,8 @@ class StackWatch:
 
     def __init__(self) -> None:
         self._executors: dict[str, _ExecutorWatch] = {}
-        self._online = RollingLatencies()
-        self._recent = RollingLatencies(RATE_S)
+        self._online = Rolling(60.0, OnlineLatencies)
+        self._recent = Rolling(RATE_S, OnlineLatencies)
         self._budgets: dict[str, BudgetRecord] = {}  # by profile key
         self._batches: dict[str, BatchRecord] = {}
         self._batch_rates: dict[str, RateWindow] = {}
@@ -77,8 +74,8 @@ class StackWatch:
         known.on_heartbeat(now_s, beat)
 
     def on_served(self, now_s: float, served: OnlineServed) -> None:
-        self._online.add(now_s, served)
-        self._recent.add(now_s, served)
+        self._online.add(now_s, served.latencies)
+        self._recent.add(now_s, served.latencies)
 
     def on_budget(self, profile_key: str, record: BudgetRecord | None) -> None:
         """None for one that was withdrawn."""
@@ -111,7 +108,7 @@ class StackWatch:
         batches = sorted(self._batches.values(), key=lambda record: (record.created_at, record.id))
         return StackView(
             self.executors(now_s),
-            self._online.latencies(now_s),
+            self._online.total(now_s),
             [self._batch_view(record) for record in batches],
             sorted(self._ended.values(), key=lambda record: (ended_at(record), record.id), reverse=True),
             dict(sorted(self._budgets.items())),
@@ -126,7 +123,7 @@ class StackWatch:
 
     def recent(self, now_s: float) -> OnlineLatencies:
         """What users got in the last seconds, the same as of step times."""
-        return self._recent.latencies(now_s)
+        return self._recent.total(now_s)
 
     def lines_left(self) -> int:
         """Of all batches that have not ended."""
@@ -145,7 +142,7 @@ class _ExecutorWatch:
         self.beat = beat
         self.beaten_s = 0.0
         self._steps, self._busy_s, self._online, self._offline = (RateWindow(RATE_S) for _ in range(4))
-        self._step_ms: deque[tuple[float, LatencyHistogram]] = deque()
+        self._step_ms = Rolling(RATE_S, LatencyHistogram)
 
     @property
     def has_rates(self) -> bool:
@@ -158,21 +155,12 @@ class _ExecutorWatch:
         self._busy_s.add(now_s, counters.busy_s)
         self._online.add(now_s, counters.online_tokens)
         self._offline.add(now_s, counters.offline_tokens)
-        self._step_ms.append((now_s, beat.step_ms))
-        self._forget(now_s)
+        self._step_ms.add(now_s, beat.step_ms)
 
     def view(self, now_s: float, budget: BudgetRecord | None) -> ExecutorView:
-        self._forget(now_s)
         holds_online = self.beat.online_running + self.beat.online_waiting > 0
-        step_ms = LatencyHistogram()
-        for _, told in self._step_ms:
-            step_ms.merge(told)
         rates = (self._steps.per_s(), self._busy_s.per_s(), self._online.per_s(), self._offline.per_s())
-        return ExecutorView(self.beat, step_ms, _budget_ms(budget, holds_online), *rates)
-
-    def _forget(self, now_s: float) -> None:
-        while self._step_ms and self._step_ms[0][0] <= now_s - RATE_S:
-            self._step_ms.popleft()
+        return ExecutorView(self.beat, self._step_ms.total(now_s), _budget_ms(budget, holds_online), *rates)
 
 
 def ended_at(record: BatchRecord) -> int:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from shared.bus import Bucket, Bus
+from shared.bus import Bus
 from shared.latency.linear import LinearLatencyModel
 from shared.latency.model import LatencyModel
 from shared.protocol import subjects
@@ -53,26 +53,22 @@ class Tuning:
         models = await self._bus.bucket(subjects.LATENCY_MODELS_BUCKET, LatencyModelRecord)
         budgets = await self._bus.bucket(subjects.BUDGETS_BUCKET, BudgetRecord)
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._follow_models(models))
-            group.create_task(self._follow_budgets(budgets))
+            group.create_task(models.follow(self._on_model))
+            group.create_task(budgets.follow(self._on_budget))
 
-    async def _follow_models(self, bucket: Bucket[LatencyModelRecord]) -> None:
-        async for entry in bucket.watch():
-            if entry is None or entry.value is None:
-                continue
-            try:
-                self._models[entry.key] = entry.value.latency_model()
-            except ValueError as error:
-                logger.warning("ignored a latency model", extra={"profile_key": entry.key, "why": str(error)})
-                continue
-            self._on_change()
+    def _on_model(self, profile_key: str, record: LatencyModelRecord | None) -> None:
+        if record is None:
+            return
+        try:
+            self._models[profile_key] = record.latency_model()
+        except ValueError as error:
+            logger.warning("ignored a latency model", extra={"profile_key": profile_key, "why": str(error)})
+            return
+        self._on_change()
 
-    async def _follow_budgets(self, bucket: Bucket[BudgetRecord]) -> None:
-        async for entry in bucket.watch():
-            if entry is None:
-                continue
-            if entry.value is None:
-                self._budgets.pop(entry.key, None)
-            else:
-                self._budgets[entry.key] = entry.value
-            self._on_change()
+    def _on_budget(self, profile_key: str, record: BudgetRecord | None) -> None:
+        if record is None:
+            self._budgets.pop(profile_key, None)
+        else:
+            self._budgets[profile_key] = record
+        self._on_change()

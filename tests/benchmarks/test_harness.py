@@ -3,28 +3,46 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import psutil
+import pytest
 
-from benchmarks.harness.table import Table, quantiles
+from benchmarks.harness.table import Table, quantiles, show
 from benchmarks.harness.turns import in_turns
 from benchmarks.harness.usage import usage_of
+from benchmarks.simulator.slo_search import SLOS
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_a_table_has_a_row_for_each() -> None:
-    table = Table.of("Some.", {"n": str, "twice": lambda n: str(2 * n)}, [1, 2])
+    table = Table("Some.", [{"n": "1", "twice": "2"}, {"n": "2", "twice": "4"}])
     assert table.markdown() == "Some.\n\n| n | twice |\n| --- | --- |\n| 1 | 2 |\n| 2 | 4 |"
 
 
-def test_a_pivot_has_a_column_for_each_value_and_gaps_where_there_is_none() -> None:
-    each = [("a", "x", 1), ("a", "y", 2), ("b", "y", 3)]
-    table = Table.pivot("", {"name": lambda one: one[0]}, lambda one: one[1], lambda one: str(one[2]), each)
-    assert table.header == ["name", "x", "y"]
-    assert table.rows == [["a", "1", "2"], ["b", "", "3"]]
+def test_rows_with_the_same_headings_are_one_table(capsys: pytest.CaptureFixture[str]) -> None:
+    show(["About.", {"n": "1"}, {"n": "2"}, {"m": "3"}, "Done."])
+    tables = "| n |\n| --- |\n| 1 |\n| 2 |\n\n| m |\n| --- |\n| 3 |"
+    assert capsys.readouterr().out == f"About.\n\n{tables}\n\nDone.\n"
+
+
+def test_a_benchmark_is_the_program_of_its_module() -> None:
+    command = [sys.executable, "-m", "benchmarks.simulator.slo_search", "--duration", "2", "--qps", "1"]
+    shown = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.splitlines()
+    assert shown[0] == "| preset | SLO | largest | offline tokens/s | new runs | CPU s |"
+    assert len(shown) == 2 + 2 * len(SLOS)
 
 
 def test_quantiles_are_those_of_ranks() -> None:
-    assert quantiles([1.0, 2.0, 3.0, 4000.0], 0.0, 0.5, 1.0, digits=1) == ["1.0", "3.0", "4,000.0"]
+    values = [1.0, 2.0, 3.0, 4000.0]
+    assert quantiles(values, {"least": 0.0, "p50": 0.5, "max": 1.0}, digits=1) == {
+        "least": "1.0",
+        "p50": "3.0",
+        "max": "4,000.0",
+    }
 
 
 def test_each_has_as_many_turns_and_is_first_as_often() -> None:

@@ -30,7 +30,7 @@ async def test_a_server_is_measured(
     ttft_ms, rows = await measure(system, setting, folder, [2], max_tokens=600, rounds=3, turns=1)
     assert len(ttft_ms) == 3
     assert 0.0 < ttft_ms[0] <= ttft_ms[-1]
-    ((streams, server, tokens_per_s, tokens_per_event, *cpu_us, all_us),) = rows
+    ((streams, server, tokens_per_s, tokens_per_event, *cpu_us, all_us),) = (row.values() for row in rows)
     assert (streams, server) == ("2", name)
     assert float(tokens_per_s.replace(",", "")) > 0.0
     assert float(tokens_per_event) >= 1.0

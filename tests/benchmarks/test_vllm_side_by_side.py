@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from PIL import Image
 from typer.testing import CliRunner
 
-from benchmarks.harness.progress import FigureProgress
+from benchmarks.harness.figure_run import FigureProgress
 from benchmarks.vllm.__main__ import app
 from benchmarks.vllm.comparison import Comparison, mean_of
 from benchmarks.vllm.knob_search import KnobSearch
 from benchmarks.vllm.rates import Point, nearest, rate_for
-from benchmarks.vllm.result import BEST, NAME, PAGE, result_of
+from benchmarks.vllm.result import NAME, PAGE, result_of
 from benchmarks.vllm.run_store import RunStore
 from benchmarks.vllm.servers import SYSTEMS, Knob, Slackwater
 from benchmarks.vllm.workload import Setting, Workload
@@ -230,7 +230,7 @@ async def test_tables_and_picture(
     ours = replace(cell, system="slackwater-torch", knobs=("budget ms",), runs=[twice])
     nothing = replace(cell, system="slackwater-vllm", runs=[])
     result = result_of([cell, ours, nothing], setting, "2026-01-01")
-    rows = [dict(zip(BEST, row, strict=True)) for row in result.tables[0].rows]
+    rows = result.tables[0].rows
     assert [row["times vLLM's best"] for row in rows] == ["1.00", "2.00", "0.00"]
     assert rows[2]["best setting"] == "none kept them" and rows[2]["offline tokens/s"] == "0"
     assert rows[1]["offline tokens/s"] == f"{twice.trial.offline_tokens_per_s:.1f}"

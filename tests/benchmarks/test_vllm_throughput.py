@@ -26,9 +26,9 @@ def check_turns(engines: tuple[str, ...], model_folder: Path) -> None:
     """The orders reach the engines, and each has as many turns as the other: a step of a batch samples a token for each
     request, a prefill one after its last chunk."""
     with workers_of(engines, model_folder) as workers:
-        single = measure(workers, {"decode": 1, "context": 20}, 2)
-        batch = measure(workers, {"decode": 32, "context": 20}, 2)
-        short, long = measure(workers, {"prefill": 8}, 2), measure(workers, {"prefill": 600}, 2)
+        single = measure(workers, ("decode", 1, 20), 2)
+        batch = measure(workers, ("decode", 32, 20), 2)
+        short, long = measure(workers, ("prefill", 8), 2), measure(workers, ("prefill", 600), 2)
     for engine in engines:
         for times, turn in ((single, [1]), (batch, [32]), (short, [1]), (long, [0, 1])):
             assert times[engine].sampled == [turn, turn]
@@ -50,11 +50,11 @@ def test_turns_of_both(model_folder: Path) -> None:
 def test_an_engine_that_ends_is_named(tmp_path: Path) -> None:
     worker = Worker("torch", tmp_path, 1)
     with pytest.raises(RuntimeError, match="process ended with 1"):
-        worker.ask(decode=1, context=20)
+        worker.ask(("decode", 1, 20))
     worker.close()
 
 
 def test_a_row_tells_the_fastest_turns() -> None:
     times = {"torch": Turns([30.0, 20.0], [18.0, 19.0]), "vllm": Turns([40.0, 60.0], [36.0, 50.0])}
     cells = ["decode", "2", "20.0", "40.0", "18.0", "36.0", "400", "200", "2.00", "2.00"]
-    assert row("decode", 2, 8, times) == cells
+    assert list(row("decode", 2, 8, times).values()) == cells

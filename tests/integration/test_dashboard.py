@@ -15,7 +15,7 @@ pytest.importorskip("playwright", reason="playwright is not installed: pip insta
 
 from playwright.sync_api import Browser, Locator, Page, expect
 
-from benchmarks.screenshots.browser import MISSING, browser, chromium
+from deploy.screenshots.browser import MISSING, browser, chromium
 from tests.services.gateway.gateway_rig import MODEL, GatewayRig
 
 pytestmark = pytest.mark.skipif(chromium() is None, reason=MISSING)

@@ -29,10 +29,9 @@ from shared.protocol.budgets import BudgetRecord
 from shared.protocol.executors import ExecutorInfo, Heartbeat
 from shared.protocol.latency_models import LatencyModelRecord, model_record
 from shared.protocol.measurements import MeasuredShape
-from shared.protocol.online import OnlineServed
+from shared.protocol.online import OnlineLatencies, OnlineServed
 from shared.protocol.slo_profile import Knob, SloProfileRecord, slo_profile_key
 from shared.protocol.slo_status import SloReport, SloState, SloStatus
-from shared.watch.online_latencies import OnlineLatencies
 from tests.services.gateway.gateway_rig import GatewayRig, model_folder
 from tests.services.profiler.profiling import until
 from tests.shared.latency.shapes import make_shape
@@ -98,7 +97,7 @@ class SloStack:
         await until(lambda: len(self.served) >= first + reports, timeout_s=60.0)
         latencies = OnlineLatencies()
         for served in self.served[first : first + reports]:
-            latencies.merge(served)
+            latencies.merge(served.latencies)
         value_ms = latencies.value_ms(parse_slo(slo))
         assert value_ms is not None
         return value_ms, self.beats[-1].counters.steps_offline - self.beats[beats].counters.steps_offline

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import StatisticsError, correlation
 
 from benchmarks.figures.metrics import Metric
 from benchmarks.figures.trace_lab import Setting, TraceLab
 from benchmarks.harness.charts import BLUE, GREY, PINK, SKY, Curve, Panel, draw
 from benchmarks.harness.page import Result
-from benchmarks.harness.table import Columns, Table
-from benchmarks.lab.lab import HYGEN, ONLINE_ONLY, STAR, Bench, System
-from benchmarks.lab.outcome import Found
+from benchmarks.harness.table import Row, Table
+from benchmarks.lab.lab import HYGEN, ONLINE_ONLY, STAR
 from loadgen.client.records import RequestRecord
 from shared.protocol.executors import ExecutorCounters
 
@@ -47,6 +45,11 @@ class Timeline:
             for time_s in record.token_times_s:
                 self._move(time_s, 1)
 
+    @property
+    def minutes(self) -> list[float]:
+        """Where the parts' middles are."""
+        return [(index + 0.5) * self.part_s / 60 for index in range(len(self.online))]
+
     def per_s(self, counts: Sequence[float]) -> list[float]:
         return [count / self.part_s for count in counts]
 
@@ -59,63 +62,39 @@ class Timeline:
             counts[int(time_s / self.part_s)] += num_tokens
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
-    """The run of the value that keeps the SLO, once more with a clock."""
-
-    system: System
-    slo: str
-    colour: str
-    found: Found
-    timeline: Timeline
-
-    @classmethod
-    def of(cls, bench: Bench, system: System, metric: Metric, tolerance: float, colour: str) -> Line:
+def over_time(lab: TraceLab, setting: Setting, metric: Metric, strict: float, loose: float) -> Result:
+    """``strict`` and ``loose``: tolerances. The run of the value that keeps each SLO, once more with a clock."""
+    bench = lab.bench(setting)
+    offline: list[Curve] = []
+    rows: list[Row] = []
+    for system, tolerance, colour in ((HYGEN, loose, SKY), (HYGEN, strict, BLUE), (STAR, strict, PINK)):
+        slo = f"{metric.label} +{100 * tolerance:.0f}%"
         found = bench.largest(system, [metric.slo(tolerance)])
         timeline = Timeline(bench.load.duration_s)
         serving = system if found.value is not None else ONLINE_ONLY
         timeline.take_online(bench.watch(serving, found.value, timeline.on_step))
-        return cls(system, f"{metric.label} +{100 * tolerance:.0f}%", colour, found, timeline)
-
-    @property
-    def offline_tokens_per_s(self) -> list[float]:
-        return self.timeline.per_s(self.timeline.offline)
-
-    @property
-    def correlation(self) -> str:
-        """Of online and offline tokens; empty where one of them never changes."""
-        try:
-            return f"{correlation(self.timeline.online, self.timeline.offline):.2f}"
-        except StatisticsError:
-            return ""
-
-
-COLUMNS: Columns[Line] = {
-    "system": lambda line: line.system.preset,
-    "SLO": lambda line: line.slo,
-    "knob": lambda line: line.found.text_with_unit,
-    "offline tokens/s: mean": lambda line: f"{sum(line.offline_tokens_per_s) / len(line.offline_tokens_per_s):,.0f}",
-    "least": lambda line: f"{min(line.offline_tokens_per_s):,.0f}",
-    "most": lambda line: f"{max(line.offline_tokens_per_s):,.0f}",
-    "correlation with online tokens/s": lambda line: line.correlation,
-}
-
-
-def over_time(lab: TraceLab, setting: Setting, metric: Metric, strict: float, loose: float) -> Result:
-    """``strict`` and ``loose``: tolerances."""
-    bench = lab.bench(setting)
-    lines = [
-        Line.of(bench, HYGEN, metric, loose, SKY),
-        Line.of(bench, HYGEN, metric, strict, BLUE),
-        Line.of(bench, STAR, metric, strict, PINK),
-    ]
-    first = lines[0].timeline
-    minutes = [(index + 0.5) * first.part_s / 60 for index in range(len(first.online))]
-    arrivals = Curve("", minutes, first.per_s(first.arrivals), GREY, "-")
-    offline = [
-        Curve(f"{line.system.preset}, {line.slo}", minutes, line.offline_tokens_per_s, line.colour, "-")
-        for line in lines
-    ]
+        tokens_per_s = timeline.per_s(timeline.offline)
+        offline.append(Curve(f"{system.preset}, {slo}", timeline.minutes, tokens_per_s, colour, "-"))
+        rows.append(
+            {
+                "system": system.preset,
+                "SLO": slo,
+                "knob": found.text_with_unit,
+                "offline tokens/s: mean": f"{sum(tokens_per_s) / len(tokens_per_s):,.0f}",
+                "least": f"{min(tokens_per_s):,.0f}",
+                "most": f"{max(tokens_per_s):,.0f}",
+                "correlation with online tokens/s": _correlation(timeline),
+            }
+        )
+    arrivals = Curve("", timeline.minutes, timeline.per_s(timeline.arrivals), GREY, "-")
     panels = [[Panel([arrivals], ylabel="online requests/s")], [Panel(offline, ylabel="offline tokens/s")]]
-    caption = f"Tokens computed in parts of {first.part_s:g} s. {lab.where([setting])}."
-    return Result([Table.of(caption, COLUMNS, lines)], draw(panels, 4.4, "minutes"))
+    caption = f"Tokens computed in parts of {timeline.part_s:g} s. {lab.where([setting])}."
+    return Result([Table(caption, rows)], draw(panels, 4.4, "minutes"))
+
+
+def _correlation(timeline: Timeline) -> str:
+    """Of online and offline tokens; empty where one of them never changes."""
+    try:
+        return f"{correlation(timeline.online, timeline.offline):.2f}"
+    except StatisticsError:
+        return ""

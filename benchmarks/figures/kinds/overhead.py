@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from benchmarks.figures.kinds.curves import Curves, Point, Style
 from benchmarks.figures.rate_lab import RateLab, Scene
 from benchmarks.harness.page import Result
-from benchmarks.harness.table import Columns, quantile
+from benchmarks.harness.table import Row, quantiles
 from benchmarks.lab.lab import System
 from benchmarks.lab.samples import boosted_model
 from shared.scheduling.orders.offline.view import OfflineQueue
@@ -29,6 +29,7 @@ class TimedPacking:
         self.orders_online = packing.orders_online
         self.keeps_plans = packing.keeps_plans
         self.latency_budgets = packing.latency_budgets
+        self.offline_orders = packing.offline_orders
         self.plans_ms: list[float] = []
         self.reconciles_ms: list[float] = []
         self.num_scheduled = 0
@@ -39,6 +40,19 @@ class TimedPacking:
     def share(self) -> float:
         """Of the steps' time."""
         return (sum(self.plans_ms) + sum(self.reconciles_ms)) / self.steps_ms
+
+    def cells(self, system: str, rate: float) -> Row:
+        num_plans = len(self.plans_ms)
+        return {
+            "system": system,
+            "requests/s": f"{rate:g}",
+            "plans": f"{num_plans:,}",
+            "requests in a step": f"{self.num_scheduled / num_plans:.0f}",
+            "step ms": f"{self.steps_ms / num_plans:.1f}",
+            **quantiles(sorted(self.plans_ms), {"plan ms p50": 0.5, "plan ms p99": 0.99}, digits=3),
+            **quantiles(sorted(self.reconciles_ms), {"reconcile ms p50": 0.5}, digits=3),
+            "share of the step": f"{self.share:.2%}",
+        }
 
     def schedule(self, state: StepState, offline_queue: OfflineQueue) -> Schedule:
         start_s = time.thread_time()
@@ -55,26 +69,8 @@ class TimedPacking:
         return self._packing.reconcile(state, plan, preempted)
 
 
-COLUMNS: Columns[Point[TimedPacking]] = {
-    "system": lambda point: point.series,
-    "requests/s": lambda point: f"{point.x:g}",
-    "plans": lambda point: f"{len(point.value.plans_ms):,}",
-    "requests in a step": lambda point: f"{point.value.num_scheduled / len(point.value.plans_ms):.0f}",
-    "step ms": lambda point: f"{point.value.steps_ms / len(point.value.plans_ms):.1f}",
-    "plan ms p50": lambda point: f"{quantile(sorted(point.value.plans_ms), 0.5):.3f}",
-    "plan ms p99": lambda point: f"{quantile(sorted(point.value.plans_ms), 0.99):.3f}",
-    "reconcile ms p50": lambda point: f"{quantile(sorted(point.value.reconciles_ms), 0.5):.3f}",
-    "share of the step": lambda point: f"{point.value.share:.2%}",
-}
-
-
 def overhead(lab: RateLab, scene: Scene, styles: dict[str, Style]) -> Result:
     """``styles``: of presets. CPU time on this machine."""
-    shown: Curves[TimedPacking] = Curves(
-        xlabel="online requests/s",
-        styles=styles,
-        quantities={"scheduling over step time (%)": lambda timed: 100 * timed.share},
-    )
     (dataset,) = scene.datasets
     planner, points = boosted_model(lab.machine(scene)), []
     for name in styles:
@@ -84,12 +80,13 @@ def overhead(lab: RateLab, scene: Scene, styles: dict[str, Style]) -> Result:
             bench.planners[BOOSTED] = planner
             with _timed(system.strategy.packing) as timed:
                 bench.watch(system, system.budget(lab.options.budget_ms), lambda now_s, totals: None)
-            points.append(Point("", dataset.name, name, rate, timed))
+            share = {"scheduling over step time (%)": 100 * timed.share}
+            points.append(Point("", dataset.name, name, rate, share, timed.cells(name, rate)))
     caption = (
         "CPU time of planning and reconciling each step on this machine, over the step's time on the GPU; plans are "
         f"made with a boosted model. {lab.where(scene)}; {dataset.name}."
     )
-    return shown.result(points, caption, COLUMNS, 3.0)
+    return Curves("online requests/s", styles).result(points, caption, 3.0)
 
 
 @contextmanager

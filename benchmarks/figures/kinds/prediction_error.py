@@ -9,7 +9,7 @@ from benchmarks.figures.metrics import Metric
 from benchmarks.figures.trace_lab import Setting, TraceLab
 from benchmarks.harness.charts import BLUE, ORANGE, Curve, Panel, draw
 from benchmarks.harness.page import Result
-from benchmarks.harness.table import Table
+from benchmarks.harness.table import Row, Table
 from benchmarks.lab.lab import HYGEN, Bench, latency_of
 from benchmarks.lab.samples import NOISE, sweep_batches, timed, window_of
 from services.predictor.boosted_fit import fit_boosted
@@ -22,7 +22,6 @@ from shared.protocol.latency_models import FittedModel
 SHOWN = 700  # points of each model
 Fit = Callable[[Sequence[Observation]], FittedModel | None]  # None where the samples do not tell enough
 FITS: dict[str, tuple[Fit, str]] = {"linear": (fit_linear, ORANGE), "boosted": (fit_boosted, BLUE)}
-HEADER = ("setting", "fitted to", "samples", *FITS, "noise alone", "paper")
 
 
 def prediction_error(lab: TraceLab, papers: dict[Setting, str], metric: Metric, tolerance: float) -> Result:
@@ -36,20 +35,23 @@ def prediction_error(lab: TraceLab, papers: dict[Setting, str], metric: Metric, 
         seen, unseen = window_of(live[: len(live) // 2]).observations(), live[len(live) // 2 :]
         noise = fmean(abs(_error(truth, each)) for each in unseen)
         for fitted_to, samples in (("the sweep", timed(sweep_batches(bench), truth)), ("the run's first half", seen)):
-            cells = [bench.name, fitted_to, f"{len(samples):,}", *_errors(samples, unseen)]
-            rows.append([*cells, f"{100 * noise:.2f}%", reported])
+            cells = {"setting": bench.name, "fitted to": fitted_to, "samples": f"{len(samples):,}"}
+            rows.append({**cells, **_errors(samples, unseen), "noise alone": f"{100 * noise:.2f}%", "paper": reported})
         panels.append(_panel(bench, seen, unseen))
     caption = (
         f"Mean absolute percentage error on the second half of a run of hygen under {metric.slo(tolerance)}, steps "
         f"timed with {100 * NOISE:g}% noise. {lab.where(papers)}."
     )
-    return Result([Table(caption, HEADER, rows)], draw([panels], 3.2, "step time (ms)"))
+    return Result([Table(caption, rows)], draw([panels], 3.2, "step time (ms)"))
 
 
-def _errors(samples: Sequence[Observation], unseen: Sequence[Observation]) -> list[str]:
-    """Of each fit."""
-    models = [fit(samples) for fit, _ in FITS.values()]
-    return ["" if model is None else f"{100 * mean_relative_error(model, unseen):.2f}%" for model in models]
+def _errors(samples: Sequence[Observation], unseen: Sequence[Observation]) -> Row:
+    """Of each fit; empty where the samples do not tell enough."""
+    models = {name: fit(samples) for name, (fit, _) in FITS.items()}
+    return {
+        name: "" if model is None else f"{100 * mean_relative_error(model, unseen):.2f}%"
+        for name, model in models.items()
+    }
 
 
 def _panel(bench: Bench, seen: Sequence[Observation], unseen: Sequence[Observation]) -> Panel:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise, repeat
 
 from benchmarks.figures.kinds.curves import Curves, Point, Style
 from benchmarks.figures.trace_lab import Setting, TraceLab
 from benchmarks.harness.charts import BLUE, GREEN, GREY
 from benchmarks.harness.page import Result
-from benchmarks.harness.table import Columns
 from benchmarks.lab.lab import SEED, Bench, System, num_kv_blocks
 from benchmarks.lab.mmlu import as_token_ids, token_ids_of
-from benchmarks.lab.outcome import Run
 from loadgen.workload.backlog import OfflinePrompt
 from shared.scheduling.orders.offline.registry import OfflineOrderKnobs, make_offline_order
 from shared.scheduling.packed_prompt import pack_tokens
@@ -23,42 +21,6 @@ SMALL_CACHE_SHARE = 4  # of the memory for KV, in the second panel
 LONGEST_S = 300.0  # the questions last about as long
 ORDERS: dict[str, Style] = {"fcfs": ("s-", GREY), "psm": ("o-", BLUE), "psm-fair": ("^--", GREEN)}
 REAL, SMALL, DEDUCTED = "prefix cache", "a quarter of the cache", "less what the one before shares"
-
-
-@dataclass(frozen=True, slots=True)
-class Served:
-    """One run, and that of fcfs at the same budget."""
-
-    run: Run
-    fcfs: Run
-    has_cache: bool
-
-    @property
-    def gain(self) -> str:
-        theirs = self.fcfs.offline_requests_per_s
-        return f"{self.run.offline_requests_per_s / theirs:.2f}x" if theirs > 0 else ""
-
-    @property
-    def cached(self) -> str:
-        """The share of the prompt tokens that were let in, found in the prefix cache."""
-        totals = self.run.totals
-        entered = totals.prompt_tokens + totals.cached_tokens
-        return f"{totals.cached_tokens / max(1, entered):.0%}" if self.has_cache else ""
-
-
-SHARING: Curves[Served] = Curves(
-    xlabel="latency budget (ms)",
-    styles=ORDERS,
-    quantities={"questions/s": lambda served: served.run.offline_requests_per_s},
-)
-COLUMNS: Columns[Point[Served]] = {
-    "prefix sharing": lambda point: point.column,
-    "budget ms": lambda point: f"{point.x:g}",
-    "order": lambda point: point.series,
-    "questions/s": lambda point: f"{point.value.run.offline_requests_per_s:.1f}",
-    "over fcfs": lambda point: point.value.gain,
-    "cached": lambda point: point.value.cached,
-}
 
 
 def prefix_sharing(lab: TraceLab, setting: Setting, budgets_ms: Sequence[float]) -> Result:
@@ -80,15 +42,28 @@ def prefix_sharing(lab: TraceLab, setting: Setting, budgets_ms: Sequence[float])
         *_points(SMALL, {order: (pressed, system) for order, system in systems.items()}, budgets_ms),
         *_points(DEDUCTED, {order: (bench, systems["fcfs"]) for order, bench in deducted.items()}, budgets_ms),
     ]
-    return SHARING.result(points, f"MMLU, five shots. {lab.where([setting], duration_s)}.", COLUMNS, 3.0)
+    return Curves("latency budget (ms)", ORDERS).result(
+        points, f"MMLU, five shots. {lab.where([setting], duration_s)}.", 3.0
+    )
 
 
-def _points(group: str, runs: dict[str, tuple[Bench, System]], budgets_ms: Sequence[float]) -> Iterator[Point[Served]]:
-    fcfs, fcfs_system = runs["fcfs"]
+def _points(group: str, runs: dict[str, tuple[Bench, System]], budgets_ms: Sequence[float]) -> Iterator[Point]:
     for budget_ms in budgets_ms:
+        fcfs = None
         for order, (bench, system) in runs.items():
-            run, theirs = bench.run(system, budget_ms), fcfs.run(fcfs_system, budget_ms)
-            yield Point("", group, order, budget_ms, Served(run, theirs, group != DEDUCTED))
+            run = bench.run(system, budget_ms)
+            fcfs = fcfs or run
+            speed, theirs = run.offline_requests_per_s, fcfs.offline_requests_per_s
+            entered = run.totals.prompt_tokens + run.totals.cached_tokens  # prompt tokens that were let in
+            cells = {
+                "prefix sharing": group,
+                "budget ms": f"{budget_ms:g}",
+                "order": order,
+                "questions/s": f"{speed:.1f}",
+                "over fcfs": f"{speed / theirs:.2f}x" if theirs > 0 else "",
+                "cached": f"{run.totals.cached_tokens / max(1, entered):.0%}" if group != DEDUCTED else "",
+            }
+            yield Point("", group, order, budget_ms, {"questions/s": speed}, cells)
 
 
 def in_order(prompts: Sequence[OfflinePrompt], order: str) -> list[OfflinePrompt]:

@@ -4,52 +4,52 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from benchmarks.figures.kinds.curves import Curves, Point, Style
-from benchmarks.figures.metrics import METRICS, Metric
+from benchmarks.figures.metrics import METRICS, NO_SLO, OURS, THEIRS, Kept
 from benchmarks.figures.trace_lab import Setting, TraceLab
 from benchmarks.harness.charts import BLUE, ORANGE, PINK, draw
 from benchmarks.harness.page import Result
-from benchmarks.harness.table import Columns, Table
-from benchmarks.lab.lab import HYGEN, SARATHI, STAR, Bench
-from benchmarks.lab.outcome import Found, Measured
+from benchmarks.harness.table import Row, Table
+from benchmarks.lab.lab import SARATHI
+from benchmarks.lab.outcome import Measured
 
-NO_SLO, OURS, THEIRS = "sarathi++ (no SLO)", "hygen", "hygen-star"
 TOLERATED = "tolerated interference (%)"
 STYLES: dict[str, Style] = {OURS: ("o-", BLUE), THEIRS: ("s-", PINK), NO_SLO: ("-", ORANGE)}
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """What both systems reach under one SLO."""
-
-    bench: Bench
-    metric: Metric
-    tolerance: float
-    hygen: Found
-    star: Found
-
-    @property
-    def runs(self) -> dict[str, Measured]:
-        return {NO_SLO: self.bench.run(SARATHI), THEIRS: self.star.measured, OURS: self.hygen.measured}
-
-    @property
-    def gain(self) -> float | None:
-        """HyGen's offline throughput over HyGen*'s; None where HyGen* has none."""
-        theirs = self.star.measured.offline_tokens_per_s
-        return self.hygen.measured.offline_tokens_per_s / theirs if theirs > 0 else None
-
-    def ratio(self, measured: Measured) -> float:
-        return self.metric.ratio(self.bench, measured)
-
-
-@dataclass(frozen=True, slots=True)
 class Quantity:
-    """``cell``: of the table; ``curves``: over pairs of what was kept and one system's run."""
+    """``cell``: of the table; ``value``: of one system's run, over which the ``curves`` are drawn."""
 
+    name: str
     caption: str
     cell: Callable[[Kept], str]
-    curves: Curves[tuple[Kept, Measured]]
+    value: Callable[[Kept, Measured], float]
+    curves: Curves
+
+    def points(self, swept: Sequence[Kept]) -> list[Point]:
+        return [
+            Point(
+                kept.bench.name,
+                kept.metric.label,
+                system,
+                100 * kept.tolerance,
+                {self.name: self.value(kept, measured)},
+                {},
+            )
+            for kept in swept
+            for system, measured in kept.runs.items()
+        ]
+
+    def table(self, swept: Sequence[Kept], where: str) -> Table:
+        """A row for each metric of each setting, a column for each tolerance."""
+        rows = [
+            _left(first) | {f"SLO {1 + kept.tolerance:.2f}x": self.cell(kept) for kept in (first, *others)}
+            for _, (first, *others) in groupby(swept, lambda kept: (kept.bench.name, kept.metric))
+        ]
+        return Table(f"{self.caption} {where}.", rows)
 
 
 def ratio_cell(kept: Kept) -> str:
@@ -61,85 +61,64 @@ def ratio_cell(kept: Kept) -> str:
 def throughput_cell(kept: Kept) -> str:
     """Of hygen and hygen-star, and their ratio."""
     ours, theirs = (found.measured.offline_tokens_per_s for found in (kept.hygen, kept.star))
-    return f"{ours:,.0f} / {theirs:,.0f}" + ("" if kept.gain is None else f" ({kept.gain:.2f}x)")
+    return f"{ours:,.0f} / {theirs:,.0f}" + (f" ({kept.gain(kept.hygen.measured):.2f}x)" if theirs else "")
 
 
 RATIOS = Quantity(
+    "ratio to online only",
     "Latency over online-only, and hygen's latency budget in brackets.",
     ratio_cell,
-    Curves(
-        TOLERATED,
-        STYLES,
-        {"ratio to online only": lambda pair: pair[0].ratio(pair[1])},
-        bounds={"SLO": lambda x: 1 + x / 100},
-        from_zero=False,
-    ),
+    Kept.ratio,
+    Curves(TOLERATED, STYLES, bounds={"SLO": lambda x: 1 + x / 100}, from_zero=False),
 )
 THROUGHPUTS = Quantity(
+    "offline tokens/s",
     "Offline tokens/s of hygen / hygen-star, and their ratio.",
     throughput_cell,
-    Curves(TOLERATED, STYLES, {"offline tokens/s": lambda pair: pair[1].offline_tokens_per_s}),
+    lambda kept, measured: measured.offline_tokens_per_s,
+    Curves(TOLERATED, STYLES),
 )
-LEFT: Columns[Kept] = {
-    "setting": lambda kept: kept.bench.name,
-    "metric": lambda kept: kept.metric.label,
-    "online only ms": lambda kept: f"{kept.bench.online_only.latency_ms(kept.metric.name):.1f}",
-    "sarathi++": lambda kept: f"{kept.ratio(kept.bench.run(SARATHI)):.2f}x",
-}
 
 
 def slo_sweep(
     lab: TraceLab, settings: Sequence[Setting], quantities: Sequence[Quantity], with_summary: bool = False
 ) -> Result:
     """``with_summary``: a table with a row for each machine."""
-    swept = {setting: _sweep(lab.bench(setting), lab.options.tolerances) for setting in settings}
-    everything = [kept for of_setting in swept.values() for kept in of_setting]
-    points = [
-        Point(kept.bench.name, kept.metric.label, system, 100 * kept.tolerance, (kept, measured))
-        for kept in everything
-        for system, measured in kept.runs.items()
+    swept = [
+        [Kept.of(bench, metric, tolerance) for metric in METRICS for tolerance in lab.options.tolerances]
+        for bench in map(lab.bench, settings)
     ]
-    tables = [
-        Table.pivot(
-            f"{quantity.caption} {lab.where(settings)}.",
-            LEFT,
-            lambda kept: f"SLO {1 + kept.tolerance:.2f}x",
-            quantity.cell,
-            everything,
-        )
-        for quantity in quantities
-    ]
+    everything = [kept for of_setting in swept for kept in of_setting]
+    tables = [quantity.table(everything, lab.where(settings)) for quantity in quantities]
     if with_summary:
-        tables.append(Table.of("Tokens/s, prompt and output together.", SUMMARY, swept.values()))
-    panels = [row for quantity in quantities for row in quantity.curves.panels(points)]
+        tables.append(Table("Tokens/s, prompt and output together.", list(map(_summary, swept))))
+    panels = [row for quantity in quantities for row in quantity.curves.panels(quantity.points(everything))]
     return Result(tables, draw(panels, 4.6, TOLERATED))
 
 
-def _sweep(bench: Bench, tolerances: Sequence[float]) -> list[Kept]:
-    """Metric by metric, in the order of the tolerances."""
-    return [
-        Kept(bench, metric, tolerance, bench.largest(HYGEN, slos), bench.largest(STAR, slos))
-        for metric in METRICS
-        for tolerance in tolerances
-        for slos in [[metric.slo(tolerance)]]
-    ]
+def _left(kept: Kept) -> dict[str, str]:
+    return {
+        "setting": kept.bench.name,
+        "metric": kept.metric.label,
+        "online only ms": f"{kept.bench.online_only.latency_ms(kept.metric.name):.1f}",
+        "sarathi++": f"{kept.ratio(kept.bench.run(SARATHI)):.2f}x",
+    }
 
 
-def _best_total(swept: Sequence[Kept]) -> float:
-    return max(kept.hygen.measured.total_tokens_per_s for kept in swept)
-
-
-def _gains(swept: Sequence[Kept]) -> list[float]:
-    return [kept.gain for kept in swept if kept.gain is not None] or [float("nan")]
-
-
-SUMMARY: Columns[Sequence[Kept]] = {
-    "setting": lambda swept: swept[0].bench.name,
-    "online only, total": lambda swept: f"{swept[0].bench.online_only.total_tokens_per_s:,.0f}",
-    "sarathi++, offline": lambda swept: f"{swept[0].bench.run(SARATHI).offline_tokens_per_s:,.0f}",
-    "sarathi++, total": lambda swept: f"{swept[0].bench.run(SARATHI).total_tokens_per_s:,.0f}",
-    "hygen, best total": lambda swept: f"{_best_total(swept):,.0f}",
-    "over online only": lambda swept: f"{_best_total(swept) / swept[0].bench.online_only.total_tokens_per_s:.2f}x",
-    "hygen over hygen-star, mean": lambda swept: f"{sum(_gains(swept)) / len(_gains(swept)):.2f}x",
-    "most": lambda swept: f"{max(_gains(swept)):.2f}x",
-}
+def _summary(swept: Sequence[Kept]) -> Row:
+    """Of one setting."""
+    bench = swept[0].bench
+    alone, sarathi = bench.online_only, bench.run(SARATHI)
+    best = max(kept.hygen.measured.total_tokens_per_s for kept in swept)
+    gains = [kept.gain(kept.hygen.measured) for kept in swept if kept.star.measured.offline_tokens_per_s]
+    gains = gains or [float("nan")]
+    return {
+        "setting": bench.name,
+        "online only, total": f"{alone.total_tokens_per_s:,.0f}",
+        "sarathi++, offline": f"{sarathi.offline_tokens_per_s:,.0f}",
+        "sarathi++, total": f"{sarathi.total_tokens_per_s:,.0f}",
+        "hygen, best total": f"{best:,.0f}",
+        "over online only": f"{best / alone.total_tokens_per_s:.2f}x",
+        "hygen over hygen-star, mean": f"{sum(gains) / len(gains):.2f}x",
+        "most": f"{max(gains):.2f}x",
+    }

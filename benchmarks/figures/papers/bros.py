@@ -5,8 +5,6 @@ from __future__ import annotations
 from functools import partial
 
 from benchmarks.figures.kinds.by_rate import (
-    COLUMNS,
-    KV_COLUMNS,
     LATENCY,
     OFFLINE,
     TPOT_SHARE,
@@ -49,7 +47,6 @@ FIGURES = {
             systems={name: System.of(name) for name in ("bros", "hygen", "round-robin", "fcfs")},
             styles=[("o-", colour) for colour in (BLUE, GREEN, ORANGE, GREY)],
             quantities=(LATENCY, TTFT_SHARE, TPOT_SHARE, OFFLINE),
-            columns=COLUMNS,
             caption=f"{SLOS} Offline requests {WAVE_SIZE} at a time.",
             height=4.2,
         ),
@@ -62,7 +59,7 @@ FIGURES = {
             systems=BROS_BY_KV,
             styles=[("o-", colour) for colour in (BLUE, ORANGE, GREY)],
             quantities=(TTFT_SHARE, TPOT_SHARE, OFFLINE),
-            columns=KV_COLUMNS,
+            with_kv=True,
             caption="The preset bros with each sharing of KV.",
         ),
         "Attainment by sharing of KV (figure 13).",
@@ -78,7 +75,7 @@ FIGURES = {
             systems={**HYGEN_BY_KV, "online alone": ONLINE_ONLY},
             styles=[("o-", colour) for colour in (BLUE, SKY, ORANGE, PINK, GREEN, GREY)],
             quantities=(TTFT_P99, OFFLINE),
-            columns=KV_COLUMNS,
+            with_kv=True,
             caption="The preset hygen with each sharing and eviction of KV, and a small KV cache.",
         ),
         "Not in the paper: sharing and eviction of KV where memory is short.",

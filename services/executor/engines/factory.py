@@ -9,8 +9,7 @@ from services.executor.settings import DEFAULT_BLOCK_SIZE, OWN_ATTENTION, Execut
 from shared.errors import ConfigError
 from shared.latency.architectures import architecture_named
 from shared.latency.devices import device_named
-from shared.latency.roofline import RooflineLatencyModel, num_kv_blocks
-from shared.latency.swap import SwapModel
+from shared.latency.roofline import RooflineLatencyModel, num_kv_blocks, swap_ms_per_slot
 from shared.protocol.executors import EngineSpec
 from shared.replica.engine import Engine
 from shared.text.model_folder import ModelFacts
@@ -93,7 +92,7 @@ def _load_sim(settings: ExecutorSettings) -> Engine:
     except ValueError as error:
         raise ConfigError(f"sim engine: {error}") from error
     host_slots = _host_slots(settings)
-    swap = SwapModel.of(architecture, device, tensor_parallel)
+    swap_ms = swap_ms_per_slot(architecture, device, tensor_parallel)
     stages = f"-pp{settings.pipeline_depth}" if settings.pipeline_depth > 1 else ""
     spec = EngineSpec(
         model=settings.model_name,
@@ -107,10 +106,10 @@ def _load_sim(settings: ExecutorSettings) -> Engine:
         eos_token_ids=facts.eos_token_ids,
         pipeline_depth=settings.pipeline_depth,
         num_host_slots=num_blocks * block_size if host_slots is None else host_slots,
-        swap_ms_per_slot=swap.ms_per_slot * settings.sim_time_scale,
+        swap_ms_per_slot=swap_ms * settings.sim_time_scale,
     )
     model_path = Path(settings.model_path)
-    return SimEngine(spec, latency, settings.sim_mean_output_tokens, settings.sim_time_scale, swap, model_path)
+    return SimEngine(spec, latency, settings.sim_mean_output_tokens, settings.sim_time_scale, model_path)
 
 
 def _host_slots(settings: ExecutorSettings) -> int | None:

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 from services.executor.engines.sample_row import SampleRow
 from shared.latency.features import BatchFeatures
 from shared.latency.model import LatencyModel
-from shared.latency.swap import SwapModel
 from shared.protocol.executors import EngineSpec
 from shared.protocol.sampling import SamplingParams
 from shared.protocol.tokens import TokenLogprobs
@@ -35,7 +34,7 @@ MAX_LOGPROBS = 32  # more than anybody asks for
 class SimEngine:
     """``mean_output_tokens``: EOS comes with this mean, geometrically; ``time_scale``: 0.1 is ten times as fast.
 
-    A step goes through as many stages as the spec has. Slots are copied beside the steps before, as long as ``swap``
+    A step goes through as many stages as the spec has. Slots are copied beside the steps before, as long as the spec
     says, and waited for.
     """
 
@@ -45,12 +44,11 @@ class SimEngine:
         latency: LatencyModel,
         mean_output_tokens: float = 128.0,
         time_scale: float = 1.0,
-        swap: SwapModel | None = None,
         model_path: Path | None = None,
     ) -> None:
         """``model_path``: has the tokenizer that grammars need; None where no request has one."""
         self.spec = spec
-        self._copies = CopyTimeline(swap or SwapModel())
+        self._copies = CopyTimeline(spec.swap_ms_per_slot / time_scale)
         self._latency = latency
         self._eos_threshold = int((1 << 32) / mean_output_tokens)
         self._time_scale = time_scale

@@ -8,10 +8,10 @@ from services.gateway.dashboard.questions import StackAnswers
 from shared.latency.histogram import LatencyHistogram
 from shared.protocol.batches import BatchRecord
 from shared.protocol.budgets import BudgetRecord
+from shared.protocol.online import OnlineLatencies
 from shared.protocol.slo_profile import SloProfileRecord
 from shared.protocol.slo_status import SloStatus
 from shared.scheduling.kv.pool import BlockOwners
-from shared.watch.online_latencies import OnlineLatencies
 from shared.watch.stack_watch import BatchView, ExecutorView, StackView, ended_at
 
 

@@ -9,23 +9,19 @@ from dataclasses import dataclass, field
 from services.gateway.live.online_generation import OnlineGeneration
 from shared.bus import Bus
 from shared.clock import Clock
-from shared.latency.histogram import LatencyHistogram
 from shared.protocol import subjects
-from shared.protocol.online import FinishedOnline, OnlineServed
+from shared.protocol.online import FinishedOnline, OnlineLatencies, OnlineServed
 
 PERIOD_S = 1.0
 
 
 @dataclass(slots=True)
 class _Served:
-    """One executor since the last message. The histograms are of ``OnlineServed.latencies``."""
+    """One executor since the last message."""
 
     num_started: int = 0
     finished: list[FinishedOnline] = field(default_factory=list)
-    ttft_ms: LatencyHistogram = field(default_factory=LatencyHistogram)
-    tbt_ms: LatencyHistogram = field(default_factory=LatencyHistogram)
-    tpot_ms: LatencyHistogram = field(default_factory=LatencyHistogram)
-    normalized_latency_ms: LatencyHistogram = field(default_factory=LatencyHistogram)
+    latencies: OnlineLatencies = field(default_factory=OnlineLatencies)
 
 
 class OnlineReporter:
@@ -65,9 +61,9 @@ class OnlineReporter:
         served = self._of(generation.executor_id)
         if generation.last_token_s is None:
             generation.first_token_s = now_s
-            served.ttft_ms.add((now_s - generation.started_s) * 1e3)
+            served.latencies.ttft_ms.add((now_s - generation.started_s) * 1e3)
         else:
-            served.tbt_ms.add((now_s - generation.last_token_s) * 1e3)
+            served.latencies.tbt_ms.add((now_s - generation.last_token_s) * 1e3)
 
     def ended(self, generation: OnlineGeneration, was_answered: bool) -> None:
         """It left its executor for good. One that was not answered whole was work all the same, but has no TPOT and
@@ -83,9 +79,9 @@ class OnlineReporter:
         )
         first_s, last_s = generation.first_token_s, generation.last_token_s
         if was_answered and num_tokens and first_s is not None and last_s is not None:
-            served.normalized_latency_ms.add((last_s - generation.started_s) / num_tokens * 1e3)
+            served.latencies.normalized_latency_ms.add((last_s - generation.started_s) / num_tokens * 1e3)
             if num_tokens > 1:
-                served.tpot_ms.add((last_s - first_s) / (num_tokens - 1) * 1e3)
+                served.latencies.tpot_ms.add((last_s - first_s) / (num_tokens - 1) * 1e3)
 
     def lost(self, generation: OnlineGeneration) -> None:
         """It is its executor's no more, and did not end there; nothing where it has none."""
@@ -112,8 +108,5 @@ class OnlineReporter:
             oldest_open_s=min((generation.arrival_s for generation in open_generations), default=None),
             num_started=served.num_started,
             finished=served.finished,
-            ttft_ms=served.ttft_ms,
-            tbt_ms=served.tbt_ms,
-            tpot_ms=served.tpot_ms,
-            normalized_latency_ms=served.normalized_latency_ms,
+            latencies=served.latencies,
         )

@@ -4,28 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import Protocol
 
 from services.offline_queue.batches.progress import BatchProgress
-from shared.bus import Bus
+from services.offline_queue.batches.tools import BatchTools
 from shared.protocol import subjects
 from shared.protocol.offline import OfflineRequest
 
 GROUP_REQUESTS = 64
-
-
-class RequestPool(Protocol):
-    """Where requests wait for an executor."""
-
-    def add(self, requests: list[OfflineRequest]) -> None:
-        """Schedulable from now on; ids that are known already are ignored."""
-
-    def retry(self, request_id: str, num_failures: int) -> None:
-        """A run of it failed, the so many-th: it waits again, where it does not run elsewhere; unknown ids are
-        ignored."""
-
-    def discard(self, request_ids: list[str]) -> None:
-        """Ended or cancelled: drop those that wait, abort those that run; unknown ids are ignored."""
 
 
 class BatchFeed:
@@ -33,19 +18,17 @@ class BatchFeed:
     once half of that is free again. Whatever the size of a batch, what is in memory of it stays within the room and
     one request."""
 
-    def __init__(self, bus: Bus, pool: RequestPool, progress: BatchProgress, room: Callable[[], int]) -> None:
-        """``room``: bytes, as ``BatchProgress.held_bytes`` counts them; it may change at any time."""
-        self._bus = bus
-        self._pool = pool
+    def __init__(self, tools: BatchTools, progress: BatchProgress) -> None:
+        """``tools.room``: bytes, as ``BatchProgress.held_bytes`` counts them; it may change at any time."""
+        self._tools = tools
         self._progress = progress
-        self._room = room
         self._next_sequence = 1
         self._is_exhausted = False
 
     @property
     def is_low(self) -> bool:
         """There is more in the stream, and room for it."""
-        return not self._is_exhausted and 2 * self._progress.held_bytes <= self._room()
+        return not self._is_exhausted and 2 * self._progress.held_bytes <= self._tools.room()
 
     async def fill(self, is_cancelled: Callable[[], bool]) -> None:
         """Up to the room, where less than half of it is in use; the next call goes on from there. Raises BusError; then
@@ -53,7 +36,7 @@ class BatchFeed:
         if not self.is_low:
             return
         group: list[OfflineRequest] = []
-        stored_requests = self._bus.read(
+        stored_requests = self._tools.bus.read(
             subjects.REQUESTS_STREAM,
             subjects.batch_requests(self._progress.batch_id),
             OfflineRequest,
@@ -65,7 +48,7 @@ class BatchFeed:
                 self._next_sequence = stored.sequence + 1
                 if self._progress.add_request(stored.message.line, stored.sequence):
                     group.append(stored.message)
-                is_full = self._progress.held_bytes >= self._room()
+                is_full = self._progress.held_bytes >= self._tools.room()
                 if is_full or len(group) == GROUP_REQUESTS:
                     self._hand_over(group, is_cancelled)
                     group = []
@@ -78,7 +61,7 @@ class BatchFeed:
         """A result may have come since the request was read, or a cancellation."""
         group = [request for request in group if self._progress.is_open(request.line)]
         if group and not is_cancelled():
-            self._pool.add(group)
+            self._tools.pool.add(group)
         for request in group:
             if num_failures := self._progress.num_failures(request.line):
-                self._pool.retry(request.request.request_id, num_failures)
+                self._tools.pool.retry(request.request.request_id, num_failures)

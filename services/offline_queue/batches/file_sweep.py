@@ -8,12 +8,10 @@ import logging
 from collections.abc import Callable
 
 from services.offline_queue.batches.lines import lines_object
-from shared.bus import Bucket, Bus, Objects
+from services.offline_queue.batches.tools import BatchTools
 from shared.cancellation import check_cancelled, wait_set
-from shared.clock import Clock
 from shared.errors import BusError, NotFoundOnBusError
-from shared.protocol import subjects
-from shared.protocol.batches import BatchRecord, FileObject
+from shared.protocol.batches import FileObject
 
 logger = logging.getLogger(__name__)
 
@@ -28,34 +26,25 @@ class FileSweep:
     an object. It keeps nothing that the bus does not hold, so a restart loses nothing; one process may run it at a
     time. The gateway hides a file as soon as it expires; here its bytes go."""
 
-    def __init__(self, bus: Bus, is_being_read: Callable[[str], bool], clock: Clock) -> None:
+    def __init__(self, tools: BatchTools, is_being_read: Callable[[str], bool]) -> None:
         """``is_being_read``: a batch that is still to be read in needs this file (by id); it stays until then."""
-        self._bus = bus
+        self._batches, self._files, self._objects = tools.batches, tools.files, tools.objects
+        self._clock = tools.clock
         self._is_being_read = is_being_read
-        self._clock = clock
         self._due: list[tuple[int, str]] = []  # heap of (unix time, file id); the records decide
         self._changed = asyncio.Event()
-        self._files: Bucket[FileObject]
-        self._batches: Bucket[BatchRecord]
-        self._objects: Objects
-
-    async def start(self) -> None:
-        """Raises BusError."""
-        self._files = await self._bus.bucket(subjects.FILES_BUCKET, FileObject)
-        self._batches = await self._bus.bucket(subjects.BATCHES_BUCKET, BatchRecord)
-        self._objects = await self._bus.objects()
 
     async def run(self) -> None:
         """Until cancelled."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._watch_files())
+            group.create_task(self._files.follow(self._on_file))
             group.create_task(self._delete_when_due())
             group.create_task(self._remove_orphans_hourly())
 
     async def remove_orphans(self) -> int:
         """Objects that no record names, and chunks of none; how many. Raises BusError."""
         before_s = self._clock.unix_s() - ORPHAN_AGE_S
-        old = [facts.name for facts in await self._objects.all() if facts.stored_s < before_s]
+        old = [name for name, stored_s in (await self._objects.all()).items() if stored_s < before_s]
         wanted = {entry.key for entry in await self._files.entries()}
         wanted |= {lines_object(entry.key) for entry in await self._batches.entries()}
         orphans = [name for name in old if name not in wanted]
@@ -63,11 +52,10 @@ class FileSweep:
             await self._objects.delete(name)
         return len(orphans) + await self._objects.sweep(before_s)
 
-    async def _watch_files(self) -> None:
-        async for entry in self._files.watch():
-            if entry is not None and entry.value is not None and entry.value.expires_at is not None:
-                heapq.heappush(self._due, (entry.value.expires_at + GRACE_S, entry.key))
-                self._changed.set()
+    def _on_file(self, file_id: str, record: FileObject | None) -> None:
+        if record is not None and record.expires_at is not None:
+            heapq.heappush(self._due, (record.expires_at + GRACE_S, file_id))
+            self._changed.set()
 
     async def _delete_when_due(self) -> None:
         while True:

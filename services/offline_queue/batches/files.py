@@ -3,44 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import msgspec
 
-from services.offline_queue.batches.lines import split_lines
+from services.offline_queue.batches.lines import line_of, split_lines
 from services.offline_queue.batches.progress import add_to, is_completed
-from services.offline_queue.batches.records import ENDING, BatchCounts, BatchOutput
+from services.offline_queue.batches.records import ENDING, BatchCounts, Change, ended
 from services.offline_queue.batches.results import ResultWriter
 from services.offline_queue.batches.spool import LineSpool
-from shared.bus import Bucket, Bus, GrowingObject, Objects
+from services.offline_queue.batches.tools import BatchTools
+from shared.bus import GrowingObject
 from shared.protocol import subjects
 from shared.protocol.batches import BatchRecord, FileObject
 from shared.protocol.offline import OfflineResult
-from shared.text.tokenizer import Tokenizer
 
 GROUP_LINES = 128
 IN_OUTPUT, IN_ERRORS = 1, 2
 PURPOSE = "batch_output"
 
-
-@dataclass(frozen=True, slots=True)
-class BatchFiles:
-    """What the files of all batches need."""
-
-    bus: Bus
-    files: Bucket[FileObject]
-    objects: Objects
-    tokenizer: Tokenizer
-
-    async def open(self, record: BatchRecord) -> BatchOutputs:
-        """As an earlier process left them, or empty. Raises NotFoundOnBusError and BusError."""
-        outputs = BatchOutputs(self, record, await LineSpool.read(self.objects, record.id))
-        try:
-            await outputs.recover()
-        except BaseException:
-            outputs.close()
-            raise
-        return outputs
+Lines = dict[int, bytes]  # of one file, by their numbers in the input
 
 
 class BatchOutputs:
@@ -50,46 +32,59 @@ class BatchOutputs:
     refers to them. Memory is bounded whatever the batch's size.
     """
 
-    def __init__(self, shared: BatchFiles, record: BatchRecord, lines: LineSpool) -> None:
-        self._shared = shared
+    def __init__(self, tools: BatchTools, record: BatchRecord, lines: LineSpool) -> None:
+        """As ``open`` makes it."""
+        self._tools = tools
         self._record = record
         self._lines = lines
         self._written = bytearray(lines.end)
         stem = f"file-{record.id.removeprefix('batch_')}"
-        self._output = shared.objects.growing(f"{stem}-output")
-        self._errors = shared.objects.growing(f"{stem}-error")
+        self._output = tools.objects.growing(f"{stem}-output")
+        self._errors = tools.objects.growing(f"{stem}-error")
+
+    @classmethod
+    async def open(cls, tools: BatchTools, record: BatchRecord) -> BatchOutputs:
+        """As an earlier process left them, or empty. Raises NotFoundOnBusError and BusError."""
+        outputs = cls(tools, record, await LineSpool.read(tools.objects, record.id))
+        try:
+            await outputs.recover()
+        except BaseException:
+            outputs.close()
+            raise
+        return outputs
 
     async def recover(self) -> None:
         """Learn which lines are in the files, and show them: a kill may have come between a piece and its record, and
         what no record names is swept away. Raises BusError."""
         for file, place in ((self._output, IN_OUTPUT), (self._errors, IN_ERRORS)):
             async for _, data in split_lines(file.recover()):
-                self._written[_line_of(_id_decoder.decode(data).id, "_")] = place
+                self._written[line_of(_id_decoder.decode(data).id, "_")] = place
             if file.size:
                 await file.describe()
                 await self._show(file, None)
 
     async def add(self, results: list[OfflineResult]) -> None:
         """Write those that are not written yet. Raises BusError; then a new instance has to recover."""
-        writer = ResultWriter(self._record, "", self._shared.tokenizer)
+        writer = ResultWriter(self._record, "", self._tools.tokenizer)
         for start in range(0, len(results), GROUP_LINES):
             group = results[start : start + GROUP_LINES]
-            await self._append(await asyncio.to_thread(self._render, group, writer))
+            output, errors = await asyncio.to_thread(self._render, group, writer)
+            await self._append(self._output, output)
+            await self._append(self._errors, errors)
 
-    async def finish(self, record: BatchRecord, now_s: int) -> BatchOutput:
+    async def finish(self, record: BatchRecord, now_s: int) -> Change:
         """Write what is missing: results that nobody has told of, and of each line without one, why. ``record`` is in
-        the state that its work ended in. Raises BusError; a new instance may finish again."""
+        the state that its work ended in; returns its end. Raises BusError; a new instance may finish again."""
         has_result = bytearray(len(self._written))
         counts = await self._add_stored(has_result)
-        writer = ResultWriter(record, ENDING[record.status], self._shared.tokenizer)
+        writer = ResultWriter(record, ENDING[record.status], self._tools.tokenizer)
         for start in range(0, self._lines.end, GROUP_LINES):
             numbers = range(start, min(start + GROUP_LINES, self._lines.end))
             lines = [line for number in numbers if not has_result[number] and (line := self._lines.get(number))]
             counts = replace(counts, failed=counts.failed + len(lines))
             missing = [line for line in lines if not self._written[line.line]]
-            errors = b"".join([writer.error_line(line, None) for line in missing])
-            await self._append(_Rendered(b"", errors, [], [line.line for line in missing]))
-        return BatchOutput(await self._close(self._output, now_s), await self._close(self._errors, now_s), counts)
+            await self._append(self._errors, {line.line: writer.error_line(line, None) for line in missing})
+        return ended(counts, await self._close(self._output, now_s), await self._close(self._errors, now_s), now_s)
 
     def close(self) -> None:
         """Let go of the temporary file."""
@@ -99,9 +94,9 @@ class BatchOutputs:
         """All results of the stream. What was written as unfinished before its result came stays so."""
         counts, group = BatchCounts(), []
         subject = subjects.batch_results(self._record.id)
-        async for stored in self._shared.bus.read(subjects.RESULTS_STREAM, subject, OfflineResult, fetch=GROUP_LINES):
+        async for stored in self._tools.bus.read(subjects.RESULTS_STREAM, subject, OfflineResult, fetch=GROUP_LINES):
             result = stored.message
-            number = _line_of(result.request_id, ".")
+            number = line_of(result.request_id)
             line = self._lines.get(number)
             if line is None:
                 continue
@@ -115,39 +110,34 @@ class BatchOutputs:
         await self.add(group)
         return counts
 
-    def _render(self, results: list[OfflineResult], writer: ResultWriter) -> _Rendered:
-        rendered, seen = _Rendered(), set[int]()
+    def _render(self, results: list[OfflineResult], writer: ResultWriter) -> tuple[Lines, Lines]:
+        """Of the output file, and of the error file."""
+        output: Lines = {}
+        errors: Lines = {}
         for result in results:
-            number = _line_of(result.request_id, ".")
+            number = line_of(result.request_id)
             line = self._lines.get(number)
-            if line is None or self._written[number] or number in seen:
+            if line is None or self._written[number] or number in output or number in errors:
                 continue
-            seen.add(number)
             if is_completed(result):
-                rendered.output += writer.output_line(line, result)
-                rendered.in_output.append(number)
+                output[number] = writer.output_line(line, result)
             else:
-                rendered.errors += writer.error_line(line, result)
-                rendered.in_errors.append(number)
-        return rendered
+                errors[number] = writer.error_line(line, result)
+        return output, errors
 
-    async def _append(self, rendered: _Rendered) -> None:
-        for file, data, numbers, place in (
-            (self._output, rendered.output, rendered.in_output, IN_OUTPUT),
-            (self._errors, rendered.errors, rendered.in_errors, IN_ERRORS),
-        ):
-            if data:
-                await file.append(bytes(data))
-                await self._show(file, None)
-                for number in numbers:
-                    self._written[number] = place
+    async def _append(self, file: GrowingObject, lines: Lines) -> None:
+        if lines:
+            await file.append(b"".join(lines.values()))
+            await self._show(file, None)
+            for number in lines:
+                self._written[number] = IN_OUTPUT if file is self._output else IN_ERRORS
 
     async def _close(self, file: GrowingObject, now_s: int) -> str | None:
         """The file as it stays; one without lines does not exist. Raises BusError where somebody has deleted it since
         its last line: its results are still in the stream, and a new instance writes them again."""
         if not file.size:
-            await self._shared.files.delete(file.name)
-            await self._shared.objects.delete(file.name)
+            await self._tools.files.delete(file.name)
+            await self._tools.objects.delete(file.name)
             return None
         await file.check()
         await file.describe()
@@ -159,17 +149,7 @@ class BatchOutputs:
         kind = "output" if file is self._output else "error"
         filename = f"{self._record.id}_{kind}.jsonl"
         record = FileObject(file.name, file.size, self._record.created_at, filename, PURPOSE, expires_s)
-        await self._shared.files.put(file.name, record)
-
-
-@dataclass(slots=True)
-class _Rendered:
-    """Lines as bytes, and their numbers."""
-
-    output: bytes = b""
-    errors: bytes = b""
-    in_output: list[int] = field(default_factory=list)
-    in_errors: list[int] = field(default_factory=list)
+        await self._tools.files.put(file.name, record)
 
 
 class _Written(msgspec.Struct):
@@ -177,7 +157,3 @@ class _Written(msgspec.Struct):
 
 
 _id_decoder = msgspec.json.Decoder(_Written)
-
-
-def _line_of(id: str, separator: str) -> int:
-    return int(id.rpartition(separator)[2])

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
 from typing import IO, BinaryIO, cast
 
 from services.offline_queue.batches.input import MAX_ERRORS, MAX_LINE_BYTES, MAX_LINES, BatchInput, ParsedLines
 from services.offline_queue.batches.lines import encode_lines, lines_object, split_lines
 from services.offline_queue.batches.spool import temporary_file
-from shared.bus import Bus, Objects
+from services.offline_queue.batches.tools import BatchTools
 from shared.errors import NotFoundOnBusError
-from shared.openai.completions.requests import ServedModel
 from shared.protocol import subjects
 from shared.protocol.batches import BatchRecord, LineError
-from shared.text.tokenizer import Tokenizer
 
 GROUP_LINES = 64
 GROUP_BYTES = 256 * 1024
@@ -23,79 +20,62 @@ GROUP_BYTES = 256 * 1024
 Group = list[tuple[int, bytes]]
 
 
-@dataclass(slots=True)
-class Ingested:
-    """``total`` requests are stored, or ``errors`` says why none is."""
-
-    total: int = 0
-    errors: list[LineError] = field(default_factory=list)
-
-
 class BatchIngestion:
-    """Reads input files in groups of lines. Batches take turns by the group, one group at a time being tokenized in a
-    thread: a long file does not hold up a short one, and the event loop keeps most of the interpreter."""
+    """Reads one input file in groups of lines. Batches take turns by the group, one group at a time being tokenized in
+    a thread: a long file does not hold up a short one, and the event loop keeps most of the interpreter. After
+    ``run``, ``total`` requests are stored, or ``errors`` says why none is."""
 
-    def __init__(self, bus: Bus, objects: Objects, tokenizer: Tokenizer, model: ServedModel) -> None:
-        self._bus = bus
-        self._objects = objects
-        self._tokenizer = tokenizer
-        self._model = model
-        self._turn = asyncio.Lock()  # first come, first served
+    def __init__(self, tools: BatchTools, record: BatchRecord, is_cancelled: Callable[[], bool]) -> None:
+        self.total = 0
+        self.errors: list[LineError] = []
+        self._tools = tools
+        self._record = record
+        self._is_cancelled = is_cancelled
 
-    async def run(self, record: BatchRecord, is_cancelled: Callable[[], bool]) -> Ingested:
+    async def run(self) -> None:
         """Store every request, the results of those that cannot be served, and the batch's lines. What an earlier,
         unfinished run left is removed first; where there are errors, nothing is left. A cancelled run stops early.
-        Raises BusError; running again is safe."""
-        await self.clear(record.id)
-        ingested = Ingested()
+        Raises BusError; a new one may run again."""
+        tools, record = self._tools, self._record
+        await tools.clear(record.id)
         with temporary_file() as lines:
             try:
-                await self._read(record, is_cancelled, ingested, lines)
+                await self._read(lines)
             except NotFoundOnBusError:
                 message = f"The input file {record.input_file_id} does not exist; was it deleted?"
-                ingested.errors.append(LineError("input_file_not_found", message, param="input_file_id"))
-            if not ingested.errors and not ingested.total and not is_cancelled():
-                ingested.errors.append(LineError("empty_file", "The input file has no requests."))
-            if ingested.errors:
-                await self.clear(record.id)
-                return ingested
-            lines.seek(0)
-            await self._objects.put(lines_object(record.id), cast(BinaryIO, lines))
-        return ingested
-
-    async def clear(self, batch_id: str) -> None:
-        """Remove everything that a batch has in the streams, and its lines. Raises BusError."""
-        await self._bus.purge(subjects.REQUESTS_STREAM, subjects.batch_requests(batch_id))
-        await self._bus.purge(subjects.RESULTS_STREAM, subjects.batch_results(batch_id))
-        await self._bus.purge(subjects.RESULTS_STREAM, subjects.batch_failures(batch_id))
-        await self._objects.delete(lines_object(batch_id))
-
-    async def _read(
-        self, record: BatchRecord, is_cancelled: Callable[[], bool], ingested: Ingested, lines: IO[bytes]
-    ) -> None:
-        reader = BatchInput(record, self._tokenizer, self._model)
-        async for group in self._groups(record.input_file_id):
-            async with self._turn:
-                parsed = await asyncio.to_thread(reader.parse, group)
-            ingested.errors += parsed.errors[: MAX_ERRORS - len(ingested.errors)]
-            if len(ingested.errors) == MAX_ERRORS or is_cancelled():
+                self.errors.append(LineError("input_file_not_found", message, param="input_file_id"))
+            if not self.errors and not self.total and not self._is_cancelled():
+                self.errors.append(LineError("empty_file", "The input file has no requests."))
+            if self.errors:
+                await tools.clear(record.id)
                 return
-            if not ingested.errors:
+            lines.seek(0)
+            await tools.objects.put(lines_object(record.id), cast(BinaryIO, lines))
+
+    async def _read(self, lines: IO[bytes]) -> None:
+        reader = BatchInput(self._record, self._tools.tokenizer, self._tools.model)
+        async for group in self._groups(self._record.input_file_id):
+            async with self._tools.reading:
+                parsed = await asyncio.to_thread(reader.parse, group)
+            self.errors += parsed.errors[: MAX_ERRORS - len(self.errors)]
+            if len(self.errors) == MAX_ERRORS or self._is_cancelled():
+                return
+            if not self.errors:
                 await self._store(parsed)
                 await asyncio.to_thread(lines.write, encode_lines(parsed.lines))
-                ingested.total += len(parsed.lines)
+                self.total += len(parsed.lines)
 
     async def _store(self, parsed: ParsedLines) -> None:
         stored: list[tuple[str, object]] = []
         stored += [(subjects.offline_request(each.request.request_id), each) for each in parsed.requests]
         stored += [(subjects.result(each.request_id), each) for each in parsed.failures]
-        await self._bus.store_many(stored)
+        await self._tools.bus.store_many(stored)
 
     async def _groups(self, file_id: str) -> AsyncIterator[Group]:
         """Ends after the first line that is one too many."""
         group: Group = []
         size = 0
-        async for line, data in split_lines(self._objects.chunks(file_id), MAX_LINE_BYTES):
+        async for line, data in split_lines(self._tools.objects.chunks(file_id), MAX_LINE_BYTES):
             group.append((line, data))
             size += len(data)
             if line > MAX_LINES:

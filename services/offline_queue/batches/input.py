@@ -39,9 +39,11 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 class InvalidLineError(SlackwaterError):
     """A line that makes the whole batch invalid."""
 
-    def __init__(self, line: int, code: str, message: str, param: str | None = None) -> None:
-        super().__init__(f"line {line}: {message}")
-        self.error = LineError(code=code, message=message, line=line, param=param)
+    def __init__(self, code: str, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.param = param
 
 
 @dataclass(slots=True)
@@ -83,7 +85,7 @@ class BatchInput:
                 try:
                     self._parse_line(parsed, line, data)
                 except InvalidLineError as error:
-                    parsed.errors.append(error.error)
+                    parsed.errors.append(LineError(error.code, error.message, line, error.param))
         return parsed
 
     def _parse_line(self, parsed: ParsedLines, line: int, data: bytes) -> None:
@@ -108,40 +110,35 @@ class BatchInput:
     def _read_envelope(self, line: int, data: bytes) -> tuple[str, bytes]:
         """custom_id and body. Raises InvalidLineError."""
         if line > MAX_LINES:
-            raise InvalidLineError(line, "too_many_lines", f"The file has more than {MAX_LINES} lines.")
+            raise InvalidLineError("too_many_lines", f"The file has more than {MAX_LINES} lines.")
         if len(data) > MAX_LINE_BYTES:
-            raise InvalidLineError(line, "line_too_long", f"This line is longer than {MAX_LINE_BYTES} bytes.")
-        envelope = _decode(line, data)
+            raise InvalidLineError("line_too_long", f"This line is longer than {MAX_LINE_BYTES} bytes.")
+        envelope = _decode(data)
         for name in ("custom_id", "method", "url"):
             if not getattr(envelope, name):
-                raise _missing(line, name)
+                raise _missing(name)
         assert envelope.custom_id is not None
         if envelope.method != "POST":
-            raise InvalidLineError(line, "invalid_method", "The method must be POST.", "method")
+            raise InvalidLineError("invalid_method", "The method must be POST.", "method")
         if envelope.url != self._record.endpoint:
-            raise InvalidLineError(
-                line, "invalid_url", f"The url must be the batch's endpoint, {self._record.endpoint}.", "url"
-            )
+            message = f"The url must be the batch's endpoint, {self._record.endpoint}."
+            raise InvalidLineError("invalid_url", message, "url")
         body = bytes(envelope.body)
         if body == b"null":
-            raise _missing(line, "body")
+            raise _missing("body")
         if not body.startswith(b"{"):
-            raise InvalidLineError(line, "invalid_type", "The body must be a JSON object.", "body")
-        self._check_custom_id(line, envelope.custom_id)
+            raise InvalidLineError("invalid_type", "The body must be a JSON object.", "body")
+        self._check_custom_id(envelope.custom_id)
         return envelope.custom_id, body
 
-    def _check_custom_id(self, line: int, custom_id: str) -> None:
+    def _check_custom_id(self, custom_id: str) -> None:
         if len(custom_id) > MAX_CUSTOM_ID_LENGTH:
-            raise InvalidLineError(
-                line,
-                "invalid_custom_id",
-                f"The custom_id is longer than {MAX_CUSTOM_ID_LENGTH} characters.",
-                "custom_id",
-            )
+            message = f"The custom_id is longer than {MAX_CUSTOM_ID_LENGTH} characters."
+            raise InvalidLineError("invalid_custom_id", message, "custom_id")
         digest = hashlib.blake2b(custom_id.encode(), digest_size=16).digest()
         if digest in self._custom_ids:
             message = f"The custom_id {custom_id!r} of this line was used before in this batch."
-            raise InvalidLineError(line, "duplicate_custom_id", message, "custom_id")
+            raise InvalidLineError("duplicate_custom_id", message, "custom_id")
         self._custom_ids.add(digest)
 
     def _read_body(self, line: int, body: bytes) -> CompletionRequest:
@@ -152,12 +149,12 @@ class BatchInput:
             if error.param != "model":
                 raise
             code = error.code or "missing_required_parameter"
-            raise InvalidLineError(line, code, error.message, "body.model") from error
+            raise InvalidLineError(code, error.message, "body.model") from error
         except Exception as error:  # one line must not stop the service that every batch shares
             logger.exception("a batch line could not be read", extra={"batch_id": self._record.id, "line": line})
             raise RequestError(f"the request could not be read: {error!r}", status=500) from error
         if completion.stream:
-            raise InvalidLineError(line, "unsupported_value", "A batch does not stream; leave it out.", "body.stream")
+            raise InvalidLineError("unsupported_value", "A batch does not stream; leave it out.", "body.stream")
         _check_logprobs(completion)
         return completion
 
@@ -182,18 +179,17 @@ def _check_logprobs(completion: CompletionRequest) -> None:
         )
 
 
-def _decode(line: int, data: bytes) -> _Line:
+def _decode(data: bytes) -> _Line:
     try:
         return _decoder.decode(data)
     except msgspec.ValidationError as error:
         if not data.lstrip().startswith(b"{"):
-            raise InvalidLineError(line, "invalid_json_line", "This line is not a JSON object.") from error
+            raise InvalidLineError("invalid_json_line", "This line is not a JSON object.") from error
         what, _, path = str(error).partition(" - at `$.")
-        raise InvalidLineError(line, "invalid_type", f"{what}.", path.rstrip("`") or None) from error
+        raise InvalidLineError("invalid_type", f"{what}.", path.rstrip("`") or None) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        message = "This line is not parseable as valid JSON."
-        raise InvalidLineError(line, "invalid_json_line", message) from error
+        raise InvalidLineError("invalid_json_line", "This line is not parseable as valid JSON.") from error
 
 
-def _missing(line: int, name: str) -> InvalidLineError:
-    return InvalidLineError(line, "missing_required_parameter", f"{name} is missing or empty.", name)
+def _missing(name: str) -> InvalidLineError:
+    return InvalidLineError("missing_required_parameter", f"{name} is missing or empty.", name)

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass
 
 from services.offline_queue.batches import records as batch_records
-from services.offline_queue.batches.feed import BatchFeed, RequestPool
-from services.offline_queue.batches.files import BatchFiles, BatchOutputs
+from services.offline_queue.batches.feed import BatchFeed
+from services.offline_queue.batches.files import BatchOutputs
 from services.offline_queue.batches.ingest import BatchIngestion
-from services.offline_queue.batches.lines import read_lines
+from services.offline_queue.batches.lines import line_of, read_lines
 from services.offline_queue.batches.progress import BatchProgress
-from services.offline_queue.batches.records import BatchOutput, Change
-from shared.bus import Bucket, Bus, Objects
+from services.offline_queue.batches.records import Change
+from services.offline_queue.batches.tools import BatchTools
+from shared.bus import Stored
 from shared.cancellation import wait_set
-from shared.clock import Clock
 from shared.errors import BusError, NotFoundOnBusError
 from shared.protocol import subjects
 from shared.protocol.batches import BatchRecord
@@ -29,22 +27,6 @@ PROGRESS_S = 0.25  # the record is written at most so often while results come
 RECHECK_S = 60.0  # the clock that expiry goes by may be set while we wait
 GROUP_DELETES = 256
 GROUP_RESULTS = 256
-
-
-@dataclass(frozen=True, slots=True)
-class BatchTools:
-    """What every batch needs, shared by all."""
-
-    bus: Bus
-    batches: Bucket[BatchRecord]
-    objects: Objects
-    ingestion: BatchIngestion
-    files: BatchFiles
-    pool: RequestPool
-    room: Callable[[], int]  # bytes in the pool for each batch at work
-    max_failures: int  # of one request, before it is given up
-    clock: Clock
-    model: str
 
 
 class BatchLife:
@@ -74,16 +56,31 @@ class BatchLife:
         self._end_work()
         self._discard_held()
 
-    def add_result(self, line: int, result: OfflineResult) -> None:
+    def add_result(self, stored: Stored[OfflineResult]) -> None:
         """A result is in the stream; one that was there before changes nothing. Before admission nothing is done:
         admission reads all results."""
-        if self.progress is not None:
-            self._count(self.progress, line, result)
+        result = stored.message
+        if self.progress is None or not self.progress.add_result(line_of(result.request_id), result):
+            return
+        self._arrived.append(result)
+        self._tools.pool.discard([result.request_id])
+        self._changed.set()
+        if not self.progress.num_open:
+            self._end_work()
+        elif self._feed is not None and self._feed.is_low:
+            self._urgent.set()
 
-    def add_failure(self, line: int, reason: str, sequence: int) -> None:
-        """A failed run is in the stream, under this sequence; as ``add_result``."""
-        if self.progress is not None:
-            self._count_failure(self.progress, line, reason, sequence)
+    def add_failure(self, stored: Stored[OfflineFailure]) -> None:
+        """A failed run is in the stream; as ``add_result``."""
+        if self.progress is None:
+            return
+        failure, line = stored.message, line_of(stored.message.request_id)
+        num_failures = self.progress.add_failure(line, stored.sequence)
+        if num_failures < self._tools.max_failures:
+            self._tools.pool.retry(failure.request_id, num_failures)
+            return
+        self._given_up[line] = f"given up after {num_failures} failed runs; the last: {failure.reason}"
+        self._changed.set()
 
     def is_open(self, line: int) -> bool:
         """The batch is at work, and the line is one of its own that has no result."""
@@ -97,7 +94,7 @@ class BatchLife:
         except NotFoundOnBusError as error:
             logger.error("batch has lost its data", extra={"batch_id": self.record.id, "missing": str(error)})
             self._discard_held()
-            await self._tools.ingestion.clear(self.record.id)
+            await self._tools.clear(self.record.id)
             await self._edit(batch_records.lost(self._now_s()))
             await self._clear()
 
@@ -131,38 +128,20 @@ class BatchLife:
 
     async def _admit(self) -> None:
         bus, batch_id = self._tools.bus, self.record.id
-        progress = await BatchProgress.of_lines(batch_id, read_lines(self._tools.objects, batch_id))
+        progress = BatchProgress(batch_id)
+        async for line in read_lines(self._tools.objects, batch_id):
+            progress.add_line(line)
         self.progress = progress  # before the results are read: the next one may come to add_result first
-        self._outputs = await self._tools.files.open(self.record)
-        self._feed = BatchFeed(bus, self._tools.pool, progress, self._tools.room)
+        self._outputs = await BatchOutputs.open(self._tools, self.record)
+        self._feed = BatchFeed(self._tools, progress)
         async for result in bus.read(subjects.RESULTS_STREAM, subjects.batch_results(batch_id), OfflineResult):
-            self._count(progress, _line_of(result.message.request_id), result.message)
+            self.add_result(result)
             if len(self._arrived) >= GROUP_RESULTS:
                 await self._write_arrived()
         async for failure in bus.read(subjects.RESULTS_STREAM, subjects.batch_failures(batch_id), OfflineFailure):
-            line = _line_of(failure.message.request_id)
-            self._count_failure(progress, line, failure.message.reason, failure.sequence)
+            self.add_failure(failure)
         if not self._is_expired():
             await self._feed.fill(lambda: self._is_cancelled)
-
-    def _count(self, progress: BatchProgress, line: int, result: OfflineResult) -> None:
-        if not progress.add_result(line, result):
-            return
-        self._arrived.append(result)
-        self._tools.pool.discard([result.request_id])
-        self._changed.set()
-        if not progress.num_open:
-            self._end_work()
-        elif self._feed is not None and self._feed.is_low:
-            self._urgent.set()
-
-    def _count_failure(self, progress: BatchProgress, line: int, reason: str, sequence: int) -> None:
-        num_failures = progress.add_failure(line, sequence)
-        if num_failures < self._tools.max_failures:
-            self._tools.pool.retry(f"{self.record.id}.{line}", num_failures)
-            return
-        self._given_up[line] = f"given up after {num_failures} failed runs; the last: {reason}"
-        self._changed.set()
 
     def _end_work(self) -> None:
         self._over.set()
@@ -170,17 +149,17 @@ class BatchLife:
         self._urgent.set()
 
     async def _ingest(self) -> None:
-        record, tools = self.record, self._tools
-        ingested = await tools.ingestion.run(record, lambda: self._is_cancelled)
+        ingested = BatchIngestion(self._tools, self.record, lambda: self._is_cancelled)
+        await ingested.run()
         if ingested.errors:
             await self._edit(batch_records.failed(ingested.errors, self._now_s()))
         elif self._is_cancelled:
             await self._reload()
         else:
-            await self._edit(batch_records.started(ingested.total, tools.model, self._now_s()))
+            await self._edit(batch_records.started(ingested.total, self._tools.model.name, self._now_s()))
         logger.info(
             "batch ingested",
-            extra={"batch_id": record.id, "status": self.record.status, "lines": ingested.total},
+            extra={"batch_id": self.record.id, "status": self.record.status, "lines": ingested.total},
         )
 
     async def _work(self) -> None:
@@ -231,11 +210,11 @@ class BatchLife:
 
     async def _end(self) -> None:
         """Write the files, then the final status."""
-        output = BatchOutput(None, None, batch_records.BatchCounts())
+        end = batch_records.ended(batch_records.BatchCounts(), None, None, self._now_s())
         if batch_records.was_ingested(self.record):
-            outputs = self._outputs or await self._tools.files.open(self.record)
-            output = await outputs.finish(self.record, self._now_s())
-        await self._edit(batch_records.ended(output, self._now_s()))
+            outputs = self._outputs or await BatchOutputs.open(self._tools, self.record)
+            end = await outputs.finish(self.record, self._now_s())
+        await self._edit(end)
 
     def _forget(self) -> None:
         """What admission learns anew. The pool keeps the requests."""
@@ -252,7 +231,7 @@ class BatchLife:
     async def _clear(self) -> None:
         """Only now nothing is needed any more of what the streams hold."""
         self._close_outputs()
-        await self._tools.ingestion.clear(self.record.id)
+        await self._tools.clear(self.record.id)
         await self._edit(batch_records.cleared)
         logger.info("batch ended", extra={"batch_id": self.record.id, "status": self.record.status})
 
@@ -277,7 +256,3 @@ class BatchLife:
 
     def _now_s(self) -> int:
         return int(self._tools.clock.unix_s())
-
-
-def _line_of(request_id: str) -> int:
-    return int(request_id.rpartition(".")[2])

@@ -36,6 +36,11 @@ def lines_object(batch_id: str) -> str:
     return f"{batch_id}.lines"
 
 
+def line_of(id: str, separator: str = ".") -> int:
+    """The line at the end of a request's id, or of another one that is made of it."""
+    return int(id.rpartition(separator)[2])
+
+
 def encode_lines(lines: list[BatchLine]) -> bytes:
     """A part of the object."""
     return _encoder.encode_lines(lines)

@@ -6,29 +6,31 @@ import asyncio
 import contextlib
 import logging
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from services.offline_queue.batches import records as batch_records
-from services.offline_queue.batches.feed import RequestPool
-from services.offline_queue.batches.files import BatchFiles
-from services.offline_queue.batches.ingest import BatchIngestion
-from services.offline_queue.batches.life import BatchLife, BatchTools
-from shared.bus import Bucket, Bus, Stored
+from services.offline_queue.batches.life import BatchLife
+from services.offline_queue.batches.lines import line_of
+from services.offline_queue.batches.tools import BatchTools
+from shared.bus import Bus, Stored
 from shared.clock import Clock
 from shared.errors import BusError, NotFoundOnBusError
 from shared.openai.completions.requests import ServedModel
 from shared.protocol import subjects
-from shared.protocol.batches import BatchRecord, FileObject
+from shared.protocol.batches import OPEN_STATUSES, BatchRecord, FileObject
 from shared.protocol.offline import OfflineFailure, OfflineResult
+from shared.replica.offline_pool import OfflinePool
 from shared.scheduling.orders.offline.share import Share
 from shared.scheduling.orders.offline.urgency import urgency
 from shared.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T", OfflineResult, OfflineFailure)
+
 RETRY_S = 1.0
-DEFAULT_POOL_BYTES = 256 * 1024 * 1024
-DEFAULT_MAX_FAILURES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +54,10 @@ class BatchManager:
         bus: Bus,
         tokenizer: Tokenizer,
         model: ServedModel,
-        pool: RequestPool,
+        pool: OfflinePool,
         clock: Clock,
-        pool_bytes: int = DEFAULT_POOL_BYTES,
-        max_failures: int = DEFAULT_MAX_FAILURES,
+        pool_bytes: int = 256 * 1024**2,
+        max_failures: int = 5,
     ) -> None:
         """``pool_bytes``: about what all batches' requests may take in the pool, shared evenly by those at work;
         ``max_failures``: runs of one request that may fail until it is given up."""
@@ -73,11 +75,21 @@ class BatchManager:
         creation and of their lines. A batch that cannot be read is left to ``run``, which tries again. Raises
         BusError."""
         await self._bus.ensure_streams()
-        self._batches = await self._bus.bucket(subjects.BATCHES_BUCKET, BatchRecord)
-        self._tools = await self._make_tools(self._batches)
-        for entry in await self._batches.entries():
+        self.tools = BatchTools(
+            bus=self._bus,
+            batches=await self._bus.bucket(subjects.BATCHES_BUCKET, BatchRecord),
+            files=await self._bus.bucket(subjects.FILES_BUCKET, FileObject),
+            objects=await self._bus.objects(),
+            tokenizer=self._tokenizer,
+            model=self._model,
+            pool=self._pool,
+            clock=self._clock,
+            room=self._room,
+            max_failures=self._max_failures,
+        )
+        for entry in await self.tools.batches.entries():
             if entry.value is not None and not entry.value.cleared:
-                self._lives[entry.key] = BatchLife(self._tools, entry.value)
+                self._lives[entry.key] = BatchLife(self.tools, entry.value)
         for life in self._in_order():
             with contextlib.suppress(BusError):  # its run will say so
                 await life.admit()
@@ -90,8 +102,8 @@ class BatchManager:
             for life in self._in_order():
                 group.create_task(self._live(life))
             group.create_task(self._watch_batches(group))
-            group.create_task(self._follow_results())
-            group.create_task(self._follow_failures())
+            group.create_task(self._follow(subjects.ALL_RESULTS, OfflineResult, BatchLife.add_result))
+            group.create_task(self._follow(subjects.ALL_FAILURES, OfflineFailure, BatchLife.add_failure))
 
     def is_being_read(self, file_id: str) -> bool:
         """It is the input of a batch that has not been read in yet."""
@@ -102,9 +114,8 @@ class BatchManager:
 
     def is_open(self, request_id: str) -> bool:
         """It is a request of a batch at work that has no result."""
-        batch_id, _, line = request_id.rpartition(".")
-        life = self._lives.get(batch_id)
-        return life is not None and life.is_open(int(line))
+        life = self._lives.get(request_id.rpartition(".")[0])
+        return life is not None and life.is_open(line_of(request_id))
 
     async def add_losses(self, request_ids: list[str], reason: str) -> None:
         """The executor that ran these requests is gone: for each that is open, a failed run."""
@@ -137,22 +148,6 @@ class BatchManager:
             lines_done=sum(progress.total - progress.num_open for progress in at_work),
         )
 
-    async def _make_tools(self, batches: Bucket[BatchRecord]) -> BatchTools:
-        files = await self._bus.bucket(subjects.FILES_BUCKET, FileObject)
-        objects = await self._bus.objects()
-        return BatchTools(
-            bus=self._bus,
-            batches=batches,
-            objects=objects,
-            ingestion=BatchIngestion(self._bus, objects, self._tokenizer, self._model),
-            files=BatchFiles(self._bus, files, objects, self._tokenizer),
-            pool=self._pool,
-            room=self._room,
-            max_failures=self._max_failures,
-            clock=self._clock,
-            model=self._model.name,
-        )
-
     def _room(self) -> int:
         at_work = sum(life.record.status == batch_records.IN_PROGRESS for life in self._lives.values())
         return self._pool_bytes // max(1, at_work)
@@ -161,14 +156,14 @@ class BatchManager:
         return sorted(self._lives.values(), key=lambda life: (life.record.created_at, life.record.id))
 
     async def _watch_batches(self, group: asyncio.TaskGroup) -> None:
-        async for entry in self._batches.watch():
+        async for entry in self.tools.batches.watch():
             if entry is None or entry.value is None or entry.value.cleared:
                 continue
             life = self._lives.get(entry.key)
             if life is not None:
                 life.notice(entry.value)
-            elif entry.value.status not in batch_records.FINAL:
-                life = self._lives[entry.key] = BatchLife(self._tools, entry.value)
+            elif entry.value.status in OPEN_STATUSES:
+                life = self._lives[entry.key] = BatchLife(self.tools, entry.value)
                 group.create_task(self._live(life))
 
     async def _live(self, life: BatchLife) -> None:
@@ -191,32 +186,20 @@ class BatchManager:
         finally:
             del self._lives[batch_id]
 
-    async def _follow_results(self) -> None:
-        async for stored in self._bus.follow(subjects.RESULTS_STREAM, subjects.ALL_RESULTS, OfflineResult):
+    async def _follow(self, subject: str, message_type: type[T], tell: Callable[[BatchLife, Stored[T]], None]) -> None:
+        async for stored in self._bus.follow(subjects.RESULTS_STREAM, subject, message_type):
             if stored is None:
                 continue
-            batch_id, _, line = stored.message.request_id.rpartition(".")
-            life = self._lives.get(batch_id)
-            if life is not None:
-                life.add_result(int(line), stored.message)
+            batch_id = stored.message.request_id.rpartition(".")[0]
+            if (life := self._lives.get(batch_id)) is not None:
+                tell(life, stored)
             else:
                 await self._drop_late(batch_id, stored)
 
-    async def _follow_failures(self) -> None:
-        async for stored in self._bus.follow(subjects.RESULTS_STREAM, subjects.ALL_FAILURES, OfflineFailure):
-            if stored is None:
-                continue
-            batch_id, _, line = stored.message.request_id.rpartition(".")
-            life = self._lives.get(batch_id)
-            if life is not None:
-                life.add_failure(int(line), stored.message.reason, stored.sequence)
-            else:
-                await self._drop_late(batch_id, stored)
-
-    async def _drop_late(self, batch_id: str, stored: Stored[OfflineResult] | Stored[OfflineFailure]) -> None:
+    async def _drop_late(self, batch_id: str, stored: Stored[T]) -> None:
         """The result of a request that was running when its batch was cancelled or expired has no place any more."""
         try:
-            entry = await self._batches.get(batch_id)
+            entry = await self.tools.batches.get(batch_id)
             if entry.value is not None and entry.value.cleared:
                 await self._bus.delete_stored(subjects.RESULTS_STREAM, stored.sequence)
         except NotFoundOnBusError:

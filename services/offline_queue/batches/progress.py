@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import AsyncIterable, Mapping
 from dataclasses import replace
 from typing import TypeGuard
 
@@ -22,37 +21,30 @@ class BatchProgress:
     """A few bytes per line; the first result of a line counts, whoever delivers it. ``held_bytes``: about what the
     open requests that were handed to the pool take there."""
 
-    def __init__(
-        self, batch_id: str, lines: list[tuple[int, int]], sampling_bytes: Mapping[int, int] | None = None
-    ) -> None:
-        """``lines``: (line, num_prompt_tokens) of every request; ``sampling_bytes``, by line, of those whose sampling
-        is large."""
-        size = max((line for line, _ in lines), default=0) + 1
+    def __init__(self, batch_id: str) -> None:
         self.batch_id = batch_id
-        self._states = bytearray(size)
-        self._prompt_tokens = array("I", bytes(4 * size))
-        self._sequences = array("Q", bytes(8 * size))  # of the stored request; 0 where not known
-        self._sampling_bytes = sampling_bytes or {}
-        self._done_requests: list[int] = []
-        self.num_open = len(lines)
-        self.total = len(lines)
-        self._failures: dict[int, dict[int, None]] = {}  # sequences of the stored ones, by line
+        self.total = 0
+        self.num_open = 0
         self.num_held = 0
         self.held_bytes = 0
         self.counts = BatchCounts()
-        for line, num_prompt_tokens in lines:
-            self._states[line] = OPEN
-            self._prompt_tokens[line] = num_prompt_tokens
+        self._states = bytearray()
+        self._prompt_tokens = array("I")
+        self._sequences = array("Q")  # of the stored request; 0 where not known
+        self._sampling_bytes: dict[int, int] = {}  # by line, where it has many
+        self._failures: dict[int, dict[int, None]] = {}  # sequences of the stored ones, by line
+        self._done_requests: list[int] = []
 
-    @classmethod
-    async def of_lines(cls, batch_id: str, lines: AsyncIterable[BatchLine]) -> BatchProgress:
-        sizes: list[tuple[int, int]] = []
-        sampling_bytes = {}
-        async for line in lines:
-            sizes.append((line.line, line.num_prompt_tokens))
-            if line.num_sampling_bytes:
-                sampling_bytes[line.line] = line.num_sampling_bytes
-        return cls(batch_id, sizes, sampling_bytes)
+    def add_line(self, line: BatchLine) -> None:
+        """Lines come in their order, before all else."""
+        for values in (self._states, self._prompt_tokens, self._sequences):
+            values.extend([0] * (line.line + 1 - len(values)))
+        self._states[line.line] = OPEN
+        self._prompt_tokens[line.line] = line.num_prompt_tokens
+        if line.num_sampling_bytes:
+            self._sampling_bytes[line.line] = line.num_sampling_bytes
+        self.total += 1
+        self.num_open += 1
 
     def add_request(self, line: int, sequence: int) -> bool:
         """A stored request was read; True where it still has to run, and is held from here on."""

@@ -11,12 +11,13 @@ leaves one alone whose status does not allow the change.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from typing import Any
 
 from msgspec.structs import replace
 
-from shared.protocol.batches import BatchRecord, LineError, LineErrors, RequestCounts
+from shared.protocol.batches import OPEN_STATUSES, BatchRecord, LineError, LineErrors, RequestCounts
 from shared.protocol.usage import Usage
 
 Change = Callable[[BatchRecord], BatchRecord]
@@ -30,12 +31,8 @@ EXPIRED = "expired"
 CANCELLING = "cancelling"
 CANCELLED = "cancelled"
 
-FINAL = frozenset({COMPLETED, FAILED, EXPIRED, CANCELLED})
-ENDING = {
-    FINALIZING: COMPLETED,
-    CANCELLING: CANCELLED,
-    IN_PROGRESS: EXPIRED,
-}  # the state that work ended in -> the last
+# The state that work ended in -> the last.
+ENDING = {FINALIZING: COMPLETED, CANCELLING: CANCELLED, IN_PROGRESS: EXPIRED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +45,10 @@ class BatchCounts:
     cached_tokens: int = 0
     output_tokens: int = 0
 
-
-@dataclass(frozen=True, slots=True)
-class BatchOutput:
-    """What finalization wrote. A file without lines does not exist."""
-
-    output_file_id: str | None
-    error_file_id: str | None
-    counts: BatchCounts
+    def fields(self, total: int) -> dict[str, Any]:
+        """Of the record of a batch of ``total`` lines."""
+        usage = Usage.of(self.input_tokens, self.cached_tokens, self.output_tokens)
+        return {"request_counts": RequestCounts(total, self.completed, self.failed), "usage": usage}
 
 
 def was_ingested(record: BatchRecord) -> bool:
@@ -65,87 +58,54 @@ def was_ingested(record: BatchRecord) -> bool:
 
 def started(total: int, model: str, now_s: int) -> Change:
     """validating -> in_progress, once every line is stored."""
-
-    def change(record: BatchRecord) -> BatchRecord:
-        if record.status != VALIDATING:
-            return record
-        counts = RequestCounts(total)
-        return replace(record, status=IN_PROGRESS, request_counts=counts, model=model, in_progress_at=now_s)
-
-    return change
+    counts = RequestCounts(total)
+    return _where({VALIDATING}, status=IN_PROGRESS, request_counts=counts, model=model, in_progress_at=now_s)
 
 
 def failed(errors: list[LineError], now_s: int) -> Change:
     """validating -> failed."""
-
-    def change(record: BatchRecord) -> BatchRecord:
-        if record.status != VALIDATING:
-            return record
-        return replace(record, status=FAILED, errors=LineErrors(errors), failed_at=now_s)
-
-    return change
+    return _where({VALIDATING}, status=FAILED, errors=LineErrors(errors), failed_at=now_s)
 
 
 def lost(now_s: int) -> Change:
     """Any state that is not final -> failed: the store lost what the batch needs to go on."""
     error = LineError("server_error", "The stored data of this batch is lost. Submit it again.")
-
-    def change(record: BatchRecord) -> BatchRecord:
-        if record.status in FINAL:
-            return record
-        return replace(record, status=FAILED, errors=LineErrors([error]), failed_at=now_s)
-
-    return change
+    return _where(OPEN_STATUSES, status=FAILED, errors=LineErrors([error]), failed_at=now_s)
 
 
 def progressed(counts: BatchCounts) -> Change:
     """The counts so far, while the batch is at work."""
-
-    def change(record: BatchRecord) -> BatchRecord:
-        return _with_counts(record, counts) if record.status in (IN_PROGRESS, CANCELLING) else record
-
-    return change
+    return _where({IN_PROGRESS, CANCELLING}, counts)
 
 
 def finalizing(counts: BatchCounts, now_s: int) -> Change:
     """in_progress -> finalizing, once every line has its result."""
+    return _where({IN_PROGRESS}, counts, status=FINALIZING, finalizing_at=now_s)
+
+
+def ended(counts: BatchCounts, output_file_id: str | None, error_file_id: str | None, now_s: int) -> Change:
+    """finalizing -> completed, in_progress -> expired, cancelling -> cancelled, with the files that were written: one
+    without lines does not exist."""
+    files = {"output_file_id": output_file_id, "error_file_id": error_file_id}
 
     def change(record: BatchRecord) -> BatchRecord:
-        if record.status != IN_PROGRESS:
-            return record
-        return replace(_with_counts(record, counts), status=FINALIZING, finalizing_at=now_s)
-
-    return change
-
-
-def ended(output: BatchOutput, now_s: int) -> Change:
-    """finalizing -> completed, in_progress -> expired, cancelling -> cancelled, with the files that were written."""
-
-    def change(record: BatchRecord) -> BatchRecord:
-        if record.status not in ENDING:
-            return record
-        status = ENDING[record.status]
-        return replace(
-            _with_counts(record, output.counts),
-            status=status,
-            output_file_id=output.output_file_id,
-            error_file_id=output.error_file_id,
-            completed_at=now_s if status == COMPLETED else None,
-            expired_at=now_s if status == EXPIRED else None,
-            cancelled_at=now_s if status == CANCELLED else None,
-        )
+        last = ENDING.get(record.status, "")
+        return _where(ENDING, counts, status=last, **files, **{f"{last}_at": now_s})(record)
 
     return change
 
 
 def cleared(record: BatchRecord) -> BatchRecord:
     """Ended, and nothing of it is left in the streams."""
-    return replace(record, cleared=True) if record.status in FINAL else record
+    return record if record.status in OPEN_STATUSES else replace(record, cleared=True)
 
 
-def _with_counts(record: BatchRecord, counts: BatchCounts) -> BatchRecord:
-    return replace(
-        record,
-        request_counts=RequestCounts(record.request_counts.total, counts.completed, counts.failed),
-        usage=Usage.of(counts.input_tokens, counts.cached_tokens, counts.output_tokens),
-    )
+def _where(statuses: Collection[str], counts: BatchCounts | None = None, **fields: Any) -> Change:
+    """These fields, and what the counts make of others, in a record that has one of the statuses."""
+
+    def change(record: BatchRecord) -> BatchRecord:
+        if record.status not in statuses:
+            return record
+        return replace(record, **fields, **({} if counts is None else counts.fields(record.request_counts.total)))
+
+    return change

@@ -12,8 +12,7 @@ from services.executor.settings import DEFAULT_BLOCK_SIZE, ExecutorSettings
 from shared.latency.architectures import architecture_named
 from shared.latency.devices import device_named
 from shared.latency.model import LatencyModel
-from shared.latency.roofline import RooflineLatencyModel, num_kv_blocks
-from shared.latency.swap import SwapModel
+from shared.latency.roofline import RooflineLatencyModel, num_kv_blocks, swap_ms_per_slot
 from shared.protocol.executors import EngineSpec
 from shared.protocol.latency_models import LatencyModelRecord
 from shared.scheduling.limits import Limits
@@ -53,7 +52,7 @@ class Machine:
             if self.step_file is None
             else read_latency_model(self.step_file)
         )
-        swap = SwapModel.of(architecture, device, self.tensor_parallel)
+        swap_ms = swap_ms_per_slot(architecture, device, self.tensor_parallel)
         spec = EngineSpec(
             model=architecture.name,
             engine="simulated",
@@ -65,18 +64,17 @@ class Machine:
             num_blocks=num_blocks,
             eos_token_ids=(),
             num_host_slots=num_blocks * self.block_size if self.host_kv_slots is None else self.host_kv_slots,
-            swap_ms_per_slot=swap.ms_per_slot,
+            swap_ms_per_slot=swap_ms,
             pipeline_depth=self.pipeline_depth,
         )
         return ExecutorSetup(
-            Limits(self.block_size, num_blocks, self.max_num_batched_tokens, self.max_num_seqs, swap.ms_per_slot),
+            Limits(self.block_size, num_blocks, self.max_num_batched_tokens, self.max_num_seqs, swap_ms),
             spec,
             strategy,
             planner=latency if self.plan_file is None else read_latency_model(self.plan_file),
             latency=latency,
             noise=self.noise,
             seed=seed,
-            swap=swap,
         )
 
     def url(self, strategy: Strategy) -> str:

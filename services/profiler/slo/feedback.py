@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from loadgen.report.slo import Slo
-from shared.watch.online_latencies import QUANTILES, OnlineLatencies
+from shared.protocol.online import QUANTILES, OnlineLatencies
 
 WINDOW_S = 5.0  # the least between two corrections
 SETTLE_S = 2.0  # after a correction, before what users get is its doing

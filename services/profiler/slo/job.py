@@ -23,7 +23,6 @@ from services.profiler.slo.trials import search_slos
 from services.profiler.slo.workload import Workload
 from shared.latency.features import BatchFeatures
 from shared.latency.model import LatencyModel
-from shared.latency.swap import SwapModel
 from shared.protocol.executors import ExecutorInfo
 from shared.protocol.latency_models import LatencyModelRecord
 from shared.protocol.offline import OfflineLength
@@ -76,7 +75,6 @@ class SloJob(msgspec.Struct, frozen=True):
             planner=model,
             latency=model,
             noise=SIGMA_PER_MAPE * self.model.mape,
-            swap=SwapModel(spec.swap_ms_per_slot),
         )
 
     def _prompts(self, model: LatencyModel) -> list[OfflinePrompt]:

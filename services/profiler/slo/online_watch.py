@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from services.profiler.slo.workload import Workload, WorkloadRecorder
 from shared.protocol.executors import Heartbeat
-from shared.protocol.online import OnlineServed
-from shared.watch.online_latencies import OnlineLatencies, RollingLatencies
+from shared.protocol.online import OnlineLatencies, OnlineServed
+from shared.watch.windows import Rolling
 
 
 class OnlineWatch:
@@ -14,7 +14,7 @@ class OnlineWatch:
     def __init__(self, start_unix_s: float) -> None:
         self._start_unix_s = start_unix_s
         self._recorders: dict[str, WorkloadRecorder] = {}  # by executor
-        self._last_minute = RollingLatencies()
+        self._last_minute = Rolling(60.0, OnlineLatencies)
         self._fresh = OnlineLatencies()
         self._steps_offline: dict[str, tuple[str, int]] = {}  # executor -> its epoch and its counter
         self._offline_ran = False
@@ -23,8 +23,8 @@ class OnlineWatch:
         """A gateway's report; ``now_s`` is monotonic."""
         recorder = self._recorders.setdefault(served.executor_id, WorkloadRecorder(self._start_unix_s))
         recorder.add(served)
-        self._last_minute.add(now_s, served)
-        self._fresh.merge(served)
+        self._last_minute.add(now_s, served.latencies)
+        self._fresh.merge(served.latencies)
 
     def on_heartbeat(self, beat: Heartbeat) -> None:
         """Tells whether offline work has run since the one before."""
@@ -41,7 +41,7 @@ class OnlineWatch:
 
     def last_minute(self, now_s: float) -> OnlineLatencies:
         """For people."""
-        return self._last_minute.latencies(now_s)
+        return self._last_minute.total(now_s)
 
     def workload(self, unix_s: float) -> Workload | None:
         """Of the executor with the most requests; None where none has two."""

@@ -12,7 +12,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, prepare
-from services.offline_queue.batches.manager import DEFAULT_POOL_BYTES, BatchManager
+from services.offline_queue.batches.manager import BatchManager
 from shared.bus import Bucket, Bus, Objects
 from shared.cancellation import check_cancelled
 from shared.clock import Clock
@@ -138,7 +138,7 @@ class Desk:
 
     @contextlib.asynccontextmanager
     async def running(
-        self, permits: int = ENDLESS, pool_bytes: int = DEFAULT_POOL_BYTES
+        self, permits: int = ENDLESS, pool_bytes: int = 256 * 1024**2
     ) -> AsyncIterator[tuple[BatchManager, StoringPool]]:
         """A manager and a pool of their own, with nothing that an earlier one knew. Leaving is a kill: both are
         cancelled wherever they are."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from services.offline_queue.batches.lines import BatchLine
 from services.offline_queue.batches.progress import REQUEST_BYTES, BatchProgress
 from shared.bus import Bus
 from shared.protocol.offline import OfflineResult
@@ -92,7 +93,9 @@ async def test_a_batch_that_is_cancelled_gives_its_room_back(desk: Desk) -> None
 
 
 def test_only_what_is_held_counts() -> None:
-    progress = BatchProgress("batch_1", [(1, 10), (2, 20), (4, 40)])
+    progress = BatchProgress("batch_1")
+    for number in (1, 2, 4):
+        progress.add_line(BatchLine(number, "", 10 * number))
     assert progress.add_request(1, 7) and progress.add_request(2, 8)
     assert (progress.num_held, progress.held_bytes) == (2, 2 * REQUEST_BYTES + 30 * TOKEN_BYTES)
     result = OfflineResult("", [1], FinishReason.STOP)

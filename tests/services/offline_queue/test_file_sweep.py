@@ -39,8 +39,7 @@ async def sweeping(
     desk: Desk, is_being_read: Callable[[str], bool] = lambda file_id: False
 ) -> AsyncIterator[FileSweep]:
     """Leaving is a kill."""
-    sweep = FileSweep(desk.bus, is_being_read, desk.clock)
-    await sweep.start()
+    sweep = FileSweep(desk, is_being_read)
     running = asyncio.create_task(sweep.run())
     try:
         yield sweep
@@ -65,12 +64,12 @@ async def until_gone(desk: Desk, file_id: str) -> None:
             if entry is not None and entry.key == file_id and entry.value is None:
                 break
     async with asyncio.timeout(TIMEOUT_S):
-        while file_id in [facts.name for facts in await desk.objects.all()]:
+        while file_id in await desk.objects.all():
             pass
 
 
 async def subjects_of(desk: Desk, prefix: str) -> list[str]:
-    return [raw.subject async for raw in desk.bus.newest_raw(STREAM, f"{prefix}>")]
+    return [raw.subject async for raw in desk.bus.read_raw(STREAM, f"{prefix}>", newest_only=True)]
 
 
 async def test_an_expired_file_goes_with_its_bytes(desk: Desk, clock: ManualClock) -> None:
@@ -98,7 +97,7 @@ async def test_an_expired_file_waits_for_the_batch_that_reads_it(desk: Desk, clo
     batch_id = await desk.submit([chat_line(str(number)) for number in range(300)])
     asked: asyncio.Queue[bool] = asyncio.Queue()
     async with desk.running(permits=0) as (manager, _):
-        async with manager._tools.ingestion._turn:  # it cannot be read to its end
+        async with manager.tools.reading:  # it cannot be read to its end
             expired_s = int(clock.now_s) - GRACE_S
             await desk.files.edit("file-1", lambda record: replace(record, expires_at=expired_s))
 
@@ -152,14 +151,13 @@ async def test_what_a_kill_left_half_done_goes_and_nothing_else(desk: Desk, cloc
     batch_id = await desk.submit([chat_line("a")])
     async with desk.running(permits=0):
         await desk.until_status(batch_id, "in_progress")
-        sweep = FileSweep(desk.bus, lambda file_id: False, clock)
-        await sweep.start()
+        sweep = FileSweep(desk, lambda file_id: False)
         assert len(await subjects_of(desk, CHUNKS)) == 5
         assert await sweep.remove_orphans() == 0  # all is too young: an upload may be at work on it
         clock.now_s += ORPHAN_AGE_S + 60
         assert await sweep.remove_orphans() == 4  # one object, two descriptions of deleted ones, one put's chunks
         assert await sweep.remove_orphans() == 0
-        names = {facts.name for facts in await desk.objects.all()}
+        names = set(await desk.objects.all())
         assert names == {"file-good", "file-1", lines_object(batch_id)}
         assert len(await subjects_of(desk, CHUNKS)) == len(await subjects_of(desk, DESCRIPTIONS)) == 3
         assert await read(desk, "file-good") == b"contents of file-good"

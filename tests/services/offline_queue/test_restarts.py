@@ -16,7 +16,6 @@ from nats.js.api import Header
 from services.offline_queue.batches import records as batch_records
 from services.offline_queue.batches.lines import lines_object
 from services.offline_queue.batches.manager import BatchManager
-from services.offline_queue.batches.records import BatchOutput
 from shared.bus import Bus
 from shared.bus.growing_object import CHUNKS, DESCRIPTIONS, STREAM
 from shared.protocol import subjects
@@ -220,7 +219,7 @@ async def test_killed_before_an_ended_batch_is_cleared(desk: Desk) -> None:
     async with desk.running(permits=1):
         await desk.until(batch_id, lambda record: record.request_counts.completed == 1)
     await desk.cancel(batch_id)
-    await desk.batches.edit(batch_id, batch_records.ended(BatchOutput(None, None, batch_records.BatchCounts()), 1))
+    await desk.batches.edit(batch_id, batch_records.ended(batch_records.BatchCounts(), None, None, 1))
     async with desk.running(permits=0) as (_, pool):
         record = await desk.until_cleared(batch_id)
         assert pool.added == []

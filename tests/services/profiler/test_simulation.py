@@ -30,7 +30,6 @@ from services.profiler.simulation.simulation import Simulation
 from services.profiler.simulation.virtual_phase import VirtualPhase
 from services.profiler.simulation.workload import SimulatedWorkload
 from shared.latency.linear import LinearLatencyModel
-from shared.latency.swap import SwapModel
 from shared.protocol.latency_models import LatencyModelRecord, LinearCoefficients
 from shared.replica.foresight import Foresight
 from shared.scheduling.orders.offline.fair_share import FairShare
@@ -145,8 +144,9 @@ def test_a_step_takes_as_long_as_its_copies() -> None:
     strategy = Strategy.of("hygen", budget_ms=40.0, kv_sharing="bidirectional")
     setup = Machine(kv_blocks=180).setup(strategy, 0)
     busy_s = []
-    for swap in (SwapModel(), setup.swap, SwapModel(1000.0)):
-        simulation = Simulation(plan, replace(setup, swap=swap), "sim://test", NoProgress())
+    for swap_ms in (0.0, setup.spec.swap_ms_per_slot, 1000.0):
+        spec = msgspec.structs.replace(setup.spec, swap_ms_per_slot=swap_ms)
+        simulation = Simulation(plan, replace(setup, spec=spec), "sim://test", NoProgress())
         simulation.run()
         busy_s.append(simulation.phases["replay"].now_s)
     assert abs(busy_s[1] - busy_s[0]) < 0.1 * busy_s[0], "hidden behind the execution on a named GPU"

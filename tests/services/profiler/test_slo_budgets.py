@@ -20,7 +20,7 @@ from shared.protocol.budgets import BudgetRecord, BudgetSource
 from shared.protocol.executors import ExecutorCounters, Heartbeat
 from shared.protocol.latency_models import LatencyModelRecord
 from shared.protocol.offline import OfflineLength, OfflineSample
-from shared.protocol.online import FinishedOnline, OnlineServed
+from shared.protocol.online import FinishedOnline, OnlineLatencies, OnlineServed
 from shared.protocol.slo_profile import (
     Knob,
     ProfileReply,
@@ -55,10 +55,8 @@ class Stack:
         finished = [FinishedOnline(now_s + rng.uniform(0.0, 12.0), 100, 10) for _ in range(NUM_REQUESTS)]
         for _ in range(200):
             tbt.add(tbt_ms)
-        ttft, tpot, normalized = (LatencyHistogram() for _ in range(3))
-        served = OnlineServed(
-            INFO.executor_id, "g", now_s, now_s + 100.0, len(finished), finished, ttft, tbt, tpot, normalized
-        )
+        latencies = OnlineLatencies(tbt_ms=tbt)
+        served = OnlineServed(INFO.executor_id, "g", now_s, now_s + 100.0, len(finished), finished, latencies)
         await self._bus.publish(subjects.online(INFO.executor_id), served)
 
     async def beat(self) -> None:

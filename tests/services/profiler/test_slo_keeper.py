@@ -15,7 +15,7 @@ from services.profiler.slo.settings import SloSettings
 from shared.latency.histogram import LatencyHistogram
 from shared.protocol.latency_models import LatencyModelRecord, LinearCoefficients
 from shared.protocol.offline import OfflineLength
-from shared.protocol.online import FinishedOnline, OnlineServed
+from shared.protocol.online import FinishedOnline, OnlineLatencies, OnlineServed
 from shared.protocol.slo_profile import Knob, SloProfileRecord
 from shared.protocol.slo_status import SloState
 from tests.services.profiler.profiling import KEY, executor_info
@@ -44,8 +44,7 @@ def serve(kept: SloKeeper, first_s: float, last_s: float, rate: float, prompt: i
     tbt = LatencyHistogram()
     for _ in finished:
         tbt.add(tbt_ms)
-    empty = [LatencyHistogram() for _ in range(3)]
-    served = OnlineServed("executor-0", "g", 0.0, None, len(finished), finished, empty[0], tbt, *empty[1:])
+    served = OnlineServed("executor-0", "g", 0.0, None, len(finished), finished, OnlineLatencies(tbt_ms=tbt))
     kept.online.on_served(last_s, served)
 
 

@@ -9,8 +9,8 @@ from loadgen.report.slo import parse_slo
 from loadgen.workload.traces import TraceRequest
 from services.profiler.slo.workload import LONGEST_OPEN_S, Workload, WorkloadRecorder, drift
 from shared.latency.histogram import LatencyHistogram
-from shared.protocol.online import FinishedOnline, OnlineServed
-from shared.watch.online_latencies import OnlineLatencies, RollingLatencies
+from shared.protocol.online import FinishedOnline, OnlineLatencies, OnlineServed
+from shared.watch.windows import Rolling
 
 
 def served(
@@ -19,10 +19,8 @@ def served(
     ttft = LatencyHistogram()
     if ttft_ms:
         ttft.add(ttft_ms)
-    empty = [LatencyHistogram() for _ in range(3)]
-    return OnlineServed(
-        "executor-0", gateway, 0.0, oldest_open_s, len(finished), [FinishedOnline(*f) for f in finished], ttft, *empty
-    )
+    told = [FinishedOnline(*each) for each in finished]
+    return OnlineServed("executor-0", gateway, 0.0, oldest_open_s, len(told), told, OnlineLatencies(ttft))
 
 
 def test_requests_come_back_by_arrival_from_the_first_on() -> None:
@@ -82,12 +80,12 @@ def test_drift_names_what_differs() -> None:
 
 
 def test_the_last_minute_of_latencies() -> None:
-    rolling, slo = RollingLatencies(60.0), parse_slo("ttft_p99<=1s")
+    rolling, slo = Rolling(60.0, OnlineLatencies), parse_slo("ttft_p99<=1s")
     for second in range(100):
-        rolling.add(float(second), served(ttft_ms=float(1 + second)))
-    latencies = rolling.latencies(99.0)
+        rolling.add(float(second), served(ttft_ms=float(1 + second)).latencies)
+    latencies = rolling.total(99.0)
     assert latencies.ttft_ms.num_samples == 60
     assert latencies.value_ms(slo) == pytest.approx(99.4, rel=0.02)
     assert latencies.value_ms(parse_slo("ttft_mean<=1s")) == pytest.approx(70.5)
-    assert rolling.latencies(500.0).value_ms(slo) is None
+    assert rolling.total(500.0).value_ms(slo) is None
     assert OnlineLatencies().value_ms(parse_slo("tbt_p50<=1ms")) is None

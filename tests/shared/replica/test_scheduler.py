@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from services.executor.engines.sim import SimEngine
-from services.offline_queue.garbage import collect_seldom
 from shared.clock import SystemClock
 from shared.latency.linear import LinearLatencyModel
 from shared.latency.model import LatencyModel
+from shared.process.memory import collect_seldom
 from shared.protocol.codec import decode, encode
 from shared.protocol.offline import OfflineLength, OfflineRequest
 from shared.protocol.requests import AbortRequests, GenerateRequest

@@ -12,9 +12,9 @@ from rich.text import Text
 from services.local.commands.status.status_table import draining_text
 from shared.latency.histogram import LatencyHistogram
 from shared.process.service import Details
+from shared.protocol.online import OnlineLatencies
 from shared.protocol.slo_profile import SloVerdict
 from shared.protocol.slo_status import SloStatus
-from shared.watch.online_latencies import OnlineLatencies
 from shared.watch.stack_watch import BatchView, ExecutorView, StackView
 
 BAR_WIDTH = 20

@@ -30,7 +30,7 @@ from shared.protocol import subjects
 from shared.protocol.batches import BatchRecord, RequestCounts
 from shared.protocol.budgets import BudgetRecord, BudgetSource
 from shared.protocol.executors import ExecutorCounters, Heartbeat
-from shared.protocol.online import OnlineServed
+from shared.protocol.online import OnlineLatencies, OnlineServed
 from shared.protocol.services import ServiceStatus
 from shared.protocol.slo_profile import Knob, SloProfileRecord, SloVerdict, Trial, WorkloadFacts, slo_profile_key
 from shared.protocol.slo_status import SloReport, SloState, SloStatus
@@ -77,7 +77,7 @@ def beat(executor_id: str = "executor-0", steps: int = 0, offline_tokens: int = 
 def served(ttft_ms: float) -> OnlineServed:
     ttft = LatencyHistogram()
     ttft.add(ttft_ms)
-    return OnlineServed("executor-0", "g", 0.0, None, 1, [], ttft, *(LatencyHistogram() for _ in range(3)))
+    return OnlineServed("executor-0", "g", 0.0, None, 1, [], OnlineLatencies(ttft))
 
 
 def batch(**changes: object) -> BatchRecord:

@@ -31,7 +31,7 @@ class Reports:
             self.seen.append(await asyncio.wait_for(self._queue.get(), 10))
 
     def samples(self, metric: str) -> int:
-        return sum(getattr(report, metric).num_samples for report in self.seen)
+        return sum(getattr(report.latencies, metric).num_samples for report in self.seen)
 
 
 @pytest.fixture
@@ -55,10 +55,10 @@ async def test_a_request_leaves_its_latencies_and_its_lengths(front: Front, peer
     assert {(report.executor_id, report.gateway_id) for report in reports.seen} == {("executor-0", GATEWAY)}
     first_s, last_s = generation.first_token_s, generation.last_token_s
     assert first_s is not None and last_s is not None
-    assert sum(report.ttft_ms.total_ms for report in reports.seen) == pytest.approx(
+    assert sum(report.latencies.ttft_ms.total_ms for report in reports.seen) == pytest.approx(
         (first_s - generation.started_s) * 1e3
     )
-    assert sum(report.tbt_ms.total_ms for report in reports.seen) == pytest.approx((last_s - first_s) * 1e3)
+    assert sum(report.latencies.tbt_ms.total_ms for report in reports.seen) == pytest.approx((last_s - first_s) * 1e3)
 
 
 async def test_the_oldest_open_request_is_told(front: Front, peer: Peer, reports: Reports) -> None:
@@ -71,7 +71,7 @@ async def test_the_oldest_open_request_is_told(front: Front, peer: Peer, reports
     await front.tracker.close(oldest)
     await reports.until_finished(2)
     assert reports.seen[-1].oldest_open_s is None
-    assert reports.seen[-1].tpot_ms.num_samples == 0
+    assert reports.seen[-1].latencies.tpot_ms.num_samples == 0
     assert younger.finish_reason is FinishReason.STOP
 
 

@@ -20,13 +20,13 @@ from shared.protocol import subjects
 from shared.protocol.batches import BatchRecord, RequestCounts
 from shared.protocol.budgets import BudgetRecord, BudgetSource
 from shared.protocol.executors import ExecutorCounters, ExecutorInfo, Heartbeat
-from shared.protocol.online import OnlineServed
+from shared.protocol.online import OnlineLatencies, OnlineServed
 from shared.protocol.services import ServiceStatus
 from shared.protocol.slo_profile import SloVerdict
 from shared.protocol.slo_status import SloState, SloStatus
 from shared.watch.follower import StackFollower
-from shared.watch.rate_window import RateWindow
 from shared.watch.stack_watch import GONE_S, MAX_ENDED, StackWatch, ended_at
+from shared.watch.windows import RateWindow
 from tests.services.profiler.profiling import KEY, executor_info, until
 
 COUNTERS = ExecutorCounters(steps=100, busy_s=10.0, online_tokens=1000, offline_tokens=5000)
@@ -43,10 +43,10 @@ def beat(counters: ExecutorCounters, *step_ms: float, **info: object) -> Heartbe
 
 
 def served(**milliseconds: float) -> OnlineServed:
-    histograms = {name: LatencyHistogram() for name in ("ttft_ms", "tbt_ms", "tpot_ms", "normalized_latency_ms")}
+    latencies = OnlineLatencies()
     for name, latency_ms in milliseconds.items():
-        histograms[name].add(latency_ms)
-    return OnlineServed("executor-0", "g", 0.0, None, 1, [], **histograms)
+        getattr(latencies, name).add(latency_ms)
+    return OnlineServed("executor-0", "g", 0.0, None, 1, [], latencies)
 
 
 def drawn(watch: StackWatch, now_s: float, **others: object) -> str:

@@ -10,22 +10,23 @@ import pytest
 from shared.bus import Bus
 from shared.errors import NobodyListensError, NoResponderError
 from shared.protocol import subjects
-from shared.watch.executor_probe import ExecutorProbe
+from shared.protocol.executors import ExecutorInfo
+from shared.watch.probe import Probe, executor_probe
 from tests.services.gateway.live.test_tracker import Front, Peer, alive, front, peer
 
 __all__ = ["front", "peer"]
 
 
 @pytest.fixture
-async def probe(bus: Bus, front: Front) -> AsyncIterator[ExecutorProbe]:
-    made = ExecutorProbe(bus, lambda: [each.info for each in front.registry.live()], front.registry.lose)
+async def probe(bus: Bus, front: Front) -> AsyncIterator[Probe[ExecutorInfo]]:
+    made = executor_probe(bus, lambda: [each.info for each in front.registry.live()], front.registry.lose)
     running = asyncio.create_task(made.run())
     yield made
     running.cancel()
 
 
 async def test_one_that_left_is_lost_and_what_it_ran_goes_on_elsewhere(
-    nats_url: str, bus: Bus, front: Front, peer: Peer, probe: ExecutorProbe, caplog: pytest.LogCaptureFixture
+    nats_url: str, bus: Bus, front: Front, peer: Peer, probe: Probe[ExecutorInfo], caplog: pytest.LogCaptureFixture
 ) -> None:
     own_bus = await Bus.connect(nats_url, "executor-9")
     leaving = await alive(Peer(own_bus, "executor-9"), front)
@@ -43,7 +44,9 @@ async def test_one_that_left_is_lost_and_what_it_ran_goes_on_elsewhere(
     assert (vars(lost)["executor_id"], vars(lost)["why"]) == ("executor-9", "left the bus")
 
 
-async def test_one_that_does_not_answer_is_left_to_its_heartbeats(bus: Bus, front: Front, probe: ExecutorProbe) -> None:
+async def test_one_that_does_not_answer_is_left_to_its_heartbeats(
+    bus: Bus, front: Front, probe: Probe[ExecutorInfo]
+) -> None:
     asked = asyncio.Event()
     never = asyncio.Event()
 

@@ -1,4 +1,4 @@
-"""The documentation's pictures: ``python -m benchmarks.screenshots``. A stack with the simulated engine serves chats
+"""The documentation's pictures: ``python -m deploy.screenshots``. A stack with the simulated engine serves chats
 and batches for some minutes; then its dashboard is photographed, and what it shows in a terminal is drawn.
 
 It needs Chromium. Sizes are always the same; the figures are those of the run.
@@ -32,8 +32,8 @@ from playwright.sync_api import Browser, Page
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from benchmarks.screenshots.browser import browser
-from benchmarks.screenshots.load import Chats, submit_batches
+from deploy.screenshots.browser import browser
+from deploy.screenshots.load import Chats, submit_batches
 from services.local.commands.status.top import frame
 from services.local.stack.stack_bus import bus_at, stack_on
 from shared.clock import SystemClock

@@ -1,0 +1,40 @@
+"""What every batch needs, shared by all."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from services.offline_queue.batches.lines import lines_object
+from shared.bus import Bucket, Bus, Objects
+from shared.clock import Clock
+from shared.openai.completions.requests import ServedModel
+from shared.protocol import subjects
+from shared.protocol.batches import BatchRecord, FileObject
+from shared.replica.offline_pool import OfflinePool
+from shared.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class BatchTools:
+    """``reading``: batches take turns by the group of lines that they read, first come, first served."""
+
+    bus: Bus
+    batches: Bucket[BatchRecord]
+    files: Bucket[FileObject]
+    objects: Objects
+    tokenizer: Tokenizer
+    model: ServedModel
+    pool: OfflinePool
+    clock: Clock
+    room: Callable[[], int]  # bytes in the pool for each batch at work
+    max_failures: int  # of one request, before it is given up
+    reading: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def clear(self, batch_id: str) -> None:
+        """Remove everything that a batch has in the streams, and its lines. Raises BusError."""
+        await self.bus.purge(subjects.REQUESTS_STREAM, subjects.batch_requests(batch_id))
+        await self.bus.purge(subjects.RESULTS_STREAM, subjects.batch_results(batch_id))
+        await self.bus.purge(subjects.RESULTS_STREAM, subjects.batch_failures(batch_id))
+        await self.objects.delete(lines_object(batch_id))

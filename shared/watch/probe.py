@@ -1,0 +1,80 @@
+"""Asks processes whether they are there: the bus knows at once where nobody listens, heartbeats tell seconds later."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Hashable, Iterable
+from typing import Generic, TypeVar
+
+from shared.bus import Bus
+from shared.cancellation import check_cancelled
+from shared.errors import BusError, NobodyListensError, NoResponderError
+from shared.protocol import subjects
+from shared.protocol.executors import ExecutorInfo
+
+logger = logging.getLogger(__name__)
+
+EXECUTOR_INTERVAL_S = 0.5
+GATEWAY_INTERVAL_S = 2.0
+MISSES = 2  # in a row: one that reconnects is back on the bus within moments
+
+T = TypeVar("T", bound=Hashable)
+
+
+class Probe(Generic[T]):
+    """``live`` names those that are believed to be there, ``subject_of`` where each is asked; ``on_gone`` is told of
+    each that is not. ``missing``: what says so."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        subject_of: Callable[[T], str],
+        live: Callable[[], Iterable[T]],
+        on_gone: Callable[[T], None],
+        interval_s: float,
+        missing: type[NoResponderError],
+    ) -> None:
+        self._bus = bus
+        self._subject_of = subject_of
+        self._live = live
+        self._on_gone = on_gone
+        self._interval_s = interval_s
+        self._missing = missing
+        self._misses: dict[T, int] = {}
+
+    async def run(self) -> None:
+        """Never returns."""
+        while True:
+            await asyncio.sleep(self._interval_s)
+            self._misses = {each: self._misses.get(each, 0) for each in self._live()}
+            await asyncio.gather(*(self._ask(each) for each in self._misses))
+            check_cancelled()
+
+    async def _ask(self, each: T) -> None:
+        subject = self._subject_of(each)
+        try:
+            await self._bus.request(subject, None, object, timeout_s=self._interval_s)
+            self._misses[each] = 0
+        except self._missing:
+            self._misses[each] += 1
+            if self._misses[each] >= MISSES:
+                self._on_gone(each)
+        except BusError as error:
+            logger.debug("not asked", extra={"subject": subject, "why": str(error)})
+
+
+def executor_probe(
+    bus: Bus, live: Callable[[], Iterable[ExecutorInfo]], on_gone: Callable[[ExecutorInfo], None]
+) -> Probe[ExecutorInfo]:
+    """One that answers late, or not at all, is left to its heartbeats: it may only be busy."""
+
+    def subject_of(info: ExecutorInfo) -> str:
+        return subjects.executor_alive(info.executor_id)
+
+    return Probe(bus, subject_of, live, on_gone, EXECUTOR_INTERVAL_S, NobodyListensError)
+
+
+def gateway_probe(bus: Bus, live: Callable[[], Iterable[str]], on_gone: Callable[[str], None]) -> Probe[str]:
+    """By the ids of gateways. One that does not answer in time is gone as well."""
+    return Probe(bus, subjects.alive, live, on_gone, GATEWAY_INTERVAL_S, NoResponderError)
