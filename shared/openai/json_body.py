@@ -11,7 +11,7 @@ from shared.openai.errors import RequestError
 
 T = TypeVar("T")
 
-_PATH = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
+_PATH = re.compile(r" - at (`key` in )?`\$\.?(?P<path>[^`]*?)(\[\.\.\.\])?`$")
 _MISSING = re.compile(r"object missing required field `(?P<field>[^`]+)`")
 
 
@@ -26,7 +26,7 @@ def decode_body(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
 
 
 def invalid(error: msgspec.ValidationError) -> RequestError:
-    """What it says, with the field's name."""
+    """What it says, with the field's name; that of an object for its keys and values."""
     message = str(error)
     path = _PATH.search(message)
     what = _PATH.sub("", message)

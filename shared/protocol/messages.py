@@ -262,9 +262,9 @@ class FinishedOnline(msgspec.Struct, frozen=True, array_like=True):
     num_output_tokens: int
 
 
-class OnlineServed(msgspec.Struct, frozen=True):
+class OnlineServed(msgspec.Struct):
     """What online users of one gateway got from one executor since its message before; sent at most once a second,
-    and only where there is something to tell.
+    and only where there is something to tell. Those who count hold one and add to it.
 
     The latencies are those of a replay's report, with arrival at the gateway as the beginning: TTFT ends at the first
     tokens, TBT is the gap between two arrivals of tokens of one request, TPOT is a request's time from first to last
@@ -273,14 +273,14 @@ class OnlineServed(msgspec.Struct, frozen=True):
 
     executor_id: str
     gateway_id: str
-    unix_s: float
-    oldest_open_s: float | None  # arrival of the oldest request that it still serves
-    num_started: int
-    finished: list[FinishedOnline]
-    ttft_ms: LatencyHistogram
-    tbt_ms: LatencyHistogram
-    tpot_ms: LatencyHistogram
-    normalized_latency_ms: LatencyHistogram
+    unix_s: float = 0.0
+    oldest_open_s: float | None = None  # arrival of the oldest request that it still serves
+    num_started: int = 0
+    finished: list[FinishedOnline] = []
+    ttft_ms: LatencyHistogram = msgspec.field(default_factory=LatencyHistogram)
+    tbt_ms: LatencyHistogram = msgspec.field(default_factory=LatencyHistogram)
+    tpot_ms: LatencyHistogram = msgspec.field(default_factory=LatencyHistogram)
+    normalized_latency_ms: LatencyHistogram = msgspec.field(default_factory=LatencyHistogram)
 
 
 class ServiceStatus(msgspec.Struct, frozen=True):

@@ -46,8 +46,8 @@ class ExecutorState(msgspec.Struct, frozen=True):
 
 
 class BatchState(msgspec.Struct, frozen=True):
-    """``ended_at`` is None while it is open; lines per second and ``left_s`` where they are known. Its errors, which may
-    be many, and whose it is stay here."""
+    """``ended_at`` is None while it is open; lines per second and ``left_s`` where they are known. Its errors, which
+    may be many, and whose it is stay here."""
 
     id: str
     endpoint: str

@@ -8,7 +8,7 @@ from typing import ClassVar
 from services.gateway.access.rate_limits import UNLIMITED, Reservation
 from services.gateway.access.sender import Sender
 from shared.openai.completions.requests import CompletionRequest
-from shared.protocol.messages import GenerateRequest, TokenLogprobs, TokenOutput
+from shared.protocol.messages import ChoiceOutput, GenerateRequest, TokenLogprobs, TokenOutput
 from shared.protocol.sampling import FinishReason
 from shared.scheduling.request import Kind
 
@@ -76,6 +76,12 @@ class Generation:
     def token_ids(self) -> list[int]:
         """Prompt and output so far."""
         return self.request.prompt_token_ids + self.output_token_ids
+
+    @property
+    def output(self) -> ChoiceOutput:
+        """All of it, at its end."""
+        assert self.finish_reason is not None
+        return ChoiceOutput(self.output_token_ids, self.finish_reason, self.output_logprobs)
 
     def next_attempt(self, gateway_id: str) -> GenerateRequest:
         """The message that makes an executor go on from the tokens so far."""

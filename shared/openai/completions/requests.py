@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -11,13 +12,10 @@ from shared.errors import ChatTemplateError
 from shared.openai.completions.bodies import ChatCompletionBody, TextCompletionBody
 from shared.openai.completions.prompts import chat_prompt, text_prompt
 from shared.openai.errors import RequestError
-from shared.openai.fields import CHAT_FIELDS, COMMON_FIELDS, TEXT_FIELDS, reject_unsupported
+from shared.openai.fields import CHAT_FIELDS, COMMON_FIELDS, DEFAULT, TEXT_FIELDS, reject_unsupported, served_tier
 from shared.openai.json_body import decode_body
-from shared.openai.logit_bias import parse_logit_bias
 from shared.openai.logprobs import asked_of_chat
-from shared.openai.metadata import check_metadata
 from shared.openai.response_format import grammar_of
-from shared.openai.service_tier import DEFAULT, served_tier
 from shared.openai.tools.calls import ToolUse
 from shared.openai.tools.choice import FREE, demanded_names
 from shared.openai.tools.definitions import tool_use
@@ -30,8 +28,6 @@ TEXT = "/v1/completions"
 ENDPOINTS = (CHAT, TEXT)
 
 DEFAULT_TEXT_MAX_TOKENS = 16  # what OpenAI generates on /v1/completions when the request does not say
-MAX_STOP_STRINGS = 4
-MAX_STOP_STRING_LENGTH = 512  # characters; streams hold back as many
 
 
 class ServedModel(msgspec.Struct, frozen=True):
@@ -76,7 +72,6 @@ def parse_completion(endpoint: str, body: bytes, tokenizer: Tokenizer, model: Se
     fields = decode_body(body, _decoders[endpoint])
     _check_model(fields.model, model)
     reject_unsupported(_fields_decoder.decode(body), COMMON_FIELDS, CHAT_FIELDS if endpoint == CHAT else TEXT_FIELDS)
-    check_metadata(fields.metadata)
     stream = fields.stream or False
     if fields.stream_options is not None and not stream:
         raise RequestError("stream_options is only allowed when stream is true", "stream_options")
@@ -143,20 +138,22 @@ def _sampling(
 ) -> SamplingParams:
     if endpoint == TEXT and fields.best_of not in (None, fields.n or 1):
         raise RequestError("best_of is only supported where it is n: every choice is shown", "best_of")
+    for name in ("stop_token_ids", "logit_bias"):
+        _check_token_ids(name, getattr(fields, name) or (), tokenizer.vocab_size)
     return SamplingParams(
         max_tokens=_max_tokens(endpoint, fields, prompt_tokens, model),
         temperature=1.0 if fields.temperature is None else fields.temperature,
         top_p=1.0 if fields.top_p is None else fields.top_p,
         top_k=min(max(0, fields.top_k or 0), tokenizer.vocab_size),
         seed=secrets.randbits(SEED_BITS) if fields.seed is None else fields.seed % (1 << SEED_BITS),
-        stop=_stop_strings(fields.stop),
-        stop_token_ids=_stop_token_ids(fields.stop_token_ids, tokenizer),
+        stop=(fields.stop,) if isinstance(fields.stop, str) else tuple(fields.stop or ()),
+        stop_token_ids=tuple(fields.stop_token_ids or ()),
         ignore_eos=fields.ignore_eos or False,
         min_p=fields.min_p or 0.0,
         presence_penalty=fields.presence_penalty or 0.0,
         frequency_penalty=fields.frequency_penalty or 0.0,
         repetition_penalty=1.0 if fields.repetition_penalty is None else fields.repetition_penalty,
-        logit_bias=parse_logit_bias(fields.logit_bias, tokenizer.vocab_size),
+        logit_bias=tuple(sorted((fields.logit_bias or {}).items())),
         grammar=_grammar(fields, tools, tokenizer),
         n=fields.n or 1,
         logprobs=asked_of_chat(fields.logprobs, fields.top_logprobs) if endpoint == CHAT else fields.logprobs,
@@ -196,21 +193,7 @@ def _max_tokens(endpoint: str, fields: Any, prompt_tokens: int, model: ServedMod
     return asked
 
 
-def _stop_strings(stop: str | list[str] | None) -> tuple[str, ...]:
-    strings = (stop,) if isinstance(stop, str) else tuple(stop or ())
-    if len(strings) > MAX_STOP_STRINGS:
-        raise RequestError(f"stop has {len(strings)} strings; at most {MAX_STOP_STRINGS} are allowed", "stop")
-    if not all(strings):
-        raise RequestError("stop holds an empty string", "stop")
-    if any(len(string) > MAX_STOP_STRING_LENGTH for string in strings):
-        raise RequestError(f"a stop string is longer than {MAX_STOP_STRING_LENGTH} characters", "stop")
-    return strings
-
-
-def _stop_token_ids(token_ids: list[int] | None, tokenizer: Tokenizer) -> tuple[int, ...]:
-    for token_id in token_ids or ():
-        if token_id >= tokenizer.vocab_size:
-            raise RequestError(
-                f"token id {token_id} is outside the vocabulary of {tokenizer.vocab_size}", "stop_token_ids"
-            )
-    return tuple(token_ids or ())
+def _check_token_ids(field: str, token_ids: Iterable[int], vocab_size: int) -> None:
+    for token_id in token_ids:
+        if token_id >= vocab_size:
+            raise RequestError(f"{field}: token id {token_id} is outside the vocabulary of {vocab_size}", field)
