@@ -1,4 +1,4 @@
-"""The tools of a chat completion: which a model may call, what it is told of them, and how an answer tells its calls."""
+"""The tools of a chat completion: which may be called, what a model is told of them, how an answer tells its calls."""
 
 from __future__ import annotations
 
