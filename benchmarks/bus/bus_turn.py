@@ -19,7 +19,7 @@ from benchmarks.scheduling.planning import make_step
 from shared.bus import Bus
 from shared.protocol import subjects
 from shared.protocol.codec import encode
-from shared.protocol.messages import StepPlan, StepStarted
+from shared.protocol.steps import StepPlan, StepStarted
 
 RUNNING, WARM_UP = 64, 100
 

@@ -24,9 +24,10 @@ from shared.bus import Bus
 from shared.clock import SystemClock
 from shared.latency.linear import LinearLatencyModel
 from shared.protocol import subjects
-from shared.protocol.messages import OfflineResult, StepStarted
-from shared.replica.scheduler import AsyncScheduler
-from shared.scheduling.batch import Policy
+from shared.protocol.offline import OfflineResult
+from shared.protocol.steps import StepStarted
+from shared.replica.scheduler import Scheduler
+from shared.scheduling.policy import Policy
 from shared.scheduling.strategy import Strategy
 from shared.text.tokenizer import Tokenizer
 
@@ -54,7 +55,7 @@ async def measure(url: str, folder: Path, depth: int, num_requests: int) -> tupl
     executor = ExecutorService(bus, settings, engine, tokenizer, SystemClock())
     pool, batch = make_pool("fcfs"), f"batch_{depth}"
     pool.add([offline_request(number, prompt_of(number), OUTPUT, batch) for number in range(num_requests)])
-    scheduler = AsyncScheduler(executor.info, pool, lambda: (Policy(), NO_LATENCY_KNOWN), SystemClock())
+    scheduler = Scheduler(executor.info, pool, lambda: (Policy(), NO_LATENCY_KNOWN), SystemClock())
 
     async def on_step(message: StepStarted) -> None:
         for plan in scheduler.on_step(message)[0]:

@@ -17,7 +17,7 @@ from benchmarks.harness.table import print_table
 from services.local.commands.server import ApiClient
 from shared.bus import Bus
 from shared.protocol import subjects
-from shared.protocol.messages import StepStarted
+from shared.protocol.steps import StepStarted
 
 LINE_BYTES = 1000
 MAX_TOKENS = 1000

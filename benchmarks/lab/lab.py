@@ -28,7 +28,7 @@ from services.profiler.slo.simulated import SimulatedTrials
 from services.profiler.slo.trials import search_slos
 from shared.latency.features import BatchFeatures
 from shared.latency.model import LatencyModel
-from shared.protocol.messages import ExecutorCounters, ExecutorInfo
+from shared.protocol.executors import ExecutorCounters, ExecutorInfo
 from shared.scheduling.strategy import Strategy
 from shared.simulation.executor import Progress as Progress
 from shared.simulation.executor import VirtualExecutor as VirtualExecutor

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from loadgen.report.report import OfflineReport, OnlineReport
 from loadgen.report.slo import parse_slo
-from shared.protocol.messages import ExecutorCounters
+from shared.protocol.executors import ExecutorCounters
 from shared.protocol.slo_profile import Knob
 
 

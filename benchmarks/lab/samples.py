@@ -12,7 +12,7 @@ from services.predictor.window import Observation, SampleWindow
 from services.profiler.sweep.shapes import sweep_shapes
 from shared.latency.features import BatchFeatures
 from shared.latency.model import LatencyModel
-from shared.protocol.messages import MeasureShape
+from shared.protocol.measurements import MeasureShape
 
 NOISE = 0.01  # sigma of the lognormal factor on each step's time
 WINDOW = 4096  # samples that the predictor keeps unless told otherwise

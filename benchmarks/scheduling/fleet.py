@@ -8,10 +8,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from benchmarks.lab.lab import HYGEN, ONLINE_ONLY, SEED, Machine, Progress, VirtualExecutor, VirtualSystem
-from shared.protocol.messages import ExecutorCounters, GenerateRequest, OfflineRequest
+from shared.protocol.executors import ExecutorCounters
+from shared.protocol.offline import OfflineRequest
+from shared.protocol.requests import GenerateRequest
 from shared.protocol.sampling import SamplingParams
 from shared.scheduling.orders.offline.fair_share import FairShare
-from shared.scheduling.placement.prefix_record import Prompt
+from shared.scheduling.placement.prompt import Prompt
 from shared.scheduling.placement.routing import Option, Route, RoutingTarget, choose
 from shared.scheduling.request import Kind
 from shared.scheduling.strategy import Strategy
@@ -65,12 +67,7 @@ class Fleet:
         self.ttft_ms: list[float] = []
         self._choose = choose_member
         self._system = system_of(machine, ONLINE_ONLY.strategy, size, FairShare, self._take)
-        limits = self._system.executors["executor-0"].setup.limits
-        room = limits.num_blocks * limits.block_size
-        self.members = [
-            Member(executor, RoutingTarget(executor_id, "epoch", limits.max_num_batched_tokens, room))
-            for executor_id, executor in self._system.executors.items()
-        ]
+        self.members = [Member(each, target_of(each)) for each in self._system.executors.values()]
         self._open: dict[str, tuple[GenerateRequest, Member, Route]] = {}
         self._answered: dict[str, None] = {}
 
@@ -81,7 +78,7 @@ class Fleet:
             while events.next_s is not None and events.next_s <= request.arrival_s:
                 events.run_next()
             events.advance(request.arrival_s)
-            prompt = Prompt.of(request.prompt_token_ids)
+            prompt = Prompt(request.prompt_token_ids)
             member = self._choose(self.members, prompt)
             self._open[request.request_id] = request, member, member.target.send(prompt)
             member.num_open += 1
@@ -112,13 +109,27 @@ class Fleet:
             self.ttft_ms.append((now_s - request.arrival_s) * 1e3)
 
 
+def target_of(executor: VirtualExecutor) -> RoutingTarget:
+    """As a gateway has it whom all messages reach at once."""
+    info, limits = executor.info, executor.setup.limits
+    tokens, size = limits.max_num_batched_tokens, limits.block_size
+    return RoutingTarget(info.executor_id, info.epoch, tokens, size, limits.num_blocks, executor.replica.pool)
+
+
+class UnlikePrompt(Prompt):
+    """One that nobody has anything of."""
+
+    def hashes(self, block_size: int) -> list[bytes]:
+        return []
+
+
 def by_prediction(machine: Machine, with_prefixes: bool) -> Choose:
     """What the gateway does, with the latency model that the machine has."""
     model = machine.setup(ONLINE_ONLY.strategy, SEED).latency
 
     def choice(members: Sequence[Member], prompt: Prompt) -> Member:
         options = [Option(member.target, model) for member in members]
-        known = prompt if with_prefixes else Prompt(prompt.num_tokens, [])
+        known = prompt if with_prefixes else UnlikePrompt(range(prompt.num_tokens))
         target = choose(options, known, MEAN_OUTPUT_TOKENS)
         return next(member for member in members if member.target is target)
 

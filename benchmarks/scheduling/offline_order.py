@@ -22,7 +22,7 @@ import typer
 from benchmarks.harness.command import run_command
 from benchmarks.harness.table import print_table, quantiles
 from benchmarks.scheduling.offline import ORDERS, make_pool, offline_request
-from shared.protocol.messages import OfflineRequest
+from shared.protocol.offline import OfflineRequest
 from shared.scheduling.kv.blocks import BlockPool
 from shared.scheduling.orders.offline.registry import (
     DEFAULT_BLOCK_SIZE,

@@ -24,11 +24,13 @@ from shared.clock import SystemClock
 from shared.latency.linear import LinearLatencyModel
 from shared.latency.model import LatencyModel
 from shared.protocol.codec import encode
-from shared.protocol.messages import EngineSpec, ExecutorInfo, PlanSource, StepStarted
-from shared.replica.scheduler import AsyncScheduler
-from shared.scheduling.batch import Policy, ScheduledRequest
+from shared.protocol.executors import EngineSpec, ExecutorInfo
+from shared.protocol.steps import PlanSource, StepStarted
+from shared.replica.scheduler import Scheduler
 from shared.scheduling.packing.pace import Pace
+from shared.scheduling.policy import Policy
 from shared.scheduling.request import Kind, Request
+from shared.scheduling.schedule import ScheduledRequest
 
 LINEAR = LinearLatencyModel(10.0, 0.07, 0.0004, 1e-7, 1e-12, 0.05, 0.05, 3e-6)
 HELD, DEADLINES = Policy(100.0), Policy(packing="deadline")
@@ -70,13 +72,13 @@ def measure(case: Case, rounds: int) -> list[str]:
     pool.add([offline_request(n, [n % GROUPS] * half + [n] * half) for n in numbers])
     times = Times(processor_s=time.thread_time)
 
-    def plan(scheduler: AsyncScheduler, message: StepStarted) -> None:
+    def plan(scheduler: Scheduler, message: StepStarted) -> None:
         (planned,), _ = scheduler.on_step(message)
         encode(planned)
         assert len(planned.entries) >= case.num_running
 
     for _ in range(rounds):
-        scheduler = AsyncScheduler(INFO, pool, lambda: (case.policy, case.model), SystemClock())
+        scheduler = Scheduler(INFO, pool, lambda: (case.policy, case.model), SystemClock())
         times.time(partial(plan, scheduler, make_step(case.num_running)))
     clock_ms = sorted(times.clock_ms)
     named = [case.policy.packing, case.kind, case.order, str(case.num_running), str(case.num_waiting)]

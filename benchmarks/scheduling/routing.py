@@ -1,8 +1,8 @@
 """Routing of online requests, what a decision costs and what prefix affinity gives:
 ``python -m benchmarks.scheduling.routing``.
 
-The first table is the gateway's part of one request: hashing the prompt, choosing among executors whose records are
-full, and recording it. The second is a fleet of simulated GPUs in virtual time, the third a batch of groups of prompts
+The first table is the gateway's part of one request: hashing the prompt, choosing among executors whose caches are
+full, and counting it. The second is a fleet of simulated GPUs in virtual time, the third a batch of groups of prompts
 that such a fleet runs alone.
 """
 
@@ -23,17 +23,19 @@ from benchmarks.lab.lab import Machine
 from benchmarks.scheduling.fleet import Choose, Fleet, Workload, by_prediction, least_requests, round_robin, run_backlog
 from shared.latency.features import BatchFeatures
 from shared.latency.linear import LinearLatencyModel
-from shared.protocol.messages import GenerateRequest
+from shared.protocol.requests import GenerateRequest
 from shared.protocol.sampling import SamplingParams
-from shared.scheduling.placement.prefix_record import BLOCK_TOKENS, Prompt
-from shared.scheduling.placement.routing import MAX_BLOCKS, Option, RoutingTarget, choose
+from shared.scheduling.kv.block_hash import hash_chain
+from shared.scheduling.kv.prefix_cache import BlockChanges, CacheChanges, PrefixCacheMirror
+from shared.scheduling.placement.prompt import Prompt
+from shared.scheduling.placement.routing import Option, RoutingTarget, choose
 from shared.scheduling.request import Kind
 
 MODEL = LinearLatencyModel(10.0, 0.07, 0.0004, 1e-7, 1e-12, 0.05, 0.05, 3e-6)
 MACHINE = Machine("llama2-7b", "a100-40g")
 SIZES, RATES = [2, 4], [4.0, 8.0]
 BUDGET_MS = 100.0  # of a step of the batch that runs alone
-WARM_TOKENS = MAX_BLOCKS * BLOCK_TOKENS
+BLOCK_SIZE, NUM_BLOCKS = 16, 16_384  # of an executor's KV cache: room for a quarter of a million tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,19 +44,28 @@ class Cost:
 
     hashing: list[float]
     choosing: list[float]
-    recording: list[float]
+    counting: list[float]
 
 
 def full_targets(count: int, prompt_tokens: int) -> list[RoutingTarget]:
-    """Executors whose records hold as much as they may, each with its own prompts and with work."""
+    """Executors whose caches are full, each with its own prompts and with work."""
     targets = []
     for index in range(count):
-        target = RoutingTarget(f"executor-{index}", "epoch", 512, WARM_TOKENS)
+        cache = full_cache(index, prompt_tokens)
+        target = RoutingTarget(f"executor-{index}", "epoch", 512, BLOCK_SIZE, NUM_BLOCKS, cache)
         target.observe(BatchFeatures(800, 3, 20_000, 40 + index % 7, 320_000))
-        for number in range(-(-WARM_TOKENS // prompt_tokens)):
-            target.send(Prompt.of([index, number] * (prompt_tokens // 2))).end()
         targets.append(target)
     return targets
+
+
+def full_cache(index: int, prompt_tokens: int) -> PrefixCacheMirror:
+    """All blocks are parts of prompts, which the executor with this number has."""
+    hashes: list[bytes] = []
+    for number in range(NUM_BLOCKS * BLOCK_SIZE // prompt_tokens):
+        hashes += hash_chain([index, number] * (prompt_tokens // 2), BLOCK_SIZE)
+    cache = PrefixCacheMirror()
+    cache.apply(CacheChanges(1, True, (BlockChanges(free=b"".join(hashes)),)))
+    return cache
 
 
 def decision_cost(num_executors: int, prompt_tokens: int, rounds: int) -> Cost:
@@ -66,29 +77,30 @@ def decision_cost(num_executors: int, prompt_tokens: int, rounds: int) -> Cost:
         shared = [number % num_executors, number % 7] * (prompt_tokens // 4)
         token_ids = shared + [rng.randrange(50_000) for _ in range(prompt_tokens - len(shared))]
         start = time.thread_time()
-        prompt = Prompt.of(token_ids)
+        prompt = Prompt(token_ids)
+        prompt.hashes(BLOCK_SIZE)
         hashed = time.thread_time()
         target = choose(options, prompt, 64.0)
         chosen = time.thread_time()
         assert target is not None
         target.send(prompt).end()
-        recorded = time.thread_time()
+        counted = time.thread_time()
         for times, span_s in zip(
-            (cost.hashing, cost.choosing, cost.recording),
-            (hashed - start, chosen - hashed, recorded - chosen),
+            (cost.hashing, cost.choosing, cost.counting),
+            (hashed - start, chosen - hashed, counted - chosen),
             strict=True,
         ):
             times.append(span_s * 1e6)
-    return Cost(*(sorted(times) for times in (cost.hashing, cost.choosing, cost.recording)))
+    return Cost(*(sorted(times) for times in (cost.hashing, cost.choosing, cost.counting)))
 
 
-def record_bytes() -> float:
-    """Of one executor's full record."""
+def cache_bytes() -> float:
+    """What one executor's full cache takes in a gateway."""
     tracemalloc.start()
-    targets = full_targets(1, 4096)
+    cache = full_cache(0, 4096)
     size, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert len(targets[0].prefixes) == MAX_BLOCKS
+    assert len(cache) == NUM_BLOCKS
     return size
 
 
@@ -97,7 +109,7 @@ def decision_rows(rounds: int) -> list[list[str]]:
     for num_executors in (1, 2, 8, 64):
         for prompt_tokens in (128, 1024, 8192):
             cost = decision_cost(num_executors, prompt_tokens, rounds)
-            parts = [quantile(times, 0.5) for times in (cost.hashing, cost.choosing, cost.recording)]
+            parts = [quantile(times, 0.5) for times in (cost.hashing, cost.choosing, cost.counting)]
             figures = [*parts, sum(parts), quantile(cost.choosing, 0.99)]
             rows.append([str(num_executors), f"{prompt_tokens:,}", *(f"{figure:.0f}" for figure in figures)])
     return rows
@@ -160,9 +172,9 @@ def main(
     groups: Annotated[int, typer.Option(help="Of offline requests that share a prefix.")] = 60,
     group_size: Annotated[int, typer.Option(help="Requests of a group.")] = 24,
 ) -> None:
-    columns = ["executors", "prompt tokens", "hashing us", "choosing us", "recording us", "together us", "choosing p99"]
+    columns = ["executors", "prompt tokens", "hashing us", "choosing us", "counting us", "together us", "choosing p99"]
     print_table(columns, decision_rows(rounds))
-    print(f"\na full record: {record_bytes() / 2**20:.1f} MiB an executor\n")
+    print(f"\na full cache: {cache_bytes() / 2**20:.1f} MiB an executor\n")
     columns = ["executors", "req/s each", "routing", "hit rate", "TTFT mean ms", "p50", "p99", "most on one"]
     print_table(columns, fleet_rows(sizes, rates, duration))
     print()

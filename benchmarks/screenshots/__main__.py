@@ -156,7 +156,7 @@ def draw(renderable: RenderableType, title: str, width: int, path: Path) -> None
 
 
 async def draw_top(data_dir: Path, folder: Path) -> None:
-    found = stack_on(data_dir, None)
+    found, _ = stack_on(data_dir, None)
     assert found is not None
     watch, clock = StackWatch(), SystemClock()
     async with bus_at(found.nats_url, "top") as bus, StackFollower.following(bus, watch, clock) as follower:

@@ -31,7 +31,8 @@ from services.predictor.fit import BROS, fit_best
 from services.predictor.noise import noise_floor
 from services.predictor.window import Observation, SampleWindow
 from services.profiler.sweep.shapes import REPEATS, fits, sweep_shapes, warm_up_shape
-from shared.protocol.messages import ExecutorInfo, MeasureShape, PrefillChunk
+from shared.protocol.executors import ExecutorInfo
+from shared.protocol.measurements import MeasureShape, PrefillChunk
 from shared.replica.replica import batch_shape
 from shared.scheduling.kv.blocks import BlockPool
 

@@ -24,7 +24,7 @@ from shared.bus import Bus
 from shared.errors import StackError
 from shared.protocol import subjects
 from shared.protocol.budgets import BudgetRecord, BudgetSource
-from shared.protocol.messages import ExecutorInfo
+from shared.protocol.executors import ExecutorInfo
 
 START_S, GRACE_S, POLL_S = 300.0, 30.0, 0.25
 VLLM_BLOCK_TOKENS, BLOCK_TOKENS = 32, {"vllm": 32, "torch": 16, "sim": 16}

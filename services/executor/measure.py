@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from shared.protocol.messages import EngineSpec, MeasureShape, PrefillChunk
+from shared.protocol.executors import EngineSpec
+from shared.protocol.measurements import MeasureShape, PrefillChunk
 from shared.protocol.sampling import SamplingParams
 from shared.replica.engine import Sequence, StepBatch
-from shared.scheduling.batch import Limits
 from shared.scheduling.kv.pool import KVPool
+from shared.scheduling.limits import Limits
 from shared.scheduling.request import Kind
 
 SAMPLING = SamplingParams(max_tokens=1, temperature=0.0)

@@ -6,16 +6,12 @@ from services.executor.results import ResultStore
 from shared.bus import Bus
 from shared.latency.features import BatchFeatures
 from shared.protocol import subjects
-from shared.protocol.messages import (
-    ExecutorInfo,
-    LatencySample,
-    OfflineFailure,
-    OfflineResult,
-    StepStarted,
-    StepTokens,
-    TokenOutput,
-)
+from shared.protocol.executors import ExecutorInfo
+from shared.protocol.measurements import LatencySample
+from shared.protocol.offline import OfflineFailure, OfflineResult
 from shared.protocol.sampling import FinishReason
+from shared.protocol.steps import StepStarted
+from shared.protocol.tokens import StepTokens, TokenOutput
 from shared.replica.replica import AddressedOutput, Ended
 from shared.scheduling.request import Kind
 

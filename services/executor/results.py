@@ -11,7 +11,7 @@ from shared.bus import Bus
 from shared.cancellation import check_cancelled
 from shared.errors import BusError
 from shared.protocol import subjects
-from shared.protocol.messages import OfflineFailure, OfflineResult
+from shared.protocol.offline import OfflineFailure, OfflineResult
 
 logger = logging.getLogger(__name__)
 

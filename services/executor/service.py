@@ -18,28 +18,19 @@ from services.executor.step_loop import StepLoop
 from shared.bus import Bucket, Bus
 from shared.clock import Clock
 from shared.errors import BusError, EngineLostError
-from shared.latency.features import BatchFeatures
 from shared.latency.model import LatencyModel
 from shared.process.service import Details
 from shared.protocol import subjects
-from shared.protocol.messages import (
-    EngineSpec,
-    ExecutorInfo,
-    GenerateRequest,
-    Heartbeat,
-    InboxMessage,
-    MeasuredShape,
-    MeasureShape,
-    SetDraining,
-    StepPlan,
-)
+from shared.protocol.executors import EngineSpec, ExecutorInfo, Heartbeat, SetDraining
+from shared.protocol.measurements import MeasuredShape, MeasureShape
+from shared.protocol.requests import GenerateRequest, InboxMessage
+from shared.protocol.steps import StepPlan
 from shared.replica.engine import Engine
 from shared.replica.replica import Replica
 from shared.replica.step_planner import StepPlanner
-from shared.scheduling.batch import Policy
 from shared.scheduling.kv.prefix_cache import CacheChanges
+from shared.scheduling.policy import Policy
 from shared.scheduling.request import Kind
-from shared.scheduling.table import RequestTable
 from shared.text.tokenizer import Tokenizer
 from shared.watch.tuning import Tuning
 
@@ -193,18 +184,11 @@ class ExecutorService:
             offline_waiting=len(table.waiting(Kind.OFFLINE)),
             offline_running=len(table.running(Kind.OFFLINE)),
             num_free_blocks=self._replica.pool.num_free,
-            online_work=_online_work(table),
+            online_work=self._replica.online_work(),
             reconnects=self._bus.reconnects,
             blocks=self._replica.pool.owners(),
             step_ms=self._loop.take_step_ms(),
         )
-
-
-def _online_work(table: RequestTable) -> BatchFeatures:
-    features = BatchFeatures()
-    for request in (*table.running(Kind.ONLINE).values(), *table.waiting(Kind.ONLINE).values()):
-        features.add_scheduled(request.num_remaining_tokens, request.num_computed_tokens)
-    return features
 
 
 def executor_info(settings: ExecutorSettings, spec: EngineSpec) -> ExecutorInfo:

@@ -17,18 +17,15 @@ from shared.errors import EngineError
 from shared.latency.features import BatchFeatures
 from shared.latency.histogram import LatencyHistogram
 from shared.latency.model import LatencyModel
-from shared.protocol.messages import (
-    ExecutorCounters,
-    GenerateRequest,
-    MeasuredShape,
-    MeasureShape,
-    StepPlan,
-)
+from shared.protocol.executors import ExecutorCounters
+from shared.protocol.measurements import MeasuredShape, MeasureShape
+from shared.protocol.requests import GenerateRequest
 from shared.protocol.sampling import FinishReason
+from shared.protocol.steps import StepPlan
 from shared.replica.engine import Engine, StepBatch, StepResult
 from shared.replica.replica import AddressedOutput, Replica, batch_shape, final_output
 from shared.replica.step_planner import StepPlanner
-from shared.scheduling.batch import Policy
+from shared.scheduling.policy import Policy
 
 logger = logging.getLogger(__name__)
 
@@ -155,6 +152,8 @@ class StepLoop:
         if not sequences:
             return False
         batch = self._replica.batch(sequences, self._planner.step)
+        for copies in (*batch.copies, *self._replica.copies_ahead):
+            self._engine.start_copies(copies)
         start_s = self._clock.monotonic_s()
         running = asyncio.get_running_loop().run_in_executor(self._threads, self._engine.execute, batch)
         self._in_flight.append(_Launched(batch, running, start_s))
@@ -189,9 +188,8 @@ class StepLoop:
             self._replica.fail(str(error))
             return []
         self._in_flight.popleft()
-        if not launched.batch.operations.delays_execution:
-            self._step_ms.add(result.latency_ms)
-            await self._publisher.sample(launched.batch.step, batch_shape(launched.batch), result.latency_ms)
+        self._step_ms.add(result.step_ms)
+        await self._publisher.sample(launched.batch.step, batch_shape(launched.batch), result.latency_ms)
         return self._replica.finish(result)
 
     def _collect_ended(self, outputs: list[AddressedOutput]) -> list[AddressedOutput]:

@@ -14,18 +14,13 @@ from shared.errors import BusError
 from shared.openai.completions.requests import ServedModel
 from shared.process.service import Details
 from shared.protocol import subjects
+from shared.protocol.executors import ExecutorInfo, Heartbeat
 from shared.protocol.flex import FlexAnswer, FlexMessage, FlexSubmit
-from shared.protocol.messages import (
-    AbortRequests,
-    ExecutorInfo,
-    Heartbeat,
-    InboxMessage,
-    OfflineSample,
-    StepPlan,
-    StepStarted,
-)
+from shared.protocol.offline import OfflineSample
+from shared.protocol.requests import AbortRequests, InboxMessage
+from shared.protocol.steps import StepPlan, StepStarted
 from shared.replica.offline_pool import OfflinePool
-from shared.replica.scheduler import AsyncScheduler
+from shared.replica.scheduler import Scheduler
 from shared.scheduling.kv.prefix_cache import CacheChanges
 from shared.scheduling.orders.offline.fair_share import FairShare
 from shared.scheduling.orders.offline.order import OfflineOrder
@@ -45,7 +40,7 @@ SILENCE_S = 5.0  # an executor that is silent for so long holds nothing any more
 class _Attached:
     """An executor's scheduler and its subscriptions."""
 
-    def __init__(self, scheduler: AsyncScheduler, seen_s: float) -> None:
+    def __init__(self, scheduler: Scheduler, seen_s: float) -> None:
         self.scheduler = scheduler
         self.seen_s = seen_s
         self.is_silent = False
@@ -167,7 +162,7 @@ class OfflineQueueService:
             await self._attach(info)
 
     async def _attach(self, info: ExecutorInfo) -> None:
-        scheduler = AsyncScheduler(
+        scheduler = Scheduler(
             info,
             self._pool,
             lambda: (self._tuning.policy(info.strategy, info.profile_key), self._tuning.model(info.profile_key)),
@@ -246,7 +241,7 @@ class OfflineQueueService:
                 if attached.scheduler.needs_cache and not attached.is_silent:
                     await self._ask_cache(attached.scheduler)
 
-    async def _ask_cache(self, scheduler: AsyncScheduler) -> None:
+    async def _ask_cache(self, scheduler: Scheduler) -> None:
         executor_id = scheduler.info.executor_id
         try:
             scheduler.on_cache(await self._bus.request(subjects.cache(executor_id), {}, CacheChanges, CACHE_WAIT_S))

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 
 from services.predictor.watched_kind import WatchedKind
 from shared.latency.features import BatchFeatures
+from shared.protocol.executors import ExecutorInfo
 from shared.protocol.latency_models import FittedModel
-from shared.protocol.messages import ExecutorInfo
 from shared.protocol.prediction import PredictBatch, Prediction
 
 

@@ -20,8 +20,9 @@ from shared.errors import BusError, NotFoundOnBusError
 from shared.latency.linear import Coefficients
 from shared.process.service import Details
 from shared.protocol import subjects
+from shared.protocol.executors import ExecutorInfo
 from shared.protocol.latency_models import FittedModel, LatencyModelRecord, model_record
-from shared.protocol.messages import ExecutorInfo, LatencySample
+from shared.protocol.measurements import LatencySample
 from shared.protocol.prediction import PredictBatch, Prediction
 
 logger = logging.getLogger(__name__)

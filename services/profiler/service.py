@@ -27,8 +27,8 @@ from shared.errors import BusError, ConfigError, NotFoundOnBusError
 from shared.process.service import Details
 from shared.protocol import subjects
 from shared.protocol.budgets import BudgetRecord, BudgetSource
+from shared.protocol.executors import ExecutorInfo
 from shared.protocol.latency_models import LatencyModelRecord
-from shared.protocol.messages import ExecutorInfo
 
 logger = logging.getLogger(__name__)
 

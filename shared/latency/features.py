@@ -41,7 +41,8 @@ class BatchFeatures(msgspec.Struct, array_like=True, gc=False):
     def add_scheduled(self, num_tokens: int, num_computed_tokens: int) -> None:
         """Count what a step computes for one request: one token over KV that is there is a decode, the rest prefill."""
         if num_tokens == 1 and num_computed_tokens > 0:
-            self.add_decode(num_computed_tokens + 1)
+            self.decode_kv_tokens += num_computed_tokens + 1  # add_decode, which would take as long again
+            self.decode_requests += 1
         else:
             self.add_prefill(num_tokens, num_computed_tokens)
 

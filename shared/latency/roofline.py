@@ -89,14 +89,15 @@ class RooflineLatencyModel:
         )
 
     def decode_cost_ms(self, features: BatchFeatures, context_len: int) -> float:
-        after_ms = self._time_ms(
-            features.prefill_tokens,
-            features.prefill_requests,
-            features.decode_kv_tokens + context_len,
-            features.decode_requests + 1,
-            features.prefill_pairs,
-        )
-        return after_ms - self.predict_ms(features)
+        """In a term or two: prefill attention stays as it is."""
+        requests = features.prefill_requests + features.decode_requests
+        if requests == 0:
+            return self._time_ms(0, 0, context_len, 1, 0)
+        tokens = features.prefill_tokens + features.decode_requests
+        gemm_ms = self._gemm_ms(tokens + 1) - self._gemm_ms(tokens)
+        head_ms = max((requests + 1) * self.ms_per_request_compute, self.head_ms)
+        head_ms -= max(requests * self.ms_per_request_compute, self.head_ms)
+        return gemm_ms + head_ms + context_len * self.ms_per_kv_token + self.ms_per_token_link
 
     def prefill_cost_ms(self, features: BatchFeatures, num_tokens: int, num_computed_tokens: int) -> float:
         return self._with_prefill_ms(features, num_tokens, num_computed_tokens) - self.predict_ms(features)
@@ -120,19 +121,22 @@ class RooflineLatencyModel:
             features.prefill_pairs + attention_pairs(num_tokens, num_computed_tokens),
         )
 
+    def _gemm_ms(self, tokens: int) -> float:
+        compute_ms = tokens * self.ms_per_token_compute
+        memory_ms = self.weights_ms + tokens * self.ms_per_token_memory
+        return compute_ms if compute_ms > memory_ms else memory_ms
+
     def _time_ms(self, s_p: int, n_p: int, s_d: int, n_d: int, pairs: int) -> float:
         requests = n_p + n_d
         if requests == 0:
             return 0.0
         tokens = s_p + n_d
-        compute_ms = tokens * self.ms_per_token_compute
-        memory_ms = self.weights_ms + tokens * self.ms_per_token_memory
         head_compute_ms = requests * self.ms_per_request_compute
         pairs_ms = pairs * self.ms_per_pair
         prefill_memory_ms = s_p * self.ms_per_prefill_token_memory
         return (
             self.fixed_ms
-            + (compute_ms if compute_ms > memory_ms else memory_ms)
+            + self._gemm_ms(tokens)
             + (head_compute_ms if head_compute_ms > self.head_ms else self.head_ms)
             + (pairs_ms if pairs_ms > prefill_memory_ms else prefill_memory_ms)
             + s_d * self.ms_per_kv_token

@@ -1,5 +1,5 @@
-"""How long KV slots take between a GPU and its host: t_swap of BROS (section 4.1). A step executes beside it, and so
-takes max(t_exec, t_swap)."""
+"""How long KV slots take between a GPU and its host: t_swap of BROS (section 4.1). They are copied beside a step's
+execution (``shared.replica.returning``), so that the next step waits for the rest alone."""
 
 from __future__ import annotations
 
@@ -22,7 +22,3 @@ class SwapModel:
         kv_heads = kv_heads_per_device(architecture, tensor_parallel)
         slot_bytes = architecture.kv_bytes_per_token / architecture.num_kv_heads * kv_heads
         return cls(slot_bytes / (device.host_bytes_per_s * LINK_REACHED / 1e3))
-
-    def predict_ms(self, num_restored: int, num_checkpointed: int) -> float:
-        """Of one step."""
-        return max(num_restored, num_checkpointed) * self.ms_per_slot

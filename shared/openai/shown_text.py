@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shared.protocol.messages import ChoiceOutput, TokenLogprobs
 from shared.protocol.sampling import FinishReason, SamplingParams
+from shared.protocol.tokens import ChoiceOutput, TokenLogprobs
 from shared.text.tokenizer import Tokenizer
 
 

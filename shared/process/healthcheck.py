@@ -15,7 +15,7 @@ from urllib.error import URLError
 from shared.bus import Bus
 from shared.errors import BusError
 from shared.protocol import subjects
-from shared.protocol.messages import ServiceStatus
+from shared.protocol.services import ServiceStatus
 
 DEFAULT_NATS = "nats://127.0.0.1:4222"
 CONNECT_TIMEOUT_S = 2.0

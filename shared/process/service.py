@@ -20,7 +20,7 @@ from shared.bus import Bus
 from shared.clock import Clock, SystemClock
 from shared.errors import ConfigError, SlackwaterError
 from shared.protocol import subjects
-from shared.protocol.messages import ServiceStatus
+from shared.protocol.services import ServiceStatus
 from shared.settings.config import load
 
 S = TypeVar("S", bound=msgspec.Struct)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import msgspec
 
-from shared.protocol.messages import GenerateRequest
+from shared.protocol.requests import GenerateRequest
 
 HOLD_PERIOD_S = 2.0  # between two FlexHeld of a gateway
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from shared.protocol.messages import PrefillChunk
+from shared.protocol.measurements import PrefillChunk
 
 
 class PredictBatch(msgspec.Struct, frozen=True):

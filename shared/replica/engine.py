@@ -7,11 +7,13 @@ is written is in two of the calls.
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from shared.protocol.messages import EngineSpec, TokenLogprobs
+from shared.protocol.executors import EngineSpec
 from shared.protocol.sampling import SamplingParams
+from shared.protocol.tokens import TokenLogprobs
 from shared.scheduling.kv.slot_transfers import SlotOperations
 
 
@@ -43,7 +45,7 @@ class StepBatch:
 
     step: int
     sequences: list[Sequence]
-    operations: SlotOperations = field(default_factory=SlotOperations)  # done before the forward pass
+    copies: Seq[SlotOperations] = ()  # in this order; their moves and restores precede the forward pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +61,14 @@ class StepResult:
     """What came out."""
 
     sampled: dict[str, int]  # request id -> token id, for each sequence that needs_sample
-    latency_ms: float  # wall time of the step inside the engine, copies of slots beside it not counted
+    latency_ms: float  # wall time of the step inside the engine, without what it waited for copies
     logprobs: dict[str, TokenLogprobs] = field(default_factory=dict)  # of those whose sampling asks for them
+    copy_wait_ms: float = 0.0  # before the forward pass, until the step's slots were in place
+
+    @property
+    def step_ms(self) -> float:
+        """All that the step took."""
+        return self.copy_wait_ms + self.latency_ms
 
 
 class Engine(Protocol):
@@ -68,11 +76,16 @@ class Engine(Protocol):
 
     spec: EngineSpec
 
+    def start_copies(self, copies: SlotOperations) -> None:
+        """Begin to copy slots that no step in flight writes, beside the steps in flight, after all copies that were
+        begun before; nothing where these were. The step whose batch has them waits for them, and fails where they do.
+        Called from one thread."""
+
     def execute(self, batch: StepBatch) -> StepResult:
-        """Run one step. Sampling is a function of (seed, position, tokens so far) alone, so that a request that was
-        preempted or moved goes on with the same tokens. Raises EngineError; the KV of every sequence in the batch is
-        then void, and so is what the batch's operations wrote. Raises EngineLostError where no step can be run any
-        more. Operations of steps in flight are done in the order of the steps."""
+        """Run one step, once its copies are done; those that were not begun are now. Sampling is a function of (seed,
+        position, tokens so far) alone, so that a request that was preempted or moved goes on with the same tokens.
+        Raises EngineError; the KV of every sequence in the batch is then void, and so is what the batch's copies
+        wrote. Raises EngineLostError where no step can be run any more."""
 
     def close(self) -> None:
         """Free the model and the KV blocks."""

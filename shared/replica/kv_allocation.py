@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
-from shared.protocol.messages import ExecutorCounters
+from shared.protocol.executors import ExecutorCounters
 from shared.replica.sequence import LiveSequence
-from shared.scheduling.batch import Limits, Schedule
 from shared.scheduling.kv.pool import KVPool
 from shared.scheduling.kv.sharing import KVSharing
 from shared.scheduling.kv.slot_transfers import SlotOperations
+from shared.scheduling.limits import Limits
 from shared.scheduling.request import Kind, Request
+from shared.scheduling.schedule import Schedule, ScheduledRequest
 from shared.scheduling.table import RequestTable
 
 
@@ -100,10 +101,24 @@ class KVAllocation:
         self._pool.free(request.request_id)
         self._table.preempt(request)
 
-    def void(self, failed: SlotOperations, later: Iterable[SlotOperations]) -> list[Request]:
-        """A step's operations failed; who holds what they, and those of later steps in flight, were to write."""
-        holders = (self._table.get(request_id) for request_id in self._pool.void(failed, later))
-        return [request for request in holders if request is not None]
+    def restore(self, entries: Iterable[ScheduledRequest]) -> SlotOperations:
+        """Paused requests become whole, as far as there is room for it, without running; what is to be copied."""
+        for entry in entries:
+            request = self._table.get(entry.request_id)
+            assert request is not None
+            if self._grow(request, request.num_computed_tokens, {}):
+                self._pool.unlock(request.request_id, request.num_computed_tokens)
+                request.num_blocks = len(self._pool.table(request.request_id))
+        return self.take_operations()
+
+    def void(self, failed: Sequence[SlotOperations], later: Iterable[SlotOperations]) -> list[Request]:
+        """A step's copies failed; who holds what they, and ``later`` ones, were to write."""
+        after, holders = list(later), dict[str, None]()
+        for operations in reversed(failed):
+            holders.update(dict.fromkeys(self._pool.void(operations, after)))
+            after.insert(0, operations)
+        requests = (self._table.get(request_id) for request_id in holders)
+        return [request for request in requests if request is not None]
 
     def _allocate(self, sequence: LiveSequence, num_tokens: int, lost: dict[str, None]) -> int:
         """Tokens that can be computed now: ``num_tokens``, less where the prefix cache leaves less; 0 for none."""

@@ -10,7 +10,8 @@ import msgspec
 from msgspec.structs import replace
 
 from shared.protocol.codec import decode, encode
-from shared.protocol.messages import GenerateRequest, OfflineLength, OfflineRequest
+from shared.protocol.offline import OfflineLength, OfflineRequest
+from shared.protocol.requests import GenerateRequest
 from shared.scheduling.orders.offline.fair_share import FairShare
 from shared.scheduling.orders.offline.view import NOBODY, OfflineView
 from shared.scheduling.orders.packed_prompt import pack_tokens, unpack_tokens

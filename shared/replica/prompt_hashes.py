@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from shared.protocol.messages import GenerateRequest
+from shared.protocol.requests import GenerateRequest
 from shared.scheduling.kv.block_hash import hash_chain
 
 MAX_OFFLINE = 4096  # requests whose hashes are kept: those that run, and those that are looked at next

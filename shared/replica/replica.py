@@ -11,20 +11,26 @@ from dataclasses import dataclass
 
 from shared.latency.features import BatchFeatures
 from shared.latency.model import LatencyModel
-from shared.protocol.messages import EndedRequest, EngineSpec, ExecutorCounters, GenerateRequest, StepPlan, TokenOutput
+from shared.protocol.executors import EngineSpec, ExecutorCounters
+from shared.protocol.requests import GenerateRequest
 from shared.protocol.sampling import FinishReason
+from shared.protocol.steps import EndedRequest, StepPlan
+from shared.protocol.tokens import TokenOutput
 from shared.replica.engine import Sequence, StepBatch, StepResult, TokenHistory
 from shared.replica.foresight import Foresight
 from shared.replica.kv_allocation import KVAllocation
+from shared.replica.returning import split_returning
 from shared.replica.sequence import LiveSequence
-from shared.scheduling.batch import Limits, Policy, Schedule, ScheduledRequest, why_never_held
 from shared.scheduling.kv.request_cache import HashedRequests
 from shared.scheduling.kv.slot_transfers import SlotOperations
+from shared.scheduling.limits import Limits, why_never_held
 from shared.scheduling.orders.offline.view import no_queue
 from shared.scheduling.packing.pace import Pace
 from shared.scheduling.packing.packing import StepState
 from shared.scheduling.packing.packings import packing_named
+from shared.scheduling.policy import Policy
 from shared.scheduling.request import Kind, Request
+from shared.scheduling.schedule import Schedule, ScheduledRequest
 from shared.scheduling.strategy import Strategy
 from shared.scheduling.table import RequestTable
 from shared.text.tokenizer import Tokenizer
@@ -52,7 +58,7 @@ class _Step:
     """Between begin and finish."""
 
     running: Running
-    operations: SlotOperations
+    copies: list[SlotOperations]
 
 
 class Replica:
@@ -89,6 +95,7 @@ class Replica:
         self._cache = HashedRequests(self.pool, limits.block_size, self._block_hashes)
         self._planned: dict[str, int] = {}  # tokens of offline requests in the plan of the coming step
         self._in_flight: deque[_Step] = deque()  # oldest first
+        self._copies_ahead: list[SlotOperations] = []  # of the next step
         self._aborting: dict[str, None] = {}
         self._voided: dict[str, None] = {}  # in flight on KV that another step's failure made worthless
         self._ended: list[Ended] = []  # since take_ended
@@ -121,6 +128,14 @@ class Replica:
                 self._aborting[request_id] = None
             else:
                 self._end(sequence, FinishReason.ABORT)
+
+    def online_work(self) -> BatchFeatures:
+        """What the online requests have it do: as prefill what is not computed, as decode who generates."""
+        features = BatchFeatures()
+        for held in (self.table.running(Kind.ONLINE), self.table.waiting(Kind.ONLINE)):
+            for request in held.values():
+                features.add_scheduled(request.num_remaining_tokens, request.num_computed_tokens)
+        return features
 
     def request_ids_of_gateways(self) -> dict[str, list[str]]:
         """Who waits for tokens of which requests."""
@@ -159,20 +174,29 @@ class Replica:
 
     def batch(self, running: Running, step: int) -> StepBatch:
         """Of the newest step in flight, for an engine."""
-        return StepBatch(step, [self._engine_sequence(*each) for each in running], self.operations)
+        return StepBatch(step, [self._engine_sequence(*each) for each in running], self.copies)
 
     @property
-    def operations(self) -> SlotOperations:
-        """What the newest step in flight copies before its forward pass."""
-        return self._in_flight[-1].operations
+    def copies(self) -> list[SlotOperations]:
+        """Of slots, in this order, before the newest step's forward pass."""
+        return self._in_flight[-1].copies
+
+    @property
+    def copies_ahead(self) -> list[SlotOperations]:
+        """Of slots, beside the steps in flight. Whatever runs next has them among its copies."""
+        return self._copies_ahead
 
     def allocate(self, schedule: Schedule) -> Running:
         """Give each entry its blocks; what runs, with the tokens that it computes. Entries whose blocks are short are
         dropped."""
+        schedule, returning = split_returning(schedule, self.table, self.limits)
         running = self._kv.allocate(schedule, self._sequences, self._planned)
         self._planned = {}
         if running:
-            self._in_flight.append(_Step(running, self._kv.take_operations()))
+            own, copies = self._kv.take_operations(), self._copies_ahead
+            self._in_flight.append(_Step(running, [*copies, own] if own else copies))
+            ahead = self._kv.restore(returning)
+            self._copies_ahead = [ahead] if ahead else []
             self._pace = self._pace.after(schedule, self.limits.max_num_seqs)
             self.totals.steps_offline += running[-1][0].kind is Kind.OFFLINE  # entries are online first
         return running
@@ -181,8 +205,11 @@ class Replica:
         """Apply the oldest step's outcome; what each gained whose tokens somebody waits for, in batch order. Ended ones
         are in ``take_ended``."""
         outputs: list[AddressedOutput] = []
-        self._pace, now_ms = self._pace.measured(result.latency_ms), self._now_ms()
-        advance, sampled = self._kv.advance, result.sampled
+        self._pace, now_ms = self._pace.measured(result.step_ms), self._now_ms()
+        self.totals.copy_wait_s += result.copy_wait_ms / 1e3
+        advance, sampled, spec = self._kv.advance, result.sampled, self.spec
+        generate, postpone = self.table.online_order.generate, self._slo.advance
+        num_tokens_gained = num_online = 0
         for sequence, num_tokens in self._in_flight.popleft().running:
             request = sequence.request
             request.num_in_flight_tokens = 0
@@ -193,14 +220,21 @@ class Replica:
                 continue
             token_id = sampled.get(request.request_id)
             if token_id is not None:
-                reason = sequence.append(token_id, self.spec, result.logprobs.get(request.request_id))
-                self._gain(request, now_ms)
+                logprobs = result.logprobs.get(request.request_id) if result.logprobs else None
+                reason = sequence.append(token_id, spec, logprobs)
+                if request.kind is Kind.ONLINE:
+                    num_online += 1
+                    generate(request)
+                    postpone(request, now_ms)
                 if reason is not None:
                     self._end_choice(sequence, reason)
                 elif request.kind is Kind.ONLINE or sequence.gateway_id:
                     outputs.append((sequence.gateway_id, _output(sequence)))
+                num_tokens_gained += 1
             elif request.num_remaining_tokens == 0:
                 self._foresight.err()
+        self.totals.online_tokens += num_online
+        self.totals.offline_tokens += num_tokens_gained - num_online
         return outputs
 
     def fail(self, why: str) -> None:
@@ -218,7 +252,8 @@ class Replica:
                 self._end(sequence, FinishReason.ERROR, why, may_be_retried=True)
             else:
                 self._kv.lose(sequence.request)
-        for request in self._kv.void(failed.operations, [step.operations for step in self._in_flight]):
+        later = [copies for step in self._in_flight for copies in step.copies]
+        for request in self._kv.void(failed.copies, [*later, *self._copies_ahead]):
             if request.is_in_flight:
                 self._voided[request.request_id] = None
             else:
@@ -281,10 +316,11 @@ class Replica:
 
     def _is_within_budget(self, entries: Seq[ScheduledRequest], policy: Policy, model: LatencyModel) -> bool:
         """They are all here, and those of offline requests may run beside the others."""
-        if not all(entry.request_id in self._sequences for entry in entries):
-            return False
-        if not all(map(self._finds_what_was_expected, entries)):
-            return False
+        sequences = self._sequences
+        for entry in entries:
+            sequence = sequences.get(entry.request_id)
+            if sequence is None or (sequence.request.num_blocks == 0 and not self._finds_what_was_expected(entry)):
+                return False
         if not entries or entries[-1].kind is Kind.ONLINE:  # entries are online first
             return True
         budget_ms = policy.budget_ms(self.table.holds_online)
@@ -301,18 +337,7 @@ class Replica:
     def _finds_what_was_expected(self, entry: ScheduledRequest) -> bool:
         """In the prefix cache. Of one that enters with a part of its prompt that cannot be told from its tokens."""
         request = self._sequences[entry.request_id].request
-        if request.is_running:
-            return True
         return self._cache.found(request).num_tokens + entry.num_scheduled_tokens == request.num_tokens
-
-    def _gain(self, request: Request, now_ms: float) -> None:
-        """A token."""
-        if request.kind is Kind.ONLINE:
-            self.table.online_order.generate(request)
-            self._slo.advance(request, now_ms)
-            self.totals.online_tokens += 1
-        else:
-            self.totals.offline_tokens += 1
 
     def _end_choice(self, sequence: LiveSequence, reason: FinishReason) -> None:
         """And the request with it, where it is its last."""

@@ -8,16 +8,20 @@ from dataclasses import dataclass, replace
 
 from shared.clock import Clock
 from shared.latency.model import LatencyModel
-from shared.protocol.messages import AbortRequests, ExecutorInfo, GenerateRequest, InboxMessage, StepPlan, StepStarted
+from shared.protocol.executors import ExecutorInfo
+from shared.protocol.requests import AbortRequests, GenerateRequest, InboxMessage
 from shared.protocol.sampling import FinishReason
+from shared.protocol.steps import StepPlan, StepStarted
 from shared.replica.offline_pool import OfflinePool
 from shared.replica.prompt_hashes import PromptHashes
-from shared.scheduling.batch import Policy, Schedule, why_never_held
 from shared.scheduling.kv.prefix_cache import CacheChanges
+from shared.scheduling.limits import why_never_held
 from shared.scheduling.orders.offline.view import OfflineView
 from shared.scheduling.planning.mirror import ExecutorMirror
 from shared.scheduling.planning.pipeline import Pipeline
+from shared.scheduling.policy import Policy
 from shared.scheduling.request import Kind, Request
+from shared.scheduling.schedule import Schedule
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +35,7 @@ class SchedulerStats:
     plan_ms_max: float
 
 
-class AsyncScheduler:
+class Scheduler:
     """Synchronous: the service feeds it messages and sends what it returns."""
 
     def __init__(

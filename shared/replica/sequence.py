@@ -6,8 +6,10 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from shared.protocol.messages import ChoiceOutput, EngineSpec, GenerateRequest, TokenLogprobs
+from shared.protocol.executors import EngineSpec
+from shared.protocol.requests import GenerateRequest
 from shared.protocol.sampling import FinishReason, SamplingParams
+from shared.protocol.tokens import ChoiceOutput, TokenLogprobs
 from shared.scheduling.kv.block_hash import block_hash
 from shared.scheduling.request import Kind, Request
 from shared.text.tokenizer import IncrementalDetokenizer, Tokenizer
@@ -89,17 +91,18 @@ class LiveSequence:
 
     def append(self, token_id: int, spec: EngineSpec, logprobs: TokenLogprobs | None = None) -> FinishReason | None:
         """Take one sampled token; why the sequence ends with it, if it does. A stop token is not part of the output."""
-        ends = not self.sampling.ignore_eos and token_id in spec.eos_token_ids
-        if not ends and token_id in self.sampling.stop_token_ids:
+        sampling, request = self.sampling, self.request
+        ends = not sampling.ignore_eos and token_id in spec.eos_token_ids
+        if not ends and sampling.stop_token_ids and token_id in sampling.stop_token_ids:
             return FinishReason.STOP
         self.token_ids.append(token_id)
         self.unpublished.append(token_id)
         if logprobs is not None:
             self.logprobs.append(logprobs)
-        self.request.num_tokens += 1
-        if ends or self._meets_stop_string(token_id):
+        request.num_tokens += 1
+        if ends or (self.stop_strings is not None and self._meets_stop_string(token_id)):
             return FinishReason.STOP
-        return FinishReason.LENGTH if self.request.num_tokens >= self.request.max_total_tokens else None
+        return FinishReason.LENGTH if request.num_tokens >= request.max_total_tokens else None
 
     def begin_next_choice(self, reason: FinishReason, tokenizer: Tokenizer | None) -> bool:
         """Where the choice that has just ended is not the last one: keep it, and begin anew from the prompt."""
@@ -122,8 +125,10 @@ class LiveSequence:
     def take_unpublished(self) -> tuple[list[int], list[TokenLogprobs] | None]:
         """Output tokens that were not sent yet, and where asked for their logprobs."""
         token_ids, self.unpublished = self.unpublished, []
+        if self.sampling.logprobs is None:
+            return token_ids, None
         logprobs, self.logprobs = self.logprobs, []
-        return token_ids, None if self.sampling.logprobs is None else logprobs
+        return token_ids, logprobs
 
     def finished_before(self, spec: EngineSpec) -> FinishReason | None:
         """Why a resumed sequence has nothing left to generate, if so."""

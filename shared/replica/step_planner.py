@@ -4,9 +4,9 @@ it. Synchronous: the live loop and the simulator feed it."""
 from __future__ import annotations
 
 from shared.latency.model import LatencyModel
-from shared.protocol.messages import EndedRequest, PlanSource, StepPlan, StepStarted
+from shared.protocol.steps import EndedRequest, PlanSource, StepPlan, StepStarted
 from shared.replica.replica import Ended, Replica, Running, ended_request
-from shared.scheduling.batch import Policy
+from shared.scheduling.policy import Policy
 
 
 class StepPlanner:

@@ -14,10 +14,10 @@ import msgspec
 from msgspec import Meta
 
 from shared.named import named
-from shared.scheduling.batch import Limits, Policy
 from shared.scheduling.kv.eviction.evictions import EVICTIONS, make_eviction
 from shared.scheduling.kv.pool import KVPool
 from shared.scheduling.kv.sharing import KV_SHARINGS, KVSharing, kv_sharing_named
+from shared.scheduling.limits import Limits
 from shared.scheduling.orders.offline.order import OfflineOrder
 from shared.scheduling.orders.offline.rate import OfflineRate
 from shared.scheduling.orders.offline.registry import (
@@ -30,6 +30,7 @@ from shared.scheduling.orders.online.order import OnlineOrder
 from shared.scheduling.orders.online.registry import ONLINE_ORDERS, OnlineOrderKnobs, make_online_order
 from shared.scheduling.packing.packings import PACKINGS, packing_named
 from shared.scheduling.packing.token_slo import TokenSlo
+from shared.scheduling.policy import Policy
 from shared.settings.setting import BASE, choices
 
 PRESET_NAMES = ("hygen", "sarathi++", "hygen-star", "online-only", "bros", "round-robin", "fcfs")

@@ -115,10 +115,7 @@ class RequestTable:
         for held in (*self._waiting, *self._running):
             held.clear()
         for request in requests:
-            if request.num_blocks > 0:
-                self._append(request)
-            else:  # the many: spelled out
-                self._waiting[request.kind][request.request_id] = request
+            self._append(request)
         self._restore_order(counters)
 
     def renew(self, requests: Iterable[Request], gone: Iterable[str], counters: ClientCounters | None = None) -> None:
@@ -134,7 +131,7 @@ class RequestTable:
         for request in requests:
             if request.kind is Kind.ONLINE:
                 waiting.pop(request.request_id, None)
-                if request.was_admitted and not request.is_running:
+                if request.was_admitted and request.num_blocks == 0:
                     preempted.append(request)
             self._append(request)
         for request in reversed(preempted):
@@ -168,7 +165,7 @@ class RequestTable:
         return sum(request.num_blocks for request in self._running[kind].values() if request.is_in_flight)
 
     def _append(self, request: Request) -> None:
-        if request.is_running:
+        if request.num_blocks > 0:
             self._places[request.request_id] = next(self._starts)
             self._running[request.kind][request.request_id] = request
         else:

@@ -9,11 +9,13 @@ from dataclasses import dataclass
 
 from shared.latency.features import BatchFeatures
 from shared.latency.model import LatencyModel
-from shared.protocol.messages import GenerateRequest, StepPlan, StepStarted
+from shared.protocol.requests import GenerateRequest
+from shared.protocol.steps import StepPlan, StepStarted
 from shared.replica.engine import StepResult
 from shared.replica.replica import AddressedOutput, Ended, Replica, Running
 from shared.replica.step_planner import StepPlanner
-from shared.scheduling.batch import Policy
+from shared.scheduling.policy import Policy
+from shared.simulation.copies import CopyTimeline
 from shared.simulation.events import Events
 from shared.simulation.setup import EPOCH, ExecutorSetup
 from shared.simulation.stages import Stages
@@ -62,6 +64,7 @@ class VirtualExecutor:
         self._depth = setup.spec.pipeline_depth
         self._planner = StepPlanner(self.replica, executor_id, EPOCH, self._depth)
         self._stages = Stages(self._depth)
+        self._copies = CopyTimeline(setup.swap)
         self._noise = random.Random(f"{setup.seed}:noise:{executor_id}")
         self._events = events
         self._say = say
@@ -129,12 +132,17 @@ class VirtualExecutor:
         latency_ms = setup.latency.predict_ms(features)
         if setup.noise > 0:
             latency_ms *= self._noise.lognormvariate(0.0, setup.noise)
-        operations = self.replica.operations
-        swap_ms = setup.swap.predict_ms(len(operations.restores), len(operations.checkpoints))
-        end_s = max(self._stages.leave(start_s, latency_ms / 1e3), start_s + swap_ms / 1e3)
+        copy_wait_ms = self._copies.wait_ms(self.replica.copies, start_s * 1e3)
+        for copies in self.replica.copies_ahead:
+            self._copies.start(copies, start_s * 1e3)
+        end_s = self._stages.leave(start_s + copy_wait_ms / 1e3, latency_ms / 1e3)
         if self._in_flight:
             end_s = max(end_s, self._in_flight[-1].end_s)
-        self._in_flight.append(_Launched(start_s, end_s, StepResult(sampled, (end_s - start_s) * 1e3)))
+        self._in_flight.append(
+            _Launched(
+                start_s, end_s, StepResult(sampled, (end_s - start_s) * 1e3 - copy_wait_ms, copy_wait_ms=copy_wait_ms)
+            )
+        )
         self._events.at(end_s, self._finish)
 
     def _finish(self) -> None:

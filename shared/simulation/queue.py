@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from shared.protocol.messages import AbortRequests, GenerateRequest, StepPlan, StepStarted
+from shared.protocol.requests import AbortRequests, GenerateRequest
+from shared.protocol.steps import StepPlan, StepStarted
 from shared.replica.offline_pool import OfflinePool, Packed
-from shared.replica.scheduler import AsyncScheduler
+from shared.replica.scheduler import Scheduler
 from shared.scheduling.orders.offline.fair_share import FairShare
 from shared.scheduling.request import Request
 from shared.simulation.events import Events
@@ -29,12 +30,12 @@ class VirtualQueue:
         self._events = events
         self._send_plan = send_plan
         self._send_abort = send_abort
-        self._schedulers: dict[str, AsyncScheduler] = {}
+        self._schedulers: dict[str, Scheduler] = {}
         self._serves_soon = False
 
     def attach(self, executor: VirtualExecutor) -> None:
         """Its scheduler."""
-        scheduler = AsyncScheduler(executor.info, self.pool, executor.tuning, self._events)
+        scheduler = Scheduler(executor.info, self.pool, executor.tuning, self._events)
         self._schedulers[executor.info.executor_id] = scheduler
 
     def add(self, requests: Iterable[tuple[Request, Packed]]) -> None:
@@ -72,7 +73,7 @@ class VirtualQueue:
             if not plans:
                 self._await_release(scheduler)
 
-    def _await_release(self, scheduler: AsyncScheduler) -> None:
+    def _await_release(self, scheduler: Scheduler) -> None:
         """Where nothing but its rate holds requests back, an executor that waits gets one when its time has come."""
         next_s = scheduler.next_release_s()
         if next_s is not None:

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 
 from shared.latency.model import LatencyModel
 from shared.latency.swap import SwapModel
-from shared.protocol.messages import EngineSpec, ExecutorInfo
-from shared.scheduling.batch import Limits, Policy
+from shared.protocol.executors import EngineSpec, ExecutorInfo
+from shared.scheduling.limits import Limits
+from shared.scheduling.policy import Policy
 from shared.scheduling.strategy import Strategy
 
 EPOCH = "simulated"  # of every executor: none comes back

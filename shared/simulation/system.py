@@ -1,16 +1,21 @@
-"""Executors and the offline-queue in virtual time, and what goes between them."""
+"""Executors, the offline-queue and the router in virtual time, and what goes between them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from shared.protocol.messages import AbortRequests, GenerateRequest, StepPlan, StepStarted
+from shared.protocol.requests import AbortRequests, GenerateRequest
+from shared.protocol.steps import StepPlan, StepStarted
 from shared.scheduling.orders.offline.fair_share import FairShare
+from shared.scheduling.placement.routing import choose
 from shared.scheduling.request import Kind
 from shared.simulation.events import Events
 from shared.simulation.executor import Progress, VirtualExecutor
 from shared.simulation.queue import VirtualQueue
+from shared.simulation.router import Choose, VirtualRouter
 from shared.simulation.setup import ExecutorSetup
+
+HEARTBEAT_S = 1.0
 
 
 class VirtualSystem:
@@ -23,15 +28,19 @@ class VirtualSystem:
         order: FairShare,
         on_progress: Callable[[Progress], None],
         message_s: float = 0.0,
+        choose: Choose = choose,
     ) -> None:
         """``setups``: one for each executor; ``order``: the pool's, empty; ``on_progress``: hears of tokens and ends;
-        ``message_s``: what a message takes on the bus. Raises ValueError for a strategy that lacks a knob."""
+        ``message_s``: what a message takes on the bus; ``choose``: which executor gets an online request. Raises
+        ValueError for a strategy that lacks a knob."""
         self.events = Events()
         self.queue = VirtualQueue(order, self.events, self._send_plan, self._send_abort)
         self.executors = {
             executor_id: VirtualExecutor(executor_id, setup, self.events, self._send_step, self._send_progress)
             for executor_id, setup in ((f"executor-{index}", setup) for index, setup in enumerate(setups))
         }
+        self.router = VirtualRouter(self.executors, choose)
+        self._beats = False  # a heartbeat is to come
         self._on_progress = on_progress
         self._message_s = message_s
         for executor in self.executors.values():
@@ -40,16 +49,21 @@ class VirtualSystem:
 
     def submit(self, request: GenerateRequest) -> None:
         """An online request comes now: it reaches its executor and that one's scheduler at the same time."""
-        (executor,) = self.executors.values()
+        executor_id = self.router.route(request)
 
         def arrive() -> None:
-            self.queue.on_inbox(executor.info.executor_id, request)
-            executor.submit(request)
+            self.queue.on_inbox(executor_id, request)
+            self.executors[executor_id].submit(request)
 
         self._send(arrive)
+        self._beat_soon()
 
     def _send_step(self, message: StepStarted) -> None:
-        self._send(lambda: self.queue.on_step(message))
+        def deliver() -> None:
+            self.router.on_step(message)
+            self.queue.on_step(message)
+
+        self._send(deliver)
 
     def _send_plan(self, plan: StepPlan) -> None:
         self._send(lambda: self.executors[plan.executor_id].take_plan(plan))
@@ -61,10 +75,22 @@ class VirtualSystem:
         self._send(lambda: self._take_progress(progress))
 
     def _take_progress(self, progress: Progress) -> None:
+        self.router.on_progress(progress)
         for ended in progress.ended:
             if ended.sequence.kind is Kind.OFFLINE:
                 self.queue.on_result(ended.sequence.request_id)
         self._on_progress(progress)
+
+    def _beat_soon(self) -> None:
+        """While there is something to tell."""
+        if self.router.has_open and not self._beats:
+            self._beats = True
+            self.events.at(self.events.now_s + HEARTBEAT_S, self._beat)
+
+    def _beat(self) -> None:
+        self._beats = False
+        self.router.on_heartbeats()
+        self._beat_soon()
 
     def _send(self, deliver: Callable[[], None]) -> None:
         if self._message_s:

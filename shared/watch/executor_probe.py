@@ -10,7 +10,7 @@ from shared.bus import Bus
 from shared.cancellation import check_cancelled
 from shared.errors import BusError, NobodyListensError
 from shared.protocol import subjects
-from shared.protocol.messages import ExecutorInfo
+from shared.protocol.executors import ExecutorInfo
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,8 @@ from shared.clock import Clock
 from shared.protocol import subjects
 from shared.protocol.batches import BatchRecord
 from shared.protocol.budgets import BudgetRecord
-from shared.protocol.messages import ExecutorInfo, Heartbeat, OnlineServed
+from shared.protocol.executors import ExecutorInfo, Heartbeat
+from shared.protocol.online import OnlineServed
 from shared.watch.stack_watch import StackWatch
 
 FIRST_S = 3.5  # two heartbeats come within

@@ -8,7 +8,7 @@ from math import floor
 from typing import Protocol
 
 from shared.latency.histogram import LatencyHistogram
-from shared.protocol.messages import OnlineServed
+from shared.protocol.online import OnlineServed
 
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}  # of the statistics of an SLO; the other is the mean
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from shared.latency.histogram import LatencyHistogram
 from shared.protocol.batches import BatchRecord
 from shared.protocol.budgets import BudgetRecord
-from shared.protocol.messages import Heartbeat, OnlineServed
+from shared.protocol.executors import Heartbeat
+from shared.protocol.online import OnlineServed
 from shared.watch.online_latencies import OnlineLatencies, RollingLatencies
 from shared.watch.rate_window import RateWindow
 

@@ -12,7 +12,7 @@ from shared.latency.model import LatencyModel
 from shared.protocol import subjects
 from shared.protocol.budgets import BudgetRecord
 from shared.protocol.latency_models import LatencyModelRecord
-from shared.scheduling.batch import Policy
+from shared.scheduling.policy import Policy
 from shared.scheduling.strategy import Strategy
 
 logger = logging.getLogger(__name__)

@@ -38,6 +38,11 @@ BUDGET_MS = 240.0
 DURATION_S = 60.0
 ONLINE_RATE = 5.0
 TOLERANCE = 0.05
+STRATEGIES = (
+    {"preset": "hygen", "offline_order": "fcfs"},
+    {"preset": "hygen", "offline_order": "psm-fair"},
+    {"preset": "bros"},
+)
 PLANNER = (70.0, 0.4, 0.003, 0.0, 0.0, 0.5, 0.5, 0.0)  # both sides plan with it
 
 
@@ -77,10 +82,11 @@ def workload(tmp_path: Path) -> tuple[Path, Path]:
     return trace, lengths
 
 
-def simulate(workload: tuple[Path, Path]) -> Report:
+def simulate(workload: tuple[Path, Path], chosen: dict[str, str]) -> Report:
     trace, lengths = workload
     scaling = Scaling(duration_s=DURATION_S)
-    strategy = Strategy.of("hygen", budget_ms=BUDGET_MS)
+    budget = {"budget_ms": BUDGET_MS} if chosen["preset"] == "hygen" else {}
+    strategy = Strategy.of(**chosen, **budget)
     setup = Machine().setup(strategy, seed=0)
     roofline = setup.latency
     assert isinstance(roofline, RooflineLatencyModel)
@@ -104,12 +110,13 @@ async def tune(nats_url: str, profile_key: str) -> None:
         await bus.close()
 
 
-def replay_live(rig: GatewayRig, workload: tuple[Path, Path]) -> Report:
+def replay_live(rig: GatewayRig, workload: tuple[Path, Path], chosen: dict[str, str]) -> Report:
     """nats-server, executor, offline-queue and gateway as processes, and the replay command."""
+    options = [each for name, value in chosen.items() for each in (f"--{name.replace('_', '-')}", value)]
     settings = ExecutorSettings(model_path=str(model_folder()), engine="sim", sim_time_scale=TIME_SCALE)
     asyncio.run(tune(rig.nats_url, executor_info(settings, load_engine(settings).spec).profile_key))
-    rig.start_offline_queue()
-    rig.start_executor("executor-0", "--sim-time-scale", str(TIME_SCALE))
+    rig.start_offline_queue(*options)
+    rig.start_executor("executor-0", "--sim-time-scale", str(TIME_SCALE), *options)
     rig.start_gateway()
     rig.wait_ready()
     trace, lengths = (str(path) for path in workload)
@@ -135,8 +142,9 @@ def figures(report: Report) -> dict[str, float]:
 
 
 @pytest.mark.slow
-def test_throughput_and_p99_agree(tmp_path: Path, workload: tuple[Path, Path]) -> None:
+@pytest.mark.parametrize("chosen", STRATEGIES, ids=lambda chosen: "-".join(chosen.values()))
+def test_throughput_and_p99_agree(tmp_path: Path, workload: tuple[Path, Path], chosen: dict[str, str]) -> None:
     with GatewayRig(tmp_path) as rig:
-        live = figures(replay_live(rig, workload))
-    simulated = figures(simulate(workload))
+        live = figures(replay_live(rig, workload, chosen))
+    simulated = figures(simulate(workload, chosen))
     assert simulated == pytest.approx(live, rel=TOLERANCE), (simulated, live)

@@ -26,8 +26,10 @@ from shared.latency.linear import LinearLatencyModel
 from shared.latency.roofline import RooflineLatencyModel
 from shared.protocol import subjects
 from shared.protocol.budgets import BudgetRecord
+from shared.protocol.executors import ExecutorInfo, Heartbeat
 from shared.protocol.latency_models import LatencyModelRecord, model_record
-from shared.protocol.messages import ExecutorInfo, Heartbeat, MeasuredShape, OnlineServed
+from shared.protocol.measurements import MeasuredShape
+from shared.protocol.online import OnlineServed
 from shared.protocol.slo_profile import Knob, SloProfileRecord, slo_profile_key
 from shared.protocol.slo_status import SloReport, SloState, SloStatus
 from shared.watch.online_latencies import OnlineLatencies

@@ -14,7 +14,7 @@ from benchmarks.harness.table import Columns, Table
 from benchmarks.lab.lab import HYGEN, ONLINE_ONLY, STAR, Bench, System
 from benchmarks.lab.outcome import Found
 from loadgen.client.records import RequestRecord
-from shared.protocol.messages import ExecutorCounters
+from shared.protocol.executors import ExecutorCounters
 
 PART_S, MOST_PARTS = 20.0, 60
 

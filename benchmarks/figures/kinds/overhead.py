@@ -12,10 +12,10 @@ from benchmarks.harness.page import Result
 from benchmarks.harness.table import Columns, quantile
 from benchmarks.lab.lab import System
 from benchmarks.lab.samples import boosted_model
-from shared.scheduling.batch import Schedule, ScheduledRequest
 from shared.scheduling.orders.offline.view import OfflineQueue
 from shared.scheduling.packing.packing import Packing, StepState
 from shared.scheduling.packing.packings import PACKINGS
+from shared.scheduling.schedule import Schedule, ScheduledRequest
 
 BOOSTED = "boosted"  # the planner
 

@@ -18,7 +18,7 @@ from shared.latency.architectures import architecture_named
 from shared.latency.devices import device_named
 from shared.latency.roofline import RooflineLatencyModel, num_kv_blocks
 from shared.latency.swap import SwapModel
-from shared.protocol.messages import EngineSpec
+from shared.protocol.executors import EngineSpec
 from shared.replica.engine import Engine
 from shared.text.model_folder import ModelFacts
 

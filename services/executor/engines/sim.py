@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,9 +17,12 @@ from services.executor.engines.sample_row import SampleRow
 from shared.latency.features import BatchFeatures
 from shared.latency.model import LatencyModel
 from shared.latency.swap import SwapModel
-from shared.protocol.messages import EngineSpec, TokenLogprobs
+from shared.protocol.executors import EngineSpec
 from shared.protocol.sampling import SamplingParams
+from shared.protocol.tokens import TokenLogprobs
 from shared.replica.engine import Sequence, StepBatch, StepResult
+from shared.scheduling.kv.slot_transfers import SlotOperations
+from shared.simulation.copies import CopyTimeline
 from shared.simulation.stages import Stages
 
 if TYPE_CHECKING:
@@ -31,8 +35,8 @@ MAX_LOGPROBS = 32  # more than anybody asks for
 class SimEngine:
     """``mean_output_tokens``: EOS comes with this mean, geometrically; ``time_scale``: 0.1 is ten times as fast.
 
-    A step goes through as many stages as the spec has. Slots are copied beside it, as long as ``swap`` says: it takes
-    the longer of both.
+    A step goes through as many stages as the spec has. Slots are copied beside the steps before, as long as ``swap``
+    says, and waited for.
     """
 
     def __init__(
@@ -46,17 +50,24 @@ class SimEngine:
     ) -> None:
         """``model_path``: has the tokenizer that grammars need; None where no request has one."""
         self.spec = spec
-        self._swap = swap or SwapModel()
+        self._copies = CopyTimeline(swap or SwapModel())
         self._latency = latency
         self._eos_threshold = int((1 << 32) / mean_output_tokens)
         self._time_scale = time_scale
         self._model_path = model_path
         self._closed = threading.Event()
         self._stages = Stages(spec.pipeline_depth)  # on the performance counter
-        self._stages_lock = threading.Lock()
+        self._lock = threading.Lock()
+
+    def start_copies(self, copies: SlotOperations) -> None:
+        """See ``Engine.start_copies``."""
+        with self._lock:
+            self._copies.start(copies, time.perf_counter() * 1e3 / self._time_scale)
 
     def execute(self, batch: StepBatch) -> StepResult:
-        """Takes the predicted time, less what choosing the tokens took, plus what earlier steps block it."""
+        """Takes the predicted time, less what choosing the tokens took, plus what earlier steps block it, once its
+        slots are in place."""
+        copy_wait_ms = self._wait(batch.copies)
         start = time.perf_counter()
         features = BatchFeatures()
         sampled, logprobs = {}, {}
@@ -66,19 +77,24 @@ class SimEngine:
                 sampled[sequence.request_id] = token_id = self._token(sequence)
                 if sequence.sampling.logprobs is not None:
                     logprobs[sequence.request_id] = self._logprobs(sequence.sampling, token_id)
-        with self._stages_lock:
+        with self._lock:
             end = self._stages.leave(start, self._latency.predict_ms(features) * self._time_scale / 1e3)
         self._closed.wait(max(0.0, end - time.perf_counter()))
         latency_ms = (time.perf_counter() - start) * 1e3
-        operations = batch.operations
-        if operations:
-            swap_ms = self._swap.predict_ms(len(operations.restores), len(operations.checkpoints)) * self._time_scale
-            self._closed.wait(max(0.0, start + swap_ms / 1e3 - time.perf_counter()))
-        return StepResult(sampled, latency_ms, logprobs)
+        return StepResult(sampled, latency_ms, logprobs, copy_wait_ms)
 
     def close(self) -> None:
         """A step that runs ends at once."""
         self._closed.set()
+
+    def _wait(self, steps_copies: Iterable[SlotOperations]) -> float:
+        """Until they are in place; the milliseconds that took."""
+        start = time.perf_counter()
+        with self._lock:
+            wait_ms = self._copies.wait_ms(steps_copies, start * 1e3 / self._time_scale) * self._time_scale
+        if wait_ms > 0:
+            self._closed.wait(wait_ms / 1e3)
+        return (time.perf_counter() - start) * 1e3
 
     def _token(self, sequence: Sequence) -> int:
         """A function of seed and position alone, where there is no grammar."""

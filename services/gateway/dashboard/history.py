@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from shared.latency.histogram import LatencyHistogram
-from shared.protocol.messages import Heartbeat
+from shared.protocol.executors import Heartbeat
 from shared.watch.stack_watch import ExecutorView, StackWatch
 
 SPAN_S = 300

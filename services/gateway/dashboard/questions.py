@@ -11,7 +11,7 @@ from shared.bus import Bus
 from shared.clock import Clock
 from shared.errors import BusError, NoResponderError, NotFoundOnBusError
 from shared.protocol import subjects
-from shared.protocol.messages import ServiceStatus
+from shared.protocol.services import ServiceStatus
 from shared.protocol.slo_profile import Knob, SloProfileRecord, slo_profile_key
 from shared.protocol.slo_status import SloReport, SloStatus
 

@@ -12,7 +12,8 @@ from shared.cancellation import check_cancelled
 from shared.errors import BusError, NoResponderError
 from shared.protocol import subjects
 from shared.protocol.flex import HOLD_PERIOD_S, FlexAnswer, FlexHeld, FlexSubmit, flex_batch
-from shared.protocol.messages import AbortRequests, StepTokens
+from shared.protocol.requests import AbortRequests
+from shared.protocol.tokens import StepTokens
 from shared.scheduling.request import Kind
 
 logger = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from services.gateway.live.online_tracker import OnlineTracker
 from services.gateway.live.registry import ExecutorRegistry, LiveExecutor
 from services.gateway.live.router import Router
 from shared.process.telemetry import reading
-from shared.protocol.messages import ExecutorCounters
+from shared.protocol.executors import ExecutorCounters
 
 
 def observe_executors(meter: Meter, registry: ExecutorRegistry, router: Router) -> None:

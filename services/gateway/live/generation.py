@@ -9,8 +9,9 @@ from typing import ClassVar
 from services.gateway.access.rate_limits import UNLIMITED, Reservation
 from services.gateway.access.sender import Sender
 from shared.openai.completions.requests import CompletionRequest
-from shared.protocol.messages import ChoiceOutput, GenerateRequest, TokenLogprobs, TokenOutput
+from shared.protocol.requests import GenerateRequest
 from shared.protocol.sampling import FinishReason
+from shared.protocol.tokens import ChoiceOutput, TokenLogprobs, TokenOutput
 from shared.scheduling.request import Kind
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from services.gateway.live.generation import Generation
-from shared.protocol.messages import GenerateRequest, TokenOutput
+from shared.protocol.requests import GenerateRequest
 from shared.protocol.sampling import FinishReason
+from shared.protocol.tokens import TokenOutput
 from shared.scheduling.placement.routing import Route
 from shared.scheduling.request import Kind
 

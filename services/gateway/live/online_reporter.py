@@ -8,7 +8,7 @@ from services.gateway.live.online_generation import OnlineGeneration
 from shared.bus import Bus
 from shared.clock import Clock
 from shared.protocol import subjects
-from shared.protocol.messages import FinishedOnline, OnlineServed
+from shared.protocol.online import FinishedOnline, OnlineServed
 
 PERIOD_S = 1.0
 

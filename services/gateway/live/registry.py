@@ -8,13 +8,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from shared.bus import Bus
+from shared.errors import BusError
 from shared.protocol import subjects
-from shared.protocol.messages import ExecutorInfo, Heartbeat
+from shared.protocol.executors import ExecutorInfo, Heartbeat
+from shared.protocol.steps import CacheTold
+from shared.scheduling.kv.prefix_cache import CacheChanges, PrefixCacheMirror
 from shared.scheduling.placement.routing import RoutingTarget
 
 logger = logging.getLogger(__name__)
 
 HEARTBEAT_TIMEOUT_S = 3.0
+CACHE_WAIT_S = 2.0
 LATE_TIMER_S = 0.5  # a timer this late says that this process was busy, not that the executor was silent
 
 
@@ -25,6 +29,8 @@ class LiveExecutor:
     heartbeat: Heartbeat
     timer: asyncio.TimerHandle
     target: RoutingTarget
+    cache: PrefixCacheMirror
+    knows_cache: bool = False
 
     @property
     def info(self) -> ExecutorInfo:
@@ -45,16 +51,20 @@ class ExecutorRegistry:
         self.model = model
         self._live: dict[str, LiveExecutor] = {}
         self._arrived = asyncio.Event()
+        self._has_gap = asyncio.Event()  # somebody's cache is not known
 
     async def start(self) -> None:
-        """Listen to heartbeats."""
+        """Listen to heartbeats, and to what steps change of prefix caches."""
         await self._bus.subscribe(subjects.HEARTBEATS, Heartbeat, self._on_heartbeat)
+        await self._bus.subscribe(subjects.STEPS, CacheTold, self._on_cache)
 
     async def run(self) -> None:
-        """Follow registrations, and forget everyone when the bus was away: messages may be lost."""
+        """Follow registrations, ask for what is not known of prefix caches, and forget everyone when the bus was away:
+        messages may be lost."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._watch_registrations())
             tasks.create_task(self._watch_connection())
+            tasks.create_task(self._fill_gaps())
 
     def live(self) -> list[LiveExecutor]:
         """Everyone alive, draining ones too, in the order of their ids."""
@@ -96,13 +106,38 @@ class ExecutorRegistry:
             known.timer.cancel()
             known.heartbeat, known.timer = heartbeat, timer
         else:
-            num_cache_tokens = info.spec.num_blocks * info.spec.block_size
-            target = RoutingTarget(info.executor_id, info.epoch, info.max_num_batched_tokens, num_cache_tokens)
-            known = self._live[info.executor_id] = LiveExecutor(heartbeat, timer, target)
+            known = self._live[info.executor_id] = _found(heartbeat, timer)
+            self._has_gap.set()
             logger.info("executor found", extra={"executor_id": info.executor_id, "epoch": info.epoch})
         known.target.observe(heartbeat.online_work)
         if not heartbeat.draining:
             self._arrived.set()
+
+    async def _on_cache(self, told: CacheTold) -> None:
+        known = self._live.get(told.executor_id)
+        if known is not None and known.info.epoch == told.epoch and not known.cache.apply(told.cache):
+            known.knows_cache = False
+            self._has_gap.set()
+
+    async def _fill_gaps(self) -> None:
+        """Of executors that were there before this gateway, or of whom something was lost."""
+        while True:
+            await self._has_gap.wait()
+            self._has_gap.clear()
+            for executor in self.live():
+                if not executor.knows_cache:
+                    await self._ask_cache(executor)
+
+    async def _ask_cache(self, executor: LiveExecutor) -> None:
+        """Without an answer its next step message asks again."""
+        subject = subjects.cache(executor.info.executor_id)
+        try:
+            executor.knows_cache = executor.cache.apply(
+                await self._bus.request(subject, {}, CacheChanges, CACHE_WAIT_S)
+            )
+        except BusError as error:
+            event = {"executor_id": executor.info.executor_id, "why": str(error)}
+            logger.info("prefix cache not known", extra=event)
 
     def _expire_in(self, delay_s: float, info: ExecutorInfo) -> asyncio.TimerHandle:
         loop = asyncio.get_running_loop()
@@ -136,3 +171,13 @@ class ExecutorRegistry:
                 seen = self._bus.reconnects
                 for executor in self.live():
                     self._lose(executor.info.executor_id, executor.info.epoch, "bus reconnected")
+
+
+def _found(heartbeat: Heartbeat, timer: asyncio.TimerHandle) -> LiveExecutor:
+    """What it has told before is not known here."""
+    info, cache = heartbeat.info, PrefixCacheMirror()
+    spec = info.spec
+    target = RoutingTarget(
+        info.executor_id, info.epoch, info.max_num_batched_tokens, spec.block_size, spec.num_blocks, cache
+    )
+    return LiveExecutor(heartbeat, timer, target, cache)

@@ -8,12 +8,10 @@ import contextlib
 from services.gateway.live.registry import ExecutorRegistry, LiveExecutor
 from shared.errors import NoExecutorError
 from shared.latency.model import LatencyModel
-from shared.scheduling.placement.prefix_record import Prompt
+from shared.scheduling.placement.output_lengths import OutputLengths
+from shared.scheduling.placement.prompt import Prompt
 from shared.scheduling.placement.routing import Option, Route, choose
 from shared.watch.tuning import Tuning
-
-FIRST_OUTPUT_TOKENS = 64.0  # of an answer, until some have ended
-OUTPUT_SAMPLES = 256  # the mean output length is that of about so many answers
 
 
 class Router:
@@ -23,14 +21,13 @@ class Router:
     def __init__(self, registry: ExecutorRegistry, tuning: Tuning) -> None:
         self._registry = registry
         self._tuning = tuning
-        self._num_ended = 0
-        self._mean_output_tokens = FIRST_OUTPUT_TOKENS
+        self._lengths = OutputLengths()
 
     def route(self, token_ids: list[int]) -> Route | None:
         """For a request with these tokens, which counts at its executor from here on; None where none takes any."""
         options = [Option(each.target, self._model(each)) for each in self._registry.available()]
-        prompt = Prompt.of(token_ids)
-        target = choose(options, prompt, self._mean_output_tokens)
+        prompt = Prompt(token_ids)
+        target = choose(options, prompt, self._lengths.mean)
         return None if target is None else target.send(prompt)
 
     async def route_within(self, token_ids: list[int], timeout_s: float) -> Route:
@@ -46,16 +43,14 @@ class Router:
 
     def ended(self, num_output_tokens: int) -> None:
         """An answer is complete."""
-        self._num_ended += 1
-        weight = 1 / min(self._num_ended, OUTPUT_SAMPLES)
-        self._mean_output_tokens += weight * (num_output_tokens - self._mean_output_tokens)
+        self._lengths.add(num_output_tokens)
 
     def load_ms(self, executor: LiveExecutor) -> float:
         """Until a request of one token that is sent there now is answered; 0 where no latency model is fitted yet."""
         model = self._model(executor)
         if model is None:
             return 0.0
-        return executor.target.answer_ms(Prompt(1, []), model, self._mean_output_tokens)
+        return executor.target.answer_ms(Prompt([0]), model, self._lengths.mean)
 
     def _model(self, executor: LiveExecutor) -> LatencyModel | None:
         key = executor.info.profile_key

@@ -18,8 +18,9 @@ from shared.clock import Clock
 from shared.errors import BusError, NoExecutorError
 from shared.openai.completions.requests import CompletionRequest
 from shared.protocol import subjects
-from shared.protocol.messages import AbortRequests, StepTokens, TokenOutput
+from shared.protocol.requests import AbortRequests
 from shared.protocol.sampling import FinishReason
+from shared.protocol.tokens import StepTokens, TokenOutput
 
 logger = logging.getLogger(__name__)
 

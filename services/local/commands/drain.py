@@ -15,7 +15,7 @@ from shared.bus import Bus
 from shared.errors import NoResponderError, StackError
 from shared.json_text import json_text
 from shared.protocol import subjects
-from shared.protocol.messages import ExecutorInfo, Heartbeat, SetDraining
+from shared.protocol.executors import ExecutorInfo, Heartbeat, SetDraining
 from shared.settings.command_options import with_option_groups
 
 SILENCE_S = 5.0  # an executor that has not beaten for so long is gone

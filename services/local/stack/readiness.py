@@ -11,7 +11,7 @@ from shared.bus import Bus
 from shared.errors import BusError
 from shared.process.service import Details
 from shared.protocol import subjects
-from shared.protocol.messages import ServiceStatus
+from shared.protocol.services import ServiceStatus
 
 Step = tuple[str, str]  # an activity, and how far it is
 

@@ -9,7 +9,7 @@ from typing import Protocol
 from services.offline_queue.batches.progress import BatchProgress
 from shared.bus import Bus
 from shared.protocol import subjects
-from shared.protocol.messages import OfflineRequest
+from shared.protocol.offline import OfflineRequest
 
 GROUP_REQUESTS = 64
 

@@ -15,7 +15,7 @@ from services.offline_queue.batches.spool import LineSpool
 from shared.bus import Bucket, Bus, GrowingObject, Objects
 from shared.protocol import subjects
 from shared.protocol.batches import BatchRecord, FileObject
-from shared.protocol.messages import OfflineResult
+from shared.protocol.offline import OfflineResult
 from shared.text.tokenizer import Tokenizer
 
 GROUP_LINES = 128

@@ -20,7 +20,9 @@ from shared.errors import SlackwaterError
 from shared.openai.completions.requests import CompletionRequest, ServedModel, parse_completion
 from shared.openai.errors import RequestError
 from shared.protocol.batches import BatchRecord, LineError
-from shared.protocol.messages import GenerateRequest, Kind, OfflineRequest, OfflineResult
+from shared.protocol.offline import OfflineRequest, OfflineResult
+from shared.protocol.requests import GenerateRequest
+from shared.scheduling.request import Kind
 from shared.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)

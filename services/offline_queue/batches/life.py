@@ -20,7 +20,7 @@ from shared.clock import Clock
 from shared.errors import BusError, NotFoundOnBusError
 from shared.protocol import subjects
 from shared.protocol.batches import BatchRecord
-from shared.protocol.messages import OfflineFailure, OfflineResult
+from shared.protocol.offline import OfflineFailure, OfflineResult
 from shared.protocol.sampling import FinishReason
 
 logger = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ from shared.errors import BusError, NotFoundOnBusError
 from shared.openai.completions.requests import ServedModel
 from shared.protocol import subjects
 from shared.protocol.batches import BatchRecord, FileObject
-from shared.protocol.messages import OfflineFailure, OfflineResult
+from shared.protocol.offline import OfflineFailure, OfflineResult
 from shared.scheduling.orders.offline.share import Share
 from shared.scheduling.orders.offline.urgency import urgency
 from shared.text.tokenizer import Tokenizer

@@ -9,7 +9,7 @@ from typing import TypeGuard
 
 from services.offline_queue.batches.lines import BatchLine
 from services.offline_queue.batches.records import BatchCounts
-from shared.protocol.messages import OfflineResult
+from shared.protocol.offline import OfflineResult
 from shared.protocol.sampling import FinishReason
 from shared.scheduling.orders.packed_prompt import TOKEN_BYTES
 

@@ -15,7 +15,7 @@ from shared.openai.errors import RequestError
 from shared.openai.logprobs import LogprobsShape
 from shared.openai.objects import error_body
 from shared.protocol.batches import BatchRecord
-from shared.protocol.messages import OfflineResult
+from shared.protocol.offline import OfflineResult
 from shared.protocol.sampling import FinishReason
 from shared.text.tokenizer import Tokenizer
 

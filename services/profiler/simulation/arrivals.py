@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from loadgen.workload.prompts import PromptMaker
 from loadgen.workload.traces import TraceRequest
-from shared.protocol.messages import GenerateRequest
+from shared.protocol.requests import GenerateRequest
 from shared.protocol.sampling import SamplingParams
 from shared.scheduling.request import Kind
 

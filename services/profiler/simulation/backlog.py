@@ -10,7 +10,7 @@ from loadgen.workload.prompts import PromptMaker
 from loadgen.workload.scaling import fit_context
 from loadgen.workload.traces import TraceRequest
 from services.profiler.simulation.encoding import PromptEncoder
-from shared.protocol.messages import GenerateRequest
+from shared.protocol.requests import GenerateRequest
 from shared.protocol.sampling import SamplingParams
 from shared.replica.offline_pool import Packed
 from shared.scheduling.orders.offline.registry import DEFAULT_BLOCK_SIZE

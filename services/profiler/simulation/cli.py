@@ -34,7 +34,7 @@ def simulate(
 ) -> None:
     """Replay a production trace beside an offline backlog on a named GPU and model, in virtual time.
 
-    The schedule and the KV accounting are the live system's; a step takes as long as a roofline model says. The
+    Executors, schedulers, pool and router are the live system's; a step takes as long as a roofline model says. The
     report is that of replay.
     """
     console = Console(stderr=True, soft_wrap=True, highlight=False)
@@ -45,7 +45,7 @@ def simulate(
         setup = hardware.setup(strategy, workload.seed)
         plan = workload.plan(duration, setup.spec.model, **reporting.plan_options())
         with progress_on(console, is_shown(reporting.progress)) as bars:
-            simulation = Simulation(plan, setup, hardware.url(strategy), bars, clients)
+            simulation = Simulation(plan, setup, hardware.url(strategy), bars, clients, hardware.executors)
             stopped_by = run_until_stopped(simulation.run)
         report = simulation.report(stopped_by is not None) if simulation.phases else None
         if report is not None:

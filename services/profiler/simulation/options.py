@@ -31,6 +31,8 @@ StepModelOption = Annotated[
 PlanModelOption = Annotated[
     Path | None, typer.Option(metavar="FILE", help="A fitted latency model (JSON) to plan with; else what steps take.")
 ]
+ExecutorsOption = Annotated[int, typer.Option(min=1, help="Executors, alike, behind one router and one pool.")]
+PipelineDepthOption = Annotated[int, typer.Option(min=1, help="Stages of an executor: steps that it has in flight.")]
 NoiseOption = Annotated[float, typer.Option(min=0.0, help="Sigma of a lognormal factor on each step's time.")]
 ClientsOption = Annotated[
     int, typer.Option(min=1, help="Clients that the trace's requests are from, the k-th sending 1/k of the first's.")
@@ -39,10 +41,12 @@ ClientsOption = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineOptions:
-    """The GPU and the executor's limits."""
+    """The GPUs and the executors' limits."""
 
     device: DeviceOption = LIVE.sim_device
     tp: TensorParallelOption = 1
+    executors: ExecutorsOption = 1
+    pipeline_depth: PipelineDepthOption = 1
     max_num_batched_tokens: BatchedTokensOption = LIVE.max_num_batched_tokens
     max_num_seqs: NumSeqsOption = LIVE.max_num_seqs
     kv_blocks: KvBlocksOption = None
@@ -63,6 +67,8 @@ class MachineOptions:
             plan_file=self.plan_model,
             noise=self.noise,
             host_kv_slots=self.host_kv_slots,
+            executors=self.executors,
+            pipeline_depth=self.pipeline_depth,
         )
 
 

@@ -14,9 +14,9 @@ from shared.latency.devices import device_named
 from shared.latency.model import LatencyModel
 from shared.latency.roofline import RooflineLatencyModel, num_kv_blocks
 from shared.latency.swap import SwapModel
+from shared.protocol.executors import EngineSpec
 from shared.protocol.latency_models import LatencyModelRecord
-from shared.protocol.messages import EngineSpec
-from shared.scheduling.batch import Limits
+from shared.scheduling.limits import Limits
 from shared.scheduling.strategy import Strategy
 from shared.simulation.setup import ExecutorSetup
 
@@ -27,7 +27,8 @@ LIVE = ExecutorSettings(model_path="")  # the executor's own defaults
 class Machine:
     """The hardware, the model and the executor's limits. ``step_file``: fitted coefficients that steps take;
     ``plan_file``: those that plans are made with. None is the roofline model, and what steps take. ``host_kv_slots``:
-    of the bidirectional KV policy; None is as many as the blocks have."""
+    of the bidirectional KV policy; None is as many as the blocks have. ``executors``: so many of them, alike;
+    ``pipeline_depth``: steps that each has in flight."""
 
     model: str = LIVE.sim_model
     device: str = LIVE.sim_device
@@ -40,6 +41,8 @@ class Machine:
     plan_file: Path | None = None
     noise: float = 0.0
     host_kv_slots: int | None = None
+    executors: int = 1
+    pipeline_depth: int = 1
 
     def setup(self, strategy: Strategy, seed: int) -> ExecutorSetup:
         """Raises ValueError for unknown names and what does not fit the memory, WorkloadError for unusable files."""
@@ -63,6 +66,7 @@ class Machine:
             eos_token_ids=(),
             num_host_slots=num_blocks * self.block_size if self.host_kv_slots is None else self.host_kv_slots,
             swap_ms_per_slot=swap.ms_per_slot,
+            pipeline_depth=self.pipeline_depth,
         )
         return ExecutorSetup(
             Limits(self.block_size, num_blocks, self.max_num_batched_tokens, self.max_num_seqs, swap.ms_per_slot),
@@ -77,7 +81,9 @@ class Machine:
 
     def url(self, strategy: Strategy) -> str:
         """Says in a report what was simulated."""
-        values = ((n, f"{v:g}" if isinstance(v, float) else v) for n, v in strategy.changes().items())
+        machine = {"executors": self.executors, "pipeline_depth": self.pipeline_depth}
+        changed = {name: value for name, value in machine.items() if value != 1} | strategy.changes()
+        values = ((n, f"{v:g}" if isinstance(v, float) else v) for n, v in changed.items())
         changes = "".join(f"&{name}={value}" for name, value in values)
         return f"sim://{self.tensor_parallel}x{self.device}?preset={strategy.preset}{changes}"
 

@@ -27,6 +27,7 @@ class Simulation:
         url: str,
         progress: ReplayProgress,
         num_clients: int = 1,
+        num_executors: int = 1,
     ) -> None:
         self.phases: dict[str, VirtualPhase] = {}
         self._plan = plan
@@ -34,7 +35,7 @@ class Simulation:
         self._url = url
         self._progress = progress
         setup.strategy.make_offline_rate()
-        self._workload = SimulatedWorkload(plan, setup, num_clients)
+        self._workload = SimulatedWorkload(plan, setup, num_clients, num_executors=num_executors)
 
     def run(self) -> None:
         """All phases, one after another."""
@@ -67,6 +68,6 @@ class Simulation:
 
 def tell(phase: VirtualPhase, progress: ReplayProgress) -> None:
     """Every so many steps, how far a phase is."""
-    if phase.executor.replica.totals.steps % STEPS_PER_PROGRESS == 0:
+    if phase.num_steps % STEPS_PER_PROGRESS == 0:
         progress.online(len(phase.records), phase.num_online_finished, phase.num_online_failed)
         progress.offline(phase.num_offline_finished, phase.backlog_size)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+
+from msgspec.structs import astuple
 
 from loadgen.client.records import RequestRecord
 from loadgen.report.metrics import online_report
@@ -10,6 +12,7 @@ from loadgen.report.outcome import PhaseOutcome
 from loadgen.report.report import OfflineReport
 from services.profiler.simulation.arrivals import Arrivals
 from services.profiler.simulation.backlog import Backlog
+from shared.protocol.executors import ExecutorCounters
 from shared.protocol.sampling import FinishReason
 from shared.replica.replica import Ended
 from shared.scheduling.request import Kind
@@ -38,6 +41,7 @@ class VirtualPhase:
         self.num_online_finished = 0
         self.num_online_failed = 0
         self.num_offline_finished = 0
+        self.num_steps = 0
         self.busy_s = 0.0  # of all executors, within the window
         self._arrivals = arrivals
         self._backlog = backlog
@@ -48,8 +52,14 @@ class VirtualPhase:
 
     @property
     def executor(self) -> VirtualExecutor:
-        """The first."""
-        return next(iter(self.system.executors.values()))
+        """The only one. Raises ValueError where there are more."""
+        (executor,) = self.system.executors.values()
+        return executor
+
+    @property
+    def totals(self) -> ExecutorCounters:
+        """Of all executors."""
+        return summed([executor.replica.totals for executor in self.system.executors.values()])
 
     @property
     def now_s(self) -> float:
@@ -95,6 +105,7 @@ class VirtualPhase:
         self.system.submit(request)
 
     def _apply(self, progress: Progress) -> None:
+        self.num_steps += progress.end_s > progress.start_s
         self.busy_s += max(0.0, min(progress.end_s, self._duration_s) - progress.start_s)
         open_records, now_s = self._open, self.now_s
         for _, output in progress.outputs:
@@ -161,3 +172,8 @@ class _OfflineCount:
         self.input_tokens += 0 if failed else input_tokens
         self.output_tokens += output_tokens
         self.last_s = end_s
+
+
+def summed(counters: Sequence[ExecutorCounters]) -> ExecutorCounters:
+    """Each count over all of them."""
+    return ExecutorCounters(*map(sum, zip(*(astuple(each) for each in counters), strict=True)))

@@ -25,12 +25,19 @@ class SimulatedWorkload:
     empty KV cache, the whole backlog, the same random numbers."""
 
     def __init__(
-        self, plan: ReplayPlan, setup: ExecutorSetup, num_clients: int = 1, wave_size: int | None = None
+        self,
+        plan: ReplayPlan,
+        setup: ExecutorSetup,
+        num_clients: int = 1,
+        wave_size: int | None = None,
+        num_executors: int = 1,
     ) -> None:
         """``num_clients``: whom requests are from, at random by the plan's seed, the k-th client sending 1/k as many
         as the first. ``wave_size``: of the backlog so many requests are submitted at a time, the next when those have
-        ended; None submits all at once. Raises WorkloadError for a model folder without tokenizer."""
+        ended; None submits all at once. ``num_executors``: on how many of the setup it runs. Raises WorkloadError
+        for a model folder without tokenizer."""
         self._wave_size = wave_size
+        self._num_executors = num_executors
         self.notes: list[str] = []
         capacity = setup.limits.num_blocks * setup.limits.block_size
         self.max_context = min(plan.max_context or setup.spec.max_model_len, setup.spec.max_model_len, capacity)
@@ -64,7 +71,9 @@ class SimulatedWorkload:
         order = FairShare(setup.strategy.make_offline_order(numbers))
         arrivals = Arrivals(self.requests if online else [], self._online_prompts, self.client_ids)
         backlog = Backlog(self.backlog, self._wave_size) if offline else None
-        return VirtualPhase(partial(VirtualSystem, [setup], order), arrivals, backlog, duration_s, on_change)
+        return VirtualPhase(
+            partial(VirtualSystem, [setup] * self._num_executors, order), arrivals, backlog, duration_s, on_change
+        )
 
 
 def _client_ids(num_requests: int, num_clients: int, seed: int) -> list[str]:

@@ -24,8 +24,9 @@ from services.profiler.slo.workload import Workload
 from shared.latency.features import BatchFeatures
 from shared.latency.model import LatencyModel
 from shared.latency.swap import SwapModel
+from shared.protocol.executors import ExecutorInfo
 from shared.protocol.latency_models import LatencyModelRecord
-from shared.protocol.messages import ExecutorInfo, OfflineLength
+from shared.protocol.offline import OfflineLength
 from shared.protocol.slo_profile import SloProfileRecord
 from shared.simulation.executor import FIRST_OUTPUT_ID
 from shared.simulation.setup import ExecutorSetup

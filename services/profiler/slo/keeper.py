@@ -17,8 +17,9 @@ from services.profiler.slo.settings import SloSettings
 from services.profiler.slo.workload import Workload, drift
 from shared.latency.model import cheapest_step_ms
 from shared.protocol.budgets import BudgetRecord, BudgetSource
+from shared.protocol.executors import ExecutorInfo
 from shared.protocol.latency_models import LatencyModelRecord
-from shared.protocol.messages import ExecutorInfo, OfflineLength
+from shared.protocol.offline import OfflineLength
 from shared.protocol.slo_profile import SloProfileRecord, SloVerdict, plain_spelling
 from shared.protocol.slo_status import SloState, SloStatus
 

@@ -19,7 +19,8 @@ from shared.latency.features import BatchFeatures
 from shared.latency.model import cheapest_step_ms
 from shared.protocol import subjects
 from shared.protocol.budgets import BudgetRecord, BudgetSource
-from shared.protocol.messages import ExecutorInfo, LatencySample
+from shared.protocol.executors import ExecutorInfo
+from shared.protocol.measurements import LatencySample
 from shared.watch.tuning import Tuning
 
 MODEL_S = 60.0  # for a latency model to be known: without one no budget holds anything

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from shared.latency.features import BatchFeatures
+from shared.protocol.executors import ExecutorInfo
 from shared.protocol.latency_models import LatencyModelRecord
-from shared.protocol.messages import ExecutorInfo
 from shared.protocol.slo_profile import WorkloadFacts
 
 TOLERANCE = 0.05

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from services.profiler.slo.workload import Workload, WorkloadRecorder
-from shared.protocol.messages import Heartbeat, OnlineServed
+from shared.protocol.executors import Heartbeat
+from shared.protocol.online import OnlineServed
 from shared.watch.online_latencies import OnlineLatencies, RollingLatencies
 
 

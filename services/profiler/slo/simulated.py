@@ -63,11 +63,12 @@ class SimulatedTrials:
 
     def _budget_span(self, phase: VirtualPhase) -> Span:
         lowest_ms = cheapest_step_ms(self._setup.planner)
-        return Span(lowest_ms, max(lowest_ms, phase.executor.longest_plan_ms * ROUNDING))
+        longest_ms = max(executor.longest_plan_ms for executor in phase.system.executors.values())
+        return Span(lowest_ms, max(lowest_ms, longest_ms * ROUNDING))
 
     def _rate_span(self, phase: VirtualPhase) -> Span:
-        lowest_qps = 1 / self._duration_s
-        return Span(lowest_qps, max(lowest_qps, phase.system.queue.num_entered / phase.now_s))
+        lowest_qps, num_executors = 1 / self._duration_s, len(phase.system.executors)
+        return Span(lowest_qps, max(lowest_qps, phase.system.queue.num_entered / num_executors / phase.now_s))
 
     def _unbounded_by(self, value: float) -> TrialOutcome | None:
         bounds = self.knob is Knob.OFFLINE_QPS or self._span is None or value < self._span.highest

@@ -34,9 +34,10 @@ def profile_simulated(
     """What was found, or known when a signal came, and its number. Raises LoadgenError for input that cannot be."""
     slos = searching.slos()
     with value_errors_as_named():
-        setup = machine.machine(model).setup(strategy, workload.seed)
+        hardware = machine.machine(model)
+        setup = hardware.setup(strategy, workload.seed)
         plan = workload.plan(duration_s, setup.spec.model)
-        prepared = SimulatedWorkload(plan, setup, clients)
+        prepared = SimulatedWorkload(plan, setup, clients, num_executors=hardware.executors)
         for note in prepared.notes:
             console.print(f"note: {note}", markup=False)
         with trial_progress_on(console, is_shown(searching.progress)) as bar:

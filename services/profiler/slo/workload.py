@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from loadgen.workload.traces import TraceRequest
-from shared.protocol.messages import FinishedOnline, OnlineServed
+from shared.protocol.online import FinishedOnline, OnlineServed
 from shared.protocol.slo_profile import WorkloadFacts
 
 RECORDED = "recorded"

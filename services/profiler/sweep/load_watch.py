@@ -6,7 +6,7 @@ import asyncio
 
 from shared.bus import Bus, Subscription
 from shared.protocol import subjects
-from shared.protocol.messages import Heartbeat
+from shared.protocol.executors import Heartbeat
 
 
 class LoadWatch:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import islice, zip_longest
 
-from shared.protocol.messages import ExecutorInfo, MeasureShape, PrefillChunk
+from shared.protocol.executors import ExecutorInfo
+from shared.protocol.measurements import MeasureShape, PrefillChunk
 
 SMALLEST_CHUNK = 16
 SMALLEST_CONTEXT = 32

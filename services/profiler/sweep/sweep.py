@@ -12,7 +12,8 @@ from shared.bus import Bus
 from shared.clock import Clock
 from shared.errors import NoResponderError, SlackwaterError
 from shared.protocol import subjects
-from shared.protocol.messages import ExecutorInfo, LatencySample, MeasuredShape, MeasureShape
+from shared.protocol.executors import ExecutorInfo
+from shared.protocol.measurements import LatencySample, MeasuredShape, MeasureShape
 
 logger = logging.getLogger(__name__)
 

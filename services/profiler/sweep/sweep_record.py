@@ -13,7 +13,8 @@ import msgspec
 
 from shared.errors import ConfigError
 from shared.protocol.codec import decode_record, encode_record
-from shared.protocol.messages import ExecutorInfo, MeasuredShape
+from shared.protocol.executors import ExecutorInfo
+from shared.protocol.measurements import MeasuredShape
 
 logger = logging.getLogger(__name__)
 

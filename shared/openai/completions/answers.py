@@ -23,8 +23,8 @@ from shared.openai.logprobs import LogprobsShape
 from shared.openai.shown_text import shown_output
 from shared.openai.tools.calls import ToolUse, split_calls
 from shared.openai.tools.definitions import finish_reason_of, message_call
-from shared.protocol.messages import ChoiceOutput
 from shared.protocol.sampling import FinishReason, SamplingParams
+from shared.protocol.tokens import ChoiceOutput
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,14 +79,14 @@ class PrefixCacheMirror:
     def apply(self, changes: CacheChanges) -> bool:
         """False where a message before it is missing. Those that come late, from before a whole one, change
         nothing."""
+        if changes.version <= self.version and not self.is_stale:
+            return True
         if changes.is_whole:
             self._forget(len(changes.blocks))
             self.is_stale = False
         elif self.is_stale:
             self._early.append(changes)
             return False
-        elif changes.version <= self.version:
-            return True
         elif changes.version > self.version + 1 or not changes.blocks:
             self._forget(1)
             self.is_stale = True
@@ -122,14 +122,8 @@ class PrefixCacheMirror:
 
 def count_leading(find: Callable[[bytes], bool | None], hashes: Sequence[bytes]) -> CachedPrefix:
     """``find``: whether a block is held, None where it is not found."""
-    num_blocks = num_held = 0
-    for key in hashes:
-        is_held = find(key)
-        if is_held is None:
-            break
-        num_blocks += 1
-        num_held += is_held
-    return CachedPrefix(num_blocks, num_held)
+    found: list[bool] = list(iter(map(find, hashes).__next__, None))  # up to the first None
+    return CachedPrefix(len(found), sum(found))
 
 
 def _split(packed: bytes) -> Iterator[bytes]:

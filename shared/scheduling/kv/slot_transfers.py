@@ -26,11 +26,6 @@ class SlotOperations:
         """Slots that cross the bus between host and device."""
         return len(self.restores) + len(self.checkpoints)
 
-    @property
-    def delays_execution(self) -> bool:
-        """The forward pass waits for some of them; for checkpoints it does not."""
-        return bool(self.moves or self.restores)
-
     def __bool__(self) -> bool:
         return bool(self.moves or self.restores or self.checkpoints)
 

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import chain
 
-from shared.scheduling.batch import BatchBuilder, Schedule
+from shared.scheduling.packing.batch import BatchBuilder
 from shared.scheduling.packing.packing import OfflineWork, OneWayPacking, StepState
 from shared.scheduling.packing.victims import Victims, schedulable
 from shared.scheduling.request import Kind, Request
+from shared.scheduling.schedule import Schedule
 from shared.scheduling.table import RequestTable
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from shared.scheduling.batch import BatchBuilder, Schedule
+from shared.scheduling.packing.batch import BatchBuilder
 from shared.scheduling.packing.deadline_queue import DeadlineQueue, Timed
 from shared.scheduling.packing.packing import OfflineWork, OneWayPacking, StepState
 from shared.scheduling.packing.victims import Victims, give_back_offline_blocks
 from shared.scheduling.request import Request
+from shared.scheduling.schedule import Schedule
 
 
 class DeadlinePacking(OneWayPacking):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from shared.scheduling.batch import Schedule
 from shared.scheduling.request import Kind
+from shared.scheduling.schedule import Schedule
 
 BASE_BATCH_SIZE = 128  # B_base of BROS section 4.2
 NEWEST_STEP_WEIGHT = 0.1  # in the moving average of step times
@@ -22,18 +22,17 @@ class Pace:
 
     def at(self, now_ms: float) -> Pace:
         """The same, at another time."""
-        return replace(self, now_ms=now_ms)
+        return Pace(now_ms, self.mean_step_ms, self.batch_size, self.last_kind)
 
     def after(self, schedule: Schedule, max_num_seqs: int) -> Pace:
         """Once the schedule starts: the batch size doubles, up to ``max_num_seqs``, unless an online request stayed
         out for lack of time; then it falls back (adaptive batch sizing, BROS section 4.2)."""
         batch_size = BASE_BATCH_SIZE if schedule.hit_time_limit else 2 * self.batch_size
         last_kind = schedule.entries[0].kind if schedule.entries else self.last_kind
-        return replace(self, batch_size=min(batch_size, max_num_seqs), last_kind=last_kind)
+        return Pace(self.now_ms, self.mean_step_ms, min(batch_size, max_num_seqs), last_kind)
 
     def measured(self, latency_ms: float) -> Pace:
         """A step ended that took so long."""
-        if self.mean_step_ms == 0.0:
-            return replace(self, mean_step_ms=latency_ms)
-        change = NEWEST_STEP_WEIGHT * (latency_ms - self.mean_step_ms)
-        return replace(self, mean_step_ms=self.mean_step_ms + change)
+        mean_ms = self.mean_step_ms or latency_ms
+        mean_ms += NEWEST_STEP_WEIGHT * (latency_ms - mean_ms)
+        return Pace(self.now_ms, mean_ms, self.batch_size, self.last_kind)

@@ -8,12 +8,15 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from shared.latency.model import LatencyModel
-from shared.scheduling.batch import BatchBuilder, Limits, Policy, Schedule, ScheduledRequest
 from shared.scheduling.kv.request_cache import NO_CACHE, RequestCache
+from shared.scheduling.limits import Limits
 from shared.scheduling.orders.offline.view import OfflineQueue, OfflineView, no_queue
+from shared.scheduling.packing.batch import BatchBuilder
 from shared.scheduling.packing.pace import Pace
 from shared.scheduling.packing.victims import schedulable
+from shared.scheduling.policy import Policy
 from shared.scheduling.request import Kind, Request
+from shared.scheduling.schedule import Schedule, ScheduledRequest
 from shared.scheduling.table import RequestTable
 
 

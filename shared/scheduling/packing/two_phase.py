@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from shared.scheduling.batch import BatchBuilder, Schedule, ScheduledRequest
 from shared.scheduling.orders.offline.view import OfflineQueue
+from shared.scheduling.packing.batch import BatchBuilder
 from shared.scheduling.packing.packing import StepState
 from shared.scheduling.packing.victims import Victims, give_back_offline_blocks, schedulable
 from shared.scheduling.request import Kind, Request
+from shared.scheduling.schedule import Schedule, ScheduledRequest
 from shared.scheduling.table import RequestTable
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shared.scheduling.batch import BatchBuilder
+from shared.scheduling.packing.batch import BatchBuilder
 from shared.scheduling.request import Kind, Request
 from shared.scheduling.table import RequestTable
 

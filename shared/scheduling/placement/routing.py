@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from shared.latency.features import BatchFeatures, attention_pairs
 from shared.latency.linear import LinearLatencyModel
 from shared.latency.model import LatencyModel
-from shared.scheduling.placement.prefix_record import BLOCK_TOKENS, PrefixRecord, Prompt
+from shared.scheduling.kv.prefix_cache import PrefixCache
+from shared.scheduling.placement.prompt import Prompt, SentPrompts
+from shared.scheduling.request import Kind
 
-MAX_BLOCKS = 16_384  # of one executor's record: half a million tokens in about 2 MB
 TOKEN_COUNTS = LinearLatencyModel(0, 1, 0, 0, 0, 0, 1)  # where no model is fitted yet: each token counts the same
 
 
@@ -23,14 +24,38 @@ class RoutingTarget:
     """One incarnation of an executor, and what is known of its online requests: those that went there from here as
     they are, those of others as of the executor's last word."""
 
-    def __init__(self, executor_id: str, epoch: str, max_num_batched_tokens: int, num_cache_tokens: int) -> None:
-        """``max_num_batched_tokens``: of a step; ``num_cache_tokens``: what its KV cache has room for."""
+    def __init__(
+        self,
+        executor_id: str,
+        epoch: str,
+        max_num_batched_tokens: int,
+        block_size: int,
+        num_blocks: int,
+        cache: PrefixCache,
+    ) -> None:
+        """``max_num_batched_tokens``: of a step; ``block_size``: tokens of a KV block, of which it has ``num_blocks``;
+        ``cache``: its prefix cache, as far as it is known here."""
         self.executor_id = executor_id
         self.epoch = epoch
-        self.prefixes = PrefixRecord(min(num_cache_tokens // BLOCK_TOKENS, MAX_BLOCKS))
+        self._block_size = block_size
+        self._num_blocks = num_blocks
+        self._cache = cache
+        self._uncomputed = SentPrompts()
+        self._num_given_blocks = 0
         self._step_tokens = max_num_batched_tokens
         self._sent = BatchFeatures()
         self._others = BatchFeatures()
+
+    @property
+    def num_given_blocks(self) -> int:
+        """Of the prompts that were sent there, as many as it has room for."""
+        return min(self._num_given_blocks, self._num_blocks)
+
+    def num_cached_tokens(self, prompt: Prompt) -> int:
+        """How much of the prompt's beginning should be there when its turn comes."""
+        hashes = prompt.hashes(self._block_size)
+        num_cached = self._cache.look_up(hashes, Kind.ONLINE).num_blocks
+        return max(num_cached, self._uncomputed.num_leading(hashes)) * self._block_size
 
     def observe(self, work: BatchFeatures) -> None:
         """The executor's own word on all its online requests: as prefill what is not computed of their prompts, as
@@ -57,10 +82,10 @@ class RoutingTarget:
 
     def answer_ms(self, prompt: Prompt, model: LatencyModel, num_output_tokens: float) -> float:
         """Until a request that is sent now has ``num_output_tokens``: the prompts before it, then its own but for what
-        should be cached, then decode steps beside all that is there. Constant time but for the prefix, which takes a
-        bisection."""
+        should be cached, then decode steps beside all that is there. Constant time but for the prefix, which takes as
+        long as it is."""
         work = self.work()
-        num_cached = self.prefixes.num_cached_tokens(prompt)
+        num_cached = self.num_cached_tokens(prompt)
         num_new = prompt.num_tokens - num_cached
         decodes = BatchFeatures(
             decode_kv_tokens=work.decode_kv_tokens + work.prefill_tokens + prompt.num_tokens,
@@ -74,9 +99,14 @@ class RoutingTarget:
 
     def send(self, prompt: Prompt) -> Route:
         """It counts as loaded by this request until the route's end."""
-        num_cached = self.prefixes.num_cached_tokens(prompt)
-        self.prefixes.add(prompt)
-        return Route(self, self._sent, prompt.num_tokens - num_cached, num_cached)
+        num_cached, hashes = self.num_cached_tokens(prompt), prompt.hashes(self._block_size)
+        self._uncomputed.add(hashes)
+        self._num_given_blocks += len(hashes)
+        return Route(self, self._sent, prompt.num_tokens - num_cached, num_cached, hashes)
+
+    def computed(self, hashes: Sequence[bytes]) -> None:
+        """A prompt with these blocks is not on its way any more: its executor says what it has of it."""
+        self._uncomputed.remove(hashes)
 
     def _prefill_ms(self, model: LatencyModel, num_tokens: int, num_requests: int, pairs: int) -> float:
         """In steps of equal size, as few as there can be."""
@@ -94,14 +124,22 @@ class RoutingTarget:
 class Route:
     """One request at its executor: a prompt to compute until ``answered``, a decode until ``end``."""
 
-    __slots__ = ("_has_ended", "_is_answered", "_load", "num_cached_tokens", "num_new_tokens", "target")
+    __slots__ = ("_has_ended", "_hashes", "_is_answered", "_load", "num_cached_tokens", "num_new_tokens", "target")
 
-    def __init__(self, target: RoutingTarget, load: BatchFeatures, num_new_tokens: int, num_cached_tokens: int) -> None:
-        """``load``: of the target, which it becomes a part of."""
+    def __init__(
+        self,
+        target: RoutingTarget,
+        load: BatchFeatures,
+        num_new_tokens: int,
+        num_cached_tokens: int,
+        hashes: Sequence[bytes],
+    ) -> None:
+        """``load``: of the target, which it becomes a part of; ``hashes``: of the prompt's blocks."""
         self.target = target
         self.num_new_tokens = num_new_tokens
         self.num_cached_tokens = num_cached_tokens
         self._load = load
+        self._hashes = hashes
         self._is_answered = False
         self._has_ended = False
         load.add_prefill(num_new_tokens, num_cached_tokens)
@@ -115,7 +153,7 @@ class Route:
         """Its first token has come; a later call changes nothing."""
         if not self._is_answered and not self._has_ended:
             self._is_answered = True
-            self._load.remove_prefill(self.num_new_tokens, self.num_cached_tokens)
+            self._leave_prefill()
             self._load.add_decode(self.num_tokens)
 
     def end(self) -> None:
@@ -126,7 +164,11 @@ class Route:
         if self._is_answered:
             self._load.remove_decode(self.num_tokens)
         else:
-            self._load.remove_prefill(self.num_new_tokens, self.num_cached_tokens)
+            self._leave_prefill()
+
+    def _leave_prefill(self) -> None:
+        self._load.remove_prefill(self.num_new_tokens, self.num_cached_tokens)
+        self.target.computed(self._hashes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +191,6 @@ def choose(options: Sequence[Option], prompt: Prompt, num_output_tokens: float) 
     def rank(option: Option) -> tuple[float, int, str]:
         model = option.model if has_models and option.model is not None else TOKEN_COUNTS
         target = option.target
-        return target.answer_ms(prompt, model, num_output_tokens), len(target.prefixes), target.executor_id
+        return target.answer_ms(prompt, model, num_output_tokens), target.num_given_blocks, target.executor_id
 
     return min(options, key=rank).target if options else None

@@ -12,16 +12,18 @@ from dataclasses import dataclass
 
 from shared.latency.features import BatchFeatures
 from shared.latency.model import LatencyModel
-from shared.scheduling.batch import Limits, Policy, Schedule, ScheduledRequest
 from shared.scheduling.kv.prefix_cache import CacheChanges, PrefixCacheMirror
 from shared.scheduling.kv.request_cache import HashedRequests
+from shared.scheduling.limits import Limits
 from shared.scheduling.orders.offline.view import OfflineQueue
 from shared.scheduling.orders.online.order import ClientCounters
 from shared.scheduling.packing.pace import Pace
 from shared.scheduling.packing.packing import StepState
 from shared.scheduling.packing.packings import packing_named
 from shared.scheduling.planning.expected_cache import ExpectedCache
+from shared.scheduling.policy import Policy
 from shared.scheduling.request import Kind, Request
+from shared.scheduling.schedule import Schedule, ScheduledRequest
 from shared.scheduling.strategy import Strategy
 from shared.scheduling.table import RequestTable
 
@@ -127,18 +129,19 @@ class ExecutorMirror:
         decode and every finished prompt gains one token, and a request at its length limit ends. EOS cannot be
         foreseen; the next word corrects it."""
         self.pace = self.pace.at(self.pace.now_ms + elapsed_ms)
+        now_ms, generate, advance = self.pace.now_ms, self.table.online_order.generate, self._slo.advance
         for entry in entries:
-            request = self.table.get(entry.request_id)
+            request = self.table.running(entry.kind).get(entry.request_id) or self.table.get(entry.request_id)
             if request is None:
                 continue
             request.num_in_flight_tokens = 0
             self._compute(request, entry.num_scheduled_tokens)
-            if request.num_remaining_tokens > 0:
+            if request.num_tokens > request.num_computed_tokens:
                 continue
             request.num_tokens += 1
-            if request.kind is Kind.ONLINE:
-                self.table.online_order.generate(request)
-                self._slo.advance(request, self.pace.now_ms)
+            if entry.kind is Kind.ONLINE:
+                generate(request)
+                advance(request, now_ms)
             if request.num_tokens >= request.max_total_tokens:
                 self.depart(entry.request_id)
 

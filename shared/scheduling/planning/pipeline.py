@@ -14,11 +14,12 @@ from copy import copy
 from dataclasses import dataclass
 
 from shared.latency.model import LatencyModel
-from shared.scheduling.batch import Policy, Schedule, ScheduledRequest
 from shared.scheduling.orders.offline.view import OfflineQueue
 from shared.scheduling.packing.packings import packing_named
 from shared.scheduling.planning.mirror import ExecutorMirror
+from shared.scheduling.policy import Policy
 from shared.scheduling.request import Request
+from shared.scheduling.schedule import Schedule, ScheduledRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +56,12 @@ class Pipeline:
         return [request.request_id for plan in self._plans for request in plan.entering]
 
     def observe(self, first_step: int, in_flight: Iterable[list[ScheduledRequest]]) -> None:
-        """The executor's word, after the mirror has taken over the rest of it: the steps in flight, oldest first, and
-        the step that it starts next. Where none is in flight, plans on their way may be lost and are forgotten."""
+        """The executor's word, after the mirror has taken over the rest of it, requests in flight as they are: the
+        steps in flight, oldest first, and the step that it starts next. Where none is in flight, plans on their way may
+        be lost and are forgotten."""
         self._first_step = first_step
-        self._in_flight.clear()
+        self._in_flight = deque(in_flight)
         self._num_played = 0
-        for entries in in_flight:
-            self._start(entries)
         while self._plans and (self._plans[0].step < first_step or not self._in_flight):
             self._plans.popleft()
 
@@ -92,12 +92,9 @@ class Pipeline:
         while len(self._in_flight) >= self._depth or any(self._is_in_flight(entry) for entry in entries):
             self._end_oldest(policy, model)
         self._mirror.preempt(plan.schedule.preempted)
-        self._start(entries)
-        self._mirror.pace = self._mirror.pace.after(plan.schedule, self._mirror.limits.max_num_seqs)
-
-    def _start(self, entries: list[ScheduledRequest]) -> None:
         self._mirror.start(entries)
         self._in_flight.append(entries)
+        self._mirror.pace = self._mirror.pace.after(plan.schedule, self._mirror.limits.max_num_seqs)
 
     def _end_oldest(self, policy: Policy, model: LatencyModel) -> None:
         """Steps leave a pipeline one after another, a K-th of their time apart."""

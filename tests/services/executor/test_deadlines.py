@@ -14,24 +14,20 @@ from shared.latency.features import BatchFeatures
 from shared.latency.linear import LinearLatencyModel
 from shared.latency.model import LatencyModel
 from shared.protocol.codec import decode, encode
-from shared.protocol.messages import (
-    EngineSpec,
-    ExecutorInfo,
-    GenerateRequest,
-    OfflineRequest,
-    PlanSource,
-    StepPlan,
-    StepStarted,
-)
+from shared.protocol.executors import EngineSpec, ExecutorInfo
+from shared.protocol.offline import OfflineRequest
+from shared.protocol.requests import GenerateRequest
 from shared.protocol.sampling import SamplingParams
+from shared.protocol.steps import PlanSource, StepPlan, StepStarted
 from shared.replica.engine import StepResult
 from shared.replica.offline_pool import OfflinePool
 from shared.replica.replica import Replica, ended_request
-from shared.replica.scheduler import AsyncScheduler
-from shared.scheduling.batch import Limits, Policy
+from shared.replica.scheduler import Scheduler
+from shared.scheduling.limits import Limits
 from shared.scheduling.orders.offline.fair_share import FairShare
 from shared.scheduling.orders.offline.fcfs import FcfsOrder
 from shared.scheduling.packing.token_slo import TokenSlo
+from shared.scheduling.policy import Policy
 from shared.scheduling.request import Kind
 from shared.scheduling.strategy import Strategy
 from tests.shared.replica.factories import KV_STRATEGIES
@@ -83,7 +79,7 @@ class Stack:
         self.replica = Replica(LIMITS, SPEC, None, self.strategy, lambda: self.clock.now_ms)
         self.pool = OfflinePool(FairShare(FcfsOrder()), lambda: None, lambda _, __: None)
         info = msgspec.structs.replace(INFO, strategy=self.strategy)
-        self.scheduler = AsyncScheduler(info, self.pool, self.tuning, self.clock)
+        self.scheduler = Scheduler(info, self.pool, self.tuning, self.clock)
         self.said: list[StepStarted] = []
 
     def tuning(self) -> tuple[Policy, LatencyModel]:

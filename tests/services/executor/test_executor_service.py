@@ -17,24 +17,16 @@ from shared.clock import SystemClock
 from shared.errors import ConfigError, ModelError
 from shared.protocol import subjects
 from shared.protocol.budgets import BudgetRecord
+from shared.protocol.executors import ExecutorInfo, Heartbeat
 from shared.protocol.latency_models import LatencyModelRecord, LinearCoefficients
-from shared.protocol.messages import (
-    ExecutorInfo,
-    GenerateRequest,
-    Heartbeat,
-    Kind,
-    LatencySample,
-    MeasuredShape,
-    MeasureShape,
-    OfflineResult,
-    PlanSource,
-    PrefillChunk,
-    StepPlan,
-    StepStarted,
-    StepTokens,
-)
+from shared.protocol.measurements import LatencySample, MeasuredShape, MeasureShape, PrefillChunk
+from shared.protocol.offline import OfflineResult
+from shared.protocol.requests import GenerateRequest
 from shared.protocol.sampling import FinishReason, SamplingParams
-from shared.scheduling.batch import ScheduledRequest
+from shared.protocol.steps import PlanSource, StepPlan, StepStarted
+from shared.protocol.tokens import StepTokens
+from shared.scheduling.request import Kind
+from shared.scheduling.schedule import ScheduledRequest
 from shared.scheduling.strategy import Strategy
 from shared.text.tokenizer import Tokenizer
 

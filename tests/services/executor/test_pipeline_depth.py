@@ -19,26 +19,20 @@ from shared.errors import ConfigError, EngineError, EngineLostError
 from shared.latency.linear import LinearLatencyModel
 from shared.latency.model import LatencyModel
 from shared.protocol import subjects
-from shared.protocol.messages import (
-    EndedRequest,
-    EngineSpec,
-    ExecutorInfo,
-    GenerateRequest,
-    OfflineRequest,
-    OfflineResult,
-    PlanSource,
-    StepPlan,
-    StepStarted,
-    StepTokens,
-)
+from shared.protocol.executors import EngineSpec, ExecutorInfo
+from shared.protocol.offline import OfflineRequest, OfflineResult
+from shared.protocol.requests import GenerateRequest
 from shared.protocol.sampling import FinishReason, SamplingParams
+from shared.protocol.steps import EndedRequest, PlanSource, StepPlan, StepStarted
+from shared.protocol.tokens import StepTokens
 from shared.replica.engine import Engine, StepBatch, StepResult
 from shared.replica.offline_pool import OfflinePool
 from shared.replica.replica import Replica, ended_request
-from shared.replica.scheduler import AsyncScheduler
-from shared.scheduling.batch import Limits, Policy
+from shared.replica.scheduler import Scheduler
+from shared.scheduling.limits import Limits
 from shared.scheduling.orders.offline.fair_share import FairShare
 from shared.scheduling.orders.offline.fcfs import FcfsOrder
+from shared.scheduling.policy import Policy
 from shared.scheduling.request import Kind
 from shared.scheduling.strategy import Strategy
 from shared.simulation.stages import Stages
@@ -89,7 +83,7 @@ class Peer:
         self.failed: set[str] = set()
         self.pool = OfflinePool(FairShare(FcfsOrder()), lambda: None, lambda _, __: None)
         info = make_info(strategy, 6, pipeline_depth=depth)
-        self.scheduler = AsyncScheduler(info, self.pool, self.tuning, SystemClock())
+        self.scheduler = Scheduler(info, self.pool, self.tuning, SystemClock())
         self.plans: dict[int, StepPlan] = {}
         self.in_flight: deque[StepBatch] = deque()
         self.max_in_flight = 0
@@ -331,7 +325,7 @@ class Site:
         return executor
 
     async def _listen(self, bus: Bus, info: ExecutorInfo) -> None:
-        scheduler = AsyncScheduler(info, self._pool, lambda: (Policy(), NO_TIME), SystemClock())
+        scheduler = Scheduler(info, self._pool, lambda: (Policy(), NO_TIME), SystemClock())
 
         async def on_step(message: StepStarted) -> None:
             self.steps.append(message)

@@ -19,7 +19,7 @@ from shared.clock import Clock
 from shared.openai.completions.requests import CHAT, ServedModel
 from shared.protocol import subjects
 from shared.protocol.batches import BatchRecord, FileObject
-from shared.protocol.messages import OfflineRequest, OfflineResult
+from shared.protocol.offline import OfflineRequest, OfflineResult
 from shared.protocol.sampling import FinishReason
 from shared.text.tokenizer import Tokenizer
 

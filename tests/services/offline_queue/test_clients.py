@@ -16,7 +16,8 @@ from shared.bus import Bus
 from shared.protocol import subjects
 from shared.protocol.batches import BatchRecord
 from shared.protocol.batches import FileObject as FileRecord
-from shared.protocol.messages import Heartbeat, StepStarted
+from shared.protocol.executors import Heartbeat
+from shared.protocol.steps import StepStarted
 from tests.services.gateway.gateway_rig import MODEL, GatewayRig, wait_until
 
 WAIT_S = 60.0

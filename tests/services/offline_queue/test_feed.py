@@ -6,7 +6,7 @@ import pytest
 
 from services.offline_queue.batches.progress import REQUEST_BYTES, BatchProgress
 from shared.bus import Bus
-from shared.protocol.messages import OfflineResult
+from shared.protocol.offline import OfflineResult
 from shared.protocol.sampling import FinishReason
 from shared.replica.offline_pool import OfflinePool
 from shared.scheduling.orders.offline.fair_share import FairShare

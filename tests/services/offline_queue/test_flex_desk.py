@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from services.offline_queue.flex_desk import NEWCOMER_SHARE, SILENCE_S, WINDOW_S, FlexDesk
 from shared.protocol.flex import FlexHeld, FlexSubmit, flex_batch
-from shared.protocol.messages import GenerateRequest, OfflineRequest
+from shared.protocol.offline import OfflineRequest
+from shared.protocol.requests import GenerateRequest
 from shared.protocol.sampling import SamplingParams
 from shared.replica.offline_pool import OfflinePool
 from shared.scheduling.orders.offline.fair_share import FairShare

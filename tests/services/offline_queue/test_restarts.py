@@ -21,7 +21,7 @@ from shared.bus import Bus
 from shared.bus.growing_object import CHUNKS, DESCRIPTIONS, STREAM
 from shared.protocol import subjects
 from shared.protocol.batches import BatchRecord
-from shared.protocol.messages import OfflineRequest, OfflineResult
+from shared.protocol.offline import OfflineRequest, OfflineResult
 from shared.protocol.sampling import FinishReason
 from tests.conftest import free_port, nats_server_binary, wait_for_port
 from tests.services.offline_queue.batch_desk import (

@@ -15,18 +15,14 @@ from services.offline_queue.batches.manager import BatchManager
 from shared.bus import Bus
 from shared.protocol import subjects
 from shared.protocol.batches import BatchRecord
-from shared.protocol.messages import (
-    GenerateRequest,
-    Kind,
-    OfflineFailure,
-    OfflineRequest,
-    OfflineResult,
-    StepStarted,
-)
+from shared.protocol.offline import OfflineFailure, OfflineRequest, OfflineResult
+from shared.protocol.requests import GenerateRequest
 from shared.protocol.sampling import FinishReason, SamplingParams
+from shared.protocol.steps import StepStarted
 from shared.replica.offline_pool import OfflinePool
 from shared.scheduling.orders.offline.fair_share import FairShare
 from shared.scheduling.orders.offline.fcfs import FcfsOrder
+from shared.scheduling.request import Kind
 from tests.services.gateway.gateway_rig import MODEL as SERVED
 from tests.services.gateway.gateway_rig import GatewayRig
 from tests.services.offline_queue.batch_desk import MODEL, TIMEOUT_S, TOKENIZER, Desk, ManualClock, chat_line
@@ -146,7 +142,7 @@ async def test_invalid_lines_are_not_tried(desk: Desk) -> None:
 
 
 def test_suspects_enter_one_at_a_time() -> None:
-    """See ``AsyncScheduler._candidates``."""
+    """See ``Scheduler._candidates``."""
     pool = OfflinePool(FairShare(FcfsOrder()), lambda: None, lambda _, __: None)
     pool.add([_request(line) for line in range(1, 4)])
     pool.retry("batch_1.1", 1)

@@ -15,7 +15,7 @@ from shared.clock import SystemClock
 from shared.latency.features import BatchFeatures
 from shared.latency.roofline import RooflineLatencyModel
 from shared.protocol import subjects
-from shared.protocol.messages import LatencySample
+from shared.protocol.measurements import LatencySample
 from tests.services.profiler.profiling import KEY, model_of, running, until
 
 GPU = RooflineLatencyModel.named("llama2-7b", "a100-40g")

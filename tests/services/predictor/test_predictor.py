@@ -14,7 +14,7 @@ from shared.latency.features import BatchFeatures
 from shared.latency.linear import LinearLatencyModel
 from shared.protocol import subjects
 from shared.protocol.latency_models import LatencyModelRecord
-from shared.protocol.messages import LatencySample
+from shared.protocol.measurements import LatencySample
 from tests.services.profiler.profiling import KEY, TRUTH, model_of, predicted, running, until
 from tests.shared.latency.shapes import make_shape
 

@@ -15,8 +15,9 @@ from shared.latency.linear import LinearLatencyModel
 from shared.latency.model import LatencyModel
 from shared.process.service import Service
 from shared.protocol import subjects
+from shared.protocol.executors import EngineSpec, ExecutorCounters, ExecutorInfo, Heartbeat
 from shared.protocol.latency_models import LatencyModelRecord
-from shared.protocol.messages import EngineSpec, ExecutorCounters, ExecutorInfo, Heartbeat, MeasuredShape, MeasureShape
+from shared.protocol.measurements import MeasuredShape, MeasureShape
 from tests.shared.latency.shapes import make_shape
 
 KEY = "model.torch.cpu-2t.float32"

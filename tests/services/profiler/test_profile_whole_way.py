@@ -19,8 +19,8 @@ from shared.latency.model import LatencyModel
 from shared.latency.roofline import RooflineLatencyModel
 from shared.protocol import subjects
 from shared.protocol.budgets import BudgetRecord
+from shared.protocol.executors import ExecutorInfo
 from shared.protocol.latency_models import LatencyModelRecord
-from shared.protocol.messages import ExecutorInfo
 from tests.services.profiler.profiling import running, until
 from tests.shared.latency.shapes import make_shape
 

@@ -23,7 +23,7 @@ from shared.latency.features import BatchFeatures
 from shared.protocol import subjects
 from shared.protocol.budgets import BudgetRecord
 from shared.protocol.latency_models import LatencyModelRecord, LinearCoefficients
-from shared.protocol.messages import LatencySample, MeasuredShape, MeasureShape, PrefillChunk
+from shared.protocol.measurements import LatencySample, MeasuredShape, MeasureShape, PrefillChunk
 from shared.scheduling.strategy import Strategy
 from tests.services.profiler.profiling import (
     KEY,

@@ -17,15 +17,10 @@ from shared.errors import NotFoundOnBusError
 from shared.latency.histogram import LatencyHistogram
 from shared.protocol import subjects
 from shared.protocol.budgets import BudgetRecord, BudgetSource
+from shared.protocol.executors import ExecutorCounters, Heartbeat
 from shared.protocol.latency_models import LatencyModelRecord
-from shared.protocol.messages import (
-    ExecutorCounters,
-    FinishedOnline,
-    Heartbeat,
-    OfflineLength,
-    OfflineSample,
-    OnlineServed,
-)
+from shared.protocol.offline import OfflineLength, OfflineSample
+from shared.protocol.online import FinishedOnline, OnlineServed
 from shared.protocol.slo_profile import (
     Knob,
     ProfileReply,

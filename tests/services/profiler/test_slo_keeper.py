@@ -14,7 +14,8 @@ from services.profiler.slo.keeper import USUAL_OFFLINE, PublishedModel, SloKeepe
 from services.profiler.slo.settings import SloSettings
 from shared.latency.histogram import LatencyHistogram
 from shared.protocol.latency_models import LatencyModelRecord, LinearCoefficients
-from shared.protocol.messages import FinishedOnline, OfflineLength, OnlineServed
+from shared.protocol.offline import OfflineLength
+from shared.protocol.online import FinishedOnline, OnlineServed
 from shared.protocol.slo_profile import Knob, SloProfileRecord
 from shared.protocol.slo_status import SloState
 from tests.services.profiler.profiling import KEY, executor_info

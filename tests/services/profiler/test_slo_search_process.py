@@ -10,7 +10,7 @@ import pytest
 
 from services.profiler.slo.job import SloJob
 from services.profiler.slo.search_process import SearchError, search_aside
-from shared.protocol.messages import OfflineLength
+from shared.protocol.offline import OfflineLength
 from shared.protocol.slo_profile import Trial
 from shared.scheduling.strategy import Strategy
 from tests.services.profiler.profiling import executor_info, until

@@ -9,7 +9,7 @@ from loadgen.report.slo import parse_slo
 from loadgen.workload.traces import TraceRequest
 from services.profiler.slo.workload import LONGEST_OPEN_S, Workload, WorkloadRecorder, drift
 from shared.latency.histogram import LatencyHistogram
-from shared.protocol.messages import FinishedOnline, OnlineServed
+from shared.protocol.online import FinishedOnline, OnlineServed
 from shared.watch.online_latencies import OnlineLatencies, RollingLatencies
 
 

@@ -12,7 +12,8 @@ from shared.bus.growing_object import CHUNKS, STREAM
 from shared.errors import BusError, ConflictError, NoResponderError, NotFoundOnBusError
 from shared.protocol import subjects
 from shared.protocol.batches import FileObject
-from shared.protocol.messages import AbortRequests, OfflineResult
+from shared.protocol.offline import OfflineResult
+from shared.protocol.requests import AbortRequests
 from shared.protocol.sampling import FinishReason
 
 

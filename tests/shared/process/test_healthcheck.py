@@ -10,7 +10,7 @@ from threading import Thread
 
 from shared.bus import Bus
 from shared.protocol import subjects
-from shared.protocol.messages import ServiceStatus
+from shared.protocol.services import ServiceStatus
 
 
 async def check(target: str, nats_url: str) -> tuple[int, str]:

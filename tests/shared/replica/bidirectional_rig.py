@@ -5,12 +5,16 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from shared.protocol.messages import ExecutorCounters, GenerateRequest, StepPlan
+from shared.protocol.executors import ExecutorCounters
+from shared.protocol.requests import GenerateRequest
 from shared.protocol.sampling import SamplingParams
+from shared.protocol.steps import StepPlan
 from shared.replica.engine import Engine
 from shared.replica.replica import Replica
-from shared.scheduling.batch import Limits, Policy, ScheduledRequest
+from shared.scheduling.limits import Limits
+from shared.scheduling.policy import Policy
 from shared.scheduling.request import Kind
+from shared.scheduling.schedule import ScheduledRequest
 from shared.scheduling.strategy import Strategy
 from tests.shared.scheduling.factories import MODEL
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from shared.protocol.messages import EngineSpec, ExecutorInfo
+from shared.protocol.executors import EngineSpec, ExecutorInfo
 from shared.scheduling.strategy import Strategy
 
 SPEC = EngineSpec("m", "sim", "none", "float16", 512, 49152, 16, 48, (2,))

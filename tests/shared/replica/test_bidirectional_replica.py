@@ -9,11 +9,16 @@ import pytest
 from services.executor.measure import ScratchBatch
 from shared.errors import EngineError
 from shared.latency.linear import LinearLatencyModel
-from shared.protocol.messages import EngineSpec, GenerateRequest, MeasureShape, PrefillChunk, StepPlan
+from shared.protocol.executors import EngineSpec
+from shared.protocol.measurements import MeasureShape, PrefillChunk
+from shared.protocol.requests import GenerateRequest
 from shared.protocol.sampling import FinishReason, SamplingParams
+from shared.protocol.steps import StepPlan
 from shared.replica.replica import Replica
-from shared.scheduling.batch import Limits, Policy, ScheduledRequest
+from shared.scheduling.limits import Limits
+from shared.scheduling.policy import Policy
 from shared.scheduling.request import Kind
+from shared.scheduling.schedule import ScheduledRequest
 from shared.scheduling.strategy import Strategy
 from tests.services.executor.engines.slot_engine import SlotEngine
 
@@ -23,10 +28,16 @@ Results = dict[str, tuple[list[int], FinishReason]]
 
 
 def make_replica(
-    num_blocks: int, num_host_slots: int = 1000, tokens: int = 64, fail: float = 0.0, seed: int = 0
+    num_blocks: int,
+    num_host_slots: int = 1000,
+    tokens: int = 64,
+    fail: float = 0.0,
+    seed: int = 0,
+    swap_ms_per_slot: float = 0.0,
 ) -> tuple[Replica, SlotEngine]:
     spec = EngineSpec("m", "sim", "none", "float16", 512, 49152, 16, num_blocks, (2,), num_host_slots=num_host_slots)
-    replica = Replica(Limits(16, num_blocks, tokens, 32), spec, None, strategy=Strategy(kv_sharing="bidirectional"))
+    limits = Limits(16, num_blocks, tokens, 32, swap_ms_per_slot)
+    replica = Replica(limits, spec, None, strategy=Strategy(kv_sharing="bidirectional"))
     return replica, SlotEngine(spec, fail=fail, seed=seed)
 
 
@@ -39,11 +50,13 @@ def make_request(request_id: str, prompt: int, max_tokens: int, kind: Kind, firs
 
 
 def step(replica: Replica, engine: SlotEngine, policy: Policy = ANY, plan: StepPlan | None = None) -> int:
-    """One step; returns how many requests ran."""
+    """One step, with the copies of the next one before it; returns how many requests ran."""
     batch = replica.begin(replica.schedule(plan, policy, MODEL), 0)
     replica.pool.check_integrity()
     replica.table.check_integrity()
     if batch.sequences:
+        for copies in (*batch.copies, *replica.copies_ahead):
+            engine.start_copies(copies)
         try:
             replica.finish(engine.execute(batch))
         except EngineError as error:
@@ -77,9 +90,9 @@ def random_plan(replica: Replica, rng: random.Random) -> StepPlan:
     return StepPlan("executor-0", "epoch", 0, entries, [], lost, 0.0)
 
 
-@pytest.mark.parametrize("num_host_slots", [1000, 40])
+@pytest.mark.parametrize(("num_host_slots", "swap_ms_per_slot"), [(1000, 0.0), (1000, 5.0), (40, 5.0)])
 @pytest.mark.parametrize("seed", range(6))
-def test_outputs_do_not_depend_on_who_shares_what(seed: int, num_host_slots: int) -> None:
+def test_outputs_do_not_depend_on_who_shares_what(seed: int, num_host_slots: int, swap_ms_per_slot: float) -> None:
     rng = random.Random(seed)
     requests = [
         make_request(
@@ -87,7 +100,7 @@ def test_outputs_do_not_depend_on_who_shares_what(seed: int, num_host_slots: int
         )
         for n in range(40)
     ]
-    replica, engine = make_replica(24, num_host_slots)
+    replica, engine = make_replica(24, num_host_slots, swap_ms_per_slot=swap_ms_per_slot)
     results: Results = {}
     waiting = list(requests)
     while waiting or replica.has_work:
@@ -102,13 +115,14 @@ def test_outputs_do_not_depend_on_who_shares_what(seed: int, num_host_slots: int
     assert replica.pool.num_free == 24
 
 
+@pytest.mark.parametrize("swap_ms_per_slot", [0.0, 5.0])
 @pytest.mark.parametrize("seed", range(4))
-def test_failed_steps_leave_no_garbage_in_any_output(seed: int) -> None:
+def test_failed_steps_leave_no_garbage_in_any_output(seed: int, swap_ms_per_slot: float) -> None:
     rng = random.Random(seed)
     requests = [
         make_request(f"{n}", rng.randint(1, 150), rng.randint(1, 60), rng.choice(list(Kind))) for n in range(40)
     ]
-    replica, engine = make_replica(24, 200, fail=0.02, seed=seed)
+    replica, engine = make_replica(24, 200, fail=0.02, seed=seed, swap_ms_per_slot=swap_ms_per_slot)
     results: Results = {}
     waiting = list(requests)
     while waiting or replica.has_work:
@@ -166,6 +180,29 @@ def test_online_requests_never_wait_for_blocks_that_offline_requests_hold(seed: 
             if its_batch.sequences:
                 each.finish(its_engine.execute(its_batch))
     assert replica.totals.pauses > 0 and replica.totals.finished_online == 40
+
+
+@pytest.mark.parametrize(("swap_ms_per_slot", "is_ahead"), [(5.0, True), (0.0001, False)])
+def test_what_comes_back_does_so_beside_a_step_where_others_would_wait_long(
+    swap_ms_per_slot: float, is_ahead: bool
+) -> None:
+    replica, engine = make_replica(num_blocks=12, tokens=256, swap_ms_per_slot=swap_ms_per_slot)
+    replica.submit(make_request("off", 100, 30, Kind.OFFLINE))
+    step(replica, engine)
+    replica.submit(make_request("on", 120, 8, Kind.ONLINE))
+    while "on" in replica.table:
+        step(replica, engine)
+    replica.submit(make_request("small", 20, 8, Kind.ONLINE, 500))
+    batch = replica.begin(replica.schedule(None, ANY, MODEL), 0)
+    assert [each.request_id for each in batch.sequences] == (["small"] if is_ahead else ["small", "off"])
+    (copies,) = replica.copies_ahead if is_ahead else batch.copies
+    assert copies.restores and is_ahead is not bool(batch.copies)
+    engine.start_copies(copies)
+    replica.finish(engine.execute(batch))
+    batch = replica.begin(replica.schedule(None, ANY, MODEL), 1)
+    assert [each.request_id for each in batch.sequences] == ["small", "off"]
+    assert list(batch.copies) == ([copies] if is_ahead else []) and not replica.copies_ahead
+    replica.finish(engine.execute(batch))
 
 
 def test_beside_an_online_request_an_offline_one_goes_on_and_then_moves() -> None:

@@ -11,12 +11,17 @@ from services.executor.engines.sim import SimEngine
 from services.executor.measure import ScratchBatch
 from shared.errors import EngineError
 from shared.latency.linear import LinearLatencyModel
-from shared.protocol.messages import EngineSpec, GenerateRequest, MeasureShape, PrefillChunk, StepPlan
+from shared.protocol.executors import EngineSpec
+from shared.protocol.measurements import MeasureShape, PrefillChunk
+from shared.protocol.requests import GenerateRequest
 from shared.protocol.sampling import FinishReason, SamplingParams
+from shared.protocol.steps import StepPlan
 from shared.replica.engine import StepBatch, StepResult
 from shared.replica.replica import Replica
-from shared.scheduling.batch import Limits, Policy, ScheduledRequest
+from shared.scheduling.limits import Limits
+from shared.scheduling.policy import Policy
 from shared.scheduling.request import Kind
+from shared.scheduling.schedule import ScheduledRequest
 from shared.scheduling.strategy import Strategy
 from shared.text.tokenizer import Tokenizer
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from shared.latency.features import BatchFeatures
-from shared.scheduling.batch import Limits, Policy
+from shared.scheduling.limits import Limits
 from shared.scheduling.packing.pace import Pace
 from shared.scheduling.packing.packing import StepState
+from shared.scheduling.policy import Policy
 from shared.scheduling.request import Request
 from shared.scheduling.table import RequestTable
 from tests.shared.scheduling.factories import MODEL, make_decode, make_request, step_state

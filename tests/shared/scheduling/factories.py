@@ -8,13 +8,15 @@ from collections.abc import Iterable
 
 from shared.latency.features import BatchFeatures
 from shared.latency.linear import LinearLatencyModel
-from shared.scheduling.batch import Limits, Policy, Schedule, ScheduledRequest
+from shared.scheduling.limits import Limits
 from shared.scheduling.orders.offline.view import OfflineQueue
 from shared.scheduling.orders.online.order import OnlineOrder
 from shared.scheduling.packing.pace import Pace
 from shared.scheduling.packing.packing import StepState
 from shared.scheduling.packing.two_phase import TwoPhasePacking
+from shared.scheduling.policy import Policy
 from shared.scheduling.request import Kind, Request
+from shared.scheduling.schedule import Schedule, ScheduledRequest
 from shared.scheduling.table import RequestTable
 
 _numbers = itertools.count()

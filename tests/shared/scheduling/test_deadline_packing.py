@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.latency.features import BatchFeatures
-from shared.scheduling.batch import Schedule, ScheduledRequest
 from shared.scheduling.packing.packing import StepState
 from shared.scheduling.packing.packings import packing_named
 from shared.scheduling.request import Kind, Request
+from shared.scheduling.schedule import Schedule, ScheduledRequest
 from tests.shared.scheduling.deadlines import (
     LIMITS,
     PACE,

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.scheduling.batch import Schedule, ScheduledRequest
 from shared.scheduling.packing.deadline_queue import DeadlineQueue, remaining_ms
 from shared.scheduling.packing.pace import BASE_BATCH_SIZE, Pace
 from shared.scheduling.packing.token_slo import TokenSlo
 from shared.scheduling.request import Kind, Request
+from shared.scheduling.schedule import Schedule, ScheduledRequest
 from tests.shared.scheduling.deadlines import (
     LIMITS,
     NOW_MS,

@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.scheduling.batch import Limits, Schedule
+from shared.scheduling.limits import Limits
 from shared.scheduling.orders.offline.view import no_queue
 from shared.scheduling.packing.packing import StepState
 from shared.scheduling.packing.packings import PACKINGS, packing_named
 from shared.scheduling.request import Kind, Request
+from shared.scheduling.schedule import Schedule
 from shared.scheduling.strategy import PRESETS, Strategy, preset_named
 from shared.scheduling.table import RequestTable
 from tests.shared.scheduling.deadlines import PACE, held_online, make_state, make_timed_table

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from shared.scheduling.batch import Limits, Policy, ScheduledRequest
+from shared.scheduling.limits import Limits
 from shared.scheduling.orders.offline.view import no_queue
 from shared.scheduling.planning.mirror import ExecutorMirror
+from shared.scheduling.policy import Policy
 from shared.scheduling.request import Kind, Request
+from shared.scheduling.schedule import ScheduledRequest
 from shared.scheduling.strategy import Strategy
 from tests.shared.scheduling.factories import (
     MODEL,

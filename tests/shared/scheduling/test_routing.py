@@ -10,12 +10,15 @@ from hypothesis import strategies as st
 
 from shared.latency.features import BatchFeatures
 from shared.latency.linear import LinearLatencyModel
-from shared.scheduling.placement.prefix_record import BLOCK_TOKENS, Prompt
+from shared.scheduling.kv.block_hash import hash_chain
+from shared.scheduling.kv.prefix_cache import BlockChanges, CacheChanges, PrefixCacheMirror
+from shared.scheduling.placement.prompt import Prompt, SentPrompts
 from shared.scheduling.placement.routing import Option, Route, RoutingTarget, choose
 from tests.shared.scheduling.factories import MODEL
 
 STEP_TOKENS = 512
 OUTPUT_TOKENS = 50.0
+BLOCK_TOKENS = 32
 SHARED = list(range(20 * BLOCK_TOKENS))
 SLOW = LinearLatencyModel(*(10 * coefficient for coefficient in MODEL.coefficients()))
 
@@ -24,20 +27,30 @@ works = st.builds(
 )
 
 
-def make_target(executor_id: str = "executor-0", work: BatchFeatures | None = None) -> RoutingTarget:
-    target = RoutingTarget(executor_id, "epoch-1", STEP_TOKENS, num_cache_tokens=100_000)
+def make_target(
+    executor_id: str = "executor-0", work: BatchFeatures | None = None, cached: list[int] | None = None
+) -> RoutingTarget:
+    """``cached``: tokens of a prompt whose full blocks are in its prefix cache."""
+    cache = PrefixCacheMirror()
+    hashes = hash_chain(cached or [], BLOCK_TOKENS)
+    cache.apply(CacheChanges(1, True, (BlockChanges(free=b"".join(hashes)),)))
+    target = RoutingTarget(executor_id, "epoch-1", STEP_TOKENS, BLOCK_TOKENS, 3000, cache)
     target.observe(work or BatchFeatures())
     return target
 
 
 def make_prompt(num_tokens: int, first: int = 0) -> Prompt:
-    return Prompt.of(list(range(first, first + num_tokens)))
+    return Prompt(list(range(first, first + num_tokens)))
 
 
 def chosen(prompt: Prompt, *targets: RoutingTarget) -> str:
     target = choose([Option(each, MODEL) for each in targets], prompt, OUTPUT_TOKENS)
     assert target is not None
     return target.executor_id
+
+
+def num_common(one: str, other: str) -> int:
+    return next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 @given(st.lists(works, min_size=1, max_size=6), st.integers(1, 3000), st.randoms(use_true_random=False))
@@ -63,10 +76,8 @@ def test_more_work_is_never_answered_sooner(work: BatchFeatures, more: BatchFeat
 
 @given(works, st.integers(0, 20), st.integers(1, 600))
 def test_a_cached_prefix_never_makes_the_answer_later(work: BatchFeatures, num_shared: int, num_own: int) -> None:
-    cold, warm = make_target(work=work), make_target()
-    warm.send(Prompt.of(SHARED)).end()
-    warm.observe(work)
-    prompt = Prompt.of(SHARED[: num_shared * BLOCK_TOKENS] + list(range(70_000, 70_000 + num_own)))
+    cold, warm = make_target(work=work), make_target(work=work, cached=SHARED)
+    prompt = Prompt(SHARED[: num_shared * BLOCK_TOKENS] + list(range(70_000, 70_000 + num_own)))
     without = cold.answer_ms(prompt, MODEL, OUTPUT_TOKENS)
     assert warm.answer_ms(prompt, MODEL, OUTPUT_TOKENS) <= without * (1 + 1e-9)
 
@@ -74,23 +85,53 @@ def test_a_cached_prefix_never_makes_the_answer_later(work: BatchFeatures, num_s
 def test_a_prefix_outweighs_load_exactly_as_far_as_it_saves_time() -> None:
     """640 shared tokens take 320 ms to compute; each prompt of 100 tokens that waits there
     takes 50 and more."""
-    warm, cold = make_target("executor-0"), make_target("executor-1")
-    warm.send(Prompt.of(SHARED)).end()
-    prompt = Prompt.of([*SHARED, 1, 2, 3])
+    warm, cold = make_target("executor-0", cached=SHARED), make_target("executor-1")
+    prompt = Prompt([*SHARED, 1, 2, 3])
     waiting = 0
     while chosen(prompt, cold, warm) == "executor-0":
         warm.send(make_prompt(100, first=1000 * (waiting + 1)))
         waiting += 1
-    saved_ms = cold.answer_ms(prompt, MODEL, OUTPUT_TOKENS) - make_target().answer_ms(Prompt(3, []), MODEL, 50.0)
+    saved_ms = cold.answer_ms(prompt, MODEL, OUTPUT_TOKENS) - make_target().answer_ms(Prompt([1, 2, 3]), MODEL, 50.0)
     assert 1 < waiting < saved_ms / 50
-    assert chosen(Prompt.of([*range(9000, 9000 + 640)]), cold, warm) == "executor-1"
+    assert chosen(Prompt([*range(9000, 9000 + 640)]), cold, warm) == "executor-1"
 
 
 def test_unlike_prompts_spread_over_idle_executors_and_like_ones_stay() -> None:
-    targets = [make_target(f"executor-{index}") for index in range(3)]
-    went = [self_ending(make_prompt(64, first=1000 * number), targets) for number in range(6)]
+    targets = [make_target(f"executor-{index}", cached=SHARED if index == 1 else None) for index in range(3)]
+    went = [self_ending(make_prompt(65, first=1000 * number), targets) for number in range(1, 7)]
     assert went == ["executor-0", "executor-1", "executor-2"] * 2
-    assert [self_ending(make_prompt(64, first=1000), targets) for _ in range(3)] == ["executor-1"] * 3
+    assert [self_ending(Prompt(SHARED), targets) for _ in range(3)] == ["executor-1"] * 3
+
+
+def test_a_prompt_that_is_on_its_way_counts_as_cached_until_the_executor_has_its_say() -> None:
+    target = make_target()
+    first, second = target.send(Prompt(SHARED)), target.send(Prompt(SHARED))
+    assert (first.num_cached_tokens, second.num_cached_tokens) == (0, 19 * BLOCK_TOKENS)
+    first.answered()
+    first.end()
+    assert target.num_cached_tokens(Prompt(SHARED)) == 19 * BLOCK_TOKENS
+    second.end()
+    assert target.num_cached_tokens(Prompt(SHARED)) == 0
+    assert make_target(cached=SHARED).num_cached_tokens(Prompt([*SHARED, 1])) == 20 * BLOCK_TOKENS
+
+
+@given(st.lists(st.text("ab", max_size=6), max_size=12), st.data())
+def test_what_was_sent_is_known_by_its_beginning(prompts: list[str], data: st.DataObject) -> None:
+    """Against a search through all of them."""
+    sent, on_the_way = SentPrompts(), list[str]()
+    for letters in prompts:
+        known = max((num_common(letters, other) for other in on_the_way), default=0)
+        assert sent.num_leading(blocks_of(letters)) == known
+        sent.add(blocks_of(letters))
+        on_the_way.append(letters)
+        if data.draw(st.booleans()):
+            sent.remove(blocks_of(on_the_way.pop(data.draw(st.integers(0, len(on_the_way) - 1)))))
+    assert len(sent) == len({letters[:end] for letters in on_the_way for end in range(1, len(letters) + 1)})
+
+
+def blocks_of(letters: str) -> list[bytes]:
+    """A block for each letter."""
+    return hash_chain([ord(letter) for letter in letters], 1)
 
 
 def self_ending(prompt: Prompt, targets: list[RoutingTarget]) -> str:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from shared.scheduling.batch import Policy, ScheduledRequest
 from shared.scheduling.planning.mirror import ARRIVAL_GRACE_STEPS, ExecutorMirror
+from shared.scheduling.policy import Policy
 from shared.scheduling.request import Kind
+from shared.scheduling.schedule import ScheduledRequest
 from shared.scheduling.strategy import preset_named
 from tests.shared.scheduling.factories import LIMITS, MODEL, UNBOUNDED, make_decode, make_request, make_table, queue_of
 

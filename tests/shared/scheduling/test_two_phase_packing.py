@@ -7,8 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.latency.features import BatchFeatures
-from shared.scheduling.batch import Limits, Policy, Schedule, ScheduledRequest
+from shared.scheduling.limits import Limits
+from shared.scheduling.policy import Policy
 from shared.scheduling.request import Kind, Request
+from shared.scheduling.schedule import Schedule, ScheduledRequest
 from shared.scheduling.table import RequestTable
 from tests.shared.scheduling.factories import (
     LIMITS,

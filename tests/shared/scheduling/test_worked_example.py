@@ -6,11 +6,13 @@ import pytest
 
 from shared.latency.features import BatchFeatures
 from shared.latency.linear import LinearLatencyModel
-from shared.scheduling.batch import Limits, Policy, ScheduledRequest
+from shared.scheduling.limits import Limits
 from shared.scheduling.packing.pace import Pace
 from shared.scheduling.packing.packing import StepState
 from shared.scheduling.packing.two_phase import TwoPhasePacking
+from shared.scheduling.policy import Policy
 from shared.scheduling.request import Kind, Request
+from shared.scheduling.schedule import ScheduledRequest
 from shared.scheduling.table import RequestTable
 
 MODEL = LinearLatencyModel(

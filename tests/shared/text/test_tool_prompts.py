@@ -21,8 +21,9 @@ from shared.openai.errors import RequestError
 from shared.openai.shown_text import shown_output
 from shared.openai.tools.calls import ToolUse
 from shared.protocol.batches import BatchRecord
-from shared.protocol.messages import ChoiceOutput, OfflineResult
+from shared.protocol.offline import OfflineResult
 from shared.protocol.sampling import FinishReason
+from shared.protocol.tokens import ChoiceOutput
 from shared.text.tokenizer import Tokenizer
 from shared.text.tool_format import ToolFormat, tool_format_of
 from tests.services.gateway.tool_models import CALLS, TEMPLATES, TIME, USER, WEATHER, make_model

@@ -28,15 +28,16 @@ from services.executor.engines.sample_row import SampleRow
 from services.executor.engines.torch.attention import Layer, LayerShape, PagedStep
 from services.executor.engines.torch.device import choose_device, device_name, kv_memory_bytes, make_current
 from services.executor.engines.torch.graphs import DecodeGraphs, Recorder, recorder_for
-from services.executor.engines.torch.host_pool import HostPool, host_pool_of, slots_copied
+from services.executor.engines.torch.host_pool import HostPool, host_pool_of, wait_for_copies
 from services.executor.engines.torch.logprobs import gather_logprobs, read_logprobs
 from services.executor.engines.torch.memory import keep_freed_memory, zeros_in_huge_pages
 from services.executor.engines.torch.model import Forward, LoadedModel
 from services.executor.engines.torch.sampler import sample
 from services.executor.engines.torch.warm_up import warm_up_batches
 from shared.errors import ConfigError, EngineError
-from shared.protocol.messages import EngineSpec
+from shared.protocol.executors import EngineSpec
 from shared.replica.engine import SampledTokens, Sequence, StepBatch, StepResult
+from shared.scheduling.kv.slot_transfers import SlotOperations
 from shared.text.model_folder import ModelFacts
 
 logger = logging.getLogger(__name__)
@@ -126,6 +127,11 @@ class TorchEngine:
         logger.info("model loaded", extra={"model": name, "device": spec.device, "num_blocks": blocks})
         return engine
 
+    def start_copies(self, copies: SlotOperations) -> None:
+        """See ``Engine.start_copies``; without host slots the step fails."""
+        if self._host is not None:
+            self._host.start(copies)
+
     def execute(self, batch: StepBatch) -> StepResult:
         """Run one step; see ``Engine.execute``."""
         if not batch.sequences:
@@ -134,13 +140,14 @@ class TorchEngine:
         # Decodes lead, longest first, so that the kernels can group those of like length.
         sequences = sorted(batch.sequences, key=lambda s: (len(s.token_ids) > 1, -s.num_computed_tokens))
         try:
-            with torch.inference_mode(), slots_copied(self._host, batch.operations):
+            with torch.inference_mode():
+                copy_wait_ms = wait_for_copies(self._host, batch.copies)
                 started = time.perf_counter()
                 sampled = self._run(sequences)
                 latency_ms = (time.perf_counter() - started) * 1000.0
         except Exception as error:  # torch raises what it likes; the executor needs one kind
             raise EngineError(f"step {batch.step} failed: {type(error).__name__}: {error}") from error
-        return StepResult(sampled.token_ids, latency_ms, sampled.logprobs)
+        return StepResult(sampled.token_ids, latency_ms, sampled.logprobs, copy_wait_ms)
 
     def record_decodes(self, max_decodes: int, record: Recorder | None = None) -> None:
         """Have steps of up to ``max_decodes`` decodes replay recorded forward passes; 0 is none. Leaves the engine as
@@ -165,8 +172,10 @@ class TorchEngine:
         """Free the model and the KV blocks; the engine cannot be used afterwards."""
         self._grammars.close()
         self._graphs = None
+        if self._host is not None:
+            self._host.close()
+            self._host = None
         self._kv_caches.clear()
-        self._host = None
         self._buffer = GatherBuffer()
         del self._model
         if self._device.type == "cuda":
@@ -181,6 +190,8 @@ class TorchEngine:
         sampling = [i for i, sequence in enumerate(sequences) if sequence.needs_sample]
         logits = self._step_logits(layout, input_ids, sampling)
         if not sampling:
+            if self._device.type == "cuda":
+                torch.cuda.current_stream(self._device).synchronize()  # the step has ended when its KV is written
             return SampledTokens({}, {})
         return _sampled(logits, [sequences[i] for i in sampling], self._grammars)
 

@@ -1,15 +1,16 @@
 """KV slots in host memory, and the copies between them and the device: the checkpoint engine of BROS (section 6).
 
-A step's copies are one simultaneous assignment, so every source is gathered before anything is written. On CUDA they
-run on a stream of their own: the forward pass waits for what it reads (moves and restores), and checkpoints cross the
-bus while it runs.
+Copies run beside the forward pass of the step before, one after the other. Each is one simultaneous assignment, so
+every source is gathered before anything is written. A forward pass waits for the moves and restores that its step has;
+checkpoints cross the bus beside it. Each direction has a thread, and on CUDA a stream.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
@@ -19,6 +20,8 @@ from shared.errors import ConfigError, EngineError
 from shared.scheduling.kv.slot_transfers import SlotOperations
 
 MEASURED_SLOTS = 512  # to time their copying
+
+set_num_threads: Callable[[int], None] = torch.set_num_threads  # vLLM replaces it while it makes an engine
 
 
 class HostPool:
@@ -30,94 +33,121 @@ class HostPool:
         self.num_slots = num_slots
         self._layers = layers
         self._rows = layers.new_buffer(num_slots, "cpu")  # [num_slots, slot_values]
-        is_gpu = layers.device.type == "cuda"
-        self._stream = torch.cuda.Stream(layers.device) if is_gpu else None  # type: ignore[no-untyped-call]
-
+        self._is_gpu = layers.device.type == "cuda"
+        if self._is_gpu:
+            self._incoming_stream = torch.cuda.Stream(layers.device)  # type: ignore[no-untyped-call]
+            self._outgoing_stream = torch.cuda.Stream(layers.device)  # type: ignore[no-untyped-call]
+        prepare = None if self._is_gpu else _leave_cores_alone
+        self._placing = ThreadPoolExecutor(1, "kv-restores", prepare)
+        self._keeping = ThreadPoolExecutor(1, "kv-checkpoints", prepare)
+        self._started: dict[int, tuple[SlotOperations, Future[None]]] = {}  # by the identity of the former
+        self._kept: dict[int, Future[None]] = {}  # host slot -> its latest checkpoint
         self.ms_per_slot = self._measure()
 
-    @contextmanager
-    def copied(self, operations: SlotOperations) -> Iterator[None]:
-        """Around a forward pass: what it reads is in place when it begins, checkpoints are when this ends."""
-        if self._stream is None:
-            self._copy(operations)
-            yield
+    def start(self, copies: SlotOperations) -> None:
+        """Begin them beside whatever runs, after all that were begun before; nothing where they were. What they read is
+        written by then: steps that wrote it have ended."""
+        if id(copies) in self._started:
             return
-        outgoing, done = self._copy_on_stream(operations, self._stream)
-        try:
-            yield
-        finally:
-            done.synchronize()
-            self._keep(operations, outgoing)
+        self._started[id(copies)] = copies, self._placing.submit(self._place, copies)
+
+    def wait(self, steps_copies: Sequence[SlotOperations]) -> float:
+        """Until a step's moves and restores are in place, and what is to leave is out of its way; returns the
+        milliseconds that took. Raises what a copy raised."""
+        start_s = time.perf_counter()
+        for copies in steps_copies:
+            self.start(copies)
+        for _, placed in [self._started.pop(id(copies)) for copies in steps_copies]:
+            placed.result()
+        return (time.perf_counter() - start_s) * 1e3
+
+    def close(self) -> None:
+        """Once no step runs; copies that were begun are done first."""
+        self._placing.shutdown()
+        self._keeping.shutdown()
 
     def _measure(self) -> float:
         num_blocks, block_size = self._layers.caches[0].shape[:2]
         num_slots = min(self.num_slots, num_blocks * block_size, MEASURED_SLOTS)
         there = SlotOperations(checkpoints=[(slot, slot) for slot in range(num_slots)])
         back = SlotOperations(restores=[(slot, slot) for slot in range(num_slots)])
-        for operations in (there, back, back):  # the last is warm
-            start_s = time.perf_counter()
-            with self.copied(operations):
-                if self._stream is not None:
-                    torch.cuda.current_stream(self._layers.device).synchronize()
-            elapsed_s = time.perf_counter() - start_s
-        return elapsed_s * 1e3 / num_slots
+        for copies in (there, back, back):  # the last is warm
+            elapsed_ms = self.wait([copies])
+        return elapsed_ms / num_slots
 
-    def _copy(self, operations: SlotOperations) -> None:
-        leaving, incoming = self._gather(operations), self._incoming(operations)
-        num_moves = len(operations.moves)
-        self._keep(operations, leaving[num_moves:])
-        self._scatter(operations, leaving[:num_moves], incoming)
+    @torch.inference_mode()
+    def _place(self, copies: SlotOperations) -> None:
+        """Write moves and restores, and have checkpoints kept."""
+        num_moves = len(copies.moves)
+        with self._on_stream():
+            leaving = self._gather(copies)
+            outgoing = self._send(leaving[num_moves:])
+            incoming = self._incoming(copies).to(self._layers.device, non_blocking=True)
+            kept = self._keeping.submit(self._keep, copies, outgoing)
+            self._kept.update(dict.fromkeys((host_slot for _, host_slot in copies.checkpoints), kept))
+            self._scatter(copies, leaving[:num_moves], incoming)
+            if self._is_gpu:
+                self._incoming_stream.synchronize()
 
-    def _copy_on_stream(
-        self, operations: SlotOperations, stream: torch.cuda.Stream
-    ) -> tuple[torch.Tensor, torch.cuda.Event]:
-        """Returns the checkpoints, pinned, and the event after which they are there."""
-        current = torch.cuda.current_stream(self._layers.device)
-        stream.wait_stream(current)
-        with torch.cuda.stream(stream):
-            leaving = self._gather(operations)
-            num_moves = len(operations.moves)
-            incoming = self._incoming(operations).to(self._layers.device, non_blocking=True)
-            self._scatter(operations, leaving[:num_moves], incoming)
-            ready = stream.record_event()
-            outgoing = self._layers.new_buffer(len(operations.checkpoints), "cpu")
-            outgoing.copy_(leaving[num_moves:], non_blocking=True)
-            done = stream.record_event()
-        current.wait_event(ready)
-        return outgoing, done
+    def _on_stream(self) -> AbstractContextManager[object]:
+        return torch.cuda.stream(self._incoming_stream) if self._is_gpu else nullcontext()
 
-    def _gather(self, operations: SlotOperations) -> torch.Tensor:
+    def _send(self, leaving: torch.Tensor) -> torch.Tensor:
+        """To the host: on a GPU it is there when the stream of what goes out is done."""
+        if not self._is_gpu:
+            return leaving
+        self._outgoing_stream.wait_stream(self._incoming_stream)
+        with torch.cuda.stream(self._outgoing_stream):
+            outgoing = self._layers.new_buffer(len(leaving), "cpu")
+            outgoing.copy_(leaving, non_blocking=True)
+        leaving.record_stream(self._outgoing_stream)
+        return outgoing
+
+    def _gather(self, copies: SlotOperations) -> torch.Tensor:
         """[num_moves + num_checkpoints, slot_values], on the device: what is read of it."""
-        sources = [source for source, _ in (*operations.moves, *operations.checkpoints)]
+        sources = [source for source, _ in (*copies.moves, *copies.checkpoints)]
         leaving = self._layers.new_buffer(len(sources))
         gather_slots(self._layers, self._indices(sources), leaving)
         return leaving
 
-    def _incoming(self, operations: SlotOperations) -> torch.Tensor:
-        """[num_restores, slot_values], on the host."""
-        incoming = self._layers.new_buffer(len(operations.restores), "cpu")
-        sources = torch.tensor([source for source, _ in operations.restores], dtype=torch.int64)
+    def _incoming(self, copies: SlotOperations) -> torch.Tensor:
+        """[num_restores, slot_values], on the host, once it is there. Raises what kept a checkpoint from it."""
+        for host_slot, _ in copies.restores:
+            kept = self._kept.pop(host_slot, None)
+            if kept is not None:
+                kept.result()
+        incoming = self._layers.new_buffer(len(copies.restores), "cpu")
+        sources = torch.tensor([source for source, _ in copies.restores], dtype=torch.int64)
         return torch.index_select(self._rows, 0, sources, out=incoming)
 
-    def _scatter(self, operations: SlotOperations, moved: torch.Tensor, incoming: torch.Tensor) -> None:
-        slots = self._indices([slot for _, slot in (*operations.moves, *operations.restores)])
+    def _scatter(self, copies: SlotOperations, moved: torch.Tensor, incoming: torch.Tensor) -> None:
+        slots = self._indices([slot for _, slot in (*copies.moves, *copies.restores)])
         scatter_slots(self._layers, slots, torch.cat((moved, incoming)))
 
-    def _keep(self, operations: SlotOperations, outgoing: torch.Tensor) -> None:
-        slots = torch.tensor([slot for _, slot in operations.checkpoints], dtype=torch.int64)
+    @torch.inference_mode()
+    def _keep(self, copies: SlotOperations, outgoing: torch.Tensor) -> None:
+        if self._is_gpu:
+            self._outgoing_stream.synchronize()
+        slots = torch.tensor([slot for _, slot in copies.checkpoints], dtype=torch.int64)
         self._rows.index_copy_(0, slots, outgoing)
 
     def _indices(self, slots: list[int]) -> torch.Tensor:
         return torch.tensor(slots, dtype=torch.int64, device=self._layers.device)
 
 
-def slots_copied(host: HostPool | None, operations: SlotOperations) -> AbstractContextManager[None]:
-    """Around a step's forward pass. Raises EngineError where there is something to copy and no host pool."""
-    if not operations:
-        return nullcontext()
+def _leave_cores_alone() -> None:
+    """Called in a thread beside which a forward pass runs on the processor: OpenMP's threads are for that."""
+    set_num_threads(1)
+
+
+def wait_for_copies(host: HostPool | None, copies: Sequence[SlotOperations]) -> float:
+    """Before a step's forward pass; the milliseconds that it waited. Raises EngineError where there is something to
+    copy and no host pool."""
+    if not copies:
+        return 0.0
     if host is None:
         raise EngineError("slots cannot be copied: the engine was loaded without host slots")
-    return host.copied(operations)
+    return host.wait(copies)
 
 
 def host_pool_of(kv_caches: Sequence[torch.Tensor], num_slots: int | None) -> HostPool | None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from services.executor.engines.sample_row import SampleRow
-from shared.protocol.messages import TokenLogprobs
+from shared.protocol.tokens import TokenLogprobs
 
 LEAST = -9999.0  # OpenAI's word for next to impossible; JSON has no infinity
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from shared.protocol.messages import EngineSpec
+from shared.protocol.executors import EngineSpec
 from shared.protocol.sampling import SamplingParams
 from shared.replica.engine import Sequence, StepBatch
 

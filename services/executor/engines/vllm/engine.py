@@ -16,14 +16,15 @@ import torch
 from vllm.v1.engine.core import EngineCore
 
 from services.executor.engines.torch.device import device_name
-from services.executor.engines.torch.host_pool import HostPool, host_pool_of, slots_copied
+from services.executor.engines.torch.host_pool import HostPool, host_pool_of, wait_for_copies
 from services.executor.engines.vllm.attention_step import bind_attention
 from services.executor.engines.vllm.core import VllmOptions, make_core, shut_down_on_error
 from services.executor.engines.vllm.steps import StepsInFlight
 from services.executor.engines.vllm.workers import prepare_worker
 from shared.errors import EngineError, EngineLostError
-from shared.protocol.messages import EngineSpec
+from shared.protocol.executors import EngineSpec
 from shared.replica.engine import StepBatch, StepResult
+from shared.scheduling.kv.slot_transfers import SlotOperations
 from shared.text.model_folder import ModelFacts
 
 logger = logging.getLogger(__name__)
@@ -71,13 +72,19 @@ class VllmEngine:
         logger.info("model loaded", extra={"model": name, "device": spec.device, "num_blocks": spec.num_blocks})
         return cls(spec, core, host, num_threads)
 
+    def start_copies(self, copies: SlotOperations) -> None:
+        """See ``Engine.start_copies``; without host slots the step fails."""
+        if self._host is not None:
+            self._host.start(copies)
+
     def execute(self, batch: StepBatch) -> StepResult:
         """Run one step; see ``Engine.execute``. Raises EngineLostError where a worker has ended."""
         if not batch.sequences:
             return StepResult({}, 0.0)
         self._claim_thread()
         try:
-            with torch.inference_mode(), slots_copied(self._host, batch.operations):
+            with torch.inference_mode():
+                copy_wait_ms = wait_for_copies(self._host, batch.copies)
                 started = time.perf_counter()
                 sampled = self._steps.run(batch.sequences)
                 latency_ms = (time.perf_counter() - started) * 1000.0
@@ -85,13 +92,15 @@ class VllmEngine:
             raise
         except Exception as error:  # vLLM and torch raise what they like; the executor needs one kind
             raise EngineError(f"step {batch.step} failed: {type(error).__name__}: {error}") from error
-        return StepResult(sampled.token_ids, latency_ms, sampled.logprobs)
+        return StepResult(sampled.token_ids, latency_ms, sampled.logprobs, copy_wait_ms)
 
     def close(self) -> None:
         """Free the model and the KV blocks; the engine cannot be used afterwards."""
+        if self._host is not None:
+            self._host.close()
+            self._host = None
         self._core.shutdown()
         del self._core, self._steps
-        self._host = None
 
     def _claim_thread(self) -> None:
         """OpenMP's thread count belongs to the calling thread, not to the process."""

@@ -11,7 +11,7 @@ from vllm.v1.outputs import LogprobsLists, ModelRunnerOutput
 from services.executor.engines.torch.logprobs import read_logprobs
 from services.executor.engines.vllm.runner_mirror import FIRST_BLOCK, RunnerLimits, RunnerMirror
 from services.executor.settings import OWN_ATTENTION
-from shared.protocol.messages import TokenLogprobs
+from shared.protocol.tokens import TokenLogprobs
 from shared.replica.engine import SampledTokens, Sequence
 
 ATTENTION_KEY = "slackwater_attention"  # in vLLM's additional_config: one of VLLM_ATTENTIONS

@@ -13,7 +13,7 @@ from shared.bus import Entry
 from shared.errors import NoResponderError, StackError
 from shared.protocol import subjects
 from shared.protocol.latency_models import LatencyModelRecord
-from shared.protocol.messages import PrefillChunk
+from shared.protocol.measurements import PrefillChunk
 from shared.protocol.prediction import PredictBatch, Prediction
 
 ASKER = "predict"  # its name on the bus

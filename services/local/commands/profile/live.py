@@ -25,8 +25,8 @@ from shared.bus import Bus
 from shared.client_key import client_key
 from shared.errors import NotFoundOnBusError, StackError
 from shared.protocol import subjects
+from shared.protocol.executors import ExecutorInfo
 from shared.protocol.latency_models import LatencyModelRecord
-from shared.protocol.messages import ExecutorInfo
 from shared.protocol.slo_profile import Knob, SloProfileRecord, slo_profile_key
 
 REQUEST_TIMEOUT_S = 600.0

@@ -16,7 +16,8 @@ from shared.errors import NoResponderError, StackError
 from shared.process.service import Details
 from shared.protocol import subjects
 from shared.protocol.budgets import BudgetRecord
-from shared.protocol.messages import ExecutorInfo, Heartbeat, ServiceStatus
+from shared.protocol.executors import ExecutorInfo, Heartbeat
+from shared.protocol.services import ServiceStatus
 from shared.protocol.slo_status import SloReport, SloStatus
 
 ANSWER_S = 1.0

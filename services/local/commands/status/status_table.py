@@ -9,7 +9,7 @@ from rich.table import Table
 
 from services.local.commands.status.status import ProcessStatus, Status
 from shared.process.service import Details
-from shared.protocol.messages import Heartbeat
+from shared.protocol.executors import Heartbeat
 from shared.protocol.slo_profile import SloVerdict
 from shared.protocol.slo_status import SloStatus
 
@@ -66,7 +66,7 @@ def _describe_sharing(beat: Heartbeat) -> str:
         return ""
     return (
         f", {counters.pauses} times an offline request was paused, {counters.checkpointed_slots} slots to the host, "
-        f"{counters.restored_slots} back"
+        f"{counters.restored_slots} back, for which steps waited {counters.copy_wait_s:.1f} s"
     )
 
 

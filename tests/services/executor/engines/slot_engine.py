@@ -11,8 +11,9 @@ import msgspec
 from services.executor.engines.sim import SimEngine
 from shared.errors import EngineError
 from shared.latency.linear import LinearLatencyModel
-from shared.protocol.messages import EngineSpec
+from shared.protocol.executors import EngineSpec
 from shared.replica.engine import Sequence, StepBatch, StepResult
+from shared.scheduling.kv.slot_transfers import SlotOperations
 
 NO_TIME = LinearLatencyModel(0, 0, 0, 0, 0, 0, 0)
 GARBAGE = (-1, -1)
@@ -28,11 +29,29 @@ class SlotEngine(SimEngine):
         self.slots: dict[int, tuple[int, int]] = {}
         self.host: dict[int, tuple[int, int]] = {}
         self.num_moved = 0
+        self._copied: dict[int, SlotOperations] = {}  # by identity, for steps to come
         self._fail = fail
         self._rng = random.Random(seed)
 
     def execute(self, batch: StepBatch) -> StepResult:
-        operations = batch.operations
+        for copies in batch.copies:
+            self.start_copies(copies)
+        written = [slot for sequence in batch.sequences for slot in self._write(sequence)]
+        assert len(set(written)) == len(written), "two sequences write one slot"
+        copied = [self._copied.pop(id(copies)) for copies in batch.copies]
+        if self._rng.random() < self._fail:
+            self.slots.update(dict.fromkeys(written, GARBAGE))
+            for copies in copied:
+                self.slots.update(dict.fromkeys([slot for _, slot in (*copies.moves, *copies.restores)], GARBAGE))
+                self.host.update(dict.fromkeys([slot for _, slot in copies.checkpoints], GARBAGE))
+            raise EngineError("bad step")
+        return super().execute(StepBatch(batch.step, batch.sequences))
+
+    def start_copies(self, operations: SlotOperations) -> None:
+        """At once."""
+        if id(operations) in self._copied:
+            return
+        self._copied[id(operations)] = operations
         device = [(slot, self.slots[source]) for source, slot in operations.moves]
         device += [(slot, self.host[source]) for source, slot in operations.restores]
         host = [(slot, self.slots[source]) for source, slot in operations.checkpoints]
@@ -40,13 +59,6 @@ class SlotEngine(SimEngine):
         self.slots.update(device)
         self.host.update(host)
         self.num_moved += len(operations.moves)
-        written = [slot for sequence in batch.sequences for slot in self._write(sequence)]
-        assert len(set(written)) == len(written), "two sequences write one slot"
-        if self._rng.random() < self._fail:
-            self.slots.update(dict.fromkeys([*written, *(slot for slot, _ in device)], GARBAGE))
-            self.host.update(dict.fromkeys([slot for slot, _ in host], GARBAGE))
-            raise EngineError("bad step")
-        return super().execute(batch)
 
     def _write(self, sequence: Sequence) -> list[int]:
         start = sequence.num_computed_tokens

@@ -21,8 +21,8 @@ from shared.openai.completions.objects import CompletionUsage
 from shared.openai.completions.requests import CHAT, TEXT
 from shared.openai.logprobs import LogprobsShape
 from shared.openai.shown_text import ShownText, ShownToken, shown_output
-from shared.protocol.messages import ChoiceOutput, TokenLogprobs
 from shared.protocol.sampling import FinishReason, SamplingParams
+from shared.protocol.tokens import ChoiceOutput, TokenLogprobs
 from shared.text.tokenizer import Tokenizer
 from tests.shared.text.test_tokenizer import BYTE_FALLBACK, BYTE_LEVEL, MIXED_TEXT
 

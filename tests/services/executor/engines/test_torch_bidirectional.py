@@ -53,6 +53,6 @@ def test_without_host_slots_nothing_is_copied(model_folder: Path) -> None:
     plain = TorchEngine.load(model_folder, "test", device="cpu", num_blocks=4)
     sequence = Sequence("r", [1, 2, 3], 0, [0], SamplingParams(1, temperature=0.0), True)
     with pytest.raises(EngineError, match="without host slots"):
-        plain.execute(StepBatch(0, [sequence], SlotOperations(moves=[(5, 6)])))
+        plain.execute(StepBatch(0, [sequence], [SlotOperations(moves=[(5, 6)])]))
     assert plain.spec.num_host_slots == 0 and "r" in plain.execute(StepBatch(1, [sequence])).sampled
     plain.close()

@@ -35,6 +35,7 @@ def test_every_source_is_read_before_any_slot_is_written(device: str, seed: int)
     pool = HostPool(layers, NUM_HOST_SLOTS)
     expected, on_host = contents(layers), torch.zeros(NUM_HOST_SLOTS, layers.slot_values)
     filled: list[int] = []
+    started: list[SlotOperations] = []
     for _ in range(20):
         targets = rng.sample(range(NUM_BLOCKS * BLOCK), 10)
         restored = rng.sample(filled, rng.randint(0, min(4, len(filled))))
@@ -51,6 +52,27 @@ def test_every_source_is_read_before_any_slot_is_written(device: str, seed: int)
             expected[slot] = on_host[source]
         for source, slot in operations.checkpoints:
             on_host[slot] = before[source]
-        with pool.copied(operations):
+        started.append(operations)
+        if rng.random() < 0.7:
+            for each in started:
+                pool.start(each)
+        if rng.random() < 0.6:
+            assert pool.wait(started) >= 0.0
             assert torch.equal(contents(layers), expected), "in place before the forward pass"
+            started.clear()
         filled = [slot for slot in filled if slot not in restored] + checkpointed
+    pool.close()
+
+
+def test_a_copy_that_fails_fails_its_step_and_no_other() -> None:
+    layers = KVLayers.of([torch.randn(NUM_BLOCKS, BLOCK, 2, 8)])
+    pool = HostPool(layers, NUM_HOST_SLOTS)
+    bad, good = SlotOperations(moves=[(10_000, 0)]), SlotOperations(moves=[(3, 5)])
+    pool.start(bad)
+    pool.start(good)
+    with pytest.raises((IndexError, RuntimeError)):
+        pool.wait([bad])
+    pool.wait([good])
+    moved = contents(layers)
+    assert torch.equal(moved[3], moved[5])
+    pool.close()

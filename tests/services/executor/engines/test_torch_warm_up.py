@@ -12,7 +12,7 @@ from kernels.step_layout import StepLayout
 from services.executor.engines.torch.engine import TorchEngine
 from services.executor.engines.torch.warm_up import warm_up_batches
 from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, prepare
-from shared.protocol.messages import EngineSpec
+from shared.protocol.executors import EngineSpec
 
 SPEC = EngineSpec("m", "torch", "cuda-x", "bfloat16", 8192, 1000, 16, 4096, (0,))
 

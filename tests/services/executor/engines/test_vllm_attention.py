@@ -12,7 +12,7 @@ from services.executor.engines.factory import load_engine
 from services.executor.engines.vllm.environment import installed_version
 from services.executor.settings import ExecutorSettings
 from shared.errors import ConfigError
-from shared.protocol.messages import GenerateRequest
+from shared.protocol.requests import GenerateRequest
 from shared.protocol.sampling import SamplingParams
 from shared.replica.engine import Engine, Sequence, StepBatch
 from shared.scheduling.strategy import Strategy

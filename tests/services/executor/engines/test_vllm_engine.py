@@ -182,7 +182,7 @@ def test_a_step_beyond_the_runner_is_an_engine_error(engine: Any, count: int, le
 def test_slots_are_not_copied(engine: Any) -> None:
     good = Sequence("good", [1, 2, 3], 0, [1], GREEDY, True)
     with pytest.raises(EngineError, match="without host slots"):
-        engine.execute(StepBatch(0, [good], SlotOperations(moves=[(0, 1)])))
+        engine.execute(StepBatch(0, [good], [SlotOperations(moves=[(0, 1)])]))
 
 
 def test_a_failed_step_poisons_nothing(engine: Any, prompts: list[list[int]], greedy: list[list[int]]) -> None:

@@ -25,7 +25,7 @@ from shared.bus import Bus
 from shared.clock import SystemClock
 from shared.errors import ConfigError, EngineError, EngineLostError, ModelError
 from shared.protocol import subjects
-from shared.protocol.messages import EngineSpec, ExecutorInfo
+from shared.protocol.executors import EngineSpec, ExecutorInfo
 from shared.protocol.sampling import SamplingParams
 from shared.replica.engine import Sequence, StepBatch
 from shared.text.tokenizer import Tokenizer

@@ -15,7 +15,7 @@ from services.local.stack.keys import open_keys
 from shared.bus import Bus
 from shared.protocol import subjects
 from shared.protocol.api_keys import ApiKeyRecord, hash_api_key
-from shared.protocol.messages import ExecutorInfo
+from shared.protocol.executors import ExecutorInfo
 from shared.scheduling.strategy import Strategy
 from tests.services.gateway.gateway_rig import MODEL, GatewayRig, wait_until
 

@@ -17,8 +17,9 @@ from services.executor.service import ExecutorService
 from services.executor.settings import ExecutorSettings
 from shared.bus import Bus
 from shared.clock import SystemClock
-from shared.protocol.messages import EngineSpec, TokenLogprobs
+from shared.protocol.executors import EngineSpec
 from shared.protocol.sampling import CHOICE_STRIDE
+from shared.protocol.tokens import TokenLogprobs
 from shared.replica.engine import StepBatch, StepResult
 from shared.text.model_folder import ModelFacts
 from shared.text.tokenizer import Tokenizer

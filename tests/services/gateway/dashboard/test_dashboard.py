@@ -29,7 +29,9 @@ from shared.latency.histogram import LatencyHistogram
 from shared.protocol import subjects
 from shared.protocol.batches import BatchRecord, RequestCounts
 from shared.protocol.budgets import BudgetRecord, BudgetSource
-from shared.protocol.messages import ExecutorCounters, Heartbeat, OnlineServed, ServiceStatus
+from shared.protocol.executors import ExecutorCounters, Heartbeat
+from shared.protocol.online import OnlineServed
+from shared.protocol.services import ServiceStatus
 from shared.protocol.slo_profile import Knob, SloProfileRecord, SloVerdict, Trial, WorkloadFacts, slo_profile_key
 from shared.protocol.slo_status import SloReport, SloState, SloStatus
 from shared.scheduling.kv.pool import BlockOwners

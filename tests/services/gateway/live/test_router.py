@@ -13,12 +13,16 @@ from shared.openai.completions.requests import CompletionRequest
 from shared.protocol import subjects
 from shared.protocol.latency_models import LatencyModelRecord, LinearCoefficients
 from shared.protocol.sampling import FinishReason
+from shared.scheduling.kv.block_hash import hash_chain
+from shared.scheduling.kv.prefix_cache import BlockChanges, CacheChanges
+from shared.scheduling.placement.prompt import Prompt
 from tests.services.gateway.live.test_tracker import REQUEST, Front, Peer, alive, front, load, peer
 
 __all__ = ["front", "peer"]
 
 MODEL = LatencyModelRecord("key", LinearCoefficients((10.0, 0.5, 0.0, 0.0, 0.0, 0.5, 1.0, 0.0)), 9, 0.0, 0.0)
 PREFIX = list(range(200, 520))
+BLOCKS = hash_chain(PREFIX, 16)
 
 
 @pytest.fixture
@@ -86,18 +90,41 @@ async def _either(*peers: Peer) -> Peer:
     return waiting[done.pop()]
 
 
+def num_cached(front: Front) -> list[int]:
+    """Tokens of PREFIX and one more that each executor should have."""
+    return [each.target.num_cached_tokens(Prompt([*PREFIX, 1])) for each in front.registry.live()]
+
+
+async def test_executors_say_what_they_have(bus: Bus, front: Front, peer: Peer, other: Peer) -> None:
+    await other.change_cache(CacheChanges(1, False, (BlockChanges(held=b"".join(BLOCKS[:4])),)))
+    await front.until(lambda: num_cached(front) == [0, 64])
+    await other.change_cache(CacheChanges(2, False, (BlockChanges(free=b"".join(BLOCKS[4:])),)))
+    await front.until(lambda: num_cached(front) == [0, len(PREFIX)])
+    route = front.router.route([*PREFIX, 1])
+    assert route is not None and (route.target.executor_id, route.num_cached_tokens) == ("executor-1", len(PREFIX))
+    await other.change_cache(CacheChanges(3, False, (BlockChanges(gone=b"".join(BLOCKS[1:])),)))
+    route.end()
+    await front.until(lambda: num_cached(front) == [0, 16])
+
+
+async def test_who_was_there_before_or_of_whom_something_was_lost_is_asked(
+    bus: Bus, front: Front, peer: Peer, other: Peer
+) -> None:
+    early = Peer(bus, "executor-2", cache=CacheChanges(57, True, (BlockChanges(free=b"".join(BLOCKS[:3])),)))
+    await alive(early, front)
+    await front.until(lambda: num_cached(front) == [0, 0, 48])
+    early.cache = CacheChanges(60, True, (BlockChanges(free=b"".join(BLOCKS[:7])),))
+    await early.change_cache(CacheChanges(60))
+    await front.until(lambda: num_cached(front) == [0, 0, 112])
+
+
 async def test_a_new_incarnation_is_expected_to_hold_no_prefix(front: Front, peer: Peer, other: Peer) -> None:
-    first = front.router.route(PREFIX)
-    assert first is not None and first.target.executor_id == "executor-0"
-    first.end()
-    again = front.router.route(PREFIX)
-    assert again is not None and again.num_cached_tokens == len(PREFIX) - 1
-    again.end()
+    await peer.change_cache(CacheChanges(1, False, (BlockChanges(free=b"".join(BLOCKS)),)))
+    await front.until(lambda: num_cached(front) == [len(PREFIX), 0])
     peer.epoch = "epoch-2"
     await peer.beat()
     await front.until(lambda: any(each.info.epoch == "epoch-2" for each in front.registry.live()))
-    fresh = front.router.route(PREFIX)
-    assert fresh is not None and fresh.num_cached_tokens == 0
+    assert num_cached(front) == [0, 0]
 
 
 async def test_the_longer_answers_are_the_more_decoding_is_expected(front: Front, peer: Peer, other: Peer) -> None:

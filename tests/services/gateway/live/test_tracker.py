@@ -27,18 +27,12 @@ from shared.openai.completions.requests import TEXT, CompletionRequest
 from shared.openai.objects import error_body
 from shared.process.telemetry import Telemetry
 from shared.protocol import subjects
-from shared.protocol.messages import (
-    AbortRequests,
-    EngineSpec,
-    ExecutorCounters,
-    ExecutorInfo,
-    GenerateRequest,
-    Heartbeat,
-    InboxMessage,
-    StepTokens,
-    TokenOutput,
-)
+from shared.protocol.executors import EngineSpec, ExecutorCounters, ExecutorInfo, Heartbeat
+from shared.protocol.requests import AbortRequests, GenerateRequest, InboxMessage
 from shared.protocol.sampling import FinishReason, SamplingParams
+from shared.protocol.steps import CacheTold
+from shared.protocol.tokens import StepTokens, TokenOutput
+from shared.scheduling.kv.prefix_cache import CacheChanges
 from shared.watch.tuning import Tuning
 from tests.services.gateway.gateway_rig import MODEL, GatewayRig
 
@@ -61,12 +55,22 @@ class Peer:
     bus: Bus
     executor_id: str
     epoch: str = "epoch-1"
+    cache: CacheChanges = field(default_factory=lambda: CacheChanges(0, True))  # all that its prefix cache has
     inbox: asyncio.Queue[GenerateRequest | AbortRequests] = field(default_factory=asyncio.Queue)
 
     async def listen(self) -> None:
         await self.bus.subscribe(subjects.inbox(self.executor_id), InboxMessage, self.inbox.put)
         await self.bus.serve(subjects.executor_alive(self.executor_id), object, self.alive)
+        await self.bus.serve(subjects.cache(self.executor_id), object, self.tell_cache)
         await self.bus.flush()
+
+    async def tell_cache(self, _: object) -> CacheChanges:
+        """As an executor answers who does not know it."""
+        return self.cache
+
+    async def change_cache(self, changes: CacheChanges) -> None:
+        """With a step message."""
+        await self.bus.publish(subjects.step(self.executor_id), CacheTold(self.executor_id, self.epoch, changes))
 
     async def alive(self, _: object) -> str:
         """As an executor answers who asks whether it is there."""

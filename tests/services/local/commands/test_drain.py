@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from services.local.cli import app
 from services.local.commands.drain import drained as drained_executor
 from services.local.commands.parameters import BusOptions
-from shared.protocol.messages import Heartbeat
+from shared.protocol.executors import Heartbeat
 from tests.services.gateway.gateway_rig import MODEL, GatewayRig, wait_until
 
 OPTIONS = ("--preset", "sarathi++", "--max-num-seqs", "8", "--sim-time-scale", "0.5")  # about 5 ms a token

@@ -19,13 +19,9 @@ from shared.latency.histogram import LatencyHistogram
 from shared.protocol import subjects
 from shared.protocol.batches import BatchRecord, RequestCounts
 from shared.protocol.budgets import BudgetRecord, BudgetSource
-from shared.protocol.messages import (
-    ExecutorCounters,
-    ExecutorInfo,
-    Heartbeat,
-    OnlineServed,
-    ServiceStatus,
-)
+from shared.protocol.executors import ExecutorCounters, ExecutorInfo, Heartbeat
+from shared.protocol.online import OnlineServed
+from shared.protocol.services import ServiceStatus
 from shared.protocol.slo_profile import SloVerdict
 from shared.protocol.slo_status import SloState, SloStatus
 from shared.watch.follower import StackFollower

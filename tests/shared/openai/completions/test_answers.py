@@ -18,8 +18,8 @@ from shared.openai.completions.requests import CHAT, ENDPOINTS, TEXT
 from shared.openai.ids import created_s_of, is_well_formed, new_id
 from shared.openai.objects import error_body
 from shared.openai.shown_text import shown_output, visible_tokens
-from shared.protocol.messages import ChoiceOutput
 from shared.protocol.sampling import FinishReason, SamplingParams
+from shared.protocol.tokens import ChoiceOutput
 from shared.text.tokenizer import Tokenizer
 
 USAGE = CompletionUsage.of(prompt_tokens=5, completion_tokens=3, cached_tokens=4)

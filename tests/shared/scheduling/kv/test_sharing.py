@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from shared.scheduling.batch import Limits
 from shared.scheduling.kv.eviction.lru import Lru
 from shared.scheduling.kv.sharing import KV_SHARINGS, kv_sharing_named
+from shared.scheduling.limits import Limits
 from shared.scheduling.request import Kind
 from shared.scheduling.strategy import Strategy
 from tests.shared.replica.factories import KV_STRATEGIES

@@ -9,13 +9,15 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from shared.scheduling.batch import Limits, Policy, ScheduledRequest
+from shared.scheduling.limits import Limits
 from shared.scheduling.orders.online.fcfs import Fcfs
 from shared.scheduling.orders.online.order import OnlineOrder
 from shared.scheduling.orders.online.registry import OnlineOrderKnobs, make_online_order
 from shared.scheduling.orders.online.vtc import MIN_CLIENTS_TO_PRUNE, Vtc
 from shared.scheduling.planning.mirror import ExecutorMirror
+from shared.scheduling.policy import Policy
 from shared.scheduling.request import Kind, Request
+from shared.scheduling.schedule import ScheduledRequest
 from shared.scheduling.strategy import Strategy
 from shared.scheduling.table import RequestTable
 from tests.shared.scheduling.factories import LIMITS, UNBOUNDED, make_decode, make_request, make_table, plan, tokens

@@ -1,4 +1,4 @@
-"""ASYNC_SCHEDULER and pool against a real replica, message by message, without a bus in between."""
+"""Scheduler and pool against a real replica, message by message, without a bus in between."""
 
 from __future__ import annotations
 
@@ -14,27 +14,20 @@ from shared.clock import SystemClock
 from shared.latency.linear import LinearLatencyModel
 from shared.latency.model import LatencyModel
 from shared.protocol.codec import decode, encode
-from shared.protocol.messages import (
-    AbortRequests,
-    EndedRequest,
-    GenerateRequest,
-    OfflineLength,
-    OfflineRequest,
-    PlanSource,
-    StepPlan,
-    StepStarted,
-)
+from shared.protocol.offline import OfflineLength, OfflineRequest
+from shared.protocol.requests import AbortRequests, GenerateRequest
 from shared.protocol.sampling import FinishReason, SamplingParams
+from shared.protocol.steps import EndedRequest, PlanSource, StepPlan, StepStarted
 from shared.replica.offline_pool import SUSPECT_FAILURES, OfflinePool
 from shared.replica.replica import Replica, ended_request
-from shared.replica.scheduler import AsyncScheduler
-from shared.scheduling.batch import Policy
+from shared.replica.scheduler import Scheduler
 from shared.scheduling.orders.offline.fair_share import FairShare
 from shared.scheduling.orders.offline.fcfs import FcfsOrder
 from shared.scheduling.orders.offline.order import Turn
 from shared.scheduling.orders.offline.registry import OFFLINE_ORDERS, OfflineOrderKnobs, make_offline_order
 from shared.scheduling.orders.offline.view import NOBODY, OfflineView
 from shared.scheduling.orders.packed_prompt import pack_tokens
+from shared.scheduling.policy import Policy
 from shared.scheduling.request import Kind, Request
 from shared.scheduling.strategy import Strategy
 from shared.text.tokenizer import Tokenizer
@@ -74,7 +67,7 @@ class Peer:
         self.engine = SimEngine(info.spec, LinearLatencyModel(0, 0, 0, 0, 0, 0, 0), 30.0)
         self.discarded: list[str] = []
         self.pool = make_pool(order, self.discarded)
-        self.scheduler = AsyncScheduler(info, self.pool, self.tuning, SystemClock())
+        self.scheduler = Scheduler(info, self.pool, self.tuning, SystemClock())
         self.plan: StepPlan | None = None
         self.step = 0
         self.planned_steps = 0
@@ -274,7 +267,7 @@ def test_an_executor_that_still_runs_them_is_recognized_after_a_restart(make_pee
     assert held
     peer.pool = make_pool(order, peer.discarded)
     peer.pool.add([make_offline(n, max_tokens=30) for n in range(4) if f"batch_1.{n}" not in peer.results])
-    peer.scheduler = AsyncScheduler(INFO, peer.pool, peer.tuning, SystemClock())
+    peer.scheduler = Scheduler(INFO, peer.pool, peer.tuning, SystemClock())
     assert peer.say(idle=True) is None
     assert peer.plan is not None and not {g.request_id for g in peer.plan.admitted} & set(held)
     while peer.run_step():
@@ -405,7 +398,7 @@ def test_an_order_sees_the_executor_and_the_step_so_far(tokenizer: Tokenizer) ->
     seen: list[tuple[str | None, int, LatencyModel | None, int]] = []
     peer = Peer(tokenizer, "fcfs", Policy())
     pool = OfflinePool(FairShare(Watching()), lambda: None, lambda _, __: None)
-    peer.scheduler = AsyncScheduler(INFO, pool, peer.tuning, SystemClock())
+    peer.scheduler = Scheduler(INFO, pool, peer.tuning, SystemClock())
     pool.add([make_offline(1)])
     peer.arrive(GenerateRequest("online", Kind.ONLINE, list(range(20)), SamplingParams(max_tokens=5), 0.0))
     peer.say(idle=True)

@@ -3,82 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-
-import msgspec
 
 from shared.latency.features import BatchFeatures
 from shared.latency.model import LatencyModel
 from shared.scheduling.kv.request_cache import NO_CACHE, Found, RequestCache
-from shared.scheduling.request import Kind, Request
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What is fixed about one executor. Raises ValueError for a limit under 1, and for a negative time."""
-
-    block_size: int  # tokens of a KV block
-    num_blocks: int  # KV blocks in all
-    max_num_batched_tokens: int  # C of HyGen Alg. 2: tokens of one step
-    max_num_seqs: int  # requests of one step
-    swap_ms_per_slot: float = 0.0  # what a KV slot takes from the host to the device
-
-    def __post_init__(self) -> None:
-        for name in ("block_size", "num_blocks", "max_num_batched_tokens", "max_num_seqs"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-        if self.swap_ms_per_slot < 0:
-            raise ValueError(f"swap_ms_per_slot must not be negative, not {self.swap_ms_per_slot:g}")
-
-
-def why_never_held(request: Request, limits: Limits, max_model_len: int) -> str:
-    """Why an executor with these limits and this context (tokens) can never complete it; empty if it can."""
-    if request.num_tokens >= max_model_len:
-        return f"{request.num_tokens} tokens leave no room in the model's context of {max_model_len}"
-    capacity = limits.num_blocks * limits.block_size
-    num_tokens = min(request.max_total_tokens, max_model_len)
-    if num_tokens > capacity:
-        return f"up to {num_tokens} tokens do not fit the KV cache of {capacity} tokens"
-    return ""
-
-
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """The strategies of a preset, as far as one schedule needs them.
-
-    ``latency_budget_ms``: L of HyGen Alg. 2, the time that offline work may fill a step up to; infinite is none.
-    ``packing``: how a step is filled, a name that ``packing_named`` knows. ``idle_budget_ms``: where it is more, L of
-    a step while no online request is held. No token waits for such a step, only a request that comes meanwhile.
-    """
-
-    latency_budget_ms: float = math.inf
-    offline_enabled: bool = True
-    packing: str = "two-phase"
-    idle_budget_ms: float = 0.0
-
-    def budget_ms(self, has_online: bool) -> float:
-        """L of a step; ``has_online``: an online request is held, whether it runs or waits."""
-        return self.latency_budget_ms if has_online else max(self.latency_budget_ms, self.idle_budget_ms)
-
-
-class ScheduledRequest(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One entry (r, l, t_req) of HyGen Alg. 1. A step has hundreds: a struct is made in a third of the time that a
-    frozen dataclass takes."""
-
-    request_id: str
-    kind: Kind
-    num_scheduled_tokens: int  # 1 for a decode, the chunk's length for a prefill
-
-
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """What one step runs. The entries are in scheduling order, online first."""
-
-    entries: list[ScheduledRequest]
-    preempted: list[str]  # lose their KV before the step (bidirectional: offline ones are paused), in this order
-    latency_ms: float  # predicted for the whole batch
-    num_dropped: int = 0  # entries of a plan that no longer fitted
-    hit_time_limit: bool = False  # an online request stayed out because the step would have taken too long
+from shared.scheduling.limits import Limits
+from shared.scheduling.request import Request
+from shared.scheduling.schedule import ScheduledRequest
 
 
 class BatchBuilder:
@@ -138,7 +69,7 @@ class BatchBuilder:
     def try_decode(self, request: Request, bounded: bool) -> bool:
         """HyGen Alg. 1 lines 7-11: T(batch with r) - T(batch) against what is left of the budget."""
         num_blocks = request.num_new_blocks(1, self._block_size)
-        if num_blocks > self.num_blocks_left or not self.has_room:
+        if num_blocks > self.num_blocks_left or self._num_seqs_left <= 0 or self.num_tokens_left <= 0:
             return False
         context_len = request.num_computed_tokens + 1
         latency_ms = None

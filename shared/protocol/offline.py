@@ -1,0 +1,58 @@
+"""Requests of batches and their results, as the streams keep them."""
+
+from __future__ import annotations
+
+import msgspec
+
+from shared.protocol.requests import GenerateRequest
+from shared.protocol.sampling import FinishReason
+from shared.protocol.tokens import ChoiceOutput, TokenLogprobs
+
+
+class OfflineRequest(msgspec.Struct, frozen=True):
+    """One line of a batch, stored in REQUESTS_STREAM until its result is durable."""
+
+    request: GenerateRequest
+    batch_id: str
+    line: int  # from 1, as in the input file
+    custom_id: str
+    model: str
+
+
+class OfflineResult(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The one result of an offline request, stored in RESULTS_STREAM. What it says of its output is that of the first
+    choice; one with an error has no other."""
+
+    request_id: str
+    output_token_ids: list[int]
+    finish_reason: FinishReason
+    num_cached_tokens: int = 0
+    error: str = ""
+    logprobs: list[TokenLogprobs] | None = None  # one for each token, where they were asked for
+    other_choices: list[ChoiceOutput] = []
+
+    @property
+    def choices(self) -> list[ChoiceOutput]:
+        """All of them, in their order."""
+        return [ChoiceOutput(self.output_token_ids, self.finish_reason, self.logprobs), *self.other_choices]
+
+
+class OfflineFailure(msgspec.Struct, frozen=True):
+    """A run of an offline request that failed and may be tried again, stored in RESULTS_STREAM beside the results. How
+    many of them a request has is how often it failed."""
+
+    request_id: str
+    reason: str
+
+
+class OfflineLength(msgspec.Struct, frozen=True, array_like=True):
+    """One offline request, as a workload knows it."""
+
+    num_prompt_tokens: int
+    max_tokens: int
+
+
+class OfflineSample(msgspec.Struct, frozen=True):
+    """The offline-queue's answer on OFFLINE_SAMPLE: some of its requests without a result, evenly spread by age."""
+
+    lengths: list[OfflineLength]

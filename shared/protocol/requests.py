@@ -1,0 +1,32 @@
+"""What gateways ask of executors: requests of one sequence, and their ends."""
+
+from __future__ import annotations
+
+import msgspec
+
+from shared.protocol.sampling import SamplingParams
+from shared.scheduling.request import Kind
+
+
+class GenerateRequest(msgspec.Struct, frozen=True, tag="generate", omit_defaults=True):
+    """One request for one sequence. ``output_token_ids`` holds what an earlier executor already generated."""
+
+    request_id: str
+    kind: Kind
+    prompt_token_ids: list[int]
+    sampling: SamplingParams
+    arrival_s: float  # unix time
+    gateway_id: str = ""  # where the tokens go; empty for requests of batches
+    output_token_ids: list[int] = []
+    client_id: str = ""  # whom fairness counts it for; empty for offline requests
+    client_weight: float = 1.0  # under vtc, against 1 of other clients
+    http_request_id: str = ""  # its x-request-id, for the log; clients choose it, so it need not be unique
+
+
+class AbortRequests(msgspec.Struct, frozen=True, tag="abort"):
+    """Stop these requests within one step and free their KV blocks."""
+
+    request_ids: list[str]
+
+
+InboxMessage = GenerateRequest | AbortRequests

@@ -1,0 +1,74 @@
+"""Between an executor and the offline-queue: the plan of each step, and what the step became."""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+from shared.protocol.requests import GenerateRequest
+from shared.protocol.sampling import FinishReason
+from shared.scheduling.kv.prefix_cache import CacheChanges
+from shared.scheduling.orders.online.order import ClientCounters
+from shared.scheduling.packing.pace import Pace
+from shared.scheduling.request import Request
+from shared.scheduling.schedule import ScheduledRequest
+
+
+class StepPlan(msgspec.Struct, frozen=True):
+    """Q_recv: the plan for exactly one step of one executor's incarnation (``epoch``); with pipeline depth K it is
+    made when the K-th step before that starts."""
+
+    executor_id: str
+    epoch: str
+    step: int
+    entries: list[ScheduledRequest]  # online first, then offline, each in scheduling order
+    admitted: list[GenerateRequest]  # offline requests that enter with this plan
+    preempted: list[str]  # whose KV is dropped before the step; offline ones are paused where the KV policy can
+    latency_ms: float  # predicted for the whole batch
+    wants_all: bool = False  # the scheduler has missed something: the next step message is to tell all that is held
+
+
+class PlanSource(enum.StrEnum):
+    """Where the batch of a step came from."""
+
+    PLAN = "plan"  # the offline-queue's plan, reconciled
+    LOCAL = "local"  # a plan was due and had not come: planned here
+    IDLE = "idle"  # work arrived while nothing ran, so no plan was due: planned here
+
+
+class EndedRequest(msgspec.Struct, frozen=True, array_like=True):
+    """A request that left the executor since the message before."""
+
+    request_id: str
+    finish_reason: FinishReason
+
+
+class StepStarted(msgspec.Struct, frozen=True):
+    """Q_send: the step that the executor starts now, and all that it holds. ``idle`` means no step starts:
+    the executor waits for work, and a plan for ``step`` may come at any time. Where ``num_fresh`` counts the online
+    requests that wait and have never run, ``states`` has only those of them that no message before had: they change
+    in nothing, and may be thousands."""
+
+    executor_id: str
+    epoch: str
+    step: int
+    source: PlanSource
+    idle: bool
+    entries: list[ScheduledRequest]
+    states: list[Request]
+    ended: list[EndedRequest]
+    num_free_blocks: int
+    client_counters: ClientCounters | None = None  # of an online order that counts by client
+    in_flight: list[list[ScheduledRequest]] = []  # earlier steps that have not ended, oldest first
+    pace: Pace = Pace()  # for the step after the one that starts; deadlines are on its clock
+    cache: CacheChanges = CacheChanges()  # of the prefix cache, since the message before
+    num_fresh: int | None = None
+
+
+class CacheTold(msgspec.Struct, frozen=True):
+    """What a StepStarted tells of the prefix cache, for those who need no more of it."""
+
+    executor_id: str
+    epoch: str
+    cache: CacheChanges = CacheChanges()

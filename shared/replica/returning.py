@@ -1,0 +1,28 @@
+"""Whose KV comes back from the host beside a step, rather than before it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from shared.scheduling.limits import Limits
+from shared.scheduling.schedule import Schedule, ScheduledRequest
+from shared.scheduling.table import RequestTable
+
+
+def split_returning(schedule: Schedule, table: RequestTable, limits: Limits) -> tuple[Schedule, list[ScheduledRequest]]:
+    """What is to run now, and whom to leave out: their KV is copied beside the step, and they run in the next one.
+    That is so where the others would lose more time, all together, by waiting for the copies than those lose by
+    sitting out a step; never where nobody else runs."""
+    if limits.swap_ms_per_slot == 0.0:
+        return schedule, []
+    returning, num_slots = [], 0
+    for entry in schedule.entries:
+        request = table.get(entry.request_id)
+        if request is not None and request.is_paused and request.num_missing_slots:
+            returning.append(entry)
+            num_slots += request.num_missing_slots
+    num_others = len(schedule.entries) - len(returning)
+    if num_slots * limits.swap_ms_per_slot * num_others <= schedule.latency_ms * len(returning):
+        return schedule, []
+    left_out = {entry.request_id for entry in returning}
+    return replace(schedule, entries=[each for each in schedule.entries if each.request_id not in left_out]), returning

@@ -1,0 +1,29 @@
+"""What one step runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from shared.scheduling.request import Kind
+
+
+class ScheduledRequest(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One entry (r, l, t_req) of HyGen Alg. 1. A step has hundreds: a struct is made in a third of the time that a
+    frozen dataclass takes."""
+
+    request_id: str
+    kind: Kind
+    num_scheduled_tokens: int  # 1 for a decode, the chunk's length for a prefill
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """What one step runs. The entries are in scheduling order, online first."""
+
+    entries: list[ScheduledRequest]
+    preempted: list[str]  # lose their KV before the step (bidirectional: offline ones are paused), in this order
+    latency_ms: float  # predicted for the whole batch
+    num_dropped: int = 0  # entries of a plan that no longer fitted
+    hit_time_limit: bool = False  # an online request stayed out because the step would have taken too long
