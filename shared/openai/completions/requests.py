@@ -11,9 +11,8 @@ import msgspec
 from shared.errors import ChatTemplateError
 from shared.openai.completions.bodies import ChatCompletionBody, TextCompletionBody
 from shared.openai.completions.prompts import chat_prompt, text_prompt
-from shared.openai.errors import RequestError
+from shared.openai.errors import RequestError, decode_body
 from shared.openai.fields import CHAT_FIELDS, COMMON_FIELDS, DEFAULT, TEXT_FIELDS, reject_unsupported, served_tier
-from shared.openai.json_body import decode_body
 from shared.openai.logprobs import asked_of_chat
 from shared.openai.response_format import grammar_of
 from shared.openai.tools.calls import ToolUse
@@ -36,6 +35,12 @@ class ServedModel(msgspec.Struct, frozen=True):
     name: str
     max_model_len: int  # tokens, prompt and output together
     max_prompt_tokens: int | None = None  # None: as the context allows
+
+    def check(self, name: str) -> None:
+        """Raises RequestError (404) for the name of another one."""
+        if name != self.name:
+            message = f"the model {name!r} does not exist; this server has {self.name!r}"
+            raise RequestError(message, "model", "model_not_found", 404)
 
 
 class CompletionRequest(msgspec.Struct, frozen=True):
@@ -70,7 +75,7 @@ def parse_completion(endpoint: str, body: bytes, tokenizer: Tokenizer, model: Se
     """``endpoint`` is one of ENDPOINTS. Unknown fields are ignored, known but unsupported ones refused.
     Raises RequestError."""
     fields = decode_body(body, _decoders[endpoint])
-    _check_model(fields.model, model)
+    model.check(fields.model)
     reject_unsupported(_fields_decoder.decode(body), COMMON_FIELDS, CHAT_FIELDS if endpoint == CHAT else TEXT_FIELDS)
     stream = fields.stream or False
     if fields.stream_options is not None and not stream:
@@ -89,13 +94,6 @@ def parse_completion(endpoint: str, body: bytes, tokenizer: Tokenizer, model: Se
         service_tier=served_tier(fields.service_tier),
         tools=tools,
     )
-
-
-def _check_model(name: str, model: ServedModel) -> None:
-    if name != model.name:
-        raise RequestError(
-            f"the model {name!r} does not exist; this server has {model.name!r}", "model", "model_not_found", 404
-        )
 
 
 def _tools(fields: Any, tokenizer: Tokenizer) -> ToolUse | None:
@@ -163,20 +161,13 @@ def _sampling(
 def _max_tokens(endpoint: str, fields: Any, prompt_tokens: int, model: ServedModel) -> int:
     """What was asked for, or the default; prompt and output together fit the context."""
     prompt_param = "messages" if endpoint == CHAT else "prompt"
-    if model.max_prompt_tokens is not None and prompt_tokens > model.max_prompt_tokens:
-        raise RequestError(
-            f"{prompt_param} has {prompt_tokens} tokens; this server takes at most {model.max_prompt_tokens}",
-            prompt_param,
-            "context_length_exceeded",
-        )
+    most, length = model.max_prompt_tokens, f"this model's maximum context length is {model.max_model_len} tokens"
+    if most is not None and prompt_tokens > most:
+        raise _too_long(f"{prompt_param} has {prompt_tokens} tokens; this server takes at most {most}", prompt_param)
     room = model.max_model_len - prompt_tokens
     if room < 1:
-        raise RequestError(
-            f"this model's maximum context length is {model.max_model_len} tokens, and {prompt_param} has "
-            f"{prompt_tokens}; at least one must be left for the output",
-            prompt_param,
-            "context_length_exceeded",
-        )
+        left = "at least one must be left for the output"
+        raise _too_long(f"{length}, and {prompt_param} has {prompt_tokens}; {left}", prompt_param)
     param = "max_tokens"
     if endpoint == CHAT and fields.max_completion_tokens is not None:
         param = "max_completion_tokens"
@@ -184,13 +175,13 @@ def _max_tokens(endpoint: str, fields: Any, prompt_tokens: int, model: ServedMod
     if asked is None:
         return room if endpoint == CHAT else min(room, DEFAULT_TEXT_MAX_TOKENS)
     if asked > room:
-        raise RequestError(
-            f"this model's maximum context length is {model.max_model_len} tokens; the request asks for "
-            f"{prompt_tokens + asked} ({prompt_tokens} in {prompt_param}, {asked} in {param})",
-            param,
-            "context_length_exceeded",
-        )
+        parts = f"{prompt_tokens} in {prompt_param}, {asked} in {param}"
+        raise _too_long(f"{length}; the request asks for {prompt_tokens + asked} ({parts})", param)
     return asked
+
+
+def _too_long(message: str, param: str) -> RequestError:
+    return RequestError(message, param, "context_length_exceeded")
 
 
 def _check_token_ids(field: str, token_ids: Iterable[int], vocab_size: int) -> None:

@@ -12,7 +12,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, prepare
 from shared.openai.completions.answers import AnswerHead, Choice, completion_body
-from shared.openai.completions.chunks import ChunkWriter, error_event
+from shared.openai.completions.chunks import ChunkWriter
 from shared.openai.completions.objects import CompletionUsage
 from shared.openai.completions.requests import CHAT, ENDPOINTS, TEXT
 from shared.openai.ids import created_s_of, is_well_formed, new_id
@@ -87,7 +87,8 @@ def test_the_usage_chunk_has_no_choices(endpoint: str) -> None:
 def test_errors_have_openais_shape() -> None:
     expected = {"error": {"message": "no", "type": "server_error", "param": None, "code": "c"}}
     assert error_body("no", "server_error", code="c") == expected
-    assert event_data(error_event("no", "server_error", "c")) == expected
+    failed = ChunkWriter(AnswerHead(CHAT, "r1", 17, "m"), False).fail("no")
+    assert event_data(failed) == error_body("no", "server_error")
 
 
 def test_the_stop_token_and_what_follows_a_stop_string_are_not_shown() -> None:
