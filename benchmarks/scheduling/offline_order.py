@@ -29,7 +29,7 @@ from shared.scheduling.orders.offline.registry import (
     OfflineOrderKnobs,
     make_offline_order,
 )
-from shared.scheduling.orders.packed_prompt import pack_tokens
+from shared.scheduling.packed_prompt import pack_tokens
 from shared.scheduling.request import Kind, Request
 
 GROUPS = 57

@@ -89,7 +89,9 @@ class KVAllocation:
             self._totals.prompt_tokens += min(num_after, sequence.num_prompt_tokens) - num_before
         self._pool.unlock(request.request_id, num_after)
         if num_after // self._block_size > num_before // self._block_size:
-            self._pool.commit(request.request_id, sequence.token_ids, num_after)
+            self._pool.commit(
+                request.request_id, sequence.token_ids, num_after, sequence.block_hashes(self._block_size)
+            )
 
     def lose(self, request: Request) -> None:
         """Its KV is gone, its tokens stay."""
@@ -125,7 +127,9 @@ class KVAllocation:
         request = sequence.request
         was_running = request.is_running
         if not was_running:
-            request.num_computed_tokens = self._pool.start(request.request_id, request.kind, sequence.token_ids)
+            request.num_computed_tokens = self._pool.start(
+                request.request_id, request.kind, sequence.token_ids, sequence.block_hashes(self._block_size)
+            )
         num_tokens = min(num_tokens, request.num_remaining_tokens)
         num_slots = request.num_computed_tokens + num_tokens
         if was_running and self._pool.extend(request.request_id, num_slots):

@@ -14,7 +14,7 @@ from shared.protocol.offline import OfflineLength, OfflineRequest
 from shared.protocol.requests import GenerateRequest
 from shared.scheduling.orders.offline.fair_share import FairShare
 from shared.scheduling.orders.offline.view import NOBODY, OfflineView
-from shared.scheduling.orders.packed_prompt import pack_tokens, unpack_tokens
+from shared.scheduling.packed_prompt import pack_tokens, unpack_tokens
 from shared.scheduling.request import Kind, Request
 
 SUSPECT_FAILURES = 2

@@ -10,7 +10,7 @@ from shared.protocol.executors import EngineSpec
 from shared.protocol.requests import GenerateRequest
 from shared.protocol.sampling import FinishReason, SamplingParams
 from shared.protocol.tokens import ChoiceOutput, TokenLogprobs
-from shared.scheduling.kv.block_hash import block_hash
+from shared.scheduling.kv.block_hash import block_hash, hash_chain
 from shared.scheduling.request import Kind, Request
 from shared.text.tokenizer import IncrementalDetokenizer, Tokenizer
 
@@ -85,6 +85,8 @@ class LiveSequence:
     def block_hashes(self, block_size: int) -> list[bytes]:
         """Of the full blocks of all tokens so far; not to be changed."""
         hashes, token_ids = self._block_hashes, self.token_ids
+        if not hashes:
+            self._block_hashes = hashes = hash_chain(token_ids, block_size)
         for start in range(len(hashes) * block_size, len(token_ids) - block_size + 1, block_size):
             hashes.append(block_hash(hashes[-1] if hashes else b"", token_ids[start : start + block_size]))
         return hashes

@@ -16,7 +16,7 @@ from benchmarks.lab.mmlu import as_token_ids, token_ids_of
 from benchmarks.lab.outcome import Run
 from loadgen.workload.backlog import OfflinePrompt
 from shared.scheduling.orders.offline.registry import OfflineOrderKnobs, make_offline_order
-from shared.scheduling.orders.packed_prompt import pack_tokens
+from shared.scheduling.packed_prompt import pack_tokens
 from shared.scheduling.request import Kind, Request
 
 SMALL_CACHE_SHARE = 4  # of the memory for KV, in the second panel

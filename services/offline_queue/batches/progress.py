@@ -11,7 +11,7 @@ from services.offline_queue.batches.lines import BatchLine
 from services.offline_queue.batches.records import BatchCounts
 from shared.protocol.offline import OfflineResult
 from shared.protocol.sampling import FinishReason
-from shared.scheduling.orders.packed_prompt import TOKEN_BYTES
+from shared.scheduling.packed_prompt import TOKEN_BYTES
 
 ABSENT, OPEN, HELD, DONE = range(4)  # held: open, and in the pool
 REQUEST_BYTES = 1536  # of a waiting request in memory, beside its prompt

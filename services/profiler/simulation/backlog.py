@@ -14,7 +14,7 @@ from shared.protocol.requests import GenerateRequest
 from shared.protocol.sampling import SamplingParams
 from shared.replica.offline_pool import Packed
 from shared.scheduling.orders.offline.registry import DEFAULT_BLOCK_SIZE
-from shared.scheduling.orders.packed_prompt import pack_tokens, unpack_tokens
+from shared.scheduling.packed_prompt import pack_tokens, unpack_tokens
 from shared.scheduling.request import Kind, Request
 
 Waiting = tuple[Request, Packed]  # as ``OfflinePool.keep`` takes it

@@ -15,8 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
-from shared.scheduling.kv.block_hash import block_hash
+from shared.scheduling.kv.block_hash import hash_chain
 from shared.scheduling.kv.eviction.eviction import Eviction
 from shared.scheduling.kv.page import Page
 from shared.scheduling.kv.pages import PageStore
@@ -124,14 +125,17 @@ class BidirectionalPool(KVPool):
         """As of the changes that were taken last."""
         return self._store.cache.snapshot()
 
-    def start(self, request_id: str, kind: Kind, token_ids: Sequence[int]) -> int:
+    def start(
+        self, request_id: str, kind: Kind, token_ids: Sequence[int], hashes: Sequence[bytes] | None = None
+    ) -> int:
         """Give a request the cached pages of its prefix, as far as they are whole; returns how many of its tokens
         need no computing. At least one token is left to compute. Raises ValueError where it has a table already."""
         if request_id in self._tables:
             raise ValueError(f"request {request_id} has blocks already")
         table = self._tables[request_id] = _Table(kind)
-        for start in range(0, len(token_ids) - self.block_size, self.block_size):
-            key = self._key(table, token_ids[start : start + self.block_size])
+        num_usable = (len(token_ids) - 1) // self.block_size
+        known = hash_chain(token_ids, self.block_size, num_usable) if hashes is None else hashes
+        for key in islice(known, max(0, num_usable)):
             page = self._store.cache.find(key, kind)
             if page is None:
                 break
@@ -183,14 +187,20 @@ class BidirectionalPool(KVPool):
         table.is_locked = True
         return True
 
-    def commit(self, request_id: str, token_ids: Sequence[int], num_computed_tokens: int) -> None:
+    def commit(
+        self,
+        request_id: str,
+        token_ids: Sequence[int],
+        num_computed_tokens: int,
+        hashes: Sequence[bytes] | None = None,
+    ) -> None:
         """Make the full pages among the first ``num_computed_tokens`` findable; their KV is written."""
         table = self._tables[request_id]
-        for index in range(len(table.hashes), num_computed_tokens // self.block_size):
-            start = index * self.block_size
-            key = self._key(table, token_ids[start : start + self.block_size])
-            table.hashes.append(key)
-            self._store.cache.publish(table.pages[index], key)
+        num_full = num_computed_tokens // self.block_size
+        known = hash_chain(token_ids, self.block_size, num_full) if hashes is None else hashes
+        for index in range(len(table.hashes), num_full):
+            table.hashes.append(known[index])
+            self._store.cache.publish(table.pages[index], known[index])
 
     def free(self, request_id: str) -> None:
         """Let go of a request's pages; a request without a table is no error. Its last blocks are reused first, since
@@ -264,9 +274,6 @@ class BidirectionalPool(KVPool):
 
     def _pages(self) -> Iterator[Page]:
         return (page for table in self._tables.values() for page in table.pages)
-
-    def _key(self, table: _Table, token_ids: Sequence[int]) -> bytes:
-        return block_hash(table.hashes[-1] if table.hashes else b"", token_ids)
 
     def _sizes(self, table: _Table, num_slots: int) -> list[int]:
         """Positions of each page once ``num_slots`` tokens are covered."""

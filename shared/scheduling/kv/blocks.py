@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 
-from shared.scheduling.kv.block_hash import block_hash
+from shared.scheduling.kv.block_hash import hash_chain
 from shared.scheduling.kv.cache_log import CacheLog
 from shared.scheduling.kv.eviction.eviction import Eviction
 from shared.scheduling.kv.eviction.lru import Lru
@@ -80,15 +81,18 @@ class BlockPool(KVPool):
         """As of the changes that were taken last."""
         return self._cache_log.snapshot([{key: self._find(key) for key in self._by_hash}])
 
-    def start(self, request_id: str, kind: Kind, token_ids: Sequence[int]) -> int:
+    def start(
+        self, request_id: str, kind: Kind, token_ids: Sequence[int], hashes: Sequence[bytes] | None = None
+    ) -> int:
         """Give a request the cached blocks of its prefix; returns how many of its tokens need no computing.
         At least one token is left to compute. Raises ValueError where it has a table already."""
         if request_id in self._tables:
             raise ValueError(f"request {request_id} has blocks already")
         table = _Table(kind, [], [])
         self._tables[request_id] = table
-        for start in range(0, len(token_ids) - self.block_size, self.block_size):
-            key = block_hash(table.hashes[-1] if table.hashes else b"", token_ids[start : start + self.block_size])
+        num_usable = (len(token_ids) - 1) // self.block_size
+        known = hash_chain(token_ids, self.block_size, num_usable) if hashes is None else hashes
+        for key in islice(known, max(0, num_usable)):
             block_id = self._by_hash.get(key)
             if block_id is None:
                 break
@@ -118,16 +122,21 @@ class BlockPool(KVPool):
     def unlock(self, request_id: str, num_computed_tokens: int) -> None:
         """Nothing: nobody is paused, so nobody is kept from it."""
 
-    def commit(self, request_id: str, token_ids: Sequence[int], num_computed_tokens: int) -> None:
+    def commit(
+        self,
+        request_id: str,
+        token_ids: Sequence[int],
+        num_computed_tokens: int,
+        hashes: Sequence[bytes] | None = None,
+    ) -> None:
         """Make the full blocks among the first ``num_computed_tokens`` findable; their KV is written."""
         table = self._tables[request_id]
         num_full = num_computed_tokens // self.block_size
         if num_full == len(table.hashes):
             return
+        known = hash_chain(token_ids, self.block_size, num_full) if hashes is None else hashes
         for index in range(len(table.hashes), num_full):
-            start = index * self.block_size
-            parent = table.hashes[-1] if table.hashes else b""
-            key = block_hash(parent, token_ids[start : start + self.block_size])
+            key = known[index]
             table.hashes.append(key)
             block = self._blocks[table.blocks[index]]
             if key not in self._by_hash and block.hash is None:

@@ -61,9 +61,12 @@ class KVPool(PrefixCache, Protocol):
         """All that ``look_up`` found when changes were last taken, with their version: the next changes go on from
         there."""
 
-    def start(self, request_id: str, kind: Kind, token_ids: Sequence[int]) -> int:
+    def start(
+        self, request_id: str, kind: Kind, token_ids: Sequence[int], hashes: Sequence[bytes] | None = None
+    ) -> int:
         """Give a request the cached blocks of its prefix; returns how many of its tokens need no computing.
-        At least one token is left to compute. Raises ValueError where it has a table already."""
+        At least one token is left to compute. ``hashes``: of its full blocks, where the caller has them. Raises
+        ValueError where it has a table already."""
 
     def extend(self, request_id: str, num_slots: int) -> bool:
         """``grow`` for a request whose blocks have room for that and are all there, as with most decodes. False, and
@@ -77,8 +80,15 @@ class KVPool(PrefixCache, Protocol):
     def unlock(self, request_id: str, num_computed_tokens: int) -> None:
         """The step has ended; KV is written for so many of its tokens. A request without a table is no error."""
 
-    def commit(self, request_id: str, token_ids: Sequence[int], num_computed_tokens: int) -> None:
-        """Make the full blocks among the first ``num_computed_tokens`` findable; their KV is written."""
+    def commit(
+        self,
+        request_id: str,
+        token_ids: Sequence[int],
+        num_computed_tokens: int,
+        hashes: Sequence[bytes] | None = None,
+    ) -> None:
+        """Make the full blocks among the first ``num_computed_tokens`` findable; their KV is written. ``hashes`` as
+        for ``start``."""
 
     def free(self, request_id: str) -> None:
         """Let go of a request's blocks; a request without a table is no error. Its last blocks are reused first,

@@ -11,7 +11,7 @@ from shared.protocol.sampling import FinishReason
 from shared.replica.offline_pool import OfflinePool
 from shared.scheduling.orders.offline.fair_share import FairShare
 from shared.scheduling.orders.offline.fcfs import FcfsOrder
-from shared.scheduling.orders.packed_prompt import TOKEN_BYTES
+from shared.scheduling.packed_prompt import TOKEN_BYTES
 from tests.services.offline_queue.batch_desk import Desk, ManualClock, chat_line
 
 LINE_BYTES = REQUEST_BYTES + 200 * TOKEN_BYTES  # more than any line here takes

@@ -26,7 +26,7 @@ from shared.scheduling.orders.offline.fcfs import FcfsOrder
 from shared.scheduling.orders.offline.order import Turn
 from shared.scheduling.orders.offline.registry import OFFLINE_ORDERS, OfflineOrderKnobs, make_offline_order
 from shared.scheduling.orders.offline.view import NOBODY, OfflineView
-from shared.scheduling.orders.packed_prompt import pack_tokens
+from shared.scheduling.packed_prompt import pack_tokens
 from shared.scheduling.policy import Policy
 from shared.scheduling.request import Kind, Request
 from shared.scheduling.strategy import Strategy

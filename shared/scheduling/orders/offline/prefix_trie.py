@@ -17,7 +17,7 @@ from typing import TypeAlias
 
 from shared.scheduling.orders.offline.order import Turn
 from shared.scheduling.orders.offline.prefix_node import Branch, Leaf, Node
-from shared.scheduling.orders.packed_prompt import TOKEN_BYTES
+from shared.scheduling.packed_prompt import TOKEN_BYTES
 from shared.scheduling.request import Request
 
 _Key: TypeAlias = bytes | str  # an edge's first block; for an empty edge the request's id

@@ -22,7 +22,7 @@ from shared.scheduling.orders.offline.share import Account, Share
 from shared.scheduling.orders.offline.turns import MAX_BATCHES
 from shared.scheduling.orders.offline.urgency import MAX_CLIENT_URGENCY, MAX_URGENCY, urgency
 from shared.scheduling.orders.offline.view import NOBODY, OfflineView
-from shared.scheduling.orders.packed_prompt import pack_tokens
+from shared.scheduling.packed_prompt import pack_tokens
 from shared.scheduling.request import Kind, Request
 
 HOUR_S = 3600.0

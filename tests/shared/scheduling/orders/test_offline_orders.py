@@ -19,7 +19,7 @@ from shared.scheduling.orders.offline.psm import PsmOrder
 from shared.scheduling.orders.offline.psm_fair import PsmFairOrder
 from shared.scheduling.orders.offline.registry import OFFLINE_ORDERS, OfflineOrderKnobs, make_offline_order
 from shared.scheduling.orders.offline.view import OfflineView
-from shared.scheduling.orders.packed_prompt import TOKEN_BYTES, pack_tokens, unpack_tokens
+from shared.scheduling.packed_prompt import TOKEN_BYTES, pack_tokens, unpack_tokens
 from shared.scheduling.strategy import PRESETS
 from tests.shared.scheduling.orders.naive_orders import NaiveOrder, make_waiting, numbered
 
