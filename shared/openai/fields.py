@@ -17,7 +17,7 @@ DEFAULT = "default"
 ASKED = ("auto", DEFAULT, FLEX, "priority")
 AskedTier = Annotated[str, Meta(extra_json_schema={"enum": list(ASKED)})]
 
-NAME = r"^[A-Za-z0-9_-]{1,64}$"  # of a function or a schema
+NAME = r"^[A-Za-z0-9_-]{1,64}$(?!\n)"  # of a function or a schema; in Python alone $ is also before a last newline
 
 # OpenAI's limits of what clients attach to their requests.
 Metadata = Annotated[

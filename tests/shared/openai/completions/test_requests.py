@@ -181,6 +181,7 @@ BAD_FIELDS: list[tuple[str, dict[str, Any], str | None]] = [
     (CHAT, {"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
     (CHAT, {"response_format": json_schema({}, name="")}, "response_format.json_schema.name"),
     (CHAT, {"response_format": json_schema({}, name="a b")}, "response_format.json_schema.name"),
+    (CHAT, {"response_format": json_schema({}, name="a\n")}, "response_format.json_schema.name"),
     (CHAT, {"response_format": json_schema([])}, "response_format.json_schema.schema"),
     (CHAT, {"response_format": json_schema({"type": "banana"})}, "response_format"),
     (CHAT, {"response_format": json_schema({"not": {"type": "string"}})}, "response_format"),
