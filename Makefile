@@ -23,7 +23,7 @@ setup: $(VENV)/.installed-all ## install what a stack on this machine needs
 up: $(VENV)/.installed-all ## start a stack: make up ARGS='--port 8001'
 	@$(BIN)/slackwater up $(ARGS)
 
-test: $(VENV)/.installed-dev $(VLLM_CPU) $(CHROMIUM) ## run the tests: make test ARGS='tests/scheduling -x'
+test: $(VENV)/.installed-dev $(VLLM_CPU) $(CHROMIUM) ## run the tests: make test ARGS='tests/shared/scheduling -x'
 	@$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 lint: $(VENV)/.installed-dev ## ruff and mypy

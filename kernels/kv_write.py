@@ -8,15 +8,10 @@ views whose token stride is constant, so attention reads them without another co
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 
-def write_kv(
-    key: torch.Tensor,
-    value: torch.Tensor,
-    kv_cache: torch.Tensor,
-    slot_mapping: torch.Tensor,
-    paged: bool | None = None,
-) -> None:
+def write_kv(key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor, paged: bool | None = None) -> None:
     """Write ``key`` [num_tokens, num_kv_heads, k_dim] and ``value`` [num_tokens, num_kv_heads, v_dim] in place.
 
     ``slot_mapping`` [num_tokens], int64: token i goes to block ``slot // block_size``, row ``slot % block_size``.
@@ -31,7 +26,7 @@ def write_kv(
     slots.index_copy_(0, slot_mapping, _side_by_side(key, value))
 
 
-def _side_by_side(key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+def _side_by_side(key: Tensor, value: Tensor) -> Tensor:
     """[num_tokens, num_kv_heads, k_dim + v_dim]: a view where they lie so already."""
     width = key.shape[2] + value.shape[2]
     adjoin = value.data_ptr() == key.data_ptr() + key.shape[2] * key.element_size() and _share_memory(key, value)
@@ -40,5 +35,5 @@ def _side_by_side(key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     return torch.cat((key, value), dim=-1)
 
 
-def _share_memory(key: torch.Tensor, value: torch.Tensor) -> bool:
+def _share_memory(key: Tensor, value: Tensor) -> bool:
     return key.untyped_storage().data_ptr() == value.untyped_storage().data_ptr()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +9,7 @@ import torch
 from kernels.cpu.batch import GatheredBatch
 from kernels.gpu.batch import PagedBatch
 from kernels.slots import Ints
-from kernels.step_layout import Scheduled, StepLayout
+from kernels.step_layout import StepLayout
 
 
 @dataclass(slots=True)
@@ -28,17 +27,10 @@ class AttentionMetadata:
         return isinstance(self.batch, PagedBatch)
 
     @classmethod
-    def build(
-        cls, sequences: Sequence[Scheduled], kv_cache: torch.Tensor, paged: bool | None = None
-    ) -> AttentionMetadata:
-        """``kv_cache`` is one layer's, for its shape and device. Sort decodes first and by length for tight groups;
-        any order gives the same results. ``paged``: for the Triton kernels, which read the blocks where they lie; None
-        is as the device needs it. Raises ValueError if a sequence has no token, or not the blocks it needs."""
-        return cls.of(StepLayout.of(sequences, *kv_cache.shape[:2]), kv_cache, paged)
-
-    @classmethod
     def of(cls, layout: StepLayout, kv_cache: torch.Tensor, paged: bool | None = None) -> AttentionMetadata:
-        """The same, of a step that is laid out already."""
+        """``kv_cache`` is one layer's, for its shape and device. Decodes first and by length give tight groups; any
+        order gives the same results. ``paged``: for the Triton kernels, which read the blocks where they lie; None is
+        as the device needs it."""
         last_rows = layout.row_ends - 1
         if paged or (paged is None and kv_cache.is_cuda):
             batch, position_ids, slot_mapping = PagedBatch.build(layout, kv_cache.device)

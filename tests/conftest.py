@@ -76,7 +76,7 @@ async def bus(nats_url: str) -> AsyncIterator[Bus]:
 @pytest.fixture(scope="session")
 def model_folder() -> Path:
     """The default model, prepared once into the cache."""
-    return prepare(DEFAULT_MODEL, default_cache_dir(), lambda _: None).path
+    return prepare(DEFAULT_MODEL, default_cache_dir(), lambda _: None)
 
 
 @pytest.fixture(scope="session")

@@ -16,4 +16,4 @@ ModelOption = Annotated[str, typer.Option(help="Name, folder or hub id.")]
 
 def model_folder(model: str = DEFAULT_MODEL) -> Path:
     """Made ready, which takes time once. Raises ConfigError for one that cannot be had."""
-    return prepare(model, default_cache_dir(), lambda line: print(line, file=sys.stderr)).path
+    return prepare(model, default_cache_dir(), lambda line: print(line, file=sys.stderr))

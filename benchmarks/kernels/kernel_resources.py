@@ -27,9 +27,9 @@ from benchmarks.harness.table import print_table
 from kernels.gpu.attention import attend
 from kernels.gpu.batch import PagedBatch
 from kernels.gpu.kv_write import write_kv
-from kernels.gpu.slot_copy import gather_slots, scatter_slots
+from kernels.gpu.slot_copy import copy_slots
 from kernels.gpu.tiles import Gpu
-from kernels.slot_copy import KVLayers
+from kernels.kv_layers import KVLayers
 from kernels.step_layout import StepLayout
 from shared.protocol.sampling import SamplingParams
 from shared.replica.engine import Sequence
@@ -118,8 +118,8 @@ def launch_all(
     key = torch.zeros(num_new, num_kv_heads, head_dim, dtype=dtype)
     write_kv(key, key, kv_cache, slots)
     layers = KVLayers.of([kv_cache])
-    gather_slots(layers, slots, layers.new_buffer(len(slots)))
-    scatter_slots(layers, slots, layers.new_buffer(len(slots)))
+    copy_slots(layers, slots, layers.new_buffer(len(slots)), to_buffer=True)
+    copy_slots(layers, slots, layers.new_buffer(len(slots)), to_buffer=False)
 
 
 def measure(capability: int, cases: list[tuple[int, int, torch.dtype, int | None, bool]]) -> list[Resources]:

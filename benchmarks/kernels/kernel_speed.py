@@ -24,9 +24,11 @@ from benchmarks.harness.table import print_table
 from benchmarks.harness.turns import Step, T, Times, in_turns
 from kernels.cpu.attention import GatherBuffer
 from kernels.gpu.batch import PagedBatch
+from kernels.kv_layers import KVLayers
 from kernels.metadata import AttentionMetadata
 from kernels.paged_attention import paged_attention
-from kernels.slot_copy import KVLayers, gather_slots, scatter_slots
+from kernels.slot_copy import gather_slots, scatter_slots
+from kernels.step_layout import StepLayout
 
 BLOCK_SIZE = 16
 HEADS = {"SmolLM2-135M": (9, 3, 64), "Llama-3.1-8B": (32, 8, 128)}  # query heads, KV heads, head size
@@ -73,7 +75,8 @@ class Work:
         sequences = [
             Scheduled(s.token_ids, s.num_computed_tokens, s.block_table, right(i)) for i, s in enumerate(self.sequences)
         ]
-        metadata = AttentionMetadata.build(sequences, self.kv_cache)
+        layout = StepLayout.of(sequences, *self.kv_cache.shape[:2])
+        metadata = AttentionMetadata.of(layout, self.kv_cache)
         buffer = GatherBuffer()
         return lambda: paged_attention(self.query, self.kv_cache, metadata, self.scale, buffer)
 
@@ -161,7 +164,8 @@ def _decode_row(batch: int, context: int, source: torch.Tensor, target: torch.Te
     from kernels.gpu.attention import attend
 
     work = Work.of(HEADS["Llama-3.1-8B"], [(context - 1, 1)] * batch, "cuda", torch.bfloat16)
-    whole = AttentionMetadata.build(work.sequences, work.kv_cache).batch
+    layout = StepLayout.of(work.sequences, *work.kv_cache.shape[:2])
+    whole = AttentionMetadata.of(layout, work.kv_cache).batch
     assert isinstance(whole, PagedBatch)
     left, mixed, unsplit, copy = medians_ms(
         [

@@ -24,7 +24,7 @@ from benchmarks.harness.table import print_table
 from benchmarks.lab.lab import Machine, latency_of
 from benchmarks.lab.samples import scheduled_shapes, timed, window_of
 from services.executor.engines.torch.engine import TorchEngine
-from services.executor.measure import ScratchBatch
+from services.executor.measure import scratch_batch
 from services.executor.service import executor_info
 from services.executor.settings import ExecutorSettings
 from services.predictor.fit import BROS, fit_best
@@ -98,10 +98,9 @@ def torch_samples(engine: TorchEngine, info: ExecutorInfo, shapes: Iterable[Meas
     """Each as often as it asks for."""
     pool = BlockPool(info.spec.num_blocks, info.spec.block_size)
     for shape in shapes:
-        scratch = ScratchBatch(shape, pool, info.limits(), engine.spec)
-        for _ in range(shape.repeats):
-            yield Observation(batch_shape(scratch.batch), engine.execute(scratch.batch).latency_ms)
-        scratch.free()
+        with scratch_batch(shape, pool, info.limits(), engine.spec) as batch:
+            for _ in range(shape.repeats):
+                yield Observation(batch_shape(batch), engine.execute(batch).latency_ms)
 
 
 def torch_rows(seconds: float) -> Iterator[list[str]]:

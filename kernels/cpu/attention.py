@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from kernels.cpu import decodes
-from kernels.cpu.batch import Chunk, DecodeGroup, Gather, GatheredBatch
+from kernels.cpu.batch import Chunk, DecodeGroup, GatheredBatch
 from kernels.cpu.chunk_products import attend_causally, suits
 
 
@@ -16,81 +17,57 @@ class GatherBuffer:
     """Memory for gathered KV, kept between calls and grown when needed."""
 
     def __init__(self) -> None:
-        self._buffer: torch.Tensor | None = None
+        self._buffer: Tensor | None = None
 
-    def gather(self, kv_cache: torch.Tensor, gather: Gather) -> torch.Tensor:
+    def gather(self, kv_cache: Tensor, slots: Tensor) -> Tensor:
         """[num_slots, num_kv_heads, k_dim + v_dim], valid until the next call."""
-        slots = kv_cache.view(-1, *kv_cache.shape[2:])
-        source = slots if gather.by_slot else kv_cache
-        shape = (gather.rows.shape[0], *source.shape[1:])
-        size = shape[0] * source.stride(0)
+        source = kv_cache.view(-1, *kv_cache.shape[2:])
+        size = len(slots) * source.stride(0)
         buffer = self._buffer
         if buffer is None or buffer.numel() < size or buffer.dtype != kv_cache.dtype:
             buffer = self._buffer = torch.empty(size, dtype=kv_cache.dtype, device=kv_cache.device)
-        gathered = torch.index_select(source, 0, gather.rows, out=buffer[:size].view(shape)).view(-1, *slots.shape[1:])
-        if gather.patched is not None and gather.patches is not None:
-            gathered.index_copy_(0, gather.patched, slots.index_select(0, gather.patches))
-        return gathered
+        return torch.index_select(source, 0, slots, out=buffer[:size].view(-1, *source.shape[1:]))
 
 
 def attend(
-    query: torch.Tensor,
-    kv_cache: torch.Tensor,
-    batch: GatheredBatch,
-    scale: float,
-    buffer: GatherBuffer,
-    window: int | None = None,
-) -> torch.Tensor:
+    query: Tensor, kv_cache: Tensor, batch: GatheredBatch, scale: float, buffer: GatherBuffer, window: int | None = None
+) -> Tensor:
     """``kernels.paged_attention.paged_attention`` on the CPU."""
     num_tokens, num_heads, k_dim = query.shape
     out = query.new_empty(num_tokens, num_heads, kv_cache.shape[3] - k_dim)
     if decodes.suits(kv_cache.dtype, k_dim, out.shape[2]):
         decodes.attend(query, kv_cache, batch.decodes, scale, window, out)
     else:
-        for group in batch.decodes.groups:
-            _attend_decodes(query, kv_cache, group, scale, buffer, window, out)
+        for group in batch.decodes.groups(window, query):
+            _attend_decodes(query, kv_cache, group, scale, buffer, out)
     for chunk in batch.chunks:
         _attend_chunk(query, kv_cache, chunk, scale, buffer, window, out)
     return out
 
 
 def _attend_decodes(
-    query: torch.Tensor,
-    kv_cache: torch.Tensor,
-    group: DecodeGroup,
-    scale: float,
-    buffer: GatherBuffer,
-    window: int | None,
-    out: torch.Tensor,
+    query: Tensor, kv_cache: Tensor, group: DecodeGroup, scale: float, buffer: GatherBuffer, out: Tensor
 ) -> None:
     num_rows = group.end - group.start
     num_kv_heads, k_dim = kv_cache.shape[2], query.shape[2]
-    reads, mask = group.call(window, query)
-    gathered = buffer.gather(kv_cache, reads.gather).view(num_rows, -1, num_kv_heads, kv_cache.shape[3])
-    kv = gathered[:, : reads.num_keys].transpose(1, 2)  # [num_rows, num_kv_heads, num_keys, k_dim + v_dim]
+    gathered = buffer.gather(kv_cache, group.slots).view(num_rows, -1, num_kv_heads, kv_cache.shape[3])
+    kv = gathered.transpose(1, 2)  # [num_rows, num_kv_heads, num_keys, k_dim + v_dim]
     rows = query[group.start : group.end].view(num_rows, num_kv_heads, -1, k_dim)
     attended = F.scaled_dot_product_attention(
         rows,
         kv[..., :k_dim],
         kv[..., k_dim:],
-        attn_mask=None if mask is None else mask[:, None, None, :],
+        attn_mask=None if group.mask is None else group.mask[:, None, None, :],
         scale=scale,
     )
     out[group.start : group.end].view(attended.shape).copy_(attended)
 
 
 def _attend_chunk(
-    query: torch.Tensor,
-    kv_cache: torch.Tensor,
-    chunk: Chunk,
-    scale: float,
-    buffer: GatherBuffer,
-    window: int | None,
-    out: torch.Tensor,
+    query: Tensor, kv_cache: Tensor, chunk: Chunk, scale: float, buffer: GatherBuffer, window: int | None, out: Tensor
 ) -> None:
     num_kv_heads, k_dim = kv_cache.shape[2], query.shape[2]
-    reads = chunk.reads(window)
-    gathered = buffer.gather(kv_cache, reads.gather)[reads.first_key : reads.first_key + reads.num_keys]
+    gathered = buffer.gather(kv_cache, chunk.slots(window))
     num_rows = chunk.end - chunk.start
     grouped = query[chunk.start : chunk.end].view(num_rows, num_kv_heads, -1, k_dim)
     if chunk.reads_all(window) and suits(query, num_rows):

@@ -28,19 +28,7 @@ def decode_kernel(k_dim: int, v_dim: int) -> Callable[..., None]:
         "void(float32[:, :, :], float32[:, :, ::1], int64[::1], int64[::1], int64[::1], boolean[::1], int64, int64,"
         " float64, int64, float32[:, :, ::1])"
     )
-    def attend_decodes(
-        query,
-        kv,
-        tables,
-        starts,
-        seq_lens,
-        fills_right,
-        block_size,
-        window,
-        scale,
-        splits,
-        out,
-    ):
+    def attend_decodes(query, kv, tables, starts, seq_lens, fills_right, block_size, window, scale, splits, out):
         """Write ``out`` [num_rows, num_heads, v_dim] of ``query`` [num_rows, num_heads, k_dim] over ``kv`` [num_slots,
         num_kv_heads, k_dim + v_dim]. Row i reads the last ``window`` (0: all) of its ``seq_lens[i]`` tokens, in the
         blocks from ``tables[starts[i]]`` on. ``splits`` threads share its KV heads."""
@@ -123,18 +111,7 @@ def _weigh(scores, count, tops, sums, mean, is_first, v_dim):
 
 
 @njit(inline="always")
-def _add_values(
-    mean,
-    weights,
-    slots,
-    count,
-    kv,
-    first_head,
-    num_heads,
-    group,
-    k_dim,
-    v_dim,
-):
+def _add_values(mean, weights, slots, count, kv, first_head, num_heads, group, k_dim, v_dim):
     """Four slots at a time: the mean is loaded and stored once for them."""
     whole = count // 4 * 4
     for i in range(0, whole, 4):

@@ -31,18 +31,17 @@ def attend(
 ) -> None:
     """The leading rows of ``kernels.paged_attention.paged_attention``, written to ``out`` [num_tokens, num_heads,
     v_dim], by as many threads as torch has."""
-    num_rows, num_kv_heads = len(decodes.tables), kv_cache.shape[2]
+    num_rows, num_kv_heads = len(decodes.starts), kv_cache.shape[2]
     if not num_rows:
         return
     from kernels.cpu.decode_kernel import decode_kernel
 
-    tables, starts = decodes.joined
-    num_threads = use_threads(len(tables) * kv_cache[0].numel())
+    num_threads = use_threads(len(decodes.tables) * kv_cache[0].numel())
     decode_kernel(query.shape[2], out.shape[2])(
         query[:num_rows].numpy(),
         kv_cache.view(-1, num_kv_heads, kv_cache.shape[3]).numpy(),
-        tables,
-        starts,
+        decodes.tables,
+        decodes.starts,
         decodes.seq_lens,
         decodes.fills_right,
         decodes.block_size,

@@ -30,13 +30,7 @@ def reduce_splits(partial: torch.Tensor, lse: torch.Tensor, out: torch.Tensor) -
 
 @triton.jit(do_not_specialize=["num_splits"])
 def reduce_splits_kernel(
-    partial,
-    lse,
-    out,
-    num_splits,
-    V_DIM: tl.constexpr,
-    V_PAD: tl.constexpr,
-    SPLITS_PAD: tl.constexpr,
+    partial, lse, out, num_splits, V_DIM: tl.constexpr, V_PAD: tl.constexpr, SPLITS_PAD: tl.constexpr
 ):
     row = tl.program_id(0).to(tl.int64)
     split = tl.arange(0, SPLITS_PAD)

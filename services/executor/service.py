@@ -10,7 +10,7 @@ import uuid
 
 from msgspec.structs import replace
 
-from services.executor.gateway_watch import GatewayWatch
+from services.executor.gateway_watch import watch_gateways
 from services.executor.publisher import StepPublisher
 from services.executor.results import ResultStore
 from services.executor.settings import ExecutorSettings
@@ -22,7 +22,7 @@ from shared.latency.model import LatencyModel
 from shared.process.service import Details
 from shared.protocol import subjects
 from shared.protocol.executors import EngineSpec, ExecutorInfo, Heartbeat, SetDraining
-from shared.protocol.measurements import MeasuredShape, MeasureShape
+from shared.protocol.measurements import MeasureShape
 from shared.protocol.requests import GenerateRequest, InboxMessage
 from shared.protocol.steps import StepPlan
 from shared.replica.engine import Engine
@@ -44,12 +44,7 @@ class ExecutorService:
     """One model replica on the bus. A new instance has a new epoch: it holds nothing of an earlier one."""
 
     def __init__(
-        self,
-        bus: Bus,
-        settings: ExecutorSettings,
-        engine: Engine,
-        tokenizer: Tokenizer,
-        clock: Clock,
+        self, bus: Bus, settings: ExecutorSettings, engine: Engine, tokenizer: Tokenizer, clock: Clock
     ) -> None:
         self.name = settings.executor_id
         self._bus = bus
@@ -57,13 +52,9 @@ class ExecutorService:
         self.info = executor_info(settings, engine.spec)
         self._results = ResultStore(bus)
         self._replica = Replica(
-            self.info.limits(),
-            engine.spec,
-            tokenizer,
-            self.info.strategy,
-            lambda: clock.monotonic_s() * 1e3,
+            self.info.limits(), engine.spec, tokenizer, self.info.strategy, lambda: clock.monotonic_s() * 1e3
         )
-        self._tuning = Tuning(bus, on_change=self._on_tuning)
+        self._tuning = Tuning(bus, on_change=lambda: self._loop.wake())
         publisher = StepPublisher(bus, self.info, self._results)
         planner = StepPlanner(self._replica, self.name, self.info.epoch, engine.spec.pipeline_depth)
         self._loop = StepLoop(self._replica, planner, engine, publisher, self._policy_and_model, clock)
@@ -77,7 +68,7 @@ class ExecutorService:
         executor_id = self.info.executor_id
         await self._bus.subscribe(subjects.inbox(executor_id), InboxMessage, self._on_inbox)
         await self._bus.subscribe(subjects.plan(executor_id), StepPlan, self._on_plan)
-        await self._bus.serve(subjects.measure(executor_id), MeasureShape, self._on_measure)
+        await self._bus.serve(subjects.measure(executor_id), MeasureShape, self._loop.measure)
         await self._bus.serve(subjects.cache(executor_id), object, self._on_cache)
         await self._bus.serve(subjects.drain(executor_id), SetDraining, self._on_drain)
         await self._bus.serve(subjects.executor_alive(executor_id), object, self._on_alive)
@@ -93,7 +84,7 @@ class ExecutorService:
                 group.create_task(self._beat())
                 group.create_task(self._results.run())
                 group.create_task(self._tuning.run())
-                group.create_task(GatewayWatch(self._bus, self._replica, self._loop).run())
+                group.create_task(watch_gateways(self._bus, self._replica, self._loop))
         except BaseExceptionGroup as errors:
             lost = errors.subgroup(EngineLostError)
             if lost is None:
@@ -132,9 +123,6 @@ class ExecutorService:
         key = self.info.profile_key
         return self._tuning.policy(self.info.strategy, key), self._tuning.model(key)
 
-    def _on_tuning(self) -> None:
-        self._loop.wake()
-
     async def _on_inbox(self, message: InboxMessage) -> None:
         if isinstance(message, GenerateRequest):
             self._loop.submit(message)
@@ -144,9 +132,6 @@ class ExecutorService:
     async def _on_plan(self, plan: StepPlan) -> None:
         if plan.epoch == self.info.epoch:
             self._loop.take_plan(replace(plan, admitted=[]) if self._draining else plan)
-
-    async def _on_measure(self, shape: MeasureShape) -> MeasuredShape:
-        return await self._loop.measure(shape)
 
     async def _on_cache(self, _: object) -> CacheChanges:
         return self._replica.pool.cache_snapshot()

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from dataclasses import dataclass
 
-from services.executor.measure import ScratchBatch
+from services.executor.measure import scratch_batch
 from services.executor.publisher import StepPublisher
 from shared.clock import Clock
 from shared.errors import EngineError
@@ -215,21 +215,16 @@ class StepLoop:
         _answer(self._measuring, await self._measured(shape))
 
     async def _measured(self, shape: MeasureShape) -> MeasuredShape:
+        loop = asyncio.get_running_loop()
         try:
-            scratch = ScratchBatch(shape, self._replica.pool, self._replica.limits, self._engine.spec)
-        except ValueError as error:
+            with scratch_batch(shape, self._replica.pool, self._replica.limits, self._engine.spec) as batch:
+                latencies = [
+                    (await loop.run_in_executor(self._threads, self._engine.execute, batch)).latency_ms
+                    for _ in range(max(1, shape.repeats))
+                ]
+                return MeasuredShape(batch_shape(batch), latencies)
+        except (EngineError, ValueError) as error:
             return _unmeasured(str(error))
-        try:
-            loop = asyncio.get_running_loop()
-            latencies = [
-                (await loop.run_in_executor(self._threads, self._engine.execute, scratch.batch)).latency_ms
-                for _ in range(max(1, shape.repeats))
-            ]
-            return MeasuredShape(batch_shape(scratch.batch), latencies)
-        except EngineError as error:
-            return _unmeasured(str(error))
-        finally:
-            scratch.free()
 
 
 def _unmeasured(why: str) -> MeasuredShape:

@@ -56,31 +56,26 @@ class DriftDetector:
         self._faster.add(self._counted(-error), error)
         for side in (self._slower, self._faster):
             if side.total > self._alarm:
-                drift = Drift(math.exp(side.errors / side.length), side.length)
-                self._slower.reset()
-                self._faster.reset()
-                return drift
+                self._slower, self._faster = _Side(), _Side()
+                return Drift(math.exp(side.errors / side.length), side.length)
         return None
 
     def _counted(self, error: float) -> float:
         return max(-self._most, min(error - self._allowed, self._most))
 
 
+@dataclass(slots=True)
 class _Side:
     """One of the two tests."""
 
-    def __init__(self) -> None:
-        self.reset()
-
-    def reset(self) -> None:
-        self.total = 0.0
-        self.errors = 0.0  # of the logarithms, since the total last was 0
-        self.length = 0
+    total: float = 0.0
+    errors: float = 0.0  # of the logarithms, since the total last was 0
+    length: int = 0
 
     def add(self, exceeding: float, error: float) -> None:
-        self.total += exceeding
-        if self.total <= 0:
-            self.reset()
+        if self.total + exceeding <= 0:
+            self.total, self.errors, self.length = 0.0, 0.0, 0
             return
+        self.total += exceeding
         self.errors += error
         self.length += 1

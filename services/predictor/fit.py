@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from services.predictor.boosted_fit import fit_boosted
-from services.predictor.bros_fit import fit_bros
-from services.predictor.linear_fit import fit_linear
+from services.predictor.linear_fit import fit_bros, fit_linear
 from services.predictor.noise import noise_floor
 from services.predictor.regression import Array
 from services.predictor.window import Observation
@@ -40,6 +39,23 @@ class Fit:
     candidates: tuple[Candidate, ...]
     noise_floor: float | None  # of equal batches, which no model can be better than; None where none was repeated
     linear: Coefficients  # of the linear candidate, whichever was chosen
+
+
+def refit(
+    observations: Sequence[Observation],
+    recent: Sequence[Observation],
+    published: FittedModel | None,
+    prior: Coefficients | None,
+    prediction_limit_us: float,
+    wanted: str,
+) -> Fit | None:
+    """A model to publish in the place of ``published`` (None: of any); None where there is none, or none that is worth
+    it. Takes seconds. The other arguments: see ``fit_best`` and ``calibrated``."""
+    fitted = fit_best(observations, prior, prediction_limit_us, wanted)
+    if fitted is None:
+        return None
+    fitted = calibrated(fitted, recent)
+    return fitted if published is None or is_material(fitted, published, observations, recent) else None
 
 
 def fit_best(

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
+from collections import Counter
 
 import msgspec
 
 from services.predictor.answers import answer
-from services.predictor.fit import Fit, calibrated, fit_best, is_material
+from services.predictor.fit import refit
 from services.predictor.settings import PredictorSettings
 from services.predictor.watched_kind import RECENT_SAMPLES, WatchedKind
-from services.predictor.window import Observation
 from shared.bus import Bucket, Bus, Subscription
 from shared.cancellation import check_cancelled
 from shared.clock import Clock
 from shared.errors import BusError, NotFoundOnBusError
-from shared.latency.linear import Coefficients
 from shared.process.service import Details
 from shared.protocol import subjects
 from shared.protocol.executors import ExecutorInfo
-from shared.protocol.latency_models import FittedModel, LatencyModelRecord, model_record
+from shared.protocol.latency_models import LatencyModelRecord, model_record
 from shared.protocol.measurements import LatencySample
 from shared.protocol.prediction import PredictBatch, Prediction
 
@@ -39,7 +37,7 @@ class Predictor:
         self._clock = clock
         self._kinds: dict[str, WatchedKind] = {}
         self._arrived = asyncio.Event()
-        self._counts = _Counts()
+        self._counts: Counter[str] = Counter()
         self._models: Bucket[LatencyModelRecord]
         self._executors: Bucket[ExecutorInfo]
         self._subscriptions: list[Subscription] = []
@@ -92,10 +90,7 @@ class Predictor:
             "boosted": sum(record.kind == "boosted" for record in records),
             "worst_mape": max((record.mape for record in records), default=None),
             "samples_in_window": sum(len(kind.window) for kind in kinds),
-            "samples": self._counts.samples,
-            "samples_refused": self._counts.samples_refused,
-            "fits": self._counts.fits,
-            "published": self._counts.published,
+            **{name: self._counts[name] for name in ("samples", "samples_refused", "fits", "published")},
             "drifts": sum(kind.drifts for kind in kinds),
             "drift_ratio": drift_ratio,
             "drifted_at_s": drifted_at_s,
@@ -104,9 +99,9 @@ class Predictor:
     async def _on_sample(self, sample: LatencySample) -> None:
         kind = self._kind(sample.profile_key)
         if not kind.add(sample.shape, sample.latency_ms):
-            self._counts.samples_refused += 1
+            self._counts["samples_refused"] += 1
             return
-        self._counts.samples += 1
+        self._counts["samples"] += 1
         if sample.step > 0:  # a sweep's shapes are all that may come, not what does
             self._watch(kind, sample)
         if self._is_due(kind):
@@ -129,12 +124,9 @@ class Predictor:
         kind.has_news = False
         try:
             await self._take_over(profile_key, kind)
-            refit = _Refit.of(kind, self._settings)
-            fitted = await asyncio.to_thread(refit.run)
-            self._counts.fits += 1
-            if fitted is None:
+            record = await self._fitted(profile_key, kind)
+            if record is None:
                 return
-            record = _record(profile_key, fitted, refit, self._clock.unix_s())
             revision = await self._models.put(profile_key, record)
         except BusError as error:
             kind.has_news = True
@@ -142,10 +134,29 @@ class Predictor:
             logger.warning("model not published", extra={"profile_key": profile_key, "error": str(error)})
             return
         kind.publish(record, revision)
-        kind.has_drifted = kind.drifts > refit.drifts  # since the samples were taken
-        self._counts.published += 1
+        kind.has_drifted = kind.drifts > record.drifts  # since the samples were taken
+        self._counts["published"] += 1
         facts = {"kind": record.kind, "num_samples": record.num_samples, "mape": round(record.mape, 4)}
         logger.info("model published", extra={"profile_key": profile_key, **facts})
+
+    async def _fitted(self, profile_key: str, kind: WatchedKind) -> LatencyModelRecord | None:
+        """What is worth publishing. All of the kind is taken at once, since samples come while the fit runs."""
+        drift = (kind.drifts, kind.drift_ratio, kind.drifted_at_s)
+        fitted = await asyncio.to_thread(
+            refit,
+            kind.window.observations(),
+            kind.window.recent(RECENT_SAMPLES),
+            None if kind.has_drifted else kind.model,
+            kind.prior,
+            self._settings.prediction_limit_us,
+            self._settings.latency_model,
+        )
+        self._counts["fits"] += 1
+        if fitted is None:
+            return None
+        model, candidates, now_s = model_record(fitted.model), list(fitted.candidates), self._clock.unix_s()
+        quality = (fitted.num_samples, fitted.mape, now_s, fitted.noise_floor, candidates)
+        return LatencyModelRecord(profile_key, model, *quality, fitted.linear, *drift)
 
     async def _take_over(self, profile_key: str, kind: WatchedKind) -> None:
         """Read anew for each fit, since the bus may have lost its store, or another predictor may have written."""
@@ -162,70 +173,3 @@ class Predictor:
         if profile_key not in self._kinds:
             self._kinds[profile_key] = WatchedKind(self._settings.window)
         return self._kinds[profile_key]
-
-
-@dataclass(slots=True)
-class _Counts:
-    samples: int = 0
-    samples_refused: int = 0
-    fits: int = 0
-    published: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class _Refit:
-    """What a fit needs to know, taken at once, since samples come while it runs."""
-
-    observations: list[Observation]
-    recent: list[Observation]
-    published: FittedModel | None
-    prior: Coefficients | None
-    has_drifted: bool
-    drifts: int
-    drift_ratio: float | None
-    drifted_at_s: float | None
-    prediction_limit_us: float
-    wanted: str
-
-    @classmethod
-    def of(cls, kind: WatchedKind, settings: PredictorSettings) -> _Refit:
-        window = kind.window
-        recent = window.recent(RECENT_SAMPLES)
-        return cls(
-            window.observations(),
-            recent,
-            kind.model,
-            kind.prior,
-            kind.has_drifted,
-            kind.drifts,
-            kind.drift_ratio,
-            kind.drifted_at_s,
-            settings.prediction_limit_us,
-            settings.latency_model,
-        )
-
-    def run(self) -> Fit | None:
-        """A model to publish; None where there is none, or none that is worth it."""
-        fitted = fit_best(self.observations, self.prior, self.prediction_limit_us, self.wanted)
-        if fitted is None:
-            return None
-        fitted = calibrated(fitted, self.recent)
-        if self.published is None or self.has_drifted:
-            return fitted
-        return fitted if is_material(fitted, self.published, self.observations, self.recent) else None
-
-
-def _record(profile_key: str, fitted: Fit, refit: _Refit, now_s: float) -> LatencyModelRecord:
-    return LatencyModelRecord(
-        profile_key,
-        model_record(fitted.model),
-        fitted.num_samples,
-        fitted.mape,
-        now_s,
-        fitted.noise_floor,
-        list(fitted.candidates),
-        fitted.linear,
-        refit.drifts,
-        refit.drift_ratio,
-        refit.drifted_at_s,
-    )

@@ -204,6 +204,9 @@ class Strategy(msgspec.Struct, frozen=True, kw_only=True):
         if self.latency_budget not in packing.latency_budgets:
             known = " or ".join(packing.latency_budgets)
             return f"packing {self.packing} works with latency budget {known}, not with {self.latency_budget}"
+        if packing.offline_orders is not None and self.offline_order not in packing.offline_orders:
+            known = " or ".join(packing.offline_orders)
+            return f"packing {self.packing} works with offline order {known}, not with {self.offline_order}"
         if self.budget_ms and self.latency_budget != "fixed":
             return f"latency budget {self.latency_budget} is no number of milliseconds: leave --budget-ms out"
         if self.offline_qps and self.offline_rate != "fixed":

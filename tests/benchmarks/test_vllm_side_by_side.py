@@ -140,7 +140,7 @@ def setting(trace_file: Path, prompt_file: Path) -> Setting:
 
 @pytest.fixture(scope="module")
 def model_path() -> Path:
-    return prepare(DEFAULT_MODEL, default_cache_dir(), print).path
+    return prepare(DEFAULT_MODEL, default_cache_dir(), print)
 
 
 def comparison(setting: Setting, model_path: Path, store: RunStore, *systems: Local) -> tuple[Comparison, list[int]]:

@@ -25,6 +25,8 @@ from services.local.stack.nats_server import MAX_PAYLOAD
 from services.offline_queue.settings import OfflineQueueSettings
 from services.predictor.settings import PredictorSettings
 from services.profiler.settings import ProfilerSettings
+from shared.settings.config import Sources, composed
+from shared.settings.setting import settings_of
 from tests.conftest import nats_server_binary
 
 ROOT = Path(__file__).parents[2]
@@ -117,16 +119,31 @@ def test_every_module_that_a_container_runs_exists(role: str) -> None:
 
 @pytest.mark.parametrize("role", sorted(SETTINGS))
 def test_every_variable_is_a_setting_and_its_default_is_accepted(role: str) -> None:
-    fields = {f"SLACKWATER_{field.name.upper()}": field.name for field in msgspec.structs.fields(SETTINGS[role])}
-    environment = services[role]["environment"]
-    assert set(environment) <= set(fields)
+    settings = settings_of(SETTINGS[role])
+    variables = {setting.variable for setting in settings}
+    environment = {name: defaults(value) for name, value in services[role]["environment"].items()}
+    assert set(environment) <= variables
     baked = set(re.findall(r"\bSLACKWATER_\w+", " ".join(instructions(role, "ENV"))))
-    assert baked <= PROCESS_VARIABLES | set(fields)
-    given = {fields[variable]: defaults(value) for variable, value in environment.items()}
-    accepted = msgspec.convert(given, SETTINGS[role], strict=False)
-    kept = SETTINGS[role](**{name: given[name] for name in ("model_path",) if name in given})
-    for name in set(given) - {"nats", "host", "model_path"}:
-        assert getattr(accepted, name) == getattr(kept, name), f"{name} has another default in docker-compose.yml"
+    assert baked <= PROCESS_VARIABLES | variables
+    own = {setting.variable for setting in settings if setting.name in ("nats", "host", "model_path")}
+    accepted, kept = (
+        composed(SETTINGS[role], Sources({}, environ, None, ()).resolve(settings))
+        for environ in (environment, {name: environment[name] for name in own & set(environment)})
+    )
+    assert accepted == kept, "docker-compose.yml has another default"
+
+
+def test_executors_and_the_offline_queue_have_the_same_strategy() -> None:
+    tables = [
+        {
+            setting.variable: services[role]["environment"].get(setting.variable)
+            for setting in settings_of(SETTINGS[role])
+            if setting.table
+        }
+        for role in ("executor", "offline-queue")
+    ]
+    assert tables[0] == tables[1]
+    assert tables[0]["SLACKWATER_BUDGET_MS"]
 
 
 def test_services_find_each_other() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from services.gateway.api.http_reference import http_reference
 from services.local.cli_reference import cli_reference
+from services.local.strategy_reference import strategy_reference
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -17,8 +18,9 @@ DOCS = Path(__file__).parents[2] / "docs"
     [
         ("cli.md", "services.local.cli_reference", cli_reference),
         ("http_api.md", "services.gateway.api.http_reference", http_reference),
+        ("strategies.md", "services.local.strategy_reference", strategy_reference),
     ],
-    ids=["cli", "http_api"],
+    ids=["cli", "http_api", "strategies"],
 )
 def test_the_page_is_as_the_code_is(page: str, module: str, pieces: object) -> None:
     assert callable(pieces)

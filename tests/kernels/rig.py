@@ -6,6 +6,7 @@ import importlib.util
 import math
 import os
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,8 +17,9 @@ from kernels.cpu.attention import GatherBuffer
 from kernels.kv_write import write_kv
 from kernels.metadata import AttentionMetadata
 from kernels.paged_attention import paged_attention
-from kernels.reference import reference_paged_attention
 from kernels.slots import slots_of
+from kernels.step_layout import StepLayout
+from tests.kernels.reference import reference_paged_attention
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -36,6 +38,10 @@ class Scheduled:
     num_computed_tokens: int
     block_table: list[int]
     fills_right: bool = False
+
+
+def metadata_of(sequences: Sequence[Scheduled], kv_cache: torch.Tensor, paged: bool | None = None) -> AttentionMetadata:
+    return AttentionMetadata.of(StepLayout.of(sequences, *kv_cache.shape[:2]), kv_cache, paged)
 
 
 @dataclass(frozen=True)
@@ -76,7 +82,7 @@ class Case:
             for sequence, part in zip(sequences, shape.parts, strict=True)
         ]
         kv_cache = kv_cache.to(device)
-        slots = AttentionMetadata.build(whole, kv_cache, paged).slot_mapping
+        slots = metadata_of(whole, kv_cache, paged).slot_mapping
         key = torch.randn(len(slots), shape.num_kv_heads, shape.head_dim, dtype=dtype, device=device)
         value = torch.randn(len(slots), shape.num_kv_heads, v_dim, dtype=dtype, device=device)
         write_kv(key, value, kv_cache, slots)
@@ -88,7 +94,7 @@ class Case:
         return replace(self, query=query)
 
     def metadata(self) -> AttentionMetadata:
-        return AttentionMetadata.build(self.sequences, self.kv_cache, self.paged)
+        return metadata_of(self.sequences, self.kv_cache, self.paged)
 
     def attended(self, buffer: GatherBuffer | None = None) -> torch.Tensor:
         return paged_attention(

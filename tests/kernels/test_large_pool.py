@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from kernels.slot_copy import KVLayers
+from kernels.kv_layers import KVLayers
 from tests.kernels.rig import Case, Shape, both_paths, needs_triton
 
 FIRST_BLOCK = 1 << 20
@@ -32,7 +32,7 @@ def test_attention_reaches_the_end_of_a_large_pool(paged: bool) -> None:
 @needs_triton
 def test_writes_and_copies_reach_the_end_of_a_large_pool() -> None:
     from kernels.gpu.kv_write import write_kv
-    from kernels.gpu.slot_copy import gather_slots, scatter_slots
+    from kernels.gpu.slot_copy import copy_slots
 
     near = Case.of(Shape(((20, 1),), 2, 1), torch.float16, paged=True).kv_cache
     pool = far_pool(near)
@@ -44,7 +44,7 @@ def test_writes_and_copies_reach_the_end_of_a_large_pool() -> None:
 
     layers = KVLayers.of([pool])
     buffer = layers.new_buffer(NUM_SLOTS)
-    gather_slots(layers, slots, buffer)
+    copy_slots(layers, slots, buffer, to_buffer=True)
     assert torch.equal(buffer, written)
-    scatter_slots(layers, slots + 1, buffer)
+    copy_slots(layers, slots + 1, buffer, to_buffer=False)
     assert torch.equal(pool.view(-1, 128)[slots + 1], written)

@@ -10,8 +10,8 @@ import torch
 
 from kernels.cpu.attention import GatherBuffer
 from kernels.gpu.batch import PagedBatch
-from kernels.gpu.padded_decodes import PaddedDecodes
 from kernels.kv_write import write_kv
+from kernels.padded_decodes import PaddedDecodes
 from kernels.paged_attention import paged_attention
 from kernels.step_layout import StepLayout
 from tests.kernels.rig import DEVICE, Case, Shape, all_slots, needs_triton

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
-from kernels.slot_copy import KVLayers, gather_slots, scatter_slots
+from kernels.kv_layers import KVLayers
+from kernels.slot_copy import gather_slots, scatter_slots
 from tests.kernels.rig import DEVICE, both_paths, dtypes
 
 
@@ -18,9 +21,9 @@ def caches(dtype: torch.dtype, device: str, shapes: list[tuple[int, int]]) -> li
 def copiers(paged: bool):
     if not paged:
         return gather_slots, scatter_slots
-    from kernels.gpu import slot_copy
+    from kernels.gpu.slot_copy import copy_slots
 
-    return slot_copy.gather_slots, slot_copy.scatter_slots
+    return partial(copy_slots, to_buffer=True), partial(copy_slots, to_buffer=False)
 
 
 @dtypes

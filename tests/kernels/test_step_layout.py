@@ -11,31 +11,30 @@ from hypothesis import strategies as st
 
 from kernels.cpu.batch import GatheredBatch
 from kernels.gpu.batch import PagedBatch
-from kernels.metadata import AttentionMetadata
-from tests.kernels.rig import Scheduled, Shape, all_slots, sequences_of
+from tests.kernels.rig import Scheduled, Shape, all_slots, metadata_of, sequences_of
 
 
 def gathered(sequences: list[Scheduled], kv_cache: torch.Tensor) -> GatheredBatch:
-    batch = AttentionMetadata.build(sequences, kv_cache, paged=False).batch
+    batch = metadata_of(sequences, kv_cache, paged=False).batch
     assert isinstance(batch, GatheredBatch)
     return batch
 
 
 def test_positions_and_slots_of_a_mixed_step() -> None:
     sequences = [Scheduled([9], 5, [4, 2]), Scheduled([9, 9, 9], 3, [7, 0]), Scheduled([9, 9], 0, [2], True)]
-    metadata = AttentionMetadata.build(sequences, torch.empty(8, 4, 1, 8), paged=False)
+    metadata = metadata_of(sequences, torch.empty(8, 4, 1, 8), paged=False)
     assert metadata.position_ids.tolist() == [5, 3, 4, 5, 0, 1]
     assert metadata.slot_mapping.tolist() == [9, 31, 0, 1, 11, 10]
     assert metadata.last_rows.tolist() == [0, 3, 5]
     batch = metadata.batch
     assert isinstance(batch, GatheredBatch)
-    assert [(group.start, group.end) for group in batch.decodes.groups] == [(0, 1)]
+    assert [(group.start, group.end) for group in batch.decodes.groups(None, torch.empty(0))] == [(0, 1)]
     assert [(chunk.start, chunk.end, chunk.seq_len) for chunk in batch.chunks] == [(1, 4, 6), (4, 6, 2)]
 
 
 def test_what_the_kernels_read_of_a_mixed_step() -> None:
     sequences = [Scheduled([9], 5, [4, 2]), Scheduled([9, 9, 9], 3, [7, 0]), Scheduled([9, 9], 0, [2], True)]
-    metadata = AttentionMetadata.build(sequences, torch.empty(8, 4, 1, 8), paged=True)
+    metadata = metadata_of(sequences, torch.empty(8, 4, 1, 8), paged=True)
     assert metadata.position_ids.tolist() == [5, 3, 4, 5, 0, 1]
     assert metadata.slot_mapping.tolist() == [9, 31, 0, 1, 11, 10]
     batch = metadata.batch
@@ -52,7 +51,7 @@ def test_what_the_kernels_read_of_a_mixed_step() -> None:
 
 
 def test_no_directions_where_all_fill_from_the_left() -> None:
-    batch = AttentionMetadata.build([Scheduled([9], 5, [4, 2])], torch.empty(8, 4, 1, 8), paged=True).batch
+    batch = metadata_of([Scheduled([9], 5, [4, 2])], torch.empty(8, 4, 1, 8), paged=True).batch
     assert isinstance(batch, PagedBatch) and batch.fills_right is None
 
 
@@ -69,23 +68,23 @@ def test_no_slot_has_two_owners(parts: list[tuple[int, int]], right: set[int], b
     owned = [all_slots(sequence, block_size) for sequence in sequences]
     flat = [slot for slots in owned for slot in slots]
     assert len(set(flat)) == len(flat)
-    metadata = AttentionMetadata.build(sequences, torch.empty(num_blocks, block_size, 1, 2), paged=False)
+    metadata = metadata_of(sequences, torch.empty(num_blocks, block_size, 1, 2), paged=False)
     written = [slot for slots, (_, new) in zip(owned, parts, strict=True) for slot in slots[-new:]]
     assert metadata.slot_mapping.tolist() == written
 
 
 def test_decodes_of_unlike_length_do_not_share_a_group() -> None:
     sequences = [Scheduled([0], length, list(range(50))) for length in (700, 690, 100, 90, 3)]
-    groups = gathered(sequences, torch.empty(50, 16, 1, 8)).decodes.groups
+    groups = gathered(sequences, torch.empty(50, 16, 1, 8)).decodes.groups(None, torch.empty(0))
     assert [(group.start, group.end) for group in groups] == [(0, 2), (2, 4), (4, 5)]
 
 
 def test_a_window_gathers_only_what_it_shows() -> None:
-    like = torch.empty(0)
     [chunk] = gathered([Scheduled([0] * 4, 90, list(range(6)), True)], torch.empty(6, 16, 1, 8)).chunks
-    [group] = gathered([Scheduled([0], 90, list(range(6)))], torch.empty(6, 16, 1, 8)).decodes.groups
-    assert chunk.reads(10).num_keys == 4 + 9
-    assert group.call(10, like)[0].num_keys == 10
+    batch = gathered([Scheduled([0], 90, list(range(6)))], torch.empty(6, 16, 1, 8))
+    [group] = batch.decodes.groups(10, torch.empty(0))
+    assert len(chunk.slots(10)) == 4 + 9
+    assert len(group.slots) == 10
 
 
 @pytest.mark.parametrize(
@@ -99,9 +98,9 @@ def test_a_window_gathers_only_what_it_shows() -> None:
 )
 def test_refuses_what_would_write_elsewhere(sequence: Scheduled, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
-        AttentionMetadata.build([Scheduled([0], 0, [1]), sequence], torch.empty(8, 4, 1, 8))
+        metadata_of([Scheduled([0], 0, [1]), sequence], torch.empty(8, 4, 1, 8))
 
 
 def test_the_kernels_refuse_a_block_size_that_is_no_power_of_two() -> None:
     with pytest.raises(ValueError, match="block size 12"):
-        AttentionMetadata.build([Scheduled([0], 0, [1])], torch.empty(8, 12, 1, 8), paged=True)
+        metadata_of([Scheduled([0], 0, [1])], torch.empty(8, 12, 1, 8), paged=True)

@@ -14,7 +14,9 @@ from kernels.cpu.attention import GatherBuffer
 from kernels.kv_write import write_kv
 from kernels.metadata import AttentionMetadata
 from kernels.paged_attention import paged_attention
-from kernels.slot_copy import KVLayers, gather_slots
+from kernels.kv_layers import KVLayers
+from kernels.slot_copy import gather_slots
+from kernels.step_layout import StepLayout
 
 @dataclass
 class Scheduled:
@@ -24,7 +26,7 @@ class Scheduled:
     fills_right: bool
 
 kv_cache = torch.zeros(2, 4, 1, 16)
-metadata = AttentionMetadata.build([Scheduled([1, 2, 3], 0, [1], True)], kv_cache)
+metadata = AttentionMetadata.of(StepLayout.of([Scheduled([1, 2, 3], 0, [1], True)], 2, 4), kv_cache)
 key, value, query = torch.randn(3, 3, 1, 8)
 write_kv(key, value, kv_cache, metadata.slot_mapping)
 out = paged_attention(query, kv_cache, metadata, 1.0, GatherBuffer())

@@ -5,14 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from services.executor.engines.sim import SimEngine
-from services.executor.settings import (
-    CUDA_GRAPHS,
-    DEFAULT_BLOCK_SIZE,
-    ENGINES,
-    OWN_ATTENTION,
-    VLLM_ATTENTIONS,
-    ExecutorSettings,
-)
+from services.executor.settings import DEFAULT_BLOCK_SIZE, OWN_ATTENTION, ExecutorSettings
 from shared.errors import ConfigError
 from shared.latency.architectures import architecture_named
 from shared.latency.devices import device_named
@@ -31,6 +24,7 @@ def load_engine(settings: ExecutorSettings) -> Engine:
         _check_one_worker(settings)
         from services.executor.engines.torch.engine import TorchEngine
 
+        records = settings.cuda_graphs == "auto"
         return TorchEngine.load(
             Path(settings.model_path),
             settings.model_name,
@@ -41,13 +35,9 @@ def load_engine(settings: ExecutorSettings) -> Engine:
             num_threads=settings.threads or None,
             max_model_len=settings.max_model_len or None,
             num_host_slots=_host_slots(settings),
-            max_graph_decodes=_graph_decodes(settings),
+            max_graph_decodes=min(settings.cuda_graph_decodes, settings.max_num_seqs) if records else 0,
         )
-    if settings.engine == "vllm":
-        return _load_vllm(settings)
-    if settings.engine == "sim":
-        return _load_sim(settings)
-    raise ConfigError(f"unknown engine {settings.engine!r}; known: {', '.join(ENGINES)}")
+    return _load_vllm(settings) if settings.engine == "vllm" else _load_sim(settings)
 
 
 def _load_vllm(settings: ExecutorSettings) -> Engine:
@@ -81,10 +71,7 @@ def _load_vllm(settings: ExecutorSettings) -> Engine:
 
 
 def _vllm_attention(settings: ExecutorSettings) -> str:
-    if settings.vllm_attention not in VLLM_ATTENTIONS:
-        known = ", ".join(VLLM_ATTENTIONS)
-        raise ConfigError(f"unknown attention {settings.vllm_attention!r} of the vllm engine; known: {known}")
-    if not _shares_blocks(settings):
+    if not settings.strategy.sharing.pauses:
         return OWN_ATTENTION if settings.vllm_attention == OWN_ATTENTION else "vllm"
     if settings.vllm_attention == "vllm":
         raise ConfigError(
@@ -126,19 +113,9 @@ def _load_sim(settings: ExecutorSettings) -> Engine:
     return SimEngine(spec, latency, settings.sim_mean_output_tokens, settings.sim_time_scale, swap, model_path)
 
 
-def _graph_decodes(settings: ExecutorSettings) -> int:
-    if settings.cuda_graphs not in CUDA_GRAPHS:
-        raise ConfigError(f"unknown cuda_graphs {settings.cuda_graphs!r}: write {' or '.join(CUDA_GRAPHS)}")
-    return min(settings.cuda_graph_decodes, settings.max_num_seqs) if settings.cuda_graphs == "auto" else 0
-
-
 def _host_slots(settings: ExecutorSettings) -> int | None:
     """None leaves it to the engine, which knows the memory."""
-    return settings.host_kv_slots or None if _shares_blocks(settings) else 0
-
-
-def _shares_blocks(settings: ExecutorSettings) -> bool:
-    return settings.strategy.sharing.pauses
+    return settings.host_kv_slots or None if settings.strategy.sharing.pauses else 0
 
 
 def _check_one_worker(settings: ExecutorSettings) -> None:

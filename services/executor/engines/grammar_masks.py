@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,7 +34,7 @@ class GrammarMasks:
         self._path = model_path
         self._tokenizer: LLTokenizer | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
-        self._compiled: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
+        self._future = lru_cache(MAX_GRAMMARS)(lambda grammar: self._thread.submit(self._compile, grammar))
         self._matchers: OrderedDict[str, _OutputMatcher] = OrderedDict()
 
     def prefetch(self, grammars: Iterable[str]) -> None:
@@ -67,13 +68,6 @@ class GrammarMasks:
         if len(self._matchers) > MAX_MATCHERS:
             self._matchers.popitem(last=False)
         return matcher
-
-    def _future(self, grammar: str) -> Future[LLMatcher]:
-        future = self._compiled.pop(grammar, None) or self._thread.submit(self._compile, grammar)
-        self._compiled[grammar] = future
-        if len(self._compiled) > MAX_GRAMMARS:
-            self._compiled.popitem(last=False)
-        return future
 
     def _compile(self, grammar: str) -> LLMatcher:
         from llguidance import LLMatcher, LLTokenizer

@@ -162,7 +162,9 @@ class BatchBuilder:
         if not (bounded and self._is_bounded) or limit <= 0:
             return limit
         left_ms = self.latency_budget_ms - self.latency_ms
-        return self._model.max_prefill_tokens(self.features, num_computed, left_ms, limit)
+        num_tokens = self._model.max_prefill_tokens(self.features, num_computed, left_ms, limit)
+        fits = num_tokens != 1 or self._chunk_cost_ms(1, num_computed) <= left_ms  # one token counts as a decode
+        return num_tokens if fits else 0
 
     def _add(self, request: Request, num_tokens: int, num_blocks: int, latency_ms: float | None) -> None:
         self._latency_ms = latency_ms

@@ -68,6 +68,10 @@ class Packing(Protocol):
     def latency_budgets(self) -> tuple[str, ...]:
         """Those of a strategy that it works with."""
 
+    @property
+    def offline_orders(self) -> tuple[str, ...] | None:
+        """Those of a strategy that it works with; None for all."""
+
     def schedule(self, state: StepState, offline_queue: OfflineQueue) -> Schedule:
         """The next step. ``offline_queue``: offline requests that may enter after those held; asked once the step has
         come to them, if it does."""
@@ -83,6 +87,7 @@ class OneWayPacking(ABC):
     keeps_plans: bool
     orders_online = True
     latency_budgets: tuple[str, ...]
+    offline_orders: tuple[str, ...] | None = None
 
     def schedule(self, state: StepState, offline_queue: OfflineQueue) -> Schedule:
         return self.pack(state, OfflineWork.of_queue(state.table, offline_queue))

@@ -25,6 +25,7 @@ class TwoPhasePacking:
     keeps_plans = True
     orders_online = False
     latency_budgets: tuple[str, ...] = ("none", "fixed", "profiled")
+    offline_orders: tuple[str, ...] | None = None
 
     def schedule(self, state: StepState, offline_queue: OfflineQueue) -> Schedule:
         table, builder = state.table, _builder(state)

@@ -28,6 +28,7 @@ from shared.protocol.tokens import StepTokens
 from shared.scheduling.request import Kind
 from shared.scheduling.schedule import ScheduledRequest
 from shared.scheduling.strategy import Strategy
+from shared.settings import config
 from shared.text.tokenizer import Tokenizer
 
 GATEWAY = "gateway-test"
@@ -250,13 +251,23 @@ async def test_registration_and_signing_off(nats_url: str, bus: Bus, model_folde
     assert await bucket.entries() == []
 
 
-def test_an_unknown_engine_lists_the_known(model_folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="unknown engine 'abacus'; known: torch, vllm, sim"):
-        load_engine(ExecutorSettings(model_path=str(model_folder), engine="abacus"))
+@pytest.mark.parametrize(
+    ("option", "given", "known"),
+    [
+        ("engine", "abacus", "torch, vllm, sim"),
+        ("cuda graphs", "always", "auto, off"),
+        ("vllm attention", "flash", "auto, vllm, slackwater"),
+    ],
+)
+def test_what_is_unknown_lists_the_known(option: str, given: str, known: str) -> None:
+    argv = ["--model-path", "m", f"--{option.replace(' ', '-')}", given]
+    with pytest.raises(ConfigError, match=f"unknown {option} '{given}'; known: {known}"):
+        config.load(ExecutorSettings, "executor", argv, {})
+
+
+def test_a_folder_that_is_no_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="is not a prepared model"):
         load_engine(ExecutorSettings(model_path=str(tmp_path), engine="sim"))
-    with pytest.raises(ConfigError, match="unknown cuda_graphs 'always': write auto or off"):
-        load_engine(ExecutorSettings(model_path=str(model_folder), cuda_graphs="always"))
 
 
 def test_the_sim_engine_is_sized_by_what_it_stands_for(model_folder: Path) -> None:

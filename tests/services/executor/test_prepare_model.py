@@ -34,7 +34,7 @@ def wait_for_unfinished_folder(cache: Path, process: subprocess.Popen[str], time
 
 @pytest.fixture(scope="module")
 def folder() -> Path:
-    return prepare(DEFAULT_MODEL, default_cache_dir(), print).path
+    return prepare(DEFAULT_MODEL, default_cache_dir(), print)
 
 
 @pytest.mark.slow
@@ -62,7 +62,7 @@ def test_killed_midway_then_raced_by_two(tmp_path: Path) -> None:
 def test_warm_call_imports_no_model_library(folder: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from services.executor.prepare_model import prepare\n"
-        f"assert prepare({DEFAULT_MODEL!r}, Path({str(folder.parent.parent)!r}), print).path == Path({str(folder)!r})\n"
+        f"assert prepare({DEFAULT_MODEL!r}, Path({str(folder.parent.parent)!r}), print) == Path({str(folder)!r})\n"
         "assert not {'torch', 'transformers', 'numpy', 'huggingface_hub'} & set(sys.modules), sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -91,8 +91,7 @@ def test_local_folder_is_used_as_it_is(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"no model\.safetensors"):
         prepare(str(link), tmp_path, print)
     (link / "model.safetensors").symlink_to(folder / "model.safetensors")
-    prepared = prepare(str(link), tmp_path, print)
-    assert (prepared.path, prepared.name) == (link, "my-model")
+    assert prepare(str(link), tmp_path, print) == link
 
     index = link / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"a": "model.safetensors", "b": "model-2.safetensors"}}))

@@ -23,7 +23,7 @@ WAIT_S = 30.0
 
 
 def model_folder() -> Path:
-    return prepare(MODEL, default_cache_dir(), lambda line: None).path
+    return prepare(MODEL, default_cache_dir(), lambda line: None)
 
 
 def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = WAIT_S) -> None:

@@ -23,7 +23,7 @@ from shared.protocol.offline import OfflineRequest, OfflineResult
 from shared.protocol.sampling import FinishReason
 from shared.text.tokenizer import Tokenizer
 
-TOKENIZER = Tokenizer.from_folder(prepare(DEFAULT_MODEL, default_cache_dir(), lambda line: None).path)
+TOKENIZER = Tokenizer.from_folder(prepare(DEFAULT_MODEL, default_cache_dir(), lambda line: None))
 MODEL = ServedModel(DEFAULT_MODEL, max_model_len=256)
 TIMEOUT_S = 60.0
 FINAL = ("completed", "failed", "expired", "cancelled")

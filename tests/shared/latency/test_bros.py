@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.predictor.bros_fit import fit_bros
 from services.predictor.fit import BROS, fit_best
+from services.predictor.linear_fit import fit_bros
 from services.predictor.window import Observation
 from shared.latency.bros import BrosLatencyModel
 from shared.latency.features import BatchFeatures

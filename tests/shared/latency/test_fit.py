@@ -11,9 +11,8 @@ import pytest
 
 from services.predictor import regression
 from services.predictor.boosted_fit import fit_boosted
-from services.predictor.bros_fit import fit_bros
 from services.predictor.fit import Fit, bias, calibrated, fit_best, is_material, mean_relative_error, surely_better
-from services.predictor.linear_fit import fit_linear
+from services.predictor.linear_fit import fit_bros, fit_linear
 from services.predictor.noise import noise_floor
 from services.predictor.window import Observation
 from shared.latency.boosted import BoostedLatencyModel

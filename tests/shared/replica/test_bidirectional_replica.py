@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from services.executor.measure import ScratchBatch
+from services.executor.measure import scratch_batch
 from shared.errors import EngineError
 from shared.latency.linear import LinearLatencyModel
 from shared.protocol.executors import EngineSpec
@@ -253,8 +253,7 @@ def test_a_paused_request_can_be_aborted() -> None:
 def test_scratch_batches_leave_nothing_behind() -> None:
     replica, _ = make_replica(num_blocks=24)
     shape = MeasureShape([PrefillChunk(20), PrefillChunk(30, 100)], [])
-    scratch = ScratchBatch(shape, replica.pool, replica.limits, replica.spec)
-    assert all(sequence.fills_right for sequence in scratch.batch.sequences)
-    scratch.free()
+    with scratch_batch(shape, replica.pool, replica.limits, replica.spec) as batch:
+        assert all(sequence.fills_right for sequence in batch.sequences)
     assert replica.pool.num_free == 24
     replica.pool.check_integrity()

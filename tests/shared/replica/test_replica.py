@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from services.executor.engines.sim import SimEngine
-from services.executor.measure import ScratchBatch
+from services.executor.measure import scratch_batch
 from shared.errors import EngineError
 from shared.latency.linear import LinearLatencyModel
 from shared.protocol.executors import EngineSpec
@@ -244,12 +244,10 @@ def test_a_failed_step_is_computed_anew_and_its_culprit_ends(tokenizer: Tokenize
 
 def test_scratch_batches_leave_nothing_behind(tokenizer: Tokenizer) -> None:
     replica, engine = make_replica(tokenizer)
-    scratch = ScratchBatch(
-        MeasureShape([PrefillChunk(20), PrefillChunk(30, 100)], [40, 1]), replica.pool, replica.limits, replica.spec
-    )
-    engine.execute(scratch.batch)
-    assert replica.pool.num_free < 64
-    scratch.free()
+    shape = MeasureShape([PrefillChunk(20), PrefillChunk(30, 100)], [40, 1])
+    with scratch_batch(shape, replica.pool, replica.limits, replica.spec) as batch:
+        engine.execute(batch)
+        assert replica.pool.num_free < 64
     assert replica.pool.num_free == 64
     replica.pool.check_integrity()
     for shape, problem in (
@@ -262,8 +260,11 @@ def test_scratch_batches_leave_nothing_behind(tokenizer: Tokenizer) -> None:
         (MeasureShape([PrefillChunk(20, 500)], []), "beyond the context"),
         (MeasureShape([], [500] * 3), "not enough free"),
     ):
-        with pytest.raises(ValueError, match=problem):
-            ScratchBatch(shape, replica.pool, replica.limits, replica.spec)
+        with (
+            pytest.raises(ValueError, match=problem),
+            scratch_batch(shape, replica.pool, replica.limits, replica.spec),
+        ):
+            pass
     assert replica.pool.num_free == 64
 
 

@@ -113,7 +113,10 @@ class Peer:
         ended, self.ended = self.ended, []
         free = self.replica.pool.num_free
         counters = self.replica.table.online_order.counters()
-        message = StepStarted("executor-0", epoch, self.step, source, idle, entries, states, ended, free, counters)
+        cache = self.replica.pool.take_cache_changes()
+        message = StepStarted(
+            "executor-0", epoch, self.step, source, idle, entries, states, ended, free, counters, cache=cache
+        )
         plans, abort = self.scheduler.on_step(decode(encode(message), StepStarted))
         self.plan = plans[0] if plans else None
         assert len(plans) <= 1
@@ -273,6 +276,32 @@ def test_an_executor_that_still_runs_them_is_recognized_after_a_restart(make_pee
     while peer.run_step():
         pass
     assert len(peer.results) == 4
+
+
+def test_a_scheduler_that_comes_later_learns_what_the_prefix_cache_has(tokenizer: Tokenizer) -> None:
+    """The same prompt for all, so that a plan has its one block that is left of each further request."""
+    peer = Peer(tokenizer, "fcfs", Policy(200.0))
+    peer.pool.add([make_offline(1, prompt=50)])
+    peer.say(idle=True)
+    while peer.run_step():
+        pass
+    peer.pool.discard(["batch_1.1"])
+    peer.pool.add([make_offline(2, prompt=50)])
+    assert not peer.scheduler.needs_cache and planned_tokens(peer) == {"batch_1.2": 2}
+    peer.pool = make_pool("fcfs", peer.discarded)
+    peer.scheduler = Scheduler(INFO, peer.pool, peer.tuning, SystemClock())
+    peer.pool.add([make_offline(3, prompt=50)])
+    assert planned_tokens(peer) == {"batch_1.3": 50} and peer.scheduler.needs_cache
+    peer.scheduler.on_cache(peer.replica.pool.cache_snapshot())
+    assert planned_tokens(peer) == {"batch_1.3": 2} and not peer.scheduler.needs_cache
+
+
+def planned_tokens(peer: Peer) -> dict[str, int]:
+    """What the next plan computes of those that enter by it."""
+    peer.say(idle=True)
+    assert peer.plan is not None
+    entering = {request.request_id for request in peer.plan.admitted}
+    return {e.request_id: e.num_scheduled_tokens for e in peer.plan.entries if e.request_id in entering}
 
 
 def test_what_nobody_asked_for_is_stopped(make_peer: MakePeer) -> None:

@@ -101,8 +101,5 @@ def features_of(entries: list[ScheduledRequest], by_id: dict[str, Request]) -> B
     features = BatchFeatures()
     for entry in entries:
         request = by_id[entry.request_id]
-        if request.is_decode:
-            features.add_decode(request.num_computed_tokens + 1)
-        else:
-            features.add_prefill(entry.num_scheduled_tokens, request.num_computed_tokens)
+        features.add_scheduled(entry.num_scheduled_tokens, request.num_computed_tokens)
     return features

@@ -170,6 +170,10 @@ def test_names_are_checked() -> None:
         packing_named("lifo")
     with pytest.raises(ValueError, match="leave --online-order vtc out"):
         Strategy.of("bros", online_order="vtc")
+    with pytest.raises(ValueError, match="packing fcfs works with offline order fcfs or none, not with psm"):
+        Strategy.of("fcfs", offline_order="psm")
+    with pytest.raises(ValueError, match="packing deadline works with latency budget deadline, not with profiled"):
+        Strategy.of("hygen", packing="deadline")
     assert Strategy.of("hygen", online_order="vtc").online_order == "vtc"
 
 

@@ -13,6 +13,7 @@ from shared.protocol.executors import EngineSpec
 from shared.protocol.requests import GenerateRequest
 from shared.protocol.sampling import SamplingParams
 from shared.replica.offline_pool import PackedRequest
+from shared.scheduling.kv.prefix_cache import CacheChanges
 from shared.scheduling.limits import Limits
 from shared.scheduling.orders.offline.fair_share import FairShare
 from shared.scheduling.placement.prompt import Prompt
@@ -153,3 +154,28 @@ def test_another_choice_of_executor() -> None:
     system = VirtualSystem([make_setup()] * 3, FairShare(order), lambda progress: None, choose=last)
     system.submit(make_online(0, 0.0))
     assert [executor.replica.has_work for executor in system.executors.values()] == [False, False, True]
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("num_executors", [1, 2])
+def test_requests_that_enter_are_planned_with_what_the_prefix_cache_has(num_executors: int, depth: int) -> None:
+    """All offline prompts begin with the same four blocks: what is planned for them is what is left to compute."""
+    run = Run([make_setup(depth=depth)] * num_executors)
+    run.system.queue.add([make_offline(number) for number in range(60)])
+    run.play([make_online(number, 0.2 * number, number % 2) for number in range(20)])
+    for executor in run.system.executors.values():
+        totals = executor.replica.totals
+        assert totals.cached_tokens > 0.3 * totals.prompt_tokens
+        assert totals.entrant_tokens_planned == pytest.approx(totals.entrant_tokens_computed, rel=0.03)
+
+
+def test_without_the_caches_word_entrants_are_charged_in_full() -> None:
+    """A scheduler that has not been told costs throughput, no outcome."""
+    told, untold = Run([make_setup()]), Run([make_setup()])
+    for run in (told, untold):
+        run.system.queue.add([make_offline(number) for number in range(60)])
+    forget = untold.system.executors["executor-0"].replica.pool
+    forget.take_cache_changes = lambda: CacheChanges()  # type: ignore[method-assign]
+    for run in (told, untold):
+        run.play([])
+    assert told.ended == untold.ended and told.last_s < untold.last_s

@@ -16,7 +16,7 @@ from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, pr
 from shared.errors import ChatTemplateError, ModelError
 from shared.text.tokenizer import MAX_PENDING_TOKENS, Tokenizer
 
-FOLDER = prepare(DEFAULT_MODEL, default_cache_dir(), lambda line: None).path
+FOLDER = prepare(DEFAULT_MODEL, default_cache_dir(), lambda line: None)
 BYTE_LEVEL = Tokenizer.from_folder(FOLDER)
 CONVERSATIONS: list[list[dict[str, str]]] = [
     [{"role": "user", "content": "What is the capital of France?"}],

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 from transformers import AttentionInterface
 
 from kernels.cpu.attention import GatherBuffer
@@ -43,15 +44,9 @@ class LayerShape:
 class AttentionStep(Protocol):
     """What serves the attention of one forward pass."""
 
-    def attend(
-        self,
-        layer: Layer,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scale: float,
-        window: int | None,
-    ) -> torch.Tensor:
+    def __call__(
+        self, layer: Layer, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None
+    ) -> Tensor:
         """``query`` [num_tokens, num_heads, k_dim], ``key`` and ``value`` [num_tokens, num_kv_heads, dim]; returns
         [num_tokens, num_heads, v_dim]."""
 
@@ -62,15 +57,9 @@ class ShapeProbe:
     def __init__(self) -> None:
         self.shapes: dict[Layer, LayerShape] = {}
 
-    def attend(
-        self,
-        layer: Layer,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scale: float,
-        window: int | None,
-    ) -> torch.Tensor:
+    def __call__(
+        self, layer: Layer, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None
+    ) -> Tensor:
         self.shapes[layer] = LayerShape(key.shape[1], key.shape[2], value.shape[2], scale, window)
         group_size = query.shape[1] // key.shape[1]
         rows, keys, values = (heads.transpose(0, 1) for heads in (query, key, value))
@@ -78,41 +67,28 @@ class ShapeProbe:
         return F.scaled_dot_product_attention(rows, keys, values, is_causal=True, scale=scale).transpose(0, 1)
 
 
-class PagedStep:
-    """One step over the paged KV of every layer."""
+def paged_step(kv_caches: Mapping[Layer, Tensor], metadata: AttentionMetadata, buffer: GatherBuffer) -> AttentionStep:
+    """One step over the paged KV of every layer. ``kv_caches``: of each, [num_blocks, block_size, num_kv_heads, k_dim +
+    v_dim]."""
 
-    def __init__(
-        self, kv_caches: Mapping[Layer, torch.Tensor], metadata: AttentionMetadata, buffer: GatherBuffer
-    ) -> None:
-        """``kv_caches``: of each attention layer, [num_blocks, block_size, num_kv_heads, k_dim + v_dim]."""
-        self._kv_caches = kv_caches
-        self._metadata = metadata
-        self._buffer = buffer
+    def attend(layer: Layer, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None) -> Tensor:
+        kv_cache = kv_caches[layer]
+        write_kv(key, value, kv_cache, metadata.slot_mapping, metadata.is_paged)
+        return paged_attention(query, kv_cache, metadata, scale, buffer, window)
 
-    def attend(
-        self,
-        layer: Layer,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scale: float,
-        window: int | None,
-    ) -> torch.Tensor:
-        kv_cache = self._kv_caches[layer]
-        write_kv(key, value, kv_cache, self._metadata.slot_mapping, self._metadata.is_paged)
-        return paged_attention(query, kv_cache, self._metadata, scale, self._buffer, window)
+    return attend
 
 
 def _attention_forward(
     module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
     scaling: float | None = None,
     paged: AttentionStep | None = None,
     **options: Any,
-) -> tuple[torch.Tensor, None]:
+) -> tuple[Tensor, None]:
     """transformers' attention signature, of one row. Raises EngineError for what our kernels do not compute."""
     if paged is None:
         raise EngineError(f"{type(module).__name__} does not hand keyword arguments to its attention")
@@ -121,7 +97,7 @@ def _attention_forward(
         raise EngineError(f"{type(module).__name__} wants what paged attention lacks: {', '.join(unknown) or 'mask'}")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     rows, keys, values = (heads[0].transpose(0, 1) for heads in (query, key, value))
-    return paged.attend(module, rows, keys, values, scale, options.get("sliding_window")).unsqueeze(0), None
+    return paged(module, rows, keys, values, scale, options.get("sliding_window")).unsqueeze(0), None
 
 
 AttentionInterface.register(ATTENTION_NAME, _attention_forward)

@@ -11,7 +11,7 @@ from services.executor.engines.torch.threads import cpu_count
 
 import logging
 import threading
-import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,20 +19,21 @@ import torch
 
 from kernels.cpu import decodes
 from kernels.cpu.attention import GatherBuffer
-from kernels.gpu.padded_decodes import PaddedDecodes
 from kernels.metadata import AttentionMetadata
+from kernels.padded_decodes import PaddedDecodes
 from kernels.slots import Ints
 from kernels.step_layout import StepLayout
 from services.executor.engines.grammar_masks import GrammarMasks
 from services.executor.engines.sample_row import SampleRow
-from services.executor.engines.torch.attention import Layer, LayerShape, PagedStep
+from services.executor.engines.torch.attention import Layer, LayerShape, paged_step
 from services.executor.engines.torch.device import choose_device, device_name, kv_memory_bytes, make_current
-from services.executor.engines.torch.graphs import DecodeGraphs, Recorder, recorder_for
-from services.executor.engines.torch.host_pool import HostPool, host_pool_of, wait_for_copies
+from services.executor.engines.torch.graphs import DecodeGraphs, Recorder, cuda_recorder
+from services.executor.engines.torch.host_pool import HostPool, host_pool_of
 from services.executor.engines.torch.logprobs import gather_logprobs, read_logprobs
 from services.executor.engines.torch.memory import keep_freed_memory, zeros_in_huge_pages
-from services.executor.engines.torch.model import Forward, LoadedModel
+from services.executor.engines.torch.model import Forward, LoadedModel, first_line
 from services.executor.engines.torch.sampler import sample
+from services.executor.engines.torch.timed_step import timed_step
 from services.executor.engines.torch.warm_up import warm_up_batches
 from shared.errors import ConfigError, EngineError
 from shared.protocol.executors import EngineSpec
@@ -139,29 +140,21 @@ class TorchEngine:
         self._claim_thread()
         # Decodes lead, longest first, so that the kernels can group those of like length.
         sequences = sorted(batch.sequences, key=lambda s: (len(s.token_ids) > 1, -s.num_computed_tokens))
-        try:
-            with torch.inference_mode():
-                copy_wait_ms = wait_for_copies(self._host, batch.copies)
-                started = time.perf_counter()
-                sampled = self._run(sequences)
-                latency_ms = (time.perf_counter() - started) * 1000.0
-        except Exception as error:  # torch raises what it likes; the executor needs one kind
-            raise EngineError(f"step {batch.step} failed: {type(error).__name__}: {error}") from error
-        return StepResult(sampled.token_ids, latency_ms, sampled.logprobs, copy_wait_ms)
+        return timed_step(batch, self._host, partial(self._run, sequences))
 
     def record_decodes(self, max_decodes: int, record: Recorder | None = None) -> None:
         """Have steps of up to ``max_decodes`` decodes replay recorded forward passes; 0 is none. Leaves the engine as
-        it is, with a warning, where the model's forward cannot be recorded. ``record``: None is as the device can."""
+        it is, with a warning, where the model's forward cannot be recorded. ``record``: None is CUDA's."""
         self._graphs = None
         if max_decodes == 0:
             return
         try:
             with torch.inference_mode():
                 inputs = PaddedDecodes(max_decodes, self.spec.max_model_len, self.spec.block_size, self._device)
-                record = record or recorder_for(self._device)
+                record = record or cuda_recorder(self._device)
                 self._graphs = DecodeGraphs(self._forward_decodes, inputs, max_decodes, record)
         except (RuntimeError, ValueError) as error:
-            logger.warning("decodes run without CUDA graphs", extra={"reason": _first_line(error)})
+            logger.warning("decodes run without CUDA graphs", extra={"reason": first_line(error)})
 
     @property
     def graph_sizes(self) -> list[int]:
@@ -208,7 +201,7 @@ class TorchEngine:
         return self._forward(input_ids, metadata, torch.arange(len(input_ids), device=self._device))
 
     def _forward(self, input_ids: torch.Tensor, metadata: AttentionMetadata, rows: torch.Tensor) -> torch.Tensor:
-        step = PagedStep(self._kv_caches, metadata, self._buffer)
+        step = paged_step(self._kv_caches, metadata, self._buffer)
         return self._model(input_ids, metadata.position_ids, rows, step)
 
     def _claim_thread(self) -> None:
@@ -230,10 +223,6 @@ def _sampled(logits: torch.Tensor, sequences: list[Sequence], grammars: GrammarM
             if sequence.sampling.logprobs is not None:
                 logprobs[sequence.request_id] = read_logprobs(token_ids, values, sequence.sampling.logprobs)
     return SampledTokens(dict(zip([s.request_id for s in sequences], tokens, strict=True)), logprobs)
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0][:300]
 
 
 def _allocate(model: LoadedModel, block_size: int, num_blocks: int | None, device: torch.device) -> KVCaches:

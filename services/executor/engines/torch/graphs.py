@@ -11,8 +11,8 @@ from functools import partial
 
 import torch
 
-from kernels.gpu.padded_decodes import PaddedDecodes
 from kernels.metadata import AttentionMetadata
+from kernels.padded_decodes import PaddedDecodes
 from kernels.slots import Ints
 from kernels.step_layout import StepLayout
 
@@ -38,12 +38,7 @@ class DecodeGraphs:
         self._replays: dict[int, Run] = {}
         for size in reversed(graph_sizes(max_decodes)):
             self._replays[size] = record(partial(forward, *inputs.rows(size)))
-        self._sizes = sorted(self._replays)
-
-    @property
-    def sizes(self) -> list[int]:
-        """Recorded batch sizes, ascending."""
-        return self._sizes
+        self.sizes = sorted(self._replays)  # recorded batch sizes
 
     def covers(self, layout: StepLayout) -> bool:
         """Whether the step is one of decodes that some recorded size holds."""
@@ -52,31 +47,27 @@ class DecodeGraphs:
     def logits(self, layout: StepLayout, input_ids: Ints) -> torch.Tensor:
         """[num_decodes, vocab_size] of a step that ``covers`` accepts, valid until the next call."""
         count = len(layout.num_new)
-        size = next(size for size in self._sizes if size >= count)
+        size = next(size for size in self.sizes if size >= count)
         self._inputs.load(layout, input_ids)
         return self._replays[size]()[:count]
 
 
-class CudaRecorder:
-    """Records CUDA graphs that share one memory pool: no two of them run at a time."""
+def cuda_recorder(device: torch.device) -> Recorder:
+    """Records CUDA graphs that share one memory pool: no two of them run at a time. Raises RuntimeError where torch has
+    no CUDA, and when it records, if the forward pass waits for the device or does what cannot be recorded."""
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    pool = torch.cuda.graph_pool_handle()
 
-    def __init__(self, device: torch.device) -> None:
-        """Raises RuntimeError where torch has no CUDA."""
-        self._device = device
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._pool = torch.cuda.graph_pool_handle()
-
-    def __call__(self, run: Run) -> Run:
-        """Raises RuntimeError if ``run`` waits for the device, or does what cannot be recorded."""
-        current = torch.cuda.current_stream(self._device)
-        self._stream.wait_stream(current)
+    def record(run: Run) -> Run:
+        current = torch.cuda.current_stream(device)
+        stream.wait_stream(current)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.stream(self._stream):  # put back here where a failed recording leaves it
+        with torch.cuda.stream(stream):  # put back here where a failed recording leaves it
             for _ in range(WARM_UPS):
                 run()
-            with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
+            with torch.cuda.graph(graph, pool, stream, capture_error_mode="thread_local"):
                 out = run()
-        current.wait_stream(self._stream)
+        current.wait_stream(stream)
 
         def replay() -> torch.Tensor:
             graph.replay()
@@ -84,11 +75,7 @@ class CudaRecorder:
 
         return replay
 
-
-def recorder_for(device: torch.device) -> Recorder:
-    """On the CPU nothing can be recorded: there the forward pass itself runs over the static inputs, its kernels in
-    Triton's interpreter."""
-    return CudaRecorder(device) if device.type == "cuda" else lambda run: run
+    return record
 
 
 def graph_sizes(max_decodes: int) -> list[int]:

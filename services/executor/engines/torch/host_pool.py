@@ -14,9 +14,10 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
-from kernels.slot_copy import KVLayers, gather_slots, scatter_slots
+from kernels.kv_layers import KVLayers
+from kernels.slot_copy import gather_slots, scatter_slots
 from services.executor.engines.torch.device import host_memory_bytes
-from shared.errors import ConfigError, EngineError
+from shared.errors import ConfigError
 from shared.scheduling.kv.slot_transfers import SlotOperations
 
 MEASURED_SLOTS = 512  # to time their copying
@@ -138,16 +139,6 @@ class HostPool:
 def _leave_cores_alone() -> None:
     """Called in a thread beside which a forward pass runs on the processor: OpenMP's threads are for that."""
     set_num_threads(1)
-
-
-def wait_for_copies(host: HostPool | None, copies: Sequence[SlotOperations]) -> float:
-    """Before a step's forward pass; the milliseconds that it waited. Raises EngineError where there is something to
-    copy and no host pool."""
-    if not copies:
-        return 0.0
-    if host is None:
-        raise EngineError("slots cannot be copied: the engine was loaded without host slots")
-    return host.wait(copies)
 
 
 def host_pool_of(kv_caches: Sequence[torch.Tensor], num_slots: int | None) -> HostPool | None:

@@ -7,42 +7,27 @@ path that torch's own compiler takes for frozen weights.
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 
-
-class Linear(Protocol):
-    """``x @ weight.T + bias`` for inference."""
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """[..., in_features], at least one row, gives [..., out_features]."""
+Linear = Callable[[torch.Tensor], torch.Tensor]
+"""``x @ weight.T + bias`` for inference: [..., in_features], at least one row, gives [..., out_features]."""
 
 
-class PackedLinear:
-    """A ``Linear`` on a CPU, by oneDNN."""
-
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        """``weight`` [out_features, in_features] is copied."""
-        self._weight: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), None)
-        self._bias = None if bias is None else bias.detach()
-        self._linear = torch.ops.mkldnn._linear_pointwise.default
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self._linear(x, self._weight, self._bias, "none", [], "")
-        return out
+def packed_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+    """On a CPU, by oneDNN. ``weight`` [out_features, in_features] is copied."""
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), None)
+    detached = None if bias is None else bias.detach()
+    product = torch.ops.mkldnn._linear_pointwise.default
+    return lambda x: product(x, packed, detached, "none", [], "")
 
 
-class PlainLinear:
-    """A ``Linear`` on any device, by torch."""
-
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        """``weight`` [out_features, in_features] is kept as it is."""
-        self._weight, self._bias = weight.detach(), None if bias is None else bias.detach()
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return F.linear(x, self._weight, self._bias)
+def plain_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+    """On any device, by torch. ``weight`` [out_features, in_features] is kept as it is."""
+    return partial(F.linear, weight=weight.detach(), bias=None if bias is None else bias.detach())
 
 
 class PackedModule(torch.nn.Module):
@@ -51,7 +36,7 @@ class PackedModule(torch.nn.Module):
     def __init__(self, linear: torch.nn.Linear) -> None:
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
-        self._packed = PackedLinear(linear.weight, linear.bias)
+        self._packed = packed_linear(linear.weight, linear.bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self._packed(x) if x.numel() else x.new_empty(*x.shape[:-1], self.out_features)
@@ -72,7 +57,7 @@ def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
     linear = torch.nn.Linear(48, 40, dtype=dtype)
     x = torch.linspace(-1, 1, 3 * 48, dtype=dtype).view(3, 48)
     try:
-        packed = PackedLinear(linear.weight, linear.bias)(x)
+        packed = packed_linear(linear.weight, linear.bias)(x)
     except (AttributeError, RuntimeError):  # no such operation in this build of torch
         return False
     tolerance = 1e-5 if dtype is torch.float32 else 5e-2

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 
 from kernels.cpu.threads import has_numba
 from services.executor.engines.torch.attention import AttentionStep, LayerShape
-from services.executor.engines.torch.linear import Linear, PackedLinear, PlainLinear
+from services.executor.engines.torch.linear import packed_linear, plain_linear
 
 FAMILY = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 LAYER_PARTS = {
@@ -40,7 +40,7 @@ class LlamaForward:
         self._norm = _RMSNorm(body.norm)
         self._layers = [_Layer(body.layers.pop(0), shape, packs) for shape in shapes]
         output = model.lm_head
-        self._output: Linear = (PackedLinear if packs else PlainLinear)(output.weight, output.bias)
+        self._output = (packed_linear if packs else plain_linear)(output.weight, output.bias)
         self._vocab_size = output.out_features
         self._like = torch.empty((), device=self._embedding.device)
 
@@ -98,14 +98,14 @@ class _Layer:
 
     def __init__(self, layer: Any, shape: LayerShape, packs: bool) -> None:
         attention, mlp = layer.self_attn, layer.mlp
-        linear = PackedLinear if packs else PlainLinear
+        linear = packed_linear if packs else plain_linear
         self._shape = shape
         self._norms = _RMSNorm(layer.input_layernorm), _RMSNorm(layer.post_attention_layernorm)
-        self._qkv: Linear = linear(*_merged_qkv(attention, shape))
+        self._qkv = linear(*_merged_qkv(attention, shape))
         self._head_norms = _head_norms(attention, shape)
-        self._out: Linear = linear(attention.o_proj.weight, attention.o_proj.bias)
-        self._gate_up: Linear = linear(*_merged_gate(mlp))
-        self._down: Linear = linear(mlp.down_proj.weight, mlp.down_proj.bias)
+        self._out = linear(attention.o_proj.weight, attention.o_proj.bias)
+        self._gate_up = linear(*_merged_gate(mlp))
+        self._down = linear(mlp.down_proj.weight, mlp.down_proj.bias)
 
     def attend(self, hidden: torch.Tensor, turns: torch.Tensor, step: AttentionStep) -> torch.Tensor:
         """``hidden`` [num_tokens, hidden_size] gives [num_tokens, num_heads * v_dim]."""
@@ -119,7 +119,7 @@ class _Layer:
             query, key = self._head_norms[0](query), self._head_norms[1](key)
         _turn(query, turns)
         _turn(key, turns)
-        return step.attend(self, query, key, value, shape.scale, shape.window).flatten(1)
+        return step(self, query, key, value, shape.scale, shape.window).flatten(1)
 
     def combine(self, attended: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
         """The layer's output [num_rows, hidden_size], of any of its rows."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
 from services.executor.engines.torch.attention import ATTENTION_NAME, AttentionStep, Layer, LayerShape, ShapeProbe
 from services.executor.engines.torch.device import choose_dtype
@@ -26,9 +27,7 @@ PROBE_TOKENS = 5
 class Forward(Protocol):
     """A decoder's forward pass over one flattened row of tokens."""
 
-    def __call__(
-        self, input_ids: torch.Tensor, position_ids: torch.Tensor, rows: torch.Tensor, step: AttentionStep
-    ) -> torch.Tensor:
+    def __call__(self, input_ids: Tensor, position_ids: Tensor, rows: Tensor, step: AttentionStep) -> Tensor:
         """``input_ids`` and ``position_ids`` [num_tokens] give the logits [num_rows, vocab_size] of those tokens whose
         numbers ``rows`` holds: no other needs the output layer. ``step`` serves the attention."""
 
@@ -51,7 +50,7 @@ class LoadedModel:
         layers = list(shapes.values())
         del shapes  # its keys are layers, whose weights are freed as they are taken
         for change in (_merged, _packed):
-            forward = change(model, layers, device, model_dtype)
+            forward = change(model, layers, can_pack(device, model_dtype))
             if forward is None:
                 continue
             with contextlib.suppress(ModelError):
@@ -71,32 +70,22 @@ class TransformersForward:
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = model
 
-    def __call__(
-        self, input_ids: torch.Tensor, position_ids: torch.Tensor, rows: torch.Tensor, step: AttentionStep
-    ) -> torch.Tensor:
+    def __call__(self, input_ids: Tensor, position_ids: Tensor, rows: Tensor, step: AttentionStep) -> Tensor:
         output = self._model(
-            input_ids=input_ids[None],
-            position_ids=position_ids[None],
-            use_cache=False,
-            logits_to_keep=rows,
-            paged=step,
+            input_ids=input_ids[None], position_ids=position_ids[None], use_cache=False, logits_to_keep=rows, paged=step
         )
-        logits: torch.Tensor = output.logits[0]
+        logits: Tensor = output.logits[0]
         return logits
 
 
-def _merged(
-    model: torch.nn.Module, shapes: Sequence[LayerShape], device: torch.device, dtype: torch.dtype
-) -> Forward | None:
+def _merged(model: torch.nn.Module, shapes: Sequence[LayerShape], packs: bool) -> Forward | None:
     """Ours, where we have one. ``model`` cannot run afterwards."""
-    return LlamaForward(model, shapes, can_pack(device, dtype)) if is_llama(model, shapes) else None
+    return LlamaForward(model, shapes, packs) if is_llama(model, shapes) else None
 
 
-def _packed(
-    model: torch.nn.Module, shapes: Sequence[LayerShape], device: torch.device, dtype: torch.dtype
-) -> Forward | None:
+def _packed(model: torch.nn.Module, _: Sequence[LayerShape], packs: bool) -> Forward | None:
     """The model's own on packed weights, which cannot be if it reads its layers' weights by itself."""
-    if not can_pack(device, dtype):
+    if not packs:
         return None
     pack_linears(model)
     return TransformersForward(model)
@@ -115,21 +104,21 @@ def _read_model(path: Path, device: torch.device, dtype: str) -> tuple[torch.nn.
             path, dtype=model_dtype, attn_implementation=ATTENTION_NAME, low_cpu_mem_usage=True
         )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        raise ModelError(f"cannot load the model in {path}: {_first_line(error)}") from error
+        raise ModelError(f"cannot load the model in {path}: {first_line(error)}") from error
     if "logits_to_keep" not in inspect.signature(loaded.forward).parameters:
         raise ModelError(f"{type(loaded).__name__} is not a decoder that this engine can run")
     model: torch.nn.Module = loaded.to(device).eval().requires_grad_(False)
     return model, model_dtype
 
 
-def _probe(forward: Forward, device: torch.device) -> tuple[dict[Layer, LayerShape], torch.Tensor]:
+def _probe(forward: Forward, device: torch.device) -> tuple[dict[Layer, LayerShape], Tensor]:
     """The layers' shapes and some logits, by running the model once on a few tokens. Raises ModelError."""
     probe = ShapeProbe()
     tokens = torch.arange(PROBE_TOKENS, device=device)
     try:
         logits = forward(tokens, tokens, tokens, probe)
     except (EngineError, AttributeError, RuntimeError, TypeError, ValueError) as error:
-        raise ModelError(f"the model cannot run on paged attention: {_first_line(error)}") from error
+        raise ModelError(f"the model cannot run on paged attention: {first_line(error)}") from error
     return probe.shapes, logits
 
 
@@ -142,10 +131,11 @@ def _check_layers(model: torch.nn.Module, num_found: int) -> None:
         )
 
 
-def _are_close(logits: torch.Tensor, expected: torch.Tensor) -> bool:
+def _are_close(logits: Tensor, expected: Tensor) -> bool:
     tolerance = 1e-3 if expected.dtype is torch.float32 else 5e-2
     return torch.allclose(logits, expected, rtol=tolerance, atol=tolerance * float(expected.abs().max()))
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """Of what it says: torch and transformers say much."""
     return str(error).partition("\n")[0][:300]

@@ -8,20 +8,20 @@ from services.executor.engines.torch.threads import cpu_count
 
 import logging
 import threading
-import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
 from vllm.v1.engine.core import EngineCore
 
 from services.executor.engines.torch.device import device_name
-from services.executor.engines.torch.host_pool import HostPool, host_pool_of, wait_for_copies
+from services.executor.engines.torch.host_pool import HostPool, host_pool_of
+from services.executor.engines.torch.timed_step import timed_step
 from services.executor.engines.vllm.attention_step import bind_attention
 from services.executor.engines.vllm.core import VllmOptions, make_core, shut_down_on_error
 from services.executor.engines.vllm.steps import StepsInFlight
 from services.executor.engines.vllm.workers import prepare_worker
-from shared.errors import EngineError, EngineLostError
 from shared.protocol.executors import EngineSpec
 from shared.replica.engine import StepBatch, StepResult
 from shared.scheduling.kv.slot_transfers import SlotOperations
@@ -82,17 +82,7 @@ class VllmEngine:
         if not batch.sequences:
             return StepResult({}, 0.0)
         self._claim_thread()
-        try:
-            with torch.inference_mode():
-                copy_wait_ms = wait_for_copies(self._host, batch.copies)
-                started = time.perf_counter()
-                sampled = self._steps.run(batch.sequences)
-                latency_ms = (time.perf_counter() - started) * 1000.0
-        except EngineLostError:
-            raise
-        except Exception as error:  # vLLM and torch raise what they like; the executor needs one kind
-            raise EngineError(f"step {batch.step} failed: {type(error).__name__}: {error}") from error
-        return StepResult(sampled.token_ids, latency_ms, sampled.logprobs, copy_wait_ms)
+        return timed_step(batch, self._host, partial(self._steps.run, batch.sequences))
 
     def close(self) -> None:
         """Free the model and the KV blocks; the engine cannot be used afterwards."""

@@ -72,15 +72,24 @@ def changes_undone() -> Iterator[None]:
     all later children and makes ``torch.set_num_threads`` do nothing; everywhere it seeds the global generators."""
     import torch
 
-    preload, state, set_num_threads = os.environ.get("LD_PRELOAD"), random.getstate(), torch.set_num_threads
+    state, set_num_threads = random.getstate(), torch.set_num_threads
+    with _variable_kept("LD_PRELOAD"):
+        try:
+            yield
+        finally:
+            torch.set_num_threads = set_num_threads
+            random.setstate(state)
+
+
+@contextlib.contextmanager
+def _variable_kept(name: str) -> Iterator[None]:
+    before = os.environ.get(name)
     try:
         yield
     finally:
-        torch.set_num_threads = set_num_threads
-        random.setstate(state)
-        os.environ.pop("LD_PRELOAD", None)
-        if preload is not None:
-            os.environ["LD_PRELOAD"] = preload
+        os.environ.pop(name, None)
+        if before is not None:
+            os.environ[name] = before
 
 
 @contextlib.contextmanager
@@ -98,15 +107,10 @@ def llvmlite_hidden() -> Iterator[None]:
 @contextlib.contextmanager
 def threads_of_workers(num_threads: int | None, num_workers: int) -> Iterator[None]:
     """Around the start of worker processes: each takes its share of the CPU threads (None: of every core)."""
-    before = os.environ.get("OMP_NUM_THREADS")
-    if num_workers > 1:
-        os.environ["OMP_NUM_THREADS"] = str(max(1, (num_threads or cpu_count()) // num_workers))
-    try:
+    with _variable_kept("OMP_NUM_THREADS"):
+        if num_workers > 1:
+            os.environ["OMP_NUM_THREADS"] = str(max(1, (num_threads or cpu_count()) // num_workers))
         yield
-    finally:
-        os.environ.pop("OMP_NUM_THREADS", None)
-        if before is not None:
-            os.environ["OMP_NUM_THREADS"] = before
 
 
 def not_as_tested(version: str, why: str) -> str:

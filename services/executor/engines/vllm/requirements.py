@@ -11,12 +11,7 @@ from typing import Any
 
 from vllm import SamplingParams
 from vllm.engine.arg_utils import EngineArgs
-from vllm.v1.attention.backend import (
-    AttentionBackend,
-    AttentionImpl,
-    AttentionMetadataBuilder,
-    CommonAttentionMetadata,
-)
+from vllm.v1.attention.backend import AttentionBackend, AttentionImpl, AttentionMetadataBuilder, CommonAttentionMetadata
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 from vllm.v1.core.sched.interface import SchedulerInterface
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
@@ -39,80 +34,56 @@ from shared.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
-CALLS: tuple[tuple[Callable[..., Any], tuple[str, ...]], ...] = (
-    (EngineCore.__init__, ("self", "vllm_config", "executor_class", "log_stats")),
-    (EngineCore.shutdown, ("self",)),
-    (Executor.get_class, ("vllm_config",)),
-    (Executor.collective_rpc, ("self", "method", "args")),
-    (Executor.execute_model, ("self", "scheduler_output", "non_block")),
-    (Executor.sample_tokens, ("self", "grammar_output", "non_block")),
-    (Sampler.forward, ("self", "logits", "sampling_metadata")),
-    (SamplingParams, ("temperature", "max_tokens", "ignore_eos", "extra_args")),
-    (GPUModelRunner.execute_model, ("self", "scheduler_output")),
-    (GPUModelRunner.sample_tokens, ("self", "grammar_output")),
-    (AttentionMetadataBuilder.build, ("self", "common_prefix_len", "common_attn_metadata", "fast_build")),
-    (AttentionImpl.forward, ("self", "layer", "query", "key", "value", "kv_cache", "attn_metadata", "output")),
-    (register_backend, ("backend", "class_path")),
+# Names as one string each, told apart by spaces.
+CALLS: tuple[tuple[Callable[..., Any], str], ...] = (
+    (EngineCore.__init__, "self vllm_config executor_class log_stats"),
+    (EngineCore.shutdown, "self"),
+    (Executor.get_class, "vllm_config"),
+    (Executor.collective_rpc, "self method args"),
+    (Executor.execute_model, "self scheduler_output non_block"),
+    (Executor.sample_tokens, "self grammar_output non_block"),
+    (Sampler.forward, "self logits sampling_metadata"),
+    (SamplingParams, "temperature max_tokens ignore_eos extra_args"),
+    (GPUModelRunner.execute_model, "self scheduler_output"),
+    (GPUModelRunner.sample_tokens, "self grammar_output"),
+    (AttentionMetadataBuilder.build, "self common_prefix_len common_attn_metadata fast_build"),
+    (AttentionImpl.forward, "self layer query key value kv_cache attn_metadata output"),
+    (register_backend, "backend class_path"),
 )
-FIELDS: tuple[tuple[type, tuple[str, ...]], ...] = (
+FIELDS: tuple[tuple[type, str], ...] = (
     (
         NewRequestData,
-        (
-            "req_id",
-            "prompt_token_ids",
-            "mm_features",
-            "sampling_params",
-            "pooling_params",
-            "block_ids",
-            "num_computed_tokens",
-            "lora_request",
-        ),
+        "req_id prompt_token_ids mm_features sampling_params pooling_params block_ids num_computed_tokens lora_request",
     ),
     (
         CachedRequestData,
-        (
-            "req_ids",
-            "resumed_req_ids",
-            "new_token_ids",
-            "all_token_ids",
-            "new_block_ids",
-            "num_computed_tokens",
-            "num_output_tokens",
-        ),
+        "req_ids resumed_req_ids new_token_ids all_token_ids new_block_ids num_computed_tokens num_output_tokens",
     ),
     (
         SchedulerOutput,
-        (
-            "scheduled_new_reqs",
-            "scheduled_cached_reqs",
-            "num_scheduled_tokens",
-            "total_num_scheduled_tokens",
-            "scheduled_spec_decode_tokens",
-            "scheduled_encoder_inputs",
-            "finished_req_ids",
-            "free_encoder_mm_hashes",
-        ),
+        "scheduled_new_reqs scheduled_cached_reqs num_scheduled_tokens total_num_scheduled_tokens "
+        "scheduled_spec_decode_tokens scheduled_encoder_inputs finished_req_ids free_encoder_mm_hashes",
     ),
-    (ModelRunnerOutput, ("req_id_to_index", "sampled_token_ids", "logprobs")),
-    (SamplerOutput, ("sampled_token_ids", "logprobs_tensors")),
-    (KVCacheConfig, ("num_blocks", "kv_cache_groups")),
-    (KVCacheGroupSpec, ("kv_cache_spec",)),
-    (CommonAttentionMetadata, ("query_start_loc_cpu", "seq_lens_cpu_upper_bound")),
-    (AttentionGroup, ("layer_names", "metadata_builders")),
-    (CachedRequestState, ("sampling_params", "prompt_token_ids", "output_token_ids")),
+    (ModelRunnerOutput, "req_id_to_index sampled_token_ids logprobs"),
+    (SamplerOutput, "sampled_token_ids logprobs_tensors"),
+    (KVCacheConfig, "num_blocks kv_cache_groups"),
+    (KVCacheGroupSpec, "kv_cache_spec"),
+    (CommonAttentionMetadata, "query_start_loc_cpu seq_lens_cpu_upper_bound"),
+    (AttentionGroup, "layer_names metadata_builders"),
+    (CachedRequestState, "sampling_params prompt_token_ids output_token_ids"),
 )
 NO_MORE_IS_REQUIRED = (NewRequestData, CachedRequestData, SchedulerOutput)  # these are made here
-ATTRIBUTES: tuple[tuple[type, tuple[str, ...]], ...] = (
-    (KVCacheConfig, ("needs_kv_cache_zeroing",)),
-    (CachedRequestState, ("num_tokens",)),
-    (InputBatch, ("req_ids",)),
-    (MultiprocExecutor, ("start_worker_monitor",)),
-    (BlockTable, ("get_numpy_array",)),
-    (MultiGroupBlockTable, ("__getitem__",)),
-    (LogprobsTensors, ("logprob_token_ids", "logprobs", "selected_token_ranks", "tolists")),
-    (LogprobsLists, ("logprob_token_ids", "logprobs")),
-    (AttentionBackendEnum, ("CPU_ATTN", "CUSTOM", "clear_override")),
-    (KVCacheLayout, ("LBNHC",)),
+ATTRIBUTES: tuple[tuple[type, str], ...] = (
+    (KVCacheConfig, "needs_kv_cache_zeroing"),
+    (CachedRequestState, "num_tokens"),
+    (InputBatch, "req_ids"),
+    (MultiprocExecutor, "start_worker_monitor"),
+    (BlockTable, "get_numpy_array"),
+    (MultiGroupBlockTable, "__getitem__"),
+    (LogprobsTensors, "logprob_token_ids logprobs selected_token_ranks tolists"),
+    (LogprobsLists, "logprob_token_ids logprobs"),
+    (AttentionBackendEnum, "CPU_ATTN CUSTOM clear_override"),
+    (KVCacheLayout, "LBNHC"),
 )
 INTERFACES: tuple[tuple[type, Any], ...] = (
     (SchedulerInterface, PlannedScheduler),
@@ -121,28 +92,10 @@ INTERFACES: tuple[tuple[type, Any], ...] = (
     (AttentionImpl, DirectedAttention),
 )
 ENGINE_ARGS = (
-    "model",
-    "skip_tokenizer_init",
-    "dtype",
-    "enforce_eager",
-    "block_size",
-    "max_model_len",
-    "max_num_seqs",
-    "max_num_batched_tokens",
-    "num_gpu_blocks_override",
-    "kv_cache_memory_bytes",
-    "enable_prefix_caching",
-    "enable_chunked_prefill",
-    "disable_hybrid_kv_cache_manager",
-    "tensor_parallel_size",
-    "pipeline_parallel_size",
-    "distributed_executor_backend",
-    "async_scheduling",
-    "attention_backend",
-    "additional_config",
-    "scheduler_cls",
-    "use_tqdm_on_load",
-    "generation_config",
+    "model skip_tokenizer_init dtype enforce_eager block_size max_model_len max_num_seqs max_num_batched_tokens "
+    "num_gpu_blocks_override kv_cache_memory_bytes enable_prefix_caching enable_chunked_prefill "
+    "disable_hybrid_kv_cache_manager tensor_parallel_size pipeline_parallel_size distributed_executor_backend "
+    "async_scheduling attention_backend additional_config scheduler_cls use_tqdm_on_load generation_config"
 )
 
 
@@ -158,20 +111,20 @@ def check_vllm(version: str) -> None:
 def differing() -> Iterator[str]:
     """What is missing of all that is relied on, or asked for beyond it."""
     for function, parameters in CALLS:
-        missing = [name for name in parameters if name not in inspect.signature(function).parameters]
+        missing = [name for name in parameters.split() if name not in inspect.signature(function).parameters]
         if missing:
             yield f"{function.__qualname__} takes no {', '.join(missing)}"
     for owner, names in (*FIELDS, (EngineArgs, ENGINE_ARGS)):
         fields = {field.name: field for field in dataclasses.fields(owner)}
-        missing = [name for name in names if name not in fields]
+        missing = [name for name in names.split() if name not in fields]
         if missing:
             yield f"{owner.__name__} has no {', '.join(missing)}"
         if owner in NO_MORE_IS_REQUIRED:
-            required = [name for name, field in fields.items() if _is_required(field) and name not in names]
+            required = [name for name, field in fields.items() if _is_required(field) and name not in names.split()]
             if required:
                 yield f"{owner.__name__} needs {', '.join(required)}"
     for owner, names in ATTRIBUTES:
-        missing = [name for name in names if not hasattr(owner, name)]
+        missing = [name for name in names.split() if not hasattr(owner, name)]
         if missing:
             yield f"{owner.__name__} has no {', '.join(missing)}"
     for interface, ours in INTERFACES:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from vllm.v1.core.sched.interface import PauseState, SchedulerInterface
@@ -15,6 +16,20 @@ from shared.protocol.tokens import TokenLogprobs
 from shared.replica.engine import SampledTokens, Sequence
 
 ATTENTION_KEY = "slackwater_attention"  # in vLLM's additional_config: one of VLLM_ATTENTIONS
+
+
+def _says(value: object) -> Callable[..., Any]:
+    """A method of vLLM's interface that always returns ``value``."""
+    return lambda self, *args, **named: value
+
+
+def _never(why: str) -> Callable[..., Any]:
+    """A method of vLLM's interface that nobody calls here."""
+
+    def method(self: PlannedScheduler, *args: Any, **named: Any) -> Any:
+        raise NotImplementedError(why)
+
+    return method
 
 
 class PlannedScheduler(SchedulerInterface):
@@ -55,67 +70,30 @@ class PlannedScheduler(SchedulerInterface):
         }
         self._mirror.settle(sampled)
         asking = {s.request_id: s.sampling.logprobs for s in sequences if s.needs_sample}
-        return SampledTokens(
-            sampled,
-            {
-                request_id: _logprobs(output.logprobs, index[request_id], num_top)
-                for request_id, num_top in asking.items()
-                if num_top is not None
-            },
-        )
-
-    def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
-        raise NotImplementedError("steps are planned by the executor")
-
-    def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: Any) -> dict[int, Any]:
-        raise NotImplementedError("steps are settled by the executor")
-
-    def has_requests(self) -> bool:
-        return False
-
-    def has_finished_requests(self) -> bool:
-        return False
-
-    def get_num_unfinished_requests(self) -> int:
-        return 0
-
-    def get_request_counts(self) -> tuple[int, int]:
-        return 0, 0
+        logprobs = {
+            request_id: _logprobs(output.logprobs, index[request_id], num_top)
+            for request_id, num_top in asking.items()
+            if num_top is not None
+        }
+        return SampledTokens(sampled, logprobs)
 
     @property
     def pause_state(self) -> PauseState:
         return PauseState.UNPAUSED
 
-    def get_grammar_bitmask(self, scheduler_output: SchedulerOutput) -> None:
-        """Output is not constrained."""
-
-    def make_stats(self) -> None:
-        """The executor has its own."""
-
-    def shutdown(self) -> None:
-        """Nothing is held."""
-
-    def reset_encoder_cache(self) -> None:
-        """Text only."""
-
-    def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
-        """Prefixes are found by the executor's pool."""
-        return True
-
-    def add_request(self, request: Any) -> None:
-        raise NotImplementedError("requests come by tell")
-
-    def finish_requests(self, request_ids: Any, finished_status: Any) -> list[Any]:
-        raise NotImplementedError("requests end on the executor")
-
-    def set_pause_state(self, pause_state: PauseState) -> None:
-        raise NotImplementedError("the executor decides what runs")
-
-    def update_draft_token_ids(self, draft_token_ids: Any) -> None:
-        raise NotImplementedError("there is no speculative decoding")
-
-    def update_draft_token_ids_in_output(self, draft_token_ids: Any, scheduler_output: SchedulerOutput) -> None:
-        raise NotImplementedError("there is no speculative decoding")
+    # What vLLM asks of its own scheduler, and never finds here.
+    has_requests = has_finished_requests = _says(False)
+    get_num_unfinished_requests = _says(0)
+    get_request_counts = _says((0, 0))
+    get_grammar_bitmask = make_stats = reset_encoder_cache = shutdown = _says(None)
+    reset_prefix_cache = _says(True)  # prefixes are found by the executor's pool
+    schedule = _never("steps are planned by the executor")
+    update_from_output = _never("steps are settled by the executor")
+    add_request = _never("requests come by tell")
+    finish_requests = _never("requests end on the executor")
+    set_pause_state = _never("the executor decides what runs")
+    update_draft_token_ids = _never("there is no speculative decoding")
+    update_draft_token_ids_in_output = _never("there is no speculative decoding")
 
 
 def _logprobs(gathered: LogprobsLists, row: int, num_top: int) -> TokenLogprobs:

@@ -51,6 +51,8 @@ def _describe(beat: Heartbeat) -> str:
         f"{counters.finished_offline} finished, {counters.offline_tokens} tokens\n"
         f"  steps    {counters.steps}: {counters.steps_planned} planned, {counters.steps_local} local, "
         f"{counters.steps_idle} from idle\n"
+        f"  entering {counters.entrant_tokens_planned} tokens planned, {counters.entrant_tokens_computed} computed, "
+        f"{counters.cached_tokens} found in the prefix cache\n"
         f"  blocks   {beat.num_free_blocks} of {info.spec.num_blocks} free{_describe_sharing(beat)}"
     )
 

@@ -29,7 +29,7 @@ NUM_BLOCKS = 320
 
 @pytest.fixture(scope="module")
 def model_path() -> Path:
-    return prepare(DEFAULT_MODEL, default_cache_dir(), print).path
+    return prepare(DEFAULT_MODEL, default_cache_dir(), print)
 
 
 @pytest.fixture(scope="module")

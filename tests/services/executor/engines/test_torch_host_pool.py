@@ -7,7 +7,8 @@ import random
 import pytest
 import torch
 
-from kernels.slot_copy import KVLayers, gather_slots
+from kernels.kv_layers import KVLayers
+from kernels.slot_copy import gather_slots
 from services.executor.engines.torch.host_pool import HostPool
 from shared.scheduling.kv.slot_transfers import SlotOperations
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from services.executor.engines.torch.attention import LayerShape, ShapeProbe
-from services.executor.engines.torch.linear import PackedLinear, PlainLinear, can_pack
+from services.executor.engines.torch.linear import can_pack, packed_linear, plain_linear
 from services.executor.engines.torch.llama import LlamaForward
 from services.executor.engines.torch.model import LoadedModel, TransformersForward
 from tests.services.executor.engines.test_torch_models import FAMILIES, save_model
@@ -116,8 +116,8 @@ def test_linears(num_rows: int, has_bias: bool) -> None:
     weight, bias = torch.randn(40, 24), torch.randn(40) if has_bias else None
     x = torch.randn(num_rows, 24)
     product = torch.nn.functional.linear(x, weight, bias)
-    torch.testing.assert_close(PlainLinear(weight, bias)(x), product)
-    torch.testing.assert_close(PackedLinear(weight, bias)(x), product)
+    torch.testing.assert_close(plain_linear(weight, bias)(x), product)
+    torch.testing.assert_close(packed_linear(weight, bias)(x), product)
 
 
 def test_what_packs() -> None:

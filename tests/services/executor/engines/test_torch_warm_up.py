@@ -43,7 +43,7 @@ def test_a_small_pool_is_enough() -> None:
 
 
 def test_an_engine_executes_it() -> None:
-    path = prepare(DEFAULT_MODEL, default_cache_dir(), print).path
+    path = prepare(DEFAULT_MODEL, default_cache_dir(), print)
     engine = TorchEngine.load(path, "test", device="cpu", num_blocks=8, num_threads=1)
     for batch in warm_up_batches(engine.spec):
         assert set(engine.execute(batch).sampled) == {"warm-up"}

@@ -92,7 +92,7 @@ def test_errors_have_openais_shape() -> None:
 
 
 def test_the_stop_token_and_what_follows_a_stop_string_are_not_shown() -> None:
-    tokenizer = Tokenizer.from_folder(prepare(DEFAULT_MODEL, default_cache_dir(), lambda line: None).path)
+    tokenizer = Tokenizer.from_folder(prepare(DEFAULT_MODEL, default_cache_dir(), lambda line: None))
     token_ids = tokenizer.encode("one two three")
     by_token = SamplingParams(max_tokens=9, stop_token_ids=(token_ids[-1],))
     stopped, cut = (ChoiceOutput(token_ids, reason) for reason in (FinishReason.STOP, FinishReason.LENGTH))

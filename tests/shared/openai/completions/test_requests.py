@@ -12,7 +12,7 @@ from shared.openai.completions.requests import CHAT, ENDPOINTS, TEXT, Completion
 from shared.openai.errors import RequestError
 from shared.text.tokenizer import Tokenizer
 
-TOKENIZER = Tokenizer.from_folder(prepare(DEFAULT_MODEL, default_cache_dir(), lambda line: None).path)
+TOKENIZER = Tokenizer.from_folder(prepare(DEFAULT_MODEL, default_cache_dir(), lambda line: None))
 MODEL = ServedModel("tiny", 256)
 MESSAGES = [{"role": "user", "content": "Hello"}]
 

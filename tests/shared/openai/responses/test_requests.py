@@ -13,7 +13,7 @@ from shared.openai.errors import RequestError
 from shared.openai.responses.requests import ResponseRequest, parse_response
 from shared.text.tokenizer import Tokenizer
 
-TOKENIZER = Tokenizer.from_folder(prepare(DEFAULT_MODEL, default_cache_dir(), lambda line: None).path)
+TOKENIZER = Tokenizer.from_folder(prepare(DEFAULT_MODEL, default_cache_dir(), lambda line: None))
 MODEL = ServedModel("tiny", 256)
 
 

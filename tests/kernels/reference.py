@@ -1,4 +1,4 @@
-"""Paged attention as its definition says it, in float64, one token at a time. For tests."""
+"""Paged attention as its definition says it, in float64, one token at a time.."""
 
 from __future__ import annotations
 
