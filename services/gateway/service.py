@@ -6,7 +6,6 @@ import asyncio
 
 from services.gateway.api.app import create_app
 from services.gateway.api.context import Context
-from services.gateway.http.metrics import observe_connections
 from services.gateway.http.server import HttpServer
 from services.gateway.live.gauges import observe_executors, observe_live_requests
 from services.gateway.settings import GatewaySettings
@@ -40,9 +39,9 @@ class GatewayService(Service):
         for each in (context.keys, context.registry, context.tracker, context.flex):
             await each.start()
         await self._bus.flush()
-        app = create_app(context, settings.allowed_origins())
+        app = create_app(context)
         self._http = HttpServer(app, settings.host, settings.port, DRAIN_S, settings.write_timeout_s)
-        observe_connections(meter, self._http)
+        self._http.observe(meter)
         await self._http.start()
 
     async def run(self) -> None:

@@ -60,7 +60,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = ""
 
     def allowed_origins(self) -> tuple[str, ...]:
-        """``cors_origins``, one by one."""
+        """``cors_origins``, one by one: whose web pages may read the answers; "*" is everyone's."""
         return tuple(origin.strip() for origin in self.cors_origins.split(",") if origin.strip())
 
     def resolved_gateway_id(self) -> str:

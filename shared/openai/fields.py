@@ -1,15 +1,28 @@
-"""Fields of OpenAI's API that would change the answer and are not served: refused, never silently dropped."""
+"""What several of OpenAI's requests have in common; and fields that would change the answer and are not served, and
+so are refused, never silently dropped."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 from shared.openai.errors import RequestError
-from shared.openai.service_tier import ASKED
+
+FLEX = "flex"  # a single offline request
+DEFAULT = "default"
+ASKED = ("auto", DEFAULT, FLEX, "priority")
+AskedTier = Annotated[str, Meta(extra_json_schema={"enum": list(ASKED)})]
+
+NAME = r"^[A-Za-z0-9_-]{1,64}$(?!\n)"  # of a function or a schema; in Python alone $ is also before a last newline
+
+# OpenAI's limits of what clients attach to their requests.
+Metadata = Annotated[
+    dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)
+]
 
 # Field -> the values that ask for nothing; null always does.
 COMMON_FIELDS: dict[str, tuple[Any, ...]] = {
@@ -28,6 +41,11 @@ TEXT_FIELDS: dict[str, tuple[Any, ...]] = {
     "echo": (False,),
     "suffix": ("",),
 }
+
+
+def served_tier(asked: str | None) -> str:
+    """The tier that a request gets: online requests have one, whatever it is called."""
+    return FLEX if asked == FLEX else DEFAULT
 
 
 def reject_unsupported(fields: Mapping[str, msgspec.Raw], *tables: Mapping[str, tuple[Any, ...]]) -> None:

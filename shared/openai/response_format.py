@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
-import re
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 
 from shared.errors import ModelError
 from shared.openai.errors import RequestError
+from shared.openai.fields import NAME
 from shared.text.tokenizer import Tokenizer
 
 MAX_SCHEMA_BYTES = 64 * 1024
@@ -17,13 +18,11 @@ STYLE: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separat
 ANY_OBJECT = '{"type": "object"}'
 PARAM = "response_format"
 
-_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
-
 
 class JsonSchema(msgspec.Struct):
     """A schema with OpenAI's frame. ``strict`` changes nothing: an answer always keeps to it."""
 
-    name: str
+    name: Annotated[str, Meta(pattern=NAME)]
     schema: dict[str, Any] = {}
     strict: bool | None = None
     description: str | None = None
@@ -56,11 +55,6 @@ def grammar_of(asked: ResponseFormat | None, tokenizer: Tokenizer) -> str:
 def _schema(asked: JsonSchema | None) -> str:
     if asked is None:
         raise RequestError("response_format.json_schema is missing", f"{PARAM}.json_schema")
-    if _NAME.fullmatch(asked.name) is None:
-        raise RequestError(
-            "response_format.json_schema.name must have 1 to 64 letters, digits, underscores and dashes",
-            f"{PARAM}.json_schema.name",
-        )
     schema = msgspec.json.encode(asked.schema)
     if len(schema) > MAX_SCHEMA_BYTES:
         raise RequestError(f"{PARAM}: the schema is longer than {MAX_SCHEMA_BYTES} bytes", PARAM)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shared.protocol.sampling import FinishReason, SamplingParams
-from shared.protocol.tokens import TokenLogprobs
+from shared.protocol.tokens import ChoiceOutput, TokenLogprobs
 from shared.text.tokenizer import Tokenizer
 
 
@@ -72,29 +72,13 @@ def visible_tokens(token_ids: list[int], finish_reason: FinishReason | None, sam
     return token_ids
 
 
-def output_text(
-    tokenizer: Tokenizer,
-    token_ids: list[int],
-    finish_reason: FinishReason,
-    sampling: SamplingParams,
-    shows_calls: bool = False,
-) -> str:
-    """The text of a finished output, up to its stop string; ``shows_calls`` as of ``Tokenizer.detokenizer``."""
-    detokenizer = tokenizer.detokenizer(sampling.stop, shows_calls)
-    return detokenizer.push(visible_tokens(token_ids, finish_reason, sampling)) + detokenizer.finish()
-
-
 def shown_output(
-    tokenizer: Tokenizer,
-    token_ids: list[int],
-    logprobs: list[TokenLogprobs],
-    finish_reason: FinishReason,
-    sampling: SamplingParams,
-    shows_calls: bool = False,
+    tokenizer: Tokenizer, output: ChoiceOutput, sampling: SamplingParams, shows_calls: bool = False
 ) -> tuple[str, list[ShownToken] | None]:
-    """The text of a finished output, with its tokens where logprobs, here one for each, were asked for."""
-    visible = visible_tokens(token_ids, finish_reason, sampling)
+    """The text of a finished output, up to its stop string, with its tokens where logprobs were asked for;
+    ``shows_calls`` as of ``Tokenizer.detokenizer``."""
+    visible = visible_tokens(output.token_ids, output.finish_reason, sampling)
     shown = ShownText(tokenizer, sampling, shows_calls)
-    text, tokens = shown.push(visible, logprobs[: len(visible)])
+    text, tokens = shown.push(visible, (output.logprobs or [])[: len(visible)])
     rest, last_tokens = shown.finish()
     return text + rest, None if sampling.logprobs is None else tokens + last_tokens

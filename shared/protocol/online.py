@@ -59,14 +59,14 @@ class OnlineLatencies(msgspec.Struct):
         return histogram.mean_ms() if quantile is None else histogram.quantile_ms(quantile)
 
 
-class OnlineServed(msgspec.Struct, frozen=True):
+class OnlineServed(msgspec.Struct):
     """What online users of one gateway got from one executor since its message before; sent at most once a second,
-    and only where there is something to tell."""
+    and only where there is something to tell. Those who count hold one and add to it."""
 
     executor_id: str
     gateway_id: str
-    unix_s: float
-    oldest_open_s: float | None  # arrival of the oldest request that it still serves
-    num_started: int
-    finished: list[FinishedOnline]
-    latencies: OnlineLatencies
+    unix_s: float = 0.0
+    oldest_open_s: float | None = None  # arrival of the oldest request that it still serves
+    num_started: int = 0
+    finished: list[FinishedOnline] = []
+    latencies: OnlineLatencies = msgspec.field(default_factory=OnlineLatencies)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from services.gateway.access.key_check import KeyCheck
 from services.gateway.api import batches, completions, dashboard, files, models, operations, responses, unserved
-from services.gateway.api.context import Context, set_context
+from services.gateway.api.context import Context
 from services.gateway.api.openapi import DescribedApp
 from services.gateway.http.answers import Answers
 from services.gateway.http.errors import install_error_handlers
@@ -21,13 +19,13 @@ EXPOSED_HEADERS = (
 )
 
 
-def create_app(context: Context, cors_origins: Sequence[str] = ()) -> ASGIApp:
-    """All endpoints over one context. ``cors_origins``: whose web pages may read the answers; "*" is everyone's."""
+def create_app(context: Context) -> ASGIApp:
+    """All endpoints over one context."""
     app = make_routes(context.keys.required)
-    set_context(app, context)
+    app.state.context = context
     install_error_handlers(app)
     app.add_middleware(KeyCheck, keys=context.keys)
-    if cors_origins:
+    if cors_origins := context.settings.allowed_origins():
         app.add_middleware(
             CORSMiddleware,
             allow_origins=cors_origins,

@@ -15,10 +15,9 @@ from services.gateway.http.json_response import JsonResponse
 from services.gateway.http.operation import answers, json_of
 from services.gateway.http.upload import Anchor, ExpirySeconds
 from shared.openai.completions.requests import ENDPOINTS
-from shared.openai.errors import RequestError
+from shared.openai.errors import RequestError, decode_body
+from shared.openai.fields import Metadata
 from shared.openai.ids import new_id
-from shared.openai.json_body import decode_body
-from shared.openai.metadata import Metadata, check_metadata
 from shared.openai.objects import Page
 from shared.protocol.batches import Batch, BatchRecord
 
@@ -108,7 +107,6 @@ def _check(fields: CreateBatch) -> None:
         raise RequestError(f"endpoint must be one of {', '.join(ENDPOINTS)}", "endpoint")
     if fields.completion_window not in WINDOW_S:
         raise RequestError(f"completion_window must be one of {', '.join(WINDOW_S)}", "completion_window")
-    check_metadata(fields.metadata)
 
 
 async def _check_input_file(context: Context, file_id: str) -> None:

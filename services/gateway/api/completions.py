@@ -18,7 +18,6 @@ from shared.openai.completions.objects import ChatCompletion, Completion, TextCo
 from shared.openai.completions.requests import CHAT, TEXT, parse_completion
 from shared.openai.completions.tool_chunks import ToolCallChunks
 from shared.openai.logprobs import LogprobsShape
-from shared.protocol.tokens import ChoiceOutput
 
 EVENTS = events_of("where stream is true: the JSON of a chunk, of the last one [DONE]")
 
@@ -50,17 +49,11 @@ def _writer(logprobs: LogprobsShape, choices: Choices) -> ChunkWriter:
 
 
 def _body(logprobs: LogprobsShape, choices: Choices) -> Completion:
-    shown = [_choice(generation, logprobs) for generation in choices.generations]
-    return completion_body(_head(choices.first), shown, choices.usage(), choices.first.request.tools)
+    sampling, tools = choices.first.request.sampling, choices.first.request.tools
+    shown = [Choice.of(each.output, sampling, logprobs, tools is not None) for each in choices.generations]
+    return completion_body(_head(choices.first), shown, choices.usage(), tools)
 
 
 def _head(first: Generation) -> AnswerHead:
     request = first.request
     return AnswerHead(request.endpoint, first.request_id, int(first.arrival_s), request.model, request.service_tier)
-
-
-def _choice(generation: Generation, logprobs: LogprobsShape) -> Choice:
-    request, finish_reason = generation.request, generation.finish_reason
-    assert finish_reason is not None
-    output = ChoiceOutput(generation.output_token_ids, finish_reason, generation.output_logprobs)
-    return Choice.of(output, request.sampling, logprobs, shows_calls=request.tools is not None)

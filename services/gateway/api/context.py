@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
-from fastapi import FastAPI, Request
+from fastapi import Request
 
 from services.gateway.access.admission import Admission
 from services.gateway.access.api_keys import ApiKeys
 from services.gateway.dashboard.hub import DashboardHub
+from services.gateway.http.answers import HttpMetrics
 from services.gateway.http.body_intake import BodyIntake
-from services.gateway.http.metrics import HttpMetrics
 from services.gateway.live.flex_tracker import FlexTracker
 from services.gateway.live.metrics import GenerationMetrics
 from services.gateway.live.online_tracker import OnlineTracker
@@ -29,60 +28,40 @@ from shared.text.tokenizer import Tokenizer
 from shared.watch.tuning import Tuning
 
 
-@dataclass(frozen=True, slots=True)
 class Context:
-    """One per process."""
+    """One per process. Nothing of it follows the bus yet where it is made."""
 
-    settings: GatewaySettings
-    bus: Bus
-    clock: Clock
-    model: ServedModel
-    created_s: int  # unix time of the model's entry in /v1/models
-    tokenizer: Tokenizer
-    registry: ExecutorRegistry
-    tuning: Tuning
-    router: Router
-    tracker: OnlineTracker
-    flex: FlexTracker
-    admission: Admission
-    keys: ApiKeys
-    files: FileStore
-    batches: BatchStore
-    telemetry: Telemetry
-    http_metrics: HttpMetrics
-    bodies: BodyIntake
-    dashboard: DashboardHub
+    def __init__(
+        self, bus: Bus, settings: GatewaySettings, clock: Clock, files: FileStore, batches: BatchStore
+    ) -> None:
+        """Raises ModelError."""
+        folder, gateway_id = Path(settings.model_path), settings.resolved_gateway_id()
+        max_model_len = ModelFacts.read(folder).max_model_len
+        self.settings = settings
+        self.bus = bus
+        self.clock = clock
+        self.files = files
+        self.batches = batches
+        self.model = ServedModel(settings.model_name, max_model_len, settings.max_prompt_tokens or None)
+        self.created_s = int(clock.unix_s())  # unix time of the model's entry in /v1/models
+        self.tokenizer = Tokenizer.from_folder(folder)
+        self.telemetry = Telemetry("gateway")
+        meter = self.telemetry.meter
+        self.http_metrics = HttpMetrics(meter)
+        self.registry = registry = ExecutorRegistry(bus, settings.model_name)
+        self.tuning = Tuning(bus, on_change=lambda: None)
+        self.router = Router(registry, self.tuning)
+        self.tracker = OnlineTracker(bus, registry, self.router, gateway_id, clock, GenerationMetrics(meter))
+        self.flex = FlexTracker(bus, registry, f"{gateway_id}-flex", clock, GenerationMetrics(meter, "flex"))
+        self.admission = Admission(bus, clock, settings, self.tracker.room, lambda: self.tracker.num_live)
+        self.keys = ApiKeys(bus, settings, clock)
+        self.bodies = BodyIntake(settings.max_pending_body_bytes, settings.body_timeout_s)
+        self.dashboard = DashboardHub(bus, clock, settings.model_name)
 
     @classmethod
     async def open(cls, bus: Bus, settings: GatewaySettings, clock: Clock) -> Context:
-        """Nothing of it follows the bus yet. Raises BusError and ModelError."""
-        folder, telemetry = Path(settings.model_path), Telemetry("gateway")
-        max_model_len = ModelFacts.read(folder).max_model_len
-        gateway_id, meter = settings.resolved_gateway_id(), telemetry.meter
-        registry, tuning = ExecutorRegistry(bus, settings.model_name), Tuning(bus, on_change=lambda: None)
-        router = Router(registry, tuning)
-        tracker = OnlineTracker(bus, registry, router, gateway_id, clock, GenerationMetrics(meter))
-        return cls(
-            settings=settings,
-            bus=bus,
-            clock=clock,
-            model=ServedModel(settings.model_name, max_model_len, settings.max_prompt_tokens or None),
-            created_s=int(clock.unix_s()),
-            tokenizer=Tokenizer.from_folder(folder),
-            registry=registry,
-            tuning=tuning,
-            router=router,
-            tracker=tracker,
-            flex=FlexTracker(bus, registry, f"{gateway_id}-flex", clock, GenerationMetrics(meter, "flex")),
-            admission=Admission(bus, clock, settings, tracker.room, lambda: tracker.num_live),
-            keys=ApiKeys(bus, settings, clock),
-            files=await FileStore.open(bus, clock),
-            batches=await BatchStore.open(bus),
-            telemetry=telemetry,
-            http_metrics=HttpMetrics(meter),
-            bodies=BodyIntake(settings.max_pending_body_bytes, settings.body_timeout_s),
-            dashboard=DashboardHub(bus, clock, settings.model_name),
-        )
+        """Raises BusError and ModelError."""
+        return cls(bus, settings, clock, await FileStore.open(bus, clock), await BatchStore.open(bus))
 
     def not_ready_because(self) -> str | None:
         """Why no completion can be served now; None where one can."""
@@ -91,10 +70,6 @@ class Context:
         if not self.registry.available():
             return f"no executor of {self.model.name} is alive"
         return None
-
-
-def set_context(app: FastAPI, context: Context) -> None:
-    app.state.context = context
 
 
 def context_of(request: Request) -> Context:

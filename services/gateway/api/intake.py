@@ -19,8 +19,8 @@ from services.gateway.live.choices import Choices
 from services.gateway.live.tracker import Tracker
 from shared.openai.completions.chunks import ChunkWriter
 from shared.openai.completions.requests import CompletionRequest, ServedModel
+from shared.openai.fields import FLEX
 from shared.openai.responses.answers import ResponseEvents
-from shared.openai.service_tier import FLEX
 from shared.protocol.sampling import FinishReason
 from shared.text.tokenizer import Tokenizer
 

@@ -7,7 +7,6 @@ from fastapi import APIRouter, Request, Response
 from services.gateway.api.context import Context, context_of
 from services.gateway.http.json_response import JsonResponse
 from services.gateway.http.operation import answers, json_of
-from shared.openai.errors import RequestError
 from shared.openai.objects import Model, ModelList
 
 router = APIRouter(tags=["models"])
@@ -23,8 +22,7 @@ async def list_models(request: Request) -> Response:
 async def get_model(request: Request, model_id: str) -> Response:
     """One model, by its name, which may have slashes in it."""
     context = context_of(request)
-    if model_id != context.model.name:
-        raise RequestError(f"the model {model_id!r} does not exist", "model", "model_not_found", 404)
+    context.model.check(model_id)
     return JsonResponse(_model(context))
 
 

@@ -15,7 +15,7 @@ from shared.openai.errors import RequestError
 from shared.openai.responses.answers import ResponseEvents, ended, new_response
 from shared.openai.responses.objects import ModelResponse
 from shared.openai.responses.requests import NOT_STORED, RESPONSES, ResponseBody, ResponseRequest, parse_response
-from shared.openai.shown_text import output_text
+from shared.openai.shown_text import shown_output
 
 EVENTS = events_of("where stream is true: the JSON of OpenAI's events from response.created to its end")
 
@@ -35,10 +35,9 @@ def _writer(context: Context, asked: ResponseRequest, choices: Choices) -> Respo
 
 
 def _body(context: Context, asked: ResponseRequest, choices: Choices) -> ModelResponse:
-    generation, finish_reason = choices.first, choices.first.finish_reason
-    assert finish_reason is not None
-    text = output_text(context.tokenizer, generation.output_token_ids, finish_reason, asked.completion.sampling)
-    return ended(_begun(asked, generation), text, finish_reason, choices.usage(), int(context.clock.unix_s()))
+    output, begun = choices.first.output, _begun(asked, choices.first)
+    text, _ = shown_output(context.tokenizer, output, asked.completion.sampling)
+    return ended(begun, text, output.finish_reason, choices.usage(), int(context.clock.unix_s()))
 
 
 def _begun(asked: ResponseRequest, generation: Generation) -> ModelResponse:

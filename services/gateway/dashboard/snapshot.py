@@ -8,62 +8,14 @@ from services.gateway.dashboard.questions import StackAnswers
 from shared.latency.histogram import LatencyHistogram
 from shared.protocol.batches import BatchRecord
 from shared.protocol.budgets import BudgetRecord
-from shared.protocol.online import OnlineLatencies
+from shared.protocol.executors import Heartbeat
 from shared.protocol.slo_profile import SloProfileRecord
 from shared.protocol.slo_status import SloStatus
-from shared.scheduling.kv.pool import BlockOwners
-from shared.watch.stack_watch import BatchView, ExecutorView, StackView, ended_at
-
-
-class ExecutorState(msgspec.Struct, frozen=True):
-    """Steps and rates are those of the last seconds; None where there were none."""
-
-    executor_id: str
-    engine: str
-    device: str
-    draining: bool
-    drained: bool
-    online_running: int
-    online_waiting: int
-    offline_running: int
-    offline_waiting: int
-    step_mean_ms: float | None
-    step_p99_ms: float | None
-    budget_ms: float | None
-    steps_per_s: float | None
-    busy_share: float | None
-    online_tokens_per_s: float | None
-    offline_tokens_per_s: float | None
-    num_blocks: int
-    blocks: BlockOwners
-
-    @classmethod
-    def of(cls, view: ExecutorView) -> ExecutorState:
-        beat, info = view.beat, view.beat.info
-        return cls(
-            executor_id=info.executor_id,
-            engine=info.spec.engine,
-            device=info.spec.device,
-            draining=beat.draining,
-            drained=beat.is_drained,
-            online_running=beat.online_running,
-            online_waiting=beat.online_waiting,
-            offline_running=beat.offline_running,
-            offline_waiting=beat.offline_waiting,
-            step_mean_ms=view.step_ms.mean_ms(),
-            step_p99_ms=view.step_ms.quantile_ms(0.99),
-            budget_ms=view.budget_ms,
-            steps_per_s=view.steps_per_s,
-            busy_share=view.busy_share,
-            online_tokens_per_s=view.online_tokens_per_s,
-            offline_tokens_per_s=view.offline_tokens_per_s,
-            num_blocks=info.spec.num_blocks,
-            blocks=beat.blocks,
-        )
+from shared.watch.stack_watch import ExecutorView, StackView, ended_at
 
 
 class LatencyState(msgspec.Struct, frozen=True):
-    """What users got in the last minute; None without samples."""
+    """Figures of what was measured in a while; None without samples."""
 
     num_samples: int
     mean_ms: float | None
@@ -76,8 +28,26 @@ class LatencyState(msgspec.Struct, frozen=True):
         return cls(histogram.num_samples, histogram.mean_ms(), *quantiles)
 
 
+class ExecutorState(msgspec.Struct, frozen=True):
+    """Its last heartbeat. Steps and rates are those of the last seconds; None where there were none."""
+
+    beat: Heartbeat
+    step: LatencyState
+    budget_ms: float | None
+    steps_per_s: float | None
+    busy_share: float | None
+    online_tokens_per_s: float | None
+    offline_tokens_per_s: float | None
+
+    @classmethod
+    def of(cls, view: ExecutorView) -> ExecutorState:
+        rates = view.steps_per_s, view.busy_share, view.online_tokens_per_s, view.offline_tokens_per_s
+        return cls(view.beat, LatencyState.of(view.step_ms), view.budget_ms, *rates)
+
+
 class BatchState(msgspec.Struct, frozen=True):
-    """``ended_at`` is None while it is open; lines per second and ``left_s`` where they are known."""
+    """``ended_at`` is None while it is open; lines per second and ``left_s`` where they are known. Its errors, which
+    may be many, and whose it is stay here."""
 
     id: str
     endpoint: str
@@ -91,20 +61,10 @@ class BatchState(msgspec.Struct, frozen=True):
     left_s: float | None = None
 
     @classmethod
-    def of(cls, record: BatchRecord, view: BatchView | None = None) -> BatchState:
-        """``view``: of one that has not ended."""
-        return cls(
-            id=record.id,
-            endpoint=record.endpoint,
-            status=record.status,
-            created_at=record.created_at,
-            ended_at=ended_at(record) or None,
-            total=record.request_counts.total,
-            done=record.request_counts.done,
-            failed=record.request_counts.failed,
-            lines_per_s=view.lines_per_s if view else None,
-            left_s=view.left_s if view else None,
-        )
+    def of(cls, record: BatchRecord, lines_per_s: float | None = None, left_s: float | None = None) -> BatchState:
+        counts, ended_s = record.request_counts, ended_at(record) or None
+        head = record.id, record.endpoint, record.status, record.created_at, ended_s
+        return cls(*head, counts.total, counts.done, counts.failed, lines_per_s, left_s)
 
 
 class BudgetState(BudgetRecord, frozen=True):
@@ -138,20 +98,16 @@ class Snapshot(msgspec.Struct, frozen=True):
 def snapshot_of(view: StackView, lines_left: int, answers: StackAnswers, model: str, unix_s: float) -> Snapshot:
     """All of it together."""
     profile_keys = {executor.beat.info.profile_key for executor in view.executors}
+    online = {"ttft": view.online.ttft_ms, "tbt": view.online.tbt_ms, "tpot": view.online.tpot_ms}
     return Snapshot(
         unix_s=unix_s,
         model=model,
         preset=answers.preset,
         unwell=answers.unwell,
         executors=[ExecutorState.of(executor) for executor in view.executors],
-        online=_latencies(view.online),
+        online={name: LatencyState.of(histogram) for name, histogram in online.items()},
         lines_left=lines_left,
-        batches=[BatchState.of(batch.record, batch) for batch in view.batches],
+        batches=[BatchState.of(batch.record, batch.lines_per_s, batch.left_s) for batch in view.batches],
         ended=[BatchState.of(record) for record in view.ended],
         budgets=[BudgetState.of(record, answers) for key, record in view.budgets.items() if key in profile_keys],
     )
-
-
-def _latencies(online: OnlineLatencies) -> dict[str, LatencyState]:
-    histograms = {"ttft": online.ttft_ms, "tbt": online.tbt_ms, "tpot": online.tpot_ms}
-    return {name: LatencyState.of(histogram) for name, histogram in histograms.items()}

@@ -8,15 +8,30 @@ import uuid
 from collections.abc import Iterable
 
 from fastapi import Request
+from opentelemetry.metrics import Meter
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
-from services.gateway.http.metrics import HttpMetrics
 
 logger = logging.getLogger(__name__)
 
 REQUEST_ID_HEADER = b"x-request-id"
 
 _VALID = re.compile(rb"[!-~]{1,128}")  # visible ASCII: fits a header and a log line, whoever wrote it
+
+
+class HttpMetrics:
+    """Of the HTTP requests."""
+
+    def __init__(self, meter: Meter) -> None:
+        self._requests = meter.create_counter("slackwater.http.requests", description="by route and status")
+        self._refused = meter.create_counter("slackwater.refused.requests", description="valid, not served; by reason")
+        self.num_refused = 0
+
+    def answered(self, method: str, route: str, status: int, refused: str | None) -> None:
+        """``refused``: why it was not served, where it was valid."""
+        self._requests.add(1, {"method": method, "route": route, "status": status})
+        if refused is not None:
+            self.num_refused += 1
+            self._refused.add(1, {"reason": refused})
 
 
 class Answers:
@@ -46,9 +61,7 @@ class Answers:
     def _answered(self, scope: Scope, status: int) -> None:
         route = getattr(scope.get("route"), "path", "unknown")
         refused = scope["state"].get("refused")
-        self._metrics.answered(scope["method"], route, status)
-        if refused is not None:
-            self._metrics.refused(refused)
+        self._metrics.answered(scope["method"], route, status, refused)
         logger.log(
             logging.INFO if status >= 400 else logging.DEBUG,
             "answered",

@@ -29,24 +29,22 @@ class BodyIntake:
         where its length is told; 408) and Refusal (503)."""
         if int(request.headers.get("content-length", 0)) > limit:
             raise _too_large(limit)
-        chunks: list[bytes] = []
+        body = bytearray()
         try:
-            await self._read(request, limit, chunks)
-            yield b"".join(chunks)
+            await self._read(request, limit, body)
+            yield bytes(body)
         finally:
-            self._num_bytes -= sum(map(len, chunks))
+            self._num_bytes -= len(body)
 
-    async def _read(self, request: Request, limit: int, chunks: list[bytes]) -> None:
-        size = 0
+    async def _read(self, request: Request, limit: int, body: bytearray) -> None:
         try:
             async with asyncio.timeout(self.timeout_s):
                 async for chunk in request.stream():
-                    chunks.append(chunk)
-                    size += len(chunk)
+                    body += chunk
                     self._num_bytes += len(chunk)
-                    if size > limit:
+                    if len(body) > limit:
                         raise _too_large(limit)
-                    if size > SMALL_BYTES and self._num_bytes > self._max_bytes:
+                    if len(body) > SMALL_BYTES and self._num_bytes > self._max_bytes:
                         raise _too_many()
         except TimeoutError as error:
             message = f"the request body did not come within {self.timeout_s:g} s"

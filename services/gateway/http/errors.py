@@ -30,16 +30,8 @@ UNAVAILABLE = "service_unavailable"
 
 def install_error_handlers(app: FastAPI) -> None:
     """For what our own code raises, and what FastAPI and Starlette do."""
-    expected = (
-        RequestError,
-        Refusal,
-        NoExecutorError,
-        BusError,
-        HTTPException,
-        RequestValidationError,
-        ClientDisconnect,
-    )
-    for kind in (*expected, Exception):
+    ours = RequestError, Refusal, NoExecutorError, BusError
+    for kind in (*ours, HTTPException, RequestValidationError, ClientDisconnect, Exception):
         app.add_exception_handler(kind, _on_error)
 
 

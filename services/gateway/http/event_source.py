@@ -8,18 +8,19 @@ from contextlib import AbstractAsyncContextManager, aclosing
 from types import MappingProxyType
 from typing import Any
 
-from fastapi import Response
+from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),  # proxies must pass events on at once
-]
+HEADERS = {
+    "Cache-Control": "no-cache",
+    "X-Accel-Buffering": "no",  # proxies must pass events on at once
+}
 
 
-class EventSource(Response):
+class EventSource(StreamingResponse):
     """Ends with its events, or when the client leaves."""
+
+    media_type = "text/event-stream"
 
     def __init__(
         self,
@@ -29,20 +30,13 @@ class EventSource(Response):
     ) -> None:
         """``during``: entered before the answer starts, so that an error in it is answered, and left at its end,
         whatever ends it."""
-        super().__init__()
+        super().__init__(events, headers={**HEADERS, **headers})
         self._events = events
         self._during = during
-        self._head = [*HEADERS, *((name.encode(), value.encode()) for name, value in headers.items())]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self._during, aclosing(self._events):
-            await unless_gone(receive, self._send(send))
-
-    async def _send(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": self._head})
-        async for event in self._events:
-            await send({"type": "http.response.body", "body": event, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+            await unless_gone(receive, self.stream_response(send))
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, None]) -> bool:

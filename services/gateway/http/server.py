@@ -8,10 +8,12 @@ from functools import partial
 from typing import Any, cast
 
 import uvicorn
+from opentelemetry.metrics import Meter
 from starlette.types import ASGIApp
 
 from services.gateway.http.protocol import HttpProtocol
 from shared.errors import ConfigError
+from shared.process.telemetry import reading
 
 BACKLOG = 2048
 UNSENT_BYTES = 64 * 1024  # that the kernel takes of a connection beyond what its client has room for
@@ -62,15 +64,12 @@ class HttpServer:
         """Take no more connections, wait up to ``drain_s`` for open answers, then cut what is left."""
         await self._server.shutdown(sockets=self._sockets)
 
-    @property
-    def num_connections(self) -> int:
-        """Open ones, whether something is answered on them or not."""
-        return len(self._server.server_state.connections)
-
-    @property
-    def num_tasks(self) -> int:
-        """Requests that are being answered."""
-        return len(self._server.server_state.tasks)
+    def observe(self, meter: Meter) -> None:
+        """Connections, requests being answered, and clients cut off because they did not read."""
+        state = self._server.server_state
+        meter.create_observable_gauge("slackwater.http.connections", [reading(lambda: len(state.connections))])
+        meter.create_observable_gauge("slackwater.http.answering", [reading(lambda: len(state.tasks))])
+        meter.create_observable_counter("slackwater.http.stalled", [reading(lambda: self.num_stalled)])
 
     def _count_stall(self) -> None:
         self.num_stalled += 1

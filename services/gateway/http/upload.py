@@ -15,8 +15,7 @@ from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
 from services.gateway.http.operation import BINARY, Content
-from shared.openai.errors import RequestError
-from shared.openai.json_body import invalid
+from shared.openai.errors import RequestError, invalid
 
 MAX_FILE_BYTES = 200 * 1024 * 1024
 MAX_FORM_BYTES = MAX_FILE_BYTES + 64 * 1024  # with the form's other fields and boundaries

@@ -6,18 +6,36 @@ import asyncio
 import logging
 
 from services.gateway.access.admission import no_room_for_flex
-from services.gateway.live.flex_generation import FlexGeneration
+from services.gateway.live.generation import Generation
 from services.gateway.live.tracker import Tracker
 from shared.cancellation import check_cancelled
 from shared.errors import BusError, NoResponderError
 from shared.protocol import subjects
-from shared.protocol.flex import HOLD_PERIOD_S, FlexAnswer, FlexHeld
+from shared.protocol.flex import HOLD_PERIOD_S, FlexAnswer, FlexHeld, FlexSubmit, flex_batch
 from shared.protocol.requests import AbortRequests
 from shared.protocol.tokens import StepTokens
+from shared.scheduling.request import Kind
 
 logger = logging.getLogger(__name__)
 
 RETRY_S = 0.5
+
+
+class FlexGeneration(Generation):
+    """An offline request whose client waits. Where it runs is not chosen here: it is known from its first token on."""
+
+    kind = Kind.OFFLINE
+
+    @property
+    def wire_id(self) -> str:
+        """As ``Generation.wire_id``; the offline-queue schedules it by what is before the dot."""
+        return f"{flex_batch(self.sender.client_id)}.{super().wire_id}"
+
+    def next_submit(self, gateway_id: str) -> FlexSubmit:
+        """The message that has it run from the tokens so far; it replaces the attempt before."""
+        replaces = self.wire_id if self.attempt else ""
+        request, sender = self.next_attempt(gateway_id), self.sender
+        return FlexSubmit(request, sender.client_id, sender.client_weight, replaces, self.num_executors_lost)
 
 
 class FlexTracker(Tracker[FlexGeneration]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from services.gateway.access.rate_limits import UNLIMITED, Reservation
@@ -10,10 +11,11 @@ from services.gateway.access.sender import Sender
 from shared.openai.completions.requests import CompletionRequest
 from shared.protocol.requests import GenerateRequest
 from shared.protocol.sampling import FinishReason
-from shared.protocol.tokens import TokenLogprobs, TokenOutput
+from shared.protocol.tokens import ChoiceOutput, TokenLogprobs, TokenOutput
 from shared.scheduling.request import Kind
 
 
+@dataclass(eq=False)
 class Generation:
     """Written by the tracker as tokens arrive, read by one HTTP response.
 
@@ -23,36 +25,27 @@ class Generation:
 
     kind: ClassVar[Kind]
 
-    def __init__(
-        self,
-        request_id: str,
-        request: CompletionRequest,
-        sender: Sender,
-        arrival_s: float,
-        started_s: float,
-        reservation: Reservation = UNLIMITED,
-    ) -> None:
-        self.request_id = request_id
-        self.request = request
-        self.sender = sender
-        self.arrival_s = arrival_s  # unix time
-        self.started_s = started_s  # monotonic
-        self.output_token_ids: list[int] = []
-        self.output_logprobs: list[TokenLogprobs] = []  # one for each token, where they are asked for
-        self.num_cached_tokens = 0
-        self.finish_reason: FinishReason | None = None
-        self.error = ""
-        self.place: tuple[str, str] | None = None  # the executor and its epoch, where they are known
-        self.is_lost = False  # it waits to be sent again; the place is where it was
-        self.lost_s = 0.0  # monotonic
-        self.num_losses = 0
-        self.num_executors_lost = 0  # while it ran there
-        self.attempt = 0
-        self.last_token_s: float | None = None
-        self._reservation = reservation
-        self.num_read = 0  # tokens that ``next_tokens`` has given
-        self._changed = asyncio.Event()
-        self._finished = asyncio.Event()
+    request_id: str
+    request: CompletionRequest
+    sender: Sender
+    arrival_s: float  # unix time
+    started_s: float  # monotonic
+    reservation: Reservation = UNLIMITED
+    output_token_ids: list[int] = field(default_factory=list)
+    output_logprobs: list[TokenLogprobs] = field(default_factory=list)  # one for each token, where they are asked for
+    num_cached_tokens: int = 0
+    finish_reason: FinishReason | None = None
+    error: str = ""
+    place: tuple[str, str] | None = None  # the executor and its epoch, where they are known
+    is_lost: bool = False  # it waits to be sent again; the place is where it was
+    lost_s: float = 0.0  # monotonic
+    num_losses: int = 0
+    num_executors_lost: int = 0  # while it ran there
+    attempt: int = 0
+    last_token_s: float | None = None
+    num_read: int = 0  # tokens that ``next_tokens`` has given
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+    _finished: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def executor_id(self) -> str | None:
@@ -77,6 +70,12 @@ class Generation:
     def token_ids(self) -> list[int]:
         """Prompt and output so far."""
         return self.request.prompt_token_ids + self.output_token_ids
+
+    @property
+    def output(self) -> ChoiceOutput:
+        """All of it, at its end."""
+        assert self.finish_reason is not None
+        return ChoiceOutput(self.output_token_ids, self.finish_reason, self.output_logprobs)
 
     def next_attempt(self, gateway_id: str) -> GenerateRequest:
         """The message that makes an executor go on from the tokens so far."""
@@ -127,7 +126,7 @@ class Generation:
         if self.finish_reason is None:
             self.finish_reason, self.error = finish_reason, error
             num_used = len(self.request.prompt_token_ids) + len(self.output_token_ids)
-            self._reservation.settle(0 if finish_reason is FinishReason.ERROR else num_used)
+            self.reservation.settle(0 if finish_reason is FinishReason.ERROR else num_used)
             self._changed.set()
             self._finished.set()
 

@@ -3,25 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
-from dataclasses import dataclass, field
 
 from services.gateway.live.online_generation import OnlineGeneration
 from shared.bus import Bus
 from shared.clock import Clock
 from shared.protocol import subjects
-from shared.protocol.online import FinishedOnline, OnlineLatencies, OnlineServed
+from shared.protocol.online import FinishedOnline, OnlineServed
 
 PERIOD_S = 1.0
-
-
-@dataclass(slots=True)
-class _Served:
-    """One executor since the last message."""
-
-    num_started: int = 0
-    finished: list[FinishedOnline] = field(default_factory=list)
-    latencies: OnlineLatencies = field(default_factory=OnlineLatencies)
 
 
 class OnlineReporter:
@@ -31,7 +20,7 @@ class OnlineReporter:
         self._bus = bus
         self._gateway_id = gateway_id
         self._clock = clock
-        self._served: dict[str, _Served] = {}  # by executor, since the last messages
+        self._served: dict[str, OnlineServed] = {}  # by executor, since the last messages
         self._open: dict[str, dict[OnlineGeneration, None]] = {}  # by executor, in the order of their start there
         self._has_news = asyncio.Event()
 
@@ -47,7 +36,9 @@ class OnlineReporter:
         """Send what there is now; what cannot be sent is lost."""
         served, self._served = self._served, {}
         for executor_id, each in served.items():
-            await self._bus.publish_or_drop(subjects.online(executor_id), self._message(executor_id, each))
+            each.unix_s = self._clock.unix_s()
+            each.oldest_open_s = min((open.arrival_s for open in self._open.get(executor_id, ())), default=None)
+            await self._bus.publish_or_drop(subjects.online(executor_id), each)
 
     def started(self, generation: OnlineGeneration) -> None:
         """It was sent to an executor for the first time, or once more."""
@@ -91,22 +82,9 @@ class OnlineReporter:
             if not generations:
                 self._open.pop(generation.executor_id, None)
 
-    def _of(self, executor_id: str) -> _Served:
+    def _of(self, executor_id: str) -> OnlineServed:
         served = self._served.get(executor_id)
         if served is None:
-            served = self._served[executor_id] = _Served()
+            served = self._served[executor_id] = OnlineServed(executor_id, self._gateway_id)
             self._has_news.set()
         return served
-
-    def _message(self, executor_id: str, served: _Served) -> OnlineServed:
-        unix_s = self._clock.unix_s()
-        open_generations: Iterable[OnlineGeneration] = self._open.get(executor_id, ())
-        return OnlineServed(
-            executor_id=executor_id,
-            gateway_id=self._gateway_id,
-            unix_s=unix_s,
-            oldest_open_s=min((generation.arrival_s for generation in open_generations), default=None),
-            num_started=served.num_started,
-            finished=served.finished,
-            latencies=served.latencies,
-        )

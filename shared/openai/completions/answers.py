@@ -21,8 +21,8 @@ from shared.openai.completions.objects import (
 from shared.openai.completions.requests import CHAT
 from shared.openai.logprobs import LogprobsShape
 from shared.openai.shown_text import shown_output
-from shared.openai.tools.answers import finish_reason_of, message_call
 from shared.openai.tools.calls import ToolUse, split_calls
+from shared.openai.tools.definitions import finish_reason_of, message_call
 from shared.protocol.sampling import FinishReason, SamplingParams
 from shared.protocol.tokens import ChoiceOutput
 
@@ -54,10 +54,8 @@ class Choice(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, output: ChoiceOutput, sampling: SamplingParams, shape: LogprobsShape, shows_calls: bool) -> Choice:
         """``shows_calls`` as of ``Tokenizer.detokenizer``."""
-        reason = output.finish_reason
-        logprobs = output.logprobs or []
-        text, tokens = shown_output(shape.tokenizer, output.token_ids, logprobs, reason, sampling, shows_calls)
-        return cls(text, reason, shape.body(tokens))
+        text, tokens = shown_output(shape.tokenizer, output, sampling, shows_calls)
+        return cls(text, output.finish_reason, shape.body(tokens))
 
 
 def completion_body(

@@ -8,18 +8,23 @@ import msgspec
 from msgspec import Meta
 
 from shared.openai.completions.prompts import PROMPT_SCHEMA, Message
+from shared.openai.fields import AskedTier, Metadata
 from shared.openai.logprobs import MAX_CHAT_TOP_LOGPROBS, MAX_TEXT_TOP_LOGPROBS
-from shared.openai.metadata import Metadata
 from shared.openai.response_format import ResponseFormat
-from shared.openai.service_tier import AskedTier
 from shared.openai.tools.choice import TOOL_CHOICE_SCHEMA
 from shared.openai.tools.definitions import Tool
 
 MAX_CHOICES = 8
 MAX_REPETITION_PENALTY = 10.0
+MAX_STOP_STRINGS = 4
+MAX_STOP_STRING_LENGTH = 512  # characters; streams hold back as many
+MAX_BIASES = 1024
 
 Count = Annotated[int, Meta(ge=1)]
+TokenId = Annotated[int, Meta(ge=0)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
+Bias = Annotated[float, Meta(ge=-100, le=100)]  # OpenAI's: at either end a token is all but certain, or impossible
+StopString = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_STRING_LENGTH)]
 
 
 class StreamOptions(msgspec.Struct):
@@ -50,10 +55,10 @@ class CompletionBody(CommonBody, kw_only=True):
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     repetition_penalty: Annotated[float, Meta(gt=0, le=MAX_REPETITION_PENALTY)] | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Annotated[dict[TokenId, Bias], Meta(max_length=MAX_BIASES)] | None = None
     response_format: ResponseFormat | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[Annotated[int, Meta(ge=0)]] | None = None
+    stop: StopString | Annotated[list[StopString], Meta(max_length=MAX_STOP_STRINGS)] | None = None
+    stop_token_ids: list[TokenId] | None = None
     stream_options: StreamOptions | None = None
 
 

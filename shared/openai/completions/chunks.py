@@ -69,7 +69,7 @@ class ChunkWriter:
 
     def fail(self, why: str) -> bytes:
         """Instead of what is left, ``end`` included, where a choice cannot be gone on with."""
-        return error_event(why, "server_error")
+        return b"data: " + _json.encode(error_body(why, "server_error")) + b"\n\n"
 
     def _chunk(
         self, index: int, content: dict[str, Any], finish_reason: str | None = None, tokens: Sequence[ShownToken] = ()
@@ -78,8 +78,3 @@ class ChunkWriter:
         choice: dict[str, Any] = {"index": index, "logprobs": logprobs, "finish_reason": finish_reason}
         choice |= {"delta": content} if self._chat else content
         return self._head + b',"choices":[' + _json.encode(choice) + b"]" + self._usage + b"}\n\n"
-
-
-def error_event(message: str, type: str, code: str | None = None) -> bytes:
-    """An error inside a stream; nothing follows it."""
-    return b"data: " + _json.encode(error_body(message, type, code=code)) + b"\n\n"

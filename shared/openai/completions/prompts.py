@@ -12,13 +12,7 @@ from shared.openai.errors import RequestError
 from shared.openai.tools.definitions import NO_TOOLS, MessageToolCall, Tool, template_calls, template_tools
 from shared.text.tokenizer import Tokenizer
 
-TEMPLATE_ROLES = {
-    "system": "system",
-    "developer": "system",
-    "user": "user",
-    "assistant": "assistant",
-    "tool": "tool",
-}
+TEMPLATE_ROLES = {role: role for role in ("system", "user", "assistant", "tool")} | {"developer": "system"}
 
 _TOKEN_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
 PROMPT_SCHEMA: dict[str, Any] = {

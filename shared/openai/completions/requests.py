@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -10,14 +11,10 @@ import msgspec
 from shared.errors import ChatTemplateError
 from shared.openai.completions.bodies import ChatCompletionBody, TextCompletionBody
 from shared.openai.completions.prompts import chat_prompt, text_prompt
-from shared.openai.errors import RequestError
-from shared.openai.fields import CHAT_FIELDS, COMMON_FIELDS, TEXT_FIELDS, reject_unsupported
-from shared.openai.json_body import decode_body
-from shared.openai.logit_bias import parse_logit_bias
+from shared.openai.errors import RequestError, decode_body
+from shared.openai.fields import CHAT_FIELDS, COMMON_FIELDS, DEFAULT, TEXT_FIELDS, reject_unsupported, served_tier
 from shared.openai.logprobs import asked_of_chat
-from shared.openai.metadata import check_metadata
 from shared.openai.response_format import grammar_of
-from shared.openai.service_tier import DEFAULT, served_tier
 from shared.openai.tools.calls import ToolUse
 from shared.openai.tools.choice import FREE, demanded_names
 from shared.openai.tools.definitions import tool_use
@@ -30,8 +27,6 @@ TEXT = "/v1/completions"
 ENDPOINTS = (CHAT, TEXT)
 
 DEFAULT_TEXT_MAX_TOKENS = 16  # what OpenAI generates on /v1/completions when the request does not say
-MAX_STOP_STRINGS = 4
-MAX_STOP_STRING_LENGTH = 512  # characters; streams hold back as many
 
 
 class ServedModel(msgspec.Struct, frozen=True):
@@ -40,6 +35,12 @@ class ServedModel(msgspec.Struct, frozen=True):
     name: str
     max_model_len: int  # tokens, prompt and output together
     max_prompt_tokens: int | None = None  # None: as the context allows
+
+    def check(self, name: str) -> None:
+        """Raises RequestError (404) for the name of another one."""
+        if name != self.name:
+            message = f"the model {name!r} does not exist; this server has {self.name!r}"
+            raise RequestError(message, "model", "model_not_found", 404)
 
 
 class CompletionRequest(msgspec.Struct, frozen=True):
@@ -74,9 +75,8 @@ def parse_completion(endpoint: str, body: bytes, tokenizer: Tokenizer, model: Se
     """``endpoint`` is one of ENDPOINTS. Unknown fields are ignored, known but unsupported ones refused.
     Raises RequestError."""
     fields = decode_body(body, _decoders[endpoint])
-    _check_model(fields.model, model)
+    model.check(fields.model)
     reject_unsupported(_fields_decoder.decode(body), COMMON_FIELDS, CHAT_FIELDS if endpoint == CHAT else TEXT_FIELDS)
-    check_metadata(fields.metadata)
     stream = fields.stream or False
     if fields.stream_options is not None and not stream:
         raise RequestError("stream_options is only allowed when stream is true", "stream_options")
@@ -94,13 +94,6 @@ def parse_completion(endpoint: str, body: bytes, tokenizer: Tokenizer, model: Se
         service_tier=served_tier(fields.service_tier),
         tools=tools,
     )
-
-
-def _check_model(name: str, model: ServedModel) -> None:
-    if name != model.name:
-        raise RequestError(
-            f"the model {name!r} does not exist; this server has {model.name!r}", "model", "model_not_found", 404
-        )
 
 
 def _tools(fields: Any, tokenizer: Tokenizer) -> ToolUse | None:
@@ -143,20 +136,22 @@ def _sampling(
 ) -> SamplingParams:
     if endpoint == TEXT and fields.best_of not in (None, fields.n or 1):
         raise RequestError("best_of is only supported where it is n: every choice is shown", "best_of")
+    for name in ("stop_token_ids", "logit_bias"):
+        _check_token_ids(name, getattr(fields, name) or (), tokenizer.vocab_size)
     return SamplingParams(
         max_tokens=_max_tokens(endpoint, fields, prompt_tokens, model),
         temperature=1.0 if fields.temperature is None else fields.temperature,
         top_p=1.0 if fields.top_p is None else fields.top_p,
         top_k=min(max(0, fields.top_k or 0), tokenizer.vocab_size),
         seed=secrets.randbits(SEED_BITS) if fields.seed is None else fields.seed % (1 << SEED_BITS),
-        stop=_stop_strings(fields.stop),
-        stop_token_ids=_stop_token_ids(fields.stop_token_ids, tokenizer),
+        stop=(fields.stop,) if isinstance(fields.stop, str) else tuple(fields.stop or ()),
+        stop_token_ids=tuple(fields.stop_token_ids or ()),
         ignore_eos=fields.ignore_eos or False,
         min_p=fields.min_p or 0.0,
         presence_penalty=fields.presence_penalty or 0.0,
         frequency_penalty=fields.frequency_penalty or 0.0,
         repetition_penalty=1.0 if fields.repetition_penalty is None else fields.repetition_penalty,
-        logit_bias=parse_logit_bias(fields.logit_bias, tokenizer.vocab_size),
+        logit_bias=tuple(sorted((fields.logit_bias or {}).items())),
         grammar=_grammar(fields, tools, tokenizer),
         n=fields.n or 1,
         logprobs=asked_of_chat(fields.logprobs, fields.top_logprobs) if endpoint == CHAT else fields.logprobs,
@@ -166,20 +161,13 @@ def _sampling(
 def _max_tokens(endpoint: str, fields: Any, prompt_tokens: int, model: ServedModel) -> int:
     """What was asked for, or the default; prompt and output together fit the context."""
     prompt_param = "messages" if endpoint == CHAT else "prompt"
-    if model.max_prompt_tokens is not None and prompt_tokens > model.max_prompt_tokens:
-        raise RequestError(
-            f"{prompt_param} has {prompt_tokens} tokens; this server takes at most {model.max_prompt_tokens}",
-            prompt_param,
-            "context_length_exceeded",
-        )
+    most, length = model.max_prompt_tokens, f"this model's maximum context length is {model.max_model_len} tokens"
+    if most is not None and prompt_tokens > most:
+        raise _too_long(f"{prompt_param} has {prompt_tokens} tokens; this server takes at most {most}", prompt_param)
     room = model.max_model_len - prompt_tokens
     if room < 1:
-        raise RequestError(
-            f"this model's maximum context length is {model.max_model_len} tokens, and {prompt_param} has "
-            f"{prompt_tokens}; at least one must be left for the output",
-            prompt_param,
-            "context_length_exceeded",
-        )
+        left = "at least one must be left for the output"
+        raise _too_long(f"{length}, and {prompt_param} has {prompt_tokens}; {left}", prompt_param)
     param = "max_tokens"
     if endpoint == CHAT and fields.max_completion_tokens is not None:
         param = "max_completion_tokens"
@@ -187,30 +175,16 @@ def _max_tokens(endpoint: str, fields: Any, prompt_tokens: int, model: ServedMod
     if asked is None:
         return room if endpoint == CHAT else min(room, DEFAULT_TEXT_MAX_TOKENS)
     if asked > room:
-        raise RequestError(
-            f"this model's maximum context length is {model.max_model_len} tokens; the request asks for "
-            f"{prompt_tokens + asked} ({prompt_tokens} in {prompt_param}, {asked} in {param})",
-            param,
-            "context_length_exceeded",
-        )
+        parts = f"{prompt_tokens} in {prompt_param}, {asked} in {param}"
+        raise _too_long(f"{length}; the request asks for {prompt_tokens + asked} ({parts})", param)
     return asked
 
 
-def _stop_strings(stop: str | list[str] | None) -> tuple[str, ...]:
-    strings = (stop,) if isinstance(stop, str) else tuple(stop or ())
-    if len(strings) > MAX_STOP_STRINGS:
-        raise RequestError(f"stop has {len(strings)} strings; at most {MAX_STOP_STRINGS} are allowed", "stop")
-    if not all(strings):
-        raise RequestError("stop holds an empty string", "stop")
-    if any(len(string) > MAX_STOP_STRING_LENGTH for string in strings):
-        raise RequestError(f"a stop string is longer than {MAX_STOP_STRING_LENGTH} characters", "stop")
-    return strings
+def _too_long(message: str, param: str) -> RequestError:
+    return RequestError(message, param, "context_length_exceeded")
 
 
-def _stop_token_ids(token_ids: list[int] | None, tokenizer: Tokenizer) -> tuple[int, ...]:
-    for token_id in token_ids or ():
-        if token_id >= tokenizer.vocab_size:
-            raise RequestError(
-                f"token id {token_id} is outside the vocabulary of {tokenizer.vocab_size}", "stop_token_ids"
-            )
-    return tuple(token_ids or ())
+def _check_token_ids(field: str, token_ids: Iterable[int], vocab_size: int) -> None:
+    for token_id in token_ids:
+        if token_id >= vocab_size:
+            raise RequestError(f"{field}: token id {token_id} is outside the vocabulary of {vocab_size}", field)

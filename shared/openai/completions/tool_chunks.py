@@ -11,8 +11,8 @@ from shared.openai.completions.answers import AnswerHead
 from shared.openai.completions.chunks import ChunkWriter
 from shared.openai.logprobs import LogprobsShape
 from shared.openai.shown_text import ShownToken
-from shared.openai.tools.answers import finish_reason_of, message_call
 from shared.openai.tools.calls import Piece, ToolCallParser, ToolUse
+from shared.openai.tools.definitions import finish_reason_of, message_call
 from shared.protocol.sampling import FinishReason
 
 

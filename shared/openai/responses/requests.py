@@ -10,9 +10,8 @@ from msgspec import Meta
 
 from shared.openai.completions.bodies import CommonBody
 from shared.openai.completions.requests import CHAT, CompletionRequest, ServedModel, parse_completion
-from shared.openai.errors import RequestError
+from shared.openai.errors import RequestError, decode_body
 from shared.openai.fields import check_field, reject_unsupported
-from shared.openai.json_body import decode_body
 from shared.openai.responses.input import InputItem, chat_messages
 from shared.text.tokenizer import Tokenizer
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Generator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
-from shared.openai.tools.json_scanner import JsonScanner
 from shared.text.tool_format import ARGUMENTS, BEGINS, HERMES_END, ToolFormat
 
 
@@ -30,6 +29,8 @@ class ToolCall:
 
 
 Piece = str | ToolCall
+T = TypeVar("T")
+Parsing = Generator[None, None, T]
 
 
 class ToolCallParser:
@@ -39,148 +40,135 @@ class ToolCallParser:
 
     def __init__(self, tools: ToolUse) -> None:
         self._tools = tools
-        self._begin = BEGINS[tools.format]
-        self._buffer = ""  # not looked at yet
-        self._raw = ""  # of what may be a call, up to the buffer
-        self._value_start = 0  # in _raw
-        self._scanner = JsonScanner("[")
-        self._pending: list[ToolCall] = []  # waiting for their end mark
+        self._buffer = ""  # neither shown nor called yet
+        self._is_whole = False  # no more text comes
         self._space = ""  # shown where text follows it
         self._found: list[Piece] = []
         self._num_calls = 0
-        self._step: Callable[[], bool] = self._at_start if tools.format is ToolFormat.LLAMA else self._in_text
+        self._parsing = self._one_message() if tools.format is ToolFormat.LLAMA else self._marked_calls()
 
     def push(self, text: str) -> list[Piece]:
         """What is sure by now."""
         self._buffer += text
-        while self._step():
-            continue
+        next(self._parsing, None)
         found, self._found = self._found, []
         return found
 
     def finish(self) -> list[Piece]:
         """The rest, when no more text comes."""
-        if self._pending:
-            self._call(self._pending)
-        elif self._step != self._after_call:
-            self._show(self._raw + self._buffer)
-        if not self._num_calls and self._space:
-            self._found.append(self._space)
-        found, self._found = self._found, []
-        return found
+        self._is_whole = True
+        found = self.push("")
+        return [*found, self._space] if self._space and not self._num_calls else found
 
-    # Each step looks at the buffer, and says whether the next one has something to look at.
+    # What follows are generators, which yield where they need more of the text.
 
-    def _in_text(self) -> bool:
-        at = self._buffer.find(self._begin)
-        if at >= 0:
-            self._show(self._buffer[:at])
-            self._raw, self._buffer = self._begin, self._buffer[at + len(self._begin) :]
-            self._expect_value("[" if self._tools.format is ToolFormat.MISTRAL else "{")
-            return True
-        cut = len(self._buffer) - _overlap(self._buffer, self._begin)
-        self._show(self._buffer[:cut])
-        self._buffer = self._buffer[cut:]
-        return False
+    def _more(self) -> Parsing[bool]:
+        """Whether there may be any."""
+        if not self._is_whole:
+            yield
+        return not self._is_whole
 
-    def _at_start(self) -> bool:
-        """Of a message that may be a call as a whole."""
-        text = self._buffer.lstrip()
-        if text.startswith(self._begin):
-            cut = len(self._buffer) - len(text) + len(self._begin)
-            self._raw, self._buffer = self._buffer[:cut], self._buffer[cut:]
-        elif self._begin.startswith(text):
-            return False
-        self._expect_value("{")
-        return True
+    def _marked_calls(self) -> Parsing[None]:
+        """Calls behind a mark each, anywhere in a message."""
+        mark = BEGINS[self._tools.format]
+        while True:
+            at = self._buffer.find(mark)
+            self._show(at if at >= 0 else len(self._buffer) - _overlap(self._buffer, mark))
+            if at >= 0:
+                end, calls = yield from self._calls(len(mark))
+                self._take(end, calls)
+                if calls and not self._tools.is_parallel:
+                    return
+            elif not (yield from self._more()):
+                self._show(len(self._buffer))
+                return
 
-    def _after_call(self) -> bool:
-        """Of a message that is a call: another may follow, after a semicolon or none."""
-        text = self._buffer.lstrip(" \t\r\n;")
-        if not text:
-            return False
-        cut = len(self._buffer) - len(text)
-        self._raw, self._buffer = self._buffer[:cut], text
-        self._expect_value("{")
-        return True
+    def _one_message(self) -> Parsing[None]:
+        """Calls that are the whole message: the first behind a mark or none, others behind a semicolon or none."""
+        mark = BEGINS[self._tools.format]
+        while mark.startswith(text := self._buffer.lstrip()) and text != mark:
+            if not (yield from self._more()):
+                break
+        text = text.removeprefix(mark)
+        while True:
+            end, calls = yield from self._calls(len(self._buffer) - len(text))
+            self._take(end, calls)
+            if not calls:
+                break
+            if not self._tools.is_parallel:
+                return
+            while not (text := self._buffer.lstrip(" \t\r\n;")):
+                if not (yield from self._more()):
+                    return
+        self._show(len(self._buffer))
+        while (yield from self._more()):
+            self._show(len(self._buffer))
 
-    def _in_value(self) -> bool:
-        end = self._scanner.end_in(self._buffer)
-        if self._scanner.is_broken:
-            return self._give_up()
-        if end is None:
-            self._raw, self._buffer = self._raw + self._buffer, ""
-            return False
-        self._raw, self._buffer = self._raw + self._buffer[:end], self._buffer[end:]
-        calls = self._read(self._raw[self._value_start :])
-        if calls is None:
-            return self._give_up()
-        if self._tools.format is ToolFormat.HERMES:
-            self._pending, self._step = calls, self._at_end_mark
+    def _calls(self, start: int) -> Parsing[tuple[int, list[ToolCall]]]:
+        """Those of the value at ``start`` in the buffer, and where they end; without calls, where the text ends that
+        looked like some."""
+        end = yield from self._value_end(start, "[" if self._tools.format is ToolFormat.MISTRAL else "{")
+        calls = self._read(self._buffer[start:end])
+        if calls and self._tools.format is ToolFormat.HERMES:
+            while HERMES_END.startswith(rest := self._buffer[end:].lstrip()) and rest != HERMES_END:
+                if not (yield from self._more()):
+                    return len(self._buffer), calls
+            if not rest.startswith(HERMES_END):
+                return end, []
+            end = len(self._buffer) - len(rest) + len(HERMES_END)
+        return end, calls
+
+    def _value_end(self, start: int, opening: str) -> Parsing[int]:
+        """The index after a JSON value; ``start`` where it does not begin with ``opening``, and the buffer's end where
+        it is cut. Looks at each character once; whether the value is valid is for a decoder to say."""
+        at, depth, is_quoted = start, 0, False
+        while True:
+            while at >= len(self._buffer):
+                if not (yield from self._more()):
+                    return len(self._buffer)
+            character = self._buffer[at]
+            at += 1
+            if is_quoted:
+                is_quoted = character != '"'
+                if character == "\\":  # the next is part of the string, whatever it is
+                    at += 1
+            elif depth == 0 and not character.isspace() and character != opening:
+                return start
+            elif character == '"':
+                is_quoted = True
+            elif character in "{[":
+                depth += 1
+            elif character in "}]":
+                depth -= 1
+                if depth == 0:
+                    return at
+
+    def _take(self, end: int, calls: list[ToolCall]) -> None:
+        """What is in the buffer up to there: calls, or the text that only looked like some."""
+        if calls:
+            self._found += calls if self._tools.is_parallel else calls[:1]
+            self._num_calls += len(calls)
+            self._buffer, self._space = self._buffer[end:], ""
         else:
-            self._call(calls)
-        return True
+            self._show(end)
 
-    def _at_end_mark(self) -> bool:
-        text = self._buffer.lstrip()
-        if text.startswith(HERMES_END):
-            self._buffer = text[len(HERMES_END) :]
-            self._call(self._pending)
-            return True
-        if HERMES_END.startswith(text):
-            return False
-        self._pending = []
-        return self._give_up()
-
-    def _as_text(self) -> bool:
-        self._show(self._buffer)
-        self._buffer = ""
-        return False
-
-    def _as_nothing(self) -> bool:
-        """After the one call that was allowed."""
-        self._buffer = ""
-        return False
-
-    def _expect_value(self, opening: str) -> None:
-        self._value_start = len(self._raw)
-        self._scanner = JsonScanner(opening)
-        self._step = self._in_value
-
-    def _give_up(self) -> bool:
-        """It was no call."""
-        raw, self._raw = self._raw, ""
-        self._show(raw)
-        self._step = self._as_text if self._tools.format is ToolFormat.LLAMA else self._in_text
-        return True
-
-    def _call(self, calls: list[ToolCall]) -> None:
-        if not self._tools.is_parallel:
-            calls = calls[:1]
-        self._found += calls
-        self._num_calls += len(calls)
-        self._raw, self._space, self._pending = "", "", []
-        if not self._tools.is_parallel:
-            self._step = self._as_nothing
-        else:
-            self._step = self._after_call if self._tools.format is ToolFormat.LLAMA else self._in_text
-
-    def _show(self, text: str) -> None:
-        text = self._space + text
+    def _show(self, end: int) -> None:
+        """What is in the buffer up to there is text."""
+        text = self._space + self._buffer[:end]
         shown = text.rstrip()
-        self._space = text[len(shown) :]
+        self._buffer, self._space = self._buffer[end:], text[len(shown) :]
         if shown:
             self._found.append(shown)
 
-    def _read(self, text: str) -> list[ToolCall] | None:
-        """The calls of one value; None where it holds anything else."""
+    def _read(self, text: str) -> list[ToolCall]:
+        """The calls of one value; none where it holds anything else."""
         try:
             value = json.loads(text)
         except (ValueError, RecursionError):
-            return None
+            return []
         values = value if self._tools.format is ToolFormat.MISTRAL else [value]
         calls = [self._read_call(each) for each in values]
-        return [call for call in calls if call is not None] if calls and None not in calls else None
+        return [] if None in calls else [call for call in calls if call is not None]
 
     def _read_call(self, value: Any) -> ToolCall | None:
         key = ARGUMENTS[self._tools.format]

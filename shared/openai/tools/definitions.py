@@ -1,27 +1,30 @@
-"""The tools of a chat completion: which a model may call, and what it is told of them."""
+"""The tools of a chat completion: which may be called, what a model is told of them, how an answer tells its calls."""
 
 from __future__ import annotations
 
-import re
-from typing import Any
+from hashlib import blake2b
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 from shared.openai.errors import RequestError
-from shared.openai.tools.calls import ToolUse
+from shared.openai.fields import NAME
+from shared.openai.tools.calls import ToolCall, ToolUse
+from shared.protocol.sampling import FinishReason
 from shared.text.tool_format import ToolFormat
 
 MAX_TOOLS = 128
+TOOL_CALLS = "tool_calls"  # why an answer ended that calls tools
+MISTRAL_ID_LENGTH = 9  # its templates take no other
 NO_TOOLS = "the chat template of this model takes no tools, or writes calls in a format that is not understood"
-
-_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 class FunctionDefinition(msgspec.Struct):
     """A function that the model may call; ``parameters`` is a JSON schema, which the model is shown, and held to where
     ``strict`` or ``tool_choice`` says so."""
 
-    name: str
+    name: Annotated[str, Meta(pattern=NAME)]
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
@@ -86,14 +89,23 @@ def template_calls(where: str, calls: list[MessageToolCall]) -> list[dict[str, A
     ]
 
 
+def message_call(call: ToolCall, format: ToolFormat, request_id: str, choice: int, number: int) -> MessageToolCall:
+    """``number`` counts the calls of a choice. The id is the same whenever the same answer is written."""
+    stem = f"{request_id}-{choice}" if choice else request_id
+    digest = blake2b(f"{stem}:{number}".encode(), digest_size=12).hexdigest()
+    id = digest[:MISTRAL_ID_LENGTH] if format is ToolFormat.MISTRAL else f"call_{digest}"
+    return MessageToolCall(id, CalledFunction(call.name, call.arguments))
+
+
+def finish_reason_of(finish_reason: FinishReason, num_calls: int) -> str:
+    """An answer that is cut at its limit of tokens says so, calls or not."""
+    return TOOL_CALLS if num_calls and finish_reason is FinishReason.STOP else finish_reason.value
+
+
 def _check(where: str, tool: Tool) -> None:
     if tool.type != "function" or tool.function is None:
         raise RequestError(
             f"a tool of type {tool.type!r} is not supported; only functions are", f"{where}.type", "unsupported_value"
-        )
-    if not _NAME.fullmatch(tool.function.name):
-        raise RequestError(
-            "a function's name has 1 to 64 letters, digits, underscores and dashes", f"{where}.function.name"
         )
 
 

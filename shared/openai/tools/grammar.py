@@ -15,6 +15,7 @@ from shared.text.tokenizer import Tokenizer
 from shared.text.tool_format import ARGUMENTS, BEGINS, HERMES_END, ToolFormat
 
 ANY_OBJECT = {"type": "object"}
+ANY_TEXT = "TEXT: /(.|\\n)*/\n"
 
 
 def calls_grammar(tools: list[Tool], use: ToolUse, is_demanded: bool, tokenizer: Tokenizer) -> str:
@@ -31,68 +32,38 @@ def calls_grammar(tools: list[Tool], use: ToolUse, is_demanded: bool, tokenizer:
     schema = msgspec.json.encode({"anyOf": calls, "x-guidance": STYLE}).decode()
     if len(schema) > MAX_SCHEMA_BYTES:
         raise RequestError(f"the tools' parameters are longer than {MAX_SCHEMA_BYTES} bytes", "tools")
-    frame = _CALLS[use.format] if is_demanded else _TEXT_WITH_CALLS[use.format]
-    grammar = f"{frame(use, tokenizer)}value: %json {schema}\n"
+    grammar = f"{_FRAMES[use.format](use, tokenizer, is_demanded)}value: %json {schema}\n"
     if problem := problem_of(grammar, tokenizer):
         raise RequestError(f"the tools' parameters cannot be kept to: {problem}", "tools", "unsupported_value")
     return grammar
 
 
-def _hermes_calls(use: ToolUse, tokenizer: Tokenizer) -> str:
-    more = r' ("\n" call)*' if use.is_parallel else ""
-    return f'start: call{more}\ncall: "{BEGINS[use.format]}\\n" value "\\n{HERMES_END}"\n'
-
-
-def _hermes_text(use: ToolUse, tokenizer: Tokenizer) -> str:
+def _hermes(use: ToolUse, tokenizer: Tokenizer, is_demanded: bool) -> str:
     """A lazy rule ends with the first mark, so that what follows a mark is never text."""
+    mark, end = BEGINS[use.format], f'"\\n{HERMES_END}"'
+    if is_demanded:
+        more = r' ("\n" call)*' if use.is_parallel else ""
+        return f'start: call{more}\ncall: "{mark}\\n" value {end}\n'
     often = "*" if use.is_parallel else "?"
-    return (
-        f"start: call{often} TEXT\n"
-        f'call: begin "\\n" value "\\n{HERMES_END}"\n'
-        f'begin[lazy]: TEXT "{BEGINS[use.format]}"\n'
-        "TEXT: /(.|\\n)*/\n"
-    )
+    return f'start: call{often} TEXT\ncall: begin "\\n" value {end}\nbegin[lazy]: TEXT "{mark}"\n{ANY_TEXT}'
 
 
-def _llama_calls(use: ToolUse, tokenizer: Tokenizer) -> str:
-    return "start: value\n"
-
-
-def _llama_text(use: ToolUse, tokenizer: Tokenizer) -> str:
+def _llama(use: ToolUse, tokenizer: Tokenizer, is_demanded: bool) -> str:
     """Text begins with anything else than an object."""
-    return "start: (value | TEXT)?\nTEXT: /\\s+|\\s*[^{\\s](.|\\n)*/\n"
+    return "start: value\n" if is_demanded else "start: (value | TEXT)?\nTEXT: /\\s+|\\s*[^{\\s](.|\\n)*/\n"
 
 
-def _mistral_calls(use: ToolUse, tokenizer: Tokenizer) -> str:
-    more = ' (", " value)*' if use.is_parallel else ""
-    return f'start: {_mistral_mark(tokenizer)} " [" value{more} "]"\n'
-
-
-def _mistral_text(use: ToolUse, tokenizer: Tokenizer) -> str:
+def _mistral(use: ToolUse, tokenizer: Tokenizer, is_demanded: bool) -> str:
     """A special token is part of no text; a mark that is written out needs a lazy rule."""
-    more = ' (", " value)*' if use.is_parallel else ""
-    if tokenizer.call_token_id is not None:
-        begin = f"begin: TEXT {_mistral_mark(tokenizer)}\n"
-    else:
-        begin = f"begin[lazy]: TEXT {_mistral_mark(tokenizer)}\n"
-    return f'start: TEXT | begin " [" value{more} "]"\n{begin}TEXT: /(.|\\n)*/\n'
-
-
-def _mistral_mark(tokenizer: Tokenizer) -> str:
     token_id = tokenizer.call_token_id
-    return f'"{BEGINS[ToolFormat.MISTRAL]}"' if token_id is None else f"<[{token_id}]>"
+    mark, begin = (f'"{BEGINS[use.format]}"', "begin[lazy]") if token_id is None else (f"<[{token_id}]>", "begin")
+    values = '" [" value (", " value)* "]"' if use.is_parallel else '" [" value "]"'
+    if is_demanded:
+        return f"start: {mark} {values}\n"
+    return f"start: TEXT | begin {values}\n{begin}: TEXT {mark}\n{ANY_TEXT}"
 
 
-_CALLS = {
-    ToolFormat.HERMES: _hermes_calls,
-    ToolFormat.LLAMA: _llama_calls,
-    ToolFormat.MISTRAL: _mistral_calls,
-}
-_TEXT_WITH_CALLS = {
-    ToolFormat.HERMES: _hermes_text,
-    ToolFormat.LLAMA: _llama_text,
-    ToolFormat.MISTRAL: _mistral_text,
-}
+_FRAMES = {ToolFormat.HERMES: _hermes, ToolFormat.LLAMA: _llama, ToolFormat.MISTRAL: _mistral}
 
 
 def _call_schema(function: FunctionDefinition, key: str, place: str, is_held_to: bool) -> dict[str, Any]:

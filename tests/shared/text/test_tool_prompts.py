@@ -18,11 +18,12 @@ from shared.openai.completions.objects import CompletionUsage
 from shared.openai.completions.requests import CHAT, CompletionRequest, ServedModel, parse_completion
 from shared.openai.completions.tool_chunks import ToolCallChunks
 from shared.openai.errors import RequestError
-from shared.openai.shown_text import output_text
+from shared.openai.shown_text import shown_output
 from shared.openai.tools.calls import ToolUse
 from shared.protocol.batches import BatchRecord
 from shared.protocol.offline import OfflineResult
 from shared.protocol.sampling import FinishReason
+from shared.protocol.tokens import ChoiceOutput
 from shared.text.tokenizer import Tokenizer
 from shared.text.tool_format import ToolFormat, tool_format_of
 from tests.services.gateway.tool_models import CALLS, TEMPLATES, TIME, USER, WEATHER, make_model
@@ -179,5 +180,5 @@ def test_tokens_one_by_one_make_the_same_calls(folders: dict[ToolFormat, Path], 
     assert call.function is not None and call.function.arguments == ARGUMENTS
     assert not "".join(delta.content or "" for delta in deltas)
     assert [chunk.choices[0].finish_reason for chunk in parsed if chunk.choices][-1] == "tool_calls"
-    text = output_text(tokenizer, token_ids, FinishReason.STOP, asked.sampling, shows_calls=True)
+    text, _ = shown_output(tokenizer, ChoiceOutput(token_ids, FinishReason.STOP), asked.sampling, shows_calls=True)
     assert text == CALLS[format][0]

@@ -1,10 +1,10 @@
 // A row for each executor.
 
 import { byId, element, KeyedList, row, setAttribute, setText } from "./dom.js";
-import { count, figure, percent } from "./format.js";
+import { count, figure, percent, short } from "./format.js";
 
-const LABELS = ["Executor", "Online", "Offline", "Step ms", "Budget ms", "Steps/s", "Busy", "Tokens/s", "KV blocks"];
-const CLASSES = ["name", ...Array(7).fill("number"), "wide"];
+const LABELS = ["Executor", "Online", "Offline", "Step ms", "Budget ms", "Steps/s", "Busy", "Tokens/s", "Entering prompts, tokens", "KV blocks"];
+const CLASSES = ["name", ...Array(8).fill("number"), "wide"];
 const OWNERS = ["online", "shared", "offline", "paused", "cached"];
 
 export class Executors {
@@ -14,7 +14,7 @@ export class Executors {
   show(now) {
     this.#table.hidden = now.executors.length === 0;
     byId("no-executors").hidden = now.executors.length > 0;
-    this.#rows.show(now.executors, (executor) => executor.executor_id);
+    this.#rows.show(now.executors, (executor) => executor.beat.info.executor_id);
   }
 }
 
@@ -25,25 +25,31 @@ function createRow() {
   name.append(id, about);
   const bar = new KvBar(figures.pop());
   const update = (executor) => {
-    setText(id, executor.executor_id);
-    const drain = executor.drained ? ", drained" : executor.draining ? ", drains" : "";
-    setText(about, `${executor.engine} on ${executor.device}${drain}`);
+    const { info, draining } = executor.beat;
+    setText(id, info.executor_id);
+    const drain = !draining ? "" : holdsNothing(executor.beat) ? ", drained" : ", drains";
+    setText(about, `${info.spec.engine} on ${info.spec.device}${drain}`);
     figuresOf(executor).forEach((text, index) => setText(figures[index], text));
-    figures[2].classList.toggle("bad", executor.budget_ms !== null && executor.step_mean_ms > executor.budget_ms);
-    bar.show(executor);
+    figures[2].classList.toggle("bad", executor.budget_ms !== null && executor.step.mean_ms > executor.budget_ms);
+    bar.show(executor.beat);
   };
   return { node, update };
 }
 
-function figuresOf(executor) {
+const holdsNothing = (beat) =>
+  beat.online_running + beat.online_waiting + beat.offline_running + beat.offline_waiting === 0;
+
+function figuresOf({ beat, step, ...rates }) {
+  const { entrant_tokens_planned: planned, entrant_tokens_computed: computed } = beat.counters;
   return [
-    `${count(executor.online_running)} + ${count(executor.online_waiting)}`,
-    `${count(executor.offline_running)} + ${count(executor.offline_waiting)}`,
-    `${figure(executor.step_mean_ms)}, ${figure(executor.step_p99_ms)}`,
-    figure(executor.budget_ms),
-    figure(executor.steps_per_s),
-    percent(executor.busy_share),
-    `${figure(executor.online_tokens_per_s)}, ${figure(executor.offline_tokens_per_s)}`,
+    `${count(beat.online_running)} + ${count(beat.online_waiting)}`,
+    `${count(beat.offline_running)} + ${count(beat.offline_waiting)}`,
+    `${figure(step.mean_ms)}, ${figure(step.p99_ms)}`,
+    figure(rates.budget_ms),
+    figure(rates.steps_per_s),
+    percent(rates.busy_share),
+    `${figure(rates.online_tokens_per_s)}, ${figure(rates.offline_tokens_per_s)}`,
+    `planned ${short(planned)}, computed ${short(computed)}`,
   ];
 }
 
@@ -59,7 +65,8 @@ class KvBar {
     cell.append(this.#bar, this.#text);
   }
 
-  show({ blocks, num_blocks: all }) {
+  show({ blocks, info }) {
+    const all = info.spec.num_blocks;
     OWNERS.forEach((owner, index) => {
       this.#parts[index].style.width = `${(100 * blocks[owner]) / all}%`;
     });

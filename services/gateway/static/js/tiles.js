@@ -37,7 +37,7 @@ export class Tiles {
   }
 }
 
-const sum = (now, field) => now.executors.reduce((total, executor) => total + (executor[field] ?? 0), 0);
+const sum = (now, read) => now.executors.reduce((total, executor) => total + (read(executor) ?? 0), 0);
 
 // Of the last minute, beside what is to be kept of it: of several SLOs one that is broken, else the first.
 function latencyTile(now, metric) {
@@ -54,9 +54,9 @@ function latencyTile(now, metric) {
 }
 
 function stepTile(now) {
-  const steps = now.executors.filter((executor) => executor.step_mean_ms !== null);
+  const steps = now.executors.filter((executor) => executor.step.mean_ms !== null);
   const rate = steps.reduce((total, executor) => total + (executor.steps_per_s ?? 0), 0);
-  const weighted = steps.reduce((total, executor) => total + executor.step_mean_ms * (executor.steps_per_s ?? 0), 0);
+  const weighted = steps.reduce((total, executor) => total + executor.step.mean_ms * (executor.steps_per_s ?? 0), 0);
   const [value, plainUnit] = latency(rate ? weighted / rate : null);
   const unit = plainUnit && `${plainUnit} mean`;
   const budgets = now.executors.map((executor) => executor.budget_ms).filter((budget) => budget !== null);
@@ -65,14 +65,16 @@ function stepTile(now) {
 }
 
 function offlineTile(now) {
-  const running = sum(now, "offline_running");
-  const value = now.executors.length ? figure(sum(now, "offline_tokens_per_s")) : "–";
+  const running = sum(now, ({ beat }) => beat.offline_running);
+  const value = now.executors.length ? figure(sum(now, (executor) => executor.offline_tokens_per_s)) : "–";
   return { value, unit: "tokens/s", note: `${count(running)} ${running === 1 ? "request" : "requests"} running` };
 }
 
 function onlineTile(now) {
-  const note = `${count(sum(now, "online_waiting"))} waiting, ${figure(sum(now, "online_tokens_per_s"))} tokens/s`;
-  return { value: count(sum(now, "online_running")), unit: "running", note };
+  const waiting = count(sum(now, ({ beat }) => beat.online_waiting));
+  const rate = figure(sum(now, (executor) => executor.online_tokens_per_s));
+  const note = `${waiting} waiting, ${rate} tokens/s`;
+  return { value: count(sum(now, ({ beat }) => beat.online_running)), unit: "running", note };
 }
 
 function queueTile(now) {

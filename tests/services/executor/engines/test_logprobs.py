@@ -22,7 +22,7 @@ from shared.openai.completions.requests import CHAT, TEXT
 from shared.openai.logprobs import LogprobsShape
 from shared.openai.shown_text import ShownText, ShownToken, shown_output
 from shared.protocol.sampling import FinishReason, SamplingParams
-from shared.protocol.tokens import TokenLogprobs
+from shared.protocol.tokens import ChoiceOutput, TokenLogprobs
 from shared.text.tokenizer import Tokenizer
 from tests.shared.text.test_tokenizer import BYTE_FALLBACK, BYTE_LEVEL, MIXED_TEXT
 
@@ -125,11 +125,11 @@ def test_the_end_token_and_the_stop_token_are_left_out() -> None:
     token_ids = BYTE_LEVEL.encode("one two")
     for last, stop_token_ids in ((eos, ()), (token_ids[0], (token_ids[0],))):
         sampling = SamplingParams(9, stop_token_ids=stop_token_ids, logprobs=0)
-        output = [*token_ids, last]
-        text, tokens = shown_output(BYTE_LEVEL, output, logprobs_of(output), FinishReason.STOP, sampling)
+        ended = [*token_ids, last]
+        text, tokens = shown_output(BYTE_LEVEL, ChoiceOutput(ended, FinishReason.STOP, logprobs_of(ended)), sampling)
         assert text == "one two"
         assert tokens is not None and [token.token_id for token in tokens] == token_ids
-    assert shown_output(BYTE_LEVEL, token_ids, [], FinishReason.STOP, SamplingParams(9)) == ("one two", None)
+    assert shown_output(BYTE_LEVEL, ChoiceOutput(token_ids, FinishReason.STOP), SamplingParams(9)) == ("one two", None)
 
 
 def shown(text: str) -> list[ShownToken]:

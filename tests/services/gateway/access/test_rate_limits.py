@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.gateway.access.rate_limits import RateLimits, duration
-from services.gateway.access.token_bucket import TokenBucket
+from services.gateway.access.rate_limits import RateLimits, TokenBucket, duration
 from services.gateway.http.refusal import Refusal
 from services.local.stack.keys import open_keys
 from tests.services.gateway.gateway_rig import MODEL, GatewayRig, wait_until

@@ -69,7 +69,8 @@ def key_command(*arguments: str) -> str:
 def beat(executor_id: str = "executor-0", steps: int = 0, offline_tokens: int = 0) -> Heartbeat:
     step_ms = LatencyHistogram()
     step_ms.add(20.0)
-    counters = ExecutorCounters(steps=steps, offline_tokens=offline_tokens)
+    counters = ExecutorCounters(steps, offline_tokens=offline_tokens, entrant_tokens_planned=1200)
+    counters.entrant_tokens_computed = 1100
     info = executor_info(executor_id, num_blocks=100)
     return Heartbeat(info, counters, False, 1, 2, 3, 4, 69, blocks=BLOCKS, step_ms=step_ms)
 
@@ -192,8 +193,11 @@ async def test_a_snapshot_tells_executors_batches_and_the_budget_with_its_eviden
             number, event = await next_of(hub, number)
             now = event["now"]
     (executor,) = now["executors"]
-    assert executor["blocks"] == {"online": 10, "shared": 1, "offline": 20, "paused": 2, "cached": 30, "empty": 37}
-    assert executor["budget_ms"] == 25.0 and executor["step_mean_ms"] == pytest.approx(20.0)
+    told = executor["beat"]
+    assert told["blocks"] == {"online": 10, "shared": 1, "offline": 20, "paused": 2, "cached": 30, "empty": 37}
+    assert executor["budget_ms"] == 25.0 and executor["step"]["mean_ms"] == pytest.approx(20.0)
+    entrants = told["counters"]["entrant_tokens_planned"], told["counters"]["entrant_tokens_computed"]
+    assert entrants == (1200, 1100)
     assert now["online"]["ttft"]["num_samples"] >= 1 and now["online"]["tbt"]["p99_ms"] is None
     assert [(each["id"], each["done"], each["ended_at"]) for each in now["batches"]] == [("batch_1", 20, None)]
     assert [(each["id"], each["done"], each["ended_at"]) for each in now["ended"]] == [("batch_2", 23, 150)]

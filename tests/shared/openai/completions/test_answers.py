@@ -12,13 +12,14 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, prepare
 from shared.openai.completions.answers import AnswerHead, Choice, completion_body
-from shared.openai.completions.chunks import ChunkWriter, error_event
+from shared.openai.completions.chunks import ChunkWriter
 from shared.openai.completions.objects import CompletionUsage
 from shared.openai.completions.requests import CHAT, ENDPOINTS, TEXT
 from shared.openai.ids import created_s_of, is_well_formed, new_id
 from shared.openai.objects import error_body
-from shared.openai.shown_text import output_text, visible_tokens
+from shared.openai.shown_text import shown_output, visible_tokens
 from shared.protocol.sampling import FinishReason, SamplingParams
+from shared.protocol.tokens import ChoiceOutput
 from shared.text.tokenizer import Tokenizer
 
 USAGE = CompletionUsage.of(prompt_tokens=5, completion_tokens=3, cached_tokens=4)
@@ -86,18 +87,20 @@ def test_the_usage_chunk_has_no_choices(endpoint: str) -> None:
 def test_errors_have_openais_shape() -> None:
     expected = {"error": {"message": "no", "type": "server_error", "param": None, "code": "c"}}
     assert error_body("no", "server_error", code="c") == expected
-    assert event_data(error_event("no", "server_error", "c")) == expected
+    failed = ChunkWriter(AnswerHead(CHAT, "r1", 17, "m"), False).fail("no")
+    assert event_data(failed) == error_body("no", "server_error")
 
 
 def test_the_stop_token_and_what_follows_a_stop_string_are_not_shown() -> None:
     tokenizer = Tokenizer.from_folder(prepare(DEFAULT_MODEL, default_cache_dir(), lambda line: None))
     token_ids = tokenizer.encode("one two three")
     by_token = SamplingParams(max_tokens=9, stop_token_ids=(token_ids[-1],))
-    assert output_text(tokenizer, token_ids, FinishReason.STOP, by_token) == "one two"
+    stopped, cut = (ChoiceOutput(token_ids, reason) for reason in (FinishReason.STOP, FinishReason.LENGTH))
+    assert shown_output(tokenizer, stopped, by_token) == ("one two", None)
     assert visible_tokens(token_ids, FinishReason.LENGTH, by_token) == token_ids
     by_string = SamplingParams(max_tokens=9, stop=(" two",))
-    assert output_text(tokenizer, token_ids, FinishReason.STOP, by_string) == "one"
-    assert output_text(tokenizer, token_ids, FinishReason.LENGTH, SamplingParams(max_tokens=3)) == "one two three"
+    assert shown_output(tokenizer, stopped, by_string) == ("one", None)
+    assert shown_output(tokenizer, cut, SamplingParams(max_tokens=3)) == ("one two three", None)
 
 
 def test_ids_sort_by_time_and_can_be_keys() -> None:

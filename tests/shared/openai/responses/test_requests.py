@@ -102,7 +102,7 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"text": {"format": {"type": "json_schema", "schema": {}}}}, "text.format.name"),
     ({"text": {"format": {"type": "json_schema", "name": "a", "schema": {"type": "banana"}}}}, "text.format"),
     ({"metadata": {str(n): "x" for n in range(17)}}, "metadata"),
-    ({"metadata": {"k": "x" * 513}}, "metadata.k"),
+    ({"metadata": {"k": "x" * 513}}, "metadata"),
 ]
 
 
