@@ -66,7 +66,7 @@ def test_it_simulates_the_kv_policy_of_the_executor() -> None:
     no_host = beside_offline_work(pressed(num_host_slots=0))
     assert sharing.offline_tokens_per_s > no_host.offline_tokens_per_s, "what is overwritten comes back from the host"
     slow_copies = beside_offline_work(pressed(swap_ms_per_slot=5.0))
-    assert slow_copies.verdicts[0].value_ms > 10 * sharing.verdicts[0].value_ms, "a step takes as long as its copies"
+    assert slow_copies.verdicts[0].value_ms > 2 * sharing.verdicts[0].value_ms, "steps wait for copies not hidden"
 
 
 async def test_cancelling_ends_the_process() -> None:

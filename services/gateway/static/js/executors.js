@@ -3,7 +3,7 @@
 import { byId, element, KeyedList, row, setAttribute, setText } from "./dom.js";
 import { count, figure, percent, short } from "./format.js";
 
-const LABELS = ["Executor", "Online", "Offline", "Step ms", "Budget ms", "Steps/s", "Busy", "Tokens/s", "Entering prompts, tokens", "KV blocks"];
+const LABELS = ["Executor", "Online", "Offline", "Step ms", "Budget ms", "Steps/s", "Busy", "Tokens/s", "Entering, tokens planned, computed", "KV blocks"];
 const CLASSES = ["name", ...Array(8).fill("number"), "wide"];
 const OWNERS = ["online", "shared", "offline", "paused", "cached"];
 
@@ -49,7 +49,7 @@ function figuresOf({ beat, step, ...rates }) {
     figure(rates.steps_per_s),
     percent(rates.busy_share),
     `${figure(rates.online_tokens_per_s)}, ${figure(rates.offline_tokens_per_s)}`,
-    `planned ${short(planned)}, computed ${short(computed)}`,
+    `${short(planned)}, ${short(computed)}`,
   ];
 }
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-
+import msgspec
 import pytest
 import torch
 
@@ -35,7 +34,7 @@ def test_every_variant_is_launched(num_sms: int) -> None:
 
 
 def test_a_small_pool_is_enough() -> None:
-    small = dataclasses.replace(SPEC, num_blocks=1)
+    small = msgspec.structs.replace(SPEC, num_blocks=1)
     for batch in warm_up_batches(small):
         [sequence] = batch.sequences
         assert len(sequence.block_table) == 1
