@@ -5,8 +5,6 @@ With ``--torch SECONDS`` also the torch engine on this machine: the profiler's s
 batches such as live steps run, for so many seconds.
 """
 
-from __future__ import annotations
-
 from services.executor.engines.torch.threads import cpu_count
 
 # isort: split
@@ -32,7 +30,7 @@ from services.predictor.window import Observation, SampleWindow
 from services.profiler.sweep.shapes import REPEATS, fits, sweep_shapes, warm_up_shape
 from shared.protocol.executors import ExecutorInfo
 from shared.protocol.measurements import MeasureShape, PrefillChunk
-from shared.replica.replica import batch_shape
+from shared.replica.engine import batch_shape
 from shared.scheduling.kv.blocks import BlockPool
 
 MACHINES = (("llama2-7b", "a100-40g"), ("qwen-14b", "a40"), ("llama3.1-8b", "h100"))

@@ -1,7 +1,5 @@
 """What an executor says: steps, tokens, latency samples; and results of offline requests."""
 
-from __future__ import annotations
-
 from services.executor.results import ResultStore
 from shared.bus import Bus
 from shared.latency.features import BatchFeatures
@@ -12,7 +10,7 @@ from shared.protocol.offline import OfflineFailure, OfflineResult
 from shared.protocol.sampling import FinishReason
 from shared.protocol.steps import StepStarted
 from shared.protocol.tokens import StepTokens, TokenOutput
-from shared.replica.replica import AddressedOutput, Ended
+from shared.replica.outputs import AddressedOutput, Ended
 from shared.scheduling.request import Kind
 
 

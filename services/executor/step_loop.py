@@ -1,7 +1,5 @@
 """The executor's loop: the step planner around an engine that runs in its own threads, one per pipeline stage."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections import deque
@@ -22,8 +20,9 @@ from shared.protocol.measurements import MeasuredShape, MeasureShape
 from shared.protocol.requests import GenerateRequest
 from shared.protocol.sampling import FinishReason
 from shared.protocol.steps import StepPlan
-from shared.replica.engine import Engine, StepBatch, StepResult
-from shared.replica.replica import AddressedOutput, Replica, batch_shape, final_output
+from shared.replica.engine import Engine, StepBatch, StepResult, batch_shape
+from shared.replica.outputs import AddressedOutput, final_output
+from shared.replica.replica import Replica
 from shared.replica.step_planner import StepPlanner
 from shared.scheduling.policy import Policy
 

@@ -5,12 +5,11 @@ An engine is called from as many threads at a time as it has pipeline stages, us
 is written is in two of the calls.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from shared.latency.features import BatchFeatures
 from shared.protocol.executors import EngineSpec
 from shared.protocol.sampling import SamplingParams
 from shared.protocol.tokens import TokenLogprobs
@@ -89,3 +88,11 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Free the model and the KV blocks."""
+
+
+def batch_shape(batch: StepBatch) -> BatchFeatures:
+    """The features of a batch as it ran."""
+    features = BatchFeatures()
+    for sequence in batch.sequences:
+        features.add_scheduled(len(sequence.token_ids), sequence.num_computed_tokens)
+    return features

@@ -1,8 +1,18 @@
 """Whether all has come as the scheduler foresaw it."""
 
-from __future__ import annotations
+import math
+from collections.abc import Sequence as Seq
 
-from shared.scheduling.request import Request
+from shared.latency.features import BatchFeatures
+from shared.latency.model import LatencyModel
+from shared.protocol.steps import StepPlan
+from shared.scheduling.kv.pool import KVPool
+from shared.scheduling.kv.request_cache import HashedRequests
+from shared.scheduling.packing.packings import packing_named
+from shared.scheduling.policy import Policy
+from shared.scheduling.request import Kind, Request
+from shared.scheduling.schedule import ScheduledRequest
+from shared.scheduling.table import RequestTable
 
 
 class Foresight:
@@ -10,14 +20,19 @@ class Foresight:
     status, HyGen section A.1). Where that has come true, and nothing else has happened, its plan needs no
     reconciliation: it was made from what is here."""
 
-    def __init__(self) -> None:
+    def __init__(self, table: RequestTable, pool: KVPool, cache: HashedRequests, is_possible: bool) -> None:
+        """``is_possible``: the scheduler can work out what becomes of a step."""
+        self._table = table
+        self._pool = pool
+        self._cache = cache
+        self._is_possible = is_possible
         self._holds = False
-        self._num_free_blocks = 0  # as the scheduler has it by now
+        self._num_free_blocks = 0  # as the scheduler has it by now; shared blocks free less than they count
 
-    def tell(self, num_free_blocks: int) -> None:
+    def tell(self) -> None:
         """The scheduler is told all that is held."""
         self._holds = True
-        self._num_free_blocks = num_free_blocks
+        self._num_free_blocks = self._pool.num_free
 
     def end(self, request: Request) -> None:
         """A request reached its length limit, as was foreseen, and its blocks are thought free."""
@@ -27,6 +42,41 @@ class Foresight:
         """Something happened that was not foreseen."""
         self._holds = False
 
-    def came_true(self, num_free_blocks: int) -> bool:
-        """``num_free_blocks``: as it is. Shared blocks free less than they count."""
-        return self._holds and self._num_free_blocks == num_free_blocks
+    def came_true(self, plan: StepPlan, policy: Policy, model: LatencyModel) -> bool:
+        """All is as the plan was made from, so that reconciling it would change nothing: budget and model, which may
+        have changed since, are asked where they matter."""
+        table, pool = self._table, self._pool
+        waits_in_memory = table.waiting(Kind.ONLINE) and table.online_order.counters() is not None
+        return (
+            self._is_possible
+            and self._holds
+            and self._num_free_blocks == pool.num_free
+            and packing_named(policy.packing).keeps_plans
+            and not (plan.preempted or waits_in_memory)
+            and pool.num_offline_only == table.num_blocks(Kind.OFFLINE)
+            and self._is_within_budget(plan.entries, policy, model)
+        )
+
+    def _is_within_budget(self, entries: Seq[ScheduledRequest], policy: Policy, model: LatencyModel) -> bool:
+        """They are all here, and those of offline requests may run beside the others."""
+        get = self._table.get
+        requests = [request for request in (get(entry.request_id) for entry in entries) if request is not None]
+        if len(requests) < len(entries):
+            return False
+        for request, entry in zip(requests, entries, strict=True):
+            if request.num_blocks == 0 and not self._finds_what_was_expected(request, entry):
+                return False
+        if not entries or entries[-1].kind is Kind.ONLINE:  # entries are online first
+            return True
+        budget_ms = policy.budget_ms(self._table.holds_online)
+        if not policy.offline_enabled or math.isinf(budget_ms):
+            return policy.offline_enabled
+        features = BatchFeatures()
+        for request, entry in zip(requests, entries, strict=True):
+            num_computed = request.num_computed_tokens or self._cache.found(request).num_tokens
+            features.add_scheduled(entry.num_scheduled_tokens, num_computed)
+        return model.predict_ms(features) <= budget_ms
+
+    def _finds_what_was_expected(self, request: Request, entry: ScheduledRequest) -> bool:
+        """In the prefix cache. Of one that enters with a part of its prompt that cannot be told from its tokens."""
+        return self._cache.found(request).num_tokens + entry.num_scheduled_tokens == request.num_tokens

@@ -1,7 +1,5 @@
 """Who gets KV blocks for the next step, and who gives way: a schedule made true in the pool."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 
 from shared.protocol.executors import ExecutorCounters

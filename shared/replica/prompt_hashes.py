@@ -1,7 +1,5 @@
 """The block hashes of requests whose tokens a scheduler has seen."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from shared.protocol.requests import GenerateRequest

@@ -1,9 +1,5 @@
 """One model replica's state: requests, tokens and KV blocks, from one step to the next. Synchronous, no I/O."""
 
-from __future__ import annotations
-
-import logging
-import math
 from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
@@ -14,11 +10,11 @@ from shared.latency.model import LatencyModel
 from shared.protocol.executors import EngineSpec, ExecutorCounters
 from shared.protocol.requests import GenerateRequest
 from shared.protocol.sampling import FinishReason
-from shared.protocol.steps import EndedRequest, StepPlan
-from shared.protocol.tokens import TokenOutput
+from shared.protocol.steps import StepPlan
 from shared.replica.engine import Sequence, StepBatch, StepResult, TokenHistory
 from shared.replica.foresight import Foresight
 from shared.replica.kv_allocation import KVAllocation
+from shared.replica.outputs import AddressedOutput, Ended, token_output
 from shared.replica.returning import split_returning
 from shared.replica.sequence import LiveSequence
 from shared.scheduling.kv.request_cache import HashedRequests
@@ -35,22 +31,9 @@ from shared.scheduling.strategy import Strategy
 from shared.scheduling.table import RequestTable
 from shared.text.tokenizer import Tokenizer
 
-logger = logging.getLogger(__name__)
-
-AddressedOutput = tuple[str, TokenOutput]  # the gateway that it is for (empty: none), and what it gained
 Running = list[tuple[LiveSequence, int]]  # what a step runs: each sequence with the tokens that it computes
 
 MAX_ENGINE_FAILURES = 2  # a request that was in this many failed steps ends with an error
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """A sequence that left, and why."""
-
-    sequence: LiveSequence
-    finish_reason: FinishReason
-    error: str = ""
-    may_be_retried: bool = False  # with an error that another run need not have
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +83,8 @@ class Replica:
         self._voided: dict[str, None] = {}  # in flight on KV that another step's failure made worthless
         self._ended: list[Ended] = []  # since take_ended
         self._untold: dict[str, None] = {}  # online requests that came since the scheduler was told
-        self._foresight = Foresight()
-        self._can_foresee = spec.pipeline_depth == 1 and not strategy.sharing.pauses
+        can_foresee = spec.pipeline_depth == 1 and not strategy.sharing.pauses
+        self._foresight = Foresight(self.table, self.pool, self._cache, can_foresee)
 
     @property
     def has_work(self) -> bool:
@@ -152,7 +135,7 @@ class Replica:
         for request in plan.admitted:
             self._admit(request)
         self._planned = {entry.request_id: entry.num_scheduled_tokens for entry in plan.entries}
-        if self._is_as_planned(plan, policy, model):
+        if self._foresight.came_true(plan, policy, model):
             return Schedule(plan.entries, [], plan.latency_ms)
         return self.reconcile(plan.entries, plan.preempted, policy, model)
 
@@ -229,7 +212,7 @@ class Replica:
                 if reason is not None:
                     self._end_choice(sequence, reason)
                 elif request.kind is Kind.ONLINE or sequence.gateway_id:
-                    outputs.append((sequence.gateway_id, _output(sequence)))
+                    outputs.append((sequence.gateway_id, token_output(sequence)))
                 num_tokens_gained += 1
             elif request.num_remaining_tokens == 0:
                 self._foresight.err()
@@ -279,7 +262,7 @@ class Replica:
         """What is held, as it is now, for a scheduler; unless it is to be told ``all_of_them``, without the online
         requests that have never run and that it was told of before."""
         self._kv.update_paused()
-        self._foresight.tell(self.pool.num_free)
+        self._foresight.tell()
         fresh, self._untold = self._untold, {}
         return self.table.copies(None if all_of_them else fresh)
 
@@ -300,44 +283,6 @@ class Replica:
             self._untold[request.request_id] = None
         self._sequences[request.request_id] = sequence
         self.table.add(sequence.request)
-
-    def _is_as_planned(self, plan: StepPlan, policy: Policy, model: LatencyModel) -> bool:
-        """All is as the plan was made from, so that reconciling it would change nothing: budget and model, which may
-        have changed since, are asked where they matter."""
-        waits_in_memory = self.table.waiting(Kind.ONLINE) and self.table.online_order.counters() is not None
-        return (
-            self._can_foresee
-            and self._foresight.came_true(self.pool.num_free)
-            and packing_named(policy.packing).keeps_plans
-            and not (plan.preempted or waits_in_memory)
-            and self.pool.num_offline_only == self.table.num_blocks(Kind.OFFLINE)
-            and self._is_within_budget(plan.entries, policy, model)
-        )
-
-    def _is_within_budget(self, entries: Seq[ScheduledRequest], policy: Policy, model: LatencyModel) -> bool:
-        """They are all here, and those of offline requests may run beside the others."""
-        sequences = self._sequences
-        for entry in entries:
-            sequence = sequences.get(entry.request_id)
-            if sequence is None or (sequence.request.num_blocks == 0 and not self._finds_what_was_expected(entry)):
-                return False
-        if not entries or entries[-1].kind is Kind.ONLINE:  # entries are online first
-            return True
-        budget_ms = policy.budget_ms(self.table.holds_online)
-        return policy.offline_enabled and (math.isinf(budget_ms) or self._predict_ms(entries, model) <= budget_ms)
-
-    def _predict_ms(self, entries: Seq[ScheduledRequest], model: LatencyModel) -> float:
-        features = BatchFeatures()
-        for entry in entries:
-            request = self._sequences[entry.request_id].request
-            num_computed = request.num_computed_tokens or self._cache.found(request).num_tokens
-            features.add_scheduled(entry.num_scheduled_tokens, num_computed)
-        return model.predict_ms(features)
-
-    def _finds_what_was_expected(self, entry: ScheduledRequest) -> bool:
-        """In the prefix cache. Of one that enters with a part of its prompt that cannot be told from its tokens."""
-        request = self._sequences[entry.request_id].request
-        return self._cache.found(request).num_tokens + entry.num_scheduled_tokens == request.num_tokens
 
     def _end_choice(self, sequence: LiveSequence, reason: FinishReason) -> None:
         """And the request with it, where it is its last."""
@@ -398,41 +343,3 @@ class Replica:
         else:
             self.totals.finished_offline += 1
         self._ended.append(Ended(sequence, reason, error, may_be_retried))
-
-
-def _output(sequence: LiveSequence) -> TokenOutput:
-    token_ids, logprobs = sequence.take_unpublished()
-    return TokenOutput(
-        sequence.request_id,
-        token_ids,
-        num_cached_tokens=sequence.num_cached_tokens,
-        num_output_tokens=sequence.num_output_tokens,
-        logprobs=logprobs,
-    )
-
-
-def final_output(ended: Ended) -> TokenOutput:
-    """The last message about a sequence: its unsent tokens and why it ended."""
-    sequence = ended.sequence
-    return TokenOutput(
-        sequence.request_id,
-        sequence.unpublished,
-        ended.finish_reason,
-        sequence.num_cached_tokens,
-        ended.error,
-        sequence.num_output_tokens,
-        None if sequence.sampling.logprobs is None else sequence.logprobs,
-    )
-
-
-def ended_request(ended: Ended) -> EndedRequest:
-    """For the step message."""
-    return EndedRequest(ended.sequence.request_id, ended.finish_reason)
-
-
-def batch_shape(batch: StepBatch) -> BatchFeatures:
-    """The features of a batch as it ran."""
-    features = BatchFeatures()
-    for sequence in batch.sequences:
-        features.add_scheduled(len(sequence.token_ids), sequence.num_computed_tokens)
-    return features

@@ -1,10 +1,9 @@
 """Whose KV comes back from the host beside a step, rather than before it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from shared.scheduling.limits import Limits
+from shared.scheduling.request import Kind
 from shared.scheduling.schedule import Schedule, ScheduledRequest
 from shared.scheduling.table import RequestTable
 
@@ -17,7 +16,7 @@ def split_returning(schedule: Schedule, table: RequestTable, limits: Limits) -> 
         return schedule, []
     returning, num_slots = [], 0
     for entry in schedule.entries:
-        request = table.get(entry.request_id)
+        request = None if entry.kind is Kind.ONLINE else table.get(entry.request_id)  # only offline ones are paused
         if request is not None and request.is_paused and request.num_missing_slots:
             returning.append(entry)
             num_slots += request.num_missing_slots

@@ -1,8 +1,5 @@
 """ASYNC_SCHEDULER of HyGen Alg. 2 (lines 5-21) for one executor."""
 
-from __future__ import annotations
-
-import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -22,8 +19,6 @@ from shared.scheduling.planning.pipeline import Pipeline
 from shared.scheduling.policy import Policy
 from shared.scheduling.request import Kind, Request
 from shared.scheduling.schedule import Schedule
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,10 @@
 """SCHEDULER of HyGen Alg. 2 (lines 22-33) without queues and engine: what an executor runs next, and what it says of
 it. Synchronous: the live loop and the simulator feed it."""
 
-from __future__ import annotations
-
 from shared.latency.model import LatencyModel
 from shared.protocol.steps import EndedRequest, PlanSource, StepPlan, StepStarted
-from shared.replica.replica import Ended, Replica, Running, ended_request
+from shared.replica.outputs import Ended, ended_request
+from shared.replica.replica import Replica, Running
 from shared.scheduling.policy import Policy
 
 

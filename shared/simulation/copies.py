@@ -1,7 +1,5 @@
 """When copies of KV slots are done, of engines of which only the time is known."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from shared.scheduling.kv.slot_transfers import SlotOperations

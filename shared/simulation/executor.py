@@ -1,7 +1,5 @@
 """One executor in virtual time."""
 
-from __future__ import annotations
-
 import random
 from collections import deque
 from collections.abc import Callable
@@ -12,7 +10,8 @@ from shared.latency.model import LatencyModel
 from shared.protocol.requests import GenerateRequest
 from shared.protocol.steps import StepPlan, StepStarted
 from shared.replica.engine import StepResult
-from shared.replica.replica import AddressedOutput, Ended, Replica, Running
+from shared.replica.outputs import AddressedOutput, Ended
+from shared.replica.replica import Replica, Running
 from shared.replica.step_planner import StepPlanner
 from shared.scheduling.policy import Policy
 from shared.simulation.copies import CopyTimeline

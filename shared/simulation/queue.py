@@ -1,7 +1,5 @@
 """The offline-queue in virtual time: the pool, and a scheduler for each executor."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 
 from shared.protocol.requests import AbortRequests, GenerateRequest

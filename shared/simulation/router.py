@@ -1,12 +1,10 @@
 """The gateway's router in virtual time."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 
 from shared.protocol.requests import GenerateRequest
 from shared.protocol.steps import StepStarted
-from shared.replica.replica import Ended
+from shared.replica.outputs import Ended
 from shared.scheduling.kv.prefix_cache import PrefixCache, PrefixCacheMirror
 from shared.scheduling.placement.output_lengths import OutputLengths
 from shared.scheduling.placement.prompt import Prompt

@@ -1,7 +1,5 @@
 """What is fixed about a simulated executor."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from shared.latency.model import LatencyModel

@@ -1,7 +1,5 @@
 """When a step leaves a pipeline of engine stages."""
 
-from __future__ import annotations
-
 
 class Stages:
     """A step's time is shared evenly by the stages; it enters each in turn, when the step before has left it."""

@@ -1,7 +1,5 @@
 """Executors, the offline-queue and the router in virtual time, and what goes between them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from shared.protocol.requests import AbortRequests, GenerateRequest

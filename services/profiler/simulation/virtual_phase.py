@@ -14,7 +14,7 @@ from services.profiler.simulation.arrivals import Arrivals
 from services.profiler.simulation.backlog import Backlog
 from shared.protocol.executors import ExecutorCounters
 from shared.protocol.sampling import FinishReason
-from shared.replica.replica import Ended
+from shared.replica.outputs import Ended
 from shared.scheduling.request import Kind
 from shared.simulation.executor import Progress, VirtualExecutor
 from shared.simulation.system import VirtualSystem

@@ -4,8 +4,6 @@ A pool's log (``cache_log``) makes messages with running versions, and ``PrefixC
 message says of a block is how it is from then on, not what happened to it.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol
@@ -32,15 +30,6 @@ class PrefixCache(Protocol):
     def look_up(self, hashes: Sequence[bytes], kind: Kind) -> CachedPrefix:
         """For a request of this kind. ``hashes``: of its leading blocks, but for one that holds its last token: at
         least that token is left to compute."""
-
-
-class _NoPrefixCache:
-    def look_up(self, hashes: Sequence[bytes], kind: Kind) -> CachedPrefix:
-        return NOTHING_CACHED
-
-
-NOTHING_CACHED = CachedPrefix(0, 0)
-NO_PREFIX_CACHE: PrefixCache = _NoPrefixCache()
 
 
 class BlockChanges(msgspec.Struct, frozen=True, array_like=True):

@@ -1,7 +1,5 @@
 """Deadlines over the life of a request: on a replica, in the picture that a scheduler has of it, and from SLOs."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass, field
 
@@ -21,7 +19,8 @@ from shared.protocol.sampling import SamplingParams
 from shared.protocol.steps import PlanSource, StepPlan, StepStarted
 from shared.replica.engine import StepResult
 from shared.replica.offline_pool import OfflinePool
-from shared.replica.replica import Replica, ended_request
+from shared.replica.outputs import ended_request
+from shared.replica.replica import Replica
 from shared.replica.scheduler import Scheduler
 from shared.scheduling.limits import Limits
 from shared.scheduling.orders.offline.fair_share import FairShare

@@ -1,7 +1,5 @@
 """Several steps in flight: replica, scheduler and sim engine in lockstep, then the service on a real bus."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections import deque
@@ -27,7 +25,8 @@ from shared.protocol.steps import EndedRequest, PlanSource, StepPlan, StepStarte
 from shared.protocol.tokens import StepTokens
 from shared.replica.engine import Engine, StepBatch, StepResult
 from shared.replica.offline_pool import OfflinePool
-from shared.replica.replica import Replica, ended_request
+from shared.replica.outputs import ended_request
+from shared.replica.replica import Replica
 from shared.replica.scheduler import Scheduler
 from shared.scheduling.limits import Limits
 from shared.scheduling.orders.offline.fair_share import FairShare

@@ -1,7 +1,5 @@
 """Runs requests of both kinds on a real engine through a replica whose policy shares blocks, with plans at random."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

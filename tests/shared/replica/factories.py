@@ -1,7 +1,5 @@
 """Registrations of executors for tests, and the KV strategies that there are."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from msgspec.structs import replace

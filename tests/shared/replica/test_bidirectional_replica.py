@@ -1,7 +1,5 @@
 """A replica whose requests share blocks: each output is that of its request alone, whatever was paused or dropped."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

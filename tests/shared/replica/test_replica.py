@@ -1,7 +1,5 @@
 """A replica with the sim engine: whatever is planned, preempted or aborted, outputs are those of a request alone."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """Scheduler and pool against a real replica, message by message, without a bus in between."""
 
-from __future__ import annotations
-
 import gc
 import random
 from collections.abc import Callable, Iterator
@@ -19,7 +17,8 @@ from shared.protocol.requests import AbortRequests, GenerateRequest
 from shared.protocol.sampling import FinishReason, SamplingParams
 from shared.protocol.steps import EndedRequest, PlanSource, StepPlan, StepStarted
 from shared.replica.offline_pool import SUSPECT_FAILURES, OfflinePool
-from shared.replica.replica import Replica, ended_request
+from shared.replica.outputs import ended_request
+from shared.replica.replica import Replica
 from shared.replica.scheduler import Scheduler
 from shared.scheduling.orders.offline.fair_share import FairShare
 from shared.scheduling.orders.offline.fcfs import FcfsOrder

@@ -1,7 +1,5 @@
 """Block identity, and what is told of a prefix cache."""
 
-from __future__ import annotations
-
 from array import array
 
 import msgspec
@@ -9,8 +7,6 @@ import msgspec
 from shared.scheduling.kv.block_hash import HASH_BYTES, block_hash, hash_chain
 from shared.scheduling.kv.blocks import BlockPool
 from shared.scheduling.kv.prefix_cache import (
-    NO_PREFIX_CACHE,
-    NOTHING_CACHED,
     BlockChanges,
     CacheChanges,
     CachedPrefix,
@@ -62,7 +58,7 @@ def test_a_page_that_is_not_whole_is_not_found_and_a_paused_one_is_free() -> Non
 
     def found() -> CachedPrefix:
         assert mirror.apply(bench.pool.take_cache_changes())
-        assert mirror.look_up(hashes, Kind.ONLINE) == NOTHING_CACHED, "offline requests' blocks are read the other way"
+        assert mirror.look_up(hashes, Kind.ONLINE) == CachedPrefix(0, 0), "offline blocks are read the other way"
         assert mirror.look_up(hashes, Kind.OFFLINE) == bench.pool.look_up(hashes, Kind.OFFLINE)
         return mirror.look_up(hashes, Kind.OFFLINE)
 
@@ -86,7 +82,7 @@ def test_a_gap_is_noticed_and_a_whole_message_heals_it() -> None:
     assert mirror.look_up([A, B], Kind.ONLINE) == (1, 1)
     assert not mirror.apply(CacheChanges(3, False, (BlockChanges(free=B),))) and mirror.is_stale
     assert not mirror.apply(CacheChanges(4, False, (BlockChanges(free=B),)))
-    assert mirror.look_up([A, B], Kind.ONLINE) == NOTHING_CACHED
+    assert mirror.look_up([A, B], Kind.ONLINE) == CachedPrefix(0, 0)
     assert mirror.apply(CacheChanges(4, True, (BlockChanges(held=A, free=B),))) and not mirror.is_stale
     assert mirror.apply(CacheChanges(3, False, (BlockChanges(gone=B),))), "late"
     assert mirror.look_up([A, B], Kind.OFFLINE) == (2, 1)
@@ -96,7 +92,3 @@ def test_a_gap_is_noticed_by_a_message_without_changes() -> None:
     mirror = PrefixCacheMirror()
     assert mirror.apply(CacheChanges(0))
     assert not mirror.apply(CacheChanges(1)) and mirror.is_stale
-
-
-def test_without_a_cache_nothing_is_found() -> None:
-    assert NO_PREFIX_CACHE.look_up([A], Kind.ONLINE) == NOTHING_CACHED
