@@ -4,8 +4,6 @@ Its requirements name builds of torch and of three packages beside torch that on
 that is here is the one that it was built for, and it runs without the three, so all four are left out.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.metadata
 import subprocess

@@ -4,8 +4,6 @@ It needs npm, and whatever registry that is set up for. The package is taken onl
 is taken of it is committed, with a list of hashes, so that no installation needs npm.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import shutil

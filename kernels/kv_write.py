@@ -5,8 +5,6 @@ is contiguous (one copy moves it), a token's slot is one row to write, and K and
 views whose token stride is constant, so attention reads them without another copy.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

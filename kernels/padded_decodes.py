@@ -5,8 +5,6 @@ attention is cut is recorded too: for the longest sequence that may come. In a s
 find nothing to read end at once.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 import torch

@@ -1,7 +1,5 @@
 """Causal attention of a flattened batch over paged KV blocks, for any mix of prefill chunks and decodes."""
 
-from __future__ import annotations
-
 import torch
 
 from kernels.cpu.attention import GatherBuffer

@@ -6,8 +6,6 @@ the speed of device memory for microseconds, and one asynchronous copy then keep
 SMs, which a kernel that wrote to the host itself would hold, beside attention, for as long as the bus takes.
 """
 
-from __future__ import annotations
-
 import torch
 
 from kernels.kv_layers import KVLayers

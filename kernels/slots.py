@@ -5,8 +5,6 @@ fills its blocks from the left (online), and at ``block_size - 1 - p % block_siz
 (offline). Two requests of opposite directions can so share a block, each growing towards the other (BROS, 5.1).
 """
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 

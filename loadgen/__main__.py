@@ -1,7 +1,5 @@
 """``python -m loadgen replay``."""
 
-from __future__ import annotations
-
 import typer
 
 from loadgen.cli import replay

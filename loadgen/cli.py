@@ -1,7 +1,5 @@
 """``slackwater replay``: the command line of the load generator."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

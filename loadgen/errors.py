@@ -1,7 +1,5 @@
 """Errors of the load generator; each becomes one line on the command line and exit status 2."""
 
-from __future__ import annotations
-
 from shared.errors import SlackwaterError
 
 

@@ -1,7 +1,5 @@
 """Options that several commands share, as dataclasses: each field becomes an option of the command."""
 
-from __future__ import annotations
-
 import enum
 from dataclasses import dataclass
 from pathlib import Path

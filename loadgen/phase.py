@@ -1,7 +1,5 @@
 """One measured window: online requests, an offline backlog, or both together."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 

@@ -1,7 +1,5 @@
 """Progress of a replay on stderr."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol

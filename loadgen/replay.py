@@ -1,7 +1,5 @@
 """A replay: with a baseline the online-only and offline-only windows, then the measured one."""
 
-from __future__ import annotations
-
 import secrets
 from collections import Counter
 from collections.abc import Mapping, Sequence

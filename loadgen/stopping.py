@@ -1,7 +1,5 @@
 """Work that Ctrl-C and TERM end in order."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 from collections.abc import Awaitable

@@ -1,7 +1,5 @@
 """Waiting, with a cancellation that must not be lost."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 

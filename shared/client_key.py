@@ -1,7 +1,5 @@
 """The API key that a command sends to a server."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 VARIABLES = ("SLACKWATER_API_KEY", "OPENAI_API_KEY")  # the first that is set

@@ -1,7 +1,5 @@
 """The clocks. Services take one as an argument so that tests and the simulator can bring their own."""
 
-from __future__ import annotations
-
 import time
 from typing import Protocol
 

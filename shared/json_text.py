@@ -1,7 +1,5 @@
 """JSON as people read it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

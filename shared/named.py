@@ -1,7 +1,5 @@
 """Looking something up by a name that a person wrote."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import TypeVar
 

@@ -1,7 +1,5 @@
 """Fixtures that every suite shares: a real nats-server, and a connection to it."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import socket

@@ -4,8 +4,6 @@ Two processes, one nats-server, as in the stack: the one publishes step messages
 answers each with a plan of 64 entries. The turn is both ways; the design asks for one way, publish to receive.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from multiprocessing import get_context

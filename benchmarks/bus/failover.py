@@ -5,8 +5,6 @@ that serves it (SIGKILL; SIGTERM, at which it signs off; SIGSTOP, so that it onl
 gap between two tokens. The executor is started again before the next round.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json

@@ -4,8 +4,6 @@ An executor service with the sim engine (K stages that share a step's time) and 
 process; offline requests only, without a latency budget, from the first step message to the last result.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from pathlib import Path

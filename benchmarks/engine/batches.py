@@ -1,7 +1,5 @@
 """Steps of an engine: prompts that no two requests share, on blocks that are scattered over the pool."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 

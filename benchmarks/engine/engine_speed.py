@@ -5,8 +5,6 @@ so that both meet the same disturbances; the medians and their ratio are printed
 ``--cuda-graphs`` compares decode steps of ours with and without recorded graphs instead, on a GPU.
 """
 
-from __future__ import annotations
-
 from services.executor.engines.torch.threads import cpu_count
 
 # isort: split

@@ -3,8 +3,6 @@ made-up logits of the default model's vocabulary, in processor time of one threa
 grammars are what the sampler drew.
 """
 
-from __future__ import annotations
-
 import time
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``python -m benchmarks.figures PAPER FIGURE...``: the command line of the figures."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any

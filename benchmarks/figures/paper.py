@@ -1,7 +1,5 @@
 """What a paper is to the harness: its options, and its figures by name."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Benches whose requests are drawn, at several online rates, beside a backlog: no files are needed."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """Benches whose online requests are a window of a trace, beside a backlog from a file."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -3,8 +3,6 @@ on an executor with the simulated engine at the speed of its GPU; from the clien
 step that holds none of its requests, and to the status ``cancelled``.
 """
 
-from __future__ import annotations
-
 import asyncio
 import tempfile
 import time

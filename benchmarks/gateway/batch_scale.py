@@ -3,8 +3,6 @@ request on an executor with the simulated engine, output file; what each phase t
 process has in it. The engine is scaled so that it is not what is waited for.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import tempfile

@@ -7,8 +7,6 @@ other with an engine that takes next to no time: all of it is added by gateway, 
 the gateway's process before the streams, at most while they run, and after.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from typing import Annotated

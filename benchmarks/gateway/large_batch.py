@@ -1,7 +1,5 @@
 """Batches of OpenAI's largest size: their input, and a stack that runs them."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import random

@@ -5,8 +5,6 @@ Processor time and memory are those of the gateway's process; the row without vi
 the history that it keeps.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """Pictures in one style: 800 pixels wide, in colours that colour-blind readers tell apart."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

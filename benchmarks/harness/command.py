@@ -1,7 +1,5 @@
 """The command line of a benchmark, and the model that it runs."""
 
-from __future__ import annotations
-
 import functools
 import sys
 from collections.abc import Callable, Iterable

@@ -1,7 +1,5 @@
 """What a figure leaves behind: its tables in a Markdown page, its picture beside the page."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass

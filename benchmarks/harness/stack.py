@@ -1,7 +1,5 @@
 """Services as processes of their own, on a bus of their own, which end with the benchmark."""
 
-from __future__ import annotations
-
 import contextlib
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Tables in Markdown, as the documentation has them, and the quantiles that stand in them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Timing things in turns, so that all of them meet the same disturbances."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable, Sequence

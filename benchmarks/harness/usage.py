@@ -1,7 +1,5 @@
 """What processes take of the machine for some time."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 import time

@@ -5,8 +5,6 @@ ptxas of the Triton wheel and launches nothing. Registers and stack (where spill
 binary with cuobjdump. ``--json`` prints the same figures for a test to read.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,8 +1,6 @@
 """Workloads without files: Poisson arrivals, lengths drawn, beside backlogs whose prompts share nothing. The same seed
 draws the same."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """MMLU's few-shot prompts, as its authors write them (Hendrycks et al., 2021)."""
 
-from __future__ import annotations
-
 import random
 from collections import defaultdict
 from collections.abc import Iterator, Sequence

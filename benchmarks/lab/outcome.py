@@ -1,7 +1,5 @@
 """What a run came to, which batches it was made of, and what a search found."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """Timed batches, as an executor would tell them to the predictor."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """What several simulated executors make of online requests under one router, and of a backlog that they share."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Offline requests, and the pool that they wait in."""
 
-from __future__ import annotations
-
 import random
 
 from shared.protocol.offline import OfflineRequest

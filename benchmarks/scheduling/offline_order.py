@@ -5,8 +5,6 @@ Prompts are 5-shot questions in kind: three quarters are the prefix of one of 57
 ``apart`` no two prompts share a block.
 """
 
-from __future__ import annotations
-
 import random
 import time
 from collections import deque

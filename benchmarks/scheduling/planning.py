@@ -5,8 +5,6 @@ assumed, both phases scheduled, the message made. Half of the running requests a
 the last rows plan with a boosted one, fitted to batches of a simulated schedule, and by deadlines (BROS).
 """
 
-from __future__ import annotations
-
 import math
 import time
 from dataclasses import dataclass

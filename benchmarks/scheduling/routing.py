@@ -6,8 +6,6 @@ full, and counting it. The second is a fleet of simulated GPUs in virtual time, 
 that such a fleet runs alone.
 """
 
-from __future__ import annotations
-
 import random
 import time
 import tracemalloc

@@ -4,8 +4,6 @@ The trace beside the backlog under the hygen preset, on several devices; without
 of the Azure conversation trace (2023: 5.4 requests/s, 1,155 prompt and 211 output tokens in the mean) are drawn.
 """
 
-from __future__ import annotations
-
 import time
 
 from benchmarks.harness.command import Results, benchmark

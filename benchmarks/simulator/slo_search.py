@@ -5,8 +5,6 @@ Several SLOs on one workload, one search after another: the later ones share run
 arrivals and lengths like those of the Azure conversation trace are drawn.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """``python -m benchmarks.vllm``: vLLM itself beside Slackwater, on this machine."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from datetime import UTC, datetime

@@ -5,8 +5,6 @@ blocks from the left, from the right, or every other one so. Medians of CPU time
 does, and of the clock. Blocks are scattered over the pool.
 """
 
-from __future__ import annotations
-
 from services.executor.engines.torch.threads import cpu_count
 
 # isort: split

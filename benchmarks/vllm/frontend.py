@@ -10,8 +10,6 @@ TTFT is of short prompts, one after the other. Tokens/s are of so many streams a
 of a token is that of all processes of a server, by what they do. Of all turns the median.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

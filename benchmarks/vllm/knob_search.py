@@ -1,7 +1,5 @@
 """How an operator finds the largest value of a knob that keeps the SLOs, in few runs."""
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import pairwise

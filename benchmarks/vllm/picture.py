@@ -1,7 +1,5 @@
 """What each run costs online work, over what offline work got."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from matplotlib.figure import Figure

@@ -1,7 +1,5 @@
 """Which rate of online requests keeps a server busy for a wanted share of the time."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The comparison's tables and its picture."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from benchmarks.harness.page import Page, Result

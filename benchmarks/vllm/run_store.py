@@ -1,7 +1,5 @@
 """What is kept of the runs, so that an interrupted comparison goes on where it was."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 from pathlib import Path
 from typing import TypeVar

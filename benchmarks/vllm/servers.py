@@ -1,7 +1,5 @@
 """The servers that are compared: each started for its runs, turned by its knobs, and ended."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import sys

@@ -6,8 +6,6 @@ step, where requests come back into the runner's batch, does not count. CPU time
 work on the machine moves it less than it moves the clock.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any
 

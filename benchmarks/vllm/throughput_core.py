@@ -1,7 +1,5 @@
 """vLLM's EngineCore as ``benchmarks.vllm.throughput`` times it: in this process, with its own scheduler."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable

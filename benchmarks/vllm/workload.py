@@ -1,7 +1,5 @@
 """What every run shares, and the plans of the three kinds of run."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path

@@ -4,8 +4,6 @@ and batches for some minutes; then its dashboard is photographed, and what it sh
 It needs Chromium. Sizes are always the same; the figures are those of the run.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import contextlib

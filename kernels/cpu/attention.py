@@ -2,8 +2,6 @@
 chunks, are computed by torch: KV is gathered into a buffer that stays in the processor's cache, and the query heads of
 one KV head become query rows, so K and V are read once."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor

@@ -6,8 +6,6 @@ cache and keys behind a block are not multiplied. oneDNN generates code for each
 millisecond: keys and query tokens are padded to a few sizes.
 """
 
-from __future__ import annotations
-
 import functools
 
 import torch

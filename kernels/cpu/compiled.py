@@ -1,7 +1,5 @@
 """How kernels are compiled by Numba, and what they share."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

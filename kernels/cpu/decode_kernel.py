@@ -6,8 +6,6 @@ of a block; while a tile is computed, the next one is on its way from memory, wh
 Which way a block is filled makes no difference but to where its slots are.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 

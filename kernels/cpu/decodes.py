@@ -1,7 +1,5 @@
 """Decodes by the compiled kernel, where it suits them."""
 
-from __future__ import annotations
-
 import functools
 
 import torch

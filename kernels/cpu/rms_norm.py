@@ -1,7 +1,5 @@
 """RMS norm in one pass over each row, compiled by Numba: torch makes five operations of it on a CPU."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Numba beside torch: whether it is there, and on how many threads its kernels run."""
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 

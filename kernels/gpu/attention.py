@@ -9,8 +9,6 @@ Direction (BROS section 5.1) is one exclusive-or: position p lies in its block a
 fills from the left, and at ``block_size - 1 - p % block_size``, which flips those bits, where it fills from the right.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """Scatter new keys and values into paged KV blocks, in Triton: one program a token and a run of its heads."""
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

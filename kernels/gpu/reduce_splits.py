@@ -1,7 +1,5 @@
 """Combine the partial results that the splits of one query row left behind."""
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

@@ -1,7 +1,5 @@
 """Copy KV slots of many layers to and from the rows of a buffer, in Triton: one program a slot of a layer."""
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

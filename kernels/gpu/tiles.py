@@ -1,7 +1,5 @@
 """How attention is cut into programs: tile shapes by head size and dtype, the tiles of chunks, splits of the KV."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

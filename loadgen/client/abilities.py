@@ -1,7 +1,5 @@
 """Finds out, by asking, in which form a server takes prompts and how it counts them."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass
 from pathlib import Path

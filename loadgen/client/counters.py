@@ -1,7 +1,5 @@
 """What the server's executors have counted, from its Prometheus metrics."""
 
-from __future__ import annotations
-
 import re
 import time
 from dataclasses import dataclass

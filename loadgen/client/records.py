@@ -1,7 +1,5 @@
 """What the client notes about each request. Times are seconds on one monotonic clock (``time.perf_counter``)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 

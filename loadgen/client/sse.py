@@ -1,7 +1,5 @@
 """Server-sent events of the OpenAI API, from bytes as they arrive."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import msgspec

@@ -1,7 +1,5 @@
 """An offline backlog as real OpenAI batches: upload, create, watch, cancel."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import tempfile

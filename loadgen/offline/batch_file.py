@@ -1,7 +1,5 @@
 """Files of OpenAI batches: input lines within the limits, and the usage in output lines."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 

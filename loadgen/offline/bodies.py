@@ -1,7 +1,5 @@
 """The offline side of a run: what both ways of driving a backlog have in common."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path

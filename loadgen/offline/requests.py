@@ -1,7 +1,5 @@
 """An offline backlog as plain streamed requests, a bounded number of them at a time, for servers without batches."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import time

@@ -1,7 +1,5 @@
 """A report out of what the phases of a run measured."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """SLOs as people say them: ``ttft_p99<=800ms``, ``tbt_mean<=1.05x``, ``tpot p50 < 0.05 s``, ``tbt_p99<=105%``."""
 
-from __future__ import annotations
-
 import re
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass

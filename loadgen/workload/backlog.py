@@ -1,7 +1,5 @@
 """The offline backlog: prompts from a file in one of the usual forms."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import islice

@@ -1,7 +1,5 @@
 """Input files line by line, gzip or plain, with line numbers for the errors."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import io

@@ -1,7 +1,5 @@
 """Fits a trace to the machine: window, rate, time and lengths, as HyGen and OOCO scale theirs."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Iterable, Sequence

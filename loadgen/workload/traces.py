@@ -1,7 +1,5 @@
 """Readers for published arrival traces: Azure LLM inference CSV, Mooncake JSONL and BurstGPT CSV."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime

@@ -1,7 +1,5 @@
 """``python -m services.executor``."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

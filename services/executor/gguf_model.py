@@ -4,8 +4,6 @@ The weights go through transformers' GGUF loader. The tokenizer does not: that l
 GPT-2 pre-tokenizer, but a file names its own (``tokenizer.ggml.pre``), and SmolLM splits digits one by one.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

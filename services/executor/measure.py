@@ -1,7 +1,5 @@
 """Timing one batch shape on scratch KV blocks, for the profiler."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

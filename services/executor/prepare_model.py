@@ -4,8 +4,6 @@ The folder is the last line on stdout; progress goes to stderr. A model that is 
 so every start may call this.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import fcntl

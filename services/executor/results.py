@@ -1,7 +1,5 @@
 """Results of offline requests, until they are durable."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -1,7 +1,5 @@
 """The executor service: registration, the inbox, plans and heartbeats around the step loop."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

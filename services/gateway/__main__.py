@@ -1,7 +1,5 @@
 """``python -m services.gateway``."""
 
-from __future__ import annotations
-
 import sys
 
 from services.gateway.service import GatewayService

@@ -1,7 +1,5 @@
 """The gateway's life: listen on the bus, then on HTTP; on a signal drain HTTP, then go."""
 
-from __future__ import annotations
-
 import asyncio
 
 from services.gateway.api.app import create_app

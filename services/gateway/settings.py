@@ -1,7 +1,5 @@
 """What the gateway is told at start."""
 
-from __future__ import annotations
-
 import secrets
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """The ``slackwater`` command."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 import typer

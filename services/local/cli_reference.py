@@ -1,7 +1,5 @@
 """docs/cli.md, made of the commands themselves: ``python -m services.local.cli_reference > docs/cli.md``."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

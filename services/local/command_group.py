@@ -1,7 +1,5 @@
 """The shape of the command line: named errors become exit status 1, and a command is imported when it is used."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping
 from pkgutil import resolve_name

@@ -1,8 +1,6 @@
 """docs/strategies.md, made of the presets and registries: ``python -m services.local.strategy_reference >
 docs/strategies.md``."""
 
-from __future__ import annotations
-
 import inspect
 import itertools
 import re

@@ -1,7 +1,5 @@
 """``python -m services.offline_queue``."""
 
-from __future__ import annotations
-
 import random
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Single offline requests of gateways, beside the batches: the service tier ``flex``."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from dataclasses import dataclass, field

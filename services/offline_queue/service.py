@@ -1,7 +1,5 @@
 """The offline-queue service: the pool, the batches, and a scheduler for each executor that serves its model."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from dataclasses import dataclass, field

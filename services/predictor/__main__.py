@@ -1,7 +1,5 @@
 """``python -m services.predictor``."""
 
-from __future__ import annotations
-
 import sys
 
 from services.predictor.service import Predictor

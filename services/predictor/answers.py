@@ -1,7 +1,5 @@
 """What the predictor answers to people who ask how long a batch takes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 
 from services.predictor.watched_kind import WatchedKind

@@ -6,8 +6,6 @@ step, much at its edge. So the edges where the loss gained most, and some quanti
 linear curve, whose slopes are fitted anew, none negative.
 """
 
-from __future__ import annotations
-
 import importlib
 import logging
 from collections.abc import Sequence

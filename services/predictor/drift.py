@@ -1,7 +1,5 @@
 """Seeing that a machine no longer does what its model says. Pure: errors in, alarms out."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Fit the kinds of model to the same samples, and keep the one that serves better or was asked for."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

@@ -1,8 +1,6 @@
 """Fit the models that are linear in their coefficients to timed batches: Eq. 1 of HyGen (section 4.2) with the prefill
 pairs, and BROS's cost model (section 4.1)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

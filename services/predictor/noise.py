@@ -1,7 +1,5 @@
 """How much equal batches differ, which no model of their features can predict."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 

@@ -1,7 +1,5 @@
 """The predictor's life: collect samples, refit when new ones came, publish what is materially better, and see drift."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections import Counter

@@ -1,7 +1,5 @@
 """The predictor's settings."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import msgspec

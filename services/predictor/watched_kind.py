@@ -1,7 +1,5 @@
 """What the predictor knows about one profile key."""
 
-from __future__ import annotations
-
 from services.predictor.drift import Drift, DriftDetector
 from services.predictor.fit import total_ms
 from services.predictor.window import SampleWindow

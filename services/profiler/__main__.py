@@ -1,7 +1,5 @@
 """``python -m services.profiler``."""
 
-from __future__ import annotations
-
 import sys
 
 from services.profiler.service import Profiler

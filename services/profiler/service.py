@@ -1,7 +1,5 @@
 """The profiler's life: watch executors register, sweep each kind once, and give it a budget."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import AsyncGenerator

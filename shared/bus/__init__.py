@@ -4,8 +4,6 @@ It reconnects without limit and says so in the log. Nothing here retries an oper
 the bus did not confirm raises BusError, and its caller knows whether repeating it is safe.
 """
 
-from __future__ import annotations
-
 from typing import TypeVar
 
 import nats.js.errors

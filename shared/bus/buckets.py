@@ -1,7 +1,5 @@
 """Key-value buckets of records of one type."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection

@@ -1,7 +1,5 @@
 """One connection to the bus, which reconnects without limit and says so."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -1,7 +1,5 @@
 """What nats-py raises, sorted."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import Iterator

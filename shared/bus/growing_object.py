@@ -1,7 +1,5 @@
 """An object of lines that is written piece by piece."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 from collections.abc import AsyncIterator, Iterator

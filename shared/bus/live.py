@@ -1,7 +1,5 @@
 """Live messages: at most once, in order."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

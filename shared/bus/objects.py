@@ -1,7 +1,5 @@
 """File contents of any size."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """Language models by name: the sizes that decide how long a step takes and how much memory KV needs."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from shared.named import named

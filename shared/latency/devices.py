@@ -1,7 +1,5 @@
 """GPUs by name, from their data sheets."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from shared.named import named

@@ -1,7 +1,5 @@
 """What a schedule asks of a latency model, and what any model answers."""
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable

@@ -1,7 +1,5 @@
 """The error that a client caused, in OpenAI's terms; JSON that does not fit its struct comes back as one."""
 
-from __future__ import annotations
-
 import re
 from typing import TypeVar
 

@@ -1,8 +1,6 @@
 """What several of OpenAI's requests have in common; and fields that would change the answer and are not served, and
 so are refused, never silently dropped."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Mapping
 from typing import Annotated, Any

@@ -1,7 +1,5 @@
 """Ids of files and batches. They sort by their time of creation, and fit into a subject and a KV key."""
 
-from __future__ import annotations
-
 import re
 import secrets
 

@@ -1,7 +1,5 @@
 """Log probabilities of an output's tokens, as requests ask for them and answers show them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Models, lists and errors as OpenAI's clients see them. Times are unix seconds."""
 
-from __future__ import annotations
-
 from typing import Any, Generic, Literal, TypeVar
 
 import msgspec

@@ -1,7 +1,5 @@
 """``response_format``: what the text of an answer has to be, as a grammar that the engines keep to."""
 
-from __future__ import annotations
-
 import functools
 from typing import Annotated, Any, Literal
 

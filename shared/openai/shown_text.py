@@ -1,7 +1,5 @@
 """What of an output's tokens its client sees: text, and the tokens whose text it is."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 TARGET is a service's name (``predictor``), asked over the bus at ``SLACKWATER_NATS``, or a URL that must answer 2xx.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import os

@@ -1,7 +1,5 @@
 """The machine's memory, and when this process looks for garbage in its own."""
 
-from __future__ import annotations
-
 import gc
 import os
 import re

@@ -1,7 +1,5 @@
 """A service's life: connect, start, run until a signal or a fatal error, stop, drain the bus."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

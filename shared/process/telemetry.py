@@ -1,7 +1,5 @@
 """OpenTelemetry metrics of one process, shown in Prometheus's text format."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 
 from opentelemetry.exporter.prometheus import PrometheusMetricReader

@@ -1,7 +1,5 @@
 """API keys: what clients send, and what is kept of it."""
 
-from __future__ import annotations
-
 import hashlib
 import secrets
 

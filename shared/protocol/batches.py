@@ -1,7 +1,5 @@
 """Batches and files, as the bus keeps them and OpenAI's clients see them. Times are unix seconds."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import msgspec

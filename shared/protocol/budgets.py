@@ -1,7 +1,5 @@
 """Latency budgets on the bus."""
 
-from __future__ import annotations
-
 import enum
 
 import msgspec

@@ -1,7 +1,5 @@
 """MessagePack for the live traffic, whose encoder and decoders are built once; JSON for the records in KV buckets."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any, TypeVar, cast
 

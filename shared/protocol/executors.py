@@ -1,7 +1,5 @@
 """What an executor is, what it has done, and what it carries."""
 
-from __future__ import annotations
-
 import msgspec
 
 from shared.latency.features import BatchFeatures

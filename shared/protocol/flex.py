@@ -7,8 +7,6 @@ Request ids have the form ``flex-<client>.<request>-<attempt>``: a client's flex
 that client's.
 """
 
-from __future__ import annotations
-
 import msgspec
 
 from shared.protocol.requests import GenerateRequest

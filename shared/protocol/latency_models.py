@@ -1,7 +1,5 @@
 """Fitted latency models on the bus."""
 
-from __future__ import annotations
-
 import msgspec
 
 from shared.latency.boosted import BoostedLatencyModel, Curve, Sum

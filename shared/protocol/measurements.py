@@ -1,7 +1,5 @@
 """Timed steps and batches: what latency models are fitted to."""
 
-from __future__ import annotations
-
 import msgspec
 
 from shared.latency.features import BatchFeatures

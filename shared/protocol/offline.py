@@ -1,7 +1,5 @@
 """Requests of batches and their results, as the streams keep them."""
 
-from __future__ import annotations
-
 import msgspec
 
 from shared.protocol.requests import GenerateRequest

@@ -1,7 +1,5 @@
 """Asking the predictor how long a batch takes."""
 
-from __future__ import annotations
-
 import msgspec
 
 from shared.protocol.measurements import PrefillChunk

@@ -1,7 +1,5 @@
 """What gateways ask of executors: requests of one sequence, and their ends."""
 
-from __future__ import annotations
-
 import msgspec
 
 from shared.protocol.sampling import SamplingParams

@@ -1,7 +1,5 @@
 """How the tokens of a request are chosen, and why it ends. Part of the messages between services."""
 
-from __future__ import annotations
-
 import enum
 
 import msgspec

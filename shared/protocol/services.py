@@ -1,7 +1,5 @@
 """What any process tells of itself."""
 
-from __future__ import annotations
-
 import msgspec
 
 

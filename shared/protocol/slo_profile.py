@@ -1,7 +1,5 @@
 """What the SLO-aware profiler found (HyGen section 4.2), with its evidence."""
 
-from __future__ import annotations
-
 import enum
 from collections.abc import Iterable
 from hashlib import blake2b

@@ -1,7 +1,5 @@
 """How a stack keeps its SLOs, as the profiler answers it."""
 
-from __future__ import annotations
-
 import enum
 
 import msgspec

@@ -1,7 +1,5 @@
 """Between an executor and the offline-queue: the plan of each step, and what the step became."""
 
-from __future__ import annotations
-
 import enum
 
 import msgspec

@@ -1,7 +1,5 @@
 """What executors generate, as gateways and results have it. All but ``StepTokens`` are arrays on the wire."""
 
-from __future__ import annotations
-
 import msgspec
 
 from shared.protocol.sampling import FinishReason

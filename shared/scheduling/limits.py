@@ -1,7 +1,5 @@
 """What one executor can hold and run."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from shared.scheduling.request import Request

@@ -1,7 +1,5 @@
 """Token ids packed into bytes: 4 per token instead of the 36 of a list of ints, and compared at the speed of memcmp."""
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import Sequence
 

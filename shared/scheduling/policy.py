@@ -1,7 +1,5 @@
 """What a schedule is made by."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

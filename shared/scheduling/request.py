@@ -1,7 +1,5 @@
 """A request as the scheduler sees it: counts, no text and no tokens."""
 
-from __future__ import annotations
-
 import enum
 import math
 

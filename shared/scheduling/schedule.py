@@ -1,7 +1,5 @@
 """What one step runs."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import msgspec

@@ -1,7 +1,5 @@
 """The requests that one executor holds, in scheduling order."""
 
-from __future__ import annotations
-
 import math
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator

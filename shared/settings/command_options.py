@@ -1,7 +1,5 @@
 """Options of commands for typer, out of declarations: of settings, and of groups of options."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Settings that several services have: what they mean, and what they may be."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from msgspec import Meta

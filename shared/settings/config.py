@@ -5,8 +5,6 @@ Each field ``kv_blocks: Annotated[int, Meta(description=...)] = 4096`` is set by
 ``[stack]``. It is checked by its type and bounds, and explained by ``--help``.
 """
 
-from __future__ import annotations
-
 import argparse
 import enum
 import os

@@ -8,8 +8,6 @@ values with commas between them make up, ``extra=SECRET`` one that is not shown,
 the others have their defaults from.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, get_args, get_origin, get_type_hints

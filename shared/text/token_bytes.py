@@ -1,7 +1,5 @@
 """The bytes that each token of a vocabulary stands for, which need not be whole characters."""
 
-from __future__ import annotations
-
 import json
 import re
 

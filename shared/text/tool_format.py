@@ -1,7 +1,5 @@
 """How a model writes calls of tools: known by what its chat template shows it."""
 
-from __future__ import annotations
-
 import enum
 
 OWN_ARGUMENTS = ("<function=", "<arg_key>", "[ARGS]")  # of formats whose arguments are not one JSON object

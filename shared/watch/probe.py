@@ -1,7 +1,5 @@
 """Asks processes whether they are there: the bus knows at once where nobody listens, heartbeats tell seconds later."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable, Hashable, Iterable

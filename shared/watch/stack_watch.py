@@ -1,7 +1,5 @@
 """What a running stack tells about itself second by second, added up for a screen."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Latency models and budgets as they change: what the predictor and the profiler publish, for those who schedule."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable

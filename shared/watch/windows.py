@@ -1,7 +1,5 @@
 """What was told within the last seconds. Times are the caller's and never run backwards."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable
 from math import floor

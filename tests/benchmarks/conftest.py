@@ -1,7 +1,5 @@
 """Small files in the formats of the real ones."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

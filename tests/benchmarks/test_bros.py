@@ -1,7 +1,5 @@
 """BROS's figures over a few seconds, and the requests that they are made with."""
 
-from __future__ import annotations
-
 import random
 import statistics
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The command line of the figures."""
 
-from __future__ import annotations
-
 import io
 import signal
 import subprocess

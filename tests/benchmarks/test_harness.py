@@ -1,7 +1,5 @@
 """What all benchmarks share: tables, turns, and what processes take."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

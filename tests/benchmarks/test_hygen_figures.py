@@ -1,7 +1,5 @@
 """Each figure of HyGen's evaluation, on a workload of seconds."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

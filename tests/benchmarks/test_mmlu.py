@@ -1,7 +1,5 @@
 """MMLU's prompts and how much of them is shared."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks.figures.kinds.prefix_sharing import in_order, without_shared

@@ -1,7 +1,5 @@
 """The front end beside vLLM's: the small model, and one server measured."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 

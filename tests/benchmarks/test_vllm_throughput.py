@@ -1,7 +1,5 @@
 """The turns of the torch engine and vLLM beside each other."""
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Iterator
 from contextlib import contextmanager

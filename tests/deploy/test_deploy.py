@@ -3,8 +3,6 @@
 The schema is that of github.com/compose-spec/compose-spec (Apache-2.0) as check-jsonschema ships it.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Every test that docs/openai_client.md names is there, and every call of the client that a gateway serves is named."""
 
-from __future__ import annotations
-
 import ast
 import re
 from functools import cache

@@ -1,7 +1,5 @@
 """Pages that are made of the code are as the code is."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The documentation as a site: it builds without a warning, and every link leads somewhere."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

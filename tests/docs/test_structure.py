@@ -1,7 +1,5 @@
 """The folders of the project: none too full, and imports that run one way."""
 
-from __future__ import annotations
-
 import ast
 from collections import defaultdict
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The messages that the troubleshooting guide explains are those that the code has."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

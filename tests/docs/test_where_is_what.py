@@ -1,7 +1,5 @@
 """Files that the documentation names are there, and hold what is said to be in them."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A whole stack as its user has it: started by the ``slackwater`` command, reached over HTTP."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """A stack whose settings are in a configuration file, as its processes have them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

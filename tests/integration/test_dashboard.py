@@ -1,7 +1,5 @@
 """The dashboard in a real browser, on a stack with the sim engine."""
 
-from __future__ import annotations
-
 import json
 import re
 import threading

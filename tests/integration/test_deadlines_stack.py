@@ -1,7 +1,5 @@
 """Deadlines and the baselines of BROS on stacks of real processes."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The official client against a whole stack with the real model: chat, text, files and a batch."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

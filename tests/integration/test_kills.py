@@ -1,8 +1,6 @@
 """Real processes killed with SIGKILL under load: no line of a batch is lost, none has two results, and a stream whose
 executor dies goes on. With the sim engine, whose seeds fix every token, and with vLLM, greedily."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """The live stack on the real model: greedy answers equal transformers.generate, whatever they share steps with."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Iterator

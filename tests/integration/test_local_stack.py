@@ -1,7 +1,5 @@
 """``slackwater up`` and the commands that talk to it, on the sim engine."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

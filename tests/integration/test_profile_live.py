@@ -1,7 +1,5 @@
 """``slackwater profile --live``: a search by replays on a running stack, whose budget it sets."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

@@ -1,7 +1,5 @@
 """The simulator and the live stack with the sim engine, on the same input, tell the same figures."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import subprocess

@@ -1,7 +1,5 @@
 """SLOs on a stack of real processes with the sim engine: searched for, held, corrected, or said to be out of reach."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import random

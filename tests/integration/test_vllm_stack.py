@@ -1,7 +1,5 @@
 """A whole stack on the vLLM engine: streams, stop strings, seeds, a batch, aborts, and its executor killed."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

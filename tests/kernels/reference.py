@@ -1,7 +1,5 @@
 """Paged attention as its definition says it, in float64, one token at a time.."""
 
-from __future__ import annotations
-
 import torch
 
 

@@ -1,7 +1,5 @@
 """Chunks as matrix products, around the sizes of their blocks and padding."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The kernels compile for real GPUs, which needs none: they fit an SM, spill no registers, and keep loads in flight."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

@@ -1,7 +1,5 @@
 """Decodes by the compiled kernel, around its tiles of keys."""
 
-from __future__ import annotations
-
 import importlib.util
 
 import pytest

@@ -1,7 +1,5 @@
 """The KV write touches its slots and no others."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

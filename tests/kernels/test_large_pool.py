@@ -1,7 +1,5 @@
 """A pool of more than 2**31 values: offsets into it do not fit 32 bits. Only the touched pages of it take memory."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

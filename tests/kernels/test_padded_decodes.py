@@ -1,7 +1,5 @@
 """Decodes in static memory, padded: the rows of padding neither read KV nor write it, the others are as ever."""
 
-from __future__ import annotations
-
 import random
 
 import numpy as np

@@ -4,8 +4,6 @@ Every slot of the pool that is no request's own holds NaN, and requests of oppos
 beyond a request's own slots shows in its result.
 """
 
-from __future__ import annotations
-
 import random
 
 import pytest

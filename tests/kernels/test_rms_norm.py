@@ -1,7 +1,5 @@
 """RMS norm by the compiled kernel, against float64."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Slots of many layers go to a buffer and come back, bit by bit."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

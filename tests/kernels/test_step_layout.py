@@ -1,7 +1,5 @@
 """Where the tokens of a step lie, and what is refused."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

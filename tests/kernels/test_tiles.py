@@ -1,7 +1,5 @@
 """How attention is cut into programs."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """The CPU path neither needs nor imports Triton."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """A server under the test's control, and a trace for it."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from pathlib import Path
 

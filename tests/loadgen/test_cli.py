@@ -1,7 +1,5 @@
 """The command as users run it: a process of its own."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """Whole replays against a real HTTP server: phases, the report's shape, batches and plain requests."""
 
-from __future__ import annotations
-
 import io
 import json
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Systems side by side as the online rate grows: latency, attainment and what offline work gets."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 
 from benchmarks.figures.kinds.curves import Curves, Point, Style

@@ -1,7 +1,5 @@
 """The usual picture: points of several series over one axis, a panel for each quantity and group."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Throughput over time (HyGen figure 8)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from statistics import StatisticsError, correlation
 

@@ -1,7 +1,5 @@
 """What scheduling takes of an iteration (BROS figure 14)."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """The error of the latency predictor on batches that it never saw (HyGen figure 5)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from statistics import fmean
 

@@ -1,7 +1,5 @@
 """Prefix sharing maximization on MMLU (HyGen figure 6)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise, repeat

@@ -1,7 +1,5 @@
 """The budget that keeps an SLO on mean TBT: against the naive one, and beside a second SLO."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from benchmarks.figures.kinds.curves import Curves, Point

@@ -1,7 +1,5 @@
 """Offline throughput as something grows: the online load, a step's chunk, the latency budget."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """End-to-end comparison: each metric as the SLO, with several tolerances (HyGen section 5.2)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby

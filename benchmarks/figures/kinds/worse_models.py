@@ -1,7 +1,5 @@
 """Offline throughput when plans are made with ever worse latency models (HyGen figure 14)."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

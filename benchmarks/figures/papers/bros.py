@@ -1,7 +1,5 @@
 """BROS's evaluation (section 7 of the paper): its settings, and which figures are made with them."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from benchmarks.figures.kinds.by_rate import (

@@ -1,7 +1,5 @@
 """HyGen's evaluation (section 5 of the paper): its settings, and which figures are made with them."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from benchmarks.figures.kinds.over_time import over_time

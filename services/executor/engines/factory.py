@@ -1,7 +1,5 @@
 """Engines by name."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from services.executor.engines.sim import SimEngine

@@ -1,7 +1,5 @@
 """What a sampler knows of one row of logits."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from shared.protocol.sampling import SamplingParams

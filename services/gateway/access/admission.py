@@ -1,7 +1,5 @@
 """Who is turned away while there is more to do than can be done: offline work first, then online requests."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from services.gateway.access.waiting_room import WaitingRoom

@@ -1,7 +1,5 @@
 """The API keys that a gateway knows, as they are made and revoked."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass

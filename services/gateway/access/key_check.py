@@ -1,7 +1,5 @@
 """Who calls: each request's API key, and a refusal where a key is required and none that is known came."""
 
-from __future__ import annotations
-
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 

@@ -1,7 +1,5 @@
 """Whether clients of a gateway need an API key, and the one that its settings name."""
 
-from __future__ import annotations
-
 import ipaddress
 
 from services.gateway.settings import GatewaySettings

@@ -1,7 +1,5 @@
 """Whose request it is, for fairness between clients and for the log."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from hashlib import blake2b
 

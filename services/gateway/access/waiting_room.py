@@ -1,7 +1,5 @@
 """Online requests that have no token yet, and how long one more would wait. No clock in it."""
 
-from __future__ import annotations
-
 from collections import Counter, deque
 
 WINDOW_S = 10.0

@@ -1,7 +1,5 @@
 """The ASGI application: routes, errors, and what surrounds them."""
 
-from __future__ import annotations
-
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 

@@ -1,7 +1,5 @@
 """Who calls, and what that one may still ask for."""
 
-from __future__ import annotations
-
 from fastapi import Request
 
 from services.gateway.access.api_keys import Caller

@@ -1,7 +1,5 @@
 """/v1/chat/completions and /v1/completions."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from fastapi import APIRouter, Request, Response

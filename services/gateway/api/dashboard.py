@@ -1,7 +1,5 @@
 """The page, its files and its events."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """/v1/files."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from typing import Annotated, Literal
 

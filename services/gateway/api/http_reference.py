@@ -1,7 +1,5 @@
 """docs/http_api.md, made of /openapi.json: ``python -m services.gateway.api.http_reference > docs/http_api.md``."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """From an HTTP request to its generations, and to its answer: what all completion endpoints share."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing

@@ -1,7 +1,5 @@
 """/v1/models: the one model that this stack serves."""
 
-from __future__ import annotations
-
 from fastapi import APIRouter, Request, Response
 
 from services.gateway.api.context import Context, context_of

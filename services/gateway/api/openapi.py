@@ -1,7 +1,5 @@
 """/openapi.json: FastAPI knows routes and parameters, msgspec's structs know bodies and answers."""
 
-from __future__ import annotations
-
 import importlib.metadata
 from typing import Any
 

@@ -1,7 +1,5 @@
 """/health, /ready and /metrics."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import msgspec

@@ -1,7 +1,5 @@
 """Lists as OpenAI's clients page through them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import TypeVar
 

@@ -1,7 +1,5 @@
 """/v1/responses: text, nothing stored."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from fastapi import APIRouter, Request, Response

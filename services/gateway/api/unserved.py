@@ -1,7 +1,5 @@
 """OpenAI's endpoints that this server does not have: known by name, refused with what it has instead."""
 
-from __future__ import annotations
-
 from fastapi import APIRouter, Request, Response
 
 from shared.openai.errors import RequestError

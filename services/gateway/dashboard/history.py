@@ -1,7 +1,5 @@
 """The last minutes of a stack, a row a second, so that a page that is opened has its curves at once."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterable
 

@@ -1,7 +1,5 @@
 """One snapshot a second for all who look."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """What a stack's services say when they are asked; nobody asks while no page is open."""
 
-from __future__ import annotations
-
 import contextlib
 from dataclasses import dataclass, field
 

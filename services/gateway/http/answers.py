@@ -1,7 +1,5 @@
 """What every answer carries and leaves behind: its request id, a count, a line in the log."""
 
-from __future__ import annotations
-
 import logging
 import re
 import uuid

@@ -1,7 +1,5 @@
 """JSON bodies on their way in: bounded one by one, all together, and in time."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """Every error that leaves the gateway, in OpenAI's shape."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping
 

@@ -1,7 +1,5 @@
 """Server-sent events, and an end to whatever is done for a client that is gone."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing

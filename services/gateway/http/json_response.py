@@ -1,7 +1,5 @@
 """JSON answers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

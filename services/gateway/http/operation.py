@@ -1,7 +1,5 @@
 """How a route describes itself in /openapi.json: by the structs that it reads and answers with."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

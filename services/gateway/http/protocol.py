@@ -1,7 +1,5 @@
 """uvicorn's HTTP connections, with an end to those whose client does not read, and none that outlives its client."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable

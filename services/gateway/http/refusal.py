@@ -1,7 +1,5 @@
 """A request that is valid and not served: now, or for this client."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 

@@ -1,7 +1,5 @@
 """uvicorn inside the service's own loop and life: signals are the service's business."""
 
-from __future__ import annotations
-
 import socket
 import sys
 from functools import partial

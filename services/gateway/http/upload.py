@@ -1,7 +1,5 @@
 """A multipart upload, spooled to disk while it is read, never held in memory."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator

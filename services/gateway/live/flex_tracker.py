@@ -1,7 +1,5 @@
 """The live flex requests of this gateway: the offline-queue has them run when there is time."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 

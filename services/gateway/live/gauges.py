@@ -1,7 +1,5 @@
 """What is seen of live requests and executors whenever metrics are asked for."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from operator import attrgetter
 

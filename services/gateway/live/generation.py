@@ -1,7 +1,5 @@
 """One live request: where it runs, and its tokens so far. Online and flex requests differ in who chooses the place."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import dataclass, field
 from typing import ClassVar

@@ -1,7 +1,5 @@
 """What is measured of live requests: latencies and tokens."""
 
-from __future__ import annotations
-
 from opentelemetry.metrics import Meter
 
 from shared.protocol.sampling import FinishReason

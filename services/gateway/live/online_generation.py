@@ -1,7 +1,5 @@
 """One live online request, and its way to an executor."""
 
-from __future__ import annotations
-
 from services.gateway.live.generation import Generation
 from shared.protocol.requests import GenerateRequest
 from shared.protocol.sampling import FinishReason

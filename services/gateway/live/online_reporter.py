@@ -1,7 +1,5 @@
 """What online users get from each executor, told on the bus."""
 
-from __future__ import annotations
-
 import asyncio
 
 from services.gateway.live.online_generation import OnlineGeneration

@@ -1,7 +1,5 @@
 """The live online requests of this gateway: each goes to the executor that is expected to answer it first."""
 
-from __future__ import annotations
-
 from services.gateway.access.waiting_room import WaitingRoom
 from services.gateway.live.metrics import GenerationMetrics
 from services.gateway.live.online_generation import OnlineGeneration

@@ -1,7 +1,5 @@
 """Which executors are alive, and which of them take requests."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Sends each online request to the executor that is expected to answer it first."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 

@@ -1,7 +1,5 @@
 """The live requests of one kind: submit, follow, send again when their executor is lost, abort."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import uuid

@@ -1,7 +1,5 @@
 """`slackwater chat`: one answer, or a conversation, streamed as it is generated."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """``slackwater doctor``."""
 
-from __future__ import annotations
-
 import os
 
 import typer

@@ -1,8 +1,6 @@
 """``slackwater drain`` and ``undrain``: taking one executor out of service while what it runs ends, and putting it
 back."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """``slackwater key create | list | revoke``."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from collections.abc import Awaitable, Callable

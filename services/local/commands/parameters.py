@@ -1,7 +1,5 @@
 """Command line parameters that several commands share, and how they print what they found."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager

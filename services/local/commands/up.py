@@ -1,7 +1,5 @@
 """``slackwater up``."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from functools import partial

@@ -1,7 +1,5 @@
 """``slackwater version``."""
 
-from __future__ import annotations
-
 from importlib import metadata
 
 from services.local.commands.parameters import JsonOption

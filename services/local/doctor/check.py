@@ -1,7 +1,5 @@
 """One thing that ``slackwater doctor`` has looked at."""
 
-from __future__ import annotations
-
 import enum
 
 import msgspec

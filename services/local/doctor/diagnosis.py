@@ -1,7 +1,5 @@
 """``slackwater doctor``: would ``slackwater up`` work here, and what to do where it would not."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What ``slackwater doctor`` says of API keys, by the gateway's own rules."""
 
-from __future__ import annotations
-
 import asyncio
 
 from services.gateway.access.key_rules import are_keys_required, given_key

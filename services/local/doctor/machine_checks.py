@@ -1,7 +1,5 @@
 """What ``slackwater doctor`` asks the machine: Python, cores, memory, GPU."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 

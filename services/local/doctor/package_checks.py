@@ -1,7 +1,5 @@
 """What ``slackwater doctor`` asks of installed packages."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, requires, version

@@ -1,7 +1,5 @@
 """What ``slackwater doctor`` asks of a stack's own things: bus, port, folders, model, environment."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

@@ -1,7 +1,5 @@
 """Every setting of a stack: the tables of the configuration file, and what stands in them."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """A stack's data directory: its lock, its stack file, the logs and the bus's store."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

@@ -1,7 +1,5 @@
 """Which GPUs, or how many CPU threads, each executor of a stack on this machine gets."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any

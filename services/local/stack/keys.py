@@ -1,7 +1,5 @@
 """API keys of a stack, made and revoked over its bus, or in its store while it does not run."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """What is in this machine: cores, GPUs, and a torch that can use them."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The nats-server of a stack: binary, configuration, command line."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """What `slackwater up` was asked for."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated

@@ -1,7 +1,5 @@
 """TCP ports of this machine."""
 
-from __future__ import annotations
-
 import errno
 import socket
 

@@ -1,7 +1,5 @@
 """What `slackwater up` says while it works: all of it on stderr, since stdout carries the ready line alone."""
 
-from __future__ import annotations
-
 from rich.console import Console
 from rich.text import Text
 

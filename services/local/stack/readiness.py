@@ -1,7 +1,5 @@
 """When a stack is ready: the gateway says so, every service answers, and the latency profile is there."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 
 import httpx

@@ -1,7 +1,5 @@
 """The command lines of a stack's services."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The bus of a stack, for a command that asks it something."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path

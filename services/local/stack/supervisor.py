@@ -4,8 +4,6 @@ In order: the bus, the model's folder, the services. A service that ends by itse
 SIGINT or SIGTERM everything is drained in the reverse direction of the work, on the second it is killed.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

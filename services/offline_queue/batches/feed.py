@@ -1,7 +1,5 @@
 """The part of a batch that waits in memory; the rest waits in the stream."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable
 

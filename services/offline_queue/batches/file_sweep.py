@@ -1,7 +1,5 @@
 """Files that have expired, and what nobody can reach any more in the object store."""
 
-from __future__ import annotations
-
 import asyncio
 import heapq
 import logging

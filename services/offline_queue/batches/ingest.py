@@ -1,7 +1,5 @@
 """From an input file to stored requests."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import IO, BinaryIO, cast

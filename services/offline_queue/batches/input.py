@@ -6,8 +6,6 @@ served (too long for the context, a parameter out of range or not supported) fai
 error file tells why. OpenAI draws the same line.
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 from dataclasses import dataclass, field

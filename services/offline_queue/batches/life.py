@@ -1,7 +1,5 @@
 """One batch from its record to its end."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 

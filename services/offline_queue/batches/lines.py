@@ -4,8 +4,6 @@ It is one object beside the files, JSON lines in the order of the input. The inp
 batch is at work.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterable, AsyncIterator
 
 import msgspec

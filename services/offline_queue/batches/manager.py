@@ -1,7 +1,5 @@
 """All batches that have not ended: one life each, fed by the watch of the records and by the stream of results."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -1,7 +1,5 @@
 """Which lines of one batch have their result, and what the results add up to."""
 
-from __future__ import annotations
-
 from array import array
 from dataclasses import replace
 from typing import TypeGuard

@@ -9,8 +9,6 @@ Each function here makes a change for ``Bucket.edit``: it looks at the record as
 leaves one alone whose status does not allow the change.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """The lines of a batch's output and error files."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

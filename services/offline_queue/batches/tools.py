@@ -1,7 +1,5 @@
 """What every batch needs, shared by all."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field

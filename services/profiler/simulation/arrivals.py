@@ -1,7 +1,5 @@
 """The online requests of a simulation, as they arrive."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from loadgen.workload.prompts import PromptMaker

@@ -1,7 +1,5 @@
 """The offline requests of a simulation, waiting to enter."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

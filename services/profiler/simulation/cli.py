@@ -1,7 +1,5 @@
 """``slackwater simulate``: the command line of the simulator."""
 
-from __future__ import annotations
-
 import typer
 from rich.console import Console
 

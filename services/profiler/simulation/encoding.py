@@ -1,7 +1,5 @@
 """Token ids for the texts of a backlog."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Options of the commands that simulate, as groups."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A simulated executor out of names and files."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A whole simulated run: with a baseline the online-only and offline-only windows, then the measured one."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 
 from loadgen.progress import ReplayProgress

@@ -1,7 +1,5 @@
 """Long computations that Ctrl-C ends in order."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Callable
 from types import FrameType

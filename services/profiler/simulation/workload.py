@@ -1,7 +1,5 @@
 """What simulated runs replay, read and prepared once for any number of them."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from functools import partial

@@ -1,7 +1,5 @@
 """The budgets that keep a stack's SLOs: searched for, published, corrected."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The correction of a profiled budget by what online users get."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field

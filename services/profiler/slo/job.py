@@ -1,8 +1,6 @@
 """One search for a budget, in a process of its own: ``python -m services.profiler.slo.job`` reads a SloJob in JSON on
 stdin and writes a SloProfileRecord on stdout."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time

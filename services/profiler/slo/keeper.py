@@ -1,7 +1,5 @@
 """How one kind of executor keeps its SLOs: when to search for a budget, and what the budget is."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

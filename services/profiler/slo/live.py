@@ -1,7 +1,5 @@
 """Test runs on a running stack: its budget is set, and the workload is replayed through its gateway."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress

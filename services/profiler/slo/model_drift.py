@@ -1,7 +1,5 @@
 """Whether a new latency model says something else about the batches of a workload."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from shared.latency.features import BatchFeatures

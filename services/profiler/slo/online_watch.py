@@ -1,7 +1,5 @@
 """What executors of one kind serve to online users, as gateways and heartbeats tell it."""
 
-from __future__ import annotations
-
 from services.profiler.slo.workload import Workload, WorkloadRecorder
 from shared.protocol.executors import Heartbeat
 from shared.protocol.online import OnlineLatencies, OnlineServed

@@ -1,7 +1,5 @@
 """Options of a search, as a group."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """What a search tries, on stderr: one bar on a terminal, a line for each run elsewhere."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

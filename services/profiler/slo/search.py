@@ -1,7 +1,5 @@
 """The search for the largest value of a knob that keeps every SLO (HyGen section 4.2)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

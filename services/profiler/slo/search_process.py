@@ -1,7 +1,5 @@
 """A search that runs beside the profiler, in a process that ends with it."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -1,7 +1,5 @@
 """The settings of keeping SLOs."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """Test runs in the simulator."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """``slackwater profile`` on a GPU that is not there: a search over simulated runs."""
 
-from __future__ import annotations
-
 import time
 
 from rich.console import Console

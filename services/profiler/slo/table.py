@@ -1,7 +1,5 @@
 """An SLO profile as a table for a terminal, and its answer in one line."""
 
-from __future__ import annotations
-
 from rich import box
 from rich.console import Console
 from rich.table import Table

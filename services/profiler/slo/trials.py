@@ -1,7 +1,5 @@
 """Running a search on whatever runs a workload."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Protocol
 

@@ -1,7 +1,5 @@
 """The online workload of an executor as it was served, to be run again."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections import deque

@@ -1,7 +1,5 @@
 """What executors' heartbeats say to a profiler: alive or silent, idle or at work."""
 
-from __future__ import annotations
-
 import asyncio
 
 from shared.bus import Bus, Subscription

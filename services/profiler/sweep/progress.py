@@ -1,7 +1,5 @@
 """How far the profiler is, as others see it."""
 
-from __future__ import annotations
-
 import enum
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Which batches a sweep measures, and in which order."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from itertools import islice, zip_longest
 

@@ -1,7 +1,5 @@
 """One sweep: every shape is asked of one executor, within a time limit."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The bodies of completion requests, as clients send them."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 import msgspec

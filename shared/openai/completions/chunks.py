@@ -1,7 +1,5 @@
 """A completion that is streamed, as OpenAI's clients expect its chunks."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

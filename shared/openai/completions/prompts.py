@@ -1,7 +1,5 @@
 """What a request asks to be continued: a conversation, a text, or token ids."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Annotated, Any
 

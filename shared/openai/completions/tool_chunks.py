@@ -1,7 +1,5 @@
 """A chat completion that is streamed, in whose text calls of tools are found."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 

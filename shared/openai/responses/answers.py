@@ -1,7 +1,5 @@
 """The answer of /v1/responses, and the events that stream it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The ``input`` of a request to /v1/responses, as the messages of a chat completion."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

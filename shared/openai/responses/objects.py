@@ -1,7 +1,5 @@
 """The answer of /v1/responses as OpenAI's clients see it."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import msgspec

@@ -1,7 +1,5 @@
 """Read the body of a request to /v1/responses: the same request, asked for as a chat completion."""
 
-from __future__ import annotations
-
 import re
 from typing import Annotated, Any
 

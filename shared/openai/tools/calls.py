@@ -1,7 +1,5 @@
 """Calls of tools in a model's text, as the text comes."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Generator
 from dataclasses import dataclass

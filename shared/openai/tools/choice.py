@@ -1,7 +1,5 @@
 """``tool_choice``: whether one of the tools has to be called, and which."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

@@ -1,7 +1,5 @@
 """The tools of a chat completion: which may be called, what a model is told of them, how an answer tells its calls."""
 
-from __future__ import annotations
-
 from hashlib import blake2b
 from typing import Annotated, Any
 

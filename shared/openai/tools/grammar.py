@@ -1,8 +1,6 @@
 """What an output with tool calls keeps to, as a grammar in llguidance's Lark: calls as the model writes them, with
 arguments that keep to the functions' parameters."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

@@ -11,8 +11,6 @@ to the caller to pause one more. Otherwise each block would come from another re
 paused requests serve offline requests too, since those could otherwise wait for each other.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice

@@ -1,7 +1,5 @@
 """What a full block of KV is known by, everywhere: a hash of its tokens and of all tokens before them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from hashlib import blake2b
 

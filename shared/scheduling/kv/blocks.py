@@ -4,8 +4,6 @@ A full block is known by the hash of its tokens and of everything before them. A
 contents until it is needed (``free_blocks`` says in which order), so a later prompt with the same prefix finds it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice

@@ -1,7 +1,5 @@
 """What has changed in a pool's prefix cache since it was last told."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 
 from shared.scheduling.kv.prefix_cache import BlockChanges, CacheChanges

@@ -1,7 +1,5 @@
 """The blocks that nobody holds, in the order in which they are taken."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from shared.scheduling.kv.eviction.eviction import Eviction

@@ -1,7 +1,5 @@
 """A page of KV: see ``pages``."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from shared.scheduling.request import Kind

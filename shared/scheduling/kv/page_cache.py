@@ -1,7 +1,5 @@
 """The pages of a bidirectional pool that can be found by their contents."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from shared.scheduling.kv.cache_log import CacheLog

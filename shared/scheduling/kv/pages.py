@@ -9,8 +9,6 @@ A page that nobody holds keeps its contents while it is findable and nobody need
 alone in its block.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from sortedcontainers import SortedDict

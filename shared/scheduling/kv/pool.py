@@ -1,7 +1,5 @@
 """What is asked of a pool of KV blocks."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol

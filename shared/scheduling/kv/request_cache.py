@@ -1,7 +1,5 @@
 """What a prefix cache has of requests that wait, by whoever knows their tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 

@@ -1,7 +1,5 @@
 """What becomes of offline requests' KV when online requests need room."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

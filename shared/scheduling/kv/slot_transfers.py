@@ -5,8 +5,6 @@ Between two steps a slot may be told to move several times. What is kept is wher
 where they are now, so that a step executes at most one copy into each slot.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """Packing by arrival, without SLOs: what BROS is compared with (sections 2.2 and 7.1)."""
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Callable, Iterable
 from functools import partial

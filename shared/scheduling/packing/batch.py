@@ -1,7 +1,5 @@
 """A batch under construction: what it holds so far, and what is left of each budget."""
 
-from __future__ import annotations
-
 import math
 
 from shared.latency.features import BatchFeatures

@@ -1,7 +1,5 @@
 """Priority-based packing: Alg. 1 of BROS (section 4.2)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Online requests by the time that is left to them: lines 3 and 4 of BROS Alg. 1."""
 
-from __future__ import annotations
-
 import heapq
 import math
 from collections.abc import Iterator

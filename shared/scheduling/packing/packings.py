@@ -1,7 +1,5 @@
 """The packings by name."""
 
-from __future__ import annotations
-
 from shared.named import named
 from shared.scheduling.packing.arrival import FcfsPacking, RoundRobinPacking
 from shared.scheduling.packing.deadline import DeadlinePacking

@@ -1,7 +1,5 @@
 """When an online request's next tokens are due."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from shared.scheduling.request import Request

@@ -1,8 +1,6 @@
 """Packing in two phases, SLO-aware: HyGen Alg. 1, called twice as in Alg. 2 lines 9-18, and its reconciliation on the
 executor, Alg. 2 lines 24-32."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 
 from shared.scheduling.orders.offline.view import OfflineQueue

@@ -1,7 +1,5 @@
 """Who runs, and who loses its KV blocks so that others can run."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from shared.scheduling.packing.batch import BatchBuilder

@@ -1,7 +1,5 @@
 """How long answers are, as far as they have ended."""
 
-from __future__ import annotations
-
 FIRST_OUTPUT_TOKENS = 64.0  # of an answer, until some have ended
 OUTPUT_SAMPLES = 256  # the mean is that of about so many answers
 

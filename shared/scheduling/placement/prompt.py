@@ -1,7 +1,5 @@
 """A prompt that is to be sent somewhere, and what of it an executor's prefix cache could have."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from shared.scheduling.kv.block_hash import hash_chain

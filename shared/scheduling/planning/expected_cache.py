@@ -1,7 +1,5 @@
 """An executor's prefix cache as it will be when the step that is planned starts."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from shared.scheduling.kv.prefix_cache import CachedPrefix, PrefixCache

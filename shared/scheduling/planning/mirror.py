@@ -5,8 +5,6 @@ expected outcome of what runs (CALCULATE expected status, HyGen section A.1), so
 while earlier ones run.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 

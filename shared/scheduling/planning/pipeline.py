@@ -6,8 +6,6 @@ steps between, which are planned already, are in flight. So the plans are kept u
 played on top of the executor's word. A request is in one step in flight at most.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterable
 from copy import copy

@@ -1,7 +1,5 @@
 """Open-loop sending against a real HTTP server: due times, stalls, failures."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 

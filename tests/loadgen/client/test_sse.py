@@ -1,7 +1,5 @@
 """The event parser on streams cut at every byte."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Percentiles against numpy, and each latency from a record made by hand."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

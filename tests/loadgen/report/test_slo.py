@@ -1,7 +1,5 @@
 """SLO expressions and their judgement."""
 
-from __future__ import annotations
-
 import pytest
 
 from loadgen.client.records import RequestRecord

@@ -1,7 +1,5 @@
 """Prompt files in every form."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

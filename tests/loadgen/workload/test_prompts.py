@@ -1,7 +1,5 @@
 """Prompts: exact lengths, shared blocks, and nothing shared otherwise."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

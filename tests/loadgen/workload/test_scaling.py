@@ -1,7 +1,5 @@
 """Windows, rates, times and lengths."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

@@ -1,7 +1,5 @@
 """Trace readers on files in each format, and on the published traces where they are present."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

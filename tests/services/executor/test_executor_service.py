@@ -1,7 +1,5 @@
 """The executor service on a real bus, with the sim engine."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """Model preparation, with real processes on a cache of their own."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Model folders whose chat templates take tools: the default model's tokenizer under templates of three families."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The command line: usage errors, failures, and the client commands against a real HTTP server."""
 
-from __future__ import annotations
-
 import json
 import socket
 import subprocess

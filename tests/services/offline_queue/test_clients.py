@@ -1,7 +1,5 @@
 """Files and batches through the whole stack with the official client, sync and async, and its own types."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """How much of a batch waits in memory, and that the rest comes in its turn."""
 
-from __future__ import annotations
-
 import pytest
 
 from services.offline_queue.batches.lines import BatchLine

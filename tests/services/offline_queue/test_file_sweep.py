@@ -1,7 +1,5 @@
 """Files that expire, and what a kill leaves in the object store, on a real bus."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import io

@@ -1,7 +1,5 @@
 """Flex requests beside batches in one pool: who is refused, whose turn it is, and what is forgotten when."""
 
-from __future__ import annotations
-
 from services.offline_queue.flex_desk import NEWCOMER_SHARE, SILENCE_S, WINDOW_S, FlexDesk
 from shared.protocol.flex import FlexHeld, FlexSubmit, flex_batch
 from shared.protocol.offline import OfflineRequest

@@ -1,7 +1,5 @@
 """Which lines are requests, which fail alone, and which make the batch invalid."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import AsyncIterator, Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Batches that run to an end: completed, failed line by line, cancelled, expired."""
 
-from __future__ import annotations
-
 import gc
 import json
 import tracemalloc

@@ -1,7 +1,5 @@
 """Kills at every stage: each custom_id has one result in the end, and nothing is run that has its result."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import contextlib

@@ -1,7 +1,5 @@
 """OpenAI's limits for one batch, 50,000 lines and 200 MB, through the whole stack in bounded memory."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A machine that becomes slower while it serves: seen, told, and modelled anew."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """``slackwater predict`` and the predictor's answers, on a real bus."""
 
-from __future__ import annotations
-
 import asyncio
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The predictor service on a real bus."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """Outcomes of made-up test runs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from loadgen.report.report import OfflineReport, OnlineReport, Summary

@@ -1,7 +1,5 @@
 """The feedback loop around plants that are not what the profile took them for."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import random

@@ -1,7 +1,5 @@
 """``slackwater profile``: simulated searches, and what a stack's bus knows."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import signal

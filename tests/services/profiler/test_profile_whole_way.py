@@ -1,7 +1,5 @@
 """From the executor's process to the bus: sweep, samples, coefficients, budget."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterator

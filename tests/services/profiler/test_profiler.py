@@ -1,7 +1,5 @@
 """The profiler service on a real bus, with the real predictor."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The simulator: everything ends once, the same seed tells the same, and offline work without a budget is none."""
 
-from __future__ import annotations
-
 import json
 import random
 import subprocess

@@ -1,7 +1,5 @@
 """SLO budgets on a real bus: what gateways and executors tell comes in, records and budgets go out."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import AsyncIterator, Callable

@@ -1,7 +1,5 @@
 """When a budget is searched for, what it is, and what is said about it."""
 
-from __future__ import annotations
-
 import random
 
 import msgspec

@@ -1,7 +1,5 @@
 """The search for the largest knob value that keeps every SLO, over outcomes that are functions of it."""
 
-from __future__ import annotations
-
 import math
 import random
 

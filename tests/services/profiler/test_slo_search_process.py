@@ -1,7 +1,5 @@
 """The search's own process."""
 
-from __future__ import annotations
-
 import asyncio
 
 import msgspec

@@ -1,7 +1,5 @@
 """Searching in the simulator: what is found keeps the SLOs when it is simulated again."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """What the profiler remembers of online requests."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 

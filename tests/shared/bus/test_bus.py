@@ -1,7 +1,5 @@
 """The bus wrapper against a real nats-server."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 

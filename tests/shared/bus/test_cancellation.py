@@ -1,7 +1,5 @@
 """A loop that checks for its cancellation ends, even where the await lost it."""
 
-from __future__ import annotations
-
 import asyncio
 
 from shared.cancellation import check_cancelled

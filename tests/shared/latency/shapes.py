@@ -1,7 +1,5 @@
 """Makers of batch shapes, and of samples that a known linear model times."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterable
 

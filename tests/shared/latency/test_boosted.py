@@ -1,7 +1,5 @@
 """The boosted model: curves, marginal costs that are differences, the longest chunk, and its way over the bus."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

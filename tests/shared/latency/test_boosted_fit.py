@@ -1,7 +1,5 @@
 """The boosted fit: as good as noise lets it be on batches of a real schedule, smooth, and sensible beyond them."""
 
-from __future__ import annotations
-
 import random
 import sys
 from collections.abc import Callable

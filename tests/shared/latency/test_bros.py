@@ -1,7 +1,5 @@
 """BROS's lines: marginal costs, chunks, the fit, and the record."""
 
-from __future__ import annotations
-
 import math
 import random
 

@@ -1,7 +1,5 @@
 """The drift tests: silent on noise however long, and awake within seconds when the machine changes."""
 
-from __future__ import annotations
-
 import random
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """The choice between the two kinds of model, calibration, and what is worth publishing."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The histogram against all of its samples."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Eq. 1's linear model: marginal costs, the longest chunk that fits, and the running sums."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

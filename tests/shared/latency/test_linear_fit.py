@@ -1,7 +1,5 @@
 """The fit of Eq. 1: known coefficients come back, and odd samples do no harm."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """Roofline models: monotone, marginal costs that are differences, memory that adds up, names that are known."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

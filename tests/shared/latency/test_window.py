@@ -1,7 +1,5 @@
 """The predictor's sample window against its promises."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """The health check that containers run, as a process."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import sys

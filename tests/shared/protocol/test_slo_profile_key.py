@@ -1,7 +1,5 @@
 """Keys of SLO profiles in their bucket."""
 
-from __future__ import annotations
-
 import re
 
 from shared.protocol.slo_profile import Knob, slo_profile_key

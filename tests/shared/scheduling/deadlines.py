@@ -1,7 +1,5 @@
 """Makers of online requests with deadlines, of step states, and what a slow reader would compute of them."""
 
-from __future__ import annotations
-
 from hypothesis import strategies as st
 
 from shared.latency.features import BatchFeatures

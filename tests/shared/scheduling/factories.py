@@ -1,7 +1,5 @@
 """Makers of requests, limits and tables for tests of the core."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """BROS Alg. 1: who is in the batch, how long it takes, and when offline requests enter."""
 
-from __future__ import annotations
-
 from copy import copy
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Deadlines, what is left until them, and the order in which online requests are polled."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """What every packing keeps to, and packing by arrival."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Schedules over offline requests that gave way and kept their KV, and the mirror's picture of them."""
 
-from __future__ import annotations
-
 from shared.scheduling.limits import Limits
 from shared.scheduling.orders.offline.view import no_queue
 from shared.scheduling.planning.mirror import ExecutorMirror

@@ -1,7 +1,5 @@
 """Which executor gets a request: by predicted times, over plain data."""
 
-from __future__ import annotations
-
 from random import Random
 
 import pytest

@@ -1,7 +1,5 @@
 """The request table, and the mirror against an executor's true outcome."""
 
-from __future__ import annotations
-
 import pytest
 
 from shared.scheduling.planning.mirror import ARRIVAL_GRACE_STEPS, ExecutorMirror

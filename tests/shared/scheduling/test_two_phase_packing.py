@@ -1,7 +1,5 @@
 """HyGen Alg. 1 and the two phases of Alg. 2."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """The worked example of docs/scheduler.md, as the code computes it."""
 
-from __future__ import annotations
-
 import pytest
 
 from shared.latency.features import BatchFeatures

@@ -1,7 +1,5 @@
 """Where a service's settings come from: command line, environment, configuration file, defaults."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

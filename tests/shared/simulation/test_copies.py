@@ -1,7 +1,5 @@
 """When simulated copies of KV slots are done."""
 
-from __future__ import annotations
-
 import pytest
 
 from shared.scheduling.kv.slot_transfers import SlotOperations

@@ -1,7 +1,5 @@
 """Executors, pool and router in virtual time: everything ends once, on however many executors and however deep."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Sequence

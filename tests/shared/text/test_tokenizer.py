@@ -1,7 +1,5 @@
 """Tokenizing as transformers does, and streams of text that always join to the decoded whole."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Tools on their way into a prompt, through chat templates of three families, and what is refused."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

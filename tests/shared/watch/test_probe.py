@@ -1,7 +1,5 @@
 """Executors that have left the bus are lost before their heartbeats are missed."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 

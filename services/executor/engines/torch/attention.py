@@ -5,8 +5,6 @@ A registered attention function receives what the model's forward was given as k
 No mask function is registered under our name, so transformers builds no mask.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol

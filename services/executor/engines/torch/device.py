@@ -1,7 +1,5 @@
 """Where a model runs: device, dtype, and how much memory its KV blocks may take."""
 
-from __future__ import annotations
-
 import platform
 import re
 from pathlib import Path

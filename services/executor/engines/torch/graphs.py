@@ -4,8 +4,6 @@ A decode step is hundreds of short kernels, each of which costs the host a launc
 lay when it was recorded, so a step is copied into static inputs, padded to the next recorded size.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

@@ -5,8 +5,6 @@ every source is gathered before anything is written. A forward pass waits for th
 checkpoints cross the bus beside it. Each direction has a thread, and on CUDA a stream.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor

@@ -5,8 +5,6 @@ is 2 to 5 times as fast at every batch size on AMD processors (benchmarks/engine
 path that torch's own compiler takes for frozen weights.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

@@ -8,8 +8,6 @@ projection are one; query, key and value are one, whose rows are ordered so that
   and keys are reordered alike, which their product does not show.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What is done to logits before the temperature: biases, and penalties for tokens that are there already."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 

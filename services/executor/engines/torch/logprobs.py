@@ -1,7 +1,5 @@
 """How probable the model found tokens: from logits to log probabilities, of the rows that ask for them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """Memory as the torch engine wants it on the CPU."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import math

@@ -1,8 +1,6 @@
 """From logits to tokens. A token is a function of (seed, position, tokens so far) alone, so a request that was
 preempted, split into other chunks or moved to another executor goes on with the same tokens."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

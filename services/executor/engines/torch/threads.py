@@ -1,7 +1,5 @@
 """CPU threads of the torch engine. Import this before torch: OpenMP reads its environment when it is loaded."""
 
-from __future__ import annotations
-
 import os
 
 # A waiting OpenMP thread spins for milliseconds by default. The engine shares its cores with the event loop, the bus

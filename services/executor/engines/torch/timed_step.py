@@ -1,7 +1,5 @@
 """One step of an engine on torch: its slots in place, its forward pass timed, its errors of one kind."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Steps that make Triton compile every kernel before the first request: later, each would cost a step seconds."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from shared.protocol.executors import EngineSpec

@@ -1,7 +1,5 @@
 """`slackwater batch`: submit a file of requests, watch it, fetch its results."""
 
-from __future__ import annotations
-
 import json
 import sys
 import time

@@ -1,7 +1,5 @@
 """``slackwater batch submit | list | get | cancel``."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """``slackwater config show | init | reference``."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Annotated

@@ -1,7 +1,5 @@
 """The configuration file as people read and write it: a commented file of all defaults, and the reference page."""
 
-from __future__ import annotations
-
 import json
 import textwrap
 from collections.abc import Iterator

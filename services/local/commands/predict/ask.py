@@ -1,7 +1,5 @@
 """``slackwater predict``: ask the predictor of a stack, or list its models."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from itertools import repeat

@@ -1,7 +1,5 @@
 """The command line of ``slackwater predict``."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """What ``slackwater predict`` prints."""
 
-from __future__ import annotations
-
 import time
 from itertools import groupby
 

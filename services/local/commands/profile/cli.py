@@ -1,7 +1,5 @@
 """``slackwater profile``: the latency budget, or offline rate, that keeps the SLOs."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """``slackwater profile --live``: a search by test runs on a running stack."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """The SLO profiles of a running stack."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from services.local.commands.parameters import BusOptions

@@ -1,7 +1,5 @@
 """``slackwater status`` and ``slackwater top``."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import sys

@@ -1,7 +1,5 @@
 """What a stack's processes say about themselves."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterable, Mapping
 

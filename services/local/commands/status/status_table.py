@@ -1,7 +1,5 @@
 """What ``slackwater status`` prints."""
 
-from __future__ import annotations
-
 import time
 
 from rich.console import Console

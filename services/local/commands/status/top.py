@@ -1,7 +1,5 @@
 """``slackwater top``: a stack on a full screen, drawn anew each second."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 

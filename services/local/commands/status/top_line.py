@@ -1,7 +1,5 @@
 """The line below ``slackwater up`` on a terminal: what a ready stack does."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 

@@ -1,7 +1,5 @@
 """A moment of a stack as tables: the screen of ``slackwater top``, and the one line below ``slackwater up``."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from rich.console import Group, RenderableType

@@ -1,7 +1,5 @@
 """Log files of child processes: appended to, set aside when they have grown, and quoted when a child fails."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import BinaryIO
 

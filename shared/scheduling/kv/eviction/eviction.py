@@ -1,7 +1,5 @@
 """What is asked of an eviction policy."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator
 from typing import Protocol
 

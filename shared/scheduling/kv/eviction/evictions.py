@@ -1,7 +1,5 @@
 """The eviction policies by name."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from shared.named import named

@@ -1,7 +1,5 @@
 """The eviction of vLLM: what was let go of first."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Online requests' cached blocks are kept before offline ones'."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from shared.scheduling.kv.eviction.lru import Lru

@@ -9,8 +9,6 @@ prompts next to each other, whosever they are, and need not change from one clie
 request.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from shared.scheduling.orders.offline.order import OfflineOrder

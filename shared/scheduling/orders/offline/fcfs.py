@@ -1,7 +1,5 @@
 """The order of arrival."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """T_f of HyGen Alg. 4: waiting offline requests by how stale they are."""
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """The seam of offline orders: which waiting offline request may enter an executor next."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Protocol

@@ -10,8 +10,6 @@ bytes per request beside the prompts themselves. Requests are of groups, and eac
 so that the order of some groups is read without a look at the others.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Iterator
 from typing import TypeAlias
 

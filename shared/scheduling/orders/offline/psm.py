@@ -1,7 +1,5 @@
 """The depth-first order of the prefix trie: HyGen Alg. 3."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from shared.scheduling.orders.offline.order import Turn

@@ -1,7 +1,5 @@
 """By shared prefixes, and some by age so that nobody starves: HyGen Alg. 4."""
 
-from __future__ import annotations
-
 import itertools
 from collections import deque
 from collections.abc import Iterator

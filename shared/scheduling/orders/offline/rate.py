@@ -1,7 +1,5 @@
 """Offline requests at a fixed rate: how HyGen* bounds the interference of offline work (HyGen section 5.1)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator
 from itertools import islice

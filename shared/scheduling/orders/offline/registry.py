@@ -1,7 +1,5 @@
 """The offline orders by name, and their knobs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Annotated
 

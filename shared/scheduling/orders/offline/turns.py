@@ -1,7 +1,5 @@
 """Whose turn it is, while an order is read: the accounts as they will be once all that was shown is taken."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from itertools import islice
 

@@ -1,7 +1,5 @@
 """How much a batch's completion window presses."""
 
-from __future__ import annotations
-
 CALM_PART = 0.5  # of the window; before that is over, nothing presses
 MAX_URGENCY = 64.0
 MAX_CLIENT_URGENCY = 4.0  # what it adds against the batches of others

@@ -1,7 +1,5 @@
 """What an offline order sees of the executor and the step that it is asked for."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """First come, first served: what an online order is that hears nothing."""
 
-from __future__ import annotations
-
 from shared.scheduling.orders.online.order import OnlineOrder
 
 

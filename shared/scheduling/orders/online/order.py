@@ -5,8 +5,6 @@ token tells the order too. Executor and mirror feed the same events, and every s
 counters, so both order alike.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 

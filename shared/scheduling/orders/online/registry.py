@@ -1,7 +1,5 @@
 """The online orders by name, and their knobs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Annotated
 

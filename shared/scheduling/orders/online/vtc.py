@@ -1,7 +1,5 @@
 """Fair between clients, by the service that each has received."""
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Runs requests to their end on an engine the hard way: random mixes, random chunks, scattered and shared blocks."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter, deque
 from concurrent.futures import Future, ThreadPoolExecutor

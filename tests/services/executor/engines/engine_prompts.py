@@ -1,7 +1,5 @@
 """Prompts that every engine is tried with: chats, scripts, code, blanks; short and long, some that begin alike."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

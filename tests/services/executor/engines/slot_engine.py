@@ -1,7 +1,5 @@
 """An engine whose tokens depend on every KV slot that a sequence reads."""
 
-from __future__ import annotations
-
 import dataclasses
 import random
 import zlib

@@ -1,7 +1,5 @@
 """Outputs that keep to a grammar: with made-up logits, where nothing but the grammar makes sense of them."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

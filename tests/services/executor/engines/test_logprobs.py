@@ -1,7 +1,5 @@
 """Log probabilities from the logits to the answer: what they are, and that they come with the text of their token."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

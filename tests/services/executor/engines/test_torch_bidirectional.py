@@ -1,7 +1,5 @@
 """The torch engine with requests that share blocks: greedy outputs are those of an undisturbed run, token for token."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

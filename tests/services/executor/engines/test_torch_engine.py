@@ -1,7 +1,5 @@
 """The torch engine on the real model, against transformers itself."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ Without a GPU nothing is recorded: the forward pass itself runs over the static 
 interpreter, where a GPU would replay a graph. The plain path beside it is that of the CPU.
 """
 
-from __future__ import annotations
-
 import logging
 import random
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Copies of KV slots within the device and to and from the host, as one simultaneous assignment."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

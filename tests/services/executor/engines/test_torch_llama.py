@@ -1,7 +1,5 @@
 """The forward pass of Llama's family over merged weights, against transformers itself."""
 
-from __future__ import annotations
-
 import gc
 import logging
 import weakref

@@ -1,7 +1,5 @@
 """Biases and penalties on made-up logits, beside what their definitions say."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

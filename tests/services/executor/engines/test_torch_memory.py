@@ -1,7 +1,5 @@
 """Memory that steps use again."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """Other model families than the default one: small ones with random weights, against transformers itself."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

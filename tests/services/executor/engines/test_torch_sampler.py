@@ -1,7 +1,5 @@
 """The sampler on made-up logits."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

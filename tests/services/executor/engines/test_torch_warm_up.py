@@ -1,7 +1,5 @@
 """The warm-up makes every attention kernel launch, whatever the GPU."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """vLLM's model on our attention: blocks filled from both ends, shared, checkpointed, restored; against vLLM's own."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from pathlib import Path

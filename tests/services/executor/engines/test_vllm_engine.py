@@ -1,7 +1,5 @@
 """The vLLM engine on the real model, beside the torch engine; under many plans: test_vllm_plans."""
 
-from __future__ import annotations
-
 import os
 import random
 from collections.abc import Iterator

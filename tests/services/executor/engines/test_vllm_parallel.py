@@ -1,8 +1,6 @@
 """vLLM's model shared by two worker processes, by layers or in each layer: the tokens of one, and what comes of one
 that ends."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import select

@@ -1,8 +1,6 @@
 """The vLLM engine under hundreds of random steps, against vLLM under its own scheduler and against transformers: small
 models with random weights."""
 
-from __future__ import annotations
-
 import gc
 import random
 import weakref

@@ -1,7 +1,5 @@
 """What the vLLM engine says where vLLM is not there, is broken, or is another one."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Too much to do: offline work is turned away first, then online requests, and all is taken again when it is less."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager

@@ -1,7 +1,5 @@
 """API keys: made by the command line, kept as hashes, asked for by the gateway, revoked while it runs."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

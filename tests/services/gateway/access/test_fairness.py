@@ -1,7 +1,5 @@
 """Fairness by client, from the HTTP request to the executor's online order (vtc, sim engine)."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

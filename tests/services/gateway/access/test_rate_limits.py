@@ -1,7 +1,5 @@
 """Rate limits: the bucket in made-up time, a key's limits, and what clients of a gateway see of them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path

@@ -1,7 +1,5 @@
 """How long one more request would wait, in made-up time."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

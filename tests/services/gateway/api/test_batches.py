@@ -1,7 +1,5 @@
 """/v1/batches over real HTTP. No offline-queue runs, so that the test is the only other writer of the records."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Completions over real HTTP, bus and executor (sim engine), with the official client where it can send the request."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

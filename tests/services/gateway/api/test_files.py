@@ -1,7 +1,5 @@
 """/v1/files over real HTTP, with the official client where it can send the request."""
 
-from __future__ import annotations
-
 import http.client
 from collections.abc import Iterator
 from typing import Any

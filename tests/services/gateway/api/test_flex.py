@@ -1,7 +1,5 @@
 """Service tiers over real HTTP, bus, offline-queue and executor (sim engine), with the official client."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Every call of the official client that the gateway serves, made by the sync and by the async client."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import AsyncIterator, Iterator
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """/openapi.json: that it is served, whole, and says what holds."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """/v1/responses over real HTTP, bus and executor (sim engine), with the official client, sync and async."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

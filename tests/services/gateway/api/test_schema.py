@@ -1,8 +1,6 @@
 """Requests made of the gateway's own OpenAPI document, good and bad ones, at a real gateway with the sim engine. None
 is answered with a 5xx, and every answer is as the document says. The slow run is the same with more requests."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,8 +1,6 @@
 """Tools over real HTTP, bus and executor with the official client. The model is one that says what it is told to: the
 default one is too small to call tools."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections import Counter

@@ -1,7 +1,5 @@
 """OpenAI's endpoints that are not served, asked for by the official client."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What the dashboard is told: its rows, its snapshots, who gets them; and the files that it consists of."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import hashlib

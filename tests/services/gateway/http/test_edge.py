@@ -1,7 +1,5 @@
 """What surrounds every request: its id in answers and logs, limits of size, and web pages of other origins."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack

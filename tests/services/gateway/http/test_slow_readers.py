@@ -1,7 +1,5 @@
 """Clients that do not read, or leave: over real sockets, nothing of them stays in gateway or executor."""
 
-from __future__ import annotations
-
 import json
 import socket
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Executors, the bus and the gateway itself go away under live streams: real processes, real signals."""
 
-from __future__ import annotations
-
 import json
 import signal
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Several executors behind one gateway and one offline-queue: who gets what, and what a killed one leaves to others."""
 
-from __future__ import annotations
-
 import json
 import signal
 from collections import Counter

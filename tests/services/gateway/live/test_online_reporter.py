@@ -1,7 +1,5 @@
 """What the gateway reports of online requests, as tokens arrive from the bus."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,7 +1,5 @@
 """The router over a real bus: executors' heartbeats, the predictor's models and what was sent since."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 

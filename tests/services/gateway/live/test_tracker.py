@@ -1,7 +1,5 @@
 """The tracker and the registry over a real bus, against a peer that sends what a healthy executor would not."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable

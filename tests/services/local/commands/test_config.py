@@ -1,7 +1,5 @@
 """``slackwater config``, and what the other commands make of a configuration file."""
 
-from __future__ import annotations
-
 import json
 import tomllib
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``slackwater drain`` and ``undrain`` on running executors, with online and offline requests under way."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import signal

@@ -1,7 +1,5 @@
 """SLOs in the words of ``slackwater status``."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 

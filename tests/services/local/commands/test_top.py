@@ -1,7 +1,5 @@
 """``slackwater top``: what is added up, and what is drawn of a stack's messages on a real bus."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """``slackwater doctor``: each check, where things are well and where they are not."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

@@ -1,7 +1,5 @@
 """What a stack's options make of the command lines of its services."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

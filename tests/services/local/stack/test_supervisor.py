@@ -1,7 +1,5 @@
 """The pieces of a local stack's supervisor, with real child processes."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

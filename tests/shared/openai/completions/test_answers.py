@@ -1,7 +1,5 @@
 """Answers that the official client's own types accept."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a completion request may hold, and what it is told when it is wrong."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

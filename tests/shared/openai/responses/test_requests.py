@@ -1,7 +1,5 @@
 """What a request to /v1/responses may hold, and what it is told when it is wrong."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

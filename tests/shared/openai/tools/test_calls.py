@@ -1,7 +1,5 @@
 """Calls found in text, however it is cut into pieces, and what only looks like one."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from typing import Any

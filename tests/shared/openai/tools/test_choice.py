@@ -1,8 +1,6 @@
 """Calls that a request demands: grammars of three families, and answers that keep to them, whatever the model would
 have said."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

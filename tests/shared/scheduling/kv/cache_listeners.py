@@ -1,7 +1,5 @@
 """Those who know a pool's prefix cache from what it tells."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from shared.protocol.codec import decode, encode

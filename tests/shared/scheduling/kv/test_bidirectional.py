@@ -1,7 +1,5 @@
 """The bidirectional pool, case by case."""
 
-from __future__ import annotations
-
 import pytest
 
 from shared.scheduling.kv.eviction.evictions import EVICTIONS

@@ -1,8 +1,6 @@
 """The bidirectional pool under whatever is done to it: no slot has two owners, nothing is read before it is back, and
 nothing is left in the end."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

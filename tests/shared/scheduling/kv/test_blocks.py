@@ -1,7 +1,5 @@
 """The block pool against a naive model, and prefix caching."""
 
-from __future__ import annotations
-
 from dataclasses import astuple
 
 import pytest

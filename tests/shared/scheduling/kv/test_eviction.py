@@ -1,7 +1,5 @@
 """Eviction policies, each against a list of all blocks that is sorted anew each time."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """What each KV sharing decides."""
 
-from __future__ import annotations
-
 import pytest
 
 from shared.scheduling.kv.eviction.lru import Lru

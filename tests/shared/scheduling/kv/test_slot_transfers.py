@@ -1,7 +1,5 @@
 """Copies between two steps are consolidated: what is executed is one copy into each slot, from where it is now."""
 
-from __future__ import annotations
-
 from shared.scheduling.kv.slot_transfers import SlotOperations, SlotTransfers, worthless
 
 

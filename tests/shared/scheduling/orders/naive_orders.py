@@ -1,7 +1,5 @@
 """The offline orders said in the simplest way: a list by arrival, and a trie of one block per edge, walked anew."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Offline work of many clients and batches: shares, urgency, the slack, and the order within them."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import random

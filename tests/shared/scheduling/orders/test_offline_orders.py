@@ -1,7 +1,5 @@
 """Prefix trie, freshness tree and the orders over them against naive models, and what the orders promise."""
 
-from __future__ import annotations
-
 import random
 from itertools import chain, islice
 

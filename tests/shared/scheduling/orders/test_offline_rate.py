@@ -1,7 +1,5 @@
 """Offline requests at a fixed rate."""
 
-from __future__ import annotations
-
 import pytest
 
 from shared.scheduling.orders.offline.rate import OfflineRate

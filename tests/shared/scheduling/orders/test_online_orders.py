@@ -1,7 +1,5 @@
 """Who of the waiting online requests is next, and what that is worth to each client."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from copy import copy
 
