@@ -165,7 +165,7 @@ def _note(chunk: Chunk, record: RequestRecord, now_s: float) -> bool:
     if chunk.usage is not None:
         record.prompt_tokens = chunk.usage.prompt_tokens
         record.output_tokens = chunk.usage.completion_tokens
-    if any(choice.has_text for choice in chunk.choices):
+    if any(choice.tells_token for choice in chunk.choices):
         record.token_times_s.append(now_s)
     return any(choice.finish_reason is not None for choice in chunk.choices)
 

@@ -18,6 +18,7 @@ class Usage(msgspec.Struct, frozen=True):
 class Delta(msgspec.Struct, frozen=True):
     """A chat chunk's news; ``reasoning_content`` is how several servers stream a model's thoughts."""
 
+    role: str | None = None
     content: str | None = None
     reasoning_content: str | None = None
 
@@ -30,8 +31,13 @@ class Choice(msgspec.Struct, frozen=True):
     finish_reason: str | None = None
 
     @property
-    def has_text(self) -> bool:
-        return bool(self.text or (self.delta and (self.delta.content or self.delta.reasoning_content)))
+    def tells_token(self) -> bool:
+        """With its text, or with none where that has to wait for the next token's. A stream's first chunk of a chat,
+        which has a role, and the last of a choice tell none of their own."""
+        delta = self.delta or Delta()
+        if self.text or delta.content or delta.reasoning_content:
+            return True
+        return self.finish_reason is None and delta.role is None and "" in (self.text, delta.content)
 
 
 class Chunk(msgspec.Struct, frozen=True):

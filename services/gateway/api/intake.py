@@ -82,7 +82,9 @@ async def _events(choices: Choices, writer: StreamWriter, tokenizer: Tokenizer) 
     start = writer.start()  # with the first token, since clients take the first event for it
     async with aclosing(choices.pieces(tokenizer)) as pieces:
         async for piece in pieces:
-            event = writer.text(piece.text, piece.tokens, piece.index) if piece.text or piece.tokens else b""
+            # Text that has to wait for the next token is told as empty: clients take an event for a token.
+            has_news = piece.text or piece.tokens or piece.finish_reason is None
+            event = writer.text(piece.text, piece.tokens, piece.index) if has_news else b""
             if piece.finish_reason is FinishReason.ERROR:
                 yield start + event + writer.fail(choices.generations[piece.index].error)
                 return

@@ -100,6 +100,8 @@ class ResponseEvents:
         )
 
     def text(self, text: str, tokens: Sequence[ShownToken] = (), index: int = 0) -> bytes:
+        if not text:
+            return b""
         self._texts.append(text)
         return self._event("response.output_text.delta", **self._place, delta=text, logprobs=[])
 

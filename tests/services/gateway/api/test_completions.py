@@ -148,6 +148,18 @@ def test_the_first_event_of_a_chat_comes_with_its_first_text(rig: GatewayRig) ->
     assert deltas[0]["role"] == "assistant" and deltas[1]["content"]
 
 
+@pytest.mark.parametrize("chat", [True, False], ids=["chat", "text"])
+def test_a_token_whose_text_has_to_wait_is_an_event_all_the_same(rig: GatewayRig, chat: bool) -> None:
+    options: Any = {"model": MODEL, "seed": 5, "max_tokens": 600, "stream": True, "extra_body": {"ignore_eos": True}}
+    if chat:
+        chunks = [chunk.choices[0] for chunk in rig.openai.chat.completions.create(messages=MESSAGES, **options)]
+        texts = [chunk.delta.content for chunk in chunks if chunk.delta.role is None and chunk.finish_reason is None]
+    else:
+        parts = [chunk.choices[0] for chunk in rig.openai.completions.create(prompt="Once", **options)]
+        texts = [part.text for part in parts if part.finish_reason is None]
+    assert 0 < texts.count("") < len(texts) / 2, "ends within a character, or else shows its text at once"
+
+
 def test_usage_counts_tokens_and_cache_hits(rig: GatewayRig) -> None:
     prompt = list(range(100, 164))
     rig.complete(prompt=prompt, ignore_eos=True)
