@@ -38,6 +38,11 @@ class BatchFeatures(msgspec.Struct, array_like=True, gc=False):
         self.decode_kv_tokens += context_len
         self.decode_requests += 1
 
+    def add_decodes(self, num_requests: int, num_kv_tokens: int) -> None:
+        """Count several decodes that read so many KV tokens together."""
+        self.decode_kv_tokens += num_kv_tokens
+        self.decode_requests += num_requests
+
     def add_scheduled(self, num_tokens: int, num_computed_tokens: int) -> None:
         """Count what a step computes for one request: one token over KV that is there is a decode, the rest prefill."""
         if num_tokens == 1 and num_computed_tokens > 0:

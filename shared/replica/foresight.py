@@ -59,24 +59,18 @@ class Foresight:
 
     def _is_within_budget(self, entries: Seq[ScheduledRequest], policy: Policy, model: LatencyModel) -> bool:
         """They are all here, and those of offline requests may run beside the others."""
-        get = self._table.get
-        requests = [request for request in (get(entry.request_id) for entry in entries) if request is not None]
-        if len(requests) < len(entries):
-            return False
-        for request, entry in zip(requests, entries, strict=True):
-            if request.num_blocks == 0 and not self._finds_what_was_expected(request, entry):
+        features, get = BatchFeatures(), self._table.get
+        for entry in entries:
+            request = get(entry.request_id)
+            if request is None:
                 return False
+            num_tokens, num_computed = entry.num_scheduled_tokens, request.num_computed_tokens
+            if request.num_blocks == 0:
+                num_computed = self._cache.found(request).num_tokens
+                if num_computed + num_tokens != request.num_tokens:
+                    return False  # of a part of a prompt it cannot be told whether as much is found as was expected
+            features.add_scheduled(num_tokens, num_computed)
         if not entries or entries[-1].kind is Kind.ONLINE:  # entries are online first
             return True
         budget_ms = policy.budget_ms(self._table.holds_online)
-        if not policy.offline_enabled or math.isinf(budget_ms):
-            return policy.offline_enabled
-        features = BatchFeatures()
-        for request, entry in zip(requests, entries, strict=True):
-            num_computed = request.num_computed_tokens or self._cache.found(request).num_tokens
-            features.add_scheduled(entry.num_scheduled_tokens, num_computed)
-        return model.predict_ms(features) <= budget_ms
-
-    def _finds_what_was_expected(self, request: Request, entry: ScheduledRequest) -> bool:
-        """In the prefix cache. Of one that enters with a part of its prompt that cannot be told from its tokens."""
-        return self._cache.found(request).num_tokens + entry.num_scheduled_tokens == request.num_tokens
+        return policy.offline_enabled and (math.isinf(budget_ms) or model.predict_ms(features) <= budget_ms)

@@ -54,19 +54,23 @@ class KVAllocation:
             if request is not None and request.is_running and not request.is_in_flight:
                 self._give_way(request, lost)
         running: list[tuple[LiveSequence, int]] = []
+        extend = self._pool.extend
         for entry in schedule.entries:
             if entry.request_id in lost:
                 continue
             sequence = sequences[entry.request_id]
-            is_entering = not sequence.request.is_running
-            num_tokens = self._allocate(sequence, entry.num_scheduled_tokens, lost)
+            request = sequence.request
+            num_computed, is_running = request.num_computed_tokens, request.num_blocks > 0
+            num_tokens = min(entry.num_scheduled_tokens, request.num_tokens - num_computed)
+            if not is_running or not extend(entry.request_id, num_computed + num_tokens):  # few decodes
+                num_tokens = self._allocate(sequence, entry.num_scheduled_tokens, lost)
             if num_tokens == 0:
                 self._totals.offline_dropped += entry.kind is Kind.OFFLINE
                 continue
-            if is_entering:
+            if not is_running:
                 self._totals.entrant_tokens_planned += planned.get(entry.request_id, entry.num_scheduled_tokens)
                 self._totals.entrant_tokens_computed += num_tokens
-            sequence.request.num_in_flight_tokens = num_tokens
+            request.num_in_flight_tokens = num_tokens
             running.append((sequence, num_tokens))
         self._totals.offline_dropped += schedule.num_dropped
         return running
@@ -129,10 +133,7 @@ class KVAllocation:
                 request.request_id, request.kind, sequence.token_ids, sequence.block_hashes(self._block_size)
             )
         num_tokens = min(num_tokens, request.num_remaining_tokens)
-        num_slots = request.num_computed_tokens + num_tokens
-        if was_running and self._pool.extend(request.request_id, num_slots):
-            return num_tokens  # most decodes
-        while not self._grow(request, num_slots, lost):
+        while not self._grow(request, request.num_computed_tokens + num_tokens, lost):
             victim = self._victim_of(request, lost)
             if victim is None:
                 self._hold(request, was_running, lost)

@@ -70,7 +70,7 @@ class Replica:
         self.pool = strategy.make_pool(limits, spec.num_host_slots)
         self.totals = ExecutorCounters()
         self._kv = KVAllocation(limits, self.table, self.pool, strategy.sharing, self.totals)
-        self._slo = strategy.token_slo
+        self._slo = strategy.token_slo if strategy.uses_deadlines else None
         self._now_ms = now_ms
         self._pace = Pace()
         self._tokenizer = tokenizer
@@ -191,7 +191,7 @@ class Replica:
         self._pace, now_ms = self._pace.measured(result.step_ms), self._now_ms()
         self.totals.copy_wait_s += result.copy_wait_ms / 1e3
         advance, sampled, spec = self._kv.advance, result.sampled, self.spec
-        generate, postpone = self.table.online_order.generate, self._slo.advance
+        generate, slo = self.table.online_order.generate, self._slo
         num_tokens_gained = num_online = 0
         for sequence, num_tokens in self._in_flight.popleft().running:
             request = sequence.request
@@ -208,7 +208,8 @@ class Replica:
                 if request.kind is Kind.ONLINE:
                     num_online += 1
                     generate(request)
-                    postpone(request, now_ms)
+                    if slo is not None:
+                        slo.advance(request, now_ms)
                 if reason is not None:
                     self._end_choice(sequence, reason)
                 elif request.kind is Kind.ONLINE or sequence.gateway_id:
@@ -279,7 +280,8 @@ class Replica:
             self._ended.append(Ended(sequence, reason))
             return
         if sequence.kind is Kind.ONLINE:
-            self._slo.arrive(sequence.request, self._now_ms())
+            if self._slo is not None:
+                self._slo.arrive(sequence.request, self._now_ms())
             self._untold[request.request_id] = None
         self._sequences[request.request_id] = sequence
         self.table.add(sequence.request)

@@ -139,7 +139,7 @@ class Strategy(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def token_slo(self) -> TokenSlo:
-        """By which deadlines go."""
+        """By which deadlines go, where anybody goes by them."""
         return TokenSlo(self.ttft_slo_ms, self.tpot_slo_ms, self.slo_group_tokens)
 
     def changes(self) -> dict[str, str | int | float]:

@@ -1,6 +1,8 @@
 """A batch under construction: what it holds so far, and what is left of each budget."""
 
 import math
+from collections.abc import Iterable
+from itertools import islice
 
 from shared.latency.features import BatchFeatures
 from shared.latency.model import LatencyModel
@@ -78,6 +80,29 @@ class BatchBuilder:
         self.features.add_decode(context_len)
         self._add(request, 1, num_blocks, latency_ms)
         return True
+
+    def add_decodes(self, requests: Iterable[Request]) -> int:
+        """HyGen Alg. 1 lines 7-11 for online requests, which no budget bounds: how many were added, up to the first for
+        which there is no room."""
+        block_size, blocks_left, kv_tokens = self._block_size, self.num_blocks_left, 0
+        entries, num_before = self.entries, len(self.entries)
+        for request in islice(requests, max(0, min(self._num_seqs_left, self.num_tokens_left))):
+            num_blocks = request.num_new_blocks(1, block_size)
+            if num_blocks > blocks_left:
+                break
+            blocks_left -= num_blocks
+            kv_tokens += request.num_computed_tokens + 1
+            entries.append(ScheduledRequest(request.request_id, request.kind, 1))
+        num_added = len(entries) - num_before
+        if num_added == 0:
+            return 0
+        self.scheduled.update(entry.request_id for entry in islice(entries, num_before, None))
+        self.features.add_decodes(num_added, kv_tokens)
+        self._latency_ms = None
+        self.num_blocks_left = blocks_left
+        self.num_tokens_left -= num_added
+        self._num_seqs_left -= num_added
+        return num_added
 
     def try_prefill(self, request: Request, bounded: bool, at_most: int | None = None) -> bool:
         """HyGen Alg. 1 lines 15-20: the longest chunk that fits latency (if bounded), tokens and blocks."""

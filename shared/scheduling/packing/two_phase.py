@@ -61,10 +61,11 @@ def _online_phase(builder: BatchBuilder, table: RequestTable, preempted: Sequenc
     """Phase one: decodes, then chunks of started prompts, then waiting prompts, in order. Returns what it preempted."""
     running = schedulable(table, Kind.ONLINE, preempted)
     victims = Victims(builder, running)
-    for decoding in (True, False):
-        for request in running:
-            if request.is_decode != decoding or request.request_id in builder.scheduled:
-                continue
+    pending = [request for request in running if request.request_id not in builder.scheduled]
+    decodes = [request for request in pending if request.is_decode]
+    prefills = [request for request in pending if not request.is_decode]
+    for left in (decodes[builder.add_decodes(decodes) :], prefills):
+        for request in left:
             if not builder.has_room:
                 return victims.lost
             if request.request_id in victims.lost or builder.try_add(request, bounded=False):

@@ -49,7 +49,7 @@ class ExecutorMirror:
         strategy = strategy or Strategy()
         self.limits = limits
         self.pace = Pace()
-        self._slo = strategy.token_slo
+        self._slo = strategy.token_slo if strategy.uses_deadlines else None
         self._sharing = strategy.sharing
         self.table = RequestTable(strategy.make_online_order())
         self.num_free_blocks = limits.num_blocks
@@ -62,7 +62,8 @@ class ExecutorMirror:
 
     def arrive(self, request: Request, now_ms: float = 0.0) -> None:
         """An online request was sent to the executor; known ids are ignored."""
-        self._slo.arrive(request, now_ms)
+        if self._slo is not None:
+            self._slo.arrive(request, now_ms)
         if request.request_id not in self.table and request.request_id not in self._arrivals:
             self._arrivals[request.request_id] = _Arrival(request, ARRIVAL_GRACE_STEPS)
             self.table.add(request)
@@ -127,7 +128,7 @@ class ExecutorMirror:
         decode and every finished prompt gains one token, and a request at its length limit ends. EOS cannot be
         foreseen; the next word corrects it."""
         self.pace = self.pace.at(self.pace.now_ms + elapsed_ms)
-        now_ms, generate, advance = self.pace.now_ms, self.table.online_order.generate, self._slo.advance
+        now_ms, generate, slo = self.pace.now_ms, self.table.online_order.generate, self._slo
         for entry in entries:
             request = self.table.running(entry.kind).get(entry.request_id) or self.table.get(entry.request_id)
             if request is None:
@@ -139,7 +140,8 @@ class ExecutorMirror:
             request.num_tokens += 1
             if entry.kind is Kind.ONLINE:
                 generate(request)
-                advance(request, now_ms)
+                if slo is not None:
+                    slo.advance(request, now_ms)
             if request.num_tokens >= request.max_total_tokens:
                 self.depart(entry.request_id)
 
