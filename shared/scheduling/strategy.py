@@ -7,7 +7,7 @@ instances of it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Any
 
 import msgspec
@@ -40,52 +40,51 @@ OFFLINE_RATES = ("unlimited", "fixed")
 NO_OFFLINE_WORK = "none"
 
 
+def _one_of(known: Iterable[str], description: str) -> Meta:
+    return Meta(description=description, extra=choices(known))
+
+
 class Strategy(msgspec.Struct, frozen=True, kw_only=True):
     """What is scheduled how: a preset, and what is to differ from it. What fits no other part is refused."""
 
     preset: Annotated[str, Meta(description="what the rest is taken from", extra=choices(PRESET_NAMES) | BASE)] = (
         "hygen"
     )
-    online_order: Annotated[
-        str, Meta(description="fcfs, or vtc: fair between clients, by API key or user", extra=choices(ONLINE_ORDERS))
-    ] = "fcfs"
+    online_order: Annotated[str, _one_of(ONLINE_ORDERS, "fcfs, or vtc: fair between clients, by API key or user")] = (
+        "fcfs"
+    )
     offline_order: Annotated[
         str,
-        Meta(
-            description="which offline request enters next: by arrival, by shared prefix, or that with an eye on age; "
-            "none: none enters",
-            extra=choices(OFFLINE_ORDERS),
+        _one_of(
+            OFFLINE_ORDERS,
+            "which offline request enters next: by arrival, by shared prefix, or that with an eye on age; none: none "
+            "enters",
         ),
     ] = "psm-fair"
-    packing: Annotated[str, Meta(description="how a step is filled", extra=choices(PACKINGS))] = "two-phase"
+    packing: Annotated[str, _one_of(PACKINGS, "how a step is filled")] = "two-phase"
     latency_budget: Annotated[
         str,
-        Meta(
-            description="what bounds a step with offline work: nothing, budget_ms, what the profiler finds, or the "
-            "most urgent online deadline",
-            extra=choices(LATENCY_BUDGETS),
+        _one_of(
+            LATENCY_BUDGETS,
+            "what bounds a step with offline work: nothing, budget_ms, what the profiler finds, or the most urgent "
+            "online deadline",
         ),
     ] = "profiled"
-    offline_rate: Annotated[
-        str, Meta(description="whether offline requests enter at a fixed rate", extra=choices(OFFLINE_RATES))
-    ] = "unlimited"
-    kv_eviction: Annotated[
-        str, Meta(description="whose cached KV goes first where blocks are short", extra=choices(EVICTIONS))
-    ] = "lru"
+    offline_rate: Annotated[str, _one_of(OFFLINE_RATES, "whether offline requests enter at a fixed rate")] = "unlimited"
+    kv_eviction: Annotated[str, _one_of(EVICTIONS, "whose cached KV goes first where blocks are short")] = "lru"
     kv_sharing: Annotated[
         str,
-        Meta(
-            description="what becomes of offline KV where online work needs room: it is computed again, it stays, or "
-            "it shares its blocks from the other end",
-            extra=choices(KV_SHARINGS),
+        _one_of(
+            KV_SHARINGS,
+            "what becomes of offline KV where online work needs room: it is computed again, it stays, or it shares its "
+            "blocks from the other end",
         ),
     ] = "recompute"
     budget_ms: Annotated[float, Meta(ge=0, description="fixed latency budget of a step; 0: as it is profiled")] = 0.0
     idle_budget_ms: Annotated[
         float,
         Meta(
-            ge=0,
-            description="latency budget of a step while no online request is there, if more: what TTFT can bear",
+            ge=0, description="latency budget of a step while no online request is there, if more: what TTFT can bear"
         ),
     ] = 0.0
     offline_qps: Annotated[

@@ -47,7 +47,7 @@ class PreemptedBlock:
 
 
 class BidirectionalPool(KVPool):
-    """Blocks that a page of each kind can share, and the host slots that back them.
+    """Blocks that a page of each kind can share, and the host slots that back them. See ``KVPool``.
 
     A page in the cache is found by requests of its own kind only: the other kind reads blocks the other way. A page
     that several requests share is given up only when all of them are paused, is checkpointed once, and is whole again
@@ -71,7 +71,6 @@ class BidirectionalPool(KVPool):
 
     @property
     def num_offline_only(self) -> int:
-        """Blocks that only offline requests hold that are not paused: M_off of HyGen Alg. 2."""
         return self._store.num_alone - self._store.num_idle
 
     @property
@@ -95,15 +94,12 @@ class BidirectionalPool(KVPool):
         )
 
     def table(self, request_id: str) -> list[int]:
-        """The block ids of a request that is not paused, in the order of its tokens; not to be changed."""
         return self._tables[request_id].blocks
 
     def fills_right(self, kind: Kind) -> bool:
-        """Which way requests of this kind fill their blocks."""
         return kind is Kind.OFFLINE
 
     def num_missing_slots(self, request_id: str) -> int:
-        """Slots to bring back before it can run: M^cpu of BROS (section 4.1), in slots."""
         return self._store.num_missing(request_id)
 
     def num_kept_blocks(self, request_id: str) -> int:
@@ -201,8 +197,6 @@ class BidirectionalPool(KVPool):
             self._store.cache.publish(table.pages[index], known[index])
 
     def free(self, request_id: str) -> None:
-        """Let go of a request's pages; a request without a table is no error. Its last blocks are reused first, since
-        others are less likely to share them."""
         table = self._tables.pop(request_id, None)
         if table is None:
             return
@@ -210,13 +204,11 @@ class BidirectionalPool(KVPool):
             self._store.let_go(page, request_id, not table.is_paused)
 
     def pause(self, request_id: str) -> None:
-        """Its blocks may be taken from here on; it is whole until they are. Nothing where it is paused already."""
         table = self._tables[request_id]
         assert table.kind is Kind.OFFLINE and not table.is_locked
         self._set_paused(request_id, table, True)
 
     def unlock(self, request_id: str, num_computed_tokens: int) -> None:
-        """The step has ended; KV is written for so many of its tokens. A request without a table is no error."""
         table = self._tables.get(request_id)
         if table is None:
             return
@@ -227,7 +219,6 @@ class BidirectionalPool(KVPool):
         table.num_computed_tokens = num_computed_tokens
 
     def take_operations(self) -> SlotOperations:
-        """What the next step has to copy before its forward pass."""
         return self._transfers.take()
 
     def peek_operations(self) -> SlotOperations:
@@ -235,18 +226,14 @@ class BidirectionalPool(KVPool):
         return self._transfers.peek()
 
     def take_paused(self) -> list[str]:
-        """Offline requests that were paused for others since the last call."""
         paused, self._paused = self._paused, []
         return paused
 
     def take_dropped(self) -> list[str]:
-        """Offline requests that have lost all their KV since the last call, because the host is full."""
         dropped, self._dropped = self._dropped, []
         return dropped
 
     def void(self, failed: SlotOperations, later: Iterable[SlotOperations]) -> list[str]:
-        """A step's operations failed: what they wrote is worthless, and what those of ``later`` steps, which are in
-        flight, copy of it. Returns who holds it; each is to be freed."""
         slots, host_slots = worthless(failed, (*later, self._transfers.peek()))
         holders: dict[str, None] = {}
         pages = dict.fromkeys(self._pages())

@@ -34,7 +34,7 @@ class _Table:
 
 
 class BlockPool(KVPool):
-    """Blocks that requests of both kinds fill from the left and share whole. Nobody is paused in it."""
+    """Blocks that requests of both kinds fill from the left and share whole. Nobody is paused in it. See ``KVPool``."""
 
     def __init__(self, num_blocks: int, block_size: int, eviction: Eviction | None = None) -> None:
         """``eviction``: a new one; lru unless given."""
@@ -57,14 +57,12 @@ class BlockPool(KVPool):
         return self._num_offline_only
 
     def owners(self) -> BlockOwners:
-        """As it is now."""
         num_online = self.num_blocks - len(self._free) - self._num_offline_only - self._num_shared
         num_cached = self._free.num_cached
         num_empty = len(self._free) - num_cached
         return BlockOwners(num_online, self._num_shared, self._num_offline_only, 0, num_cached, num_empty)
 
     def table(self, request_id: str) -> list[int]:
-        """The block ids of a request, in the order of its tokens; not to be changed."""
         return self._tables[request_id].blocks
 
     def look_up(self, hashes: Sequence[bytes], kind: Kind) -> CachedPrefix:
@@ -82,8 +80,6 @@ class BlockPool(KVPool):
     def start(
         self, request_id: str, kind: Kind, token_ids: Sequence[int], hashes: Sequence[bytes] | None = None
     ) -> int:
-        """Give a request the cached blocks of its prefix; returns how many of its tokens need no computing.
-        At least one token is left to compute. Raises ValueError where it has a table already."""
         if request_id in self._tables:
             raise ValueError(f"request {request_id} has blocks already")
         table = _Table(kind, [], [])
@@ -127,7 +123,6 @@ class BlockPool(KVPool):
         num_computed_tokens: int,
         hashes: Sequence[bytes] | None = None,
     ) -> None:
-        """Make the full blocks among the first ``num_computed_tokens`` findable; their KV is written."""
         table = self._tables[request_id]
         num_full = num_computed_tokens // self.block_size
         if num_full == len(table.hashes):
@@ -143,8 +138,6 @@ class BlockPool(KVPool):
                 self._cache_log.note(key, None, True)
 
     def free(self, request_id: str) -> None:
-        """Let go of a request's blocks; a request without a table is no error. Its last blocks are reused first,
-        since others are less likely to share them."""
         table = self._tables.pop(request_id, None)
         if table is None:
             return

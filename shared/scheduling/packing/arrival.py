@@ -21,7 +21,10 @@ class FcfsPacking(OneWayPacking):
     uses_time = False
     keeps_plans = False  # an offline request that did not fit held up the online ones behind it
     latency_budgets: tuple[str, ...] = ("none",)
-    offline_orders = ("fcfs", "none")  # it merges the queue with online requests by their arrival
+    offline_orders: tuple[str, ...] | None = (
+        "fcfs",
+        "none",
+    )  # it merges the queue with online requests by their arrival
 
     def pack(self, state: StepState, offline: OfflineWork) -> Schedule:
         table = state.table

@@ -52,25 +52,11 @@ class StepState:
 class Packing(Protocol):
     """Both calls change nothing: the caller applies the schedule. Same state, same schedule."""
 
-    @property
-    def uses_time(self) -> bool:
-        """The schedule depends on when the step starts."""
-
-    @property
-    def keeps_plans(self) -> bool:
-        """A plan over what is here is reconciled to itself."""
-
-    @property
-    def orders_online(self) -> bool:
-        """It decides itself which online request comes first."""
-
-    @property
-    def latency_budgets(self) -> tuple[str, ...]:
-        """Those of a strategy that it works with."""
-
-    @property
-    def offline_orders(self) -> tuple[str, ...] | None:
-        """Those of a strategy that it works with; None for all."""
+    uses_time: bool  # the schedule depends on when the step starts
+    keeps_plans: bool  # a plan over what is here is reconciled to itself
+    orders_online: bool  # it decides itself which online request comes first
+    latency_budgets: tuple[str, ...]  # those of a strategy that it works with
+    offline_orders: tuple[str, ...] | None  # likewise; None for all
 
     def schedule(self, state: StepState, offline_queue: OfflineQueue) -> Schedule:
         """The next step. ``offline_queue``: offline requests that may enter after those held; asked once the step has
@@ -85,7 +71,7 @@ class OneWayPacking(ABC):
 
     uses_time: bool
     keeps_plans: bool
-    orders_online = True
+    orders_online: bool = True
     latency_budgets: tuple[str, ...]
     offline_orders: tuple[str, ...] | None = None
 
@@ -101,17 +87,15 @@ class OneWayPacking(ABC):
         """The step's batch, which of offline requests has only ``offline``."""
 
 
+@dataclass(frozen=True, slots=True)
 class OfflineWork:
     """The offline requests that a step may run: ``running`` have KV and are in order; ``waiting`` may enter or go on
     after them. ``at_most``: tokens of those whose share is bounded by a plan."""
 
-    def __init__(
-        self, running: list[Request], held: list[Request], queue: OfflineQueue, at_most: Mapping[str, int]
-    ) -> None:
-        self.running = running
-        self.at_most = at_most
-        self._held = held
-        self._queue = queue
+    running: list[Request]
+    at_most: Mapping[str, int]
+    _held: list[Request]
+    _queue: OfflineQueue
 
     def waiting(self, state: StepState, builder: BatchBuilder) -> Iterator[Request]:
         """First those that are paused, by what has to come back from the host, then those that have lost their KV, then
@@ -123,7 +107,7 @@ class OfflineWork:
     def of_queue(cls, table: RequestTable, offline_queue: OfflineQueue) -> OfflineWork:
         """All that is held, then the queue."""
         running, paused = _running_and_paused(table)
-        return cls(running, [*paused, *table.waiting(Kind.OFFLINE).values()], offline_queue, {})
+        return cls(running, {}, [*paused, *table.waiting(Kind.OFFLINE).values()], offline_queue)
 
     @classmethod
     def of_plan(cls, table: RequestTable, plan: Sequence[ScheduledRequest]) -> OfflineWork:
@@ -132,7 +116,7 @@ class OfflineWork:
         running, paused = ([r for r in each if r.request_id in at_most] for each in _running_and_paused(table))
         waiting = table.waiting(Kind.OFFLINE)
         held = [*paused, *(waiting[key] for key in at_most if key in waiting)]
-        return cls(running, held, no_queue, at_most)
+        return cls(running, at_most, held, no_queue)
 
 
 def _running_and_paused(table: RequestTable) -> tuple[list[Request], list[Request]]:

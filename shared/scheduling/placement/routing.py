@@ -102,7 +102,7 @@ class RoutingTarget:
         num_cached, hashes = self.num_cached_tokens(prompt), prompt.hashes(self._block_size)
         self._uncomputed.add(hashes)
         self._num_given_blocks += len(hashes)
-        return Route(self, self._sent, prompt.num_tokens - num_cached, num_cached, hashes)
+        return Route(self, prompt.num_tokens - num_cached, num_cached, self._sent, hashes)
 
     def computed(self, hashes: Sequence[bytes]) -> None:
         """A prompt with these blocks is not on its way any more: its executor says what it has of it."""
@@ -121,28 +121,20 @@ class RoutingTarget:
         return num_steps * model.predict_ms(step)
 
 
+@dataclass(slots=True)
 class Route:
     """One request at its executor: a prompt to compute until ``answered``, a decode until ``end``."""
 
-    __slots__ = ("_has_ended", "_hashes", "_is_answered", "_load", "num_cached_tokens", "num_new_tokens", "target")
+    target: RoutingTarget
+    num_new_tokens: int
+    num_cached_tokens: int
+    _load: BatchFeatures  # of the target, which it becomes a part of
+    _hashes: Sequence[bytes]  # of the prompt's blocks
+    _is_answered: bool = False
+    _has_ended: bool = False
 
-    def __init__(
-        self,
-        target: RoutingTarget,
-        load: BatchFeatures,
-        num_new_tokens: int,
-        num_cached_tokens: int,
-        hashes: Sequence[bytes],
-    ) -> None:
-        """``load``: of the target, which it becomes a part of; ``hashes``: of the prompt's blocks."""
-        self.target = target
-        self.num_new_tokens = num_new_tokens
-        self.num_cached_tokens = num_cached_tokens
-        self._load = load
-        self._hashes = hashes
-        self._is_answered = False
-        self._has_ended = False
-        load.add_prefill(num_new_tokens, num_cached_tokens)
+    def __post_init__(self) -> None:
+        self._load.add_prefill(self.num_new_tokens, self.num_cached_tokens)
 
     @property
     def num_tokens(self) -> int:
