@@ -1,13 +1,18 @@
 """What the gateway is told at start."""
 
+import ipaddress
 import secrets
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
+from shared.errors import ConfigError
+from shared.protocol.api_keys import ApiKeyRecord, hash_api_key, key_hint
 from shared.settings.common import LogLevel, NatsUrl
 from shared.settings.setting import SECRET, choices
+
+MIN_KEY_LENGTH = 32  # of a key that an operator chose
 
 
 class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,3 +69,31 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     def resolved_gateway_id(self) -> str:
         """The given id, or a new one: tokens of an earlier process never reach this one."""
         return self.gateway_id or secrets.token_hex(6)
+
+
+def are_keys_required(settings: GatewaySettings) -> bool:
+    """As ``require_keys`` says; ``auto``: where others can connect."""
+    if settings.require_keys == "auto":
+        return not is_loopback(settings.host)
+    return settings.require_keys == "always"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can connect."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def given_key(settings: GatewaySettings) -> ApiKeyRecord | None:
+    """That of ``api_key``, without the white space around it; None for none. Raises ConfigError for a short one."""
+    key = settings.api_key.strip()
+    if not key:
+        return None
+    if len(key) < MIN_KEY_LENGTH:
+        raise ConfigError(
+            f"SLACKWATER_API_KEY has {len(key)} characters; give at least {MIN_KEY_LENGTH}, "
+            "as from: openssl rand -hex 32"
+        )
+    return ApiKeyRecord("environment", hash_api_key(key), key_hint(key), created_at=0)

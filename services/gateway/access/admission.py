@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from services.gateway.access.waiting_room import WaitingRoom
-from services.gateway.http.refusal import Refusal
+from services.gateway.http.errors import OVERLOADED, Refusal
 from services.gateway.settings import GatewaySettings
 from shared.bus import Bus
 from shared.clock import Clock
@@ -14,7 +14,6 @@ NEWCOMER_SHARE = 2.0  # so that who floods the queue keeps no other client out o
 OFFLINE_RETRY_S = 30.0
 RETRY_S = (2.0, 60.0)  # least and most for online requests
 
-OVERLOADED = "server_overloaded"
 RESOURCE_UNAVAILABLE = "resource_unavailable"  # OpenAI's code where there is no room for flex
 
 
@@ -40,7 +39,7 @@ class Admission:
         wait_s = self._room.expected_wait_s(self._clock.monotonic_s()) or 0.0
         least_s, most_s = RETRY_S
         message = f"there is too much to do (limit reached: {reason.replace('_', ' ')}); try again later"
-        raise Refusal(reason, message, 503, OVERLOADED, OVERLOADED, min(most_s, max(least_s, wait_s)))
+        raise Refusal(reason, message, min(most_s, max(least_s, wait_s)))
 
     async def check_offline(self) -> None:
         """Whether more offline work may come. Raises Refusal (429) and BusError."""
@@ -85,4 +84,4 @@ def no_room_for_flex(reason: str, why: str) -> Refusal:
 
 def _offline_refusal(what: str, code: str, hint: str, reason: str, why: str) -> Refusal:
     message = f"no {what} taken now: {why}; try again later{hint}"
-    return Refusal(reason, message, 429, code, code, OFFLINE_RETRY_S)
+    return Refusal(reason, message, OFFLINE_RETRY_S, 429, code)

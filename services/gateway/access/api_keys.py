@@ -4,9 +4,8 @@ import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
-from services.gateway.access.key_rules import are_keys_required, given_key, is_loopback
 from services.gateway.access.rate_limits import RateLimits
-from services.gateway.settings import GatewaySettings
+from services.gateway.settings import GatewaySettings, are_keys_required, given_key, is_loopback
 from shared.bus import Bus, Entry
 from shared.clock import Clock
 from shared.errors import ConfigError, NotFoundOnBusError

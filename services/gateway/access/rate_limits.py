@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 
-from services.gateway.http.refusal import Refusal
-
-CODE = "rate_limit_exceeded"
+from services.gateway.http.errors import Refusal
 
 
 class TokenBucket:
@@ -31,9 +29,6 @@ class TokenBucket:
         """Until so much is in it; 0: now. More than it can ever hold waits until it is full."""
         missing = min(amount, self.capacity) - self.level(now_s)
         return max(0.0, missing * 60.0 / self.capacity)
-
-    def full_in_s(self, now_s: float) -> float:
-        return self.wait_s(self.capacity, now_s)
 
     def take(self, amount: float) -> None:
         """After ``wait_s`` said 0; a negative amount is given back, and what does not fit is gone."""
@@ -97,7 +92,7 @@ class RateLimits:
             if bucket is not None:
                 found[f"x-ratelimit-limit-{name}"] = f"{bucket.capacity:.0f}"
                 found[f"x-ratelimit-remaining-{name}"] = str(max(0, math.floor(bucket.level(now_s))))
-                found[f"x-ratelimit-reset-{name}"] = duration(bucket.full_in_s(now_s))
+                found[f"x-ratelimit-reset-{name}"] = duration(bucket.wait_s(bucket.capacity, now_s))
         return found
 
     def _refusal(self, what: str, bucket: TokenBucket, asked: int, wait_s: float, now_s: float) -> Refusal:
@@ -106,10 +101,10 @@ class RateLimits:
             f"rate_limit_{what}",
             f"rate limit of {what} reached: {bucket.capacity:.0f} a minute, {left} left, {asked} asked for; "
             f"try again in {duration(wait_s)}",
-            429,
-            what,
-            CODE,
             wait_s,
+            429,
+            "rate_limit_exceeded",
+            what,
             self.headers(now_s),
         )
 

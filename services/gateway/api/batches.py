@@ -9,8 +9,7 @@ from msgspec import Meta
 from services.gateway.api.caller import sender_of, take_request
 from services.gateway.api.context import Context, context_of
 from services.gateway.api.paging import page
-from services.gateway.http.json_response import JsonResponse
-from services.gateway.http.operation import answers, json_of
+from services.gateway.http.operation import JsonResponse, answers, json_of
 from services.gateway.http.upload import Anchor, ExpirySeconds
 from shared.openai.completions.requests import ENDPOINTS
 from shared.openai.errors import RequestError, decode_body

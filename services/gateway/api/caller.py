@@ -1,13 +1,16 @@
 """Who calls, and what that one may still ask for."""
 
+from hashlib import blake2b
+
 from fastapi import Request
 
 from services.gateway.access.api_keys import Caller
 from services.gateway.access.rate_limits import Reservation
-from services.gateway.access.sender import Sender, client_id_of
 from services.gateway.api.context import context_of
 from services.gateway.http.answers import request_id_of
+from services.gateway.live.generation import Sender
 from shared.openai.completions.requests import CompletionRequest
+from shared.protocol.api_keys import ApiKeyRecord
 
 
 def caller_of(request: Request) -> Caller:
@@ -37,3 +40,21 @@ def sender_of(request: Request, user: str | None) -> Sender:
     key = caller_of(request).key
     client_id = client_id_of(key, request.headers.get("authorization"), user)
     return Sender(client_id, 1.0 if key is None else key.weight, request_id_of(request))
+
+
+def client_id_of(key: ApiKeyRecord | None, authorization: str | None, user: str | None) -> str:
+    """The name of a known API key, else from what the Authorization header holds, else from the body's ``user`` field,
+    else empty.
+
+    No key leaves the gateway, only hashes do, and a user cannot name itself like the owner of a key.
+    """
+    if key is not None:
+        return f"name-{key.name}"
+    unknown_key = (authorization or "").removeprefix("Bearer").strip()
+    if unknown_key:
+        return _hashed("key", unknown_key)
+    return _hashed("user", user) if user else ""
+
+
+def _hashed(kind: str, name: str) -> str:
+    return f"{kind}-{blake2b(name.encode(), digest_size=8).hexdigest()}"

@@ -9,8 +9,7 @@ from fastapi.responses import StreamingResponse
 from services.gateway.api.caller import take_request
 from services.gateway.api.context import context_of
 from services.gateway.api.paging import page
-from services.gateway.http.json_response import JsonResponse
-from services.gateway.http.operation import BINARY, answers, json_of
+from services.gateway.http.operation import BINARY, JsonResponse, answers, json_of
 from services.gateway.http.upload import UPLOAD_FORM, read_upload
 from shared.errors import NotFoundOnBusError
 from shared.openai.errors import not_found

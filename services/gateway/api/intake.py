@@ -12,7 +12,7 @@ from services.gateway.api.caller import limit_headers, reserve_tokens, sender_of
 from services.gateway.api.context import context_of
 from services.gateway.http.errors import CLIENT_CLOSED_REQUEST, SERVER_ERROR, error_response
 from services.gateway.http.event_source import EventSource, unless_gone
-from services.gateway.http.json_response import JsonResponse
+from services.gateway.http.operation import JsonResponse
 from services.gateway.live.choices import Choices
 from services.gateway.live.tracker import Tracker
 from shared.openai.completions.chunks import ChunkWriter

@@ -3,8 +3,7 @@
 from fastapi import APIRouter, Request, Response
 
 from services.gateway.api.context import Context, context_of
-from services.gateway.http.json_response import JsonResponse
-from services.gateway.http.operation import answers, json_of
+from services.gateway.http.operation import JsonResponse, answers, json_of
 from shared.openai.objects import Model, ModelList
 
 router = APIRouter(tags=["models"])

@@ -1,10 +1,10 @@
 """/openapi.json: FastAPI knows routes and parameters, msgspec's structs know bodies and answers."""
 
 import importlib.metadata
+from operator import attrgetter
 from typing import Any
 
 from fastapi import FastAPI
-from fastapi.routing import APIRoute
 
 from services.gateway.access.key_check import OPEN_PATHS
 from services.gateway.http.operation import components
@@ -23,7 +23,7 @@ class DescribedApp(FastAPI):
             version=importlib.metadata.version("slackwater"),
             docs_url=None,
             redoc_url=None,
-            generate_unique_id_function=_operation_id,
+            generate_unique_id_function=attrgetter("name"),
         )
         self._keys_required = keys_required
 
@@ -38,7 +38,3 @@ class DescribedApp(FastAPI):
                 document["paths"][path]["get"]["security"] = []
             self.openapi_schema = document
         return self.openapi_schema
-
-
-def _operation_id(route: APIRoute) -> str:
-    return route.name

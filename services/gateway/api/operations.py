@@ -7,8 +7,7 @@ from fastapi import APIRouter, Request, Response
 
 from services.gateway.api.context import context_of
 from services.gateway.http.errors import RETRY_AFTER_S
-from services.gateway.http.json_response import JsonResponse
-from services.gateway.http.operation import answers, json_of, text_of
+from services.gateway.http.operation import JsonResponse, answers, json_of, text_of
 
 router = APIRouter(tags=["operations"])
 

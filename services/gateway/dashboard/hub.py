@@ -11,7 +11,7 @@ import msgspec
 from services.gateway.dashboard.history import COLUMNS, History, Row
 from services.gateway.dashboard.questions import StackAnswers, StackQuestions
 from services.gateway.dashboard.snapshot import snapshot_of
-from services.gateway.http.refusal import Refusal
+from services.gateway.http.errors import Refusal
 from shared.bus import Bus
 from shared.cancellation import check_cancelled
 from shared.clock import Clock
@@ -88,7 +88,7 @@ class DashboardHub:
         """Somebody looks for as long as this lasts. Raises Refusal (503) where there are too many."""
         if self.num_viewers >= MAX_VIEWERS:
             message = f"{self.num_viewers} dashboards are open at this gateway; try again later"
-            raise Refusal("viewers", message, 503, "server_overloaded", "server_overloaded", RETRY_S)
+            raise Refusal("viewers", message, RETRY_S)
         self.num_viewers += 1
         self._has_viewers.set()
         if self._published is None and self._clock.monotonic_s() - self._asked_s < FRESH_S:

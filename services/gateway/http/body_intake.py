@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 from fastapi import Request
 
-from services.gateway.http.refusal import Refusal
+from services.gateway.http.errors import Refusal
 from shared.openai.errors import RequestError
 
 RETRY_S = 5.0
@@ -43,7 +43,8 @@ class BodyIntake:
                     if len(body) > limit:
                         raise _too_large(limit)
                     if len(body) > SMALL_BYTES and self._num_bytes > self._max_bytes:
-                        raise _too_many()
+                        message = "too many large requests are coming in; try again later"
+                        raise Refusal("bodies", message, RETRY_S)
         except TimeoutError as error:
             message = f"the request body did not come within {self.timeout_s:g} s"
             raise RequestError(message, None, "request_timeout", 408) from error
@@ -51,8 +52,3 @@ class BodyIntake:
 
 def _too_large(limit: int) -> RequestError:
     return RequestError(f"the request body is larger than {limit} bytes", None, "request_too_large", 413)
-
-
-def _too_many() -> Refusal:
-    message = "too many large requests are coming in; try again later"
-    return Refusal("bodies", message, 503, "server_overloaded", "server_overloaded", RETRY_S)

@@ -1,6 +1,7 @@
 """Every error that leaves the gateway, in OpenAI's shape."""
 
 import logging
+import math
 from collections.abc import Mapping
 
 from fastapi import FastAPI, Request, Response
@@ -9,8 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from services.gateway.http.answers import request_id_of
-from services.gateway.http.json_response import JsonResponse
-from services.gateway.http.refusal import Refusal
+from services.gateway.http.operation import JsonResponse
 from shared.errors import BusError, NoExecutorError, NotFoundOnBusError, SlackwaterError
 from shared.openai.errors import RequestError
 from shared.openai.objects import error_body
@@ -24,6 +24,30 @@ BODY_UNREAD = (408, 413)  # the rest of the body is not waited for, so nothing e
 INVALID_REQUEST = "invalid_request_error"
 SERVER_ERROR = "server_error"
 UNAVAILABLE = "service_unavailable"
+OVERLOADED = "server_overloaded"
+
+
+class Refusal(SlackwaterError):
+    """A request that is valid and not served, now or for this client: answered with 429 or 503 and Retry-After.
+    ``reason`` names it among the metrics; ``code``, and ``type`` where it is another, are as OpenAI's."""
+
+    def __init__(
+        self,
+        reason: str,
+        message: str,
+        retry_after_s: float,
+        status: int = 503,
+        code: str = OVERLOADED,
+        type: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.message = message
+        self.status = status
+        self.type = type or code
+        self.code = code
+        self.headers = {**(headers or {}), "Retry-After": str(max(1, math.ceil(retry_after_s)))}
 
 
 def install_error_handlers(app: FastAPI) -> None:

@@ -1,4 +1,4 @@
-"""How a route describes itself in /openapi.json: by the structs that it reads and answers with."""
+"""The structs that routes read and answer with: as JSON, and as they describe a route in /openapi.json."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,6 +16,16 @@ JSON = "application/json"
 BINARY: Schema = {"type": "string", "format": "binary"}
 
 _described: dict[type[msgspec.Struct], None] = {}  # by all routes together, in the order of their declaration
+_encoder = msgspec.json.Encoder()
+
+
+class JsonResponse(Response):
+    """Encodes plain data and msgspec structs."""
+
+    media_type = JSON
+
+    def render(self, content: Any) -> bytes:
+        return _encoder.encode(content)
 
 
 def answers(

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from services.gateway.access.rate_limits import Reservation
-from services.gateway.access.sender import Sender
-from services.gateway.live.generation import Generation
+from services.gateway.live.generation import Generation, Sender
 from services.gateway.live.tracker import Tracker
 from shared.openai.completions.objects import CompletionUsage
 from shared.openai.completions.requests import CompletionRequest

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from services.gateway.live.online_generation import OnlineGeneration
+from services.gateway.live.generation import OnlineGeneration
 from shared.bus import Bus
 from shared.clock import Clock
 from shared.protocol import subjects

@@ -1,8 +1,8 @@
 """The live online requests of this gateway: each goes to the executor that is expected to answer it first."""
 
 from services.gateway.access.waiting_room import WaitingRoom
+from services.gateway.live.generation import OnlineGeneration
 from services.gateway.live.metrics import GenerationMetrics
-from services.gateway.live.online_generation import OnlineGeneration
 from services.gateway.live.online_reporter import OnlineReporter
 from services.gateway.live.registry import ExecutorRegistry
 from services.gateway.live.router import Router

@@ -7,8 +7,7 @@ from abc import ABC, abstractmethod
 from typing import Generic, TypeVar
 
 from services.gateway.access.rate_limits import UNLIMITED, Reservation
-from services.gateway.access.sender import Sender
-from services.gateway.live.generation import Generation
+from services.gateway.live.generation import Generation, Sender
 from services.gateway.live.metrics import GenerationMetrics
 from services.gateway.live.registry import ExecutorRegistry
 from shared.bus import Bus

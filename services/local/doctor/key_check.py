@@ -2,8 +2,7 @@
 
 import asyncio
 
-from services.gateway.access.key_rules import are_keys_required, given_key
-from services.gateway.settings import GatewaySettings
+from services.gateway.settings import GatewaySettings, are_keys_required, given_key
 from services.local.doctor.check import Check, failed, ok, warning
 from services.local.stack.data_dir import DataDir
 from services.local.stack.keys import open_keys

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.gateway.access.rate_limits import RateLimits, TokenBucket, duration
-from services.gateway.http.refusal import Refusal
+from services.gateway.http.errors import Refusal
 from services.local.stack.keys import open_keys
 from tests.services.gateway.gateway_rig import MODEL, GatewayRig, wait_until
 

@@ -20,7 +20,7 @@ from services.gateway.api.dashboard import FOLDER
 from services.gateway.dashboard.history import COLUMNS, SPAN_S, History
 from services.gateway.dashboard.hub import MAX_VIEWERS, DashboardHub
 from services.gateway.dashboard.questions import StackQuestions
-from services.gateway.http.refusal import Refusal
+from services.gateway.http.errors import Refusal
 from shared.bus import Bus
 from shared.clock import SystemClock
 from shared.latency.histogram import LatencyHistogram

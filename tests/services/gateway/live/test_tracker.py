@@ -10,9 +10,8 @@ import httpx
 import pytest
 
 from services.gateway.access.rate_limits import UNLIMITED, RateLimits, Reservation
-from services.gateway.access.sender import Sender
+from services.gateway.live.generation import OnlineGeneration, Sender
 from services.gateway.live.metrics import GenerationMetrics
-from services.gateway.live.online_generation import OnlineGeneration
 from services.gateway.live.online_tracker import OnlineTracker
 from services.gateway.live.registry import ExecutorRegistry
 from services.gateway.live.router import Router
