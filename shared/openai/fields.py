@@ -1,5 +1,4 @@
-"""What several of OpenAI's requests have in common; and fields that would change the answer and are not served, and
-so are refused, never silently dropped."""
+"""What OpenAI's requests have in common, and fields that are not served: refused, never silently dropped."""
 
 import itertools
 from collections.abc import Mapping
@@ -23,10 +22,7 @@ Metadata = Annotated[
 ]
 
 # Field -> the values that ask for nothing; null always does.
-COMMON_FIELDS: dict[str, tuple[Any, ...]] = {
-    "min_tokens": (0,),
-    "service_tier": ASKED,
-}
+COMMON_FIELDS: dict[str, tuple[Any, ...]] = {"min_tokens": (0,), "service_tier": ASKED}
 CHAT_FIELDS: dict[str, tuple[Any, ...]] = {
     "functions": ([],),
     "function_call": ("none", "auto"),
@@ -35,10 +31,7 @@ CHAT_FIELDS: dict[str, tuple[Any, ...]] = {
     "prediction": (),
     "web_search_options": (),
 }
-TEXT_FIELDS: dict[str, tuple[Any, ...]] = {
-    "echo": (False,),
-    "suffix": ("",),
-}
+TEXT_FIELDS: dict[str, tuple[Any, ...]] = {"echo": (False,), "suffix": ("",)}
 
 
 def served_tier(asked: str | None) -> str:
@@ -47,8 +40,7 @@ def served_tier(asked: str | None) -> str:
 
 
 def reject_unsupported(fields: Mapping[str, msgspec.Raw], *tables: Mapping[str, tuple[Any, ...]]) -> None:
-    """Raises RequestError for the first field of a table that is not served with its value. An object's nulls are as
-    absent."""
+    """Raises RequestError for the first field that is not served with its value. An object's nulls are as absent."""
     for name, accepted in itertools.chain.from_iterable(table.items() for table in tables):
         if name in fields:
             value = msgspec.json.decode(fields[name])

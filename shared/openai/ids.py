@@ -18,7 +18,6 @@ def is_well_formed(id: str) -> bool:
 
 
 def created_s_of(id: str) -> int | None:
-    """The unix time in an id that ``new_id`` made, or that a batch's files have from the batch's own; None for any
-    other."""
+    """The unix time in an id of ``new_id``, or in that of a batch's file, which has the batch's; None for any other."""
     match = _NEW.fullmatch(id)
     return int(match[1], 16) // 1000 if match else None

@@ -1,6 +1,7 @@
 """Log probabilities of an output's tokens, as requests ask for them and answers show them."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from shared.openai.errors import RequestError
@@ -20,18 +21,18 @@ def asked_of_chat(logprobs: bool | None, top_logprobs: int | None) -> int | None
     return None
 
 
+@dataclass(frozen=True, slots=True)
 class LogprobsShape:
     """The ``logprobs`` of a choice or of a chunk of it: OpenAI's chat shape, or the older one of text completions."""
 
-    def __init__(self, tokenizer: Tokenizer, is_chat: bool) -> None:
-        self.tokenizer = tokenizer
-        self._is_chat = is_chat
+    tokenizer: Tokenizer
+    is_chat: bool
 
     def body(self, tokens: Sequence[ShownToken] | None) -> dict[str, Any] | None:
         """None where none were asked for."""
         if tokens is None:
             return None
-        return self._chat(tokens) if self._is_chat else self._text(tokens)
+        return self._chat(tokens) if self.is_chat else self._text(tokens)
 
     def _chat(self, tokens: Sequence[ShownToken]) -> dict[str, Any]:
         content = []

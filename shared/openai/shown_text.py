@@ -73,8 +73,7 @@ def visible_tokens(token_ids: list[int], finish_reason: FinishReason | None, sam
 def shown_output(
     tokenizer: Tokenizer, output: ChoiceOutput, sampling: SamplingParams, shows_calls: bool = False
 ) -> tuple[str, list[ShownToken] | None]:
-    """The text of a finished output, up to its stop string, with its tokens where logprobs were asked for;
-    ``shows_calls`` as of ``Tokenizer.detokenizer``."""
+    """The text of a finished output, up to its stop string, with its tokens where logprobs were asked for."""
     visible = visible_tokens(output.token_ids, output.finish_reason, sampling)
     shown = ShownText(tokenizer, sampling, shows_calls)
     text, tokens = shown.push(visible, (output.logprobs or [])[: len(visible)])

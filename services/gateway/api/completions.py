@@ -11,10 +11,9 @@ from services.gateway.live.choices import Choices
 from services.gateway.live.generation import Generation
 from shared.openai.completions.answers import AnswerHead, Choice, completion_body
 from shared.openai.completions.bodies import ChatCompletionBody, TextCompletionBody
-from shared.openai.completions.chunks import ChunkWriter
+from shared.openai.completions.chunks import ChunkWriter, ToolCallChunks
 from shared.openai.completions.objects import ChatCompletion, Completion, TextCompletion
 from shared.openai.completions.requests import CHAT, TEXT, parse_completion
-from shared.openai.completions.tool_chunks import ToolCallChunks
 from shared.openai.logprobs import LogprobsShape
 
 EVENTS = events_of("where stream is true: the JSON of a chunk, of the last one [DONE]")

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from msgspec import UNSET
 
 from shared.openai.completions.objects import (
     AssistantMessage,
@@ -38,10 +37,11 @@ class AnswerHead:
     model: str
     service_tier: str | None = None
 
-    @property
-    def id(self) -> str:
-        """That a client sees for the request."""
-        return f"{'chatcmpl' if self.endpoint == CHAT else 'cmpl'}-{self.request_id}"
+    def fields(self) -> dict[str, Any]:
+        """As a client sees them."""
+        id = f"{'chatcmpl' if self.endpoint == CHAT else 'cmpl'}-{self.request_id}"
+        tier = {} if self.service_tier is None else {"service_tier": self.service_tier}
+        return {"id": id, "created": self.created, "model": self.model} | tier
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -62,16 +62,11 @@ def completion_body(
     head: AnswerHead, choices: Sequence[Choice], usage: CompletionUsage, tools: ToolUse | None = None
 ) -> Completion:
     """``tools``: whose calls are to be found in the texts."""
-    tier = UNSET if head.service_tier is None else head.service_tier
-    common: dict[str, Any] = {"id": head.id, "created": head.created, "model": head.model, "service_tier": tier}
     if head.endpoint == CHAT:
         chats = [_chat_choice(choice, index, head.request_id, tools) for index, choice in enumerate(choices)]
-        return ChatCompletion(choices=chats, usage=usage, **common)
-    texts = [
-        TextChoice(index, choice.text, choice.finish_reason.value, choice.logprobs)
-        for index, choice in enumerate(choices)
-    ]
-    return TextCompletion(choices=texts, usage=usage, **common)
+        return ChatCompletion(choices=chats, usage=usage, **head.fields())
+    texts = [TextChoice(i, each.text, each.finish_reason.value, each.logprobs) for i, each in enumerate(choices)]
+    return TextCompletion(choices=texts, usage=usage, **head.fields())
 
 
 def _chat_choice(choice: Choice, index: int, request_id: str, tools: ToolUse | None) -> ChatChoice:

@@ -9,8 +9,7 @@ from shared.openai.completions.prompts import PROMPT_SCHEMA, Message
 from shared.openai.fields import AskedTier, Metadata
 from shared.openai.logprobs import MAX_CHAT_TOP_LOGPROBS, MAX_TEXT_TOP_LOGPROBS
 from shared.openai.response_format import ResponseFormat
-from shared.openai.tools.choice import TOOL_CHOICE_SCHEMA
-from shared.openai.tools.definitions import Tool
+from shared.openai.tools.definitions import TOOL_CHOICE_SCHEMA, Tool
 
 MAX_CHOICES = 8
 MAX_REPETITION_PENALTY = 10.0

@@ -1,6 +1,7 @@
-"""A completion that is streamed, as OpenAI's clients expect its chunks."""
+"""A completion that is streamed, as OpenAI's clients expect its chunks; in those of a chat, calls of tools."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -11,6 +12,9 @@ from shared.openai.completions.requests import CHAT
 from shared.openai.logprobs import LogprobsShape
 from shared.openai.objects import error_body
 from shared.openai.shown_text import ShownToken
+from shared.openai.tools.calls import Piece, ToolCallParser, ToolUse
+from shared.openai.tools.definitions import finish_reason_of, message_call
+from shared.protocol.sampling import FinishReason
 
 _json = msgspec.json.Encoder()
 
@@ -26,14 +30,7 @@ class ChunkWriter:
         """``logprobs``: None where they are not asked for."""
         self._logprobs = logprobs
         self._chat = head.endpoint == CHAT
-        common: dict[str, Any] = {
-            "id": head.id,
-            "object": "chat.completion.chunk" if self._chat else "text_completion",
-            "created": head.created,
-            "model": head.model,
-        }
-        if head.service_tier is not None:
-            common["service_tier"] = head.service_tier
+        common = {"object": "chat.completion.chunk" if self._chat else "text_completion"} | head.fields()
         self._head = b"data: " + _json.encode(common)[:-1]
         self._usage = b',"usage":null' if include_usage else b""
         delta = b'"delta":{"content":' if self._chat else b'"text":'
@@ -76,3 +73,54 @@ class ChunkWriter:
         choice: dict[str, Any] = {"index": index, "logprobs": logprobs, "finish_reason": finish_reason}
         choice |= {"delta": content} if self._chat else content
         return self._head + b',"choices":[' + _json.encode(choice) + b"]" + self._usage + b"}\n\n"
+
+
+class ToolCallChunks(ChunkWriter):
+    """Of a chat in whose text calls of tools are found. A call comes in one chunk, as soon as it is whole; tokens with
+    logprobs, those of calls too, come with the next chunk of their choice."""
+
+    def __init__(
+        self,
+        tools: ToolUse,
+        head: AnswerHead,
+        include_usage: bool,
+        logprobs: LogprobsShape | None = None,
+        num_choices: int = 1,
+    ) -> None:
+        super().__init__(head, include_usage, logprobs, num_choices)
+        self._tools = tools
+        self._request_id = head.request_id
+        self._choices = [_CallingChoice(ToolCallParser(tools)) for _ in range(num_choices)]
+
+    def text(self, text: str, tokens: Sequence[ShownToken] = (), index: int = 0) -> bytes:
+        choice = self._choices[index]
+        choice.tokens += tokens
+        return self._events(choice.parser.push(text), index)
+
+    def finish(self, finish_reason: str, index: int = 0) -> bytes:
+        choice = self._choices[index]
+        rest = self._events(choice.parser.finish(), index)
+        if choice.tokens:
+            rest += super().text("", choice.tokens, index)
+        return rest + super().finish(finish_reason_of(FinishReason(finish_reason), choice.num_calls), index)
+
+    def _events(self, pieces: Iterable[Piece], index: int) -> bytes:
+        return b"".join([self._event(piece, index) for piece in pieces])
+
+    def _event(self, piece: Piece, index: int) -> bytes:
+        choice = self._choices[index]
+        tokens, choice.tokens = choice.tokens, []
+        if isinstance(piece, str):
+            return super().text(piece, tokens, index)
+        number, choice.num_calls = choice.num_calls, choice.num_calls + 1
+        call = message_call(piece, self._tools.format, self._request_id, index, number)
+        return self._chunk(index, {"tool_calls": [{"index": number} | msgspec.to_builtins(call)]}, tokens=tokens)
+
+
+@dataclass(slots=True)
+class _CallingChoice:
+    """What is known of one choice so far."""
+
+    parser: ToolCallParser
+    num_calls: int = 0
+    tokens: list[ShownToken] = field(default_factory=list)  # in no chunk yet

@@ -61,13 +61,9 @@ def text_prompt(prompt: Any, tokenizer: Tokenizer) -> list[int]:
         raise RequestError("prompt is missing; give a text or a list of token ids", "prompt")
     if not prompt:
         raise RequestError("prompt is empty", "prompt")
-    if isinstance(prompt, str):
-        return _encode(prompt, tokenizer)
-    _check_token_ids(prompt, tokenizer.vocab_size)
-    return prompt
-
-
-def _encode(prompt: str, tokenizer: Tokenizer) -> list[int]:
+    if isinstance(prompt, list):
+        _check_token_ids(prompt, tokenizer.vocab_size)
+        return prompt
     token_ids = tokenizer.encode(prompt)
     if not token_ids:
         raise RequestError("prompt holds no character that the model's vocabulary knows", "prompt")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -16,8 +15,7 @@ from shared.openai.fields import CHAT_FIELDS, COMMON_FIELDS, DEFAULT, TEXT_FIELD
 from shared.openai.logprobs import asked_of_chat
 from shared.openai.response_format import grammar_of
 from shared.openai.tools.calls import ToolUse
-from shared.openai.tools.choice import FREE, demanded_names
-from shared.openai.tools.definitions import tool_use
+from shared.openai.tools.definitions import FREE, tool_use
 from shared.openai.tools.grammar import calls_grammar
 from shared.protocol.sampling import SEED_BITS, SamplingParams
 from shared.text.tokenizer import Tokenizer
@@ -26,6 +24,11 @@ CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
 ENDPOINTS = (CHAT, TEXT)
 
+# Of the sampling, what goes on as it is asked for.
+PLAIN_PARAMS = (
+    *("temperature", "top_p", "min_p", "n", "ignore_eos"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
+)
 DEFAULT_TEXT_MAX_TOKENS = 16  # what OpenAI generates on /v1/completions when the request does not say
 
 
@@ -72,15 +75,17 @@ _fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def parse_completion(endpoint: str, body: bytes, tokenizer: Tokenizer, model: ServedModel) -> CompletionRequest:
-    """``endpoint`` is one of ENDPOINTS. Unknown fields are ignored, known but unsupported ones refused.
-    Raises RequestError."""
+    """Of one of ENDPOINTS. Unknown fields are ignored, known but unsupported ones refused. Raises RequestError."""
     fields = decode_body(body, _decoders[endpoint])
     model.check(fields.model)
     reject_unsupported(_fields_decoder.decode(body), COMMON_FIELDS, CHAT_FIELDS if endpoint == CHAT else TEXT_FIELDS)
     stream = fields.stream or False
     if fields.stream_options is not None and not stream:
         raise RequestError("stream_options is only allowed when stream is true", "stream_options")
-    tools = _tools(fields, tokenizer) if endpoint == CHAT else None
+    tools = None
+    if endpoint == CHAT:
+        is_parallel = fields.parallel_tool_calls is not False
+        tools = tool_use(fields.tools, fields.tool_choice, is_parallel, tokenizer.tool_format)
     prompt_token_ids = _prompt(endpoint, fields, tokenizer, tools)
     return CompletionRequest(
         endpoint=endpoint,
@@ -96,13 +101,6 @@ def parse_completion(endpoint: str, body: bytes, tokenizer: Tokenizer, model: Se
     )
 
 
-def _tools(fields: Any, tokenizer: Tokenizer) -> ToolUse | None:
-    is_parallel = fields.parallel_tool_calls is not False
-    demanded = demanded_names(fields.tool_choice, fields.tools)
-    tools = None if fields.tool_choice == "none" else fields.tools
-    return tool_use(tools, demanded, is_parallel, tokenizer.tool_format)
-
-
 def _prompt(endpoint: str, fields: Any, tokenizer: Tokenizer, tools: ToolUse | None) -> list[int]:
     if endpoint == TEXT:
         return text_prompt(fields.prompt, tokenizer)
@@ -116,10 +114,8 @@ def _grammar(fields: Any, tools: ToolUse | None, tokenizer: Tokenizer) -> str:
     """That the output keeps to; empty for any text."""
     grammar = grammar_of(fields.response_format, tokenizer)
     if grammar and tools is not None:
-        raise RequestError(
-            "response_format leaves no room for calls of tools; leave one out, or set tool_choice to none",
-            "response_format",
-        )
+        message = "response_format leaves no room for calls of tools; leave one out, or set tool_choice to none"
+        raise RequestError(message, "response_format")
     if tools is not None:
         grammar = calls_grammar(fields.tools, tools, fields.tool_choice not in FREE, tokenizer)
     if grammar and fields.ignore_eos:
@@ -137,24 +133,20 @@ def _sampling(
     if endpoint == TEXT and fields.best_of not in (None, fields.n or 1):
         raise RequestError("best_of is only supported where it is n: every choice is shown", "best_of")
     for name in ("stop_token_ids", "logit_bias"):
-        _check_token_ids(name, getattr(fields, name) or (), tokenizer.vocab_size)
+        for token_id in getattr(fields, name) or ():
+            if token_id >= tokenizer.vocab_size:
+                message = f"{name}: token id {token_id} is outside the vocabulary of {tokenizer.vocab_size}"
+                raise RequestError(message, name)
     return SamplingParams(
         max_tokens=_max_tokens(endpoint, fields, prompt_tokens, model),
-        temperature=1.0 if fields.temperature is None else fields.temperature,
-        top_p=1.0 if fields.top_p is None else fields.top_p,
         top_k=min(max(0, fields.top_k or 0), tokenizer.vocab_size),
         seed=secrets.randbits(SEED_BITS) if fields.seed is None else fields.seed % (1 << SEED_BITS),
         stop=(fields.stop,) if isinstance(fields.stop, str) else tuple(fields.stop or ()),
         stop_token_ids=tuple(fields.stop_token_ids or ()),
-        ignore_eos=fields.ignore_eos or False,
-        min_p=fields.min_p or 0.0,
-        presence_penalty=fields.presence_penalty or 0.0,
-        frequency_penalty=fields.frequency_penalty or 0.0,
-        repetition_penalty=1.0 if fields.repetition_penalty is None else fields.repetition_penalty,
         logit_bias=tuple(sorted((fields.logit_bias or {}).items())),
         grammar=_grammar(fields, tools, tokenizer),
-        n=fields.n or 1,
         logprobs=asked_of_chat(fields.logprobs, fields.top_logprobs) if endpoint == CHAT else fields.logprobs,
+        **{name: value for name in PLAIN_PARAMS if (value := getattr(fields, name)) is not None},
     )
 
 
@@ -182,9 +174,3 @@ def _max_tokens(endpoint: str, fields: Any, prompt_tokens: int, model: ServedMod
 
 def _too_long(message: str, param: str) -> RequestError:
     return RequestError(message, param, "context_length_exceeded")
-
-
-def _check_token_ids(field: str, token_ids: Iterable[int], vocab_size: int) -> None:
-    for token_id in token_ids:
-        if token_id >= vocab_size:
-            raise RequestError(f"{field}: token id {token_id} is outside the vocabulary of {vocab_size}", field)

@@ -81,22 +81,16 @@ class ResponseEvents:
         self._number = 0
         self._texts: list[str] = []
         self._finish_reason: FinishReason | None = None
-        self._place = {
-            "item_id": message_of(begun, "in_progress").id,
-            "output_index": OUTPUT_INDEX,
-            "content_index": CONTENT_INDEX,
-        }
+        self._item = message_of(begun, "in_progress")
+        self._place = {"item_id": self._item.id, "output_index": OUTPUT_INDEX, "content_index": CONTENT_INDEX}
 
     def start(self) -> bytes:
         """All that comes before the first text."""
-        item = message_of(self._begun, "in_progress")
-        return b"".join(
-            (
-                self._event("response.created", response=self._begun),
-                self._event("response.in_progress", response=self._begun),
-                self._event("response.output_item.added", output_index=OUTPUT_INDEX, item=item),
-                self._event("response.content_part.added", **self._place, part=OutputText("")),
-            )
+        return (
+            self._event("response.created", response=self._begun)
+            + self._event("response.in_progress", response=self._begun)
+            + self._event("response.output_item.added", output_index=OUTPUT_INDEX, item=self._item)
+            + self._event("response.content_part.added", **self._place, part=OutputText(""))
         )
 
     def text(self, text: str, tokens: Sequence[ShownToken] = (), index: int = 0) -> bytes:
@@ -108,22 +102,19 @@ class ResponseEvents:
     def finish(self, finish_reason: str, index: int = 0) -> bytes:
         """After the last text; there is one choice."""
         self._finish_reason = FinishReason(finish_reason)
-        text, status = "".join(self._texts), status_of(self._finish_reason)
-        item = message_of(self._begun, status, text)
-        return b"".join(
-            (
-                self._event("response.output_text.done", **self._place, text=text, logprobs=[]),
-                self._event("response.content_part.done", **self._place, part=OutputText(text)),
-                self._event("response.output_item.done", output_index=OUTPUT_INDEX, item=item),
-            )
+        text = "".join(self._texts)
+        item = message_of(self._begun, status_of(self._finish_reason), text)
+        return (
+            self._event("response.output_text.done", **self._place, text=text, logprobs=[])
+            + self._event("response.content_part.done", **self._place, part=OutputText(text))
+            + self._event("response.output_item.done", output_index=OUTPUT_INDEX, item=item)
         )
 
     def end(self, usage: CompletionUsage) -> bytes:
         """The last event."""
         assert self._finish_reason is not None, "it has finished"
-        text, status = "".join(self._texts), status_of(self._finish_reason)
-        response = ended(self._begun, text, self._finish_reason, usage, int(self._now_s()))
-        return self._event(f"response.{status}", response=response)
+        response = ended(self._begun, "".join(self._texts), self._finish_reason, usage, int(self._now_s()))
+        return self._event(f"response.{response.status}", response=response)
 
     def fail(self, why: str) -> bytes:
         """The only end where there is no whole answer."""

@@ -7,10 +7,10 @@ import msgspec
 from msgspec import Meta
 
 from shared.openai.completions.bodies import CommonBody
+from shared.openai.completions.prompts import ContentPart, content_text
 from shared.openai.completions.requests import CHAT, CompletionRequest, ServedModel, parse_completion
 from shared.openai.errors import RequestError, decode_body
 from shared.openai.fields import check_field, reject_unsupported
-from shared.openai.responses.input import InputItem, chat_messages
 from shared.text.tokenizer import Tokenizer
 
 RESPONSES = "/v1/responses"
@@ -19,6 +19,7 @@ NOT_STORED = "responses are not stored here; send the whole conversation as inpu
 STORED_FIELDS = ("previous_response_id", "conversation")
 NULL = msgspec.Raw(b"null")
 PLAIN = {"type": "text"}
+TEXT_PARTS = ("input_text", "output_text", "text")
 # Field -> the values that ask for nothing; null always does.
 UNSERVED_FIELDS: dict[str, tuple[Any, ...]] = {
     "background": (False,),
@@ -50,6 +51,14 @@ class ResponseText(msgspec.Struct):
 
     format: dict[str, Any] | None = None
     verbosity: str | None = None
+
+
+class InputItem(msgspec.Struct):
+    """One item of the input; without a type it is a message."""
+
+    type: str = "message"
+    role: str | None = None
+    content: str | list[ContentPart] | None = None
 
 
 class ResponseBody(CommonBody, kw_only=True):
@@ -88,7 +97,7 @@ def parse_response(body: bytes, tokenizer: Tokenizer, model: ServedModel) -> Res
     raw = _fields_decoder.decode(body)
     _check_supported(fields, raw)
     asked: dict[str, Any] = {name: raw[name] for name in CommonBody.__struct_fields__ if name in raw}
-    asked["messages"] = chat_messages(fields.input, fields.instructions)
+    asked["messages"] = _chat_messages(fields.input, fields.instructions)
     if fields.max_output_tokens is not None:
         asked["max_completion_tokens"] = fields.max_output_tokens
     if fields.text_format != PLAIN:
@@ -109,14 +118,35 @@ def _check_supported(fields: ResponseBody, raw: dict[str, msgspec.Raw]) -> None:
         check_field("text.verbosity", fields.text.verbosity, ("medium",))
 
 
+def _chat_messages(input: str | list[InputItem] | None, instructions: str | None) -> list[dict[str, Any]]:
+    """One message for the instructions, where there are some, and one for each item. Raises RequestError."""
+    messages: list[dict[str, Any]] = []
+    if instructions is not None:
+        messages.append({"role": "system", "content": instructions})
+    if not input:
+        raise RequestError("input is missing or empty; give a text or a list of items", "input")
+    if isinstance(input, str):
+        return [*messages, {"role": "user", "content": input}]
+    return messages + [_chat_message(f"input[{index}]", item) for index, item in enumerate(input)]
+
+
+def _chat_message(where: str, item: InputItem) -> dict[str, Any]:
+    if item.type == "item_reference":
+        raise RequestError("items are not stored here; send the item itself", f"{where}.type", "unsupported_value")
+    if item.type != "message":
+        message = f"an input item of type {item.type!r} is not supported; only messages are"
+        raise RequestError(message, f"{where}.type", "unsupported_value")
+    if item.role is None:
+        raise RequestError(f"{where}.role is missing", f"{where}.role")
+    return {"role": item.role, "content": content_text(f"{where}.content", item.content, TEXT_PARTS)}
+
+
 def _response_format(text_format: dict[str, Any]) -> dict[str, Any]:
     """A chat completion has the schema one level deeper."""
     if text_format.get("type") != "json_schema":
         return text_format
-    return {
-        "type": "json_schema",
-        "json_schema": {name: value for name, value in text_format.items() if name != "type"},
-    }
+    schema = {name: value for name, value in text_format.items() if name != "type"}
+    return {"type": "json_schema", "json_schema": schema}
 
 
 def _renamed(error: RequestError, has_instructions: bool) -> RequestError:

@@ -103,8 +103,7 @@ class ToolCallParser:
             self._show(len(self._buffer))
 
     def _calls(self, start: int) -> Parsing[tuple[int, list[ToolCall]]]:
-        """Those of the value at ``start`` in the buffer, and where they end; without calls, where the text ends that
-        looked like some."""
+        """Those of the value at ``start``, and where they end; without any, where the text ends that looked like it."""
         end = yield from self._value_end(start, "[" if self._tools.format is ToolFormat.MISTRAL else "{")
         calls = self._read(self._buffer[start:end])
         if calls and self._tools.format is ToolFormat.HERMES:

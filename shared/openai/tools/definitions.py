@@ -16,6 +16,20 @@ MAX_TOOLS = 128
 TOOL_CALLS = "tool_calls"  # why an answer ended that calls tools
 MISTRAL_ID_LENGTH = 9  # its templates take no other
 NO_TOOLS = "the chat template of this model takes no tools, or writes calls in a format that is not understood"
+REQUIRED = "required"
+FREE = (None, "auto", "none")  # of tool_choice: no call is demanded
+_NAME_SCHEMA = {"type": "object", "required": ["name"], "properties": {"name": {"type": "string"}}}
+TOOL_CHOICE_SCHEMA: dict[str, Any] = {
+    "anyOf": [
+        {"enum": ["auto", "none", REQUIRED]},
+        {
+            "type": "object",
+            "required": ["type", "function"],
+            "properties": {"type": {"enum": ["function"]}, "function": _NAME_SCHEMA},
+        },
+        {"type": "null"},
+    ]
+}
 
 
 class FunctionDefinition(msgspec.Struct):
@@ -50,21 +64,48 @@ class MessageToolCall(msgspec.Struct):
     type: str = "function"
 
 
+class _NamedFunction(msgspec.Struct):
+    name: str
+
+
+class _NamedChoice(msgspec.Struct, tag_field="type", tag="function"):
+    function: _NamedFunction
+
+
 def tool_use(
-    tools: list[Tool] | None, demanded: list[str] | None, is_parallel: bool, format: ToolFormat | None
+    tools: list[Tool] | None, tool_choice: Any, is_parallel: bool, format: ToolFormat | None
 ) -> ToolUse | None:
-    """None where there are no tools. ``demanded``: the names of which one has to be called; None where the model is
-    free. Raises RequestError."""
-    if not tools:
+    """None where the model can call none: there are no tools, or ``tool_choice`` says so. Raises RequestError."""
+    names = [tool.function.name for tool in tools or () if tool.function is not None]
+    if tool_choice not in FREE:
+        names = _demanded_names(tool_choice, names)
+    if not tools or tool_choice == "none":
         return None
     for index, tool in enumerate(tools):
-        _check(f"tools[{index}]", tool)
+        if tool.type != "function" or tool.function is None:
+            message = f"a tool of type {tool.type!r} is not supported; only functions are"
+            raise RequestError(message, f"tools[{index}].type", "unsupported_value")
     if len(tools) > MAX_TOOLS:
         raise RequestError(f"there are {len(tools)} tools; at most {MAX_TOOLS} are allowed", "tools")
     if format is None:
         raise RequestError(f"tools are not supported: {NO_TOOLS}", "tools", "unsupported_value")
-    names = [tool.function.name for tool in tools if tool.function is not None] if demanded is None else demanded
     return ToolUse(format, names, is_parallel)
+
+
+def _demanded_names(tool_choice: Any, known: list[str]) -> list[str]:
+    """Of the functions of which one has to be called. Raises RequestError."""
+    if not known:
+        raise RequestError("tool_choice demands a call, and there are no tools", "tool_choice")
+    if tool_choice == REQUIRED:
+        return known
+    try:
+        name = msgspec.convert(tool_choice, _NamedChoice).function.name
+    except msgspec.ValidationError as error:
+        message = "tool_choice must be auto, none, required or the name of a function"
+        raise RequestError(message, "tool_choice", "unsupported_value") from error
+    if name not in known:
+        raise RequestError(f"tool_choice names {name!r}, which is none of the tools", "tool_choice")
+    return [name]
 
 
 def template_tools(tools: list[Tool]) -> list[dict[str, Any]]:
@@ -74,17 +115,16 @@ def template_tools(tools: list[Tool]) -> list[dict[str, Any]]:
 
 def template_calls(where: str, calls: list[MessageToolCall]) -> list[dict[str, Any]]:
     """As chat templates expect them: arguments as an object. Raises RequestError."""
-    return [
-        {
-            "id": call.id,
-            "type": "function",
-            "function": {
-                "name": call.function.name,
-                "arguments": _arguments(f"{where}[{index}].function.arguments", call),
-            },
-        }
-        for index, call in enumerate(calls)
-    ]
+    called = []
+    for index, call in enumerate(calls):
+        try:
+            arguments = msgspec.json.decode(call.function.arguments, type=dict[str, Any])
+        except (msgspec.DecodeError, RecursionError) as error:
+            message, param = f"the arguments are not a JSON object: {error}", f"{where}[{index}].function.arguments"
+            raise RequestError(message, param) from error
+        function = {"name": call.function.name, "arguments": arguments}
+        called.append({"id": call.id, "type": "function", "function": function})
+    return called
 
 
 def message_call(call: ToolCall, format: ToolFormat, request_id: str, choice: int, number: int) -> MessageToolCall:
@@ -98,20 +138,6 @@ def message_call(call: ToolCall, format: ToolFormat, request_id: str, choice: in
 def finish_reason_of(finish_reason: FinishReason, num_calls: int) -> str:
     """An answer that is cut at its limit of tokens says so, calls or not."""
     return TOOL_CALLS if num_calls and finish_reason is FinishReason.STOP else finish_reason.value
-
-
-def _check(where: str, tool: Tool) -> None:
-    if tool.type != "function" or tool.function is None:
-        raise RequestError(
-            f"a tool of type {tool.type!r} is not supported; only functions are", f"{where}.type", "unsupported_value"
-        )
-
-
-def _arguments(where: str, call: MessageToolCall) -> dict[str, Any]:
-    try:
-        return msgspec.json.decode(call.function.arguments, type=dict[str, Any])
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise RequestError(f"the arguments are not a JSON object: {error}", where) from error
 
 
 def _without_nothing(function: FunctionDefinition | None) -> dict[str, Any]:

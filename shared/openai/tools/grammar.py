@@ -1,5 +1,4 @@
-"""What an output with tool calls keeps to, as a grammar in llguidance's Lark: calls as the model writes them, with
-arguments that keep to the functions' parameters."""
+"""What an output with tool calls keeps to, in llguidance's Lark: calls as the model writes them, their arguments."""
 
 from typing import Any
 
