@@ -1,7 +1,6 @@
 """What the gateway is told at start."""
 
 import ipaddress
-import secrets
 from typing import Annotated
 
 import msgspec
@@ -61,14 +60,6 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     cors_origins: Annotated[
         str, Meta(description="whose web pages may call, as https://a.example,https://b.example, or *; empty: none's")
     ] = ""
-
-    def allowed_origins(self) -> tuple[str, ...]:
-        """``cors_origins``, one by one: whose web pages may read the answers; "*" is everyone's."""
-        return tuple(origin.strip() for origin in self.cors_origins.split(",") if origin.strip())
-
-    def resolved_gateway_id(self) -> str:
-        """The given id, or a new one: tokens of an earlier process never reach this one."""
-        return self.gateway_id or secrets.token_hex(6)
 
 
 def are_keys_required(settings: GatewaySettings) -> bool:

@@ -1,6 +1,7 @@
 """Who is turned away while there is more to do than can be done: offline work first, then online requests."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from services.gateway.access.waiting_room import WaitingRoom
 from services.gateway.http.errors import OVERLOADED, Refusal
@@ -17,26 +18,22 @@ RETRY_S = (2.0, 60.0)  # least and most for online requests
 RESOURCE_UNAVAILABLE = "resource_unavailable"  # OpenAI's code where there is no room for flex
 
 
+@dataclass(frozen=True, slots=True)
 class Admission:
-    """``num_live``: online requests that have not ended. The limits are the settings' ``max_``: of this gateway, the
-    offline ones of the whole stack."""
+    """The limits are the settings' ``max_``: of this gateway, the offline ones of the whole stack."""
 
-    def __init__(
-        self, bus: Bus, clock: Clock, limits: GatewaySettings, room: WaitingRoom, num_live: Callable[[], int]
-    ) -> None:
-        self._bus = bus
-        self._clock = clock
-        self._limits = limits
-        self._room = room
-        self._num_live = num_live
+    bus: Bus
+    clock: Clock
+    limits: GatewaySettings
+    room: WaitingRoom
+    num_live: Callable[[], int]  # online requests that have not ended
 
     def check_online(self, client_id: str, num_prompt_tokens: int = 0, num_choices: int = 1) -> None:
-        """Whether so many more of this client, with a prompt each, may wait; before the body is read, one of 0 tokens.
-        Raises Refusal (503)."""
+        """Whether so many more of this client may wait; before its body is read, of 0 tokens. Raises Refusal (503)."""
         reason, share = self._tightest(num_choices * num_prompt_tokens, num_choices)
-        if share < 1 or (share < NEWCOMER_SHARE and client_id and not self._room.has(client_id)):
+        if share < 1 or (share < NEWCOMER_SHARE and client_id and not self.room.has(client_id)):
             return
-        wait_s = self._room.expected_wait_s(self._clock.monotonic_s()) or 0.0
+        wait_s = self.room.expected_wait_s(self.clock.monotonic_s()) or 0.0
         least_s, most_s = RETRY_S
         message = f"there is too much to do (limit reached: {reason.replace('_', ' ')}); try again later"
         raise Refusal(reason, message, min(most_s, max(least_s, wait_s)))
@@ -56,19 +53,19 @@ class Admission:
         _, share = self._tightest(0)
         if share >= OFFLINE_SHARE:
             return "online_first", "online requests need the time now"
-        stored = await self._bus.size(subjects.REQUESTS_STREAM)
-        if stored.messages >= self._limits.max_offline_requests:
+        stored = await self.bus.size(subjects.REQUESTS_STREAM)
+        if stored.messages >= self.limits.max_offline_requests:
             return "offline_requests", f"{stored.messages} offline requests have no result yet"
-        if stored.bytes >= self._limits.max_offline_bytes:
+        if stored.bytes >= self.limits.max_offline_bytes:
             return "offline_bytes", f"offline requests without a result have {stored.bytes} bytes"
         return None
 
     def _tightest(self, num_prompt_tokens: int, num_requests: int = 1) -> tuple[str, float]:
         """The limit that is used up most, and its used share with so many more requests, the last not counted."""
-        limits, room, others = self._limits, self._room, num_requests - 1
-        wait_s = room.expected_wait_s(self._clock.monotonic_s())
+        limits, room, others = self.limits, self.room, num_requests - 1
+        wait_s = room.expected_wait_s(self.clock.monotonic_s())
         shares = {
-            "live_requests": (self._num_live() + others) / limits.max_live_requests,
+            "live_requests": (self.num_live() + others) / limits.max_live_requests,
             "waiting_requests": (len(room) + others) / limits.max_waiting_requests,
             "waiting_tokens": (room.num_tokens + num_prompt_tokens) / limits.max_waiting_tokens if len(room) else 0.0,
             "wait": 0.0 if wait_s is None else wait_s / limits.max_wait_s,

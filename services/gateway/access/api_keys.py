@@ -1,10 +1,14 @@
-"""The API keys that a gateway knows, as they are made and revoked."""
+"""The API keys that a gateway knows, as they are made and revoked, and the check of each request's own."""
 
 import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
 from services.gateway.access.rate_limits import RateLimits
+from services.gateway.http.errors import error_response
 from services.gateway.settings import GatewaySettings, are_keys_required, given_key, is_loopback
 from shared.bus import Bus, Entry
 from shared.clock import Clock
@@ -13,6 +17,9 @@ from shared.protocol import subjects
 from shared.protocol.api_keys import ApiKeyRecord, hash_api_key
 
 logger = logging.getLogger(__name__)
+
+OPEN_PATHS = ("/health", "/ready", "/metrics")  # of whoever watches the process; nothing of a request is in them
+PAGE, PAGE_FILES = "/", "/dashboard/static/"  # the dashboard, which asks for a key itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,3 +100,32 @@ class ApiKeys:
     def _caller(self, key: ApiKeyRecord) -> Caller:
         limits = RateLimits(key.requests_per_minute, key.tokens_per_minute, self._clock.monotonic_s())
         return Caller(key, limits)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyCheck:
+    """Around all routes, known or not: where keys are required, a request without one that is known is refused."""
+
+    app: ASGIApp
+    keys: ApiKeys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            authorization = Headers(scope=scope).get("authorization")
+            caller = self.keys.find(authorization)
+            scope["state"]["caller"] = caller or ANONYMOUS
+            path = scope["path"]
+            is_open = path in (*OPEN_PATHS, PAGE) or path.startswith(PAGE_FILES)
+            if caller is None and self.keys.required and not is_open:
+                scope["state"]["refused"] = "key"
+                await _refusal(authorization)(scope, receive, send)
+                return
+        await self.app(scope, receive, send)
+
+
+def _refusal(authorization: str | None) -> ASGIApp:
+    headers = {"WWW-Authenticate": "Bearer"}
+    if authorization is None:
+        message = "no API key was given; send it as a header: Authorization: Bearer KEY"
+        return error_response(401, message, headers=headers)
+    return error_response(401, "the API key is not known here", code="invalid_api_key", headers=headers)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from services.gateway.http.errors import Refusal
 
 
 class TokenBucket:
-    """A rate limit: so many a minute, refilled evenly. No clock in it.
-
-    Full at first. Its level may fall below 0 where more is taken than was asked for; such a debt is refilled first,
-    so over time no more than the rate goes out. Times are monotonic seconds and never go back.
-    """
+    """A rate limit: so many a minute, refilled evenly; full at first. Its level may fall below 0 where more is taken
+    than was asked for; such a debt is refilled first, so over time no more than the rate goes out. Times are monotonic
+    seconds and never go back."""
 
     def __init__(self, per_minute: int, now_s: float) -> None:
         self.capacity = float(per_minute)
@@ -35,25 +34,24 @@ class TokenBucket:
         self._level = min(self.capacity, self._level - amount)
 
 
+@dataclass(frozen=True, slots=True)
 class Reservation:
     """The tokens that an admitted request may use at most."""
 
-    def __init__(self, bucket: TokenBucket | None, num_tokens: int, num_free: int = 0) -> None:
-        """``num_free``: tokens that it uses and that somebody else pays for."""
-        self._bucket = bucket
-        self._num_tokens = num_tokens
-        self._num_free = num_free
+    bucket: TokenBucket | None
+    num_tokens: int
+    num_free: int = 0  # that it uses and that somebody else pays for
 
     def settle(self, num_used: int) -> None:
         """Once, at its end: what it did not use is there again, what it used beyond the reservation is owed."""
-        if self._bucket is not None:
-            self._bucket.take(max(0, num_used - self._num_free) - self._num_tokens)
+        if self.bucket is not None:
+            self.bucket.take(max(0, num_used - self.num_free) - self.num_tokens)
 
     def shared(self, num_choices: int, num_prompt_tokens: int) -> list[Reservation]:
         """In its place, one for each choice over the same prompt, which the first one pays for."""
-        each, rest = divmod(self._num_tokens, num_choices)
-        others = [Reservation(self._bucket, each, num_prompt_tokens) for _ in range(num_choices - 1)]
-        return [Reservation(self._bucket, each + rest), *others]
+        each, rest = divmod(self.num_tokens, num_choices)
+        others = [Reservation(self.bucket, each, num_prompt_tokens)] * (num_choices - 1)
+        return [Reservation(self.bucket, each + rest), *others]
 
 
 UNLIMITED = Reservation(None, 0)
@@ -68,22 +66,14 @@ class RateLimits:
 
     def take_request(self, now_s: float) -> None:
         """One more request; refused ones are not counted. Raises Refusal (429)."""
-        if self._requests is None:
-            return
-        if wait_s := self._requests.wait_s(1, now_s):
-            raise self._refusal("requests", self._requests, 1, wait_s, now_s)
-        self._requests.take(1)
+        if self._requests is not None:
+            self._take(self._requests, "requests", 1, now_s)
 
     def reserve_tokens(self, num_tokens: int, now_s: float) -> Reservation:
-        """Prompt and the longest answer. One of more than a minute's worth needs the full limit, and what it uses
-        beyond is owed. Raises Refusal (429)."""
+        """Prompt and the longest answer; what it uses beyond a minute's worth is owed. Raises Refusal (429)."""
         if self._tokens is None:
             return UNLIMITED
-        reserved = min(num_tokens, int(self._tokens.capacity))
-        if wait_s := self._tokens.wait_s(reserved, now_s):
-            raise self._refusal("tokens", self._tokens, num_tokens, wait_s, now_s)
-        self._tokens.take(reserved)
-        return Reservation(self._tokens, reserved)
+        return Reservation(self._tokens, self._take(self._tokens, "tokens", num_tokens, now_s))
 
     def headers(self, now_s: float) -> dict[str, str]:
         """OpenAI's ``x-ratelimit-*``, of the limits that there are."""
@@ -95,18 +85,17 @@ class RateLimits:
                 found[f"x-ratelimit-reset-{name}"] = duration(bucket.wait_s(bucket.capacity, now_s))
         return found
 
-    def _refusal(self, what: str, bucket: TokenBucket, asked: int, wait_s: float, now_s: float) -> Refusal:
-        left = max(0, math.floor(bucket.level(now_s)))
-        return Refusal(
-            f"rate_limit_{what}",
-            f"rate limit of {what} reached: {bucket.capacity:.0f} a minute, {left} left, {asked} asked for; "
-            f"try again in {duration(wait_s)}",
-            wait_s,
-            429,
-            "rate_limit_exceeded",
-            what,
-            self.headers(now_s),
-        )
+    def _take(self, bucket: TokenBucket, what: str, asked: int, now_s: float) -> int:
+        """So many, or the full limit where that is less. Raises Refusal (429)."""
+        taken = min(asked, int(bucket.capacity))
+        if wait_s := bucket.wait_s(taken, now_s):
+            left, again = max(0, math.floor(bucket.level(now_s))), duration(wait_s)
+            limit = f"rate limit of {what} reached: {bucket.capacity:.0f} a minute"
+            message = f"{limit}, {left} left, {asked} asked for; try again in {again}"
+            headers = self.headers(now_s)
+            raise Refusal(f"rate_limit_{what}", message, wait_s, 429, "rate_limit_exceeded", what, headers)
+        bucket.take(taken)
+        return taken
 
 
 def duration(seconds: float) -> str:

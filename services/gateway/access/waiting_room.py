@@ -6,11 +6,9 @@ WINDOW_S = 10.0
 
 
 class WaitingRoom:
-    """Times are monotonic seconds and never go back.
-
-    The wait is told by Little's law, and only where somebody has been waiting for the whole window: then what started
-    within it is what the executors can do. A queue that has just come to be says nothing about them.
-    """
+    """Times are monotonic seconds and never go back. The wait is told by Little's law, and only where somebody has been
+    waiting for the whole window: then what started within it is what the executors can do. A queue that has just come
+    to be says nothing about them."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, tuple[str, int]] = {}  # request id -> client, prompt tokens
@@ -61,8 +59,7 @@ class WaitingRoom:
             self._since_s = None
 
     def expected_wait_s(self, now_s: float) -> float | None:
-        """For one more request; where nothing has started within the window, the time for which nothing has. None where
-        too little is known."""
+        """For one more request; without a start in the window, the time without one. None where too little is known."""
         if self._since_s is None or now_s - self._since_s < WINDOW_S:
             return None
         self._forget_started(now_s)

@@ -1,20 +1,53 @@
-"""The ASGI application: routes, errors, and what surrounds them."""
+"""The ASGI application: routes, errors, what surrounds them, and /openapi.json, which describes them."""
 
+import importlib.metadata
+from operator import attrgetter
+from typing import Any
+
+from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
-from services.gateway.access.key_check import KeyCheck
+from services.gateway.access.api_keys import OPEN_PATHS, KeyCheck
 from services.gateway.api import batches, completions, dashboard, files, models, operations, responses, unserved
 from services.gateway.api.context import Context
-from services.gateway.api.openapi import DescribedApp
 from services.gateway.http.answers import Answers
 from services.gateway.http.errors import install_error_handlers
+from services.gateway.http.operation import components
 
+KEY_SCHEME = "api_key"
 EXPOSED_HEADERS = (
     "x-request-id",
     "retry-after",
     *(f"x-ratelimit-{what}-{of}" for what in ("limit", "remaining", "reset") for of in ("requests", "tokens")),
 )
+
+
+class DescribedApp(FastAPI):
+    """FastAPI whose document names our structs. ``keys_required``: whether clients need an API key."""
+
+    def __init__(self, keys_required: bool) -> None:
+        super().__init__(
+            title="Slackwater",
+            description="OpenAI's API for completions, responses, files and batches, as Slackwater serves it.",
+            version=importlib.metadata.version("slackwater"),
+            docs_url=None,
+            redoc_url=None,
+            generate_unique_id_function=attrgetter("name"),
+        )
+        self._keys_required = keys_required
+
+    def openapi(self) -> dict[str, Any]:
+        """Made when it is first asked for."""
+        if self.openapi_schema is None:
+            document = super().openapi()
+            scheme = {"type": "http", "scheme": "bearer", "description": "A key of slackwater key create."}
+            document["components"] = {"schemas": components(), "securitySchemes": {KEY_SCHEME: scheme}}
+            document["security"] = [{KEY_SCHEME: []}] if self._keys_required else [{KEY_SCHEME: []}, {}]
+            for path in OPEN_PATHS:
+                document["paths"][path]["get"]["security"] = []
+            self.openapi_schema = document
+        return self.openapi_schema
 
 
 def create_app(context: Context) -> ASGIApp:
@@ -23,7 +56,7 @@ def create_app(context: Context) -> ASGIApp:
     app.state.context = context
     install_error_handlers(app)
     app.add_middleware(KeyCheck, keys=context.keys)
-    if cors_origins := context.settings.allowed_origins():
+    if cors_origins := [each.strip() for each in context.settings.cors_origins.split(",") if each.strip()]:
         app.add_middleware(
             CORSMiddleware,
             allow_origins=cors_origins,

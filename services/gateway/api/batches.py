@@ -9,8 +9,8 @@ from msgspec import Meta
 from services.gateway.api.caller import sender_of, take_request
 from services.gateway.api.context import Context, context_of
 from services.gateway.api.paging import page
+from services.gateway.http.bodies import Anchor, ExpirySeconds
 from services.gateway.http.operation import JsonResponse, answers, json_of
-from services.gateway.http.upload import Anchor, ExpirySeconds
 from shared.openai.completions.requests import ENDPOINTS
 from shared.openai.errors import RequestError, decode_body
 from shared.openai.fields import Metadata
@@ -52,8 +52,7 @@ async def create_batch(request: Request) -> Response:
     await context.admission.check_offline()
     async with context.bodies.body(request, MAX_BODY_BYTES) as body:
         fields = decode_body(body, _decoder)
-    _check(fields)
-    await _check_input_file(context, fields.input_file_id)
+    await _check(context, fields)
     sender = sender_of(request, None)
     now_s = context.clock.unix_s()
     record = BatchRecord(
@@ -99,16 +98,12 @@ def shown(record: BatchRecord) -> Batch:
     return msgspec.convert(record, Batch, from_attributes=True)
 
 
-def _check(fields: CreateBatch) -> None:
+async def _check(context: Context, fields: CreateBatch) -> None:
     if fields.endpoint not in ENDPOINTS:
         raise RequestError(f"endpoint must be one of {', '.join(ENDPOINTS)}", "endpoint")
     if fields.completion_window not in WINDOW_S:
         raise RequestError(f"completion_window must be one of {', '.join(WINDOW_S)}", "completion_window")
-
-
-async def _check_input_file(context: Context, file_id: str) -> None:
-    record = await context.files.get(file_id, "input_file_id")
-    if record.purpose != "batch":
-        raise RequestError(
-            f"the file {file_id} has the purpose {record.purpose!r}; a batch needs 'batch'", "input_file_id"
-        )
+    file = await context.files.get(fields.input_file_id, "input_file_id")
+    if file.purpose != "batch":
+        message = f"the file {file.id} has the purpose {file.purpose!r}; a batch needs 'batch'"
+        raise RequestError(message, "input_file_id")

@@ -43,11 +43,8 @@ def sender_of(request: Request, user: str | None) -> Sender:
 
 
 def client_id_of(key: ApiKeyRecord | None, authorization: str | None, user: str | None) -> str:
-    """The name of a known API key, else from what the Authorization header holds, else from the body's ``user`` field,
-    else empty.
-
-    No key leaves the gateway, only hashes do, and a user cannot name itself like the owner of a key.
-    """
+    """The name of a known API key, else from the Authorization header, else from the body's ``user``, else empty. Only
+    hashes of keys leave the gateway, and a user cannot name itself like the owner of a key."""
     if key is not None:
         return f"name-{key.name}"
     unknown_key = (authorization or "").removeprefix("Bearer").strip()

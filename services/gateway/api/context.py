@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from pathlib import Path
 
 from fastapi import Request
@@ -10,15 +11,14 @@ from services.gateway.access.admission import Admission
 from services.gateway.access.api_keys import ApiKeys
 from services.gateway.dashboard.hub import DashboardHub
 from services.gateway.http.answers import HttpMetrics
-from services.gateway.http.body_intake import BodyIntake
+from services.gateway.http.bodies import BodyIntake
 from services.gateway.live.flex_tracker import FlexTracker
 from services.gateway.live.metrics import GenerationMetrics
 from services.gateway.live.online_tracker import OnlineTracker
 from services.gateway.live.registry import ExecutorRegistry
 from services.gateway.live.router import Router
 from services.gateway.settings import GatewaySettings
-from services.gateway.store.batches import BatchStore
-from services.gateway.store.files import FileStore
+from services.gateway.store import BatchStore, FileStore
 from shared.bus import Bus
 from shared.clock import Clock
 from shared.openai.completions.requests import ServedModel
@@ -35,7 +35,8 @@ class Context:
         self, bus: Bus, settings: GatewaySettings, clock: Clock, files: FileStore, batches: BatchStore
     ) -> None:
         """Raises ModelError."""
-        folder, gateway_id = Path(settings.model_path), settings.resolved_gateway_id()
+        folder = Path(settings.model_path)
+        gateway_id = settings.gateway_id or secrets.token_hex(6)  # tokens of an earlier process never reach this one
         max_model_len = ModelFacts.read(folder).max_model_len
         self.settings = settings
         self.bus = bus
@@ -51,7 +52,7 @@ class Context:
         self.registry = registry = ExecutorRegistry(bus, settings.model_name)
         self.tuning = Tuning(bus, on_change=lambda: None)
         self.router = Router(registry, self.tuning)
-        self.tracker = OnlineTracker(bus, registry, self.router, gateway_id, clock, GenerationMetrics(meter))
+        self.tracker = OnlineTracker(bus, self.router, gateway_id, clock, GenerationMetrics(meter))
         self.flex = FlexTracker(bus, registry, f"{gateway_id}-flex", clock, GenerationMetrics(meter, "flex"))
         self.admission = Admission(bus, clock, settings, self.tracker.room, lambda: self.tracker.num_live)
         self.keys = ApiKeys(bus, settings, clock)

@@ -44,8 +44,7 @@ async def page() -> Response:
 
 @router.get("/dashboard/events", include_in_schema=False)
 async def events(request: Request) -> Response:
-    """One event a second, as JSON, until the client leaves, the gateway stops, or the client's key is revoked: nothing
-    is begun that were to be finished."""
+    """One event a second, as JSON, until the client leaves, the gateway stops, or the client's key is revoked."""
     context = context_of(request)
     keys, hub, authorization = context.keys, context.dashboard, request.headers.get("authorization")
     may_look = lambda: not keys.required or keys.find(authorization) is not None  # noqa: E731

@@ -9,8 +9,8 @@ from fastapi.responses import StreamingResponse
 from services.gateway.api.caller import take_request
 from services.gateway.api.context import context_of
 from services.gateway.api.paging import page
+from services.gateway.http.bodies import UPLOAD_FORM, read_upload
 from services.gateway.http.operation import BINARY, JsonResponse, answers, json_of
-from services.gateway.http.upload import UPLOAD_FORM, read_upload
 from shared.errors import NotFoundOnBusError
 from shared.openai.errors import not_found
 from shared.openai.objects import DeletedFile, Page
@@ -26,9 +26,7 @@ async def create_file(request: Request) -> Response:
     take_request(request)
     await context.admission.check_offline()
     async with read_upload(request, context.bodies.timeout_s) as upload:
-        record = await context.files.create(
-            upload.filename, upload.purpose, upload.contents, context.clock.unix_s(), upload.expires_after_s
-        )
+        record = await context.files.create(upload.filename, upload.contents, upload.expires_after_s)
     return JsonResponse(record)
 
 

@@ -46,7 +46,10 @@ def http_reference() -> Iterator[str]:
     yield from _refused_fields()
     yield "## Shapes\n"
     for name, schema in document["components"]["schemas"].items():
-        yield from _component(name, schema)
+        yield f"### {name}\n"
+        if "description" in schema:
+            yield f"{' '.join(schema['description'].replace('``', '`').split())}\n"
+        yield from _fields(schema)
 
 
 def _operation(title: str, operation: Schema) -> Iterator[str]:
@@ -73,24 +76,12 @@ def _refused_fields() -> Iterator[str]:
         "Null is as absent.\n"
     )
     yield "| field | of | accepted |\n| --- | --- | --- |"
-    kinds = {
-        "chat and text": COMMON_FIELDS,
-        "chat": CHAT_FIELDS,
-        "text": TEXT_FIELDS,
-        "responses": UNSERVED_FIELDS,
-    }
+    kinds = {"chat and text": COMMON_FIELDS, "chat": CHAT_FIELDS, "text": TEXT_FIELDS, "responses": UNSERVED_FIELDS}
     for kind, fields in kinds.items():
         for name, accepted in fields.items():
             values = " or ".join(f"`{msgspec.json.encode(value).decode()}`" for value in accepted)
             yield f"| `{name}` | {kind} | {values} |"
     yield ""
-
-
-def _component(name: str, schema: Schema) -> Iterator[str]:
-    yield f"### {name}\n"
-    if "description" in schema:
-        yield f"{' '.join(schema['description'].replace('``', '`').split())}\n"
-    yield from _fields(schema)
 
 
 def _fields(schema: Schema) -> Iterator[str]:

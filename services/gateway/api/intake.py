@@ -55,8 +55,8 @@ async def answer(
     headers = limit_headers(request)
     if completion.stream:
         events = _events(choices, writer(choices), context_of(request).tokenizer)
-        return EventSource(events, choices, headers)
-    async with choices:
+        return EventSource(events, aclosing(choices), headers)
+    async with aclosing(choices):
         if not await unless_gone(request.receive, choices.finished()):
             return Response(status_code=CLIENT_CLOSED_REQUEST)
     for generation in choices.generations:

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request, Response
 
 from services.gateway.api.context import context_of
 from services.gateway.http.errors import RETRY_AFTER_S
-from services.gateway.http.operation import JsonResponse, answers, json_of, text_of
+from services.gateway.http.operation import JsonResponse, answers, json_of
 
 router = APIRouter(tags=["operations"])
 
@@ -41,7 +41,7 @@ async def ready(request: Request) -> Response:
     return JsonResponse(Readiness("not ready", missing), status_code=503, headers=headers)
 
 
-@router.get("/metrics", **answers(text_of("text/plain", "metrics, one a line")))
+@router.get("/metrics", **answers({"text/plain": {"schema": {"type": "string", "description": "metrics, one a line"}}}))
 async def metrics(request: Request) -> Response:
     """Prometheus's text format."""
     telemetry = context_of(request).telemetry

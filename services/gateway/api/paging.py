@@ -12,25 +12,17 @@ R = TypeVar("R", FileObject, Batch)
 
 
 def page(records: Sequence[R], after: str | None, limit: int, newest_first: bool = True) -> Page[R]:
-    """At most ``limit`` records that follow the one whose id is ``after``, which may be gone by now: who pages may
-    delete what it has seen. Raises RequestError for an id that never was."""
+    """At most ``limit`` that follow the id ``after``, which may be gone by now. Raises RequestError if it never was."""
     ordered = sorted(records, key=_key, reverse=newest_first)
     if after is not None:
-        place = _place_of(after, ordered)
+        created_at = {record.id: record.created_at for record in records}.get(after, created_s_of(after))
+        if created_at is None:
+            raise RequestError(f"after: no such id: {after}", "after")
+        place = created_at, after
         ordered = [record for record in ordered if (_key(record) < place if newest_first else _key(record) > place)]
     data = ordered[:limit]
     first_id, last_id = (data[0].id, data[-1].id) if data else (None, None)
     return Page(data, first_id, last_id, has_more=limit < len(ordered))
-
-
-def _place_of(id: str, records: Sequence[FileObject | Batch]) -> tuple[int, str]:
-    for record in records:
-        if record.id == id:
-            return _key(record)
-    created_s = created_s_of(id)
-    if created_s is None:
-        raise RequestError(f"after: no such id: {id}", "after")
-    return created_s, id
 
 
 def _key(record: FileObject | Batch) -> tuple[int, str]:

@@ -6,12 +6,8 @@ from shared.openai.errors import RequestError
 
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 SERVED = (
-    "POST /v1/chat/completions",
-    "POST /v1/completions",
-    "POST /v1/responses",
-    "GET /v1/models",
-    "/v1/files",
-    "/v1/batches",
+    *("POST /v1/chat/completions", "POST /v1/completions", "POST /v1/responses"),
+    *("GET /v1/models", "/v1/files", "/v1/batches"),
 )
 
 # The path below /v1 -> why there is nothing behind it.
@@ -41,12 +37,8 @@ router = APIRouter()
 async def refuse(request: Request) -> Response:
     """404: nothing that a client changes in the request would help."""
     family = request.url.path.removeprefix("/v1/").partition("/")[0]
-    raise RequestError(
-        f"{request.method} {request.url.path} is not served here: {UNSERVED[family]}; served are {', '.join(SERVED)}",
-        None,
-        "unsupported_endpoint",
-        404,
-    )
+    what = f"{request.method} {request.url.path} is not served here: {UNSERVED[family]}"
+    raise RequestError(f"{what}; served are {', '.join(SERVED)}", None, "unsupported_endpoint", 404)
 
 
 for name in UNSERVED:

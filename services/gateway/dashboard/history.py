@@ -4,17 +4,17 @@ from collections import deque
 from collections.abc import Iterable
 
 from shared.latency.histogram import LatencyHistogram
-from shared.protocol.executors import Heartbeat
-from shared.watch.stack_watch import ExecutorView, StackWatch
+from shared.watch.stack_watch import StackWatch
 
 SPAN_S = 300
 
+BLOCK_OWNERS = ("online", "shared", "offline", "paused", "cached", "empty")
 COLUMNS = (
     *("unix_s", "online_running", "online_waiting", "offline_running", "lines_left"),
     *("online_tokens_per_s", "offline_tokens_per_s"),
     *("step_mean_ms", "step_p99_ms", "budget_ms"),
     *("ttft_p50_ms", "ttft_p99_ms", "tbt_p50_ms", "tbt_p99_ms"),
-    *("kv_online", "kv_shared", "kv_offline", "kv_paused", "kv_cached", "kv_empty"),
+    *(f"kv_{owner}" for owner in BLOCK_OWNERS),
 )
 
 Row = tuple[float | None, ...]  # in the order of COLUMNS; None where there was nothing to measure
@@ -47,7 +47,9 @@ def _row(watch: StackWatch, now_s: float, unix_s: float) -> Row:
     beats = [executor.beat for executor in executors]
     online = watch.recent(now_s)
     budgets_ms = [executor.budget_ms for executor in executors if executor.budget_ms is not None]
-    step_ms = _all_steps(executors)
+    step_ms = LatencyHistogram()
+    for executor in executors:
+        step_ms.merge(executor.step_ms)
     return (
         round(unix_s, 1),
         sum(beat.online_running for beat in beats),
@@ -60,22 +62,8 @@ def _row(watch: StackWatch, now_s: float, unix_s: float) -> Row:
         _rounded(step_ms.quantile_ms(0.99)),
         _rounded(min(budgets_ms, default=None)),
         *(_rounded(each.quantile_ms(share)) for each in (online.ttft_ms, online.tbt_ms) for share in (0.5, 0.99)),
-        *_blocks(beats),
+        *(sum(getattr(beat.blocks, owner) for beat in beats) for owner in BLOCK_OWNERS),
     )
-
-
-def _all_steps(executors: Iterable[ExecutorView]) -> LatencyHistogram:
-    total = LatencyHistogram()
-    for executor in executors:
-        total.merge(executor.step_ms)
-    return total
-
-
-def _blocks(beats: Iterable[Heartbeat]) -> list[int]:
-    """By owner, in the order of BlockOwners."""
-    names = [column.removeprefix("kv_") for column in COLUMNS if column.startswith("kv_")]
-    owners = [beat.blocks for beat in beats]
-    return [sum(getattr(each, name) for each in owners) for name in names]
 
 
 def _total(rates: Iterable[float | None]) -> float | None:

@@ -46,8 +46,7 @@ class ExecutorState(msgspec.Struct, frozen=True):
 
 
 class BatchState(msgspec.Struct, frozen=True):
-    """``ended_at`` is None while it is open; lines per second and ``left_s`` where they are known. Its errors, which
-    may be many, and whose it is stay here."""
+    """None where it is not known, or has not ended. Its errors, which may be many, and whose it is stay here."""
 
     id: str
     endpoint: str

@@ -60,17 +60,9 @@ class Answers:
         route = getattr(scope.get("route"), "path", "unknown")
         refused = scope["state"].get("refused")
         self._metrics.answered(scope["method"], route, status, refused)
-        logger.log(
-            logging.INFO if status >= 400 else logging.DEBUG,
-            "answered",
-            extra={
-                "http_request_id": scope["state"]["request_id"],
-                "method": scope["method"],
-                "path": scope["path"],
-                "status": status,
-                "refused": refused,
-            },
-        )
+        about = {"http_request_id": scope["state"]["request_id"], "method": scope["method"], "path": scope["path"]}
+        level = logging.INFO if status >= 400 else logging.DEBUG
+        logger.log(level, "answered", extra={**about, "status": status, "refused": refused})
 
 
 def request_id_of(request: Request) -> str:

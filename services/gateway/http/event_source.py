@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing
-from types import MappingProxyType
 from typing import Any
 
 from fastapi.responses import StreamingResponse
@@ -24,11 +23,10 @@ class EventSource(StreamingResponse):
         self,
         events: AsyncGenerator[bytes, None],
         during: AbstractAsyncContextManager[Any],
-        headers: Mapping[str, str] = MappingProxyType({}),
+        headers: Mapping[str, str] | None = None,
     ) -> None:
-        """``during``: entered before the answer starts, so that an error in it is answered, and left at its end,
-        whatever ends it."""
-        super().__init__(events, headers={**HEADERS, **headers})
+        """``during`` is entered before the answer starts, so that an error in it is answered, and left at its end."""
+        super().__init__(events, headers={**HEADERS, **(headers or {})})
         self._events = events
         self._during = during
 

@@ -59,11 +59,6 @@ def components() -> dict[str, Schema]:
     return schemas
 
 
-def text_of(media_type: str, what: str) -> Content:
-    """Text that no schema describes further."""
-    return {media_type: {"schema": {"type": "string", "description": what}}}
-
-
 def events_of(data: str) -> Content:
     """Server-sent events, as a client reads each: its data, and its name where it has one."""
     event = {"type": "object", "required": ["data"], "properties": {"data": {"type": "string", "description": data}}}

@@ -27,12 +27,12 @@ class Piece:
     finish_reason: FinishReason | None
 
 
+@dataclass(frozen=True, slots=True)
 class Choices:
-    """They run from ``submit`` on; as a context they are closed at its end."""
+    """They run from ``submit`` to ``aclose``."""
 
-    def __init__(self, tracker: Tracker[Any], generations: Sequence[Generation]) -> None:
-        self._tracker = tracker
-        self.generations = generations
+    tracker: Tracker[Any]
+    generations: Sequence[Generation]
 
     @classmethod
     async def submit(
@@ -49,15 +49,9 @@ class Choices:
         except BaseException:
             for share in shares[len(generations) + 1 :]:
                 share.settle(0)
-            await choices.close()
+            await choices.aclose()
             raise
         return choices
-
-    async def __aenter__(self) -> Choices:
-        return self
-
-    async def __aexit__(self, *args: object) -> None:
-        await self.close()
 
     @property
     def first(self) -> Generation:
@@ -66,15 +60,13 @@ class Choices:
 
     def usage(self) -> CompletionUsage:
         """When all are finished."""
-        num_output_tokens = sum(len(generation.output_token_ids) for generation in self.generations)
-        return CompletionUsage.of(
-            len(self.first.request.prompt_token_ids), num_output_tokens, self.first.num_cached_tokens
-        )
+        first, num_output_tokens = self.first, sum(len(each.output_token_ids) for each in self.generations)
+        return CompletionUsage.of(len(first.request.prompt_token_ids), num_output_tokens, first.num_cached_tokens)
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         """Nobody reads their tokens any more."""
         for generation in self.generations:
-            await self._tracker.close(generation)
+            await self.tracker.close(generation)
 
     async def finished(self) -> None:
         """Return at the end of all, or of one that failed."""

@@ -29,12 +29,6 @@ class FlexGeneration(Generation):
         """As ``Generation.wire_id``; the offline-queue schedules it by what is before the dot."""
         return f"{flex_batch(self.sender.client_id)}.{super().wire_id}"
 
-    def next_submit(self, gateway_id: str) -> FlexSubmit:
-        """The message that has it run from the tokens so far; it replaces the attempt before."""
-        replaces = self.wire_id if self.attempt else ""
-        request, sender = self.next_attempt(gateway_id), self.sender
-        return FlexSubmit(request, sender.client_id, sender.client_weight, replaces, self.num_executors_lost)
-
 
 class FlexTracker(Tracker[FlexGeneration]):
     """The offline-queue may forget a request, and an executor may die with it, and it goes on from where it was.
@@ -65,7 +59,9 @@ class FlexTracker(Tracker[FlexGeneration]):
     async def _send(self, generation: FlexGeneration) -> str:
         """One more attempt; why it is refused, or an empty text. Raises BusError; it counts as live in any case."""
         self._live.pop(generation.wire_id, None)
-        message = generation.next_submit(self._gateway_id)
+        replaces = generation.wire_id if generation.attempt else ""
+        request, sender = generation.next_attempt(self._gateway_id), generation.sender
+        message = FlexSubmit(request, sender.client_id, sender.client_weight, replaces, generation.num_executors_lost)
         self._live[generation.wire_id] = generation
         return (await self._bus.request(subjects.FLEX, message, FlexAnswer)).refusal
 

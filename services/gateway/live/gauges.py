@@ -15,33 +15,21 @@ from shared.protocol.executors import ExecutorCounters
 
 
 def observe_executors(meter: Meter, registry: ExecutorRegistry, router: Router) -> None:
-    """Gauges and counters per live executor, read from its last heartbeat at each scrape, and what the router expects
-    of it."""
-    meter.create_observable_gauge(
-        "slackwater.executor.load",
-        [_each(registry, lambda executor: router.load_ms(executor) / 1e3)],
-        unit="s",
-        description="predicted until a short request that is sent there now has its answer",
-    )
+    """Per live executor, at each scrape: what its last heartbeat says, and what the router expects of it."""
+    load = _each(registry, lambda executor: router.load_ms(executor) / 1e3)
+    what = "predicted until a short request that is sent there now has its answer"
+    meter.create_observable_gauge("slackwater.executor.load", [load], "s", what)
     for name in ("online_waiting", "online_running", "offline_waiting", "offline_running", "num_free_blocks"):
-        meter.create_observable_gauge(
-            f"slackwater.executor.{name}",
-            [_each(registry, attrgetter(f"heartbeat.{name}"))],
-            description="at the last heartbeat",
-        )
+        read = _each(registry, attrgetter(f"heartbeat.{name}"))
+        meter.create_observable_gauge(f"slackwater.executor.{name}", [read], "", "at the last heartbeat")
     for field in msgspec.structs.fields(ExecutorCounters):
         name, unit = (field.name.removesuffix("_s"), "s") if field.name.endswith("_s") else (field.name, "")
-        meter.create_observable_counter(
-            f"slackwater.executor.{name}",
-            [_each(registry, attrgetter(f"heartbeat.counters.{field.name}"))],
-            unit=unit,
-            description="since the executor started",
-        )
+        read = _each(registry, attrgetter(f"heartbeat.counters.{field.name}"))
+        meter.create_observable_counter(f"slackwater.executor.{name}", [read], unit, "since the executor started")
 
 
 def observe_live_requests(meter: Meter, tracker: OnlineTracker, flex: FlexTracker) -> None:
-    """Gauges of the online requests that have not ended, of those of them without a token, and of the flex requests
-    that have not ended."""
+    """Gauges of the requests that have not ended: online ones, those of them without a token, and flex ones."""
     counts = {"live": lambda: tracker.num_live, "waiting": lambda: len(tracker.room), "flex": lambda: flex.num_live}
     for name, count in counts.items():
         meter.create_observable_gauge(f"slackwater.{name}.requests", [reading(count)])

@@ -24,11 +24,8 @@ class Sender:
 
 @dataclass(eq=False)
 class Generation:
-    """Written by the tracker as tokens arrive, read by one HTTP response.
-
-    A slow reader costs no more memory than the tokens themselves, which are kept anyway to resume elsewhere:
-    ``next_tokens`` gives all that came since the last call.
-    """
+    """Written by the tracker as tokens arrive, read by one HTTP response. A slow reader costs no more memory than the
+    tokens, which are kept anyway to resume elsewhere: ``next_tokens`` gives all that came since the last call."""
 
     kind: ClassVar[Kind]
 
@@ -74,11 +71,6 @@ class Generation:
         }
 
     @property
-    def token_ids(self) -> list[int]:
-        """Prompt and output so far."""
-        return self.request.prompt_token_ids + self.output_token_ids
-
-    @property
     def output(self) -> ChoiceOutput:
         """All of it, at its end."""
         assert self.finish_reason is not None
@@ -112,8 +104,7 @@ class Generation:
         return self.is_lost
 
     def continues(self, place: tuple[str, str], output: TokenOutput) -> bool:
-        """These tokens come after those that are here: none between was lost, since the bus was away, and no executor
-        began anew."""
+        """Whether these tokens are the next: none was lost while the bus was away, and no executor began anew."""
         expected = len(self.output_token_ids) + len(output.token_ids)
         return self.place in (None, place) and output.num_output_tokens in (None, expected)
 
@@ -157,12 +148,6 @@ class OnlineGeneration(Generation):
     kind = Kind.ONLINE
     route: Route | None = None  # None while it waits to be resumed
     first_token_s: float | None = None  # monotonic
-
-    def next_attempt_at(self, route: Route, gateway_id: str) -> GenerateRequest:
-        """The message that makes this executor go on from the tokens so far."""
-        message = super().next_attempt(gateway_id)
-        self.route, self.place = route, (route.target.executor_id, route.target.epoch)
-        return message
 
     def lost(self, now_s: float) -> None:
         super().lost(now_s)

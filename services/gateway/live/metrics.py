@@ -1,6 +1,6 @@
 """What is measured of live requests: latencies and tokens."""
 
-from opentelemetry.metrics import Meter
+from opentelemetry.metrics import Histogram, Meter
 
 from shared.protocol.sampling import FinishReason
 
@@ -13,26 +13,19 @@ class GenerationMetrics:
 
     def __init__(self, meter: Meter, kind: str = "") -> None:
         prefix = f"slackwater.{kind}." if kind else "slackwater."
-        self._prompt_tokens = meter.create_counter(f"{prefix}prompt.tokens", description="of requests that were sent")
+        self.prompt_tokens = meter.create_counter(f"{prefix}prompt.tokens", description="of requests that were sent")
         self._cached_tokens = meter.create_counter(f"{prefix}cached.tokens", description="of their prompts")
         self._output_tokens = meter.create_counter(f"{prefix}output.tokens", description="as they arrive")
         self._finished = meter.create_counter(f"{prefix}finished.requests", description="by finish reason")
-        self._resumed = meter.create_counter(f"{prefix}resumed.requests", description="went on after a loss")
-        self._ttft = meter.create_histogram(
-            f"{prefix}ttft",
-            unit="s",
-            description="request to first token",
-            explicit_bucket_boundaries_advisory=TTFT_BUCKETS_S,
-        )
-        self._tbt = meter.create_histogram(
-            f"{prefix}tbt",
-            unit="s",
-            description="between tokens of a request",
-            explicit_bucket_boundaries_advisory=TBT_BUCKETS_S,
-        )
+        self.resumed = meter.create_counter(f"{prefix}resumed.requests", description="went on after a loss")
 
-    def started(self, num_prompt_tokens: int) -> None:
-        self._prompt_tokens.add(num_prompt_tokens)
+        def latencies(name: str, description: str, buckets_s: list[float]) -> Histogram:
+            return meter.create_histogram(
+                f"{prefix}{name}", "s", description, explicit_bucket_boundaries_advisory=buckets_s
+            )
+
+        self._ttft = latencies("ttft", "request to first token", TTFT_BUCKETS_S)
+        self._tbt = latencies("tbt", "between tokens of a request", TBT_BUCKETS_S)
 
     def tokens(self, started_s: float, last_token_s: float | None, now_s: float, num_tokens: int) -> None:
         """One step's tokens of one request; the first have a TTFT, the later ones a TBT."""
@@ -41,9 +34,6 @@ class GenerationMetrics:
             self._ttft.record(now_s - started_s)
         else:
             self._tbt.record((now_s - last_token_s) / num_tokens)
-
-    def resumed(self) -> None:
-        self._resumed.add(1)
 
     def finished(self, finish_reason: FinishReason, num_cached_tokens: int) -> None:
         self._finished.add(1, {"reason": finish_reason.value})

@@ -55,17 +55,14 @@ class OnlineReporter:
             served.latencies.tbt_ms.add((now_s - generation.last_token_s) * 1e3)
 
     def ended(self, generation: OnlineGeneration, was_answered: bool) -> None:
-        """It left its executor for good. One that was not answered whole was work all the same, but has no TPOT and
-        no normalized latency."""
+        """It left its executor for good. Not answered whole it was work too, without TPOT and normalized latency."""
         executor_id = generation.executor_id
         if executor_id is None:
             return
         self.lost(generation)
         served = self._of(executor_id)
-        num_tokens = len(generation.output_token_ids)
-        served.finished.append(
-            FinishedOnline(generation.arrival_s, len(generation.request.prompt_token_ids), num_tokens)
-        )
+        num_prompt_tokens, num_tokens = len(generation.request.prompt_token_ids), len(generation.output_token_ids)
+        served.finished.append(FinishedOnline(generation.arrival_s, num_prompt_tokens, num_tokens))
         first_s, last_s = generation.first_token_s, generation.last_token_s
         if was_answered and num_tokens and first_s is not None and last_s is not None:
             served.latencies.normalized_latency_ms.add((last_s - generation.started_s) / num_tokens * 1e3)

@@ -4,7 +4,6 @@ from services.gateway.access.waiting_room import WaitingRoom
 from services.gateway.live.generation import OnlineGeneration
 from services.gateway.live.metrics import GenerationMetrics
 from services.gateway.live.online_reporter import OnlineReporter
-from services.gateway.live.registry import ExecutorRegistry
 from services.gateway.live.router import Router
 from services.gateway.live.tracker import Tracker
 from shared.bus import Bus
@@ -20,16 +19,8 @@ class OnlineTracker(Tracker[OnlineGeneration]):
 
     generation_type = OnlineGeneration
 
-    def __init__(
-        self,
-        bus: Bus,
-        registry: ExecutorRegistry,
-        router: Router,
-        gateway_id: str,
-        clock: Clock,
-        metrics: GenerationMetrics,
-    ) -> None:
-        super().__init__(bus, registry, gateway_id, clock, metrics)
+    def __init__(self, bus: Bus, router: Router, gateway_id: str, clock: Clock, metrics: GenerationMetrics) -> None:
+        super().__init__(bus, router.registry, gateway_id, clock, metrics)
         self._router = router
         self._reporter = OnlineReporter(bus, gateway_id, clock)
         self.room = WaitingRoom()
@@ -44,12 +35,14 @@ class OnlineTracker(Tracker[OnlineGeneration]):
         await self._send(generation, max(0.0, until_s - self._clock.monotonic_s()))
 
     async def _send(self, generation: OnlineGeneration, wait_s: float) -> None:
-        route = await self._router.route_within(generation.token_ids, wait_s)
+        token_ids = generation.request.prompt_token_ids + generation.output_token_ids
+        route = await self._router.route_within(token_ids, wait_s)
         if generation.finish_reason is not None:  # its client left meanwhile
             route.end()
             return
         self._live.pop(generation.wire_id, None)
-        message = generation.next_attempt_at(route, self._gateway_id)
+        message = generation.next_attempt(self._gateway_id)
+        generation.route, generation.place = route, (route.target.executor_id, route.target.epoch)
         self._live[generation.wire_id] = generation
         self._reporter.started(generation)
         await self._bus.publish(subjects.inbox(route.target.executor_id), message)
@@ -75,5 +68,5 @@ class OnlineTracker(Tracker[OnlineGeneration]):
         super()._end(generation, finish_reason, why)
         was_answered = finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
         if was_answered:
-            self._router.ended(len(generation.output_token_ids))
+            self._router.lengths.add(len(generation.output_token_ids))
         self._reporter.ended(generation, was_answered)

@@ -36,12 +36,9 @@ class LiveExecutor:
 
 
 class ExecutorRegistry:
-    """Follows heartbeats and registrations of the executors of one model.
-
-    Each of ``on_lost`` is called, with (executor_id, epoch), once for every incarnation that is gone: silent for
-    HEARTBEAT_TIMEOUT_S, signed off, restarted under a new epoch, or off the bus, if only for a moment: it or this
-    gateway.
-    """
+    """Follows heartbeats and registrations of the executors of one model. Each of ``on_lost`` is called, with
+    (executor_id, epoch), once for every incarnation that is gone: silent for HEARTBEAT_TIMEOUT_S, signed off, restarted
+    under a new epoch, or off the bus, if only for a moment: it or this gateway."""
 
     def __init__(self, bus: Bus, model: str) -> None:
         self.on_lost: list[Callable[[str, str], None]] = []
@@ -57,8 +54,7 @@ class ExecutorRegistry:
         await self._bus.subscribe(subjects.STEPS, CacheTold, self._on_cache)
 
     async def run(self) -> None:
-        """Follow registrations, ask for what is not known of prefix caches, and forget everyone when the bus was away:
-        messages may be lost."""
+        """Follow registrations, ask for what is not known of prefix caches, forget everyone when the bus was away."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._watch_registrations())
             tasks.create_task(self._watch_connection())
@@ -99,7 +95,7 @@ class ExecutorRegistry:
         elif known is not None and known.heartbeat.reconnects != heartbeat.reconnects:
             self._lose(info.executor_id, info.epoch, "was off the bus")
             known = None
-        timer = self._expire_in(HEARTBEAT_TIMEOUT_S, info)
+        timer = self._timer(info)
         if known is not None:
             known.timer.cancel()
             known.heartbeat, known.timer = heartbeat, timer
@@ -128,22 +124,20 @@ class ExecutorRegistry:
 
     async def _ask_cache(self, executor: LiveExecutor) -> None:
         """Without an answer its next step message asks again."""
-        subject = subjects.cache(executor.info.executor_id)
+        executor_id = executor.info.executor_id
         try:
-            executor.knows_cache = executor.cache.apply(
-                await self._bus.request(subject, {}, CacheChanges, CACHE_WAIT_S)
-            )
+            told = await self._bus.request(subjects.cache(executor_id), {}, CacheChanges, CACHE_WAIT_S)
+            executor.knows_cache = executor.cache.apply(told)
         except BusError as error:
-            event = {"executor_id": executor.info.executor_id, "why": str(error)}
-            logger.info("prefix cache not known", extra=event)
+            logger.info("prefix cache not known", extra={"executor_id": executor_id, "why": str(error)})
 
-    def _expire_in(self, delay_s: float, info: ExecutorInfo) -> asyncio.TimerHandle:
+    def _timer(self, info: ExecutorInfo) -> asyncio.TimerHandle:
         loop = asyncio.get_running_loop()
-        return loop.call_later(delay_s, self._expire, info, loop.time() + delay_s)
+        return loop.call_later(HEARTBEAT_TIMEOUT_S, self._expire, info, loop.time() + HEARTBEAT_TIMEOUT_S)
 
     def _expire(self, info: ExecutorInfo, due_s: float) -> None:
         if asyncio.get_running_loop().time() - due_s > LATE_TIMER_S:
-            self._live[info.executor_id].timer = self._expire_in(HEARTBEAT_TIMEOUT_S, info)
+            self._live[info.executor_id].timer = self._timer(info)
         else:
             self._lose(info.executor_id, info.epoch, "silent")
 

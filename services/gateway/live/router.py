@@ -13,19 +13,18 @@ from shared.watch.tuning import Tuning
 
 
 class Router:
-    """The live part of ``shared.scheduling.placement.routing``: executors by their heartbeats, latency models by the
-    predictor, output lengths by the answers that have ended."""
+    """``shared.scheduling.placement.routing`` over live executors, fitted latency models, and lengths of answers."""
 
     def __init__(self, registry: ExecutorRegistry, tuning: Tuning) -> None:
-        self._registry = registry
+        self.registry = registry
         self._tuning = tuning
-        self._lengths = OutputLengths()
+        self.lengths = OutputLengths()  # of the answers that are complete
 
     def route(self, token_ids: list[int]) -> Route | None:
         """For a request with these tokens, which counts at its executor from here on; None where none takes any."""
-        options = [Option(each.target, self._model(each)) for each in self._registry.available()]
+        options = [Option(each.target, self._model(each)) for each in self.registry.available()]
         prompt = Prompt(token_ids)
-        target = choose(options, prompt, self._lengths.mean)
+        target = choose(options, prompt, self.lengths.mean)
         return None if target is None else target.send(prompt)
 
     async def route_within(self, token_ids: list[int], timeout_s: float) -> Route:
@@ -33,22 +32,18 @@ class Router:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while True:
-                    await self._registry.wait_available()
+                    await self.registry.wait_available()
                     route = self.route(token_ids)
                     if route is not None:
                         return route
-        raise NoExecutorError(f"no executor of {self._registry.model} is alive; waited {timeout_s:g} s")
-
-    def ended(self, num_output_tokens: int) -> None:
-        """An answer is complete."""
-        self._lengths.add(num_output_tokens)
+        raise NoExecutorError(f"no executor of {self.registry.model} is alive; waited {timeout_s:g} s")
 
     def load_ms(self, executor: LiveExecutor) -> float:
         """Until a request of one token that is sent there now is answered; 0 where no latency model is fitted yet."""
         model = self._model(executor)
         if model is None:
             return 0.0
-        return executor.target.answer_ms(Prompt([0]), model, self._lengths.mean)
+        return executor.target.answer_ms(Prompt([0]), model, self.lengths.mean)
 
     def _model(self, executor: LiveExecutor) -> LatencyModel | None:
         key = executor.info.profile_key

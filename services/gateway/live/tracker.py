@@ -74,7 +74,7 @@ class Tracker(ABC, Generic[G]):
             generation.end(FinishReason.ERROR)
             await self._drop(generation)
             raise
-        self._metrics.started(len(request.prompt_token_ids))
+        self._metrics.prompt_tokens.add(len(request.prompt_token_ids))
         logger.debug("request sent", extra=generation.log_ids)
         return generation
 
@@ -160,7 +160,7 @@ class Tracker(ABC, Generic[G]):
                 self._end(generation, FinishReason.ERROR, str(error))
                 logger.error("request lost", extra={**generation.log_ids, "why": str(error)})
         if generation.finish_reason is None:
-            self._metrics.resumed()
+            self._metrics.resumed.add(1)
             num_tokens = len(generation.output_token_ids)
             logger.warning("request resumed", extra={**generation.log_ids, "num_tokens": num_tokens})
         else:  # its client left while it was sent, or nobody takes it

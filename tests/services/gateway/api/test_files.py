@@ -8,7 +8,7 @@ import httpx
 import openai
 import pytest
 
-from services.gateway.http.upload import MAX_FILE_BYTES
+from services.gateway.http.bodies import MAX_FILE_BYTES
 from tests.services.gateway.gateway_rig import GatewayRig
 
 LINES = b'{"custom_id":"a"}\n' * 10

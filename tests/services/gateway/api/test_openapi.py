@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from services.gateway.access.key_check import OPEN_PATHS
+from services.gateway.access.api_keys import OPEN_PATHS
 from services.gateway.api.app import make_routes
 from shared.openai.completions.requests import CHAT, ENDPOINTS, TEXT
 from tests.services.gateway.gateway_rig import GatewayRig

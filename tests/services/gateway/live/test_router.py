@@ -129,5 +129,5 @@ async def test_the_longer_answers_are_the_more_decoding_is_expected(front: Front
     executor = front.registry.live()[0]
     before = front.router.load_ms(executor)
     for _ in range(10):
-        front.router.ended(2000)
+        front.router.lengths.add(2000)
     assert front.router.load_ms(executor) > 10 * before

@@ -131,7 +131,7 @@ class Front:
 async def front(bus: Bus) -> AsyncIterator[Front]:
     registry, tuning = ExecutorRegistry(bus, "m"), Tuning(bus, lambda: None)
     router, telemetry = Router(registry, tuning), Telemetry("test")
-    tracker = OnlineTracker(bus, registry, router, GATEWAY, SystemClock(), GenerationMetrics(telemetry.meter))
+    tracker = OnlineTracker(bus, router, GATEWAY, SystemClock(), GenerationMetrics(telemetry.meter))
     await registry.start()
     await tracker.start()
     async with asyncio.TaskGroup() as tasks:

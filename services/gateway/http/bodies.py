@@ -1,4 +1,5 @@
-"""A multipart upload, spooled to disk while it is read, never held in memory."""
+"""Bodies on their way in: JSON, bounded one by one, all together, and in time; multipart uploads, spooled to disk while
+they are read, never held in memory."""
 
 import asyncio
 import contextlib
@@ -12,15 +13,55 @@ from msgspec import UNSET, Meta, UnsetType
 from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
+from services.gateway.http.errors import Refusal
 from services.gateway.http.operation import BINARY, Content
 from shared.openai.errors import RequestError, invalid
 
+RETRY_S = 5.0
+SMALL_BYTES = 64 * 1024  # a body up to this size always passes: nobody is kept out by those who send large ones
 MAX_FILE_BYTES = 200 * 1024 * 1024
 MAX_FORM_BYTES = MAX_FILE_BYTES + 64 * 1024  # with the form's other fields and boundaries
 MAX_FILENAME_LENGTH = 255
 
 Anchor = Literal["created_at"]
 ExpirySeconds = Annotated[int, Meta(ge=3600, le=30 * 24 * 3600)]
+
+
+@dataclass(slots=True)
+class BodyIntake:
+    """Counts the bytes of all bodies that are being read or worked on. Too many, and large ones are refused."""
+
+    max_bytes: int
+    timeout_s: float
+    num_bytes: int = 0
+
+    @contextlib.asynccontextmanager
+    async def body(self, request: Request, limit: int) -> AsyncIterator[bytes]:
+        """The whole body, at most ``limit`` bytes; it counts until it is left. Raises RequestError (413, before reading
+        where its length is told; 408) and Refusal (503)."""
+        if int(request.headers.get("content-length", 0)) > limit:
+            raise _body_too_large(limit)
+        body = bytearray()
+        try:
+            await self._read(request, limit, body)
+            yield bytes(body)
+        finally:
+            self.num_bytes -= len(body)
+
+    async def _read(self, request: Request, limit: int, body: bytearray) -> None:
+        try:
+            async with asyncio.timeout(self.timeout_s):
+                async for chunk in request.stream():
+                    body += chunk
+                    self.num_bytes += len(chunk)
+                    if len(body) > limit:
+                        raise _body_too_large(limit)
+                    if len(body) > SMALL_BYTES and self.num_bytes > self.max_bytes:
+                        message = "too many large requests are coming in; try again later"
+                        raise Refusal("bodies", message, RETRY_S)
+        except TimeoutError as error:
+            message = f"the request body did not come within {self.timeout_s:g} s"
+            raise RequestError(message, None, "request_timeout", 408) from error
 
 
 class UploadForm(msgspec.Struct, rename={"anchor": "expires_after[anchor]", "seconds": "expires_after[seconds]"}):
@@ -31,13 +72,11 @@ class UploadForm(msgspec.Struct, rename={"anchor": "expires_after[anchor]", "sec
     seconds: ExpirySeconds | UnsetType = UNSET
 
 
-def _form_content() -> Content:
-    fields = msgspec.json.schema(UploadForm)["$defs"]["UploadForm"]
-    properties, required = {"file": BINARY, **fields["properties"]}, ["file", *fields["required"]]
-    return {"multipart/form-data": {"schema": {"type": "object", "required": required, "properties": properties}}}
-
-
-UPLOAD_FORM = _form_content()
+_fields = msgspec.json.schema(UploadForm)["$defs"]["UploadForm"]
+_properties, _required = {"file": BINARY, **_fields["properties"]}, ["file", *_fields["required"]]
+UPLOAD_FORM: Content = {
+    "multipart/form-data": {"schema": {"type": "object", "required": _required, "properties": _properties}}
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +84,6 @@ class Upload:
     """A valid upload; ``contents`` is open, at its beginning, for as long as the context lasts."""
 
     filename: str
-    purpose: str
     contents: BinaryIO
     expires_after_s: int | None
 
@@ -56,7 +94,7 @@ async def read_upload(request: Request, idle_s: float) -> AsyncIterator[Upload]:
     if not request.headers.get("content-type", "").startswith("multipart/form-data"):
         raise RequestError("send the file as multipart/form-data", "file")
     if int(request.headers.get("content-length", 0)) > MAX_FORM_BYTES:
-        raise _too_large()
+        raise _file_too_large()
     parser = MultiPartParser(request.headers, _limited(request, idle_s), max_files=1, max_fields=16)
     try:
         form = await parser.parse()
@@ -70,21 +108,19 @@ async def read_upload(request: Request, idle_s: float) -> AsyncIterator[Upload]:
 
 async def _limited(request: Request, idle_s: float) -> AsyncGenerator[bytes, None]:
     size, chunks = 0, aiter(request.stream())
-    while chunk := await _next(chunks, idle_s):
+    while True:
+        try:
+            async with asyncio.timeout(idle_s):
+                chunk = await anext(chunks)
+        except StopAsyncIteration:
+            return
+        except TimeoutError as error:
+            message = f"nothing more of the form has come for {idle_s:g} s"
+            raise RequestError(message, "file", "request_timeout", 408) from error
         size += len(chunk)
         if size > MAX_FORM_BYTES:
-            raise _too_large()
+            raise _file_too_large()
         yield chunk
-
-
-async def _next(chunks: AsyncIterator[bytes], idle_s: float) -> bytes:
-    """Empty at the end."""
-    try:
-        async with asyncio.timeout(idle_s):
-            return await anext(chunks, b"")
-    except TimeoutError as error:
-        message = f"nothing more of the form has come for {idle_s:g} s"
-        raise RequestError(message, "file", "request_timeout", 408) from error
 
 
 def _upload(form: FormData) -> Upload:
@@ -107,14 +143,17 @@ def _upload(form: FormData) -> Upload:
     if not file.size:
         raise RequestError("file is empty", "file", "empty_file")
     if file.size > MAX_FILE_BYTES:
-        raise _too_large()
+        raise _file_too_large()
     filename = file.filename or ""
     if not 0 < len(filename) <= MAX_FILENAME_LENGTH:
         raise RequestError(f"the file's name must have 1 to {MAX_FILENAME_LENGTH} characters", "file")
-    return Upload(filename, fields.purpose, file.file, None if fields.seconds is UNSET else fields.seconds)
+    return Upload(filename, file.file, None if fields.seconds is UNSET else fields.seconds)
 
 
-def _too_large() -> RequestError:
-    return RequestError(
-        f"the file is larger than {MAX_FILE_BYTES // 1024**2} MB; split it", "file", "file_too_large", 413
-    )
+def _body_too_large(limit: int) -> RequestError:
+    return RequestError(f"the request body is larger than {limit} bytes", None, "request_too_large", 413)
+
+
+def _file_too_large() -> RequestError:
+    message = f"the file is larger than {MAX_FILE_BYTES // 1024**2} MB; split it"
+    return RequestError(message, "file", "file_too_large", 413)

@@ -1,0 +1,116 @@
+"""Files and batches as they are kept: records in KV buckets, contents in the object bucket."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from typing import BinaryIO, ClassVar, Generic, TypeVar
+
+import msgspec
+
+from shared.bus import Bucket, Bus, Objects
+from shared.clock import Clock
+from shared.errors import BusError, NotFoundOnBusError
+from shared.openai.errors import RequestError, not_found
+from shared.openai.ids import is_well_formed, new_id
+from shared.protocol import subjects
+from shared.protocol.batches import BatchRecord, FileObject
+
+CANCELLABLE = ("validating", "in_progress")
+
+R = TypeVar("R", FileObject, BatchRecord)
+
+
+class RecordStore(Generic[R]):
+    """What clients find by its id. ``noun``: what it is to them."""
+
+    noun: ClassVar[str]
+    _records: Bucket[R]
+
+    async def get(self, id: str, param: str | None = None) -> R:
+        """Raises RequestError (404); ``param`` is the field that the id came in."""
+        if is_well_formed(id):
+            with contextlib.suppress(NotFoundOnBusError):
+                record = (await self._records.get(id)).value
+                if record is not None and self._is_shown(record):
+                    return record
+        raise not_found(self.noun, id, param or f"{self.noun}_id")
+
+    async def all(self) -> list[R]:
+        records = [entry.value for entry in await self._records.entries()]
+        return [record for record in records if record is not None and self._is_shown(record)]
+
+    def _is_shown(self, record: R) -> bool:
+        return True
+
+
+class FileStore(RecordStore[FileObject]):
+    """A record exists only where its contents do. An expired file is not shown; the offline-queue deletes it."""
+
+    noun = "file"
+
+    def __init__(self, records: Bucket[FileObject], objects: Objects, clock: Clock) -> None:
+        self._records = records
+        self._objects = objects
+        self._clock = clock
+
+    @classmethod
+    async def open(cls, bus: Bus, clock: Clock) -> FileStore:
+        return cls(await bus.bucket(subjects.FILES_BUCKET, FileObject), await bus.objects(), clock)
+
+    async def create(self, filename: str, contents: BinaryIO, expires_after_s: int | None) -> FileObject:
+        """Of a batch's input: store the contents, then the record. Raises BusError; then nothing is left behind."""
+        now_s = self._clock.unix_s()
+        file_id, created_at = new_id("file-", now_s), int(now_s)
+        size = await self._objects.put(file_id, contents)
+        expires_at = None if expires_after_s is None else created_at + expires_after_s
+        record = FileObject(file_id, size, created_at, filename, "batch", expires_at)
+        try:
+            await self._records.create(file_id, record)
+        except BusError:
+            await self._objects.delete(file_id)
+            raise
+        return record
+
+    async def delete(self, file_id: str) -> None:
+        """Raises RequestError (404)."""
+        await self.get(file_id)
+        await self._records.delete(file_id)
+        await self._objects.delete(file_id)
+
+    def chunks(self, record: FileObject) -> AsyncIterator[bytes]:
+        """The contents, as far as the record says: an output may still grow. Raises NotFoundOnBusError and BusError."""
+        return self._objects.chunks(record.id, record.bytes)
+
+    def _is_shown(self, record: FileObject) -> bool:
+        return record.expires_at is None or record.expires_at > self._clock.unix_s()
+
+
+class BatchStore(RecordStore[BatchRecord]):
+    """The offline-queue, which carries batches to their end, writes them too: every change is a compare-and-set."""
+
+    noun = "batch"
+
+    def __init__(self, records: Bucket[BatchRecord]) -> None:
+        self._records = records
+
+    @classmethod
+    async def open(cls, bus: Bus) -> BatchStore:
+        return cls(await bus.bucket(subjects.BATCHES_BUCKET, BatchRecord))
+
+    async def create(self, record: BatchRecord) -> None:
+        await self._records.create(record.id, record)
+
+    async def cancel(self, batch_id: str, now_s: int) -> BatchRecord:
+        """The batch, cancelling from here on. Raises RequestError (404, or 400 where it has ended)."""
+        await self.get(batch_id)
+
+        def cancelling(record: BatchRecord) -> BatchRecord:
+            if record.status == "cancelling":
+                return record
+            if record.status not in CANCELLABLE:
+                message = f"a batch whose status is {record.status!r} cannot be cancelled"
+                raise RequestError(message, "batch_id", "batch_not_cancellable")
+            return msgspec.structs.replace(record, status="cancelling", cancelling_at=now_s)
+
+        return await self._records.edit(batch_id, cancelling)
