@@ -5,7 +5,7 @@ import asyncio
 from services.gateway.api.app import create_app
 from services.gateway.api.context import Context
 from services.gateway.http.server import HttpServer
-from services.gateway.live.gauges import observe_executors, observe_live_requests
+from services.gateway.live.gauges import observe_live
 from services.gateway.settings import GatewaySettings
 from shared.bus import Bus
 from shared.clock import Clock
@@ -32,8 +32,7 @@ class GatewayService(Service):
         settings = self._settings
         context = self._context = await Context.open(self._bus, settings, self._clock)
         meter = context.telemetry.meter
-        observe_executors(meter, context.registry, context.router)
-        observe_live_requests(meter, context.tracker, context.flex)
+        observe_live(meter, context.router, context.tracker, context.flex)
         for each in (context.keys, context.registry, context.tracker, context.flex):
             await each.start()
         await self._bus.flush()

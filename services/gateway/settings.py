@@ -34,15 +34,13 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = "auto"
     api_key: Annotated[
-        str,
-        Meta(description="valid beside the keys of slackwater key; better kept in the environment", extra=SECRET),
+        str, Meta(description="valid beside the keys of slackwater key; better kept in the environment", extra=SECRET)
     ] = ""
     max_body_bytes: Annotated[int, Meta(description="of a completion's body; a larger one is refused", ge=1024)] = (
         16 * 1024**2
     )
     max_pending_body_bytes: Annotated[
-        int,
-        Meta(description="of all bodies being read or tokenized; beyond it large ones are refused", ge=1024),
+        int, Meta(description="of all bodies being read or tokenized; beyond it large ones are refused", ge=1024)
     ] = 256 * 1024**2
     body_timeout_s: Annotated[float, Meta(description="in which a body comes, or more of an upload", gt=0)] = 60.0
     max_prompt_tokens: Annotated[
@@ -64,9 +62,8 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
 
 def are_keys_required(settings: GatewaySettings) -> bool:
     """As ``require_keys`` says; ``auto``: where others can connect."""
-    if settings.require_keys == "auto":
-        return not is_loopback(settings.host)
-    return settings.require_keys == "always"
+    is_open_to_others = settings.require_keys == "auto" and not is_loopback(settings.host)
+    return is_open_to_others or settings.require_keys == "always"
 
 
 def is_loopback(host: str) -> bool:

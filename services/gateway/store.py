@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import BinaryIO, ClassVar, Generic, TypeVar
 
 import msgspec
@@ -21,38 +22,37 @@ CANCELLABLE = ("validating", "in_progress")
 R = TypeVar("R", FileObject, BatchRecord)
 
 
+@dataclass(frozen=True)
 class RecordStore(Generic[R]):
     """What clients find by its id. ``noun``: what it is to them."""
 
     noun: ClassVar[str]
-    _records: Bucket[R]
+    records: Bucket[R]
 
     async def get(self, id: str, param: str | None = None) -> R:
         """Raises RequestError (404); ``param`` is the field that the id came in."""
         if is_well_formed(id):
             with contextlib.suppress(NotFoundOnBusError):
-                record = (await self._records.get(id)).value
+                record = (await self.records.get(id)).value
                 if record is not None and self._is_shown(record):
                     return record
         raise not_found(self.noun, id, param or f"{self.noun}_id")
 
     async def all(self) -> list[R]:
-        records = [entry.value for entry in await self._records.entries()]
+        records = [entry.value for entry in await self.records.entries()]
         return [record for record in records if record is not None and self._is_shown(record)]
 
     def _is_shown(self, record: R) -> bool:
         return True
 
 
+@dataclass(frozen=True)
 class FileStore(RecordStore[FileObject]):
     """A record exists only where its contents do. An expired file is not shown; the offline-queue deletes it."""
 
     noun = "file"
-
-    def __init__(self, records: Bucket[FileObject], objects: Objects, clock: Clock) -> None:
-        self._records = records
-        self._objects = objects
-        self._clock = clock
+    objects: Objects
+    clock: Clock
 
     @classmethod
     async def open(cls, bus: Bus, clock: Clock) -> FileStore:
@@ -60,30 +60,30 @@ class FileStore(RecordStore[FileObject]):
 
     async def create(self, filename: str, contents: BinaryIO, expires_after_s: int | None) -> FileObject:
         """Of a batch's input: store the contents, then the record. Raises BusError; then nothing is left behind."""
-        now_s = self._clock.unix_s()
+        now_s = self.clock.unix_s()
         file_id, created_at = new_id("file-", now_s), int(now_s)
-        size = await self._objects.put(file_id, contents)
+        size = await self.objects.put(file_id, contents)
         expires_at = None if expires_after_s is None else created_at + expires_after_s
         record = FileObject(file_id, size, created_at, filename, "batch", expires_at)
         try:
-            await self._records.create(file_id, record)
+            await self.records.create(file_id, record)
         except BusError:
-            await self._objects.delete(file_id)
+            await self.objects.delete(file_id)
             raise
         return record
 
     async def delete(self, file_id: str) -> None:
         """Raises RequestError (404)."""
         await self.get(file_id)
-        await self._records.delete(file_id)
-        await self._objects.delete(file_id)
+        await self.records.delete(file_id)
+        await self.objects.delete(file_id)
 
     def chunks(self, record: FileObject) -> AsyncIterator[bytes]:
         """The contents, as far as the record says: an output may still grow. Raises NotFoundOnBusError and BusError."""
-        return self._objects.chunks(record.id, record.bytes)
+        return self.objects.chunks(record.id, record.bytes)
 
     def _is_shown(self, record: FileObject) -> bool:
-        return record.expires_at is None or record.expires_at > self._clock.unix_s()
+        return record.expires_at is None or record.expires_at > self.clock.unix_s()
 
 
 class BatchStore(RecordStore[BatchRecord]):
@@ -91,15 +91,9 @@ class BatchStore(RecordStore[BatchRecord]):
 
     noun = "batch"
 
-    def __init__(self, records: Bucket[BatchRecord]) -> None:
-        self._records = records
-
     @classmethod
     async def open(cls, bus: Bus) -> BatchStore:
         return cls(await bus.bucket(subjects.BATCHES_BUCKET, BatchRecord))
-
-    async def create(self, record: BatchRecord) -> None:
-        await self._records.create(record.id, record)
 
     async def cancel(self, batch_id: str, now_s: int) -> BatchRecord:
         """The batch, cancelling from here on. Raises RequestError (404, or 400 where it has ended)."""
@@ -113,4 +107,4 @@ class BatchStore(RecordStore[BatchRecord]):
                 raise RequestError(message, "batch_id", "batch_not_cancellable")
             return msgspec.structs.replace(record, status="cancelling", cancelling_at=now_s)
 
-        return await self._records.edit(batch_id, cancelling)
+        return await self.records.edit(batch_id, cancelling)

@@ -34,11 +34,6 @@ CHAT_FIELDS: dict[str, tuple[Any, ...]] = {
 TEXT_FIELDS: dict[str, tuple[Any, ...]] = {"echo": (False,), "suffix": ("",)}
 
 
-def served_tier(asked: str | None) -> str:
-    """The tier that a request gets: online requests have one, whatever it is called."""
-    return FLEX if asked == FLEX else DEFAULT
-
-
 def reject_unsupported(fields: Mapping[str, msgspec.Raw], *tables: Mapping[str, tuple[Any, ...]]) -> None:
     """Raises RequestError for the first field that is not served with its value. An object's nulls are as absent."""
     for name, accepted in itertools.chain.from_iterable(table.items() for table in tables):

@@ -77,8 +77,7 @@ class ApiKeys:
         return self._by_hash.get(hash_api_key(key.strip()))
 
     async def _take_given(self, given: ApiKeyRecord) -> None:
-        """The key of the settings, unless it is one of the bucket or was; its record comes first. Asked after the
-        bucket was read: one that is revoked meanwhile is in it, or among the revoked."""
+        """The settings' key, unless the bucket has it, or had: asked after it was read, so that none is missed."""
         revoked = await self._bus.bucket(subjects.REVOKED_API_KEYS_BUCKET, ApiKeyRecord)
         try:
             known = (await revoked.get(given.key_hash)).value

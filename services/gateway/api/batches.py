@@ -68,7 +68,7 @@ async def create_batch(request: Request) -> Response:
         client_id=sender.client_id,
         client_weight=sender.client_weight,
     )
-    await context.batches.create(record)
+    await context.batches.records.create(record.id, record)
     return JsonResponse(shown(record))
 
 

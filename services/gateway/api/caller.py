@@ -30,11 +30,6 @@ def reserve_tokens(request: Request, completion: CompletionRequest) -> Reservati
     return caller_of(request).limits.reserve_tokens(num_tokens, context_of(request).clock.monotonic_s())
 
 
-def limit_headers(request: Request) -> dict[str, str]:
-    """What is left of its caller's limits."""
-    return caller_of(request).limits.headers(context_of(request).clock.monotonic_s())
-
-
 def sender_of(request: Request, user: str | None) -> Sender:
     """As executors know it; ``user`` is the body's field."""
     key = caller_of(request).key

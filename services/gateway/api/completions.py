@@ -9,10 +9,16 @@ from services.gateway.api.intake import answer, read_request
 from services.gateway.http.operation import answers, events_of, json_of
 from services.gateway.live.choices import Choices
 from services.gateway.live.generation import Generation
-from shared.openai.completions.answers import AnswerHead, Choice, completion_body
+from shared.openai.completions.answers import (
+    AnswerHead,
+    ChatCompletion,
+    Choice,
+    Completion,
+    TextCompletion,
+    completion_body,
+)
 from shared.openai.completions.bodies import ChatCompletionBody, TextCompletionBody
 from shared.openai.completions.chunks import ChunkWriter, ToolCallChunks
-from shared.openai.completions.objects import ChatCompletion, Completion, TextCompletion
 from shared.openai.completions.requests import CHAT, TEXT, parse_completion
 from shared.openai.logprobs import LogprobsShape
 

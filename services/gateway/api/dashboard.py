@@ -1,6 +1,6 @@
 """The page, its files and its events."""
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from pathlib import Path
 
 from fastapi import APIRouter, Request, Response
@@ -8,6 +8,7 @@ from fastapi.responses import FileResponse
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
+from services.gateway.access.api_keys import ApiKeys
 from services.gateway.api.context import context_of
 from services.gateway.dashboard.hub import DashboardHub
 from services.gateway.http.event_source import EventSource
@@ -46,13 +47,12 @@ async def page() -> Response:
 async def events(request: Request) -> Response:
     """One event a second, as JSON, until the client leaves, the gateway stops, or the client's key is revoked."""
     context = context_of(request)
-    keys, hub, authorization = context.keys, context.dashboard, request.headers.get("authorization")
-    may_look = lambda: not keys.required or keys.find(authorization) is not None  # noqa: E731
-    return EventSource(_events(hub, may_look), hub.viewer())
+    events = _events(context.dashboard, context.keys, request.headers.get("authorization"))
+    return EventSource(events, context.dashboard.viewer())
 
 
-async def _events(hub: DashboardHub, may_look: Callable[[], bool]) -> AsyncGenerator[bytes, None]:
+async def _events(hub: DashboardHub, keys: ApiKeys, authorization: str | None) -> AsyncGenerator[bytes, None]:
     seen = 0
-    while (event := await hub.next_event(seen)) is not None and may_look():
+    while (event := await hub.next_event(seen)) is not None and (not keys.required or keys.find(authorization)):
         seen, data = event
         yield data

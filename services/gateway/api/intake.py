@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import msgspec
 from fastapi import Request, Response
 
-from services.gateway.api.caller import limit_headers, reserve_tokens, sender_of, take_request
+from services.gateway.api.caller import caller_of, reserve_tokens, sender_of, take_request
 from services.gateway.api.context import context_of
 from services.gateway.http.errors import CLIENT_CLOSED_REQUEST, SERVER_ERROR, error_response
 from services.gateway.http.event_source import EventSource, unless_gone
@@ -51,10 +51,10 @@ async def answer(
 ) -> Response:
     """Run its choices, and show them with ``writer`` as their tokens arrive, or with ``body`` when all are whole. They
     are closed at their end, whatever ends them. Raises Refusal, NoExecutorError and BusError."""
-    choices = await _start_choices(request, completion)
-    headers = limit_headers(request)
+    context, choices = context_of(request), await _start_choices(request, completion)
+    headers = caller_of(request).limits.headers(context.clock.monotonic_s())
     if completion.stream:
-        events = _events(choices, writer(choices), context_of(request).tokenizer)
+        events = _events(choices, writer(choices), context.tokenizer)
         return EventSource(events, aclosing(choices), headers)
     async with aclosing(choices):
         if not await unless_gone(request.receive, choices.finished()):

@@ -52,8 +52,10 @@ class StackQuestions:
         now_s = self._clock.monotonic_s()
         self._heard |= {status.name: (now_s, status) for status in statuses}
         self._heard = {name: heard for name, heard in self._heard.items() if heard[0] > now_s - SILENT_S}
+        queue = self._heard.get(OFFLINE_QUEUE)
+        preset = queue[1].details.get("preset") if queue else None
         return StackAnswers(
-            preset=self._preset(),
+            preset=None if preset is None else str(preset),
             unwell=self._unwell(),
             slos={status.profile_key: status for status in report.executors},
             profiles={key: profile for key, profile in profiles.items() if profile is not None},
@@ -78,10 +80,6 @@ class StackQuestions:
             if known is not None:
                 self._profiles[key] = known
         return known
-
-    def _preset(self) -> str | None:
-        heard = self._heard.get(OFFLINE_QUEUE)
-        return str(heard[1].details["preset"]) if heard and "preset" in heard[1].details else None
 
     def _unwell(self) -> list[str]:
         silent = [f"{name} does not answer" for name in EXPECTED if name not in self._heard]

@@ -24,8 +24,7 @@ class LatencyState(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, histogram: LatencyHistogram) -> LatencyState:
-        quantiles = histogram.quantile_ms(0.5), histogram.quantile_ms(0.99)
-        return cls(histogram.num_samples, histogram.mean_ms(), *quantiles)
+        return cls(histogram.num_samples, histogram.mean_ms(), histogram.quantile_ms(0.5), histogram.quantile_ms(0.99))
 
 
 class ExecutorState(msgspec.Struct, frozen=True):
@@ -46,7 +45,7 @@ class ExecutorState(msgspec.Struct, frozen=True):
 
 
 class BatchState(msgspec.Struct, frozen=True):
-    """None where it is not known, or has not ended. Its errors, which may be many, and whose it is stay here."""
+    """None is not ended, or not known yet. Its errors, which may be many, and whose it is stay here."""
 
     id: str
     endpoint: str

@@ -72,7 +72,5 @@ def request_id_of(request: Request) -> str:
 
 
 def _request_id(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-    for name, value in headers:
-        if name == REQUEST_ID_HEADER and _VALID.fullmatch(value):
-            return value
-    return f"req_{uuid.uuid4().hex}".encode()
+    given = (value for name, value in headers if name == REQUEST_ID_HEADER and _VALID.fullmatch(value))
+    return next(given, None) or f"req_{uuid.uuid4().hex}".encode()

@@ -1,5 +1,4 @@
-"""Bodies on their way in: JSON, bounded one by one, all together, and in time; multipart uploads, spooled to disk while
-they are read, never held in memory."""
+"""Bodies on their way in: JSON, bounded one by one, all together and in time; uploads, spooled to disk."""
 
 import asyncio
 import contextlib

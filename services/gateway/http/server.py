@@ -1,5 +1,4 @@
-"""uvicorn inside the service's own loop and life: signals are the service's business. Its connections end where the
-client does not read, and none outlives its client."""
+"""uvicorn inside the service's own loop and life, with an end to connections whose client does not read."""
 
 import asyncio
 import logging

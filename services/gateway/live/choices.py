@@ -10,7 +10,7 @@ from typing import Any
 from services.gateway.access.rate_limits import Reservation
 from services.gateway.live.generation import Generation, Sender
 from services.gateway.live.tracker import Tracker
-from shared.openai.completions.objects import CompletionUsage
+from shared.openai.completions.answers import CompletionUsage
 from shared.openai.completions.requests import CompletionRequest
 from shared.openai.shown_text import ShownText, ShownToken, visible_tokens
 from shared.protocol.sampling import FinishReason

@@ -71,7 +71,7 @@ class FlexTracker(Tracker[FlexGeneration]):
 
     async def _on_step_tokens(self, step: StepTokens) -> None:
         await super()._on_step_tokens(step)
-        finished = [output.request_id for output in step.outputs if output.finish_reason is not None]
+        finished = (output.request_id for output in step.outputs if output.finish_reason is not None)
         over = [request_id for request_id in finished if request_id not in self._live]
         if over:
             await self._bus.publish_or_drop(subjects.FLEX_DROP, AbortRequests(over))

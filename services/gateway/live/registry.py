@@ -56,9 +56,8 @@ class ExecutorRegistry:
     async def run(self) -> None:
         """Follow registrations, ask for what is not known of prefix caches, forget everyone when the bus was away."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._watch_registrations())
-            tasks.create_task(self._watch_connection())
-            tasks.create_task(self._fill_gaps())
+            for follow in (self._watch_registrations, self._watch_connection, self._fill_gaps):
+                tasks.create_task(follow())
 
     def live(self) -> list[LiveExecutor]:
         """Everyone alive, draining ones too, in the order of their ids."""
@@ -72,11 +71,15 @@ class ExecutorRegistry:
         """The longest context that every available executor can take, in tokens."""
         return min((executor.info.spec.max_model_len for executor in self.available()), default=default)
 
-    def lose(self, info: ExecutorInfo) -> None:
-        """This incarnation is not on the bus any more; nothing where that is known."""
+    def lose(self, info: ExecutorInfo, why: str = "left the bus") -> None:
+        """This incarnation is not to be reached any more; nothing where that is known."""
         known = self._live.get(info.executor_id)
         if known is not None and known.info.epoch == info.epoch:
-            self._lose(info.executor_id, info.epoch, "left the bus")
+            del self._live[info.executor_id]
+            known.timer.cancel()
+            logger.warning("executor lost", extra={"executor_id": info.executor_id, "epoch": info.epoch, "why": why})
+            for tell in self.on_lost:
+                tell(info.executor_id, info.epoch)
 
     async def wait_available(self) -> None:
         """Return when there is one that takes requests: at once where there is."""
@@ -90,10 +93,10 @@ class ExecutorRegistry:
             return
         known = self._live.get(info.executor_id)
         if known is not None and known.info.epoch != info.epoch:
-            self._lose(info.executor_id, known.info.epoch, "restarted")
+            self.lose(known.info, "restarted")
             known = None
         elif known is not None and known.heartbeat.reconnects != heartbeat.reconnects:
-            self._lose(info.executor_id, info.epoch, "was off the bus")
+            self.lose(info, "was off the bus")
             known = None
         timer = self._timer(info)
         if known is not None:
@@ -139,20 +142,13 @@ class ExecutorRegistry:
         if asyncio.get_running_loop().time() - due_s > LATE_TIMER_S:
             self._live[info.executor_id].timer = self._timer(info)
         else:
-            self._lose(info.executor_id, info.epoch, "silent")
-
-    def _lose(self, executor_id: str, epoch: str, why: str) -> None:
-        executor = self._live.pop(executor_id)
-        executor.timer.cancel()
-        logger.warning("executor lost", extra={"executor_id": executor_id, "epoch": epoch, "why": why})
-        for tell in self.on_lost:
-            tell(executor_id, epoch)
+            self.lose(info, "silent")
 
     async def _watch_registrations(self) -> None:
         bucket = await self._bus.bucket(subjects.EXECUTORS_BUCKET, ExecutorInfo)
         async for entry in bucket.watch():
             if entry is not None and entry.value is None and entry.key in self._live:
-                self._lose(entry.key, self._live[entry.key].info.epoch, "signed off")
+                self.lose(self._live[entry.key].info, "signed off")
 
     async def _watch_connection(self) -> None:
         """Tokens sent while the bus was away are lost, so nobody counts as alive until heard of again."""
@@ -162,7 +158,7 @@ class ExecutorRegistry:
             if self._bus.reconnects != seen:
                 seen = self._bus.reconnects
                 for executor in self.live():
-                    self._lose(executor.info.executor_id, executor.info.epoch, "bus reconnected")
+                    self.lose(executor.info, "bus reconnected")
 
 
 def _found(heartbeat: Heartbeat, timer: asyncio.TimerHandle) -> LiveExecutor:

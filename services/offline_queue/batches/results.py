@@ -6,8 +6,7 @@ import msgspec
 
 from services.offline_queue.batches.lines import BatchLine
 from services.offline_queue.batches.records import CANCELLED, EXPIRED
-from shared.openai.completions.answers import AnswerHead, Choice, completion_body
-from shared.openai.completions.objects import CompletionUsage
+from shared.openai.completions.answers import AnswerHead, Choice, CompletionUsage, completion_body
 from shared.openai.completions.requests import CHAT
 from shared.openai.errors import RequestError
 from shared.openai.logprobs import LogprobsShape

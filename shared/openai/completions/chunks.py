@@ -6,8 +6,7 @@ from typing import Any
 
 import msgspec
 
-from shared.openai.completions.answers import AnswerHead
-from shared.openai.completions.objects import CompletionUsage
+from shared.openai.completions.answers import AnswerHead, CompletionUsage
 from shared.openai.completions.requests import CHAT
 from shared.openai.logprobs import LogprobsShape
 from shared.openai.objects import error_body
@@ -46,8 +45,7 @@ class ChunkWriter:
         return b"".join(self._chunk(index, first) for index in range(len(self._text_heads)))
 
     def text(self, text: str, tokens: Sequence[ShownToken] = (), index: int = 0) -> bytes:
-        """More of a choice's text; ``tokens``: those that begin in it, where logprobs were asked for. Empty where none
-        of it can be shown yet."""
+        """More of a choice's text; ``tokens``: those with logprobs that begin in it. Empty where none is shown yet."""
         if self._logprobs is None or not tokens:
             return self._text_heads[index] + _json.encode(text) + self._text_tail
         return self._chunk(index, {"content": text} if self._chat else {"text": text}, tokens=tokens)

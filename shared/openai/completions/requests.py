@@ -11,7 +11,7 @@ from shared.errors import ChatTemplateError
 from shared.openai.completions.bodies import ChatCompletionBody, TextCompletionBody
 from shared.openai.completions.prompts import chat_prompt, text_prompt
 from shared.openai.errors import RequestError, decode_body
-from shared.openai.fields import CHAT_FIELDS, COMMON_FIELDS, DEFAULT, TEXT_FIELDS, reject_unsupported, served_tier
+from shared.openai.fields import CHAT_FIELDS, COMMON_FIELDS, DEFAULT, FLEX, TEXT_FIELDS, reject_unsupported
 from shared.openai.logprobs import asked_of_chat
 from shared.openai.response_format import grammar_of
 from shared.openai.tools.calls import ToolUse
@@ -96,7 +96,7 @@ def parse_completion(endpoint: str, body: bytes, tokenizer: Tokenizer, model: Se
         include_usage=bool(fields.stream_options and fields.stream_options.include_usage),
         user=fields.user,
         metadata=fields.metadata,
-        service_tier=served_tier(fields.service_tier),
+        service_tier=FLEX if fields.service_tier == FLEX else DEFAULT,  # online requests have one tier
         tools=tools,
     )
 
@@ -160,9 +160,8 @@ def _max_tokens(endpoint: str, fields: Any, prompt_tokens: int, model: ServedMod
     if room < 1:
         left = "at least one must be left for the output"
         raise _too_long(f"{length}, and {prompt_param} has {prompt_tokens}; {left}", prompt_param)
-    param = "max_tokens"
-    if endpoint == CHAT and fields.max_completion_tokens is not None:
-        param = "max_completion_tokens"
+    has_newer_name = endpoint == CHAT and fields.max_completion_tokens is not None
+    param = "max_completion_tokens" if has_newer_name else "max_tokens"
     asked: int | None = getattr(fields, param)
     if asked is None:
         return room if endpoint == CHAT else min(room, DEFAULT_TEXT_MAX_TOKENS)

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from shared.openai.completions.objects import CompletionUsage
+from shared.openai.completions.answers import CompletionUsage
 from shared.openai.responses.objects import (
     IncompleteDetails,
     ModelResponse,
@@ -22,8 +22,7 @@ from shared.protocol.usage import Usage
 
 _encoder = msgspec.json.Encoder()
 
-OUTPUT_INDEX = 0  # there is one message
-CONTENT_INDEX = 0  # of one text
+OUTPUT_INDEX = CONTENT_INDEX = 0  # there is one message of one text
 RESPONSE_PREFIX = "resp_"
 
 

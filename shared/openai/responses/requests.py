@@ -120,14 +120,12 @@ def _check_supported(fields: ResponseBody, raw: dict[str, msgspec.Raw]) -> None:
 
 def _chat_messages(input: str | list[InputItem] | None, instructions: str | None) -> list[dict[str, Any]]:
     """One message for the instructions, where there are some, and one for each item. Raises RequestError."""
-    messages: list[dict[str, Any]] = []
-    if instructions is not None:
-        messages.append({"role": "system", "content": instructions})
     if not input:
         raise RequestError("input is missing or empty; give a text or a list of items", "input")
+    system: list[dict[str, Any]] = [] if instructions is None else [{"role": "system", "content": instructions}]
     if isinstance(input, str):
-        return [*messages, {"role": "user", "content": input}]
-    return messages + [_chat_message(f"input[{index}]", item) for index, item in enumerate(input)]
+        return [*system, {"role": "user", "content": input}]
+    return system + [_chat_message(f"input[{index}]", item) for index, item in enumerate(input)]
 
 
 def _chat_message(where: str, item: InputItem) -> dict[str, Any]:

@@ -110,7 +110,12 @@ def _demanded_names(tool_choice: Any, known: list[str]) -> list[str]:
 
 def template_tools(tools: list[Tool]) -> list[dict[str, Any]]:
     """As chat templates expect them."""
-    return [{"type": "function", "function": _without_nothing(tool.function)} for tool in tools]
+    shown = []
+    for tool in tools:
+        fields: dict[str, Any] = msgspec.to_builtins(tool.function)
+        function = {name: value for name, value in fields.items() if value is not None and name != "strict"}
+        shown.append({"type": "function", "function": function})
+    return shown
 
 
 def template_calls(where: str, calls: list[MessageToolCall]) -> list[dict[str, Any]]:
@@ -138,8 +143,3 @@ def message_call(call: ToolCall, format: ToolFormat, request_id: str, choice: in
 def finish_reason_of(finish_reason: FinishReason, num_calls: int) -> str:
     """An answer that is cut at its limit of tokens says so, calls or not."""
     return TOOL_CALLS if num_calls and finish_reason is FinishReason.STOP else finish_reason.value
-
-
-def _without_nothing(function: FunctionDefinition | None) -> dict[str, Any]:
-    described: dict[str, Any] = msgspec.to_builtins(function)
-    return {name: value for name, value in described.items() if value is not None and name != "strict"}

@@ -79,9 +79,7 @@ def _moved(schema: Any, place: str) -> Any:
         return [_moved(each, place) for each in schema]
     if not isinstance(schema, dict):
         return schema
-    return {
-        name: place + each[1:]
-        if name == "$ref" and isinstance(each, str) and each.startswith("#")
-        else _moved(each, place)
-        for name, each in schema.items()
-    }
+    moved = {name: _moved(each, place) for name, each in schema.items()}
+    if isinstance(reference := schema.get("$ref"), str) and reference.startswith("#"):
+        moved["$ref"] = place + reference[1:]
+    return moved

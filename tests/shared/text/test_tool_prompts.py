@@ -11,9 +11,8 @@ from transformers import AutoTokenizer
 
 from services.offline_queue.batches.input import BatchInput
 from services.offline_queue.batches.results import ResultWriter
-from shared.openai.completions.answers import AnswerHead
+from shared.openai.completions.answers import AnswerHead, CompletionUsage
 from shared.openai.completions.chunks import ToolCallChunks
-from shared.openai.completions.objects import CompletionUsage
 from shared.openai.completions.requests import CHAT, CompletionRequest, ServedModel, parse_completion
 from shared.openai.errors import RequestError
 from shared.openai.shown_text import shown_output

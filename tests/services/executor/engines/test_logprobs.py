@@ -13,9 +13,8 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from services.executor.engines.sample_row import SampleRow
 from services.executor.engines.torch.logprobs import LEAST, gather_logprobs, read_logprobs
-from shared.openai.completions.answers import AnswerHead, Choice, completion_body
+from shared.openai.completions.answers import AnswerHead, Choice, CompletionUsage, completion_body
 from shared.openai.completions.chunks import ChunkWriter
-from shared.openai.completions.objects import CompletionUsage
 from shared.openai.completions.requests import CHAT, TEXT
 from shared.openai.logprobs import LogprobsShape
 from shared.openai.shown_text import ShownText, ShownToken, shown_output

@@ -9,9 +9,8 @@ from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, prepare
-from shared.openai.completions.answers import AnswerHead, Choice, completion_body
+from shared.openai.completions.answers import AnswerHead, Choice, CompletionUsage, completion_body
 from shared.openai.completions.chunks import ChunkWriter
-from shared.openai.completions.objects import CompletionUsage
 from shared.openai.completions.requests import CHAT, ENDPOINTS, TEXT
 from shared.openai.ids import created_s_of, is_well_formed, new_id
 from shared.openai.objects import error_body
