@@ -7,7 +7,7 @@ from functools import partial
 import typer
 
 from services.local.commands.parameters import ConfigOption
-from services.local.commands.status.top_line import show_essentials
+from services.local.commands.status.top import show_essentials
 from services.local.stack.catalogue import STACK_SETTINGS, stack_options
 from services.local.stack.progress import Progress
 from services.local.stack.supervisor import Supervisor

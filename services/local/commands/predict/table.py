@@ -3,16 +3,23 @@
 import time
 from itertools import groupby
 
+import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from services.local.commands.predict.ask import ListedModel
 from shared.protocol.latency_models import BoostedCurves, LatencyModelRecord, LinearCoefficients, ModelRecord
 from shared.protocol.prediction import PredictBatch, Prediction
 
 PROFILE_WIDTH = 20  # so that a narrow terminal folds the key, not the figures
 BROS_REGRESSORS = ("if prefills", "S_p", "pairs", "if decodes", "N_d", "S_d")
 REGRESSORS = ("", "S_p", "S_d", "S_p²", "S_d²", "N_p", "N_d", "pairs")
+
+
+class ListedModel(msgspec.Struct, frozen=True):
+    """One published model. ``revision``: of its record on the bus."""
+
+    revision: int
+    record: LatencyModelRecord
 
 
 def print_prediction(asked: PredictBatch, prediction: Prediction) -> None:
@@ -52,13 +59,12 @@ def print_models(models: list[ListedModel]) -> None:
 
 
 def _row(revision: int, record: LatencyModelRecord) -> list[str]:
-    of_kind = {candidate.kind: candidate for candidate in record.candidates}
-    candidates = [of_kind.get(kind) for kind in ("linear", "boosted", "bros")]
+    errors = {candidate.kind: candidate.mape for candidate in record.candidates}
     return [
         record.profile_key,
         record.kind,
         str(record.num_samples),
-        *("" if candidate is None else _percent(candidate.mape) for candidate in candidates),
+        *(_percent(errors.get(kind)) for kind in ("linear", "boosted", "bros")),
         _percent(record.noise_floor),
         str(record.drifts),
         str(revision),

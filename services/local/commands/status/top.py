@@ -1,25 +1,42 @@
 """``slackwater top``: a stack on a full screen, drawn anew each second."""
 
 import asyncio
+import contextlib
+import sys
 import time
+from typing import Annotated
 
+import typer
 from rich.console import Console, RenderableType
 from rich.live import Live
 
 from services.local.commands.parameters import BusOptions
 from services.local.commands.status.status import process_statuses, queue_figures, slo_statuses
-from services.local.commands.status.top_table import screen
+from services.local.commands.status.top_table import essentials, screen
 from services.local.stack.data_dir import StackFile
+from services.local.stack.progress import Progress
 from services.local.stack.readiness import PROFILER, ping_all
 from services.local.stack.stack_bus import bus_at, stack_on
 from shared.bus import Bus
 from shared.clock import Clock, SystemClock
 from shared.errors import BusError, StackError
+from shared.settings.command_options import with_option_groups
 from shared.watch.follower import StackFollower
 from shared.watch.stack_watch import StackWatch
 
 REFRESH_S = 1.0
 ONCE_WIDTH = 160  # of a frame that goes to no terminal
+
+
+@with_option_groups
+def top(
+    *,
+    once: Annotated[bool, typer.Option("--once", help="Print one frame, as where stdout is no terminal.")] = False,
+    stack: BusOptions,
+) -> None:
+    """Watch a stack: load, step times, what online users get, offline throughput and batches. Ctrl-C leaves."""
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(run_top(stack, once or not sys.stdout.isatty()))
 
 
 async def run_top(options: BusOptions, once: bool) -> None:
@@ -56,6 +73,17 @@ async def frame(bus: Bus, stack: StackFile | None, watch: StackWatch, clock: Clo
     unwell = [f"{each.name}: {each.health}" for each in process_statuses(answers, stack) if each.health != "ok"]
     queues = queue_figures(beats, answers)
     return screen(_head(stack), silent or unwell, view, queues, slos)
+
+
+async def show_essentials(nats_url: str, progress: Progress) -> None:
+    """The line below ``slackwater up`` on a terminal: each second, until cancelled. Without a bus there is nothing to
+    show, and nothing is lost."""
+    watch, clock = StackWatch(), SystemClock()
+    with contextlib.suppress(BusError, StackError):
+        async with bus_at(nats_url, "supervisor-line") as bus, StackFollower.following(bus, watch, clock):
+            while True:
+                await asyncio.sleep(REFRESH_S)
+                progress.step("serving", essentials(watch.view(clock.monotonic_s())))
 
 
 def _head(stack: StackFile | None) -> str:

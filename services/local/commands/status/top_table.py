@@ -7,7 +7,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from services.local.commands.status.status_table import draining_text
+from services.local.commands.status.table import draining_text
 from shared.latency.histogram import LatencyHistogram
 from shared.process.service import Details
 from shared.protocol.online import OnlineLatencies

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from services.local.commands.status.status_table import slo_text
+from services.local.commands.status.table import slo_text
 from shared.protocol.slo_profile import SloVerdict
 from shared.protocol.slo_status import SloState, SloStatus
 

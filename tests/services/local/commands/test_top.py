@@ -9,7 +9,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from services.local.cli import app
-from services.local.commands.status.top_line import show_essentials
+from services.local.commands.status.top import show_essentials
 from services.local.commands.status.top_table import duration, essentials, screen
 from shared.bus import Bus
 from shared.clock import SystemClock

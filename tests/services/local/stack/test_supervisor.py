@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from services.local.commands.status.top_line import show_essentials
+from services.local.commands.status.top import show_essentials
 from services.local.stack.data_dir import DataDir, ProcessEntry, StackFile
 from services.local.stack.nats_server import nats_command
 from services.local.stack.options import StackOptions

@@ -1,18 +1,23 @@
 """``slackwater predict``: ask the predictor of a stack, or list its models."""
 
+import asyncio
 import re
 from collections.abc import Iterator
 from itertools import repeat
+from typing import Annotated
 
 import msgspec
+import typer
 
-from services.local.commands.parameters import BusOptions
+from services.local.commands.parameters import BusOptions, JsonOption, show
+from services.local.commands.predict.table import ListedModel, print_models, print_prediction
 from shared.bus import Entry
 from shared.errors import NoResponderError, StackError
 from shared.protocol import subjects
 from shared.protocol.latency_models import LatencyModelRecord
 from shared.protocol.measurements import PrefillChunk
 from shared.protocol.prediction import PredictBatch, Prediction
+from shared.settings.command_options import with_option_groups
 
 ASKER = "predict"  # its name on the bus
 ANSWER_S = 5.0
@@ -21,11 +26,32 @@ DECODE = re.compile(r"(?:(?P<count>\d+)x)?(?P<tokens>\d+)")
 MAX_REQUESTS = 65_536  # of one shape
 
 
-class ListedModel(msgspec.Struct, frozen=True):
-    """One published model. ``revision``: of its record on the bus."""
-
-    revision: int
-    record: LatencyModelRecord
+@with_option_groups
+def predict(
+    *,
+    prefill: Annotated[
+        list[str] | None,
+        typer.Option(metavar="SHAPE", help="128; 256@1024: over 1,024 computed tokens; 4x128: four of them."),
+    ] = None,
+    decode: Annotated[
+        list[str] | None,
+        typer.Option(metavar="SHAPE", help="300: reads 300 tokens of KV, its own included; 8x512: eight of them."),
+    ] = None,
+    whose: Annotated[
+        str, typer.Option("--of", help="A profile key, a model or an executor, where there are several.")
+    ] = "",
+    stack: BusOptions,
+    as_json: JsonOption = False,
+) -> None:
+    """How long a step with this batch takes, and what each of its requests adds. Without a batch: the models known."""
+    try:
+        asked = PredictBatch(parse_prefills(prefill or []), parse_decodes(decode or []), whose)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    if asked.prefills or asked.decode_context_lens:
+        show(asyncio.run(ask(asked, stack)), as_json, lambda found: print_prediction(asked, found))
+    else:
+        show(asyncio.run(list_models(stack)), as_json, print_models)
 
 
 def parse_prefills(shapes: list[str]) -> list[PrefillChunk]:
@@ -36,10 +62,8 @@ def parse_prefills(shapes: list[str]) -> list[PrefillChunk]:
 
 def parse_decodes(shapes: list[str]) -> list[int]:
     """``300`` (a decode that reads 300 tokens), ``8x512``. Raises ValueError."""
-    return [
-        int(match["tokens"])
-        for match in _matches(shapes, DECODE, "decode: write CONTEXT or COUNTxCONTEXT, as in 8x512")
-    ]
+    matches = _matches(shapes, DECODE, "decode: write CONTEXT or COUNTxCONTEXT, as in 8x512")
+    return [int(match["tokens"]) for match in matches]
 
 
 async def ask(asked: PredictBatch, stack: BusOptions) -> Prediction:

@@ -1,15 +1,24 @@
-"""What ``slackwater status`` prints."""
+"""``slackwater status``, and what it prints."""
 
+import asyncio
 import time
 
 from rich.console import Console
 from rich.table import Table
 
-from services.local.commands.status.status import ProcessStatus, Status
+from services.local.commands.parameters import BusOptions, JsonOption, show
+from services.local.commands.status.status import ProcessStatus, Status, read_status
 from shared.process.service import Details
 from shared.protocol.executors import Heartbeat
 from shared.protocol.slo_profile import SloVerdict
 from shared.protocol.slo_status import SloStatus
+from shared.settings.command_options import with_option_groups
+
+
+@with_option_groups
+def status(stack: BusOptions, as_json: JsonOption = False) -> None:
+    """Show every process of a stack, its executors and its queues."""
+    show(asyncio.run(read_status(stack)), as_json, print_status)
 
 
 def print_status(status: Status) -> None:
