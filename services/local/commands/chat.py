@@ -2,12 +2,12 @@
 
 import contextlib
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated
 
 import typer
 
-from services.local.commands.server import ApiClient, ServerOptions
+from services.local.commands.server import ApiClient, Json, ServerOptions
 from shared.errors import ApiError
 from shared.settings.command_options import with_option_groups
 
@@ -26,43 +26,27 @@ def chat(
 ) -> None:
     """Chat with the model; the answer is streamed. Ctrl-C stops an answer, Ctrl-D leaves."""
     with server.client() as client:
-        options = ChatOptions(model or default_model(client), system, max_tokens, temperature)
-        conversation = Conversation(client, options)
+        body = {"model": model or default_model(client), "max_tokens": max_tokens, "temperature": temperature}
+        conversation = Conversation(client, body, [{"role": "system", "content": system}] if system else [])
         if message is None:
             conversation.run()
         else:
             conversation.ask(message)
 
 
-@dataclass(frozen=True, slots=True)
-class ChatOptions:
-    """What every request of a conversation carries."""
-
-    model: str
-    system: str | None
-    max_tokens: int
-    temperature: float
-
-    def body(self, messages: list[dict[str, str]]) -> dict[str, object]:
-        """A chat completion request."""
-        system = [{"role": "system", "content": self.system}] if self.system else []
-        limits = {"max_tokens": self.max_tokens, "temperature": self.temperature}
-        return {"model": self.model, "messages": system + messages, **limits}
-
-
 @dataclass(slots=True)
 class Conversation:
-    """The messages so far. Each answer goes to stdout piece by piece."""
+    """The messages so far; ``body`` has what every request carries. Each answer goes to stdout piece by piece."""
 
     client: ApiClient
-    options: ChatOptions
-    messages: list[dict[str, str]] = field(default_factory=list)
+    body: Json
+    messages: list[Json]
 
     def ask(self, message: str) -> None:
         """Stream the answer. KeyboardInterrupt stops it, keeps what has come, and is passed on. Raises ApiError."""
         self.messages.append({"role": "user", "content": message})
         pieces: list[str] = []
-        events = self.client.stream("/v1/chat/completions", self.options.body(self.messages))
+        events = self.client.stream("/v1/chat/completions", {**self.body, "messages": self.messages})
         try:
             with contextlib.closing(events):
                 for event in events:
@@ -81,7 +65,7 @@ class Conversation:
         if interactive:
             import readline  # noqa: F401  # line editing for input()
 
-            print(f"{self.options.model}. Ctrl-C stops an answer, Ctrl-D leaves.", file=sys.stderr)
+            print(f"{self.body['model']}. Ctrl-C stops an answer, Ctrl-D leaves.", file=sys.stderr)
         while True:
             try:
                 message = input("> " if interactive else "").strip()

@@ -5,12 +5,13 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
 
+from services.local.stack.data_dir import DataDir
 from services.local.stack.options import DEFAULT_DATA_DIR
-from services.local.stack.stack_bus import stack_bus
+from services.local.stack.stack_bus import bus_at
 from shared.bus import Bus
 from shared.json_text import json_text
 from shared.settings.config_file import STACK, find_config
@@ -18,24 +19,15 @@ from shared.settings.config_file import STACK, find_config
 Found = TypeVar("Found")
 
 
-def _configured_path(ctx: typer.Context, param: typer.CallbackParam, value: Path) -> Path:
-    found = _configured(ctx, param)
-    return Path(found) if found else value
-
-
-def _configured_text(ctx: typer.Context, param: typer.CallbackParam, value: str | None) -> str | None:
-    return _configured(ctx, param) or value
-
-
-def _configured(ctx: typer.Context, param: typer.CallbackParam) -> str | None:
+def _configured(ctx: typer.Context, param: typer.CallbackParam, value: Any) -> Any:
     """What the configuration file has, where neither command line nor environment name anything."""
     name = param.name or ""
     source = ctx.get_parameter_source(name)
     if ctx.resilient_parsing or source is None or source.name != "DEFAULT":
-        return None
+        return value
     file = find_config(None, os.environ)
-    found: str | None = file.table(STACK).get(name) if file else None
-    return found
+    found = (file.table(STACK).get(name) if file else None) or value
+    return Path(found) if isinstance(value, Path) else found
 
 
 ConfigOption = Annotated[
@@ -51,7 +43,7 @@ DataDirOption = Annotated[
     typer.Option(
         envvar="SLACKWATER_DATA_DIR",
         file_okay=False,
-        callback=_configured_path,
+        callback=_configured,
         help="Where the stack keeps its store and its logs.",
     ),
 ]
@@ -60,7 +52,7 @@ NatsOption = Annotated[
     str | None,
     typer.Option(
         envvar="SLACKWATER_NATS",
-        callback=_configured_text,
+        callback=_configured,
         help="The stack's bus; by default that of the configuration file, else of the data directory's stack.",
     ),
 ]
@@ -75,7 +67,7 @@ class BusOptions:
 
     def bus(self, name: str) -> AbstractAsyncContextManager[Bus]:
         """``name``: of who asks. Raises StackError where none answers."""
-        return stack_bus(name, self.data_dir, self.nats)
+        return bus_at(self.nats or DataDir(self.data_dir).read_stack().nats_url, name)
 
 
 def show(found: Found, as_json: bool, print_it: Callable[[Found], None]) -> None:

@@ -8,7 +8,6 @@ import os
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Annotated, Any, Self
 
 import httpx
@@ -59,53 +58,57 @@ class ApiClient:
     def __init__(self, url: str) -> None:
         local = httpx.URL(url).host in LOCAL_HOSTS  # a proxy cannot reach those
         timeout = httpx.Timeout(None, connect=CONNECT_TIMEOUT_S)
+        key = client_key(os.environ)
         self._client = httpx.Client(
-            base_url=url.rstrip("/"), timeout=timeout, trust_env=not local, headers=_key_header()
+            base_url=url.rstrip("/"),
+            timeout=timeout,
+            trust_env=not local,
+            headers={"Authorization": f"Bearer {key}"} if key else {},
+            event_hooks={"response": [_require_success]},
         )
         self._url = url
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._client.close()
 
     def get(self, path: str, **params: str | int | None) -> Json:
         """A JSON object."""
         given = {name: value for name, value in params.items() if value is not None}
-        with self._named_errors():
-            return _checked(self._client.get(path, params=given))
+        return self._json("GET", path, params=given)
 
     def post(self, path: str, body: Json | None = None) -> Json:
         """Send and receive a JSON object."""
-        with self._named_errors():
-            return _checked(self._client.post(path, json=body))
+        return self._json("POST", path, json=body)
 
     def upload(self, file: Path, purpose: str) -> Json:
         """Store a file on the server; its FileObject."""
-        with self._named_errors(), file.open("rb") as source:
+        with file.open("rb") as source:
             fields = {"purpose": purpose}
-            return _checked(self._client.post("/v1/files", data=fields, files={"file": (file.name, source)}))
+            return self._json("POST", "/v1/files", data=fields, files={"file": (file.name, source)})
 
     def download(self, file_id: str, to: Path) -> int:
         """Write a stored file's bytes; their number."""
-        with self._named_errors(), self._client.stream("GET", f"/v1/files/{file_id}/content") as response:
-            _require_success(response)
-            with to.open("wb") as sink:
-                return sum(sink.write(chunk) for chunk in response.iter_bytes())
+        path = f"/v1/files/{file_id}/content"
+        with self._named_errors(), self._client.stream("GET", path) as response, to.open("wb") as sink:
+            return sum(sink.write(chunk) for chunk in response.iter_bytes())
 
     def stream(self, path: str, body: Json) -> Generator[Json, None, None]:
         """The events of a streamed answer, without the closing ``[DONE]``. Closing the iterator aborts the request."""
         with self._named_errors(), self._client.stream("POST", path, json={**body, "stream": True}) as response:
-            _require_success(response)
             for line in response.iter_lines():
                 data = line.removeprefix("data:").strip() if line.startswith("data:") else ""
                 if data and data != "[DONE]":
                     event: Json = json.loads(data)
                     _require_no_error(event)
                     yield event
+
+    def _json(self, method: str, path: str, **request: Any) -> Json:
+        with self._named_errors():
+            answer: Json = self._client.request(method, path, **request).json()
+            return answer
 
     @contextlib.contextmanager
     def _named_errors(self) -> Iterator[None]:
@@ -119,17 +122,6 @@ class ApiClient:
             raise ApiError(f"{self._url}: {error or type(error).__name__}") from error
         except json.JSONDecodeError as error:
             raise ApiError(f"{self._url} does not speak JSON; is it an OpenAI-compatible server?") from error
-
-
-def _key_header() -> dict[str, str]:
-    key = client_key(os.environ)
-    return {"Authorization": f"Bearer {key}"} if key else {}
-
-
-def _checked(response: httpx.Response) -> Json:
-    _require_success(response)
-    answer: Json = response.json()
-    return answer
 
 
 def _require_success(response: httpx.Response) -> None:

@@ -11,13 +11,6 @@ from shared.errors import BusError, StackError
 CONNECT_S = 2.0
 
 
-@asynccontextmanager
-async def stack_bus(name: str, data_dir: Path, nats: str | None) -> AsyncIterator[Bus]:
-    """The given bus, else that of the stack of the data directory. Raises StackError where none answers."""
-    async with bus_at(nats or DataDir(data_dir).read_stack().nats_url, name) as bus:
-        yield bus
-
-
 def stack_on(data_dir: Path, nats: str | None) -> tuple[StackFile | None, str]:
     """The stack of the data directory, None where the given bus is another one's; and the URL of the bus. Raises
     StackError where neither is there."""

@@ -1,9 +1,10 @@
-"""``slackwater profile --live``: a search by test runs on a running stack."""
+"""``slackwater profile`` of a running stack: its SLO profiles, and with --live a search by test runs on it."""
 
 import contextlib
 import os
 import signal
 import time
+from collections.abc import Sequence
 
 from rich.console import Console
 
@@ -12,7 +13,6 @@ from loadgen.client.openai_client import OpenAIClient
 from loadgen.replay import ReplayPlan
 from loadgen.stopping import run_until_signalled
 from services.local.commands.parameters import BusOptions
-from services.local.commands.profile.slo_profiles import ASKER
 from services.local.stack.readiness import ping_all
 from services.profiler.slo.live import LiveTrials, search_live
 from services.profiler.slo.options import SearchOptions
@@ -21,15 +21,40 @@ from services.profiler.slo.search import SloSearch
 from services.profiler.slo.workload import workload_facts
 from shared.bus import Bus
 from shared.client_key import client_key
-from shared.errors import NotFoundOnBusError, StackError
+from shared.errors import NoResponderError, NotFoundOnBusError, StackError
 from shared.protocol import subjects
 from shared.protocol.executors import ExecutorInfo
 from shared.protocol.latency_models import LatencyModelRecord
-from shared.protocol.slo_profile import Knob, SloProfileRecord, slo_profile_key
+from shared.protocol.slo_profile import Knob, ProfileReply, ProfileRequest, SloProfileRecord, slo_profile_key
 
+ASKER = "profile"  # its name on the bus
+SEARCH_S = 3600.0  # a search runs the recorded workload a dozen times, simulated
 REQUEST_TIMEOUT_S = 600.0
 PING_S = 1.0
 OFFLINE_QUEUE = "offline-queue"
+
+
+async def newest_profiles(stack: BusOptions) -> list[SloProfileRecord]:
+    """The latest of each kind of executor, by profile key. Raises StackError where there is none."""
+    async with stack.bus(ASKER) as bus:
+        bucket = await bus.bucket(subjects.SLO_PROFILES_BUCKET, SloProfileRecord)
+        found = [entry.value for entry in await bucket.entries() if entry.value is not None]
+    newest = {record.profile_key: record for record in sorted(found, key=lambda record: record.profiled_at_s)}
+    if not newest:
+        raise StackError("the stack has not searched for a latency budget yet: start it with SLOs to keep (--slo)")
+    return [newest[profile_key] for profile_key in sorted(newest)]
+
+
+async def profile_now(stack: BusOptions, slos: Sequence[str]) -> list[SloProfileRecord]:
+    """Let the stack's profiler search anew; without ``slos``, for those that it keeps. Raises StackError."""
+    async with stack.bus(ASKER) as bus:
+        try:
+            reply = await bus.request(subjects.PROFILE, ProfileRequest(slos=list(slos)), ProfileReply, SEARCH_S)
+        except NoResponderError as error:
+            raise StackError("no profiler answers on the stack's bus") from error
+    if reply.error:
+        raise StackError(f"the profiler did not search: {reply.error}")
+    return reply.records
 
 
 async def profile_live(
