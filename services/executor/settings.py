@@ -8,8 +8,7 @@ from msgspec import Meta
 from shared.latency.architectures import ARCHITECTURES
 from shared.latency.devices import DEVICES
 from shared.scheduling.strategy import Strategy
-from shared.settings.common import LogLevel, NatsUrl
-from shared.settings.setting import choices
+from shared.settings.setting import LogLevel, NatsUrl, choices
 
 DEFAULT_BLOCK_SIZE = 16  # tokens, but for vllm
 ENGINES = ("torch", "vllm", "sim")

@@ -8,8 +8,7 @@ from msgspec import Meta
 
 from shared.errors import ConfigError
 from shared.protocol.api_keys import ApiKeyRecord, hash_api_key, key_hint
-from shared.settings.common import LogLevel, NatsUrl
-from shared.settings.setting import SECRET, choices
+from shared.settings.setting import SECRET, LogLevel, NatsUrl, choices
 
 MIN_KEY_LENGTH = 32  # of a key that an operator chose
 

@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Meta
 
 from shared.scheduling.strategy import Strategy
-from shared.settings.common import LogLevel, NatsUrl
+from shared.settings.setting import LogLevel, NatsUrl
 
 
 class OfflineQueueSettings(msgspec.Struct, frozen=True):

@@ -5,8 +5,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from shared.settings.common import LogLevel, NatsUrl
-from shared.settings.setting import choices
+from shared.settings.setting import LogLevel, NatsUrl, choices
 
 
 class PredictorSettings(msgspec.Struct, frozen=True):

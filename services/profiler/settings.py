@@ -9,7 +9,7 @@ from msgspec import Meta
 from loadgen.errors import SloError
 from loadgen.report.slo import parse_slos
 from services.profiler.slo.settings import SloSettings
-from shared.settings.common import LogLevel, NatsUrl
+from shared.settings.setting import LogLevel, NatsUrl
 
 
 class ProfilerSettings(SloSettings, frozen=True):

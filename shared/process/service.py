@@ -130,7 +130,6 @@ async def _until(stopping: asyncio.Event, running: Coroutine[None, None, None]) 
     signalled = asyncio.ensure_future(stopping.wait())
     await asyncio.wait((main, signalled), return_when=asyncio.FIRST_COMPLETED)
     signalled.cancel()
-    if not main.done():
-        main.cancel()
+    main.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await main

@@ -3,7 +3,7 @@
 import functools
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import is_dataclass
 from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
@@ -26,10 +26,7 @@ def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:
     """A command for typer: each parameter that is annotated with a dataclass is made of options, its fields, which
     stand in the parameter's place; one that is annotated with a struct of settings is made of those that are given."""
     hints = get_type_hints(command, include_extras=True)
-    groups = {name: _options(hint) for name, hint in hints.items() if is_dataclass(hint)}
-    groups |= {
-        name: [_parameter(setting) for setting in settings_of(hint)] for name, hint in hints.items() if is_table(hint)
-    }
+    groups = {name: _options(hint) for name, hint in hints.items() if is_dataclass(hint) or is_table(hint)}
 
     def make(name: str, options: Given) -> Any:
         if not is_table(hints[name]):
@@ -60,11 +57,10 @@ def _expanded(
 ) -> Callable[..., None]:
     """A command in which the options of ``groups[name]`` stand in the place of the function's parameter ``name``, whose
     value is ``make(name, options as they were given)``."""
-    hints = get_type_hints(command, include_extras=True)
     parameters: list[inspect.Parameter] = []
-    for name, parameter in inspect.signature(command).parameters.items():
-        own = parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY)
-        parameters += groups.get(name, [own])
+    for name, parameter in inspect.signature(command, eval_str=True).parameters.items():
+        own = groups.get(name, [parameter])
+        parameters += [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own]
 
     @functools.wraps(command)
     def expanded(**given: Any) -> None:
@@ -84,32 +80,26 @@ def _given(options: Given) -> Given:
 
 
 def _options(group: Any) -> list[inspect.Parameter]:
-    hints = get_type_hints(group, include_extras=True)
-    return [
-        inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=each.default, annotation=hints[each.name])
-        for each in fields(group)
-    ]
+    if is_table(group):
+        return [_parameter(setting) for setting in settings_of(group)]
+    return list(inspect.signature(group, eval_str=True).parameters.values())
 
 
 def _parameter(setting: Setting) -> inspect.Parameter:
-    kind: Any = list[str] if setting.is_list else setting.type
-    annotation = Annotated[kind | None, _option(setting)]
-    return inspect.Parameter(setting.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
-
-
-def _option(setting: Setting) -> Any:
     """Bounds that exclude their limit are checked with the other sources' values."""
+    kind: Any = list[str] if setting.is_list else setting.type
     known = setting.choices
-    label = setting.name.replace("_", " ")
-    return typer.Option(
+    option: Any = typer.Option(
         setting.flag,
         help=_sentence(setting),
         min=setting.meta.ge,
         max=setting.meta.le,
-        callback=one_of(label, known) if known else None,
+        callback=one_of(setting.name.replace("_", " "), known) if known else None,
         autocompletion=(lambda: known) if known else None,
         show_default=setting.default_text or False,
     )
+    annotation = Annotated[kind | None, option]
+    return inspect.Parameter(setting.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
 def _sentence(setting: Setting) -> str:

@@ -5,14 +5,15 @@ none. Where a struct takes a setting over from another one, the field names that
 there: ``kv_blocks: Annotated[int, ExecutorSettings]``. A field that is a struct of settings itself is a table of its
 own, by the field's name. ``Meta(extra=choices(...))`` lists the known values, ``extra=LIST`` marks a text that several
 values with commas between them make up, ``extra=SECRET`` one that is not shown, ``extra=BASE`` the one of a table that
-the others have their defaults from.
+the others have their defaults from. ``NatsUrl`` and ``LogLevel`` are settings that several services have.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import msgspec
+from msgspec import Meta
 
 ENV_PREFIX = "SLACKWATER_"
 LIST = {"list": True}
@@ -26,13 +27,19 @@ def choices(known: Iterable[str]) -> dict[str, Any]:
     return {"choices": tuple(known)}
 
 
+NatsUrl = Annotated[str, Meta(description="URL of the NATS server")]
+LogLevel = Annotated[
+    str, Meta(description="debug, info, warning or error", extra=choices(("debug", "info", "warning", "error")))
+]
+
+
 @dataclass(frozen=True, slots=True)
 class Setting:
     """``default`` is ``msgspec.NODEFAULT`` where a value must be given; ``table``: where it is not the struct's own."""
 
     name: str
     hint: Any  # the type, annotated with ``meta``
-    meta: msgspec.Meta
+    meta: Meta
     default: Any
     table: str = ""
 
@@ -114,9 +121,9 @@ def settings_of(struct: type[msgspec.Struct]) -> list[Setting]:
         if is_table(hints[field.name]):
             found += [replace(each, table=field.name) for each in settings_of(hints[field.name])]
             continue
-        hint = _with_meta(field.name, hints[field.name])
-        if hint is not None:
-            found.append(Setting(field.name, hint, _meta(hint), field.default))
+        declared = _declared(field.name, hints[field.name])
+        if declared is not None:
+            found.append(Setting(field.name, *declared, field.default))
     return found
 
 
@@ -130,15 +137,12 @@ def default_of(struct: type[msgspec.Struct], name: str) -> Any:
     return {field.name: field.default for field in msgspec.structs.fields(struct)}[name]
 
 
-def _with_meta(name: str, hint: Any) -> Any:
-    """The hint, or that of the field of the same name in the struct that it names; None for no setting."""
+def _declared(name: str, hint: Any) -> tuple[Any, Meta] | None:
+    """The hint with its meta, or that of the field of the same name in the struct that it names; None for no
+    setting."""
     for extra in getattr(hint, "__metadata__", ()):
-        if isinstance(extra, msgspec.Meta):
-            return hint
+        if isinstance(extra, Meta):
+            return hint, extra
         if isinstance(extra, type) and issubclass(extra, msgspec.Struct):
-            return _with_meta(name, get_type_hints(extra, include_extras=True)[name])
+            return _declared(name, get_type_hints(extra, include_extras=True)[name])
     return None
-
-
-def _meta(hint: Any) -> msgspec.Meta:
-    return next(extra for extra in hint.__metadata__ if isinstance(extra, msgspec.Meta))

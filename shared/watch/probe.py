@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from shared.bus import Bus
@@ -20,44 +21,36 @@ MISSES = 2  # in a row: one that reconnects is back on the bus within moments
 T = TypeVar("T", bound=Hashable)
 
 
+@dataclass(slots=True)
 class Probe(Generic[T]):
     """``live`` names those that are believed to be there, ``subject_of`` where each is asked; ``on_gone`` is told of
     each that is not. ``missing``: what says so."""
 
-    def __init__(
-        self,
-        bus: Bus,
-        subject_of: Callable[[T], str],
-        live: Callable[[], Iterable[T]],
-        on_gone: Callable[[T], None],
-        interval_s: float,
-        missing: type[NoResponderError],
-    ) -> None:
-        self._bus = bus
-        self._subject_of = subject_of
-        self._live = live
-        self._on_gone = on_gone
-        self._interval_s = interval_s
-        self._missing = missing
-        self._misses: dict[T, int] = {}
+    bus: Bus
+    subject_of: Callable[[T], str]
+    live: Callable[[], Iterable[T]]
+    on_gone: Callable[[T], None]
+    interval_s: float
+    missing: type[NoResponderError]
+    _misses: dict[T, int] = field(default_factory=dict, init=False)
 
     async def run(self) -> None:
         """Never returns."""
         while True:
-            await asyncio.sleep(self._interval_s)
-            self._misses = {each: self._misses.get(each, 0) for each in self._live()}
+            await asyncio.sleep(self.interval_s)
+            self._misses = {each: self._misses.get(each, 0) for each in self.live()}
             await asyncio.gather(*(self._ask(each) for each in self._misses))
             check_cancelled()
 
     async def _ask(self, each: T) -> None:
-        subject = self._subject_of(each)
+        subject = self.subject_of(each)
         try:
-            await self._bus.request(subject, None, object, timeout_s=self._interval_s)
+            await self.bus.request(subject, None, object, timeout_s=self.interval_s)
             self._misses[each] = 0
-        except self._missing:
+        except self.missing:
             self._misses[each] += 1
             if self._misses[each] >= MISSES:
-                self._on_gone(each)
+                self.on_gone(each)
         except BusError as error:
             logger.debug("not asked", extra={"subject": subject, "why": str(error)})
 

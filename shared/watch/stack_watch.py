@@ -61,8 +61,7 @@ class StackWatch:
         self._online = Rolling(60.0, OnlineLatencies)
         self._recent = Rolling(RATE_S, OnlineLatencies)
         self._budgets: dict[str, BudgetRecord] = {}  # by profile key
-        self._batches: dict[str, BatchRecord] = {}
-        self._batch_rates: dict[str, RateWindow] = {}
+        self._batches: dict[str, tuple[BatchRecord, RateWindow]] = {}
         self._ended: dict[str, BatchRecord] = {}  # in the order in which they were heard of
 
     def on_heartbeat(self, now_s: float, beat: Heartbeat) -> None:
@@ -86,12 +85,11 @@ class StackWatch:
         """None for one that was deleted."""
         self._ended.pop(batch_id, None)
         if record is not None and record.status in OPEN_STATUSES:
-            self._batches[batch_id] = record
-            rate = self._batch_rates.setdefault(batch_id, RateWindow(BATCH_RATE_S))
+            _, rate = self._batches.get(batch_id, (record, RateWindow(BATCH_RATE_S)))
             rate.add(now_s, record.request_counts.done)
+            self._batches[batch_id] = record, rate
             return
         self._batches.pop(batch_id, None)
-        self._batch_rates.pop(batch_id, None)
         if record is not None:
             self._ended[batch_id] = record
             while len(self._ended) > MAX_ENDED:
@@ -103,11 +101,11 @@ class StackWatch:
 
     def view(self, now_s: float) -> StackView:
         """Executors by id, batches in the order in which they were made."""
-        batches = sorted(self._batches.values(), key=lambda record: (record.created_at, record.id))
+        batches = sorted(self._batches.values(), key=lambda known: (known[0].created_at, known[0].id))
         return StackView(
             self.executors(now_s),
             self._online.total(now_s),
-            [self._batch_view(record) for record in batches],
+            [_batch_view(record, rate) for record, rate in batches],
             sorted(self._ended.values(), key=lambda record: (ended_at(record), record.id), reverse=True),
             dict(sorted(self._budgets.items())),
         )
@@ -125,12 +123,7 @@ class StackWatch:
 
     def lines_left(self) -> int:
         """Of all batches that have not ended."""
-        return sum(record.request_counts.left for record in self._batches.values())
-
-    def _batch_view(self, record: BatchRecord) -> BatchView:
-        counts = record.request_counts
-        per_s = self._batch_rates[record.id].per_s()
-        return BatchView(record, counts.done, per_s, counts.left / per_s if per_s and counts.total else None)
+        return sum(record.request_counts.left for record, _ in self._batches.values())
 
 
 class _ExecutorWatch:
@@ -165,6 +158,11 @@ def ended_at(record: BatchRecord) -> int:
     """Unix seconds; 0 for a batch that has not ended."""
     times = (record.completed_at, record.failed_at, record.expired_at, record.cancelled_at)
     return max((each for each in times if each is not None), default=0)
+
+
+def _batch_view(record: BatchRecord, rate: RateWindow) -> BatchView:
+    counts, per_s = record.request_counts, rate.per_s()
+    return BatchView(record, counts.done, per_s, counts.left / per_s if per_s and counts.total else None)
 
 
 def _budget_ms(budget: BudgetRecord | None, holds_online: bool) -> float | None:
