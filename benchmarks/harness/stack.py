@@ -12,8 +12,8 @@ import httpx
 import psutil
 
 from benchmarks.harness.command import model_folder
-from services.local.stack.nats_server import nats_binary
-from services.local.stack.port import free_port
+from services.local.stack.machine import free_port
+from services.local.stack.service_commands import nats_binary
 
 READY_S = 120.0
 POLL_S = 0.05

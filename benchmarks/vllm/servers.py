@@ -16,9 +16,8 @@ from benchmarks.vllm.workload import Setting
 from loadgen.errors import ServerError
 from loadgen.report.report import OnlineReport
 from services.local.stack.data_dir import DataDir
-from services.local.stack.port import free_port
-from services.local.stack.processes import log_file
-from services.local.stack.processes.process import Command, Process
+from services.local.stack.machine import free_port
+from services.local.stack.processes.process import Command, Process, tail
 from shared.bus import Bus
 from shared.errors import StackError
 from shared.protocol import subjects
@@ -183,7 +182,7 @@ async def _running(command: Command, is_ready: Callable[[], bool]) -> AsyncItera
     ended = asyncio.ensure_future(process.wait())
     try:
         if not await _becomes_ready(ended, is_ready):
-            raise ServerError(f"{command.name} does not start; the end of {command.log}:\n{log_file.tail(command.log)}")
+            raise ServerError(f"{command.name} does not start; the end of {command.log}:\n{tail(command.log)}")
         yield
     finally:
         await process.terminate(GRACE_S)

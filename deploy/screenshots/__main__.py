@@ -33,7 +33,7 @@ from rich.text import Text
 from deploy.screenshots.browser import browser
 from deploy.screenshots.load import Chats, submit_batches
 from services.local.commands.status.top import frame
-from services.local.stack.stack_bus import bus_at, stack_on
+from services.local.stack.data_dir import bus_at, stack_on
 from shared.clock import SystemClock
 from shared.watch.follower import StackFollower
 from shared.watch.stack_watch import StackWatch

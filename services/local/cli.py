@@ -15,7 +15,10 @@ class Commands(CommandGroup):
 
     deferred: ClassVar = {
         "up": ("Start a whole stack on this machine and keep it running.", f"{HERE}.up:up"),
-        "doctor": ("Tell whether slackwater up would work here, and what to do where not.", f"{HERE}.doctor:doctor"),
+        "doctor": (
+            "Tell whether slackwater up would work here, and what to do where not.",
+            "services.local.doctor.diagnosis:doctor",
+        ),
         "status": ("Show every process of a stack, its executors and its queues.", f"{HERE}.status.table:status"),
         "top": ("Watch a stack: load, step times, latencies, offline throughput, batches.", f"{HERE}.status.top:top"),
         "drain": ("Give an executor no new requests; wait until those that it has have ended.", f"{HERE}.drain:drain"),
@@ -23,16 +26,13 @@ class Commands(CommandGroup):
         "chat": ("Chat with the model; the answer is streamed.", f"{HERE}.chat:chat"),
         "batch": ("Submit a file of offline requests, watch it, fetch its results.", f"{HERE}.batch:batch_app"),
         "key": ("Make, list and revoke the API keys that clients need.", f"{HERE}.key:key_app"),
-        "config": (
-            "Show what is configured and by what, or write a configuration file.",
-            f"{HERE}.config.cli:config_app",
-        ),
+        "config": ("Show what is configured and by what, or write a configuration file.", f"{HERE}.config:config_app"),
         "replay": ("Replay a production trace against any OpenAI-compatible server.", "loadgen.cli:replay"),
         "simulate": (
             "Replay a production trace on a named GPU and model in virtual time.",
             "services.profiler.simulation.cli:simulate",
         ),
-        "predict": ("Say how long a batch takes, by the fitted latency model.", f"{HERE}.predict.predict:predict"),
+        "predict": ("Say how long a batch takes, by the fitted latency model.", f"{HERE}.predict:predict"),
         "profile": ("Find the latency budget that keeps your SLOs.", f"{HERE}.profile.cli:profile"),
         "version": ("Show the version.", f"{HERE}.version:version"),
     }

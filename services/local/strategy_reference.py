@@ -4,13 +4,11 @@ docs/strategies.md``."""
 import inspect
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from services.local.commands.config.text import values_text
+from services.local.commands.config import values_text
 from shared.scheduling.kv.eviction.evictions import EVICTIONS, make_eviction
 from shared.scheduling.kv.sharing import KV_SHARINGS
-from shared.scheduling.orders.offline.registry import OFFLINE_ORDERS
-from shared.scheduling.orders.online.registry import ONLINE_ORDERS
 from shared.scheduling.packing.packings import PACKINGS
 from shared.scheduling.strategy import NO_OFFLINE_WORK, PRESETS, Strategy, flat
 from shared.settings.setting import Setting, settings_of
@@ -40,7 +38,7 @@ def strategy_reference() -> Iterator[str]:
     """The page, in pieces that stand on lines of their own."""
     yield HEAD
     yield PRESETS_HEAD
-    seams = [setting for setting in settings_of(Strategy) if setting.choices and not _is_preset(setting)]
+    seams = [setting for setting in settings_of(Strategy) if setting.choices and setting.name != "preset"]
     yield from _table(
         ["preset", *(f"`{seam.name}`" for seam in seams)],
         ([f"`{name}`", *(str(flat(preset)[seam.name]) for seam in seams)] for name, preset in PRESETS.items()),
@@ -73,26 +71,19 @@ def _parts(seam: Setting) -> Iterator[str]:
         ]
         header = ["sharing", "online requests may take offline blocks", "who gives way is paused", "pool"]
         yield from _table(header, rows)
-    elif seam.name in MADE:
-        yield from _table(["part", "what it does", "file"], (_described(*each) for each in MADE[seam.name]()))
+    elif seam.name in MAKERS:
+        names = [name for name in seam.choices if name != NO_OFFLINE_WORK]
+        rows = [_described(name, MAKERS[seam.name](name)) for name in names]
+        yield from _table(["part", "what it does", "file"], rows)
     else:
         yield f"One of {', '.join(f'`{each}`' for each in seam.choices)}."
 
 
-def _online_orders() -> Iterator[tuple[str, object]]:
-    return ((name, Strategy.of(online_order=name).make_online_order()) for name in ONLINE_ORDERS)
-
-
-def _offline_orders() -> Iterator[tuple[str, object]]:
-    names = (name for name in OFFLINE_ORDERS if name != NO_OFFLINE_WORK)
-    return ((name, Strategy.of(offline_order=name).make_offline_order(itertools.repeat(0.0))) for name in names)
-
-
-def _evictions() -> Iterator[tuple[str, object]]:
-    return ((name, make_eviction(name)) for name in EVICTIONS)
-
-
-MADE = {"online_order": _online_orders, "offline_order": _offline_orders, "kv_eviction": _evictions}
+MAKERS: dict[str, Callable[[str], object]] = {
+    "online_order": lambda name: Strategy.of(online_order=name).make_online_order(),
+    "offline_order": lambda name: Strategy.of(offline_order=name).make_offline_order(itertools.repeat(0.0)),
+    "kv_eviction": make_eviction,
+}
 
 
 def _described(name: str, part: object) -> list[str]:
@@ -110,10 +101,6 @@ def _pool(sharing: str) -> str:
 
 def _file_of(kind: type) -> str:
     return f"`{kind.__module__.replace('.', '/')}.py`"
-
-
-def _is_preset(setting: Setting) -> bool:
-    return setting.name == "preset"
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:

@@ -19,7 +19,7 @@ import yaml
 from services.executor.prepare_model import DEFAULT_MODEL
 from services.executor.settings import ExecutorSettings
 from services.gateway.settings import GatewaySettings
-from services.local.stack.nats_server import MAX_PAYLOAD
+from services.local.stack.service_commands import MAX_PAYLOAD
 from services.offline_queue.settings import OfflineQueueSettings
 from services.predictor.settings import PredictorSettings
 from services.profiler.settings import ProfilerSettings

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from loadgen.progress import bars_on
@@ -115,20 +115,16 @@ def _wait(client: ApiClient, batch_id: str) -> Json:
         bar = progress.add_task("validating", total=None, facts="")
         while True:
             batch = client.get(f"/v1/batches/{batch_id}")
-            _show_progress(progress, bar, batch)
+            counts = _counts(batch)
+            done, total = counts["completed"] + counts["failed"], counts["total"] or None
+            facts = f"{counts['failed']:,} failed" if counts["failed"] else ""
+            progress.update(bar, description=batch["status"], completed=done, total=total, facts=facts)
             if batch["status"] != status and not (status and console.is_terminal):
                 console.print(f"{batch_id} is {batch['status']}", highlight=False, markup=False, soft_wrap=True)
             status = batch["status"]
             if status in FINAL_STATUSES:
                 return batch
             time.sleep(POLL_S)
-
-
-def _show_progress(progress: Progress, bar: TaskID, batch: Json) -> None:
-    counts = _counts(batch)
-    done = counts["completed"] + counts["failed"]
-    failed = f"{counts['failed']:,} failed" if counts["failed"] else ""
-    progress.update(bar, description=batch["status"], completed=done, total=counts["total"] or None, facts=failed)
 
 
 def _fetch(client: ApiClient, batch: Json, output: Path) -> None:

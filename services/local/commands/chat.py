@@ -60,36 +60,31 @@ class Conversation:
             self.messages.append({"role": "assistant", "content": "".join(pieces)})
 
     def run(self) -> None:
-        """Ask for messages until the end of input (Ctrl-D). Ctrl-C stops an answer, or empties the line."""
+        """Ask for messages until the end of input (Ctrl-D). On a terminal Ctrl-C stops an answer, or empties the line,
+        and an error ends the answer alone."""
         interactive = sys.stdin.isatty()
         if interactive:
             import readline  # noqa: F401  # line editing for input()
 
             print(f"{self.body['model']}. Ctrl-C stops an answer, Ctrl-D leaves.", file=sys.stderr)
         while True:
+            interrupted = ""  # the line
             try:
                 message = input("> " if interactive else "").strip()
+                interrupted = "(stopped)"
+                if message:
+                    self.ask(message)
             except EOFError:
                 return
             except KeyboardInterrupt:
                 if not interactive:
                     raise
-                print(file=sys.stderr)
-                continue
-            if message and interactive:
-                self._ask_leniently(message)
-            elif message:
-                self.ask(message)
-
-    def _ask_leniently(self, message: str) -> None:
-        """As ``ask``; neither Ctrl-C nor an error ends the conversation."""
-        try:
-            self.ask(message)
-        except KeyboardInterrupt:
-            print("(stopped)", file=sys.stderr)
-        except ApiError as error:
-            del self.messages[-2:]
-            print(f"error: {error}", file=sys.stderr)
+                print(interrupted, file=sys.stderr)
+            except ApiError as error:
+                if not interactive:
+                    raise
+                del self.messages[-2:]
+                print(f"error: {error}", file=sys.stderr)
 
 
 def default_model(client: ApiClient) -> str:

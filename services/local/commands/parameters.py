@@ -9,9 +9,8 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from services.local.stack.data_dir import DataDir
+from services.local.stack.data_dir import DataDir, bus_at
 from services.local.stack.options import DEFAULT_DATA_DIR
-from services.local.stack.stack_bus import bus_at
 from shared.bus import Bus
 from shared.json_text import json_text
 from shared.settings.config_file import STACK, find_config

@@ -1,19 +1,27 @@
 """``slackwater doctor``: would ``slackwater up`` work here, and what to do where it would not."""
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
+import typer
+from rich.console import Console
+from rich.table import Table
 
 from services.gateway.settings import GatewaySettings
-from services.local.doctor import key_check, machine_checks, package_checks, stack_checks
+from services.local.command_group import FAILURE
+from services.local.commands.parameters import ConfigOption, JsonOption, show
+from services.local.doctor import machine_checks, stack_checks
 from services.local.doctor.check import Check, State, failed, ok
-from services.local.stack.catalogue import all_values, read_config, stack_options
+from services.local.stack.catalogue import STACK_SETTINGS, all_values, read_config, stack_options
 from services.local.stack.gpu_pinning import VISIBLE, device_shares
 from services.local.stack.machine import gpus
 from services.local.stack.options import StackOptions
 from shared.errors import ConfigError, StackError
-from shared.settings.config import Value
+from shared.settings.command_options import Given, with_settings
+
+STYLES = {State.OK: None, State.WARNING: "yellow", State.FAILED: "red"}
 
 
 class Diagnosis(msgspec.Struct, frozen=True):
@@ -23,18 +31,47 @@ class Diagnosis(msgspec.Struct, frozen=True):
     checks: list[Check]
 
 
+@with_settings(STACK_SETTINGS)
+def doctor(given: Given, config: ConfigOption = None, as_json: JsonOption = False) -> None:
+    """Tell whether slackwater up would work here with these options, and what to do where it would not.
+
+    The exit status is 1 if something would stop it.
+    """
+    diagnosis = diagnose(given, config, os.environ)
+    show(diagnosis, as_json, _print_checks)
+    raise typer.Exit(0 if diagnosis.ok else FAILURE)
+
+
 def diagnose(given: Mapping[str, Any], config: str | None, environ: Mapping[str, str]) -> Diagnosis:
     """With the options that ``slackwater up`` would have. Where those are at fault, with the defaults."""
     try:
         options = stack_options(given, config, environ)
         values = all_values(read_config(config, environ), environ)
-        device, gateway = str(values["executor"]["device"].value), _gateway(values["gateway"], options.host)
+        device = str(values["executor"]["device"].value)
+        keys = {name: values["gateway"][name].value for name in ("require_keys", "api_key")}
+        gateway = GatewaySettings(model_path="", host=options.host, **keys)
         configured = ok("config", str(options.config_file or "no file"))
     except ConfigError as error:
         options, device, gateway = StackOptions(), "auto", GatewaySettings(model_path="")
         configured = failed("config", str(error), "correct it; slackwater config show tells what holds")
-    checks = [configured, stack_checks.environment_check(environ), *_machine(options, device), *_stack(options)]
-    checks.append(key_check.key_check(gateway, options))
+    there = gpus()
+    checks = [
+        configured,
+        stack_checks.environment_check(environ),
+        machine_checks.python_check(),
+        machine_checks.cores_check(),
+        machine_checks.memory_check(stack_checks.weights_bytes(options), options.executors),
+        machine_checks.gpu_check(there, device, options.engine),
+        machine_checks.packages_check(),
+        machine_checks.triton_check(bool(there)),
+        machine_checks.vllm_check(options.engine, bool(there)),
+        stack_checks.nats_check(options.nats),
+        stack_checks.port_check(options.host, options.port),
+        stack_checks.data_dir_check(options.data_dir),
+        stack_checks.cache_check(),
+        stack_checks.model_check(options),
+        stack_checks.key_check(gateway, options),
+    ]
     if options.executors > 1:
         checks.append(executors_check(options, environ))
     return Diagnosis(all(check.state is not State.FAILED for check in checks), checks)
@@ -51,30 +88,11 @@ def executors_check(options: StackOptions, environ: Mapping[str, str]) -> Check:
     return ok("executors", f"{len(shares)}: {', '.join(devices) or threads}")
 
 
-def _gateway(values: Mapping[str, Value], host: str) -> GatewaySettings:
-    """As far as keys are concerned."""
-    keys = {name: values[name].value for name in ("require_keys", "api_key")}
-    return GatewaySettings(model_path="", host=host, **keys)
-
-
-def _machine(options: StackOptions, device: str) -> list[Check]:
-    there = gpus()
-    return [
-        machine_checks.python_check(),
-        machine_checks.cores_check(),
-        machine_checks.memory_check(stack_checks.weights_bytes(options), options.executors),
-        machine_checks.gpu_check(there, device, options.engine),
-        package_checks.packages_check(),
-        package_checks.triton_check(bool(there)),
-        package_checks.vllm_check(options.engine, bool(there)),
-    ]
-
-
-def _stack(options: StackOptions) -> list[Check]:
-    return [
-        stack_checks.nats_check(options.nats),
-        stack_checks.port_check(options.host, options.port),
-        stack_checks.data_dir_check(options.data_dir),
-        stack_checks.cache_check(),
-        stack_checks.model_check(options),
-    ]
+def _print_checks(diagnosis: Diagnosis) -> None:
+    """A line for each check, with what to do below those that need it."""
+    table = Table(box=None, show_header=False)
+    for check in diagnosis.checks:
+        table.add_row(check.name, check.state, check.found, style=STYLES[check.state])
+        if check.remedy:
+            table.add_row("", "", f"-> {check.remedy}")
+    Console(highlight=False, markup=False).print(table)

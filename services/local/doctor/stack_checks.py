@@ -1,4 +1,4 @@
-"""What ``slackwater doctor`` asks of a stack's own things: bus, port, folders, model, environment."""
+"""What ``slackwater doctor`` asks of a stack's own things: environment, bus, port, folders, model, API keys."""
 
 import asyncio
 import contextlib
@@ -9,14 +9,15 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from services.executor.prepare_model import default_cache_dir, find_prepared
+from services.gateway.settings import GatewaySettings, are_keys_required, given_key
 from services.local.doctor.check import Check, failed, ok, warning
 from services.local.stack.catalogue import SERVICES, STACK_NAMES
-from services.local.stack.data_dir import DataDir
-from services.local.stack.nats_server import nats_binary
+from services.local.stack.data_dir import DataDir, bus_at
+from services.local.stack.keys import open_keys
+from services.local.stack.machine import require_free
 from services.local.stack.options import StackOptions
-from services.local.stack.port import require_free
-from services.local.stack.stack_bus import bus_at
-from shared.errors import ModelError, StackError
+from services.local.stack.service_commands import nats_binary
+from shared.errors import BusError, ConfigError, ModelError, StackError
 from shared.settings.config_file import VARIABLE, nearest
 from shared.settings.setting import ENV_PREFIX
 
@@ -25,6 +26,7 @@ MODEL_GIB = 1.0  # what preparing the default model takes at its peak
 STORE_GIB = 1.0  # files, requests and results of batches
 NATS_VERSION_S = 10.0
 OTHER_VARIABLES = (VARIABLE, "SLACKWATER_CACHE", "SLACKWATER_URL")
+KEY_REMEDY = "slackwater key create NAME, or set SLACKWATER_API_KEY, or SLACKWATER_REQUIRE_KEYS=never to serve everyone"
 
 
 def environment_check(environ: Mapping[str, str]) -> Check:
@@ -95,6 +97,26 @@ def model_check(options: StackOptions) -> Check:
     return ok("model", f"{options.model} in {folder}")
 
 
+def key_check(gateway: GatewaySettings, options: StackOptions) -> Check:
+    """Whether there is one where clients need one. Looks into the store, whose bus it starts where no stack runs."""
+    try:
+        given = given_key(gateway)
+    except ConfigError as error:
+        return failed("api-key", str(error), "openssl rand -hex 32 makes one")
+    if not are_keys_required(gateway):
+        return ok("api-key", f"none is needed on {gateway.host}")
+    try:
+        num_keys, is_revoked = asyncio.run(_look_for_keys(options, given.key_hash if given else None))
+    except (StackError, BusError, OSError) as error:
+        return warning("api-key", f"cannot be looked for: {error}", "correct what is wrong with nats and data-dir")
+    if given is not None and not is_revoked:
+        return ok("api-key", f"that of SLACKWATER_API_KEY, {num_keys} of slackwater key")
+    if num_keys:
+        return ok("api-key", f"{num_keys} of slackwater key")
+    found = "that of SLACKWATER_API_KEY is revoked" if is_revoked else "there is none"
+    return failed("api-key", f"clients need one where the gateway listens on {gateway.host!r}, and {found}", KEY_REMEDY)
+
+
 def weights_bytes(options: StackOptions) -> int:
     """Of the prepared model's files; 0 where it is not there or not loaded."""
     try:
@@ -107,6 +129,14 @@ def weights_bytes(options: StackOptions) -> int:
 async def _reach(url: str) -> None:
     async with bus_at(url, "doctor"):
         pass
+
+
+async def _look_for_keys(options: StackOptions, given_hash: str | None) -> tuple[int, bool]:
+    """The number of keys, and whether the given one is revoked. A store that is not there is not made."""
+    if not options.nats and not DataDir(options.data_dir).nats_store.is_dir():
+        return 0, False
+    async with open_keys(options.data_dir, options.nats or None) as keys:
+        return len(await keys.all()), given_hash is not None and await keys.is_revoked(given_hash)
 
 
 def _room(name: str, folder: Path, needed_gib: float, option: str) -> Check:

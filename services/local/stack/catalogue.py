@@ -27,7 +27,7 @@ SERVICES: dict[str, type[msgspec.Struct]] = {
 STACK_SETTINGS = settings_of(StackOptions)
 STACK_NAMES = tuple(setting.name for setting in STACK_SETTINGS)
 STRATEGY = "strategy"  # its table
-SET_BY_UP = ("model_path", "model_name", "executor_id")  # for each of its services
+SET_BY_UP = ("model_path", "model_name", "executor_id")  # else needed by a service that is started by itself
 
 
 @functools.cache
@@ -45,10 +45,16 @@ def tables() -> Mapping[str, Sequence[Setting]]:
 def read_config(given: str | None, environ: Mapping[str, str]) -> ConfigFile | None:
     """The configuration file, all of it checked for names. Raises ConfigError."""
     file = find_config(given, environ)
-    if file is not None:
-        for table, settings in tables().items():
-            _require_home(file, table)
-            file.require_known(table, [*(setting.name for setting in settings), *_set_by_up(table)])
+    if file is None:
+        return None
+    homes = {setting.name: home for home, settings in tables().items() for setting in settings}
+    for table, settings in tables().items():
+        own = [setting.name for setting in settings]
+        for key in file.table(table):
+            if key in homes and key not in own:
+                raise ConfigError(f"{file.where(table, key)}: {key} belongs to [{homes[key]}], not to [{table}]")
+        fields = SERVICES[table].__struct_fields__ if table in SERVICES else ()
+        file.require_known(table, [*own, *(name for name in SET_BY_UP if name in fields)])
     return file
 
 
@@ -68,18 +74,3 @@ def stack_options(given: Mapping[str, Any], config: str | None, environ: Mapping
 def all_values(file: ConfigFile | None, environ: Mapping[str, str]) -> dict[str, dict[str, Value]]:
     """What a stack that starts now would have, by table and name. Raises ConfigError."""
     return {table: Sources({}, environ, file, (table,)).resolve(settings) for table, settings in tables().items()}
-
-
-def _set_by_up(table: str) -> tuple[str, ...]:
-    """Names that a service started by itself needs."""
-    fields = SERVICES[table].__struct_fields__ if table in SERVICES else ()
-    return tuple(name for name in SET_BY_UP if name in fields)
-
-
-def _require_home(file: ConfigFile, table: str) -> None:
-    """Raises ConfigError for a key that belongs to another table."""
-    homes = {setting.name: home for home, settings in tables().items() for setting in settings}
-    own = {setting.name for setting in tables()[table]}
-    for key in file.table(table):
-        if key in homes and key not in own:
-            raise ConfigError(f"{file.where(table, key)}: {key} belongs to [{homes[key]}], not to [{table}]")

@@ -1,15 +1,18 @@
-"""A stack's data directory: its lock, its stack file, the logs and the bus's store."""
+"""A stack's data directory: its lock, its stack file, the logs and the bus's store; and the bus of a stack."""
 
 import contextlib
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import msgspec
 
-from shared.errors import StackError
+from shared.bus import Bus
+from shared.errors import BusError, StackError
 from shared.json_text import json_text
+
+CONNECT_S = 2.0
 
 
 class ProcessEntry(msgspec.Struct, frozen=True):
@@ -36,10 +39,8 @@ class DataDir:
 
     def __init__(self, path: Path) -> None:
         self.path = path.expanduser().resolve()
-
-    @property
-    def nats_store(self) -> Path:
-        return self.path / "nats"
+        self.nats_store = self.path / "nats"
+        self._stack_file = self.path / "stack.json"
 
     def log(self, name: str) -> Path:
         """The log file of one service."""
@@ -91,17 +92,36 @@ class DataDir:
     def remove_stack(self) -> None:
         self._stack_file.unlink(missing_ok=True)
 
-    @property
-    def _stack_file(self) -> Path:
-        return self.path / "stack.json"
-
 
 def is_alive(pid: int) -> bool:
     """Whether a process has this number."""
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
+    except OSError as error:
+        return isinstance(error, PermissionError)
     return True
+
+
+def stack_on(data_dir: Path, nats: str | None) -> tuple[StackFile | None, str]:
+    """The stack of the data directory, None where the given bus is another one's; and the URL of the bus. Raises
+    StackError where neither is there."""
+    try:
+        stack = DataDir(data_dir).read_stack()
+    except StackError:
+        if nats:
+            return None, nats
+        raise
+    return (stack if nats in (None, "", stack.nats_url) else None), nats or stack.nats_url
+
+
+@contextlib.asynccontextmanager
+async def bus_at(url: str, name: str, within_s: float = CONNECT_S) -> AsyncIterator[Bus]:
+    """A connection that ``name`` holds. Raises StackError where none answers."""
+    try:
+        bus = await Bus.connect(url, name, within_s)
+    except BusError as error:
+        raise StackError(f"the stack does not answer: {error}") from error
+    try:
+        yield bus
+    finally:
+        await bus.close()

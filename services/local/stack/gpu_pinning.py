@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from services.local.stack.catalogue import all_values, read_config
 from services.local.stack.machine import gpus, has_cpu_torch, usable_cores
@@ -27,8 +26,10 @@ def device_shares(options: StackOptions, environ: Mapping[str, str]) -> list[Dev
     executor = {name: found.value for name, found in all_values(file, environ)["executor"].items()}
     if options.executors == 1 or options.engine == "sim":
         return [DeviceShare(options.threads)] * options.executors
-    there = visible_gpus(environ, gpus()) if _may_use_gpus(executor) else []
-    return share_out(options, _gpus_each(options, executor), there, usable_cores())
+    may_use_gpus = executor["device"] in ("auto", "cuda")  # one with a number is what the user has chosen for all
+    there = visible_gpus(environ, gpus()) if may_use_gpus and not has_cpu_torch() else []
+    gpus_each = executor["tensor_parallel"] * executor["pipeline_depth"] if options.engine == "vllm" else 1
+    return share_out(options, gpus_each, there, usable_cores())
 
 
 def share_out(options: StackOptions, gpus_each: int, there: Sequence[str], num_cores: int) -> list[DeviceShare]:
@@ -53,12 +54,3 @@ def visible_gpus(environ: Mapping[str, str], there: Sequence[str]) -> list[str]:
         return [str(index) for index in range(len(there))]
     named = [name.strip() for name in environ[VISIBLE].split(",")]
     return [name for name in named if name and name != "-1"] if there else []
-
-
-def _may_use_gpus(executor: Mapping[str, Any]) -> bool:
-    """A device with a number is one that the user has chosen for all."""
-    return executor["device"] in ("auto", "cuda") and not has_cpu_torch()
-
-
-def _gpus_each(options: StackOptions, executor: Mapping[str, Any]) -> int:
-    return int(executor["tensor_parallel"] * executor["pipeline_depth"]) if options.engine == "vllm" else 1

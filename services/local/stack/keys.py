@@ -5,11 +5,10 @@ import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from services.local.stack.data_dir import DataDir
-from services.local.stack.nats_server import nats_command
-from services.local.stack.port import free_port
+from services.local.stack.data_dir import DataDir, bus_at, stack_on
+from services.local.stack.machine import free_port
 from services.local.stack.processes.process import Process
-from services.local.stack.stack_bus import bus_at
+from services.local.stack.service_commands import nats_command
 from shared.bus import Bucket
 from shared.errors import ConflictError, NotFoundOnBusError, StackError
 from shared.openai.ids import is_well_formed
@@ -35,13 +34,7 @@ class Keys:
             raise StackError(f"a key's name has 1 to 64 of A-Z, a-z, 0-9, _ and -; {name!r} is none")
         key = new_api_key()
         record = ApiKeyRecord(
-            name=name,
-            key_hash=hash_api_key(key),
-            hint=key_hint(key),
-            created_at=int(time.time()),
-            weight=weight,
-            requests_per_minute=requests_per_minute,
-            tokens_per_minute=tokens_per_minute,
+            name, hash_api_key(key), key_hint(key), int(time.time()), weight, requests_per_minute, tokens_per_minute
         )
         try:
             await self._records.create(name, record)
@@ -80,19 +73,13 @@ async def open_keys(data_dir: Path, nats: str | None) -> AsyncIterator[Keys]:
     """On the given bus, else that of the stack in the data directory; where none runs there, its bus is started for as
     long as this lasts, since a stack may need a key before it can start. Raises StackError and BusError."""
     async with contextlib.AsyncExitStack() as stack:
-        url = nats or _running(data_dir)
-        if url is None:
+        try:
+            _, url = stack_on(data_dir, nats)
+        except StackError:
             url = await stack.enter_async_context(_own_bus(DataDir(data_dir)))
         bus = await stack.enter_async_context(bus_at(url, "keys", CONNECT_S))
         records = await bus.bucket(subjects.API_KEYS_BUCKET, ApiKeyRecord)
         yield Keys(records, await bus.bucket(subjects.REVOKED_API_KEYS_BUCKET, ApiKeyRecord))
-
-
-def _running(data_dir: Path) -> str | None:
-    try:
-        return DataDir(data_dir).read_stack().nats_url
-    except StackError:
-        return None
 
 
 @contextlib.asynccontextmanager

@@ -1,11 +1,15 @@
-"""What is in this machine: cores, GPUs, and a torch that can use them."""
+"""What is in this machine: cores, GPUs, a torch that can use them, and TCP ports."""
 
+import errno
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+
+from shared.errors import StackError
 
 NVIDIA_SMI_S = 10.0
 
@@ -34,3 +38,31 @@ def has_cpu_torch() -> bool:
         return version("torch").endswith("+cpu")
     except PackageNotFoundError:
         return False
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A port that nobody listens on now."""
+    with socket.create_server((host, 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
+
+
+def require_free(host: str, port: int) -> None:
+    """Raises StackError where the gateway could not listen there."""
+    try:
+        infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except socket.gaierror as error:
+        raise StackError(f"--host {host}: {error.strerror}") from error
+    failures = [_bind_error(info[0], info[4][0], port) for info in infos]
+    refused = [failure for failure in failures if failure and failure.errno != errno.EADDRNOTAVAIL]
+    why = refused[0] if refused else failures[0] if all(failures) else None  # a name's IPv6 half may be absent
+    if why:
+        raise StackError(f"cannot listen on {host} port {port} ({why.strerror}); choose another with --port")
+
+
+def _bind_error(family: int, address: str | int, port: int) -> OSError | None:
+    try:
+        with socket.create_server((str(address), port), family=family):
+            return None
+    except OSError as error:
+        return error

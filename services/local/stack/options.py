@@ -50,22 +50,17 @@ class StackOptions(msgspec.Struct, frozen=True, kw_only=True):
         if self.slo and not (strategy.uses_latency_budget or strategy.uses_deadlines):
             raise ValueError(f"preset {strategy.preset} has no latency budget to keep an SLO with: leave --slo out")
         strategy.make_offline_rate()
-        if self.slo:
-            self._check_slos()
-
-    def slos(self) -> list[Slo]:
-        return parse_slos(self.slo)
-
-    @property
-    def budget_slo(self) -> str:
-        """What the profiler is to keep by a latency budget; empty where deadlines do."""
-        return self.slo if self.strategy.uses_latency_budget else ""
+        try:
+            self.kept_strategy()
+        except SloError as error:
+            raise ValueError(str(error)) from error
 
     def kept_strategy(self) -> Strategy:
         """The strategy, its deadlines those of the SLOs where it goes by deadlines."""
+        slos = parse_slos(self.slo)
         if not self.strategy.uses_deadlines:
             return self.strategy
-        ttft_ms, tpot_ms = deadlines_of(self.slos())
+        ttft_ms, tpot_ms = deadlines_of(slos)
         bounds = {"ttft_slo_ms": ttft_ms, "tpot_slo_ms": tpot_ms}
         return msgspec.structs.replace(self.strategy, **{name: ms for name, ms in bounds.items() if ms is not None})
 
@@ -81,14 +76,6 @@ class StackOptions(msgspec.Struct, frozen=True, kw_only=True):
         """Where clients on this machine reach the gateway."""
         host = WILDCARD_HOSTS.get(self.host, self.host)
         return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
-
-    def _check_slos(self) -> None:
-        try:
-            slos = self.slos()
-        except SloError as error:
-            raise ValueError(str(error)) from error
-        if self.strategy.uses_deadlines:
-            deadlines_of(slos)
 
 
 def deadlines_of(slos: Sequence[Slo]) -> tuple[float | None, float | None]:

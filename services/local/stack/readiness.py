@@ -7,7 +7,6 @@ import httpx
 from services.local.stack.progress import Progress
 from shared.bus import Bus
 from shared.errors import BusError
-from shared.process.service import Details
 from shared.protocol import subjects
 from shared.protocol.services import ServiceStatus
 
@@ -33,8 +32,7 @@ async def wait_ready(bus: Bus, url: str, names: Collection[str], progress: Progr
     async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=5.0) as client:
         while True:
             statuses = await _answers(bus)
-            gateway_ready = await _gateway_ready(client)
-            missing = _missing(statuses, names, gateway_ready)
+            missing = _missing(statuses, names, await _gateway_ready(client))
             if missing is None:
                 break
             progress.step(*missing)
@@ -65,11 +63,7 @@ def _missing(statuses: dict[str, ServiceStatus], names: Collection[str], gateway
         return f"starting {', '.join(silent)}", ""
     details = statuses[PROFILER].details
     if details.get("profile_state") not in (PROFILE_DONE, *PROFILE_LACKING):
-        return _profiling(details)
+        done, total = details.get("shapes_measured"), details.get("shapes_total")
+        how_far = f"{done} of {total} batch shapes" if total else ""
+        return "measuring step latencies on this machine (once per model and device)", how_far
     return None if gateway_ready else ("waiting for the gateway", "")
-
-
-def _profiling(details: Details) -> Step:
-    done, total = details.get("shapes_measured"), details.get("shapes_total")
-    how_far = f"{done} of {total} batch shapes" if total else ""
-    return "measuring step latencies on this machine (once per model and device)", how_far

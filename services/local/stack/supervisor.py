@@ -5,24 +5,21 @@ SIGINT or SIGTERM everything is drained in the reverse direction of the work, on
 """
 
 import asyncio
-import contextlib
 import os
 import signal
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
 from services.local.stack.data_dir import DataDir, ProcessEntry, StackFile
 from services.local.stack.gpu_pinning import device_shares
-from services.local.stack.nats_server import nats_command
+from services.local.stack.machine import free_port, require_free
 from services.local.stack.options import StackOptions
-from services.local.stack.port import free_port, require_free
-from services.local.stack.processes import log_file
 from services.local.stack.processes.keeper import Keeper
-from services.local.stack.processes.process import Command, Process, describe_exit
+from services.local.stack.processes.process import Command, Process, describe_exit, tail
 from services.local.stack.progress import Progress
 from services.local.stack.readiness import wait_ready
-from services.local.stack.service_commands import prepare_command, service_commands
+from services.local.stack.service_commands import nats_command, prepare_command, service_commands
 from shared.bus import Bus
 from shared.errors import SlackwaterError, StackError
 
@@ -60,10 +57,11 @@ class Supervisor:
     async def run(self) -> int:
         """Until a signal; the exit status. Raises StackError where the stack cannot start."""
         require_free(self._options.host, self._options.port)
-        with self._data_dir.locked(), self._signal_handlers():
+        with self._data_dir.locked():
+            self._handle_signals()
             try:
                 async with self._keeping:
-                    starting = self._keeping.create_task(self._start_or_fail())
+                    starting = self._keeping.create_task(self._or_fail(self._start()))
                     await self._ending.wait()
                     starting.cancel()
                     await asyncio.wait((starting,))
@@ -85,14 +83,14 @@ class Supervisor:
         """A Keeper's word. A service that cannot even start ends the whole stack."""
         self._write_stack()
         ended = f"{keeper.name} ended by itself ({describe_exit(status)})"
-        if not self._ready and keeper.failures >= MAX_FAILURES_BEFORE_READY:
-            self._fail(StackError(f"{ended}, {keeper.failures} times in a row\n{_quote(keeper.command)}"))
+        if not self._ready and keeper.backoff.failures >= MAX_FAILURES_BEFORE_READY:
+            self._fail(StackError(f"{ended}, {keeper.backoff.failures} times in a row\n{_quote(keeper.command)}"))
             return
         self._progress.note(f"{ended}; starting it again in {delay_s:.1f} s (log: {keeper.command.log})")
 
-    async def _start_or_fail(self) -> None:
+    async def _or_fail(self, doing: Coroutine[Any, Any, None]) -> None:
         try:
-            await self._start()
+            await doing
         except (SlackwaterError, OSError) as error:
             self._fail(error)
 
@@ -124,11 +122,11 @@ class Supervisor:
         command = prepare_command(self._options, self._data_dir)
         process = await Process.start(command, capture_stdout=True)
         try:
-            lines = (await process.output()).split("\n")
+            printed = (await process.output()).strip()
             status = await process.wait()
         finally:
             process.kill()
-        folder = next((line.strip() for line in reversed(lines) if line.strip()), "")
+        folder = printed.rpartition("\n")[2].strip()
         if status != 0 or not folder:
             raise StackError(f"the model {self._options.model} cannot be used\n{_quote(command)}")
         return Path(folder)
@@ -137,13 +135,7 @@ class Supervisor:
         keepers = [Keeper(command, self) for command in commands]
         self._keepers += keepers
         for keeper in keepers:
-            self._keeping.create_task(self._keep_or_fail(keeper), name=keeper.name)
-
-    async def _keep_or_fail(self, keeper: Keeper) -> None:
-        try:
-            await keeper.keep()
-        except OSError as error:
-            self._fail(StackError(f"{keeper.name} cannot be started: {error}"))
+            self._keeping.create_task(self._or_fail(keeper.keep()), name=keeper.name)
 
     def _fail(self, failure: Exception) -> None:
         """The first failure decides; then the stack ends."""
@@ -166,29 +158,17 @@ class Supervisor:
         options = self._options
         self._data_dir.write_stack(
             StackFile(
-                supervisor_pid=os.getpid(),
-                nats_url=self._nats_url,
-                http_url=options.url,
-                model=options.model_name,
-                engine=options.engine,
-                ready=self._ready,
-                processes=processes,
+                os.getpid(), self._nats_url, options.url, options.model_name, options.engine, self._ready, processes
             )
         )
 
-    @contextlib.contextmanager
-    def _signal_handlers(self) -> Iterator[None]:
-        loop = asyncio.get_running_loop()
+    def _handle_signals(self) -> None:
+        """For as long as the event loop lasts."""
         signals = [signal.SIGINT, signal.SIGTERM]
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup wants it ignored
             signals.append(signal.SIGHUP)
         for signum in signals:
-            loop.add_signal_handler(signum, self._on_signal)
-        try:
-            yield
-        finally:
-            for signum in signals:
-                loop.remove_signal_handler(signum)
+            asyncio.get_running_loop().add_signal_handler(signum, self._on_signal)
 
     def _on_signal(self) -> None:
         now_s = asyncio.get_running_loop().time()
@@ -203,4 +183,4 @@ class Supervisor:
 
 
 def _quote(command: Command) -> str:
-    return f"the end of {command.log}:\n{log_file.tail(command.log)}"
+    return f"the end of {command.log}:\n{tail(command.log)}"

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from services.local.cli import app
 from services.local.commands.server import ApiClient
-from services.local.stack.port import free_port
+from services.local.stack.machine import free_port
 from shared.errors import ApiError
 
 SLACKWATER = (sys.executable, "-c", "from services.local.cli import main; main()")

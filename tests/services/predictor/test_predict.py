@@ -9,8 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from services.local.commands.predict.predict import parse_decodes, parse_prefills
-from services.local.commands.predict.table import ListedModel
+from services.local.commands.predict import ListedModel, parse_decodes, parse_prefills
 from services.predictor.service import Predictor
 from services.predictor.settings import PredictorSettings
 from services.profiler.simulation.setup import read_latency_model

@@ -66,7 +66,8 @@ async def profile_live(
     cannot be used."""
     search = SloSearch(searching.slos(), Knob.BUDGET_MS, searching.precision)
     async with stack.bus(ASKER) as bus:
-        await _require_queue(bus)
+        if OFFLINE_QUEUE not in await ping_all(bus, PING_S):
+            raise StackError("no offline-queue answers: without one there is no offline work to find room for")
         info = await _executor(bus)
         if not info.strategy.uses_latency_budget:
             raise StackError(f"the stack runs preset {info.strategy.preset}, which has no latency budget")
@@ -84,17 +85,15 @@ async def _record(
     """Published where the search came to its end."""
     lengths = [(each.num_prompt_tokens, each.max_tokens) for each in plan.prompts if each.num_prompt_tokens is not None]
     facts = workload_facts(plan.trace or "", plan.requests, plan.scaling.duration_s, plan.prompt_file or "", lengths)
-    revision = await _model_revision(bus, info.profile_key)
+    models = await bus.bucket(subjects.LATENCY_MODELS_BUCKET, LatencyModelRecord)
+    revision = 0  # where none is published yet
+    with contextlib.suppress(NotFoundOnBusError):
+        revision = (await models.get(info.profile_key)).revision
     record = search.record(info.profile_key, facts, "live", time.time(), revision, why="asked")
     if is_whole:
         profiles = await bus.bucket(subjects.SLO_PROFILES_BUCKET, SloProfileRecord)
         await profiles.put(slo_profile_key(info.profile_key, record.slos, record.knob), record)
     return record
-
-
-async def _require_queue(bus: Bus) -> None:
-    if OFFLINE_QUEUE not in await ping_all(bus, PING_S):
-        raise StackError("no offline-queue answers: without one there is no offline work to find room for")
 
 
 async def _executor(bus: Bus) -> ExecutorInfo:
@@ -105,11 +104,3 @@ async def _executor(bus: Bus) -> ExecutorInfo:
         kinds = ", ".join(sorted(infos)) or "none"
         raise StackError(f"a search needs executors of one kind, with one budget; there are: {kinds}")
     return next(iter(infos.values()))
-
-
-async def _model_revision(bus: Bus, profile_key: str) -> int:
-    """0 where none is published yet."""
-    models = await bus.bucket(subjects.LATENCY_MODELS_BUCKET, LatencyModelRecord)
-    with contextlib.suppress(NotFoundOnBusError):
-        return (await models.get(profile_key)).revision
-    return 0

@@ -1,14 +1,14 @@
 """What a stack's processes say about themselves."""
 
 import asyncio
-from collections.abc import Iterable, Mapping
+import contextlib
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from services.local.commands.parameters import BusOptions
-from services.local.stack.data_dir import StackFile, is_alive
+from services.local.stack.data_dir import StackFile, bus_at, is_alive, stack_on
 from services.local.stack.readiness import PROFILER, ping_all
-from services.local.stack.stack_bus import bus_at, stack_on
 from shared.bus import Bus
 from shared.errors import NoResponderError, StackError
 from shared.process.service import Details
@@ -20,10 +20,11 @@ from shared.protocol.slo_status import SloReport, SloStatus
 
 ANSWER_S = 1.0
 HEARTBEAT_S = 2.5  # two heartbeats and a half
-OFFLINE_QUEUE = "offline-queue"
-GATEWAY = "gateway"
-POOL_FIGURES = ("waiting", "running", "batches")  # of the offline-queue's details
-GATEWAY_FIGURES = ("waiting_requests", "refused_requests")  # of the gateway's
+EXECUTOR_FIGURES = ("online_waiting", "online_running", "offline_waiting", "offline_running")
+OWN_FIGURES = {  # of services' details, and as what they are shown
+    "offline-queue": ("pool", ("waiting", "running", "batches")),
+    "gateway": ("gateway", ("waiting_requests", "refused_requests")),
+}
 
 
 class ProcessStatus(msgspec.Struct, frozen=True):
@@ -63,15 +64,15 @@ async def read_status(options: BusOptions) -> Status:
         slos = await slo_statuses(bus) if PROFILER in answers else []
     if not answers and stack is None:
         raise StackError(f"no service answers on {url}")
-    processes = process_statuses(answers, stack)
+    keys = {beat.info.profile_key for beat in executors}  # budgets of others are left from an earlier time
     return Status(
         url=stack.http_url if stack else None,
         nats=url,
         model=stack.model if stack else next((beat.info.spec.model for beat in executors), None),
         ready=stack.ready if stack else None,
-        processes=processes,
+        processes=process_statuses(answers, stack),
         executors=executors,
-        budgets=_current(budgeting.result(), executors),
+        budgets=[each for each in budgeting.result() if each.profile_key in keys],
         slos=slos,
         queues=queue_figures(executors, answers),
     )
@@ -89,25 +90,15 @@ async def _heartbeats(bus: Bus) -> list[Heartbeat]:
             complete.set()
 
     subscription = await bus.subscribe(subjects.HEARTBEATS, Heartbeat, on_heartbeat)
-    try:
-        async with asyncio.timeout(HEARTBEAT_S):
-            await complete.wait()
-    except TimeoutError:
-        pass  # one is gone or starting: the others are shown
-    finally:
-        await subscription.stop()
+    with contextlib.suppress(TimeoutError):  # one is gone or starting: the others are shown
+        await asyncio.wait_for(complete.wait(), HEARTBEAT_S)
+    await subscription.stop()
     return [beats[executor_id] for executor_id in sorted(beats)]
 
 
 async def _budgets(bus: Bus) -> list[BudgetRecord]:
     entries = await (await bus.bucket(subjects.BUDGETS_BUCKET, BudgetRecord)).entries()
     return sorted((entry.value for entry in entries if entry.value), key=lambda budget: budget.profile_key)
-
-
-def _current(budgets: Iterable[BudgetRecord], executors: Iterable[Heartbeat]) -> list[BudgetRecord]:
-    """Not those that executors of an earlier time have left."""
-    keys = {beat.info.profile_key for beat in executors}
-    return [budget for budget in budgets if budget.profile_key in keys]
 
 
 async def slo_statuses(bus: Bus) -> list[SloStatus]:
@@ -139,17 +130,10 @@ def _health_without_answer(name: str, pid: int | None) -> str:
     return "ok" if name == "nats-server" else "no answer"  # the bus itself: this question went through it
 
 
-def queue_figures(executors: Iterable[Heartbeat], answers: Mapping[str, ServiceStatus]) -> Details:
+def queue_figures(beats: Sequence[Heartbeat], answers: Mapping[str, ServiceStatus]) -> Details:
     """The executors' sums, the offline pool's own figures as ``pool_...``, and whom the gateway turned away."""
-    beats = list(executors)
-    on_executors: Details = {
-        name: sum(getattr(beat, name) for beat in beats)
-        for name in ("online_waiting", "online_running", "offline_waiting", "offline_running")
-    }
-    pool = answers[OFFLINE_QUEUE].details if OFFLINE_QUEUE in answers else {}
-    front = answers[GATEWAY].details if GATEWAY in answers else {}
-    return (
-        on_executors
-        | {f"pool_{name}": value for name, value in pool.items() if name in POOL_FIGURES}
-        | {f"gateway_{name}": value for name, value in front.items() if name in GATEWAY_FIGURES}
-    )
+    figures: Details = {name: sum(getattr(beat, name) for beat in beats) for name in EXECUTOR_FIGURES}
+    for service, (prefix, names) in OWN_FIGURES.items():
+        details = answers[service].details if service in answers else {}
+        figures |= {f"{prefix}_{name}": details[name] for name in names if name in details}
+    return figures

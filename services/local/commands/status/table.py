@@ -8,7 +8,6 @@ from rich.table import Table
 
 from services.local.commands.parameters import BusOptions, JsonOption, show
 from services.local.commands.status.status import ProcessStatus, Status, read_status
-from shared.process.service import Details
 from shared.protocol.executors import Heartbeat
 from shared.protocol.slo_profile import SloVerdict
 from shared.protocol.slo_status import SloStatus
@@ -36,7 +35,10 @@ def print_status(status: Status) -> None:
     for slo in status.slos:
         console.print(slo_text(slo, time.time()), soft_wrap=True)
     console.print("queues")
-    console.print(_queue_table(status.queues))
+    queues = Table(box=None, show_header=False, padding=(0, 2))
+    for name, value in status.queues.items():
+        queues.add_row(name.replace("_", " "), str(value))
+    console.print(queues)
 
 
 def _process_table(processes: list[ProcessStatus]) -> Table:
@@ -77,13 +79,6 @@ def _describe_sharing(beat: Heartbeat) -> str:
         f", {counters.pauses} times an offline request was paused, {counters.checkpointed_slots} slots to the host, "
         f"{counters.restored_slots} back, for which steps waited {counters.copy_wait_s:.1f} s"
     )
-
-
-def _queue_table(queues: Details) -> Table:
-    table = Table(box=None, show_header=False, padding=(0, 2))
-    for name, value in queues.items():
-        table.add_row(name.replace("_", " "), str(value))
-    return table
 
 
 def slo_text(status: SloStatus, unix_s: float) -> str:

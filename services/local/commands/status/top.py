@@ -13,10 +13,9 @@ from rich.live import Live
 from services.local.commands.parameters import BusOptions
 from services.local.commands.status.status import process_statuses, queue_figures, slo_statuses
 from services.local.commands.status.top_table import essentials, screen
-from services.local.stack.data_dir import StackFile
+from services.local.stack.data_dir import StackFile, bus_at, stack_on
 from services.local.stack.progress import Progress
 from services.local.stack.readiness import PROFILER, ping_all
-from services.local.stack.stack_bus import bus_at, stack_on
 from shared.bus import Bus
 from shared.clock import Clock, SystemClock
 from shared.errors import BusError, StackError
@@ -71,8 +70,8 @@ async def frame(bus: Bus, stack: StackFile | None, watch: StackWatch, clock: Clo
     view = watch.view(clock.monotonic_s())
     beats = [executor.beat for executor in view.executors]
     unwell = [f"{each.name}: {each.health}" for each in process_statuses(answers, stack) if each.health != "ok"]
-    queues = queue_figures(beats, answers)
-    return screen(_head(stack), silent or unwell, view, queues, slos)
+    where = f"{stack.http_url}  {stack.model}" if stack else "slackwater"
+    return screen(f"{where}  {time.strftime('%H:%M:%S')}", silent or unwell, view, queue_figures(beats, answers), slos)
 
 
 async def show_essentials(nats_url: str, progress: Progress) -> None:
@@ -84,8 +83,3 @@ async def show_essentials(nats_url: str, progress: Progress) -> None:
             while True:
                 await asyncio.sleep(REFRESH_S)
                 progress.step("serving", essentials(watch.view(clock.monotonic_s())))
-
-
-def _head(stack: StackFile | None) -> str:
-    where = f"{stack.http_url}  {stack.model}" if stack else "slackwater"
-    return f"{where}  {time.strftime('%H:%M:%S')}"

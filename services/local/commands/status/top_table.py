@@ -1,22 +1,22 @@
 """A moment of a stack as tables: the screen of ``slackwater top``, and the one line below ``slackwater up``."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from services.local.commands.status.status import queue_figures
 from services.local.commands.status.table import draining_text
-from shared.latency.histogram import LatencyHistogram
 from shared.process.service import Details
-from shared.protocol.online import OnlineLatencies
 from shared.protocol.slo_profile import SloVerdict
 from shared.protocol.slo_status import SloStatus
 from shared.watch.stack_watch import BatchView, ExecutorView, StackView
 
 BAR_WIDTH = 20
 MAX_BATCHES = 10
+KINDS = ("online", "offline")
 QUEUES = ("pool_", "gateway_")
 UNKNOWN = "-"
 EXECUTOR_COLUMNS = (
@@ -38,10 +38,9 @@ def screen(head: str, unwell: Sequence[str], view: StackView, queues: Details, s
 def essentials(view: StackView) -> str:
     """What matters most, in one line."""
     beats = [executor.beat for executor in view.executors]
-    online = sum(beat.online_running for beat in beats), sum(beat.online_waiting for beat in beats)
-    offline = sum(beat.offline_running for beat in beats), sum(beat.offline_waiting for beat in beats)
-    parts = [f"online {online[0]} running, {online[1]} waiting", f"offline {offline[0]} running, {offline[1]} waiting"]
-    parts += [f"{_total(executor.offline_tokens_per_s for executor in view.executors):,.0f} offline tokens/s"]
+    load = queue_figures(beats, {})
+    parts = [f"{kind} {load[f'{kind}_running']} running, {load[f'{kind}_waiting']} waiting" for kind in KINDS]
+    parts += [f"{sum(each.offline_tokens_per_s or 0.0 for each in view.executors):,.0f} offline tokens/s"]
     parts += [f"TTFT p99 {p99:,.0f} ms" for p99 in [view.online.ttft_ms.quantile_ms(0.99)] if p99 is not None]
     parts += [f"TBT p99 {p99:,.0f} ms" for p99 in [view.online.tbt_ms.quantile_ms(0.99)] if p99 is not None]
     if view.batches:
@@ -61,8 +60,7 @@ def _executor_table(executors: Sequence[ExecutorView]) -> Table:
         table.add_row(
             info.executor_id + draining_text(beat),
             info.spec.engine,
-            *(str(each) for each in (beat.online_running, beat.online_waiting)),
-            *(str(each) for each in (beat.offline_running, beat.offline_waiting)),
+            *map(str, (beat.online_running, beat.online_waiting, beat.offline_running, beat.offline_waiting)),
             Text(_figure(executor.step_ms.mean_ms(), ".1f"), style="red" if over else ""),
             _figure(executor.step_ms.quantile_ms(0.99), ".1f"),
             _figure(executor.budget_ms, ".1f"),
@@ -79,7 +77,8 @@ def _online_table(view: StackView, slos: Sequence[SloStatus]) -> Table:
     """TTFT and TBT of the last minute, and what was promised of them."""
     table = Table("last minute", "samples", "mean ms", "p50", "p99", "to keep", box=None, header_style="bold")
     verdicts = [verdict for status in slos for verdict in status.measured]
-    for name, histogram in _metrics(view.online).items():
+    online = view.online
+    for name, histogram in (("TTFT", online.ttft_ms), ("TBT", online.tbt_ms), ("TPOT", online.tpot_ms)):
         figures = [histogram.mean_ms(), histogram.quantile_ms(0.5), histogram.quantile_ms(0.99)]
         promised = [_verdict(verdict) for verdict in verdicts if verdict.expr.lower().startswith(name.lower())]
         table.add_row(
@@ -89,10 +88,6 @@ def _online_table(view: StackView, slos: Sequence[SloStatus]) -> Table:
             Text(", ").join(promised),
         )
     return table
-
-
-def _metrics(online: OnlineLatencies) -> dict[str, LatencyHistogram]:
-    return {"TTFT": online.ttft_ms, "TBT": online.tbt_ms, "TPOT": online.tpot_ms}
 
 
 def _verdict(verdict: SloVerdict) -> Text:
@@ -128,7 +123,3 @@ def duration(seconds: float) -> str:
 
 def _figure(value: float | None, form: str) -> str:
     return UNKNOWN if value is None else format(value, form)
-
-
-def _total(rates: Iterable[float | None]) -> float:
-    return sum(rate for rate in rates if rate is not None)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from services.local.stack.processes.process import Command, Process
+from shared.errors import StackError
 
 GRACE_S = 10.0
-FIRST_DELAY_S = 0.2
-MAX_DELAY_S = 10.0
-HEALTHY_AFTER_S = 30.0
 
 
 class Watcher(Protocol):
@@ -27,14 +26,11 @@ class Watcher(Protocol):
 class Keeper:
     """One service. ``keep`` runs for as long as the service is wanted; ``stop`` ends it and returns when it is gone."""
 
-    def __init__(
-        self, command: Command, watcher: Watcher, backoff: Backoff | None = None, grace_s: float = GRACE_S
-    ) -> None:
+    def __init__(self, command: Command, watcher: Watcher, backoff: Backoff | None = None) -> None:
         self.command = command
         self.starts = 0
         self._watcher = watcher
-        self._backoff = backoff or Backoff()
-        self._grace_s = grace_s
+        self.backoff = backoff or Backoff()
         self._process: Process | None = None
         self._retired = asyncio.Event()
         self._stopping = asyncio.Event()
@@ -49,22 +45,20 @@ class Keeper:
         """None while it is not running."""
         return self._process.pid if self._process else None
 
-    @property
-    def failures(self) -> int:
-        """Crashes in a row; a long run clears them."""
-        return self._backoff.failures
-
     async def keep(self) -> None:
-        """Raises OSError where the program cannot be run."""
+        """Raises StackError where the program cannot be run."""
         try:
             while not self._retired.is_set():
                 started_s = time.monotonic()
                 status = await self._run_once()
                 if self._retired.is_set():
                     return
-                delay_s = self._backoff.next_delay_s(time.monotonic() - started_s)
+                delay_s = self.backoff.next_delay_s(time.monotonic() - started_s)
                 self._watcher.on_crashed(self, status, delay_s)
-                await self._retirement(within_s=delay_s)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._retired.wait(), delay_s)
+        except OSError as error:
+            raise StackError(f"{self.name} cannot be started: {error}") from error
         finally:
             self._gone.set()
 
@@ -92,34 +86,26 @@ class Keeper:
         stopped = asyncio.ensure_future(self._stopping.wait())
         try:
             await asyncio.wait((ended, stopped), return_when=asyncio.FIRST_COMPLETED)
-            return await ended if ended.done() else await process.terminate(self._grace_s)
+            return await ended if ended.done() else await process.terminate(GRACE_S)
         finally:
             process.kill()
             ended.cancel()
             stopped.cancel()
             self._process = None
 
-    async def _retirement(self, within_s: float) -> None:
-        """Return when the service is retired, or after the time."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(within_s):
-                await self._retired.wait()
 
-
+@dataclass(slots=True)
 class Backoff:
     """Delays that double with each failure, and begin anew after a run that was long enough to count as healthy."""
 
-    def __init__(
-        self, first_s: float = FIRST_DELAY_S, max_s: float = MAX_DELAY_S, healthy_after_s: float = HEALTHY_AFTER_S
-    ) -> None:
-        self._first_s = first_s
-        self._max_s = max_s
-        self._healthy_after_s = healthy_after_s
-        self.failures = 0  # in a row
+    first_s: float = 0.2
+    max_s: float = 10.0
+    healthy_after_s: float = 30.0
+    failures: int = field(default=0, init=False)  # in a row
 
     def next_delay_s(self, uptime_s: float) -> float:
         """Count one failure after ``uptime_s`` of running; the delay before the next start."""
-        if uptime_s >= self._healthy_after_s:
+        if uptime_s >= self.healthy_after_s:
             self.failures = 0
         self.failures += 1
-        return min(self._max_s, self._first_s * 2.0 ** min(self.failures - 1, 32))
+        return min(self.max_s, self.first_s * 2.0 ** min(self.failures - 1, 32))

@@ -1,4 +1,5 @@
-"""One child process: in a session of its own, tied to this process's life, its output in a log file."""
+"""One child process: in a session of its own, tied to this process's life, its output in a log file that is appended
+to, set aside when it has grown, and quoted when the child fails."""
 
 from __future__ import annotations
 
@@ -10,9 +11,12 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO
 
 from services.local.stack.processes import tether
-from services.local.stack.processes.log_file import open_log
+
+MAX_LOG_BYTES = 10 * 1024 * 1024
+TAIL_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +40,11 @@ class Process:
     @classmethod
     async def start(cls, command: Command, *, capture_stdout: bool = False) -> Process:
         """Raises OSError where the program cannot be run."""
+        tied = (sys.executable, "-I", "-S", str(Path(tether.__file__)), str(os.getpid()))
         with open_log(command.log) as log:
             process = await asyncio.create_subprocess_exec(
-                *_tethered(command.argv),
+                *(tied if sys.platform.startswith("linux") else ()),
+                *command.argv,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE if capture_stdout else log,
                 stderr=log,
@@ -87,7 +93,20 @@ def describe_exit(status: int) -> str:
     return f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
 
 
-def _tethered(argv: tuple[str, ...]) -> tuple[str, ...]:
-    if not sys.platform.startswith("linux"):
-        return argv
-    return (sys.executable, "-I", "-S", str(Path(tether.__file__)), str(os.getpid()), *argv)
+def open_log(path: Path) -> BinaryIO:
+    """Open for appending. A file over the bound is first renamed to ``NAME.log.1``, replacing the one before."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists() and path.stat().st_size > MAX_LOG_BYTES:
+        path.replace(path.with_name(path.name + ".1"))
+    return path.open("ab")
+
+
+def tail(path: Path, max_lines: int = 20) -> str:
+    """The last lines; empty where there is no file."""
+    if not path.exists():
+        return ""
+    with path.open("rb") as log:
+        size = log.seek(0, 2)
+        log.seek(max(0, size - TAIL_BYTES))
+        lines = log.read().decode(errors="replace").splitlines()
+    return "\n".join(lines[-max_lines:])

