@@ -1,23 +1,62 @@
-"""``slackwater simulate``: the command line of the simulator."""
+"""``slackwater simulate``: the command line of the simulator, and what the commands that simulate share."""
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
 from loadgen.cli import EXIT_NOTHING_DONE, did_something, errors_as_lines, is_shown, write_report
+from loadgen.errors import WorkloadError
 from loadgen.options import ReportOptions, WorkloadOptions
 from loadgen.progress import progress_on
-from services.profiler.simulation.options import (
-    ClientsOption,
-    MachineOptions,
-    ModelNameOption,
-    SimDurationOption,
-    value_errors_as_named,
-)
-from services.profiler.simulation.setup import LIVE
+from services.profiler.simulation.setup import LIVE, Machine
 from services.profiler.simulation.simulation import Simulation
-from services.profiler.simulation.stopping import run_until_stopped
+from shared.latency.architectures import ARCHITECTURES
+from shared.latency.devices import DEVICES
 from shared.scheduling.strategy import Strategy
 from shared.settings.command_options import with_option_groups
+
+ModelNameOption = Annotated[str, typer.Option("--model", help=", ".join(ARCHITECTURES))]
+ClientsOption = Annotated[
+    int, typer.Option(min=1, help="Clients that the trace's requests are from, the k-th sending 1/k of the first's.")
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineOptions:
+    """The GPUs and the executors' limits: the fields of a Machine, but for its model."""
+
+    device: Annotated[str, typer.Option(help=", ".join(DEVICES))] = LIVE.sim_device
+    tensor_parallel: Annotated[int, typer.Option("--tp", min=1, help="GPUs that share the model.")] = 1
+    executors: Annotated[int, typer.Option(min=1, help="Executors, alike, behind one router and one pool.")] = 1
+    pipeline_depth: Annotated[int, typer.Option(min=1, help="Stages of an executor: steps that it has in flight.")] = 1
+    max_num_batched_tokens: Annotated[int, typer.Option(min=1, help="Tokens of one step: the chunk size.")] = (
+        LIVE.max_num_batched_tokens
+    )
+    max_num_seqs: Annotated[int, typer.Option(min=1, help="Requests of one step.")] = LIVE.max_num_seqs
+    kv_blocks: Annotated[int | None, typer.Option(min=1, help="KV blocks; else what fits beside the weights.")] = None
+    host_kv_slots: Annotated[
+        int | None,
+        typer.Option(min=1, help="bidirectional: tokens of KV that the host takes; else as many as the GPU."),
+    ] = None
+    step_model: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A fitted latency model (JSON) that steps take, not the roofline."),
+    ] = None
+    plan_model: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A fitted latency model (JSON) to plan with; else what steps take."),
+    ] = None
+    noise: Annotated[float, typer.Option(min=0.0, help="Sigma of a lognormal factor on each step's time.")] = 0.0
+
+    def machine(self, model: str) -> Machine:
+        return Machine(model, **asdict(self))
 
 
 @with_option_groups
@@ -28,7 +67,7 @@ def simulate(
     reporting: ReportOptions,
     model: ModelNameOption = LIVE.sim_model,
     clients: ClientsOption = 1,
-    duration: SimDurationOption = 3600.0,
+    duration: Annotated[float, typer.Option(help="Seconds of virtual time.")] = 3600.0,
 ) -> None:
     """Replay a production trace beside an offline backlog on a named GPU and model, in virtual time.
 
@@ -52,3 +91,36 @@ def simulate(
         raise typer.Exit(128 + stopped_by)
     if report is None or not did_something(report):
         raise typer.Exit(EXIT_NOTHING_DONE)
+
+
+@contextmanager
+def value_errors_as_named() -> Iterator[None]:
+    """The pure core's errors, as those of a workload that cannot be."""
+    try:
+        yield
+    except ValueError as error:
+        raise WorkloadError(str(error)) from error
+
+
+class _Stopped(BaseException):
+    """A signal came."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+def run_until_stopped(run: Callable[[], None]) -> int | None:
+    """To the end, or to SIGINT or SIGTERM, whose number is returned."""
+
+    def stop(number: int, _: FrameType | None) -> None:
+        raise _Stopped(number)
+
+    before = {each: signal.signal(each, stop) for each in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        run()
+    except _Stopped as stopped:
+        return stopped.number
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+    return None

@@ -22,20 +22,17 @@ LIVE = ExecutorSettings(model_path="")  # the executor's own defaults
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The hardware, the model and the executor's limits. ``step_file``: fitted coefficients that steps take;
-    ``plan_file``: those that plans are made with. None is the roofline model, and what steps take. ``host_kv_slots``:
-    of the bidirectional KV policy; None is as many as the blocks have. ``executors``: so many of them, alike;
-    ``pipeline_depth``: steps that each has in flight."""
+    """The hardware, the model and the executor's limits, as ``MachineOptions`` explains them. ``step_model``,
+    ``plan_model``: files of fitted coefficients; None is the roofline model, and what steps take."""
 
     model: str = LIVE.sim_model
     device: str = LIVE.sim_device
     tensor_parallel: int = 1
     max_num_batched_tokens: int = LIVE.max_num_batched_tokens
     max_num_seqs: int = LIVE.max_num_seqs
-    block_size: int = DEFAULT_BLOCK_SIZE
     kv_blocks: int | None = None
-    step_file: Path | None = None
-    plan_file: Path | None = None
+    step_model: Path | None = None
+    plan_model: Path | None = None
     noise: float = 0.0
     host_kv_slots: int | None = None
     executors: int = 1
@@ -44,13 +41,10 @@ class Machine:
     def setup(self, strategy: Strategy, seed: int) -> ExecutorSetup:
         """Raises ValueError for unknown names and what does not fit the memory, WorkloadError for unusable files."""
         architecture, device = architecture_named(self.model), device_named(self.device)
-        num_blocks = self.kv_blocks or num_kv_blocks(architecture, device, self.tensor_parallel, self.block_size)
-        latency: LatencyModel = (
-            RooflineLatencyModel.of(architecture, device, self.tensor_parallel)
-            if self.step_file is None
-            else read_latency_model(self.step_file)
-        )
-        swap_ms = swap_ms_per_slot(architecture, device, self.tensor_parallel)
+        gpus = (architecture, device, self.tensor_parallel)
+        num_blocks = self.kv_blocks or num_kv_blocks(*gpus, DEFAULT_BLOCK_SIZE)
+        latency = RooflineLatencyModel.of(*gpus) if self.step_model is None else read_latency_model(self.step_model)
+        swap_ms = swap_ms_per_slot(*gpus)
         spec = EngineSpec(
             model=architecture.name,
             engine="simulated",
@@ -58,18 +52,18 @@ class Machine:
             dtype="float16",
             max_model_len=architecture.max_model_len,
             vocab_size=architecture.vocab_size,
-            block_size=self.block_size,
+            block_size=DEFAULT_BLOCK_SIZE,
             num_blocks=num_blocks,
             eos_token_ids=(),
-            num_host_slots=num_blocks * self.block_size if self.host_kv_slots is None else self.host_kv_slots,
+            num_host_slots=num_blocks * DEFAULT_BLOCK_SIZE if self.host_kv_slots is None else self.host_kv_slots,
             swap_ms_per_slot=swap_ms,
             pipeline_depth=self.pipeline_depth,
         )
         return ExecutorSetup(
-            Limits(self.block_size, num_blocks, self.max_num_batched_tokens, self.max_num_seqs, swap_ms),
+            Limits(DEFAULT_BLOCK_SIZE, num_blocks, self.max_num_batched_tokens, self.max_num_seqs, swap_ms),
             spec,
             strategy,
-            planner=latency if self.plan_file is None else read_latency_model(self.plan_file),
+            planner=latency if self.plan_model is None else read_latency_model(self.plan_model),
             latency=latency,
             noise=self.noise,
             seed=seed,

@@ -1,5 +1,6 @@
 """A whole simulated run: with a baseline the online-only and offline-only windows, then the measured one."""
 
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from loadgen.progress import ReplayProgress
@@ -13,31 +14,27 @@ from shared.simulation.setup import ExecutorSetup
 STEPS_PER_PROGRESS = 500
 
 
+@dataclass
 class Simulation:
     """``run``, then ``report``; the report may be taken after an interrupt. Same inputs, same report, but for its
     date. Raises ValueError for a strategy whose knobs do not fit, WorkloadError for a model folder without tokenizer.
     """
 
-    def __init__(
-        self,
-        plan: ReplayPlan,
-        setup: ExecutorSetup,
-        url: str,
-        progress: ReplayProgress,
-        num_clients: int = 1,
-        num_executors: int = 1,
-    ) -> None:
-        self.phases: dict[str, VirtualPhase] = {}
-        self._plan = plan
-        self._setup = setup
-        self._url = url
-        self._progress = progress
-        setup.strategy.make_offline_rate()
-        self._workload = SimulatedWorkload(plan, setup, num_clients, num_executors=num_executors)
+    plan: ReplayPlan
+    setup: ExecutorSetup
+    url: str
+    progress: ReplayProgress
+    num_clients: int = 1
+    num_executors: int = 1
+    phases: dict[str, VirtualPhase] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.setup.strategy.make_offline_rate()
+        self._workload = SimulatedWorkload(self.plan, self.setup, self.num_clients, num_executors=self.num_executors)
 
     def run(self) -> None:
         """All phases, one after another."""
-        plan, duration_s = self._plan, self._plan.scaling.duration_s
+        plan, duration_s = self.plan, self.plan.scaling.duration_s
         if plan.baseline:
             self._run_phase(ONLINE_ONLY, duration_s, online=True, offline=False)
             if plan.prompts:
@@ -47,20 +44,19 @@ class Simulation:
     def report(self, partial: bool) -> Report:
         """What has been measured so far."""
         outcomes = {name: phase.outcome() for name, phase in self.phases.items()}
-        notes = self._workload.notes
-        return compose(self._facts(), outcomes, self._plan.slos, self._plan.baseline, partial, notes)
+        return compose(self._facts(), outcomes, self.plan.slos, self.plan.baseline, partial, self._workload.notes)
 
     def _run_phase(self, name: str, duration_s: float, online: bool, offline: bool) -> None:
         workload = self._workload
-        self._progress.phase(name, len(workload.requests) * online, len(workload.backlog) * offline)
-        phase = workload.phase(self._setup, duration_s, online, offline, lambda phase: tell(phase, self._progress))
+        self.progress.phase(name, len(workload.requests) * online, len(workload.backlog) * offline)
+        phase = workload.phase(self.setup, duration_s, online, offline, lambda phase: tell(phase, self.progress))
         self.phases[name] = phase
-        phase.run(self._plan.drain and name == TOGETHER)
+        phase.run(self.plan.drain and name == TOGETHER)
 
     def _facts(self) -> RunFacts:
         date = datetime.now(UTC).isoformat(timespec="seconds")
-        return self._plan.facts(
-            date, self._url, self._plan.model or "", self._workload.max_context, "token ids", exact_output=True
+        return self.plan.facts(
+            date, self.url, self.plan.model or "", self._workload.max_context, "token ids", exact_output=True
         )
 
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
-from msgspec.structs import astuple
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import InitVar, dataclass, field
 
 from loadgen.client.records import RequestRecord
 from loadgen.report.metrics import online_report
 from loadgen.report.outcome import PhaseOutcome
 from loadgen.report.report import OfflineReport
-from services.profiler.simulation.arrivals import Arrivals
-from services.profiler.simulation.backlog import Backlog
-from shared.protocol.executors import ExecutorCounters
+from services.profiler.simulation.requests import Arrivals, Backlog
 from shared.protocol.sampling import FinishReason
 from shared.replica.outputs import Ended
 from shared.scheduling.request import Kind
@@ -22,33 +20,34 @@ from shared.simulation.system import VirtualSystem
 MakeSystem = Callable[[Callable[[Progress], None]], VirtualSystem]  # around whoever hears of progress
 
 
+@dataclass(slots=True, eq=False)
 class VirtualPhase:
     """Runs for ``duration_s`` and then until the last online answer is in; offline work goes on until then, but
-    counts only within the window. Time is in seconds from the window's start."""
+    counts only within the window. Time is in seconds from the window's start. ``backlog``: None is without offline
+    work; ``on_change``: called after each step."""
 
-    def __init__(
-        self,
-        make_system: MakeSystem,
-        arrivals: Arrivals,
-        backlog: Backlog | None,
-        duration_s: float,
-        on_change: Callable[[VirtualPhase], None] | None = None,
-    ) -> None:
-        """``backlog``: None is without offline work; ``on_change``: called after each step."""
+    make_system: InitVar[MakeSystem]
+    arrivals: Arrivals
+    backlog: Backlog | None
+    duration_s: float
+    on_change: Callable[[VirtualPhase], None] | None = None
+    system: VirtualSystem = field(init=False)
+    records: list[RequestRecord] = field(init=False, default_factory=list)
+    num_online_finished: int = field(init=False, default=0)
+    num_online_failed: int = field(init=False, default=0)
+    num_offline_finished: int = field(init=False, default=0)
+    num_steps: int = field(init=False, default=0)
+    busy_s: float = field(init=False, default=0.0)  # of all executors, within the window
+    _open: dict[str, RequestRecord] = field(init=False, default_factory=dict)  # online requests under way
+    _counted: Counter[str] = field(init=False, default_factory=Counter)  # offline, ended within the window
+    _last_counted_s: float = field(init=False, default=0.0)
+
+    def __post_init__(self, make_system: MakeSystem) -> None:
         self.system = make_system(self._apply)
-        self.backlog_size = len(backlog) if backlog is not None else 0
-        self.records: list[RequestRecord] = []
-        self.num_online_finished = 0
-        self.num_online_failed = 0
-        self.num_offline_finished = 0
-        self.num_steps = 0
-        self.busy_s = 0.0  # of all executors, within the window
-        self._arrivals = arrivals
-        self._backlog = backlog
-        self._duration_s = duration_s
-        self._on_change = on_change
-        self._open: dict[str, RequestRecord] = {}  # online requests under way
-        self._counted = _OfflineCount()
+
+    @property
+    def backlog_size(self) -> int:
+        return len(self.backlog) if self.backlog is not None else 0
 
     @property
     def executor(self) -> VirtualExecutor:
@@ -57,48 +56,43 @@ class VirtualPhase:
         return executor
 
     @property
-    def totals(self) -> ExecutorCounters:
-        """Of all executors."""
-        return summed([executor.replica.totals for executor in self.system.executors.values()])
-
-    @property
     def now_s(self) -> float:
         return self.system.events.now_s
 
     def run(self, drain: bool = False) -> None:
         """To the end of the window, of every online answer and, with ``drain``, of the backlog."""
-        if self._backlog is not None:
-            self.system.queue.add(self._backlog.begin())
+        if self.backlog is not None:
+            self.system.queue.add(self.backlog.begin())
         events = self.system.events
         while not self._is_over(drain):
-            arrival_s, event_s = self._arrivals.next_s, events.next_s
+            arrival_s, event_s = self.arrivals.next_s, events.next_s
             if arrival_s is not None and (event_s is None or arrival_s <= event_s):
                 events.advance(arrival_s)
                 self._arrive()
             elif event_s is not None:
                 events.run_next()
-            elif self.now_s < self._duration_s:
-                events.advance(self._duration_s)
+            elif self.now_s < self.duration_s:
+                events.advance(self.duration_s)
             else:
                 return
 
     def outcome(self) -> PhaseOutcome:
         """What was measured so far."""
-        end_s = min(self._duration_s, self.now_s) or self._duration_s
+        end_s = min(self.duration_s, self.now_s) or self.duration_s
         return PhaseOutcome(
-            online=online_report(self.records, 0.0, end_s) if len(self._arrivals) else None,
+            online=online_report(self.records, 0.0, end_s) if len(self.arrivals) else None,
             offline=self._offline_report(end_s) if self.backlog_size else None,
             records=self.records,
             idle_share=max(0.0, 1.0 - self.busy_s / end_s / len(self.system.executors)),
         )
 
     def _is_over(self, drain: bool) -> bool:
-        if self.now_s < self._duration_s or self._open or self._arrivals.next_s is not None:
+        if self.now_s < self.duration_s or self._open or self.arrivals.next_s is not None:
             return False
         return not drain or self.num_offline_finished == self.backlog_size
 
     def _arrive(self) -> None:
-        request = self._arrivals.take()
+        request = self.arrivals.take()
         record = RequestRecord(request.arrival_s, request.arrival_s, prompt_tokens=len(request.prompt_token_ids))
         self.records.append(record)
         self._open[request.request_id] = record
@@ -106,14 +100,14 @@ class VirtualPhase:
 
     def _apply(self, progress: Progress) -> None:
         self.num_steps += progress.end_s > progress.start_s
-        self.busy_s += max(0.0, min(progress.end_s, self._duration_s) - progress.start_s)
+        self.busy_s += max(0.0, min(progress.end_s, self.duration_s) - progress.start_s)
         open_records, now_s = self._open, self.now_s
         for _, output in progress.outputs:
             open_records[output.request_id].token_times_s.append(now_s)
         for ended in progress.ended:
             self._end(ended, now_s)
-        if self._on_change is not None:
-            self._on_change(self)
+        if self.on_change is not None:
+            self.on_change(self)
 
     def _end(self, ended: Ended, end_s: float) -> None:
         sequence = ended.sequence
@@ -132,48 +126,22 @@ class VirtualPhase:
         record.output_tokens = num_output_tokens
         self.num_online_finished += 1
 
-    def _end_offline(self, num_prompt_tokens: int, num_output_tokens: int, failed: bool) -> None:
+    def _end_offline(self, num_prompt_tokens: int, output_tokens: int, failed: bool) -> None:
         self.num_offline_finished += 1
-        if self.now_s < self._duration_s:
-            self._counted.add(num_prompt_tokens, num_output_tokens, failed, self.now_s)
-        assert self._backlog is not None
-        following = self._backlog.end(self.now_s)
-        if following:
+        if self.now_s < self.duration_s:
+            self._counted.update(completed=not failed, errors=failed, output_tokens=output_tokens)
+            self._counted["input_tokens"] += 0 if failed else num_prompt_tokens
+            self._last_counted_s = self.now_s
+        assert self.backlog is not None
+        if following := self.backlog.end(self.now_s):
             self.system.queue.add(following)
 
     def _offline_report(self, end_s: float) -> OfflineReport:
-        counted = self._counted
-        exhausted = counted.completed + counted.errors == self.backlog_size
+        exhausted = self._counted["completed"] + self._counted["errors"] == self.backlog_size
         return OfflineReport.counted(
             mode="batch",
             backlog=self.backlog_size,
-            completed=counted.completed,
-            errors=counted.errors,
-            input_tokens=counted.input_tokens,
-            output_tokens=counted.output_tokens,
-            elapsed_s=counted.last_s if exhausted else end_s,
+            elapsed_s=self._last_counted_s if exhausted else end_s,
             exhausted=exhausted,
+            **{name: self._counted[name] for name in ("completed", "errors", "input_tokens", "output_tokens")},
         )
-
-
-class _OfflineCount:
-    """Offline requests that ended within the window."""
-
-    def __init__(self) -> None:
-        self.completed = 0
-        self.errors = 0
-        self.input_tokens = 0
-        self.output_tokens = 0
-        self.last_s = 0.0
-
-    def add(self, input_tokens: int, output_tokens: int, failed: bool, end_s: float) -> None:
-        self.errors += failed
-        self.completed += not failed
-        self.input_tokens += 0 if failed else input_tokens
-        self.output_tokens += output_tokens
-        self.last_s = end_s
-
-
-def summed(counters: Sequence[ExecutorCounters]) -> ExecutorCounters:
-    """Each count over all of them."""
-    return ExecutorCounters(*map(sum, zip(*(astuple(each) for each in counters), strict=True)))

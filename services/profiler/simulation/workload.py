@@ -9,9 +9,8 @@ from loadgen.offline.bodies import fit_backlog
 from loadgen.replay import ReplayPlan
 from loadgen.workload.prompts import token_id_prompts
 from loadgen.workload.scaling import cap_context
-from services.profiler.simulation.arrivals import Arrivals
-from services.profiler.simulation.backlog import Backlog, PreparedBacklog
 from services.profiler.simulation.encoding import CHARACTERS_PER_TOKEN, PromptEncoder
+from services.profiler.simulation.requests import Arrivals, Backlog, PreparedBacklog
 from services.profiler.simulation.virtual_phase import VirtualPhase
 from shared.scheduling.orders.offline.fair_share import FairShare
 from shared.simulation.setup import ExecutorSetup

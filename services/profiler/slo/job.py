@@ -16,8 +16,7 @@ from loadgen.workload.backlog import OfflinePrompt
 from loadgen.workload.scaling import Scaling
 from loadgen.workload.traces import TraceRequest
 from services.profiler.simulation.workload import SimulatedWorkload
-from services.profiler.slo.simulated import SimulatedTrials
-from services.profiler.slo.trials import search_slos
+from services.profiler.slo.simulated import SimulatedTrials, search_slos
 from services.profiler.slo.workload import Workload
 from shared.latency.features import BatchFeatures
 from shared.latency.model import LatencyModel

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from loadgen.report.outcome import PhaseOutcome
 from loadgen.report.report import OfflineReport, OnlineReport
 from loadgen.report.slo import Slo
 from shared.protocol.slo_profile import SloVerdict, Trial
@@ -17,13 +16,6 @@ class TrialOutcome:
 
     online: OnlineReport
     offline: OfflineReport | None  # None where there was no offline work
-
-    @classmethod
-    def of(cls, phase: PhaseOutcome) -> TrialOutcome:
-        """Raises ValueError for a phase without online requests."""
-        if phase.online is None:
-            raise ValueError("a test run needs online requests: SLOs are about them")
-        return cls(phase.online, phase.offline)
 
     def judge(self, value: float, slos: Sequence[Slo], online_only: TrialOutcome) -> Trial:
         """``value``: the knob's; ``online_only``: the run that relative SLOs compare with, this one itself where it

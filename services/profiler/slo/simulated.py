@@ -1,18 +1,19 @@
-"""Test runs in the simulator."""
+"""Test runs in the simulator, and searches by them."""
 
 import math
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
 from loadgen.errors import WorkloadError
 from loadgen.progress import ReplayProgress
+from loadgen.report.slo import Slo
 from services.profiler.simulation.simulation import tell
 from services.profiler.simulation.virtual_phase import VirtualPhase
 from services.profiler.simulation.workload import SimulatedWorkload
 from services.profiler.slo.outcome import TrialOutcome
-from services.profiler.slo.search import ONLINE_ONLY, Span
-from services.profiler.slo.trials import knob_of
+from services.profiler.slo.search import DEFAULT_PRECISION, ONLINE_ONLY, SloSearch, Span
 from shared.latency.model import cheapest_step_ms
 from shared.protocol.slo_profile import Knob
 from shared.scheduling.strategy import Strategy
@@ -21,29 +22,28 @@ from shared.simulation.setup import ExecutorSetup
 ROUNDING = 1 + 1e-9  # sums of the same costs in another order
 
 
+@dataclass(slots=True)
 class SimulatedTrials:
     """Each run starts with an empty executor, the whole backlog and the same random numbers, so that its outcome does
-    not depend on the runs before; outcomes are kept and run once."""
+    not depend on the runs before; outcomes are kept, by the knob's value, and run once. ``setup``: in each run its
+    strategy has another knob.
 
-    def __init__(
-        self,
-        workload: SimulatedWorkload,
-        setup: ExecutorSetup,
-        duration_s: float,
-        progress: ReplayProgress,
-    ) -> None:
-        """``setup``: in each run its strategy has another knob. Raises ValueError for a strategy without a knob,
-        WorkloadError for a workload that lacks online or offline requests."""
-        if not workload.requests or not len(workload.backlog):
+    Raises ValueError for a strategy without a knob, WorkloadError for a workload that lacks online or offline requests.
+    """
+
+    workload: SimulatedWorkload
+    setup: ExecutorSetup
+    duration_s: float
+    progress: ReplayProgress
+    knob: Knob = field(init=False)
+    outcomes: dict[float, TrialOutcome] = field(init=False, default_factory=dict)
+    _span: Span | None = field(init=False, default=None)
+    _unbounded: TrialOutcome | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        if not self.workload.requests or not len(self.workload.backlog):
             raise WorkloadError("a search is about online requests beside offline ones: give --online and --offline")
-        self.knob = knob_of(setup.strategy)
-        self.outcomes: dict[float, TrialOutcome] = {}
-        self._workload = workload
-        self._setup = setup
-        self._duration_s = duration_s
-        self._progress = progress
-        self._span: Span | None = None
-        self._unbounded: TrialOutcome | None = None
+        self.knob = knob_of(self.setup.strategy)
 
     def run(self, value: float) -> TrialOutcome:
         """A budget that no step reaches is the run that found this out."""
@@ -60,12 +60,12 @@ class SimulatedTrials:
         return self._span
 
     def _budget_span(self, phase: VirtualPhase) -> Span:
-        lowest_ms = cheapest_step_ms(self._setup.planner)
+        lowest_ms = cheapest_step_ms(self.setup.planner)
         longest_ms = max(executor.longest_plan_ms for executor in phase.system.executors.values())
         return Span(lowest_ms, max(lowest_ms, longest_ms * ROUNDING))
 
     def _rate_span(self, phase: VirtualPhase) -> Span:
-        lowest_qps, num_executors = 1 / self._duration_s, len(phase.system.executors)
+        lowest_qps, num_executors = 1 / self.duration_s, len(phase.system.executors)
         return Span(lowest_qps, max(lowest_qps, phase.system.queue.num_entered / num_executors / phase.now_s))
 
     def _unbounded_by(self, value: float) -> TrialOutcome | None:
@@ -74,22 +74,23 @@ class SimulatedTrials:
 
     def _run(self, value: float) -> tuple[TrialOutcome, VirtualPhase]:
         has_offline = value != ONLINE_ONLY
-        strategy = self._with_knob(value)
-        self._progress.phase(self._name(value), len(self._workload.requests), has_offline * len(self._workload.backlog))
-        phase = self._workload.phase(
-            replace(self._setup, strategy=strategy),
-            self._duration_s,
+        self.progress.phase(self._name(value), len(self.workload.requests), has_offline * len(self.workload.backlog))
+        phase = self.workload.phase(
+            replace(self.setup, strategy=self._with_knob(value)),
+            self.duration_s,
             online=True,
             offline=has_offline,
-            on_change=lambda phase: tell(phase, self._progress),
+            on_change=lambda phase: tell(phase, self.progress),
         )
         phase.run()
-        return TrialOutcome.of(phase.outcome()), phase
+        outcome = phase.outcome()
+        assert outcome.online is not None
+        return TrialOutcome(outcome.online, outcome.offline), phase
 
     def _with_knob(self, value: float) -> Strategy:
         if self.knob is Knob.BUDGET_MS:
-            return msgspec.structs.replace(self._setup.strategy, latency_budget="fixed", budget_ms=value)
-        return msgspec.structs.replace(self._setup.strategy, offline_qps=math.inf if value == ONLINE_ONLY else value)
+            return msgspec.structs.replace(self.setup.strategy, latency_budget="fixed", budget_ms=value)
+        return msgspec.structs.replace(self.setup.strategy, offline_qps=math.inf if value == ONLINE_ONLY else value)
 
     def _name(self, value: float) -> str:
         if value == ONLINE_ONLY:
@@ -97,3 +98,28 @@ class SimulatedTrials:
         if math.isinf(value):
             return "nothing held back"
         return f"budget {value:g} ms" if self.knob is Knob.BUDGET_MS else f"{value:g} offline requests/s"
+
+
+def run_search(search: SloSearch, trials: SimulatedTrials) -> None:
+    """To the end. Where it is interrupted, ``search`` holds what is known so far."""
+    search.tell(ONLINE_ONLY, trials.run(ONLINE_ONLY))
+    if search.reachable:
+        search.open(trials.span(), trials.outcomes)
+    while (value := search.next_value()) is not None:
+        search.tell(value, trials.run(value))
+
+
+def search_slos(trials: SimulatedTrials, slos: Sequence[Slo], precision: float = DEFAULT_PRECISION) -> SloSearch:
+    """A whole search. Further ones over the same ``trials`` repeat no run. Raises ValueError as SloSearch does."""
+    search = SloSearch(slos, trials.knob, precision)
+    run_search(search, trials)
+    return search
+
+
+def knob_of(strategy: Strategy) -> Knob:
+    """Raises ValueError for a strategy without one."""
+    if strategy.uses_latency_budget:
+        return Knob.BUDGET_MS
+    if strategy.offline_rate == "fixed":
+        return Knob.OFFLINE_QPS
+    raise ValueError(f"preset {strategy.preset} has neither a latency budget nor an offline rate to search for")

@@ -20,9 +20,8 @@ from loadgen.workload.backlog import OfflinePrompt
 from loadgen.workload.prompts import token_id_prompts
 from loadgen.workload.scaling import Scaling
 from loadgen.workload.traces import TraceRequest
-from services.profiler.simulation.arrivals import Arrivals
-from services.profiler.simulation.backlog import Backlog, PreparedBacklog
 from services.profiler.simulation.encoding import PromptEncoder
+from services.profiler.simulation.requests import Arrivals, Backlog, PreparedBacklog
 from services.profiler.simulation.setup import Machine
 from services.profiler.simulation.simulation import Simulation
 from services.profiler.simulation.virtual_phase import VirtualPhase

@@ -16,8 +16,7 @@ from loadgen.workload.traces import TraceRequest
 from services.profiler.simulation.setup import Machine
 from services.profiler.simulation.simulation import Simulation
 from services.profiler.simulation.workload import SimulatedWorkload
-from services.profiler.slo.simulated import SimulatedTrials
-from services.profiler.slo.trials import search_slos
+from services.profiler.slo.simulated import SimulatedTrials, search_slos
 from shared.protocol.slo_profile import Knob
 from shared.scheduling.strategy import Strategy
 

@@ -11,10 +11,9 @@ from loadgen.options import WorkloadOptions
 from services.local.commands.parameters import BusOptions
 from services.local.commands.profile.live import newest_profiles, profile_live, profile_now
 from services.local.commands.server import UrlOption, server_url
-from services.profiler.simulation.options import ClientsOption, MachineOptions, ModelNameOption
+from services.profiler.simulation.cli import ClientsOption, MachineOptions, ModelNameOption
 from services.profiler.simulation.setup import LIVE
-from services.profiler.slo.options import SearchOptions
-from services.profiler.slo.simulated_cli import profile_simulated
+from services.profiler.slo.cli import SearchOptions, profile_simulated
 from services.profiler.slo.table import print_profile
 from shared.protocol.slo_profile import SloProfileRecord
 from shared.scheduling.strategy import Strategy

@@ -1,22 +1,45 @@
-"""``slackwater profile`` on a GPU that is not there: a search over simulated runs."""
+"""``slackwater profile``: the options of a search, and one by runs on a GPU that is not there."""
 
 import time
+from dataclasses import dataclass
+from typing import Annotated
 
+import typer
 from rich.console import Console
 
 from loadgen.cli import is_shown
-from loadgen.options import WorkloadOptions
-from services.profiler.simulation.options import MachineOptions, value_errors_as_named
-from services.profiler.simulation.stopping import run_until_stopped
+from loadgen.errors import SloError
+from loadgen.options import JsonFileOption, ProgressOption, WorkloadOptions
+from loadgen.report.slo import Slo, parse_slo
+from services.profiler.simulation.cli import MachineOptions, run_until_stopped, value_errors_as_named
 from services.profiler.simulation.workload import SimulatedWorkload
-from services.profiler.slo.options import SearchOptions
 from services.profiler.slo.progress import trial_progress_on
-from services.profiler.slo.search import SloSearch
-from services.profiler.slo.simulated import SimulatedTrials
-from services.profiler.slo.trials import run_search
+from services.profiler.slo.search import DEFAULT_PRECISION, SloSearch
+from services.profiler.slo.simulated import SimulatedTrials, run_search
 from services.profiler.slo.workload import workload_facts
 from shared.protocol.slo_profile import SloProfileRecord
 from shared.scheduling.strategy import Strategy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchOptions:
+    """What to keep, how exactly to search, and where to show it."""
+
+    slo: Annotated[
+        list[str] | None,
+        typer.Option(help="ttft_p99<=800ms, or tbt_mean<=1.05x of online only; repeatable: all are kept."),
+    ] = None
+    precision: Annotated[
+        float, typer.Option(min=0.001, max=1.0, help="How far apart the values are that are tried: 0.05 is 5%.")
+    ] = DEFAULT_PRECISION
+    json_file: JsonFileOption = None
+    progress: ProgressOption = None
+
+    def slos(self) -> list[Slo]:
+        """Raises SloError where there are none, or one cannot be understood."""
+        if not self.slo:
+            raise SloError("nothing to keep: give --slo, for example --slo 'ttft_p99<=800ms'")
+        return [parse_slo(expr) for expr in self.slo]
 
 
 def profile_simulated(

@@ -1,7 +1,7 @@
-"""The offline requests of a simulation, waiting to enter."""
+"""The requests of a simulation: online ones as they arrive, offline ones as they wait to enter."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from loadgen.workload.backlog import OfflinePrompt
 from loadgen.workload.prompts import PromptMaker
@@ -15,7 +15,41 @@ from shared.scheduling.orders.offline.registry import DEFAULT_BLOCK_SIZE
 from shared.scheduling.packed_prompt import pack_tokens, unpack_tokens
 from shared.scheduling.request import Kind, Request
 
+ONLINE_SEEDS = 1 << 23  # apart from those of offline requests
+
 Waiting = tuple[Request, Packed]  # as ``OfflinePool.keep`` takes it
+
+
+@dataclass(slots=True)
+class Arrivals:
+    """A trace's requests, each made when it is due. ``client_ids``: whom each is from; None is one client."""
+
+    requests: Sequence[TraceRequest]
+    prompts: PromptMaker[int]
+    client_ids: Sequence[str] | None = None
+    _num_taken: int = field(init=False, default=0)
+
+    def __len__(self) -> int:
+        """All of them."""
+        return len(self.requests)
+
+    @property
+    def next_s(self) -> float | None:
+        """When the next is due; None where none is left."""
+        return self.requests[self._num_taken].arrival_s if self._num_taken < len(self.requests) else None
+
+    def take(self) -> GenerateRequest:
+        """The next. Raises IndexError where none is left."""
+        index = self._num_taken
+        request = self.requests[index]
+        self._num_taken += 1
+        max_tokens, seed = max(1, request.num_output_tokens), ONLINE_SEEDS + index
+        sampling = SamplingParams(max_tokens, temperature=0.0, seed=seed, ignore_eos=True)
+        client_id = self.client_ids[index] if self.client_ids else ""
+        token_ids = _token_ids(self.prompts, request, index)
+        return GenerateRequest(
+            f"online-{index}", Kind.ONLINE, token_ids, sampling, request.arrival_s, client_id=client_id
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,26 +88,23 @@ class PreparedBacklog:
         return self._of_length(prompt.num_tokens, index) if prompt.is_length else unpack_tokens(prompt.packed)
 
     def _of_length(self, num_tokens: int, index: int) -> list[int]:
-        made = self._maker.prompt(TraceRequest(0.0, num_tokens, 1), index)
-        assert isinstance(made, list)
-        return made
+        return _token_ids(self._maker, TraceRequest(0.0, num_tokens, 1), index)
 
 
+@dataclass(slots=True)
 class Backlog:
     """One run's requests, as they come into the pool. The prompt of a length is made when its request enters an
-    executor: it shares no block with another, and so the order gets to know its first block only."""
+    executor: it shares no block with another, and so the order gets to know its first block only. ``wave_size``: so
+    many are submitted at a time, the next when all of them have ended (BROS section 7.1); None submits all at once."""
 
-    def __init__(self, prepared: PreparedBacklog, wave_size: int | None = None) -> None:
-        """``wave_size``: so many are submitted at a time, the next when all of them have ended (BROS section 7.1);
-        None submits all at once."""
-        self._prepared = prepared
-        self._wave_size = wave_size or max(1, len(prepared))
-        self._num_submitted = 0
-        self._num_open = 0  # submitted, and not ended
+    prepared: PreparedBacklog
+    wave_size: int | None = None
+    _num_submitted: int = field(init=False, default=0)
+    _num_open: int = field(init=False, default=0)  # submitted, and not ended
 
     def __len__(self) -> int:
         """All of them."""
-        return len(self._prepared)
+        return len(self.prepared)
 
     def begin(self) -> list[Waiting]:
         """What waits from the start."""
@@ -86,16 +117,16 @@ class Backlog:
 
     def _submit(self, now_s: float) -> list[Waiting]:
         """The next wave."""
-        start, end = self._num_submitted, min(self._num_submitted + self._wave_size, len(self._prepared))
-        self._num_submitted = end
-        self._num_open += end - start
-        return [self._waiting(index, now_s) for index in range(start, end)]
+        wave = range(len(self))[self._num_submitted :][: self.wave_size]
+        self._num_submitted += len(wave)
+        self._num_open += len(wave)
+        return [self._waiting(index, now_s) for index in wave]
 
     def _waiting(self, index: int, now_s: float) -> Waiting:
-        prompt, request_id = self._prepared.prompts[index], f"offline-{index}"
+        prompt, request_id = self.prepared.prompts[index], f"offline-{index}"
         total = prompt.num_tokens + prompt.max_tokens
         request = Request(request_id, Kind.OFFLINE, prompt.num_tokens, total, arrival_s=now_s)
-        return request, _PackedPrompt(self._prepared, index, now_s)
+        return request, _PackedPrompt(self.prepared, index, now_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +142,13 @@ class _PackedPrompt:
         return self.prepared.prompts[self.index].packed
 
     def unpack(self) -> GenerateRequest:
-        index, prepared = self.index, self.prepared
-        max_tokens = prepared.prompts[index].max_tokens
+        index, token_ids = self.index, self.prepared.token_ids(self.index)
+        max_tokens = self.prepared.prompts[index].max_tokens
         sampling = SamplingParams(max_tokens, temperature=0.0, seed=index, ignore_eos=True)
-        token_ids = prepared.token_ids(index)
         return GenerateRequest(f"offline-{index}", Kind.OFFLINE, token_ids, sampling, self.arrival_s)
+
+
+def _token_ids(maker: PromptMaker[int], request: TraceRequest, index: int) -> list[int]:
+    made = maker.prompt(request, index)
+    assert isinstance(made, list)
+    return made
