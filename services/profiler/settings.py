@@ -1,20 +1,38 @@
 """The profiler's settings."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 from msgspec import Meta
 
 from loadgen.errors import SloError
-from loadgen.report.slo import parse_slos
-from services.profiler.slo.settings import SloSettings
-from shared.settings.setting import LogLevel, NatsUrl
+from loadgen.report.slo import Slo, parse_slos
+from shared.settings.setting import LIST, LogLevel, NatsUrl
 
 
-class ProfilerSettings(SloSettings, frozen=True):
+class ProfilerSettings(msgspec.Struct, frozen=True):
     """Measure the batch shapes of each new kind of executor once, and publish latency budgets."""
 
+    slo: Annotated[
+        str,
+        Meta(
+            description="SLOs to keep, as ttft_p99<=800ms or tbt_mean<=1.05x of online work alone; several with commas "
+            "between them; empty keeps the target TBT",
+            extra=LIST,
+        ),
+    ] = ""
+    slo_min_requests: Annotated[int, Meta(ge=2, description="online requests before a budget is searched for")] = 100
+    slo_min_s: Annotated[float, Meta(gt=0, description="seconds that they must have taken to arrive")] = 60.0
+    slo_check_s: Annotated[float, Meta(gt=0, description="seconds between looks for drift")] = 60.0
+    slo_drift: Annotated[float, Meta(gt=0, description="share by which the workload must differ for a new search")] = (
+        0.3
+    )
+    target_tbt_ms: Annotated[float, Meta(gt=0, description="time between tokens that online requests are promised")] = (
+        100.0
+    )
     nats: NatsUrl = "nats://127.0.0.1:4222"
     log_level: LogLevel = "info"
     cache_dir: Annotated[
@@ -32,3 +50,9 @@ class ProfilerSettings(SloSettings, frozen=True):
         """Where the profiles are; the folder may not exist yet."""
         root = self.cache_dir or os.environ.get("SLACKWATER_CACHE") or "~/.cache/slackwater"
         return Path(root).expanduser() / "profiles"
+
+    def start_budget_ms(self, slos: Sequence[Slo]) -> float:
+        """Before anything is profiled: the time between tokens that the SLOs name themselves, since a step takes no
+        longer; where they name none in milliseconds, the target TBT."""
+        named = [slo.limit for slo in slos if slo.metric in ("tbt_ms", "tpot_ms") and not slo.relative]
+        return min(named, default=self.target_tbt_ms)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from copy import copy
-
 import msgspec
 from msgspec.structs import astuple
 
@@ -73,10 +71,6 @@ class BatchFeatures(msgspec.Struct, array_like=True, gc=False):
     def sums(self) -> tuple[int, ...]:
         """All of them, in the order of the fields: equal batches have equal ones."""
         return astuple(self)
-
-    def copy(self) -> BatchFeatures:
-        """An independent copy."""
-        return copy(self)
 
     @property
     def is_empty(self) -> bool:

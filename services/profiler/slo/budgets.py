@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from loadgen.errors import SloError
 from loadgen.report.slo import Slo, parse_slo, parse_slos
+from services.profiler.settings import ProfilerSettings
+from services.profiler.slo.job import SearchError, search_aside
 from services.profiler.slo.keeper import PublishedModel, SloKeeper, rename, why_unreachable
-from services.profiler.slo.search_process import SearchError, search_aside
-from services.profiler.slo.settings import SloSettings
 from shared.bus import Bucket, Bus, Subscription
 from shared.cancellation import check_cancelled
 from shared.clock import Clock
@@ -33,7 +33,7 @@ SAMPLE_WAIT_S = 2.0
 class SloBudgets:
     """One keeper for each kind of executor. Without SLOs it keeps none, but may be asked to search for some."""
 
-    def __init__(self, bus: Bus, settings: SloSettings, clock: Clock) -> None:
+    def __init__(self, bus: Bus, settings: ProfilerSettings, clock: Clock) -> None:
         self._bus = bus
         self._slos = parse_slos(settings.slo)
         self._settings = settings
@@ -42,7 +42,7 @@ class SloBudgets:
         self._keys: dict[str, str] = {}  # executor -> profile key
         self._latency_models: dict[str, PublishedModel] = {}
         self._published: dict[str, BudgetRecord] = {}  # by profile key, as it is in the bucket
-        self._held: dict[str, None] = {}  # profile keys whose budget a live search sets now
+        self._held: set[str] = set()  # profile keys whose budget a live search sets now
         self._searching = asyncio.Lock()  # one at a time: they take a core each
         self._subscriptions: list[Subscription] = []
         self._models: Bucket[LatencyModelRecord]
@@ -66,8 +66,8 @@ class SloBudgets:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._follow_models())
             if self._slos:
-                group.create_task(self._follow_budgets())
-                group.create_task(self._follow_profiles())
+                group.create_task(self._budgets.follow(self._on_budget))
+                group.create_task(self._profiles.follow(self._on_profile))
             while True:
                 for keeper in list(self._keepers.values()):
                     await self._tick(keeper, group)
@@ -182,28 +182,22 @@ class SloBudgets:
         figures = {"latency_budget_ms": budget.latency_budget_ms, "source": budget.source}
         logger.info("budget published", extra={**_ids(keeper), **figures})
 
-    async def _follow_budgets(self) -> None:
+    def _on_budget(self, profile_key: str, budget: BudgetRecord | None) -> None:
         """A search by live runs has the budget to itself; what others put there is replaced by ours."""
-        async for entry in self._budgets.watch():
-            if entry is None:
-                continue
-            if entry.value is None:
-                self._published.pop(entry.key, None)
-                continue
-            self._published[entry.key] = entry.value
-            if entry.value.source is BudgetSource.PROFILING:
-                self._held[entry.key] = None
-            else:
-                self._held.pop(entry.key, None)
+        if budget is None:
+            self._published.pop(profile_key, None)
+            return
+        self._published[profile_key] = budget
+        if budget.source is BudgetSource.PROFILING:
+            self._held.add(profile_key)
+        else:
+            self._held.discard(profile_key)
 
-    async def _follow_profiles(self) -> None:
+    def _on_profile(self, key: str, record: SloProfileRecord | None) -> None:
         """What a search by live runs found for our SLOs is ours."""
-        async for entry in self._profiles.watch():
-            if entry is None or entry.value is None or entry.value.runs_on != LIVE:
-                continue
-            keeper = self._keepers.get(entry.value.profile_key)
-            if keeper is not None and keeper.record != entry.value and entry.key == self._key(entry.value.profile_key):
-                keeper.on_found(rename(entry.value, self._slos), self._clock.monotonic_s())
+        keeper = None if record is None or record.runs_on != LIVE else self._keepers.get(record.profile_key)
+        if keeper and record and keeper.record != record and key == self._key(record.profile_key):
+            keeper.on_found(rename(record, self._slos), self._clock.monotonic_s())
 
     async def _follow_models(self) -> None:
         async for entry in self._models.watch():

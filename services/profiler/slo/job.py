@@ -1,6 +1,9 @@
-"""One search for a budget, in a process of its own: ``python -m services.profiler.slo.job`` reads a SloJob in JSON on
-stdin and writes a SloProfileRecord on stdout."""
+"""One search for a budget, in a process of its own that ends with the profiler: ``python -m services.profiler.slo.job``
+reads a SloJob in JSON on stdin and writes a SloProfileRecord on stdout."""
 
+import asyncio
+import contextlib
+import logging
 import os
 import sys
 import time
@@ -18,6 +21,7 @@ from loadgen.workload.traces import TraceRequest
 from services.profiler.simulation.workload import SimulatedWorkload
 from services.profiler.slo.simulated import SimulatedTrials, search_slos
 from services.profiler.slo.workload import Workload
+from shared.errors import SlackwaterError
 from shared.latency.features import BatchFeatures
 from shared.latency.model import LatencyModel
 from shared.protocol.executors import ExecutorInfo
@@ -27,11 +31,17 @@ from shared.protocol.slo_profile import SloProfileRecord
 from shared.simulation.executor import FIRST_OUTPUT_ID
 from shared.simulation.setup import ExecutorSetup
 
+logger = logging.getLogger(__name__)
+
 RUNS_ON = "simulator"
 MAX_BACKLOG = 20_000  # offline requests of a run
 SPARE = 1.2  # of the most that a run can take
 SIGMA_PER_MAPE = 1.2533  # a normal error with sigma 1 has a mean absolute value of sqrt(2 / pi)
 NICENESS = 5
+
+
+class SearchError(SlackwaterError):
+    """A search came to no end; the message says why."""
 
 
 class SloJob(msgspec.Struct, frozen=True):
@@ -98,6 +108,31 @@ def _marginal_ms(model: LatencyModel, info: ExecutorInfo, length: OfflineLength)
     per_prompt_token_ms = max(0.0, model.predict_ms(prefill) - fixed_ms) / info.max_num_batched_tokens
     per_output_token_ms = max(0.0, model.predict_ms(decodes) - fixed_ms) / info.max_num_seqs
     return length.num_prompt_tokens * per_prompt_token_ms + length.max_tokens * per_output_token_ms
+
+
+async def search_aside(job: SloJob) -> SloProfileRecord:
+    """Takes at most one core, at a low priority; cancelling kills it. Raises SearchError."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "services.profiler.slo.job",
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        start_new_session=True,  # a Ctrl-C at the terminal is the profiler's to handle
+    )
+    try:
+        out, err = await process.communicate(msgspec.json.encode(job))
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+    said = err.decode(errors="replace").strip().splitlines()
+    if process.returncode != 0:
+        raise SearchError(said[-1] if said else f"the search ended with status {process.returncode}")
+    logger.info("search ended", extra={"profile_key": job.info.profile_key, "why": job.why, "took": said[-1:]})
+    return msgspec.json.decode(out, type=SloProfileRecord)
 
 
 def main() -> int:

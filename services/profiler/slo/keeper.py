@@ -7,12 +7,11 @@ from dataclasses import dataclass
 import msgspec
 
 from loadgen.report.slo import Slo
+from services.profiler.settings import ProfilerSettings
 from services.profiler.slo.feedback import BudgetFeedback, Target
 from services.profiler.slo.job import SloJob
-from services.profiler.slo.model_drift import model_drift
 from services.profiler.slo.online_watch import OnlineWatch
-from services.profiler.slo.settings import SloSettings
-from services.profiler.slo.workload import Workload, drift
+from services.profiler.slo.workload import Workload, drift, model_drift
 from shared.latency.model import cheapest_step_ms
 from shared.protocol.budgets import BudgetRecord, BudgetSource
 from shared.protocol.executors import ExecutorInfo
@@ -39,7 +38,7 @@ class SloKeeper:
     """Decides; others measure, search and publish. ``now_s`` is monotonic, ``unix_s`` the time of day."""
 
     def __init__(
-        self, info: ExecutorInfo, slos: Sequence[Slo], settings: SloSettings, now_s: float, unix_s: float
+        self, info: ExecutorInfo, slos: Sequence[Slo], settings: ProfilerSettings, now_s: float, unix_s: float
     ) -> None:
         self.info = info
         self.online = OnlineWatch(unix_s)

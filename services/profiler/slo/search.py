@@ -86,16 +86,14 @@ class SloSearch:
         index = self._next_index() if self.reachable and self._runs_left > 0 else None
         return None if index is None else self._grid.value(index)
 
-    def tell(self, value: float, outcome: TrialOutcome) -> Trial:
+    def tell(self, value: float, outcome: TrialOutcome) -> None:
         """The outcome of ``next_value``."""
         if self._online_only is None:
             self._online_only = outcome
             self.trials.append(self._judge(value, outcome))
-            return self.trials[-1]
-        self._runs_left -= 1
-        trial = self._judge(value, outcome)
-        self._take(self._grid.at_least(value), trial)
-        return trial
+        else:
+            self._runs_left -= 1
+            self._take(self._grid.at_least(value), self._judge(value, outcome))
 
     def record(
         self,
@@ -107,20 +105,9 @@ class SloSearch:
         why: str = "",
     ) -> SloProfileRecord:
         """What was found, or is known so far."""
-        return SloProfileRecord(
-            profile_key,
-            [slo.expr for slo in self._slos],
-            self.knob,
-            self.value,
-            self.reachable,
-            self.best,
-            list(self.trials),
-            workload,
-            runs_on,
-            profiled_at_s,
-            model_revision,
-            why,
-        )
+        found = (self.knob, self.value, self.reachable, self.best, list(self.trials))
+        exprs, run = [slo.expr for slo in self._slos], (workload, runs_on, profiled_at_s, model_revision, why)
+        return SloProfileRecord(profile_key, exprs, *found, *run)
 
     def _judge(self, value: float, outcome: TrialOutcome) -> Trial:
         return outcome.judge(value, self._slos, self._online_only or outcome)

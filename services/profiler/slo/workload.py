@@ -1,9 +1,10 @@
-"""The online workload of an executor as it was served, to be run again."""
+"""The online workload of an executor as it was served, to be run again, and what has changed since it was."""
 
 import math
 import statistics
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -11,6 +12,9 @@ from pathlib import Path
 import msgspec
 
 from loadgen.workload.traces import TraceRequest
+from shared.latency.features import BatchFeatures
+from shared.protocol.executors import ExecutorInfo
+from shared.protocol.latency_models import LatencyModelRecord
 from shared.protocol.online import FinishedOnline, OnlineServed
 from shared.protocol.slo_profile import WorkloadFacts
 
@@ -18,6 +22,8 @@ RECORDED = "recorded"
 SPAN_S = 600.0
 CAPACITY = 5000
 LONGEST_OPEN_S = 60.0  # a request that is open for longer does not hold the end of the recording back
+MODEL_TOLERANCE = 0.05  # share by which models may differ on typical batches
+DECODES = (1, 4, 16, 64)  # of those batches
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +55,42 @@ def drift(now: WorkloadFacts, then: WorkloadFacts, tolerance: float) -> str:
         for name, (new, old) in pairs.items()
         if old > 0 and abs(new - old) > tolerance * old
     )
+
+
+def model_drift(
+    model: LatencyModelRecord, before: LatencyModelRecord | None, workload: WorkloadFacts, info: ExecutorInfo
+) -> str:
+    """By how much it differs where it differs most, beyond 5%, or that the machine has left the model before; empty
+    where neither is so. A model that is not known any more counts as different."""
+    if before is None:
+        return "the model of the profile is not known any more"
+    if model.drifts > before.drifts:
+        ratio = "" if model.drift_ratio is None else f" by {model.drift_ratio:.3g}"
+        return f"measured times have left the model{ratio}"
+    new, old = model.latency_model(), before.latency_model()
+    pairs = [(new.predict_ms(batch), old.predict_ms(batch)) for batch in typical_batches(workload, info)]
+    new_ms, old_ms = max(pairs, key=lambda pair: abs(pair[0] - pair[1]) / max(*pair, 1e-9))
+    if abs(new_ms - old_ms) <= MODEL_TOLERANCE * max(new_ms, old_ms):
+        return ""
+    return f"a batch is predicted at {new_ms:.4g} ms instead of {old_ms:.4g} ms"
+
+
+def typical_batches(workload: WorkloadFacts, info: ExecutorInfo) -> Iterator[BatchFeatures]:
+    """Decodes at the mean context, alone and beside a mean prompt's first chunk; and a full chunk."""
+    context_len = max(2, round(workload.input_tokens_mean + workload.output_tokens_mean / 2))
+    chunk = max(2, min(round(workload.input_tokens_mean), info.max_num_batched_tokens))
+    for num_decodes in DECODES:
+        if num_decodes >= info.max_num_seqs:
+            break
+        batch = BatchFeatures()
+        for _ in range(num_decodes):
+            batch.add_decode(context_len)
+        yield copy(batch)
+        batch.add_scheduled(chunk, 0)
+        yield batch
+    full = BatchFeatures()
+    full.add_scheduled(info.max_num_batched_tokens, 0)
+    yield full
 
 
 class WorkloadRecorder:

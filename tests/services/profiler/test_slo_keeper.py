@@ -9,7 +9,6 @@ from loadgen.report.slo import parse_slo, parse_slos
 from services.profiler.settings import ProfilerSettings
 from services.profiler.slo.job import SloJob
 from services.profiler.slo.keeper import USUAL_OFFLINE, PublishedModel, SloKeeper, rename
-from services.profiler.slo.settings import SloSettings
 from shared.latency.histogram import LatencyHistogram
 from shared.protocol.latency_models import LatencyModelRecord, LinearCoefficients
 from shared.protocol.offline import OfflineLength
@@ -56,8 +55,8 @@ def found(kept: SloKeeper, now_s: float, why: str = "first") -> SloProfileRecord
 
 
 def test_the_start_is_what_the_slos_say_themselves() -> None:
-    assert SloSettings().start_budget_ms(parse_slos("ttft_p99<=1s;tbt_p99<=50ms,tpot_mean<=40ms")) == 40.0
-    assert SloSettings().start_budget_ms(parse_slos("tbt_mean<=1.05x")) == 100.0
+    assert ProfilerSettings().start_budget_ms(parse_slos("ttft_p99<=1s;tbt_p99<=50ms,tpot_mean<=40ms")) == 40.0
+    assert ProfilerSettings().start_budget_ms(parse_slos("tbt_mean<=1.05x")) == 100.0
     assert parse_slos("") == []
 
 

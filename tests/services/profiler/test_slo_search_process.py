@@ -6,8 +6,7 @@ import msgspec
 import psutil
 import pytest
 
-from services.profiler.slo.job import SloJob
-from services.profiler.slo.search_process import SearchError, search_aside
+from services.profiler.slo.job import SearchError, SloJob, search_aside
 from shared.protocol.offline import OfflineLength
 from shared.protocol.slo_profile import Trial
 from shared.scheduling.strategy import Strategy
