@@ -25,8 +25,7 @@ from services.executor.measure import scratch_batch
 from services.executor.service import executor_info
 from services.executor.settings import ExecutorSettings
 from services.predictor.fit import BROS, fit_best
-from services.predictor.noise import noise_floor
-from services.predictor.window import Observation, SampleWindow
+from services.predictor.window import Observation, SampleWindow, noise_floor
 from services.profiler.sweep.shapes import REPEATS, fits, sweep_shapes, warm_up_shape
 from shared.protocol.executors import ExecutorInfo
 from shared.protocol.measurements import MeasureShape, PrefillChunk

@@ -19,7 +19,12 @@ def answer(asked: PredictBatch, kinds: Mapping[str, WatchedKind], executors: Ite
     if len(keys) != 1:
         what = f"several models fit {asked.whose!r}" if keys else f"no latency model of {asked.whose!r}"
         return Prediction(error=f"{what if asked.whose else 'say whose'}; known: {', '.join(sorted(keys or fitted))}")
-    return _predict(asked, keys[0], fitted[keys[0]])
+    profile_key = keys[0]
+    kind = fitted[profile_key]
+    assert kind.model is not None and kind.record is not None
+    prefills_ms, decodes_ms = _costs(asked, kind.model)
+    quality = (kind.record.kind, kind.record.mape, kind.record.noise_floor, kind.revision, kind.record.fitted_at_s)
+    return Prediction(sum(prefills_ms) + sum(decodes_ms), prefills_ms, decodes_ms, profile_key, *quality)
 
 
 def _why_not(asked: PredictBatch) -> str:
@@ -40,22 +45,6 @@ def _keys(whose: str, fitted: Mapping[str, WatchedKind], executors: Iterable[Exe
         return list(fitted)
     named = [info.profile_key for info in executors if whose in (info.executor_id, info.spec.model)]
     return [key for key in dict.fromkeys(named) if key in fitted]
-
-
-def _predict(asked: PredictBatch, profile_key: str, kind: WatchedKind) -> Prediction:
-    assert kind.model is not None and kind.record is not None
-    prefill_costs_ms, decode_costs_ms = _costs(asked, kind.model)
-    return Prediction(
-        sum(prefill_costs_ms) + sum(decode_costs_ms),
-        prefill_costs_ms,
-        decode_costs_ms,
-        profile_key,
-        kind.record.kind,
-        kind.record.mape,
-        kind.record.noise_floor,
-        kind.revision,
-        kind.record.fitted_at_s,
-    )
 
 
 def _costs(asked: PredictBatch, model: FittedModel) -> tuple[list[float], list[float]]:

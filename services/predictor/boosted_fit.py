@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from services.predictor.regression import Array, Samples, Wishes, solve_trimmed
+from services.predictor.regression import Array, Samples, Wishes, rows_of, solve_trimmed
 from services.predictor.window import Observation, covers_both_kinds
-from shared.latency.boosted import MAX_TABLE, BoostedLatencyModel, Curve, Sum
+from shared.latency.boosted import MAX_TABLE, BoostedLatencyModel, Curve, Sum, sums_of
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ def fit_boosted(observations: Sequence[Observation]) -> BoostedLatencyModel | No
     if lightgbm is None or not covers_both_kinds(observations, MIN_SHAPES):
         return None
     samples = Samples.of(observations)
-    values = _sums(samples)
+    values = rows_of(observations, sums_of)
     knots = _knots(lightgbm, values, samples)
     solution = solve_trimmed(_ramps(values, knots), samples, _smooth(values, knots, samples))
     return None if solution is None else _model(knots, solution)
@@ -66,12 +66,6 @@ def _lightgbm() -> Any | None:
     except (ImportError, OSError) as error:
         logger.warning("no boosted models: LightGBM cannot be loaded", extra={"error": str(error)})
         return None
-
-
-def _sums(samples: Samples) -> Array:
-    """[n, 6], in the order of ``Sum``."""
-    s_p, n_p, s_d, n_d, pairs = samples.sums.T  # in the order of BatchFeatures's fields
-    return np.stack([s_p + n_d, n_p + n_d, pairs, s_d, n_p, n_d], axis=1)
 
 
 def _ramps(values: Array, knots: list[list[int]]) -> Array:

@@ -3,16 +3,18 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
 from services.predictor.boosted_fit import fit_boosted
 from services.predictor.linear_fit import fit_bros, fit_linear
-from services.predictor.noise import noise_floor
 from services.predictor.regression import Array
-from services.predictor.window import Observation
+from services.predictor.window import Observation, noise_floor
 from shared.latency.linear import Coefficients, LinearLatencyModel
 from shared.protocol.latency_models import Candidate, FittedModel, kind_of, model_record
+
+M = TypeVar("M", bound=FittedModel)
 
 AUTO, BROS = "auto", "bros"  # what may be wanted
 HOLD_OUT_EVERY = 5
@@ -37,6 +39,14 @@ class Fit:
     candidates: tuple[Candidate, ...]
     noise_floor: float | None  # of equal batches, which no model can be better than; None where none was repeated
     linear: Coefficients  # of the linear candidate, whichever was chosen
+
+
+class _Fitted(NamedTuple, Generic[M]):
+    """``trained``: without the held-out samples, by which the candidate is judged."""
+
+    model: M
+    trained: M
+    candidate: Candidate
 
 
 def refit(
@@ -67,26 +77,26 @@ def fit_best(
     BROS is that model instead, where it can be fitted. ``prior`` is an earlier linear fit. None where the samples do
     not tell enough for any."""
     train, held_out = split(observations)
-    linear = fit_linear(observations, prior)
-    linear_trained = fit_linear(train, prior)
-    if linear is None or linear_trained is None:
+
+    def fitted(fit: Callable[[Sequence[Observation]], M | None]) -> _Fitted[M] | None:
+        model, trained = fit(observations), fit(train)
+        if model is None or trained is None:
+            return None
+        kind, mape = kind_of(model_record(model)), mean_relative_error(trained, held_out)
+        return _Fitted(model, trained, Candidate(kind, mape, prediction_us(model, observations)))
+
+    linear = fitted(lambda some: fit_linear(some, prior))
+    if linear is None:
         return None
-    candidates = [_candidate(linear, mean_relative_error(linear_trained, held_out), observations)]
-    model: FittedModel = linear
-    boosted, boosted_trained = fit_boosted(observations), fit_boosted(train)
-    if boosted is not None and boosted_trained is not None:
-        candidates.append(_candidate(boosted, mean_relative_error(boosted_trained, held_out), observations))
-        is_fast = candidates[1].prediction_us <= prediction_limit_us
-        if is_fast and surely_better(boosted_trained, linear_trained, held_out):
-            model = boosted
-    bros, bros_trained = (fit_bros(observations), fit_bros(train)) if wanted == BROS else (None, None)
-    if bros is not None and bros_trained is not None:
-        candidates.append(_candidate(bros, mean_relative_error(bros_trained, held_out), observations))
-        model = bros
-    kind = kind_of(model_record(model))
-    mape = next(candidate.mape for candidate in candidates if candidate.kind == kind)
-    floor = noise_floor(observations)
-    return Fit(model, len(observations), mape, tuple(candidates), floor, linear.coefficients())
+    chosen: _Fitted[Any] = linear
+    boosted = fitted(fit_boosted)
+    if boosted is not None and boosted.candidate.prediction_us <= prediction_limit_us:
+        chosen = boosted if surely_better(boosted.trained, linear.trained, held_out) else linear
+    bros = fitted(fit_bros) if wanted == BROS else None
+    chosen = bros or chosen
+    candidates = tuple(each.candidate for each in (linear, boosted, bros) if each is not None)
+    mape, floor = chosen.candidate.mape, noise_floor(observations)
+    return Fit(chosen.model, len(observations), mape, candidates, floor, linear.model.coefficients())
 
 
 def calibrated(fitted: Fit, recent: Sequence[Observation]) -> Fit:
@@ -164,10 +174,6 @@ def prediction_us(
             model.decode_cost_ms(features, TIMED_CONTEXT)
         rounds.append(now_s() - start_s)
     return min(rounds) / len(batches) * 1e6
-
-
-def _candidate(model: FittedModel, mape: float, observations: Sequence[Observation]) -> Candidate:
-    return Candidate(kind_of(model_record(model)), mape, prediction_us(model, observations))
 
 
 def _relative_errors(model: FittedModel, observations: Sequence[Observation]) -> Array:

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from services.predictor.regression import Array, Samples, Wishes, solve_trimmed
+from services.predictor.regression import Array, Samples, Wishes, rows_of, solve_trimmed
 from services.predictor.window import Observation, covers_both_kinds
 from shared.latency.bros import BrosLatencyModel
-from shared.latency.linear import NUM_COEFFICIENTS, Coefficients, LinearLatencyModel
+from shared.latency.linear import NUM_COEFFICIENTS, Coefficients, LinearLatencyModel, feature_row
 
 NUM_BROS_COEFFICIENTS = 6
 PRIOR_WEIGHT = 1e-4  # of the data's: decides only what the data leave open
@@ -24,7 +24,7 @@ def fit_linear(observations: Sequence[Observation], prior: Coefficients | None =
     if prior is None and not covers_both_kinds(observations, NUM_COEFFICIENTS):
         return None
     samples = Samples.of(observations)
-    rows = _linear_rows(samples)
+    rows = rows_of(observations, feature_row)
     solution = solve_trimmed(rows, samples, None if prior is None else _near(prior, rows, samples))
     return None if solution is None else LinearLatencyModel(*map(float, solution))
 
@@ -35,15 +35,10 @@ def fit_bros(observations: Sequence[Observation]) -> BrosLatencyModel | None:
     model has coefficients."""
     if not covers_both_kinds(observations, NUM_BROS_COEFFICIENTS):
         return None
-    samples = Samples.of(observations)
-    solution = solve_trimmed(_bros_rows(samples), samples)
+    s_p, n_p, s_d, n_d, pairs = rows_of(observations, lambda shape: shape.sums).T
+    rows = np.stack([n_p > 0, s_p, pairs, n_d > 0, n_d, s_d], axis=1).astype(np.float64)
+    solution = solve_trimmed(rows, Samples.of(observations))
     return None if solution is None else BrosLatencyModel(*map(float, solution))
-
-
-def _linear_rows(samples: Samples) -> Array:
-    """[n, 8], in the order of ``shared.latency.linear.feature_row``."""
-    s_p, n_p, s_d, n_d, pairs = samples.sums.T  # in the order of BatchFeatures's fields
-    return np.stack([np.ones_like(s_p), s_p, s_d, s_p * s_p, s_d * s_d, n_p, n_d, pairs], axis=1)
 
 
 def _near(prior: Coefficients, rows: Array, samples: Samples) -> Wishes:
@@ -52,9 +47,3 @@ def _near(prior: Coefficients, rows: Array, samples: Samples) -> Wishes:
     scale[scale == 0] = 1.0
     pull = np.sqrt(PRIOR_WEIGHT * len(rows)) * scale
     return Wishes(np.diag(pull), pull * np.asarray(prior))
-
-
-def _bros_rows(samples: Samples) -> Array:
-    """[n, 6], in the order of the coefficients."""
-    s_p, n_p, s_d, n_d, pairs = samples.sums.T  # in the order of BatchFeatures's fields
-    return np.stack([n_p > 0, s_p, pairs, n_d > 0, n_d, s_d], axis=1).astype(np.float64)

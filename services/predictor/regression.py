@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 from services.predictor.window import Observation, Stratum, stratum
+from shared.latency.features import BatchFeatures
 
 logger = logging.getLogger(__name__)
 
@@ -24,18 +25,21 @@ MAX_ITERATIONS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """Observations as columns."""
+    """What was measured, as columns."""
 
-    sums: Array  # [n, 5], in the order of BatchFeatures's fields
     latencies: Array  # [n], milliseconds
     weights: Array  # [n]
     strata: list[Stratum]  # [n]
 
     @classmethod
     def of(cls, observations: Sequence[Observation]) -> Samples:
-        sums = np.array([observation.shape.sums for observation in observations], dtype=np.float64)
         timed = np.array([(each.latency_ms, each.weight) for each in observations], dtype=np.float64)
-        return cls(sums, timed[:, 0], timed[:, 1], [stratum(observation.shape) for observation in observations])
+        return cls(timed[:, 0], timed[:, 1], [stratum(observation.shape) for observation in observations])
+
+
+def rows_of(observations: Sequence[Observation], row: Callable[[BatchFeatures], Sequence[float]]) -> Array:
+    """[n, k]: the ``row`` of each batch."""
+    return np.array([row(observation.shape) for observation in observations], dtype=np.float64)
 
 
 @dataclass(frozen=True, slots=True)

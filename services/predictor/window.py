@@ -1,4 +1,5 @@
-"""Which samples a fit sees: a bounded window that thousands of equal decode steps cannot take over."""
+"""Which samples a fit sees: a bounded window that thousands of equal decode steps cannot take over. What they say of
+themselves: whether there are enough, and how noisy they are."""
 
 from __future__ import annotations
 
@@ -44,6 +45,24 @@ def covers_both_kinds(observations: Iterable[Observation], num_shapes: int) -> b
     has_prefill = any(shape.prefill_requests for shape in shapes.values())
     has_decode = any(shape.decode_requests for shape in shapes.values())
     return len(shapes) >= num_shapes and has_prefill and has_decode
+
+
+def noise_floor(observations: Iterable[Observation]) -> float | None:
+    """The mean absolute deviation of equal batches from their true mean, as a share of it; None where no shape was
+    repeated.
+
+    It is estimated from differences of one repetition to the next, of which the mean is the square root of 2 times
+    that deviation for normal noise: unlike the deviation from a mean of a few repetitions it is not too small, and a
+    machine that has become slower in between does not count as noise.
+    """
+    last: dict[tuple[int, ...], float] = {}
+    differences: list[float] = []
+    for shape, latency_ms, _ in observations:
+        before_ms = last.get(shape.sums)
+        if before_ms is not None:
+            differences.append(abs(latency_ms - before_ms) / ((latency_ms + before_ms) / 2))
+        last[shape.sums] = latency_ms
+    return sum(differences) / len(differences) / math.sqrt(2.0) if differences else None
 
 
 class SampleWindow:

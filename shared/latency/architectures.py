@@ -1,6 +1,7 @@
 """Language models by name: the sizes that decide how long a step takes and how much memory KV needs."""
 
 from dataclasses import dataclass
+from functools import partial
 
 from shared.named import named
 
@@ -44,21 +45,7 @@ class Architecture:
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * HALF_PRECISION_BYTES
 
 
-def _opt(name: str, num_layers: int, hidden_size: int, num_heads: int) -> Architecture:
-    return Architecture(
-        name,
-        num_layers,
-        hidden_size,
-        num_heads,
-        num_heads,
-        4 * hidden_size,
-        50272,
-        2048,
-        num_mlp_matrices=2,
-        ties_embeddings=True,
-    )
-
-
+_opt = partial(Architecture, vocab_size=50272, max_model_len=2048, num_mlp_matrices=2, ties_embeddings=True)
 ARCHITECTURES = {
     architecture.name: architecture
     for architecture in (
@@ -68,8 +55,8 @@ ARCHITECTURES = {
         Architecture("qwen-14b", 40, 5120, 40, 40, 13696, 152064, 8192),
         Architecture("mistral-7b", 32, 4096, 32, 8, 14336, 32000, 32768),  # mistralai/Mistral-7B-v0.1
         Architecture("yi-34b", 60, 7168, 56, 8, 20480, 64000, 4096),  # 01-ai/Yi-34B
-        _opt("opt-13b", 40, 5120, 40),  # facebook/opt-13b
-        _opt("opt-30b", 48, 7168, 56),  # facebook/opt-30b
+        _opt("opt-13b", 40, 5120, 40, 40, 20480),  # facebook/opt-13b
+        _opt("opt-30b", 48, 7168, 56, 56, 28672),  # facebook/opt-30b
         Architecture("llama3-70b", 80, 8192, 64, 8, 28672, 128256, 8192),  # meta-llama/Meta-Llama-3-70B
     )
 }

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from shared.latency.features import BatchFeatures, attention_pairs
-from shared.latency.model import longest_chunk, require_sound
+from shared.latency.model import LatencyModel, require_sound
 
 MAX_TABLE = 1 << 16  # entries; sums beyond it are looked up by bisection
 
@@ -82,7 +82,7 @@ FLAT = Curve()
 
 
 @dataclass(frozen=True)
-class BoostedLatencyModel:
+class BoostedLatencyModel(LatencyModel):
     """T = base + the sum of the curves, in milliseconds. A sum without a curve does not matter.
 
     Raises ValueError for a base that is negative or not finite.
@@ -133,11 +133,6 @@ class BoostedLatencyModel:
         cost += curves.get(Sum.REQUESTS, FLAT).rise(requests, requests + 1)
         cost += curves.get(Sum.PREFILL_REQUESTS, FLAT).rise(n_p, n_p + 1)
         return cost if requests else cost + self.base
-
-    def max_prefill_tokens(
-        self, features: BatchFeatures, num_computed_tokens: int, budget_ms: float, limit: int
-    ) -> int:
-        return longest_chunk(lambda n: self.prefill_cost_ms(features, n, num_computed_tokens), budget_ms, limit)
 
     def scaled(self, factor: float) -> BoostedLatencyModel:
         """The same batches, each ``factor`` times as long."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shared.latency.features import BatchFeatures, attention_pairs
-from shared.latency.model import longest_chunk, require_sound
+from shared.latency.model import LatencyModel, require_sound
 
 BrosCoefficients = tuple[float, float, float, float, float, float]
 
 
 @dataclass(frozen=True, slots=True)
-class BrosLatencyModel:
+class BrosLatencyModel(LatencyModel):
     """T = alpha0 L^n + alpha1 L^n L^a + beta for the prefills of a batch, and the same for its decodes, summed; a phase
     that the batch does not have takes no time. In milliseconds and not negative.
 
@@ -30,7 +30,7 @@ class BrosLatencyModel:
     kv_token: float
 
     def __post_init__(self) -> None:
-        require_sound((name, getattr(self, name)) for name in self.__slots__)
+        require_sound((name, getattr(self, name)) for name in self.__dataclass_fields__)
 
     def coefficients(self) -> BrosCoefficients:
         """beta, alpha0 and alpha1 of the prefills, then of the decodes."""
@@ -55,11 +55,6 @@ class BrosLatencyModel:
         cost_ms = self.prefill_token * num_tokens
         cost_ms += self.prefill_pair * attention_pairs(num_tokens, num_computed_tokens)
         return cost_ms if features.prefill_requests else cost_ms + self.prefill_base
-
-    def max_prefill_tokens(
-        self, features: BatchFeatures, num_computed_tokens: int, budget_ms: float, limit: int
-    ) -> int:
-        return longest_chunk(lambda n: self.prefill_cost_ms(features, n, num_computed_tokens), budget_ms, limit)
 
     def scaled(self, factor: float) -> BrosLatencyModel:
         """The same batches, each ``factor`` times as long."""

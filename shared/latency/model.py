@@ -24,7 +24,8 @@ class LatencyModel(Protocol):
         self, features: BatchFeatures, num_computed_tokens: int, budget_ms: float, limit: int
     ) -> int:
         """The longest chunk, at most ``limit`` tokens, whose marginal cost is within ``budget_ms``; 0 if none:
-        the latency part of get_max_prefill, HyGen Alg. 1 line 15."""
+        the latency part of get_max_prefill, HyGen Alg. 1 line 15. By bisection where a model knows no shorter way."""
+        return longest_chunk(lambda n: self.prefill_cost_ms(features, n, num_computed_tokens), budget_ms, limit)
 
 
 def cheapest_step_ms(model: LatencyModel) -> float:

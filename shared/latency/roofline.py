@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shared.latency.architectures import HALF_PRECISION_BYTES, Architecture, architecture_named
-from shared.latency.devices import Device, device_named
+from shared.latency.architectures import HALF_PRECISION_BYTES, Architecture
+from shared.latency.devices import Device
 from shared.latency.features import BatchFeatures, attention_pairs
 from shared.latency.model import longest_chunk
 
@@ -73,11 +73,6 @@ class RooflineLatencyModel:
             fixed_ms=STEP_OVERHEAD_MS
             + (ALL_REDUCES_PER_LAYER * layers * ALL_REDUCE_MS if tensor_parallel > 1 else 0.0),
         )
-
-    @classmethod
-    def named(cls, model: str, device: str, tensor_parallel: int = 1) -> RooflineLatencyModel:
-        """Raises ValueError that lists the known names."""
-        return cls.of(architecture_named(model), device_named(device), tensor_parallel)
 
     def predict_ms(self, features: BatchFeatures) -> float:
         return self._time_ms(*features.sums)

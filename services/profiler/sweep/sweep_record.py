@@ -39,18 +39,10 @@ class SweepRecord(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, info: ExecutorInfo, measurements: list[MeasuredShape], measured_at_s: float) -> SweepRecord:
         """What a sweep of this executor yields."""
-        return cls(
-            version=VERSION,
-            profile_key=info.profile_key,
-            model=info.spec.model,
-            engine=info.spec.engine,
-            device=info.spec.device,
-            max_num_batched_tokens=info.max_num_batched_tokens,
-            max_num_seqs=info.max_num_seqs,
-            max_model_len=info.spec.max_model_len,
-            measured_at_s=measured_at_s,
-            measurements=measurements,
-        )
+        spec = info.spec
+        limits = (info.max_num_batched_tokens, info.max_num_seqs, spec.max_model_len)
+        ids = (info.profile_key, spec.model, spec.engine, spec.device)
+        return cls(VERSION, *ids, *limits, measured_at_s, measurements)
 
     def covers(self, info: ExecutorInfo) -> bool:
         """False where the executor may run larger batches than were measured."""

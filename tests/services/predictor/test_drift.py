@@ -11,12 +11,12 @@ from services.profiler.simulation.setup import Machine
 from shared.bus import Bus
 from shared.clock import SystemClock
 from shared.latency.features import BatchFeatures
-from shared.latency.roofline import RooflineLatencyModel
 from shared.protocol import subjects
 from shared.protocol.measurements import LatencySample
 from tests.services.profiler.profiling import KEY, model_of, running, until
+from tests.shared.latency.shapes import roofline
 
-GPU = RooflineLatencyModel.named("llama2-7b", "a100-40g")
+GPU = roofline("llama2-7b", "a100-40g")
 NOISE = 0.02
 SLOWDOWN = 1.3
 

@@ -14,13 +14,12 @@ from services.profiler.settings import ProfilerSettings
 from shared.bus import Bus
 from shared.clock import SystemClock
 from shared.latency.model import LatencyModel
-from shared.latency.roofline import RooflineLatencyModel
 from shared.protocol import subjects
 from shared.protocol.budgets import BudgetRecord
 from shared.protocol.executors import ExecutorInfo
 from shared.protocol.latency_models import LatencyModelRecord
 from tests.services.profiler.profiling import running, until
-from tests.shared.latency.shapes import make_shape
+from tests.shared.latency.shapes import make_shape, roofline
 
 
 @pytest.fixture
@@ -60,7 +59,7 @@ async def test_a_real_executor_is_profiled(bus: Bus, tmp_path: Path, executor_pr
 
 
 def _mean_error(model: LatencyModel) -> float:
-    truth = RooflineLatencyModel.named("llama2-7b", "a100-40g")
+    truth = roofline("llama2-7b", "a100-40g")
     batches = [
         make_shape([prefill] if prefill else [], [context] * decodes)
         for prefill in (0, 64, 256, 480)

@@ -1,11 +1,14 @@
-"""Makers of batch shapes, and of samples that a known linear model times."""
+"""Makers of batch shapes, of samples that a known linear model times, and of roofline models."""
 
 import random
 from collections.abc import Iterable
 
 from services.predictor.window import Observation
+from shared.latency.architectures import architecture_named
+from shared.latency.devices import device_named
 from shared.latency.features import BatchFeatures
 from shared.latency.linear import Coefficients, LinearLatencyModel
+from shared.latency.roofline import RooflineLatencyModel
 
 TRUTH: Coefficients = (25.0, 0.8, 2e-3, 3e-4, 2e-8, 1.5, 1.2, 2e-4)
 DRIFTED: Coefficients = (40.0, 1.3, 2e-3, 3e-4, 2e-8, 1.5, 1.2, 2e-4)
@@ -39,3 +42,8 @@ def timed(
     shapes: list[BatchFeatures], rng: random.Random, noise: float, truth: Coefficients = TRUTH
 ) -> list[Observation]:
     return [Observation(shape, predict(truth, shape) * rng.gauss(1.0, noise)) for shape in shapes]
+
+
+def roofline(model: str, device: str, tensor_parallel: int = 1) -> RooflineLatencyModel:
+    """Raises ValueError that lists the known names."""
+    return RooflineLatencyModel.of(architecture_named(model), device_named(device), tensor_parallel)

@@ -1,6 +1,7 @@
 """The boosted model: curves, marginal costs that are differences, the longest chunk, and its way over the bus."""
 
 import math
+from copy import copy
 
 import pytest
 from hypothesis import given
@@ -51,7 +52,7 @@ def test_a_curve_is_the_sum_of_its_steps_and_goes_on_beyond(curve: Curve) -> Non
 def test_a_marginal_cost_is_the_difference_of_two_predictions(
     model: BoostedLatencyModel, features: BatchFeatures, num_tokens: int, num_computed: int
 ) -> None:
-    with_prefill, with_decode = features.copy(), features.copy()
+    with_prefill, with_decode = copy(features), copy(features)
     with_prefill.add_prefill(num_tokens, num_computed)
     with_decode.add_decode(num_tokens)
     before = model.predict_ms(features)

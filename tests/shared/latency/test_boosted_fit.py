@@ -18,14 +18,14 @@ from services.profiler.simulation.setup import Machine
 from shared.latency.boosted import BoostedLatencyModel
 from shared.latency.features import BatchFeatures
 from shared.latency.roofline import RooflineLatencyModel
-from tests.shared.latency.shapes import make_shape, varied_shapes
+from tests.shared.latency.shapes import make_shape, roofline, varied_shapes
 
 MEAN_DEVIATION = 0.798  # of a normal distribution, in sigmas
 MACHINES = {"llama2-7b": "a100-40g", "qwen-14b": "a40", "llama3.1-8b": "h100"}
 
 
 def truth_of(model: str) -> RooflineLatencyModel:
-    return RooflineLatencyModel.named(model, MACHINES[model])
+    return roofline(model, MACHINES[model])
 
 
 @cache

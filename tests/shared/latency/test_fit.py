@@ -11,15 +11,13 @@ from services.predictor import regression
 from services.predictor.boosted_fit import fit_boosted
 from services.predictor.fit import Fit, bias, calibrated, fit_best, is_material, mean_relative_error, surely_better
 from services.predictor.linear_fit import fit_bros, fit_linear
-from services.predictor.noise import noise_floor
-from services.predictor.window import Observation
+from services.predictor.window import Observation, noise_floor
 from shared.latency.boosted import BoostedLatencyModel
 from shared.latency.linear import LinearLatencyModel
 from shared.latency.model import LatencyModel
-from shared.latency.roofline import RooflineLatencyModel
-from tests.shared.latency.shapes import DRIFTED, TRUTH, make_shape, timed, varied_shapes
+from tests.shared.latency.shapes import DRIFTED, TRUTH, make_shape, roofline, timed, varied_shapes
 
-ROOFLINE = RooflineLatencyModel.named("llama2-7b", "a100-40g")
+ROOFLINE = roofline("llama2-7b", "a100-40g")
 NO_LIMIT_US = 1e6
 
 

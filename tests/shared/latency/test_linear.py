@@ -1,6 +1,7 @@
 """Eq. 1's linear model: marginal costs, the longest chunk that fits, and the running sums."""
 
 import math
+from copy import copy
 
 import pytest
 from hypothesis import given
@@ -29,7 +30,7 @@ def batches(draw: st.DrawFn) -> BatchFeatures:
 
 def check_marginal_costs(model: LatencyModel, features: BatchFeatures, num_tokens: int, num_computed: int) -> None:
     before = model.predict_ms(features)
-    with_prefill, with_decode = features.copy(), features.copy()
+    with_prefill, with_decode = copy(features), copy(features)
     with_prefill.add_prefill(num_tokens, num_computed)
     with_decode.add_decode(num_tokens)
     for cost, after in (
@@ -128,7 +129,7 @@ def test_a_chunk_late_in_a_prompt_takes_longer_and_two_chunks_have_the_pairs_of_
 
 @given(batches(), st.lists(st.tuples(st.booleans(), token_counts, contexts), min_size=1, max_size=8))
 def test_remove_undoes_add(features: BatchFeatures, changes: list[tuple[bool, int, int]]) -> None:
-    before = features.copy()
+    before = copy(features)
     for is_prefill, num_tokens, num_computed in changes:
         if is_prefill:
             features.add_prefill(num_tokens, num_computed)
@@ -148,7 +149,7 @@ def test_more_work_never_takes_less_time(
     model: LinearLatencyModel, features: BatchFeatures, num_tokens: int, num_computed: int
 ) -> None:
     base = model.predict_ms(features)
-    with_prefill, with_decode = features.copy(), features.copy()
+    with_prefill, with_decode = copy(features), copy(features)
     with_prefill.add_prefill(num_tokens, num_computed)
     with_decode.add_decode(num_tokens)
     assert model.predict_ms(with_prefill) >= base

@@ -1,5 +1,6 @@
 """Roofline models: monotone, marginal costs that are differences, memory that adds up, names that are known."""
 
+from copy import copy
 from dataclasses import replace
 
 import pytest
@@ -10,11 +11,11 @@ from shared.latency.architectures import ARCHITECTURES, architecture_named
 from shared.latency.devices import DEVICES, device_named
 from shared.latency.features import BatchFeatures
 from shared.latency.roofline import MEMORY_SHARE, RooflineLatencyModel, num_kv_blocks
-from tests.shared.latency.shapes import make_shape
+from tests.shared.latency.shapes import make_shape, roofline
 
 MODELS = st.builds(
-    RooflineLatencyModel.named, st.sampled_from(sorted(ARCHITECTURES)), st.sampled_from(sorted(DEVICES)), st.just(2)
-) | st.just(RooflineLatencyModel.named("llama2-7b", "a100-40g"))
+    roofline, st.sampled_from(sorted(ARCHITECTURES)), st.sampled_from(sorted(DEVICES)), st.just(2)
+) | st.just(roofline("llama2-7b", "a100-40g"))
 FEATURES = st.builds(
     lambda chunks, contexts: make_shape(chunks, contexts),
     st.lists(st.tuples(st.integers(1, 2048), st.integers(0, 8192)), max_size=4),
@@ -41,7 +42,7 @@ def test_sizes_are_the_published_ones(name: str) -> None:
 
 @given(MODELS, FEATURES, st.integers(2, 8192))
 def test_a_decode_costs_the_difference(model: RooflineLatencyModel, features: BatchFeatures, context: int) -> None:
-    after = features.copy()
+    after = copy(features)
     after.add_decode(context)
     cost = model.decode_cost_ms(features, context)
     assert cost > 0
@@ -52,7 +53,7 @@ def test_a_decode_costs_the_difference(model: RooflineLatencyModel, features: Ba
 def test_a_chunk_costs_the_difference(
     model: RooflineLatencyModel, features: BatchFeatures, tokens: int, context: int
 ) -> None:
-    after = features.copy()
+    after = copy(features)
     after.add_prefill(tokens, context)
     cost = model.prefill_cost_ms(features, tokens, context)
     assert model.predict_ms(features) + cost == pytest.approx(model.predict_ms(after))
@@ -71,7 +72,7 @@ def test_the_longest_chunk_is_the_longest(
 
 def test_the_chunks_of_a_prompt_attend_to_all_of_it() -> None:
     """Their attention computes what one step over the whole prompt would."""
-    model = RooflineLatencyModel.named("llama2-7b", "a100-40g")
+    model = roofline("llama2-7b", "a100-40g")
     whole, parts = BatchFeatures(), [BatchFeatures() for _ in range(8)]
     whole.add_prefill(4096, 0)
     for number, part in enumerate(parts):
@@ -83,12 +84,12 @@ def test_the_chunks_of_a_prompt_attend_to_all_of_it() -> None:
 
 
 def test_an_empty_batch_takes_no_time() -> None:
-    assert RooflineLatencyModel.named("yi-34b", "h200").predict_ms(BatchFeatures()) == 0.0
+    assert roofline("yi-34b", "h200").predict_ms(BatchFeatures()) == 0.0
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_one_decode_reads_the_weights_and_a_long_prompt_computes(device: str) -> None:
-    figures, model = DEVICES[device], RooflineLatencyModel.named("llama2-7b", device)
+    figures, model = DEVICES[device], roofline("llama2-7b", device)
     weight_bytes = ARCHITECTURES["llama2-7b"].parameters * 2
     assert model.predict_ms(BatchFeatures(0, 0, 100, 1)) > weight_bytes * 0.97 / figures.memory_bytes_per_s * 1e3
     flops = 2 * ARCHITECTURES["llama2-7b"].parameters * 4096 * 0.97
@@ -97,7 +98,7 @@ def test_one_decode_reads_the_weights_and_a_long_prompt_computes(device: str) ->
 
 def test_more_gpus_take_less_time_but_not_half() -> None:
     batch = make_shape([2048], [1000] * 40)
-    alone, shared = (RooflineLatencyModel.named("yi-34b", "a100-80g", tp).predict_ms(batch) for tp in (1, 2))
+    alone, shared = (roofline("yi-34b", "a100-80g", tp).predict_ms(batch) for tp in (1, 2))
     assert alone / 2 < shared < alone
     slow_link = replace(device_named("a100-80g"), link_bytes_per_s=10e9)
     assert RooflineLatencyModel.of(architecture_named("yi-34b"), slow_link, 2).predict_ms(batch) > shared
@@ -113,16 +114,16 @@ def test_blocks_and_weights_fill_the_memory(model: str, device: str, tp: int) ->
 
 
 def test_kv_heads_are_repeated_where_there_are_too_few() -> None:
-    per_token = [RooflineLatencyModel.named("llama3.1-8b", "h200", tp).ms_per_kv_token for tp in (4, 8, 16)]
+    per_token = [roofline("llama3.1-8b", "h200", tp).ms_per_kv_token for tp in (4, 8, 16)]
     assert per_token[0] > per_token[1] == per_token[2]
 
 
 def test_what_cannot_be_is_said() -> None:
     with pytest.raises(ValueError, match=r"unknown model 'gpt'; known: llama2-7b, llama3.1-8b, qwen-14b"):
-        RooflineLatencyModel.named("gpt", "a40")
+        roofline("gpt", "a40")
     with pytest.raises(ValueError, match=r"unknown device 'tpu'; known: a100-40g, a100-80g, a40, h100, h200"):
-        RooflineLatencyModel.named("yi-34b", "tpu")
+        roofline("yi-34b", "tpu")
     with pytest.raises(ValueError, match="cannot be shared by 3 GPUs"):
-        RooflineLatencyModel.named("llama2-7b", "a40", 3)
+        roofline("llama2-7b", "a40", 3)
     with pytest.raises(ValueError, match="share it among more GPUs"):
         num_kv_blocks(architecture_named("yi-34b"), device_named("a40"), 1, 16)
