@@ -22,7 +22,7 @@ from services.profiler.simulation.setup import Machine as Machine
 from services.profiler.simulation.simulation import tell
 from services.profiler.simulation.virtual_phase import VirtualPhase
 from services.profiler.simulation.workload import SimulatedWorkload
-from services.profiler.slo.outcome import TrialOutcome
+from services.profiler.slo.search import TrialOutcome
 from services.profiler.slo.simulated import SimulatedTrials, search_slos
 from shared.latency.features import BatchFeatures
 from shared.latency.model import LatencyModel

@@ -98,7 +98,10 @@ class Predictor(Service):
             return
         self._counts["samples"] += 1
         if sample.step > 0:  # a sweep's shapes are all that may come, not what does
-            self._watch(kind, sample)
+            drift = kind.watch(sample.shape, sample.latency_ms, self._clock.unix_s())
+            if drift is not None:
+                ids = {"profile_key": sample.profile_key, "executor_id": sample.executor_id}
+                logger.warning("steps drifted from the model", extra={**ids, "ratio": round(drift.ratio, 3)})
         if self._is_due(kind):
             self._arrived.set()
 
@@ -108,12 +111,6 @@ class Predictor(Service):
         except (BusError, msgspec.DecodeError) as error:
             return Prediction(error=f"the executors cannot be read: {error}")
         return answer(asked, self._kinds, executors)
-
-    def _watch(self, kind: WatchedKind, sample: LatencySample) -> None:
-        drift = kind.watch(sample.shape, sample.latency_ms, self._clock.unix_s())
-        if drift is not None:
-            ids = {"profile_key": sample.profile_key, "executor_id": sample.executor_id}
-            logger.warning("steps drifted from the model", extra={**ids, "ratio": round(drift.ratio, 3)})
 
     async def _refit(self, profile_key: str, kind: WatchedKind) -> None:
         kind.has_news = False

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import cast
 
 from services.profiler.settings import ProfilerSettings
@@ -49,7 +49,6 @@ class Profiler(Service):
         self._first_confirm_s = first_confirm_s
         self._files = SweepFiles(settings.profiles_dir())
         self._load = LoadWatch(bus)
-        self._has_slos = bool(settings.slo)
         self._slo_budgets = SloBudgets(bus, settings, clock)
         self._progress = SweepProgress()
         self._registered: asyncio.Queue[ExecutorInfo] = asyncio.Queue(MAX_QUEUED)
@@ -170,28 +169,25 @@ class Profiler(Service):
 
     async def _model_appears(self, profile_key: str, timeout_s: float) -> bool:
         models = cast(AsyncGenerator[Entry[LatencyModelRecord] | None, None], self._models.watch())
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s), aclosing(models):
                 async for entry in models:
                     if entry is not None and entry.key == profile_key and entry.value is not None:
                         return True
-        except TimeoutError:
-            pass
         return False
 
     async def _publish_budget(self, info: ExecutorInfo) -> None:
         await self._slo_budgets.admit(info)
-        if self._has_slos:
+        if self._settings.slo:
             return
         profile_key = info.profile_key
         fixed_ms = info.strategy.budget_ms
         source = BudgetSource.FIXED if fixed_ms > 0 else BudgetSource.TARGET_TBT
         budget_ms = fixed_ms or self._settings.target_tbt_ms
         budget = BudgetRecord(profile_key, budget_ms, source, info.strategy.idle_budget_ms)
-        try:
+        published = None
+        with suppress(NotFoundOnBusError):
             published = (await self._budgets.get(profile_key)).value
-        except NotFoundOnBusError:
-            published = None
         if published is not None and profile_key in self._budgeted:
             return  # perhaps what a live search has found since
         self._budgeted.add(profile_key)

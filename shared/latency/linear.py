@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from operator import mul
 
 from shared.latency.features import BatchFeatures, attention_pairs
 from shared.latency.model import longest_chunk, require_sound
@@ -47,21 +48,14 @@ class LinearLatencyModel:
 
     def coefficients(self) -> Coefficients:
         """In the order of ``feature_row``."""
-        return (
-            self.base,
-            self.prefill_token,
-            self.kv_token,
-            self.prefill_square,
-            self.kv_square,
-            self.prefill_request,
-            self.decode_request,
-            self.prefill_pair,
-        )
+        sums = (self.prefill_token, self.kv_token, self.prefill_square, self.kv_square)
+        return (self.base, *sums, self.prefill_request, self.decode_request, self.prefill_pair)
 
     def predict_ms(self, features: BatchFeatures) -> float:
         if features.is_empty:
             return 0.0
-        return sum(weight * value for weight, value in zip(self.coefficients(), feature_row(features), strict=True))
+        latency_ms: float = sum(map(mul, self.coefficients(), feature_row(features)))
+        return latency_ms
 
     def decode_cost_ms(self, features: BatchFeatures, context_len: int) -> float:
         s_d = features.decode_kv_tokens

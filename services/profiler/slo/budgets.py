@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 
 from loadgen.errors import SloError
 from loadgen.report.slo import Slo, parse_slo, parse_slos
@@ -88,7 +89,9 @@ class SloBudgets:
             self._published.pop(info.profile_key, None)  # the bus may have lost its store
             await self._publish(keeper)
             return
-        record = await self._earlier_record(info.profile_key)
+        record = None
+        with suppress(NotFoundOnBusError):
+            record = (await self._profiles.get(self._key(info.profile_key))).value if self._slos else None
         keeper = SloKeeper(info, self._slos, self._settings, self._clock.monotonic_s(), self._clock.unix_s())
         keeper.model = self._latency_models.get(info.profile_key)
         if record is not None:
@@ -106,12 +109,6 @@ class SloBudgets:
             "slos": ", ".join(slo.expr for slo in self._slos),
             "slo_states": ", ".join(f"{status.profile_key}: {status.state}" for status in statuses),
         }
-
-    async def _earlier_record(self, profile_key: str) -> SloProfileRecord | None:
-        try:
-            return (await self._profiles.get(self._key(profile_key))).value if self._slos else None
-        except NotFoundOnBusError:
-            return None
 
     def _key(self, profile_key: str) -> str:
         return slo_profile_key(profile_key, (slo.expr for slo in self._slos), Knob.BUDGET_MS)

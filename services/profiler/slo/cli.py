@@ -1,19 +1,22 @@
-"""``slackwater profile``: the options of a search, and one by runs on a GPU that is not there."""
+"""``slackwater profile``: the options of a search, one by runs on a GPU that is not there, and its progress on stderr."""
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.progress import Progress, TaskID
 
 from loadgen.cli import is_shown
 from loadgen.errors import SloError
 from loadgen.options import JsonFileOption, ProgressOption, WorkloadOptions
+from loadgen.progress import NoProgress, ReplayProgress, bars_on
 from loadgen.report.slo import Slo, parse_slo
 from services.profiler.simulation.cli import MachineOptions, run_until_stopped, value_errors_as_named
 from services.profiler.simulation.workload import SimulatedWorkload
-from services.profiler.slo.progress import trial_progress_on
 from services.profiler.slo.search import DEFAULT_PRECISION, SloSearch
 from services.profiler.slo.simulated import SimulatedTrials, run_search
 from services.profiler.slo.workload import workload_facts
@@ -69,3 +72,38 @@ def profile_simulated(
     facts = workload_facts(plan.trace or "", prepared.requests, duration_s, plan.prompt_file or "", lengths)
     record = search.record(f"{setup.spec.model}-{setup.spec.device}", facts, "simulator", time.time(), why="asked")
     return record, stopped_by
+
+
+class TrialProgress(NoProgress):
+    """The run that is under way: a bar of its online requests, since those make a run's length, or a line when it
+    begins."""
+
+    def __init__(self, console: Console, bar: Progress | None) -> None:
+        self._console = console
+        self._bar = bar
+        self._task = bar.add_task("", total=None, facts="") if bar else TaskID(0)
+        self._num_runs = 0
+
+    def phase(self, name: str, num_requests: int, backlog: int) -> None:
+        self._num_runs += 1
+        title = f"run {self._num_runs}: {name}"
+        if self._bar:
+            self._bar.reset(self._task, total=num_requests, description=title)
+        else:
+            self._console.print(title, markup=False)
+
+    def online(self, sent: int, finished: int, failed: int) -> None:
+        if self._bar:
+            self._bar.update(self._task, completed=finished)
+
+
+@contextmanager
+def trial_progress_on(console: Console, shown: bool) -> Iterator[ReplayProgress]:
+    """On the console, or nothing."""
+    if not shown:
+        yield NoProgress()
+    elif not console.is_terminal:
+        yield TrialProgress(console, None)
+    else:
+        with bars_on(console, transient=True) as bar:
+            yield TrialProgress(console, bar)

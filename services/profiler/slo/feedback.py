@@ -96,18 +96,15 @@ class BudgetFeedback:
         return now_s - window.checked_s >= wait_s and self._on_quiet(now_s)
 
     def _on_broken(self, now_s: float, cut: float) -> bool:
-        offline_ran = self._window.offline_ran
-        self._num_quiet = 0
-        self.is_broken_alone = not offline_ran
-        if not offline_ran:
+        self._num_quiet, self.is_broken_alone, is_other = 0, not self._window.offline_ran, False
+        if self.is_broken_alone:
             self._learn_alone()
+        else:
+            self._broke_ms, self._broke_s = self.budget_ms, now_s
+            is_other = self._change(now_s, max(self._floor_ms, self.budget_ms * cut))
+        if not is_other:
             self._renew(now_s)
-            return False
-        self._broke_ms, self._broke_s = self.budget_ms, now_s
-        if not self._change(now_s, max(self._floor_ms, self.budget_ms * cut)):
-            self._renew(now_s)
-            return False
-        return True
+        return is_other
 
     def _on_quiet(self, now_s: float) -> bool:
         self.is_broken_alone = False

@@ -61,18 +61,17 @@ class SloKeeper:
         """Offline requests that are there now; the last that were seen are remembered."""
         self._offline = lengths or self._offline
 
-    def is_check_due(self, now_s: float) -> bool:
-        """Once in a while there is a look for drift; before the first search more often."""
-        return now_s >= self._next_check_s
-
     def search_because(self, now_s: float, unix_s: float) -> str:
-        """Why a search is due; empty where none is."""
-        if self.is_searching or self.model is None or not self.is_check_due(now_s):
+        """Why a search is due; empty where none is. Once in a while there is a look for drift; before the first search
+        more often."""
+        if self.is_searching or self.model is None or now_s < self._next_check_s:
             return ""
         waits = self.record is None and not self._failure
-        self._next_check_s = now_s if waits else now_s + self._settings.slo_check_s
-        workload = self.online.workload(unix_s)
-        if workload is None or not self._is_enough(workload):
+        settings, workload = self._settings, self.online.workload(unix_s)
+        self._next_check_s = now_s if waits else now_s + settings.slo_check_s
+        if workload is None or len(workload.requests) < settings.slo_min_requests:
+            return ""
+        if workload.duration_s < settings.slo_min_s:
             return ""
         return self._drift(workload) if self.record is not None else "first"
 
@@ -103,8 +102,7 @@ class SloKeeper:
     ) -> None:
         """A search ended, with this model, or a record of an earlier one was found. What feedback has learned stays: a
         budget that it has cut goes up slowly, and what the machine takes alone beyond the simulator's figure."""
-        cut = self._feedback is not None and self._feedback.share < 1.0
-        held_ms = self._feedback.budget_ms if cut and self._feedback is not None else math.inf
+        held_ms = self._feedback.budget_ms if self._feedback is not None and self._feedback.share < 1.0 else math.inf
         measured_alone_ms = {target.slo.expr: target.measured_alone_ms for target in self._targets}
         self.record, self._profiled_model, self._failure = record, model, ""
         self._next_check_s = now_s + max(self._settings.slo_check_s, REST * took_s)
@@ -114,9 +112,9 @@ class SloKeeper:
             self._targets = [
                 Target(slo, alone_ms[slo.expr], measured_alone_ms.get(slo.expr, 0.0)) for slo in self._slos
             ]
-            self._feedback = BudgetFeedback(
-                record.value, self._floor_ms(), self._targets, now_s, min(1.0, held_ms / record.value)
-            )
+            cheapest_ms = cheapest_step_ms(self.model.record.latency_model()) if self.model else NO_OFFLINE_WORK_MS
+            share = min(1.0, held_ms / record.value)
+            self._feedback = BudgetFeedback(record.value, 0.99 * cheapest_ms, self._targets, now_s, share)
 
     def correct(self, now_s: float) -> None:
         """Once a second: let what users got since the last call correct the budget."""
@@ -150,10 +148,6 @@ class SloKeeper:
             note=self._note(unix_s),
         )
 
-    def _is_enough(self, workload: Workload) -> bool:
-        settings = self._settings
-        return len(workload.requests) >= settings.slo_min_requests and workload.duration_s >= settings.slo_min_s
-
     def _drift(self, workload: Workload) -> str:
         assert self.record is not None and self.model is not None
         then = self.record.workload
@@ -166,12 +160,6 @@ class SloKeeper:
             return ""
         changed = model_drift(self.model.record, self._profiled_model, self.record.workload, self.info)
         return f"model drift: {changed}" if changed else ""
-
-    def _floor_ms(self) -> float:
-        """Just below the cheapest step."""
-        if self.model is None:
-            return NO_OFFLINE_WORK_MS
-        return 0.99 * cheapest_step_ms(self.model.record.latency_model())
 
     def _state(self) -> SloState:
         if self.record is not None:

@@ -9,8 +9,7 @@ from loadgen.client.openai_client import OpenAIClient
 from loadgen.errors import ServerError, WorkloadError
 from loadgen.progress import RenamedProgress, ReplayProgress
 from loadgen.replay import Replay, ReplayPlan
-from services.profiler.slo.outcome import TrialOutcome
-from services.profiler.slo.search import ONLINE_ONLY, SloSearch, Span
+from services.profiler.slo.search import ONLINE_ONLY, SloSearch, Span, TrialOutcome
 from shared.bus import Bucket, Bus
 from shared.errors import NotFoundOnBusError
 from shared.latency.features import BatchFeatures

@@ -12,8 +12,7 @@ from loadgen.report.slo import Slo
 from services.profiler.simulation.simulation import tell
 from services.profiler.simulation.virtual_phase import VirtualPhase
 from services.profiler.simulation.workload import SimulatedWorkload
-from services.profiler.slo.outcome import TrialOutcome
-from services.profiler.slo.search import DEFAULT_PRECISION, ONLINE_ONLY, SloSearch, Span
+from services.profiler.slo.search import DEFAULT_PRECISION, ONLINE_ONLY, SloSearch, Span, TrialOutcome
 from shared.latency.model import cheapest_step_ms
 from shared.protocol.slo_profile import Knob
 from shared.scheduling.strategy import Strategy

@@ -5,7 +5,7 @@ from rich.console import Console
 from rich.table import Table
 
 from services.profiler.slo.search import ONLINE_ONLY
-from shared.protocol.slo_profile import Knob, SloProfileRecord, SloVerdict, Trial, WorkloadFacts
+from shared.protocol.slo_profile import Knob, SloProfileRecord, SloVerdict, Trial
 
 NAMES = {Knob.BUDGET_MS: "latency budget", Knob.OFFLINE_QPS: "offline rate"}
 UNITS = {Knob.BUDGET_MS: "ms", Knob.OFFLINE_QPS: "requests/s"}
@@ -25,7 +25,13 @@ def print_profile(console: Console, record: SloProfileRecord, partial: bool = Fa
 def describe_workload(record: SloProfileRecord) -> str:
     """Where the figures come from."""
     facts = record.workload
-    return f"{record.profile_key}, {record.runs_on}: {_online(facts)}{_offline(facts)}"
+    told = f"{record.profile_key}, {record.runs_on}: {facts.requests} requests of {facts.source}"
+    told += f" in {facts.duration_s:g} s{_lengths(facts.input_tokens_mean, facts.output_tokens_mean)}"
+    if facts.offline:
+        told += f", beside {facts.offline}"
+    if facts.offline and facts.offline_input_tokens_mean:
+        told += _lengths(facts.offline_input_tokens_mean, facts.offline_output_tokens_mean)
+    return told
 
 
 def trial_table(record: SloProfileRecord) -> Table:
@@ -61,18 +67,8 @@ def answer(record: SloProfileRecord, partial: bool = False) -> str:
     return f"largest {name} that keeps the SLOs{so_far}: {found}"
 
 
-def _online(facts: WorkloadFacts) -> str:
-    lengths = f"{facts.input_tokens_mean:.0f} tokens in, {facts.output_tokens_mean:.0f} out"
-    return f"{facts.requests} requests of {facts.source} in {facts.duration_s:g} s ({lengths})"
-
-
-def _offline(facts: WorkloadFacts) -> str:
-    if not facts.offline:
-        return ""
-    if not facts.offline_input_tokens_mean:
-        return f", beside {facts.offline}"
-    lengths = f"{facts.offline_input_tokens_mean:.0f} tokens in, {facts.offline_output_tokens_mean:.0f} out"
-    return f", beside {facts.offline} ({lengths})"
+def _lengths(input_mean: float, output_mean: float) -> str:
+    return f" ({input_mean:.0f} tokens in, {output_mean:.0f} out)"
 
 
 def _missed(verdict: SloVerdict) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from itertools import islice, zip_longest
+from typing import TypeVar
 
 from shared.protocol.executors import ExecutorInfo
 from shared.protocol.measurements import MeasureShape, PrefillChunk
@@ -13,7 +14,9 @@ REPEATS = 2
 NUM_CONTINUED = 8
 NUM_MIXED = 14
 
+T = TypeVar("T")
 Prefills = list[PrefillChunk]
+Batch = tuple[Prefills, list[int]]  # the latter: context lengths of its decodes
 
 
 def warm_up_shape(info: ExecutorInfo) -> MeasureShape:
@@ -29,14 +32,9 @@ def sweep_shapes(info: ExecutorInfo) -> list[MeasureShape]:
     prefills = list(_prefills(info))
     continued = list(islice(_continued(info), NUM_CONTINUED))
     decodes = list(_decodes(info))
-    mixed = list(islice(_mixed(_alternating(prefills, continued), decodes, info), NUM_MIXED))
-    rounds = zip_longest(
-        _as_shapes((p, []) for p in prefills),
-        _as_shapes(([], d) for d in decodes),
-        _as_shapes((p, []) for p in continued),
-        _as_shapes(mixed),
-    )
-    return [shape for one_round in rounds for shape in one_round if shape is not None]
+    mixed = islice(_mixed(_in_turn(prefills, continued), decodes, info), NUM_MIXED)
+    alone: list[list[Batch]] = [[(p, []) for p in prefills], [([], d) for d in decodes], [(p, []) for p in continued]]
+    return [MeasureShape(prefills, lens, REPEATS) for prefills, lens in _in_turn(*alone, mixed)]
 
 
 def fits(shape: MeasureShape, info: ExecutorInfo) -> bool:
@@ -55,10 +53,6 @@ def fits(shape: MeasureShape, info: ExecutorInfo) -> bool:
 def num_tokens(shape: MeasureShape) -> int:
     """Tokens that one step computes."""
     return sum(chunk.num_tokens for chunk in shape.prefills) + len(shape.decode_context_lens)
-
-
-def _as_shapes(lens: Iterable[tuple[Prefills, list[int]]]) -> Iterator[MeasureShape]:
-    return (MeasureShape(prefills, context_lens, REPEATS) for prefills, context_lens in lens)
 
 
 def _prefills(info: ExecutorInfo) -> Iterator[Prefills]:
@@ -96,12 +90,8 @@ def _decodes(info: ExecutorInfo) -> Iterator[list[int]]:
             yield lens
 
 
-def _mixed(
-    prefills: list[Prefills], decodes: list[list[int]], info: ExecutorInfo
-) -> Iterator[tuple[Prefills, list[int]]]:
+def _mixed(prefills: list[Prefills], decodes: list[list[int]], info: ExecutorInfo) -> Iterator[Batch]:
     """Pairs that fit one step, walking both lists at once so that sizes vary."""
-    if not prefills or not decodes:
-        return
     for offset in range(len(decodes)):
         for index, chunks in enumerate(prefills):
             pair = (chunks, decodes[(index + offset) % len(decodes)])
@@ -109,9 +99,9 @@ def _mixed(
                 yield pair
 
 
-def _alternating(first: list[Prefills], second: list[Prefills]) -> list[Prefills]:
-    """One of each in turn, as far as they go."""
-    return [each for pair in zip_longest(first, second) for each in pair if each is not None]
+def _in_turn(*kinds: Iterable[T]) -> list[T]:
+    """One of each kind in turn, as far as they go."""
+    return [each for one_round in zip_longest(*kinds) for each in one_round if each is not None]
 
 
 def _levels(smallest: int, largest: int, factor: int) -> list[int]:

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from services.profiler.sweep.load_watch import LoadWatch
 from services.profiler.sweep.shapes import num_tokens, sweep_shapes, warm_up_shape
@@ -37,39 +38,33 @@ class NothingMeasuredError(SlackwaterError):
     """An executor refused every shape, or was too slow for any."""
 
 
+@dataclass
 class Sweep:
     """Measures one executor; each measurement goes to the predictor as it comes."""
 
-    def __init__(
-        self,
-        bus: Bus,
-        load: LoadWatch,
-        clock: Clock,
-        info: ExecutorInfo,
-        on_progress: Progress,
-        limit_s: float = LIMIT_S,
-        silence_s: float = SILENCE_S,
-    ) -> None:
-        self._bus = bus
-        self._load = load
-        self._clock = clock
-        self._info = info
-        self._on_progress = on_progress
-        self._silence_s = silence_s
-        self._end_s = clock.monotonic_s() + limit_s
-        self._measured: list[MeasuredShape] = []
-        self._best_ms_per_token: float | None = None
+    bus: Bus
+    load: LoadWatch
+    clock: Clock
+    info: ExecutorInfo
+    on_progress: Progress
+    limit_s: float = LIMIT_S
+    silence_s: float = SILENCE_S
+    _measured: list[MeasuredShape] = field(init=False, default_factory=list)
+    _best_ms_per_token: float | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        self._end_s = self.clock.monotonic_s() + self.limit_s
 
     async def run(self) -> list[MeasuredShape]:
         """In the order of ``sweep_shapes``, as far as the time goes.
 
         Raises ExecutorSilentError, ExecutorBusyError and NothingMeasuredError.
         """
-        shapes = sweep_shapes(self._info)
+        shapes = sweep_shapes(self.info)
         self._log("sweep started", 0, len(shapes))
-        await self._measure(warm_up_shape(self._info))
+        await self._measure(warm_up_shape(self.info))
         for done, shape in enumerate(shapes):
-            self._on_progress(done, len(shapes))
+            self.on_progress(done, len(shapes))
             if done and done % PROGRESS_EVERY == 0:
                 self._log("sweep goes on", done, len(shapes))
             if self._expected_s(shape) >= self._left_s():
@@ -78,8 +73,8 @@ class Sweep:
             if measured is not None:
                 await self._keep(shape, measured)
         if not self._measured:
-            raise NothingMeasuredError(f"executor {self._info.executor_id} ran none of {len(shapes)} shapes")
-        self._on_progress(len(shapes), len(shapes))
+            raise NothingMeasuredError(f"executor {self.info.executor_id} ran none of {len(shapes)} shapes")
+        self.on_progress(len(shapes), len(shapes))
         self._log("sweep ended", len(self._measured), len(shapes))
         return self._measured
 
@@ -87,7 +82,7 @@ class Sweep:
         self._measured.append(measured)
         rate = min(measured.latencies_ms) / num_tokens(shape)
         self._best_ms_per_token = min(rate, self._best_ms_per_token or rate)
-        await publish_samples(self._bus, self._info, [measured])
+        await publish_samples(self.bus, self.info, [measured])
 
     async def _measure(self, shape: MeasureShape) -> MeasuredShape | None:
         """None where the executor cannot run this shape, or the time is up."""
@@ -96,23 +91,23 @@ class Sweep:
             if measured is None or measured.latencies_ms:
                 return measured
             if measured.error != BUSY:
-                logger.info("shape refused", extra={"executor_id": self._info.executor_id, "why": measured.error})
+                logger.info("shape refused", extra={"executor_id": self.info.executor_id, "why": measured.error})
                 return None
             await self._wait_idle()
         return None
 
     async def _ask(self, shape: MeasureShape) -> MeasuredShape | None:
         """None where a live executor is too slow for it."""
-        executor_id = self._info.executor_id
+        executor_id = self.info.executor_id
         timeout_s = self._left_s() + GRACE_S
         asking = asyncio.create_task(
-            self._bus.request(subjects.measure(executor_id), shape, MeasuredShape, timeout_s), name="measure"
+            self.bus.request(subjects.measure(executor_id), shape, MeasuredShape, timeout_s), name="measure"
         )
-        silent = asyncio.create_task(self._load.wait_silent(executor_id, self._silence_s), name="silent")
+        silent = asyncio.create_task(self.load.wait_silent(executor_id, self.silence_s), name="silent")
         try:
             await asyncio.wait((asking, silent), return_when=asyncio.FIRST_COMPLETED)
             if not asking.done():
-                raise ExecutorSilentError(f"executor {executor_id} gave no heartbeat for {self._silence_s:g} s")
+                raise ExecutorSilentError(f"executor {executor_id} gave no heartbeat for {self.silence_s:g} s")
             return asking.result()
         except NoResponderError as error:
             if self._left_s() > 0:
@@ -126,20 +121,20 @@ class Sweep:
         """Until the time is up. Raises ExecutorBusyError where what was measured until then is too little."""
         try:
             async with asyncio.timeout(max(0.0, self._left_s())):
-                await self._load.wait_idle(self._info.executor_id)
+                await self.load.wait_idle(self.info.executor_id)
         except TimeoutError:
             if len(self._measured) < ENOUGH_SHAPES:
-                raise ExecutorBusyError(f"executor {self._info.executor_id} was not idle long enough") from None
+                raise ExecutorBusyError(f"executor {self.info.executor_id} was not idle long enough") from None
 
     def _expected_s(self, shape: MeasureShape) -> float:
         """By the best rate so far, which small shapes, dominated by the fixed cost, overstate."""
         return (self._best_ms_per_token or 0.0) * num_tokens(shape) * shape.repeats / 1e3
 
     def _left_s(self) -> float:
-        return self._end_s - self._clock.monotonic_s()
+        return self._end_s - self.clock.monotonic_s()
 
     def _log(self, event: str, done: int, total: int) -> None:
-        ids = {"executor_id": self._info.executor_id, "profile_key": self._info.profile_key}
+        ids = {"executor_id": self.info.executor_id, "profile_key": self.info.profile_key}
         logger.info(event, extra={**ids, "done": done, "total": total})
 
 

@@ -3,8 +3,7 @@
 from collections.abc import Callable
 
 from loadgen.report.report import OfflineReport, OnlineReport, Summary
-from services.profiler.slo.outcome import TrialOutcome
-from services.profiler.slo.search import ONLINE_ONLY, Span
+from services.profiler.slo.search import ONLINE_ONLY, Span, TrialOutcome
 from shared.protocol.slo_profile import Knob
 
 

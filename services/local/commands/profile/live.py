@@ -14,9 +14,8 @@ from loadgen.replay import ReplayPlan
 from loadgen.stopping import run_until_signalled
 from services.local.commands.parameters import BusOptions
 from services.local.stack.readiness import ping_all
-from services.profiler.slo.cli import SearchOptions
+from services.profiler.slo.cli import SearchOptions, trial_progress_on
 from services.profiler.slo.live import LiveTrials, search_live
-from services.profiler.slo.progress import trial_progress_on
 from services.profiler.slo.search import SloSearch
 from services.profiler.slo.workload import workload_facts
 from shared.bus import Bus
