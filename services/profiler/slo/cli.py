@@ -1,4 +1,4 @@
-"""``slackwater profile``: the options of a search, one by runs on a GPU that is not there, and its progress on stderr."""
+"""``slackwater profile``: the options of a search, one by runs on a GPU that is not there, and progress on stderr."""
 
 import time
 from collections.abc import Iterator
