@@ -72,10 +72,9 @@ def fit_best(
     prediction_limit_us: float = 5.0,
     wanted: str = AUTO,
 ) -> Fit | None:
-    """Of linear and boosted the kind with the lower error on held-out samples, among those that predict within the
-    limit; linear where boosted cannot be fitted, or the samples do not tell for sure that it is better. ``wanted``:
-    BROS is that model instead, where it can be fitted. ``prior`` is an earlier linear fit. None where the samples do
-    not tell enough for any."""
+    """Boosted where it predicts within the limit and held-out samples tell for sure that it is better, else linear.
+    ``wanted``: BROS is that model instead, where it can be fitted. ``prior`` is an earlier linear fit. None where the
+    samples do not tell enough for any."""
     train, held_out = split(observations)
 
     def fitted(fit: Callable[[Sequence[Observation]], M | None]) -> _Fitted[M] | None:
@@ -122,9 +121,8 @@ def total_ms(model: FittedModel, observations: Sequence[Observation]) -> float:
 def is_material(
     fitted: Fit, published: FittedModel, observations: Sequence[Observation], recent: Sequence[Observation] = ()
 ) -> bool:
-    """Whether ``fitted`` is worth a new version: what is published is off in total over ``recent`` samples, by 3%; or
-    ``fitted`` predicts held-out samples better, by half a percentage point; or no worse and a tenth of the samples
-    differently, by 5%."""
+    """Whether ``fitted`` is worth a new version: what is published is off by 3% in total over ``recent`` samples; or
+    ``fitted`` is half a percentage point better on held-out ones; or no worse, and 5% off on a tenth of the samples."""
     if abs(bias(published, recent) - 1.0) > MAX_BIAS:
         return True
     _, held_out = split(observations)
@@ -164,8 +162,7 @@ def split(observations: Sequence[Observation]) -> tuple[list[Observation], list[
 def prediction_us(
     model: FittedModel, observations: Sequence[Observation], now_s: Callable[[], float] = time.perf_counter
 ) -> float:
-    """Microseconds of one decode's marginal cost, which a plan asks for each running request: the fastest of some
-    rounds, since the machine does other things too."""
+    """Of one decode's marginal cost, which a plan asks for each running request: the fastest of some rounds."""
     batches = [observation.shape for observation in observations[:TIMED_BATCHES]]
     rounds = []
     for _ in range(TIMED_ROUNDS):

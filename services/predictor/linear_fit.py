@@ -30,9 +30,7 @@ def fit_linear(observations: Sequence[Observation], prior: Coefficients | None =
 
 
 def fit_bros(observations: Sequence[Observation]) -> BrosLatencyModel | None:
-    """Non-negative least squares on relative errors, once more without the outliers. Both phases are fitted together,
-    since most batches have both. None where the observations tell only one of them, or fewer distinct shapes than the
-    model has coefficients."""
+    """As ``fit_linear`` without a prior; both phases are fitted together, since most batches have both."""
     if not covers_both_kinds(observations, NUM_BROS_COEFFICIENTS):
         return None
     s_p, n_p, s_d, n_d, pairs = rows_of(observations, lambda shape: shape.sums).T

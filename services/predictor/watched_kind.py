@@ -39,10 +39,9 @@ class WatchedKind:
 
     def add(self, shape: BatchFeatures, latency_ms: float) -> bool:
         """False for a sample that says nothing."""
-        if not self.window.add(shape, latency_ms):
-            return False
-        self.has_news = True
-        return True
+        is_news = self.window.add(shape, latency_ms)
+        self.has_news |= is_news
+        return is_news
 
     def watch(self, shape: BatchFeatures, latency_ms: float, now_s: float) -> Drift | None:
         """Compare a sample that was added with the published model. After an alarm all samples but those since the

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
+from functools import partial
 from typing import cast
 
 from services.profiler.settings import ProfilerSettings
@@ -137,10 +138,7 @@ class Profiler(Service):
         profile_key = info.profile_key
         self._files.path(profile_key)  # a key that cannot be stored is not measured
         self._progress.enter(profile_key, SweepState.SWEEPING)
-
-        def on_progress(measured: int, total: int) -> None:
-            self._progress.count(profile_key, measured, total)
-
+        on_progress = partial(self._progress.count, profile_key)
         measurements = await Sweep(self._bus, self._load, self._clock, info, on_progress).run()
         record = SweepRecord.of(info, measurements, self._clock.unix_s())
         await asyncio.to_thread(self._files.store, record)

@@ -69,8 +69,7 @@ class Curve:
         return self.at(end) - self.at(start)
 
     def steps(self) -> list[float]:
-        """at(n + 1) - at(n) for each n up to the last knot; beyond, the last entry holds. Raises ValueError for a
-        curve too long for a table."""
+        """at(n + 1) - at(n) up to the last knot, whose entry holds beyond. Raises ValueError where it is too long."""
         if self.knots[-1] >= MAX_TABLE:
             raise ValueError(f"a curve of a count ends before {MAX_TABLE}")
         ends = (*self.knots[1:], self.knots[-1] + 1)
@@ -97,11 +96,8 @@ class BoostedLatencyModel(LatencyModel):
 
     def __post_init__(self) -> None:
         require_sound([("base", self.base)])
-        for name, of in (
-            ("_token_steps", Sum.TOKENS),
-            ("_request_steps", Sum.REQUESTS),
-            ("_decode_steps", Sum.DECODE_REQUESTS),
-        ):
+        tables = {"_token_steps": Sum.TOKENS, "_request_steps": Sum.REQUESTS, "_decode_steps": Sum.DECODE_REQUESTS}
+        for name, of in tables.items():
             object.__setattr__(self, name, self.curves.get(of, FLAT).steps())
         object.__setattr__(self, "_kv", self.curves.get(Sum.DECODE_KV_TOKENS, FLAT))
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
+from itertools import accumulate
 
 import msgspec
 
@@ -52,12 +54,9 @@ class LatencyHistogram(msgspec.Struct, array_like=True):
 
     def _at_rank(self, rank: int) -> float:
         """The sample with so many before it; ``rank`` is below ``num_samples``."""
-        seen = 0
-        for bucket in sorted(self.buckets):
-            seen += self.buckets[bucket]
-            if seen > rank:
-                return _middle_ms(bucket)
-        raise AssertionError(f"rank {rank} of {self.num_samples} samples")
+        buckets = sorted(self.buckets)
+        seen = list(accumulate(self.buckets[bucket] for bucket in buckets))
+        return _middle_ms(buckets[bisect_right(seen, rank)])
 
 
 def _middle_ms(bucket: int) -> float:

@@ -36,16 +36,14 @@ def cheapest_step_ms(model: LatencyModel) -> float:
 
 
 def longest_chunk(cost_ms: Callable[[int], float], budget_ms: float, limit: int) -> int:
-    """The most tokens, at most ``limit``, whose ``cost_ms`` is within ``budget_ms``; 0 if none. By bisection: the cost
-    must never fall with the tokens."""
+    """The most tokens, at most ``limit``, whose ``cost_ms`` is within ``budget_ms``; 0 if none. It never falls."""
     if limit <= 0 or cost_ms(limit) <= budget_ms:
         return max(limit, 0)
     return bisect_right(range(1, limit + 1), budget_ms, key=cost_ms)
 
 
 def require_sound(coefficients: Iterable[tuple[str, float]]) -> None:
-    """Of names and values. Raises ValueError for one that is negative or not finite, with which a model is not
-    monotone."""
+    """Of names and values. Raises ValueError for one with which no model is monotone: negative, or not finite."""
     for name, value in coefficients:
         if not (math.isfinite(value) and value >= 0):
             raise ValueError(f"coefficient {name} is {value}; it must be finite and not negative")

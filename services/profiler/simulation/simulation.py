@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from loadgen.progress import ReplayProgress
 from loadgen.replay import ReplayPlan
 from loadgen.report.outcome import OFFLINE_ONLY, ONLINE_ONLY, TOGETHER, compose
-from loadgen.report.report import Report, RunFacts
+from loadgen.report.report import Report
 from services.profiler.simulation.virtual_phase import VirtualPhase
 from services.profiler.simulation.workload import SimulatedWorkload
 from shared.simulation.setup import ExecutorSetup
@@ -44,7 +44,10 @@ class Simulation:
     def report(self, partial: bool) -> Report:
         """What has been measured so far."""
         outcomes = {name: phase.outcome() for name, phase in self.phases.items()}
-        return compose(self._facts(), outcomes, self.plan.slos, self.plan.baseline, partial, self._workload.notes)
+        date = datetime.now(UTC).isoformat(timespec="seconds")
+        workload, name = self._workload, self.plan.model or ""
+        facts = self.plan.facts(date, self.url, name, workload.max_context, "token ids", exact_output=True)
+        return compose(facts, outcomes, self.plan.slos, self.plan.baseline, partial, workload.notes)
 
     def _run_phase(self, name: str, duration_s: float, online: bool, offline: bool) -> None:
         workload = self._workload
@@ -52,12 +55,6 @@ class Simulation:
         phase = workload.phase(self.setup, duration_s, online, offline, lambda phase: tell(phase, self.progress))
         self.phases[name] = phase
         phase.run(self.plan.drain and name == TOGETHER)
-
-    def _facts(self) -> RunFacts:
-        date = datetime.now(UTC).isoformat(timespec="seconds")
-        return self.plan.facts(
-            date, self.url, self.plan.model or "", self._workload.max_context, "token ids", exact_output=True
-        )
 
 
 def tell(phase: VirtualPhase, progress: ReplayProgress) -> None:

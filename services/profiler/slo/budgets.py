@@ -80,8 +80,7 @@ class SloBudgets:
             await subscription.stop()
 
     async def admit(self, info: ExecutorInfo) -> None:
-        """An executor is ready: its kind gets a budget, that of an earlier search for these SLOs where there is one.
-        Raises BusError."""
+        """An executor is ready: its kind gets a budget, of an earlier search for these SLOs if any. Raises BusError."""
         self._keys[info.executor_id] = info.profile_key
         keeper = self._keepers.get(info.profile_key)
         if keeper is not None:
@@ -138,8 +137,7 @@ class SloBudgets:
             keeper.is_searching = False
 
     async def _search(self, keeper: SloKeeper, slos: Sequence[Slo], why: str) -> SloProfileRecord:
-        """Search, publish the record, and where the SLOs are those of the stack the budget. Raises SearchError and
-        BusError."""
+        """Publish the record, and where the SLOs are the stack's the budget. Raises SearchError and BusError."""
         async with self._searching:
             await self._ask_offline_lengths(keeper)
             job = keeper.job([slo.expr for slo in slos], self._clock.unix_s(), why)

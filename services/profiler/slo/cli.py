@@ -75,8 +75,7 @@ def profile_simulated(
 
 
 class TrialProgress(NoProgress):
-    """The run that is under way: a bar of its online requests, since those make a run's length, or a line when it
-    begins."""
+    """The run under way: a bar of its online requests, since those make its length, or a line when it begins."""
 
     def __init__(self, console: Console, bar: Progress | None) -> None:
         self._console = console

@@ -67,9 +67,8 @@ class SloJob(msgspec.Struct, frozen=True):
         plan = ReplayPlan(workload.requests, self._prompts(model), Scaling(duration_s=self.duration_s), slos=())
         simulated = SimulatedWorkload(plan, setup)
         search = search_slos(SimulatedTrials(simulated, setup, self.duration_s, NoProgress()), slos)
-        facts = workload.facts(
-            self.offline_source, [(each.num_prompt_tokens, each.max_tokens) for each in self.offline]
-        )
+        lengths = [(each.num_prompt_tokens, each.max_tokens) for each in self.offline]
+        facts = workload.facts(self.offline_source, lengths)
         return search.record(self.info.profile_key, facts, RUNS_ON, self.now_s, self.model_revision, self.why)
 
     def _setup(self, model: LatencyModel) -> ExecutorSetup:

@@ -62,8 +62,7 @@ class SloKeeper:
         self._offline = lengths or self._offline
 
     def search_because(self, now_s: float, unix_s: float) -> str:
-        """Why a search is due; empty where none is. Once in a while there is a look for drift; before the first search
-        more often."""
+        """Why a search is due; empty where none is. It is looked at once in a while, before the first more often."""
         if self.is_searching or self.model is None or now_s < self._next_check_s:
             return ""
         waits = self.record is None and not self._failure
@@ -136,17 +135,9 @@ class SloKeeper:
     def status(self, now_s: float, unix_s: float) -> SloStatus:
         """For people."""
         budget, record = self.budget(), self.record
-        return SloStatus(
-            profile_key=self.info.profile_key,
-            state=self._state(),
-            budget_ms=budget.latency_budget_ms,
-            source=budget.source,
-            measured=self._measured(now_s),
-            profiled_ms=record.value if record else None,
-            profiled_at_s=record.profiled_at_s if record else None,
-            profiled_because=record.why if record else "",
-            note=self._note(unix_s),
-        )
+        profiled_ms, at_s, why = (record.value, record.profiled_at_s, record.why) if record else (None, None, "")
+        held_to = (budget.latency_budget_ms, budget.source, self._measured(now_s))
+        return SloStatus(self.info.profile_key, self._state(), *held_to, profiled_ms, at_s, why, self._note(unix_s))
 
     def _drift(self, workload: Workload) -> str:
         assert self.record is not None and self.model is not None
@@ -171,7 +162,7 @@ class SloKeeper:
         return SloState.WAITING if self.model is None else SloState.RECORDING
 
     def _measured(self, now_s: float) -> list[SloVerdict]:
-        latencies = self.online.last_minute(now_s)
+        latencies = self.online.last_minute.total(now_s)
         bounds = {target.slo.expr: target.bound_ms for target in self._targets}
         best = {verdict.expr: verdict.bound_ms for verdict in self.record.best} if self.record else {}
         verdicts = []

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from loadgen.client.openai_client import OpenAIClient
 from loadgen.errors import ServerError, WorkloadError
@@ -23,44 +23,42 @@ from shared.watch.tuning import Tuning
 MODEL_S = 60.0  # for a latency model to be known: without one no budget holds anything
 
 
+@dataclass
 class LiveTrials:
     """Under a budget that is set for the time of each run; the other work of the stack is part of what it measures.
 
-    Use it within ``holding_budget``, which puts the old budget back unless another was ``adopt``-ed.
+    Use it within ``holding_budget``, which puts the old budget back unless another was ``adopt``-ed. ``info``: any of
+    the stack's executors, all of one kind. Raises WorkloadError for a plan that lacks online or offline requests.
     """
 
-    def __init__(
-        self, bus: Bus, client: OpenAIClient, plan: ReplayPlan, info: ExecutorInfo, progress: ReplayProgress
-    ) -> None:
-        """``info``: any of the stack's executors, all of one kind. Raises WorkloadError for a plan that lacks online
-        or offline requests."""
-        if not plan.requests or not plan.prompts:
+    bus: Bus
+    client: OpenAIClient
+    plan: ReplayPlan
+    info: ExecutorInfo
+    progress: ReplayProgress
+    _longest_ms: float = field(init=False, default=0.0)  # predicted for any step since it was set to 0
+    _unbounded: tuple[float, TrialOutcome] | None = field(init=False, default=None)  # that found the span, from where
+    _adopted: bool = field(init=False, default=False)
+    _idle_budget_ms: float = field(init=False, default=0.0)
+    _budgets: Bucket[BudgetRecord] = field(init=False)
+
+    def __post_init__(self) -> None:
+        if not self.plan.requests or not self.plan.prompts:
             raise WorkloadError("a search is about online requests beside offline ones: give --online and --offline")
-        self.outcomes: dict[float, TrialOutcome] = {}
-        self._bus = bus
-        self._client = client
-        self._plan = replace(plan, mark_offline=True)
-        self._info = info
-        self._progress = progress
+        self.plan = replace(self.plan, mark_offline=True)
         self._tuned = asyncio.Event()
-        self._tuning = Tuning(bus, self._tuned.set)
-        self._longest_ms = 0.0  # predicted for any step since it was set to 0
-        self._unbounded: tuple[float, TrialOutcome] | None = None  # of the run that found the span, from where on
-        self._adopted = False
-        self._idle_budget_ms = 0.0
-        self._budgets: Bucket[BudgetRecord]
+        self._tuning = Tuning(self.bus, self._tuned.set)
 
     @asynccontextmanager
     async def holding_budget(self) -> AsyncIterator[None]:
-        """Follow the executors' steps, and put the budget back at the end. Raises ServerError where no latency model
-        is published."""
-        self._budgets = await self._bus.bucket(subjects.BUDGETS_BUCKET, BudgetRecord)
+        """Follow the executors' steps; put the budget back at the end. Raises ServerError without a latency model."""
+        self._budgets = await self.bus.bucket(subjects.BUDGETS_BUCKET, BudgetRecord)
         before = None
         with suppress(NotFoundOnBusError):
-            before = (await self._budgets.get(self._info.profile_key)).value
+            before = (await self._budgets.get(self.info.profile_key)).value
             self._idle_budget_ms = before.idle_budget_ms if before is not None else 0.0
         following = asyncio.create_task(self._tuning.run(), name="tuning")
-        samples = await self._bus.subscribe(subjects.LATENCY_SAMPLES, LatencySample, self._on_sample)
+        samples = await self.bus.subscribe(subjects.LATENCY_SAMPLES, LatencySample, self._on_sample)
         try:
             await self._wait_for_model()
             yield
@@ -75,18 +73,15 @@ class LiveTrials:
         """A replay of its own, with prompts of its own. Raises ServerError, BusError."""
         if self._unbounded is not None and value >= self._unbounded[0]:
             return self._unbounded[1]
-        if value not in self.outcomes:
-            name = "online only" if value == ONLINE_ONLY else f"budget {value:g} ms"
-            self.outcomes[value] = await self._replay(value, name)
-        return self.outcomes[value]
+        return await self._replay(value, "online only" if value == ONLINE_ONLY else f"budget {value:g} ms")
 
     async def span(self) -> Span:
         """By a run under the longest budget that makes sense: a step with all the tokens, requests and KV that the
         executor takes. What its longest step took by the latency model is the largest that makes a difference."""
-        model = self._tuning.model(self._info.profile_key)
+        model = self._tuning.model(self.info.profile_key)
         lowest_ms = cheapest_step_ms(model)
         self._longest_ms = 0.0
-        unbounded = await self._replay(model.predict_ms(fullest_step(self._info)), "nothing held back")
+        unbounded = await self._replay(model.predict_ms(fullest_step(self.info)), "nothing held back")
         span = Span(lowest_ms, max(lowest_ms, self._longest_ms))
         self._unbounded = span.highest, unbounded
         return span
@@ -100,30 +95,30 @@ class LiveTrials:
         await self._set(ONLINE_ONLY, BudgetSource.PROFILING)
         try:
             async with asyncio.timeout(MODEL_S):
-                while self._tuning.budget_ms(self._info.profile_key) is None:
+                while self._tuning.budget_ms(self.info.profile_key) is None:
                     await self._tuned.wait()
                     self._tuned.clear()
         except TimeoutError:
-            raise ServerError(f"no latency model of {self._info.profile_key} was published in {MODEL_S:g} s") from None
+            raise ServerError(f"no latency model of {self.info.profile_key} was published in {MODEL_S:g} s") from None
 
     async def _on_sample(self, sample: LatencySample) -> None:
-        if sample.profile_key == self._info.profile_key:
+        if sample.profile_key == self.info.profile_key:
             predicted_ms = self._tuning.model(sample.profile_key).predict_ms(sample.shape)
             self._longest_ms = max(self._longest_ms, predicted_ms)
 
     async def _replay(self, budget_ms: float, name: str) -> TrialOutcome:
         await self._set(budget_ms, BudgetSource.PROFILING)
-        plan = self._plan if budget_ms != ONLINE_ONLY else replace(self._plan, prompts=())
-        runner = Replay(plan, self._client, RenamedProgress(self._progress, lambda _: name))
+        plan = self.plan if budget_ms != ONLINE_ONLY else replace(self.plan, prompts=())
+        runner = Replay(plan, self.client, RenamedProgress(self.progress, lambda _: name))
         await runner.prepare_and_run()
         await self._require_unchanged(budget_ms)
         report = runner.report(partial=False)
         if report.online is None:
-            raise ServerError(f"{self._client.url} answered no online request")
+            raise ServerError(f"{self.client.url} answered no online request")
         return TrialOutcome(report.online, report.offline)
 
     async def _require_unchanged(self, budget_ms: float) -> None:
-        record = (await self._budgets.get(self._info.profile_key)).value
+        record = (await self._budgets.get(self.info.profile_key)).value
         if record is None or (record.latency_budget_ms, record.source) != (budget_ms, BudgetSource.PROFILING):
             now = "none" if record is None else f"{record.latency_budget_ms:g} ms ({record.source})"
             raise ServerError(
@@ -132,19 +127,19 @@ class LiveTrials:
 
     async def _set(self, budget_ms: float, source: BudgetSource) -> None:
         """A budget that lets no offline work in holds for steps without online requests too."""
-        profile_key = self._info.profile_key
+        profile_key = self.info.profile_key
         idle_budget_ms = self._idle_budget_ms if budget_ms != ONLINE_ONLY else 0.0
         await self._budgets.put(profile_key, BudgetRecord(profile_key, budget_ms, source, idle_budget_ms))
 
     async def _put_back(self, before: BudgetRecord | None) -> None:
         """Where it is not another's by now."""
-        record = (await self._budgets.get(self._info.profile_key)).value
+        record = (await self._budgets.get(self.info.profile_key)).value
         if record is None or record.source != BudgetSource.PROFILING:
             return
         if before is None:
-            await self._budgets.delete(self._info.profile_key)
+            await self._budgets.delete(self.info.profile_key)
         else:
-            await self._budgets.put(self._info.profile_key, before)
+            await self._budgets.put(self.info.profile_key, before)
 
 
 async def search_live(search: SloSearch, trials: LiveTrials) -> None:

@@ -12,7 +12,7 @@ class OnlineWatch:
     def __init__(self, start_unix_s: float) -> None:
         self._start_unix_s = start_unix_s
         self._recorders: dict[str, WorkloadRecorder] = {}  # by executor
-        self._last_minute = Rolling(60.0, OnlineLatencies)
+        self.last_minute = Rolling(60.0, OnlineLatencies)  # for people
         self._fresh = OnlineLatencies()
         self._steps_offline: dict[str, tuple[str, int]] = {}  # executor -> its epoch and its counter
         self._offline_ran = False
@@ -21,7 +21,7 @@ class OnlineWatch:
         """A gateway's report; ``now_s`` is monotonic."""
         recorder = self._recorders.setdefault(served.executor_id, WorkloadRecorder(self._start_unix_s))
         recorder.add(served)
-        self._last_minute.add(now_s, served.latencies)
+        self.last_minute.add(now_s, served.latencies)
         self._fresh.merge(served.latencies)
 
     def on_heartbeat(self, beat: Heartbeat) -> None:
@@ -36,10 +36,6 @@ class OnlineWatch:
         fresh, self._fresh = self._fresh, OnlineLatencies()
         ran, self._offline_ran = self._offline_ran, False
         return fresh, ran
-
-    def last_minute(self, now_s: float) -> OnlineLatencies:
-        """For people."""
-        return self._last_minute.total(now_s)
 
     def workload(self, unix_s: float) -> Workload | None:
         """Of the executor with the most requests; None where none has two."""

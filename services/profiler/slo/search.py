@@ -18,8 +18,7 @@ EXTRA_RUNS = 6  # beyond those of a bisection, for what is found by looking beyo
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """What a knob's values may be: from the first that lets offline work in to the first that holds none of it
-    back."""
+    """What a knob's values may be: from the first that lets offline work in to the first that holds none back."""
 
     lowest: float
     highest: float
@@ -33,8 +32,7 @@ class TrialOutcome:
     offline: OfflineReport | None  # None where there was no offline work
 
     def judge(self, value: float, slos: Sequence[Slo], online_only: TrialOutcome) -> Trial:
-        """``value``: the knob's; ``online_only``: the run that relative SLOs compare with, this one itself where it
-        has no offline work."""
+        """``value``: the knob's; ``online_only``: the run without offline work, perhaps this one, to compare with."""
         verdicts = [self._verdict(slo, online_only.online) for slo in slos]
         offline = self.offline
         return Trial(
@@ -65,8 +63,7 @@ class SloSearch:
     """
 
     def __init__(self, slos: Sequence[Slo], knob: Knob, precision: float = DEFAULT_PRECISION) -> None:
-        """``precision``: the ratio between values tried, less one. Raises ValueError for one outside [0.001, 1], or
-        without SLOs."""
+        """``precision``: of the Grid. Raises ValueError for one that cannot be, or without SLOs."""
         if not slos:
             raise ValueError("a search needs at least one SLO to keep")
         self.knob = knob

@@ -47,7 +47,8 @@ class SimulatedTrials:
     def run(self, value: float) -> TrialOutcome:
         """A budget that no step reaches is the run that found this out."""
         if value not in self.outcomes:
-            self.outcomes[value] = self._unbounded_by(value) or self._run(value)[0]
+            reaches_all = self.knob is Knob.BUDGET_MS and self._span is not None and value >= self._span.highest
+            self.outcomes[value] = (self._unbounded if reaches_all else None) or self._run(value)[0]
         return self.outcomes[value]
 
     def span(self) -> Span:
@@ -66,10 +67,6 @@ class SimulatedTrials:
     def _rate_span(self, phase: VirtualPhase) -> Span:
         lowest_qps, num_executors = 1 / self.duration_s, len(phase.system.executors)
         return Span(lowest_qps, max(lowest_qps, phase.system.queue.num_entered / num_executors / phase.now_s))
-
-    def _unbounded_by(self, value: float) -> TrialOutcome | None:
-        bounds = self.knob is Knob.OFFLINE_QPS or self._span is None or value < self._span.highest
-        return None if bounds else self._unbounded
 
     def _run(self, value: float) -> tuple[TrialOutcome, VirtualPhase]:
         has_offline = value != ONLINE_ONLY

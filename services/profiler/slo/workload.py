@@ -94,10 +94,7 @@ def typical_batches(workload: WorkloadFacts, info: ExecutorInfo) -> Iterator[Bat
 
 
 class WorkloadRecorder:
-    """The requests that arrived at one executor within the last ``span_s`` seconds, the newest ``capacity`` of them.
-
-    Times are unix seconds, as the gateways tell them.
-    """
+    """The newest ``capacity`` requests that arrived at one executor in the last ``span_s`` seconds, in unix time."""
 
     def __init__(self, start_s: float, span_s: float = SPAN_S, capacity: int = CAPACITY) -> None:
         self._start_s = start_s  # what arrived before is not known whole
@@ -135,8 +132,7 @@ class WorkloadRecorder:
 
 
 def _burstiness(requests: Sequence[TraceRequest]) -> float:
-    """Standard deviation of the times between arrivals over their mean: 1 for a Poisson process, more for bursts, 0
-    where it is not known."""
+    """Standard deviation of the times between arrivals over their mean: 1 for a Poisson process, 0 where unknown."""
     gaps = [after.arrival_s - before.arrival_s for before, after in pairwise(requests)]
     mean = statistics.fmean(gaps) if gaps else 0.0
     return statistics.pstdev(gaps) / mean if mean > 0 else 0.0

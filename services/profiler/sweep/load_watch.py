@@ -14,14 +14,13 @@ class LoadWatch:
         self._bus = bus
         self._beat: dict[str, asyncio.Event] = {}
         self._idle: dict[str, asyncio.Event] = {}
-        self._subscription: Subscription | None = None
+        self._subscription: Subscription
 
     async def start(self) -> None:
         self._subscription = await self._bus.subscribe(subjects.HEARTBEATS, Heartbeat, self._on_heartbeat)
 
     async def stop(self) -> None:
-        if self._subscription is not None:
-            await self._subscription.stop()
+        await self._subscription.stop()
 
     async def wait_idle(self, executor_id: str) -> None:
         """Return at the executor's next heartbeat that shows it without work."""
