@@ -148,18 +148,8 @@ def workload_facts(
     """``source``, ``offline``: where the requests came from, the last part of a path; ``offline_lengths``: prompt and
     output tokens of each offline request, as far as known."""
     lengths = [(request.num_prompt_tokens, request.num_output_tokens) for request in requests]
-    input_mean, output_mean = _means(lengths)
-    offline_input_mean, offline_output_mean = _means(offline_lengths)
-    return WorkloadFacts(
-        source=Path(source).name,
-        requests=len(requests),
-        duration_s=duration_s,
-        input_tokens_mean=input_mean,
-        output_tokens_mean=output_mean,
-        offline=Path(offline).name,
-        offline_input_tokens_mean=offline_input_mean,
-        offline_output_tokens_mean=offline_output_mean,
-    )
+    online, beside = (Path(source).name, len(requests), duration_s), Path(offline).name
+    return WorkloadFacts(*online, *_means(lengths), beside, *_means(offline_lengths))
 
 
 def _means(lengths: Sequence[tuple[int, int]]) -> tuple[float, float]:
