@@ -32,7 +32,8 @@ class DriftDetector:
     """
 
     def __init__(self, mean_error: float) -> None:
-        """``mean_error``: the mean absolute relative error to expect, 0 to 1: the model's own, or the noise floor."""
+        """``mean_error``: the mean absolute relative error to expect, 0 to 1: the model's own on held-out samples, or
+        the noise floor, whichever is larger."""
         sigma = SIGMA_PER_MEAN_DEVIATION * mean_error
         self._alarm = max(ALARM, ALARM_SIGMAS * sigma)
         self._allowed = max(ALLOWED, ALLOWED_SIGMAS * sigma)

@@ -122,7 +122,7 @@ def is_material(
     fitted: Fit, published: FittedModel, observations: Sequence[Observation], recent: Sequence[Observation] = ()
 ) -> bool:
     """Whether ``fitted`` is worth a new version: what is published is off by 3% in total over ``recent`` samples; or
-    ``fitted`` is half a percentage point better on held-out ones; or no worse, and 5% off on a tenth of the samples."""
+    ``fitted`` is half a percentage point better on held-out ones; or no worse, and 5% away on a tenth of them all."""
     if abs(bias(published, recent) - 1.0) > MAX_BIAS:
         return True
     _, held_out = split(observations)
@@ -162,7 +162,7 @@ def split(observations: Sequence[Observation]) -> tuple[list[Observation], list[
 def prediction_us(
     model: FittedModel, observations: Sequence[Observation], now_s: Callable[[], float] = time.perf_counter
 ) -> float:
-    """Of one decode's marginal cost, which a plan asks for each running request: the fastest of some rounds."""
+    """Microseconds of one decode's marginal cost, asked for each running request: the fastest of some rounds."""
     batches = [observation.shape for observation in observations[:TIMED_BATCHES]]
     rounds = []
     for _ in range(TIMED_ROUNDS):

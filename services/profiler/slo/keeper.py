@@ -112,8 +112,8 @@ class SloKeeper:
                 Target(slo, alone_ms[slo.expr], measured_alone_ms.get(slo.expr, 0.0)) for slo in self._slos
             ]
             cheapest_ms = cheapest_step_ms(self.model.record.latency_model()) if self.model else NO_OFFLINE_WORK_MS
-            share = min(1.0, held_ms / record.value)
-            self._feedback = BudgetFeedback(record.value, 0.99 * cheapest_ms, self._targets, now_s, share)
+            floor_ms, share = 0.99 * cheapest_ms, min(1.0, held_ms / record.value)
+            self._feedback = BudgetFeedback(record.value, floor_ms, self._targets, now_s, share)
 
     def correct(self, now_s: float) -> None:
         """Once a second: let what users got since the last call correct the budget."""

@@ -37,7 +37,7 @@ class LiveTrials:
     info: ExecutorInfo
     progress: ReplayProgress
     _longest_ms: float = field(init=False, default=0.0)  # predicted for any step since it was set to 0
-    _unbounded: tuple[float, TrialOutcome] | None = field(init=False, default=None)  # that found the span, from where
+    _unbounded: tuple[float, TrialOutcome] | None = field(init=False, default=None)  # the span's run, from where on
     _adopted: bool = field(init=False, default=False)
     _idle_budget_ms: float = field(init=False, default=0.0)
     _budgets: Bucket[BudgetRecord] = field(init=False)
