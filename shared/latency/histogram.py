@@ -55,7 +55,7 @@ class LatencyHistogram(msgspec.Struct, array_like=True):
     def _at_rank(self, rank: int) -> float:
         """The sample with so many before it; ``rank`` is below ``num_samples``."""
         buckets = sorted(self.buckets)
-        seen = list(accumulate(self.buckets[bucket] for bucket in buckets))
+        seen = list(accumulate(map(self.buckets.__getitem__, buckets)))
         return _middle_ms(buckets[bisect_right(seen, rank)])
 
 
