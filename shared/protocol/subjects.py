@@ -5,6 +5,8 @@ process, and one object bucket holds the files. Offline request ids have the for
 an id is also the tail of its subjects, and a whole batch is addressed by ``<batch_id>.*``.
 """
 
+from collections.abc import Callable
+
 PREFIX = "slackwater"
 
 # Streams (JetStream). Both keep one message per subject and refuse a second: ingestion and results are idempotent.
@@ -40,92 +42,35 @@ ALL_RESULTS = f"{PREFIX}.results.*.*"
 ALL_FAILURES = f"{PREFIX}.results.*.*.*"
 RESULTS_AND_FAILURES = f"{PREFIX}.results.>"
 
-
-def inbox(executor_id: str) -> str:
-    """Requests and aborts for one executor; its scheduler in the offline-queue listens to the same subject."""
-    return f"{PREFIX}.executor.{executor_id}.inbox"
+SubjectOf = Callable[[str], str]  # of one executor, gateway, request or batch, by its id
 
 
-def step(executor_id: str) -> str:
-    """Q_send of HyGen Alg. 2: what the executor starts, and the truth about its state."""
-    return f"{PREFIX}.executor.{executor_id}.step"
+def _of_executor(what: str) -> SubjectOf:
+    return f"{PREFIX}.executor.{{}}.{what}".format
 
 
-def plan(executor_id: str) -> str:
-    """Q_recv of HyGen Alg. 2: the plan of the next step."""
-    return f"{PREFIX}.executor.{executor_id}.plan"
+inbox = _of_executor("inbox")  # requests and aborts; its scheduler in the offline-queue listens to the same subject
+step = _of_executor("step")  # Q_send of HyGen Alg. 2: what the executor starts, and the truth about its state
+plan = _of_executor("plan")  # Q_recv of HyGen Alg. 2: the plan of the next step
+heartbeat = _of_executor("heartbeat")  # liveness, once a second
+sample = _of_executor("sample")  # one latency sample per step
+measure = _of_executor("measure")  # request and reply: run one batch shape on scratch blocks and time it
+cache = _of_executor("cache")  # request and reply: all that its prefix cache has, as CacheChanges
+drain = _of_executor("drain")  # request and reply: SetDraining; the executor answers with its heartbeat
+online = _of_executor("online")  # what online users got from it, once a second from each gateway
+executor_alive = _of_executor("alive")  # request and reply: an executor says that it is there
 
+tokens: SubjectOf = f"{PREFIX}.gateway.{{}}.tokens".format  # those of one step for one gateway
+alive: SubjectOf = f"{PREFIX}.gateway.{{}}.alive".format  # request and reply: a gateway says that it is there
 
-def heartbeat(executor_id: str) -> str:
-    """Liveness, once a second."""
-    return f"{PREFIX}.executor.{executor_id}.heartbeat"
+offline_request: SubjectOf = f"{PREFIX}.requests.{{}}".format  # where one is stored until its result is durable
+result: SubjectOf = f"{PREFIX}.results.{{}}".format  # where the one result of an offline request is stored
 
-
-def sample(executor_id: str) -> str:
-    """One latency sample per step."""
-    return f"{PREFIX}.executor.{executor_id}.sample"
-
-
-def measure(executor_id: str) -> str:
-    """Request and reply: run one batch shape on scratch blocks and time it."""
-    return f"{PREFIX}.executor.{executor_id}.measure"
-
-
-def cache(executor_id: str) -> str:
-    """Request and reply: an executor tells all that its prefix cache has, as CacheChanges."""
-    return f"{PREFIX}.executor.{executor_id}.cache"
-
-
-def drain(executor_id: str) -> str:
-    """Request and reply: SetDraining; the executor answers with its heartbeat."""
-    return f"{PREFIX}.executor.{executor_id}.drain"
-
-
-def online(executor_id: str) -> str:
-    """What online users got from it, once a second from each gateway."""
-    return f"{PREFIX}.executor.{executor_id}.online"
-
-
-def executor_alive(executor_id: str) -> str:
-    """Request and reply: an executor says that it is there."""
-    return f"{PREFIX}.executor.{executor_id}.alive"
-
-
-def tokens(gateway_id: str) -> str:
-    """The tokens of one step for one gateway."""
-    return f"{PREFIX}.gateway.{gateway_id}.tokens"
-
-
-def alive(gateway_id: str) -> str:
-    """Request and reply: a gateway says that it is there."""
-    return f"{PREFIX}.gateway.{gateway_id}.alive"
-
-
-def offline_request(request_id: str) -> str:
-    """Where one offline request is stored until its result is durable."""
-    return f"{PREFIX}.requests.{request_id}"
-
-
-def result(request_id: str) -> str:
-    """Where the one result of an offline request is stored."""
-    return f"{PREFIX}.results.{request_id}"
+batch_requests: SubjectOf = f"{PREFIX}.requests.{{}}.*".format  # all that are stored of one batch
+batch_results: SubjectOf = f"{PREFIX}.results.{{}}.*".format
+batch_failures: SubjectOf = f"{PREFIX}.results.{{}}.*.*".format
 
 
 def failure(request_id: str, failure_id: str) -> str:
     """Where one failed run of an offline request is stored; ``failure_id`` is the run's own."""
     return f"{PREFIX}.results.{request_id}.{failure_id}"
-
-
-def batch_failures(batch_id: str) -> str:
-    """All stored failures of one batch."""
-    return f"{PREFIX}.results.{batch_id}.*.*"
-
-
-def batch_requests(batch_id: str) -> str:
-    """All stored requests of one batch."""
-    return f"{PREFIX}.requests.{batch_id}.*"
-
-
-def batch_results(batch_id: str) -> str:
-    """All stored results of one batch."""
-    return f"{PREFIX}.results.{batch_id}.*"
