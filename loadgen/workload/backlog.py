@@ -54,12 +54,10 @@ def load_backlog(path: Path, limit: int | None = None, max_tokens: int | None = 
 def _with_max_tokens(prompt: OfflinePrompt, max_tokens: int | None) -> OfflinePrompt:
     if max_tokens is None:
         return prompt
-    body = prompt.body
-    if body is not None:
-        body = {key: value for key, value in body.items() if key != "max_completion_tokens"} | {
-            "max_tokens": max_tokens
-        }
-    return replace(prompt, max_tokens=max_tokens, body=body)
+    if prompt.body is None:
+        return replace(prompt, max_tokens=max_tokens)
+    kept = {key: value for key, value in prompt.body.items() if key != "max_completion_tokens"}
+    return replace(prompt, max_tokens=max_tokens, body=kept | {"max_tokens": max_tokens})
 
 
 def _read_jsonl(path: Path) -> Iterator[OfflinePrompt]:

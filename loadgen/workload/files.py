@@ -30,7 +30,7 @@ def open_text(path: Path) -> Iterator[TextIO]:
         with io.TextIOWrapper(binary, encoding="utf-8-sig", newline="") as text:
             yield text
     except (OSError, EOFError) as error:
-        raise TraceError(f"{path}: {_reason(error)}") from error
+        raise TraceError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
     except UnicodeDecodeError as error:
         raise TraceError(f"{path}: not UTF-8 text ({error.reason})") from error
 
@@ -88,7 +88,3 @@ def first_line(path: Path) -> str:
         for _, line in numbered_lines(file):
             return line
     raise TraceError(f"{path}: the file is empty")
-
-
-def _reason(error: OSError | EOFError) -> str:
-    return error.strerror if isinstance(error, OSError) and error.strerror else str(error)

@@ -1,6 +1,6 @@
 """Readers for published arrival traces: Azure LLM inference CSV, Mooncake JSONL and BurstGPT CSV."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -18,31 +18,6 @@ Count = Annotated[int, Meta(ge=0)]
 Seconds = Annotated[float, Meta(ge=-1e12, le=1e12)]  # finite
 
 
-class AzureRow(msgspec.Struct, frozen=True, rename="lower"):
-    """Azure/AzurePublicDataset: up to 7 decimals of a second, and perhaps an offset."""
-
-    TIMESTAMP: str
-    ContextTokens: Count
-    GeneratedTokens: Count
-
-
-class BurstGptRow(msgspec.Struct, frozen=True):
-    """HPMLL/BurstGPT: seconds since the trace's start; a failed request has 0 response tokens."""
-
-    seconds: Seconds = msgspec.field(name="timestamp")
-    prompt_tokens: Count = msgspec.field(name="request tokens")
-    output_tokens: Count = msgspec.field(name="response tokens")
-
-
-class MooncakeLine(msgspec.Struct, frozen=True):
-    """kvcache-ai/Mooncake: ``hash_ids`` are those of the prompt's 512-token blocks."""
-
-    timestamp: float  # milliseconds
-    input_length: Count
-    output_length: Count
-    hash_ids: tuple[int, ...] = ()
-
-
 @dataclass(frozen=True, slots=True)
 class TraceRequest:
     """One arrival. ``block_ids`` name the prompt's blocks of ``block_tokens`` tokens each, the last one perhaps
@@ -55,16 +30,57 @@ class TraceRequest:
     block_tokens: int = MOONCAKE_BLOCK_TOKENS
 
 
+class AzureRow(msgspec.Struct, frozen=True, rename="lower"):
+    """Azure/AzurePublicDataset: up to 7 decimals of a second, and perhaps an offset."""
+
+    TIMESTAMP: str
+    ContextTokens: Count
+    GeneratedTokens: Count
+
+    def request(self) -> TraceRequest:
+        """Raises ValueError."""
+        return TraceRequest(_instant_s(self.TIMESTAMP), self.ContextTokens, self.GeneratedTokens)
+
+
+class BurstGptRow(msgspec.Struct, frozen=True):
+    """HPMLL/BurstGPT: seconds since the trace's start; a failed request has 0 response tokens, and is left out."""
+
+    seconds: Seconds = msgspec.field(name="timestamp")
+    prompt_tokens: Count = msgspec.field(name="request tokens")
+    output_tokens: Count = msgspec.field(name="response tokens")
+
+    def request(self) -> TraceRequest | None:
+        return TraceRequest(self.seconds, self.prompt_tokens, self.output_tokens) if self.output_tokens else None
+
+
+class MooncakeLine(msgspec.Struct, frozen=True):
+    """kvcache-ai/Mooncake: ``hash_ids`` are those of the prompt's 512-token blocks."""
+
+    timestamp: float  # milliseconds
+    input_length: Count
+    output_length: Count
+    hash_ids: tuple[int, ...] = ()
+
+    def request(self) -> TraceRequest:
+        return TraceRequest(self.timestamp / 1000, self.input_length, self.output_length, self.hash_ids)
+
+
+TraceRow = AzureRow | BurstGptRow | MooncakeLine
+
+
 def read_trace(path: Path) -> Iterator[TraceRequest]:
     """The requests of a trace in order of arrival, read lazily; the first arrives at 0.
 
     The format is told from the first line. Raises TraceError with the file and the line for a file that is in none
     of the formats, a field that is not what it should be, or times that run backwards.
     """
-    read = trace_format(path)
     first_s: float | None = None
     last_s = float("-inf")
-    for number, request in read(path):
+    for number, row in _rows(path):
+        with errors_named(path, number):
+            request = row.request()
+        if request is None:
+            continue
         if request.arrival_s < last_s:
             raise TraceError(f"{path}, line {number}: earlier than the line before; sort the trace by time")
         last_s = request.arrival_s
@@ -73,42 +89,20 @@ def read_trace(path: Path) -> Iterator[TraceRequest]:
         yield replace(request, arrival_s=request.arrival_s - first_s)
 
 
-Reader = Callable[[Path], Iterator[tuple[int, TraceRequest]]]
-
-
-def trace_format(path: Path) -> Reader:
-    """The reader for the file, by its header (CSV) or its first object (JSONL). Raises TraceError for neither."""
+def _rows(path: Path) -> Iterator[tuple[int, TraceRow]]:
+    """By the header (CSV) or the first object (JSONL). Raises TraceError for neither."""
     head = first_line(path)
     if head.startswith("{"):
-        return read_mooncake
+        return json_rows(path, MooncakeLine)
     columns = {column.strip().strip('"').lower() for column in head.split(",")}
-    for reader, kind in ((read_azure, AzureRow), (read_burstgpt, BurstGptRow)):
+    for kind in (AzureRow, BurstGptRow):
         if columns.issuperset(kind.__struct_encode_fields__):
-            return reader
+            return csv_rows(path, kind)
     raise TraceError(
         f"{path}, line 1: not a known trace. Known: Azure CSV (TIMESTAMP,ContextTokens,GeneratedTokens), "
         "BurstGPT CSV (Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type), "
         "Mooncake JSONL (timestamp, input_length, output_length, hash_ids)"
     )
-
-
-def read_azure(path: Path) -> Iterator[tuple[int, TraceRequest]]:
-    for number, row in csv_rows(path, AzureRow):
-        with errors_named(path, number):
-            instant_s = _instant_s(row.TIMESTAMP)
-        yield number, TraceRequest(instant_s, row.ContextTokens, row.GeneratedTokens)
-
-
-def read_burstgpt(path: Path) -> Iterator[tuple[int, TraceRequest]]:
-    """Failed requests are left out."""
-    for number, row in csv_rows(path, BurstGptRow):
-        if row.output_tokens > 0:
-            yield number, TraceRequest(row.seconds, row.prompt_tokens, row.output_tokens)
-
-
-def read_mooncake(path: Path) -> Iterator[tuple[int, TraceRequest]]:
-    for number, row in json_rows(path, MooncakeLine):
-        yield number, TraceRequest(row.timestamp / 1000, row.input_length, row.output_length, row.hash_ids)
 
 
 def _instant_s(stamp: str) -> float:
