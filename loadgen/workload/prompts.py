@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -33,32 +33,30 @@ class Calibration:
         return max(1, round((num_tokens - self.overhead) / self.tokens_per_unit))
 
 
+@dataclass(slots=True)
 class PromptMaker(Generic[Unit]):
     """Makes the prompt of a trace's request out of ``units`` (token ids or words), the same one for the same salt.
 
     Prompts with equal block ids begin with equal units; all others differ from the first unit on.
     """
 
-    def __init__(self, units: Sequence[Unit], join: Callable[[list[Unit]], list[int] | str], salt: str) -> None:
-        self._units = units
-        self._join = join
-        self._salt = salt
-        self.calibration = Calibration()
+    units: Sequence[Unit]
+    join: Callable[[list[Unit]], list[int] | str]
+    salt: str
+    calibration: Calibration = Calibration()
 
     def salted(self, salt: str) -> PromptMaker[Unit]:
         """The same units and calibration, other prompts."""
-        other = PromptMaker(self._units, self._join, salt)
-        other.calibration = self.calibration
-        return other
+        return replace(self, salt=salt)
 
     def prompt(self, request: TraceRequest, index: int) -> list[int] | str:
         """The prompt for the ``index``-th request: ``request.num_prompt_tokens`` long, as far as can be calibrated."""
         num_units = self.calibration.num_units(request.num_prompt_tokens)
-        return self._join(self._pieces(request, index, num_units))
+        return self.join(self._pieces(request, index, num_units))
 
     def sample(self, num_units: int, key: str) -> list[int] | str:
         """A prompt of so many units that is shared with no other key."""
-        return self._join(self._piece(key, num_units))
+        return self.join(self._piece(key, num_units))
 
     def _pieces(self, request: TraceRequest, index: int, num_units: int) -> list[Unit]:
         units: list[Unit] = []
@@ -72,11 +70,11 @@ class PromptMaker(Generic[Unit]):
         return units[:num_units]
 
     def _piece(self, key: str, num_units: int) -> list[Unit]:
-        rng = random.Random(f"{self._salt}:{key}")
-        piece = rng.choices(self._units, k=min(NUM_DISTINCT_UNITS, num_units))
-        offset = rng.randrange(len(self._units))
+        rng = random.Random(f"{self.salt}:{key}")
+        piece = rng.choices(self.units, k=min(NUM_DISTINCT_UNITS, num_units))
+        offset = rng.randrange(len(self.units))
         while len(piece) < num_units:
-            piece += self._units[offset : offset + num_units - len(piece)]
+            piece += self.units[offset : offset + num_units - len(piece)]
             offset = 0
         return piece
 

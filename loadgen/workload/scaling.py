@@ -4,7 +4,7 @@ import math
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import pairwise, takewhile
 
 from loadgen.errors import WorkloadError
 from loadgen.workload.traces import TraceRequest
@@ -46,15 +46,14 @@ class Scaling:
 
         Raises WorkloadError when the window holds no request.
         """
-        requests = window(trace, self.start_s, self.duration_s * self.time_scale)
+        length_s = self.duration_s * self.time_scale
+        requests = window(trace, self.start_s, length_s)
         if not requests:
-            raise WorkloadError(
-                f"the trace has no request in the {self.duration_s * self.time_scale:g} s from {self.start_s:g} s on"
-            )
+            raise WorkloadError(f"the trace has no request in the {length_s:g} s from {self.start_s:g} s on")
         requests = [replace(request, arrival_s=request.arrival_s / self.time_scale) for request in requests]
         rng = random.Random(f"{self.seed}:rate")
-        if self.qps is not None:
-            requests = sample_qps(requests, self.qps, self.duration_s, rng)
+        if self.qps is not None:  # T * Q at random (HyGen, section 5.1); beyond the trace's own rate, replicated
+            requests = scale_rate(requests, round(self.duration_s * self.qps), self.duration_s, rng)
         elif self.rate_scale is not None:
             requests = scale_rate(requests, round(len(requests) * self.rate_scale), self.duration_s, rng)
         return [self._scale_lengths(request) for request in requests]
@@ -67,23 +66,8 @@ class Scaling:
 
 def window(trace: Iterable[TraceRequest], start_s: float, duration_s: float) -> list[TraceRequest]:
     """Requests that arrive in [start, start + duration), times counted from the start. The rest is not read."""
-    kept = []
-    for request in trace:
-        if request.arrival_s >= start_s + duration_s:
-            break
-        if request.arrival_s >= start_s:
-            kept.append(replace(request, arrival_s=request.arrival_s - start_s))
-    return kept
-
-
-def sample_qps(
-    requests: Sequence[TraceRequest], qps: float, duration_s: float, rng: random.Random
-) -> list[TraceRequest]:
-    """T * Q of the window's requests at random, at their own times (HyGen, section 5.1).
-
-    A rate above the trace's own is reached by OOCO's replication, since there is nothing more to sample.
-    """
-    return scale_rate(requests, max(1, round(duration_s * qps)), duration_s, rng)
+    read = takewhile(lambda request: request.arrival_s < start_s + duration_s, trace)
+    return [replace(each, arrival_s=each.arrival_s - start_s) for each in read if each.arrival_s >= start_s]
 
 
 def scale_rate(
