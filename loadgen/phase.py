@@ -52,13 +52,10 @@ class Phase:
         finally:
             self._end_s = min(self._end_s, time.perf_counter())
             if self._offline is not None:
-                await self._stop_offline(self._offline, drain)
-
-    async def _stop_offline(self, offline: OfflineDriver, drain: bool) -> None:
-        try:
-            await offline.stop(drain)
-        except ServerError as error:
-            self.trouble = str(error)
+                try:
+                    await self._offline.stop(drain)
+                except ServerError as error:
+                    self.trouble = str(error)
 
     async def _measure(self) -> None:
         self._start_s = start_s = time.perf_counter() + self._warm_up_s

@@ -98,7 +98,6 @@ class Replay:
         """Find the model and how the server takes prompts; fit lengths to the context. Raises ServerError."""
         plan = self._plan
         card = await self._model_card()
-        self._model = card.id
         self._max_context = plan.max_context or card.max_model_len
         self._maker = await probe(self._client, card.id, plan.model_path, plan.filler, self._salt)
         if plan.offline_mode == "batch" and not self._maker.abilities.batches:
@@ -138,9 +137,7 @@ class Replay:
         """Each phase has prompts of its own, so that none finds its prefixes in a cache that another warmed."""
         self._progress.phase(name, len(self._requests) * online, len(self._prompts) * offline)
         salt = f"{self._salt}:{name}"
-        loop = None
-        if online:
-            loop = OpenLoop(self._client, self._salted(salt), self._requests, self._tell_online)
+        loop = OpenLoop(self._client, self._salted(salt), self._requests, self._tell_online) if online else None
         driver = self._offline_driver(name, salt) if offline else None
         phase = self._phases[name] = Phase(self._client, duration_s, loop, driver, self._plan.warm_up_s)
         try:
@@ -157,26 +154,18 @@ class Replay:
     def _offline_driver(self, name: str, salt: str) -> OfflineDriver:
         mark = f"Set {self._salt}.\n" if name == OFFLINE_ONLY or self._plan.mark_offline else ""
         maker = OfflineMaker(self._salted(f"{salt}:offline"), mark, self._plan.offline_extra)
-        batches = self._plan.offline_mode == "batch" or (
-            self._plan.offline_mode == "auto" and self._maker.abilities.batches
-        )
-        if batches:
-            return OfflineBatch(self._client, maker, self._prompts, self._progress.offline, self._plan.count_generated)
-        return OfflineRequests(
-            self._client, maker, self._prompts, self._plan.offline_concurrency, self._progress.offline
-        )
+        made = self._client, maker, self._prompts, self._progress.offline
+        if self._plan.offline_mode != "requests" and self._maker.abilities.batches:
+            return OfflineBatch(*made, self._plan.count_generated)
+        return OfflineRequests(*made, self._plan.offline_concurrency)
 
     def report(self, partial: bool) -> Report:
         """What has been measured so far."""
+        plan, abilities = self._plan, self._maker.abilities
+        shape = abilities.prompt_form, abilities.exact_output
+        facts = plan.facts(self._date, self._client.url, self._maker.model, self._max_context, *shape)
         phases = {name: phase.outcome() for name, phase in self._phases.items()}
-        plan, notes = self._plan, self._notes + self._trouble_notes()
-        return compose(self._facts(), phases, plan.slos, plan.baseline, partial, notes)
-
-    def _facts(self) -> RunFacts:
-        abilities = self._maker.abilities
-        return self._plan.facts(
-            self._date, self._client.url, self._model, self._max_context, abilities.prompt_form, abilities.exact_output
-        )
+        return compose(facts, phases, plan.slos, plan.baseline, partial, self._notes + self._trouble_notes())
 
     def _trouble_notes(self) -> list[str]:
         notes = []

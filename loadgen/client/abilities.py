@@ -46,8 +46,7 @@ class RequestMaker:
         return self.stream(self.prompts.prompt(request, index), request.num_output_tokens)
 
     def stream(self, prompt: list[int] | str, max_tokens: int) -> StreamRequest:
-        body = self.body(prompt, max_tokens, self.abilities.exact_output)
-        return streamed(self.abilities.endpoint, body)
+        return streamed(self.abilities.endpoint, self.body(prompt, max_tokens, self.abilities.exact_output))
 
     def body(self, prompt: list[int] | str, max_tokens: int, ignore_eos: bool) -> dict[str, Any]:
         """The JSON of a request, not streamed; ``prompt`` in the server's form."""

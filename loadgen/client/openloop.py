@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from loadgen.client.abilities import RequestMaker
 from loadgen.client.openai_client import OpenAIClient, StreamRequest
@@ -21,29 +22,22 @@ NUM_PREPARED = 256  # bodies made ahead of their send time, so that a burst does
 Prepared = tuple[TraceRequest, StreamRequest]
 
 
+@dataclass(slots=True)
 class OpenLoop:
     """One pass over the requests. ``records`` are in order of sending and fill up while it runs."""
 
-    def __init__(
-        self,
-        client: OpenAIClient,
-        maker: RequestMaker,
-        requests: Sequence[TraceRequest],
-        on_change: Callable[[OpenLoop], None] | None = None,
-    ) -> None:
-        self.records: list[RequestRecord] = []
-        self.num_finished = 0
-        self.num_failed = 0
-        self._client = client
-        self._maker = maker
-        self._requests = requests
-        self._on_change = on_change
-        self._prepared: asyncio.Queue[Prepared] = asyncio.Queue(NUM_PREPARED)
+    client: OpenAIClient
+    maker: RequestMaker
+    requests: Sequence[TraceRequest]
+    on_change: Callable[[OpenLoop], None] = lambda _: None
+    records: list[RequestRecord] = field(default_factory=list)
+    num_finished: int = 0
+    num_failed: int = 0
+    _prepared: asyncio.Queue[Prepared] = field(default_factory=lambda: asyncio.Queue(NUM_PREPARED))
 
     async def prepare(self) -> None:
         """Make the first bodies, before the time runs."""
-        for index in range(min(NUM_PREPARED, len(self._requests))):
-            await self._prepare(index)
+        await self._prepare(range(min(NUM_PREPARED, len(self.requests))))
 
     async def run(self, start_s: float) -> None:
         """Send each request at ``start_s`` (``time.perf_counter``) plus its arrival, and wait for all answers.
@@ -51,8 +45,8 @@ class OpenLoop:
         On cancellation the connections close, and the records stay as they are.
         """
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._prepare_rest(self._prepared.qsize()))
-            for _ in self._requests:
+            tasks.create_task(self._prepare(range(self._prepared.qsize(), len(self.requests))))
+            for _ in self.requests:
                 request, body = await self._prepared.get()
                 due_s = start_s + request.arrival_s
                 await sleep_until(due_s)
@@ -60,25 +54,18 @@ class OpenLoop:
                 self.records.append(record)
                 tasks.create_task(self._send(body, record))
 
-    async def _prepare_rest(self, first: int) -> None:
-        for index in range(first, len(self._requests)):
-            await self._prepare(index)
-
-    async def _prepare(self, index: int) -> None:
-        request = self._requests[index]
-        body = await asyncio.to_thread(self._maker.online, request, index)
-        await self._prepared.put((request, body))
+    async def _prepare(self, indices: range) -> None:
+        for index in indices:
+            request = self.requests[index]
+            body = await asyncio.to_thread(self.maker.online, request, index)
+            await self._prepared.put((request, body))
 
     async def _send(self, body: StreamRequest, record: RequestRecord) -> None:
-        self._changed()
-        await self._client.stream(body, record)
+        self.on_change(self)
+        await self.client.stream(body, record)
         self.num_finished += 1
         self.num_failed += record.failed
-        self._changed()
-
-    def _changed(self) -> None:
-        if self._on_change is not None:
-            self._on_change(self)
+        self.on_change(self)
 
 
 async def sleep_until(time_s: float) -> None:

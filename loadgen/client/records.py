@@ -33,7 +33,3 @@ class RequestRecord:
     def num_output_tokens(self) -> int:
         """The server's count, or the events seen where it gives none (a lower bound)."""
         return len(self.token_times_s) if self.output_tokens is None else self.output_tokens
-
-    def events_within(self, start_s: float, end_s: float) -> int:
-        """Token events from ``start_s`` on and before ``end_s``."""
-        return sum(start_s <= time_s < end_s for time_s in self.token_times_s)

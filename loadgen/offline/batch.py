@@ -17,9 +17,10 @@ from loadgen.client.openloop import sleep_until
 from loadgen.client.sse import Usage
 from loadgen.errors import ServerError
 from loadgen.offline.batch_file import batch_lines, output_usages, write_files
-from loadgen.offline.bodies import OfflineMaker
+from loadgen.offline.bodies import OfflineMaker, Tell
 from loadgen.report.report import OfflineReport
 from loadgen.workload.backlog import OfflinePrompt
+from shared.protocol.batches import RequestCounts
 
 logger = logging.getLogger(__name__)
 
@@ -27,12 +28,6 @@ POLL_S = 1.0
 CANCEL_TIMEOUT_S = 60.0
 PATIENCE_S = 60.0  # for a server that restarts
 ENDED = frozenset({"completed", "failed", "expired", "cancelled"})
-
-
-class _Counts(msgspec.Struct, frozen=True):
-    total: int = 0
-    completed: int = 0
-    failed: int = 0
 
 
 class _BatchUsage(msgspec.Struct, frozen=True):
@@ -45,7 +40,7 @@ class Batch(msgspec.Struct, frozen=True):
 
     id: str
     status: str
-    request_counts: _Counts | None = None
+    request_counts: RequestCounts | None = None
     usage: _BatchUsage | None = None
     output_file_id: str | None = None
     errors: Any = None
@@ -60,11 +55,15 @@ class _Progress:
     """All batches together at one time."""
 
     time_s: float
-    completed: int
-    failed: int
-    input_tokens: int | None
-    output_tokens: int | None
+    completed: int = 0
+    failed: int = 0
+    input_tokens: int | None = 0
+    output_tokens: int | None = 0
     generated: Reading | None = None
+
+    @property
+    def ended(self) -> int:
+        return self.completed + self.failed
 
 
 class OfflineBatch:
@@ -75,38 +74,29 @@ class OfflineBatch:
     """
 
     def __init__(
-        self,
-        client: OpenAIClient,
-        maker: OfflineMaker,
-        prompts: Sequence[OfflinePrompt],
-        on_change: Callable[[int, int], None] | None = None,
-        count_generated: bool = False,
+        self, client: OpenAIClient, maker: OfflineMaker, prompts: Sequence[OfflinePrompt], tell: Tell, by_counter: bool
     ) -> None:
-        """``count_generated``: output tokens as they come, by the server's counter of all offline work, and prompt
-        tokens in the backlog's proportion, or that of the requests that ended; where it has none, as requests end."""
+        """``by_counter``: output tokens as they come, by the server's counter of all offline work, and prompt tokens
+        in the backlog's proportion, or that of the requests that ended; where it has none, as requests end."""
         self.batches: list[Batch] = []
         self._client = client
         self._lines = batch_lines(maker, prompts)
         self._endpoint = maker.endpoint(prompts[0])
         self._backlog = len(prompts)
         self._known_inputs = _known_inputs(maker, prompts)
-        self._on_change = on_change
-        self._count_generated = count_generated
-        self._created = self._first = self._last = _Progress(time.perf_counter(), 0, 0, 0, 0)
-        self._exhausted = False
+        self._tell = tell
+        self._by_counter = by_counter
+        self._created = self._first = self._last = _Progress(time.perf_counter())
 
     async def start(self) -> None:
         """Upload and create; returns once no batch is in validation. Raises ServerError when one is refused."""
-        self._created = self._first = self._last = _Progress(time.perf_counter(), 0, 0, 0, 0)
+        self._created = self._first = self._last = _Progress(time.perf_counter())
         with tempfile.TemporaryDirectory(prefix="replay-") as folder:
             for path in await asyncio.to_thread(write_files, self._lines, Path(folder)):
                 file_id = await self._client.upload(path)
-                created = await self._client.post_json(
-                    "/v1/batches",
-                    {"input_file_id": file_id, "endpoint": self._endpoint, "completion_window": "24h"},
-                )
-                self.batches.append(as_type(created, Batch))
-        await self._poll_until(self._is_validated, POLL_S / 4)
+                wanted = {"input_file_id": file_id, "endpoint": self._endpoint, "completion_window": "24h"}
+                self.batches.append(as_type(await self._client.post_json("/v1/batches", wanted), Batch))
+        await self._poll_until(lambda: all(batch.status != "validating" for batch in self.batches), POLL_S / 4)
         for batch in self.batches:
             if batch.status == "failed":
                 raise ServerError(f"batch {batch.id} was refused: {msgspec.json.encode(batch.errors).decode()[:300]}")
@@ -116,19 +106,17 @@ class OfflineBatch:
         measured from its creation instead."""
         await sleep_until(start_s)
         self._last = await self._try_poll() or self._created
-        self._exhausted = self._is_done(self._last)
-        if not self._exhausted:
+        if not self._is_exhausted:
             self._first = self._last
         next_s = time.perf_counter()
-        while time.perf_counter() < end_s and not self._exhausted:
+        while time.perf_counter() < end_s and not self._is_exhausted:
             next_s = min(end_s, next_s + POLL_S)
             await sleep_until(next_s)
             self._last = await self._try_poll() or self._last
-            self._exhausted = self._is_done(self._last)
 
     async def stop(self, drain: bool) -> None:
         """Cancel what has not ended and wait until the server has let go of it; or with ``drain``, wait for the end."""
-        if drain or self._exhausted:
+        if drain or self._is_exhausted:
             await self._poll_until(self._ended, POLL_S)
             await self._count_outputs()
         else:
@@ -140,7 +128,7 @@ class OfflineBatch:
         input_tokens = _difference(first.input_tokens, last.input_tokens)
         output_tokens = _difference(first.output_tokens, last.output_tokens)
         generated = gained(first.generated, last.generated)
-        if generated is not None and not self._exhausted:
+        if generated is not None and not self._is_exhausted:
             output_tokens = round(sum(generated))
             inputs = self._known_inputs or _ratio(last.input_tokens, last.output_tokens)
             input_tokens = None if inputs is None else round(output_tokens * inputs)
@@ -152,11 +140,12 @@ class OfflineBatch:
             input_tokens=input_tokens,
             output_tokens=output_tokens,
             elapsed_s=last.time_s - first.time_s,
-            exhausted=self._exhausted,
+            exhausted=self._is_exhausted,
         )
 
-    def _is_done(self, progress: _Progress) -> bool:
-        return progress.completed + progress.failed >= self._backlog
+    @property
+    def _is_exhausted(self) -> bool:
+        return self._last.ended >= self._backlog
 
     async def _cancel(self) -> None:
         try:
@@ -179,9 +168,6 @@ class OfflineBatch:
 
     def _ended(self) -> bool:
         return all(batch.ended for batch in self.batches)
-
-    def _is_validated(self) -> bool:
-        return all(batch.status != "validating" for batch in self.batches)
 
     async def _poll_until(self, reached: Callable[[], bool], period_s: float) -> None:
         """Poll until then. Raises ServerError when the server has been away for too long."""
@@ -206,7 +192,7 @@ class OfflineBatch:
             if not batch.ended:
                 answer = await self._client.get_json(f"/v1/batches/{batch.id}")
                 self.batches[position] = as_type(answer, Batch)
-        counts = [batch.request_counts or _Counts() for batch in self.batches]
+        counts = [batch.request_counts or RequestCounts() for batch in self.batches]
         usages = [batch.usage for batch in self.batches if batch.usage is not None]
         whole = len(usages) == len(self.batches)
         progress = _Progress(
@@ -215,14 +201,13 @@ class OfflineBatch:
             sum(count.failed for count in counts),
             sum(usage.input_tokens for usage in usages) if whole else None,
             sum(usage.output_tokens for usage in usages) if whole else None,
-            await read_counter(self._client, GENERATED_METRIC) if self._count_generated else None,
+            await read_counter(self._client, GENERATED_METRIC) if self._by_counter else None,
         )
-        if self._on_change is not None:
-            self._on_change(progress.completed + progress.failed, self._backlog)
+        self._tell(progress.ended, self._backlog)
         return progress
 
     async def _count_outputs(self) -> None:
-        if self._last.output_tokens is not None or not self._exhausted:
+        if self._last.output_tokens is not None or not self._is_exhausted:
             return
         usages: list[Usage] = []
         for batch in self.batches:

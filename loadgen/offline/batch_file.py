@@ -1,5 +1,6 @@
 """Files of OpenAI batches: input lines within the limits, and the usage in output lines."""
 
+import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -25,21 +26,16 @@ def write_files(
 ) -> list[Path]:
     """The lines in files within the limits."""
     paths: list[Path] = []
-    size, count = max_bytes, 0
-    file = None
-    try:
+    size = count = 0
+    with contextlib.ExitStack() as files:
         for line in lines:
-            if file is None or size + len(line) > max_bytes or count == max_lines:
-                if file is not None:
-                    file.close()
+            if not paths or size + len(line) > max_bytes or count == max_lines:
+                files.close()
                 paths.append(folder / f"replay-{len(paths) + 1}.jsonl")
-                file = paths[-1].open("wb")
+                file = files.enter_context(paths[-1].open("wb"))
                 size = count = 0
             file.write(line)
             size, count = size + len(line), count + 1
-    finally:
-        if file is not None:
-            file.close()
     return paths
 
 

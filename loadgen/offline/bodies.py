@@ -1,6 +1,6 @@
 """The offline side of a run: what both ways of driving a backlog have in common."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -11,6 +11,8 @@ from loadgen.workload.backlog import OfflinePrompt
 from loadgen.workload.prompts import load_tokenizer
 from loadgen.workload.scaling import fit_context, scale_lengths
 from loadgen.workload.traces import TraceRequest
+
+Tell = Callable[[int, int], None]  # how many of how many requests have ended
 
 
 class OfflineDriver(Protocol):

@@ -3,13 +3,13 @@
 import asyncio
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from loadgen.client.abilities import streamed
 from loadgen.client.openai_client import OpenAIClient, StreamRequest
 from loadgen.client.openloop import sleep_until
 from loadgen.client.records import RequestRecord
-from loadgen.offline.bodies import OfflineMaker
+from loadgen.offline.bodies import OfflineMaker, Tell
 from loadgen.report.report import OfflineReport
 from loadgen.workload.backlog import OfflinePrompt
 
@@ -18,19 +18,14 @@ class OfflineRequests:
     """``concurrency`` workers over one backlog. Tokens count when they arrive, so that the window's edges are sharp."""
 
     def __init__(
-        self,
-        client: OpenAIClient,
-        maker: OfflineMaker,
-        prompts: Sequence[OfflinePrompt],
-        concurrency: int,
-        on_change: Callable[[int, int], None] | None = None,
+        self, client: OpenAIClient, maker: OfflineMaker, prompts: Sequence[OfflinePrompt], tell: Tell, concurrency: int
     ) -> None:
         self.records: list[RequestRecord] = []
         self._client = client
         self._bodies: Iterator[StreamRequest] = (streamed(path, body) for path, body in maker.bodies(prompts))
         self._backlog = len(prompts)
         self._concurrency = min(concurrency, len(prompts))
-        self._on_change = on_change
+        self._tell = tell
         self._making = asyncio.Lock()
         self._num_finished = 0
         self._workers: asyncio.Task[None] | None = None
@@ -95,8 +90,7 @@ class OfflineRequests:
             self.records.append(record)
             await self._client.stream(request, record)
             self._num_finished += 1
-            if self._on_change is not None:
-                self._on_change(self._num_finished, self._backlog)
+            self._tell(self._num_finished, self._backlog)
 
     async def _next(self) -> StreamRequest | None:
         """The next request, made in a thread so that the making delays no online send."""
@@ -110,6 +104,6 @@ def _finish_s(record: RequestRecord) -> float:
 
 def _tokens_within(record: RequestRecord, start_s: float, end_s: float) -> int:
     """By the server's count where the whole answer came within, else by events."""
-    events = record.events_within(start_s, end_s)
+    events = sum(start_s <= time_s < end_s for time_s in record.token_times_s)
     is_whole = record.finished_s is not None and record.finished_s < end_s and events == len(record.token_times_s)
     return record.num_output_tokens if is_whole else events

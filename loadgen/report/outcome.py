@@ -12,16 +12,17 @@ from loadgen.report.report import Baseline, OfflineReport, OnlineReport, Report,
 from loadgen.report.slo import Slo
 
 ONLINE_ONLY, OFFLINE_ONLY, TOGETHER = "online only", "offline only", "replay"
+MAX_SEND_LAG_MS = 20.0  # later than this at p99, the bursts that were sent are no longer the trace's
 
 
 @dataclass(frozen=True, slots=True)
 class PhaseOutcome:
     """One phase; ``records`` are those of its online requests, ``idle_share`` is None where it is not known."""
 
-    online: OnlineReport | None
-    offline: OfflineReport | None
-    records: Sequence[RequestRecord]
-    idle_share: float | None
+    online: OnlineReport | None = None
+    offline: OfflineReport | None = None
+    records: Sequence[RequestRecord] = ()
+    idle_share: float | None = None
 
 
 def compose(
@@ -34,32 +35,21 @@ def compose(
 ) -> Report:
     """``phases`` by ONLINE_ONLY, OFFLINE_ONLY and TOGETHER, as far as they ran; ``baseline``: the first two were
     wanted."""
-    together = phases.get(TOGETHER)
-    alone = _baseline(phases) if baseline else None
-    online = together.online if together else None
-    offline = together.offline if together else None
+    online_only, offline_only, together = (
+        phases.get(name, PhaseOutcome()) for name in (ONLINE_ONLY, OFFLINE_ONLY, TOGETHER)
+    )
+    online, offline = together.online, together.offline
+    alone = Baseline(online_only.online, offline_only.offline, online_only.idle_share) if baseline else None
     ratios = interference(online, alone.online) if online and alone and alone.online else None
     harvested = None
     if offline and alone and alone.offline and alone.idle_share is not None:
         harvested = harvest(offline, alone.offline, alone.idle_share)
     judged = []
-    if together and online and slos:
+    if online and slos:
         samples = LatencySamples.of(together.records)
         judged = [slo.judge(online, samples, alone.online if alone else None) for slo in slos]
     report = Report(facts, online, offline, alone, ratios, harvested, judged, partial, [])
     return msgspec.structs.replace(report, notes=[*notes, *reservations(report)])
-
-
-def _baseline(phases: Mapping[str, PhaseOutcome]) -> Baseline:
-    online_only, offline_only = phases.get(ONLINE_ONLY), phases.get(OFFLINE_ONLY)
-    return Baseline(
-        online=online_only.online if online_only else None,
-        offline=offline_only.offline if offline_only else None,
-        idle_share=online_only.idle_share if online_only else None,
-    )
-
-
-MAX_SEND_LAG_MS = 20.0  # later than this at p99, the bursts that were sent are no longer the trace's
 
 
 def reservations(report: Report) -> list[str]:
