@@ -11,9 +11,8 @@ from nats.js.api import KeyValueConfig, ObjectStoreConfig
 
 from shared.bus.buckets import Bucket, Entry
 from shared.bus.failures import failing_as
-from shared.bus.growing_object import GrowingObject
 from shared.bus.live import LiveMessages, Subscription
-from shared.bus.objects import Objects
+from shared.bus.objects import GrowingObject, Objects
 from shared.bus.streams import Stored, Streams
 from shared.cancellation import check_cancelled
 from shared.protocol import subjects

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from services.offline_queue.batches.file_sweep import GRACE_S, ORPHAN_AGE_S, FileSweep
 from services.offline_queue.batches.lines import lines_object
 from shared.bus import Bus
-from shared.bus.growing_object import CHUNKS, DESCRIPTIONS, STREAM
+from shared.bus.objects import CHUNKS, DESCRIPTIONS, STREAM
 from shared.errors import NotFoundOnBusError
 from shared.protocol.batches import FileObject
 from tests.services.offline_queue.batch_desk import TIMEOUT_S, Desk, ManualClock, chat_line

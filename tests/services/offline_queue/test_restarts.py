@@ -15,7 +15,7 @@ from services.offline_queue.batches import records as batch_records
 from services.offline_queue.batches.lines import lines_object
 from services.offline_queue.batches.manager import BatchManager
 from shared.bus import Bus
-from shared.bus.growing_object import CHUNKS, DESCRIPTIONS, STREAM
+from shared.bus.objects import CHUNKS, DESCRIPTIONS, STREAM
 from shared.protocol import subjects
 from shared.protocol.batches import BatchRecord
 from shared.protocol.offline import OfflineRequest, OfflineResult

@@ -6,7 +6,7 @@ import itertools
 import pytest
 
 from shared.bus import Bus
-from shared.bus.growing_object import CHUNKS, STREAM
+from shared.bus.objects import CHUNKS, STREAM
 from shared.errors import BusError, ConflictError, NoResponderError, NotFoundOnBusError
 from shared.protocol import subjects
 from shared.protocol.batches import FileObject
