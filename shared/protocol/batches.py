@@ -1,15 +1,14 @@
-"""Batches and files, as the bus keeps them and OpenAI's clients see them. Times are unix seconds."""
+"""Batches, what they took and files, as the bus keeps them and OpenAI's clients see them. Times are unix seconds."""
 
-from typing import Literal
+from typing import Literal, Self
 
 import msgspec
-
-from shared.protocol.usage import Usage
 
 BatchStatus = Literal[
     "validating", "in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled"
 ]
-OPEN_STATUSES = frozenset({"validating", "in_progress", "finalizing", "cancelling"})  # the others are final
+# The others are final.
+OPEN_STATUSES: frozenset[BatchStatus] = frozenset({"validating", "in_progress", "finalizing", "cancelling"})
 
 
 class LineError(msgspec.Struct, frozen=True):
@@ -42,6 +41,35 @@ class RequestCounts(msgspec.Struct, frozen=True):
     @property
     def left(self) -> int:
         return self.total - self.done
+
+
+class InputTokensDetails(msgspec.Struct, frozen=True):
+    """``cached_tokens`` came from the prefix cache; nothing is written to it at an extra price."""
+
+    cached_tokens: int
+    cache_write_tokens: int = 0
+
+
+class OutputTokensDetails(msgspec.Struct, frozen=True):
+    """There is no reasoning apart from the output."""
+
+    reasoning_tokens: int = 0
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """Tokens of one response, or of a batch so far."""
+
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    total_tokens: int
+
+    @classmethod
+    def of(cls, input_tokens: int, cached_tokens: int, output_tokens: int) -> Self:
+        """``cached_tokens``: of the input."""
+        details = InputTokensDetails(cached_tokens), OutputTokensDetails()
+        return cls(input_tokens, details[0], output_tokens, details[1], input_tokens + output_tokens)
 
 
 class Batch(msgspec.Struct, frozen=True):

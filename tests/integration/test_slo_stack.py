@@ -23,13 +23,12 @@ from shared.latency.features import BatchFeatures
 from shared.latency.linear import LinearLatencyModel
 from shared.latency.roofline import RooflineLatencyModel
 from shared.protocol import subjects
-from shared.protocol.budgets import BudgetRecord
+from shared.protocol.budgets import BudgetRecord, SloReport, SloState, SloStatus
 from shared.protocol.executors import ExecutorInfo, Heartbeat
 from shared.protocol.latency_models import LatencyModelRecord, model_record
 from shared.protocol.measurements import MeasuredShape
 from shared.protocol.online import OnlineLatencies, OnlineServed
 from shared.protocol.slo_profile import Knob, SloProfileRecord, slo_profile_key
-from shared.protocol.slo_status import SloReport, SloState, SloStatus
 from tests.services.gateway.gateway_rig import GatewayRig, model_folder
 from tests.services.profiler.profiling import until
 from tests.shared.latency.shapes import make_shape

@@ -9,9 +9,9 @@ from shared.bus import Bus
 from shared.clock import Clock
 from shared.errors import BusError, NoResponderError, NotFoundOnBusError
 from shared.protocol import subjects
+from shared.protocol.budgets import SloReport, SloStatus
 from shared.protocol.services import ServiceStatus
 from shared.protocol.slo_profile import Knob, SloProfileRecord, slo_profile_key
-from shared.protocol.slo_status import SloReport, SloStatus
 
 PING_WAIT_S = 0.25
 SLO_WAIT_S = 1.0

@@ -7,10 +7,9 @@ import msgspec
 from services.gateway.dashboard.questions import StackAnswers
 from shared.latency.histogram import LatencyHistogram
 from shared.protocol.batches import BatchRecord
-from shared.protocol.budgets import BudgetRecord
+from shared.protocol.budgets import BudgetRecord, SloStatus
 from shared.protocol.executors import Heartbeat
 from shared.protocol.slo_profile import SloProfileRecord
-from shared.protocol.slo_status import SloStatus
 from shared.watch.stack_watch import ExecutorView, StackView, ended_at
 
 

@@ -15,9 +15,15 @@ from rich.table import Table
 from services.local.commands.parameters import BusOptions, JsonOption, show
 from shared.errors import NoResponderError, StackError
 from shared.protocol import subjects
-from shared.protocol.latency_models import BoostedCurves, LatencyModelRecord, LinearCoefficients, ModelRecord
+from shared.protocol.latency_models import (
+    BoostedCurves,
+    LatencyModelRecord,
+    LinearCoefficients,
+    ModelRecord,
+    PredictBatch,
+    Prediction,
+)
 from shared.protocol.measurements import PrefillChunk
-from shared.protocol.prediction import PredictBatch, Prediction
 from shared.settings.command_options import with_option_groups
 
 ASKER = "predict"  # its name on the bus

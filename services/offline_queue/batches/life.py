@@ -48,7 +48,7 @@ class BatchLife:
 
     def notice(self, record: BatchRecord) -> None:
         """The record was written by anyone; a cancellation takes effect at once."""
-        if record.status != batch_records.CANCELLING or self._is_cancelled:
+        if record.status != "cancelling" or self._is_cancelled:
             return
         self._is_cancelled = True
         self._end_work()
@@ -107,7 +107,7 @@ class BatchLife:
     async def admit(self) -> None:
         """Learn what is done, and hand the rest to the pool, as far as there is room. Does nothing for a batch that
         is not at work, or was admitted. Raises BusError; then it can be called again."""
-        if self.record.status != batch_records.IN_PROGRESS or self.progress is not None:
+        if self.record.status != "in_progress" or self.progress is not None:
             return
         try:
             await self._admit()
@@ -116,9 +116,9 @@ class BatchLife:
             raise
 
     async def _run(self) -> None:
-        if self.record.status == batch_records.VALIDATING:
+        if self.record.status == "validating":
             await self._ingest()
-        if self.record.status == batch_records.IN_PROGRESS:
+        if self.record.status == "in_progress":
             await self._work()
         if self.record.status in batch_records.ENDING:
             await self._end()

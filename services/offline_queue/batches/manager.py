@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from services.offline_queue.batches import records as batch_records
 from services.offline_queue.batches.life import BatchLife
 from services.offline_queue.batches.lines import line_of
 from services.offline_queue.batches.tools import BatchTools
@@ -106,8 +105,7 @@ class BatchManager:
     def is_being_read(self, file_id: str) -> bool:
         """It is the input of a batch that has not been read in yet."""
         return any(
-            life.record.status == batch_records.VALIDATING and life.record.input_file_id == file_id
-            for life in self._lives.values()
+            life.record.status == "validating" and life.record.input_file_id == file_id for life in self._lives.values()
         )
 
     def is_open(self, request_id: str) -> bool:
@@ -139,7 +137,7 @@ class BatchManager:
         at_work = [life.progress for life in lives if life.progress is not None]
         return BatchStats(
             batches=len(lives),
-            validating=sum(life.record.status == batch_records.VALIDATING for life in lives),
+            validating=sum(life.record.status == "validating" for life in lives),
             lines_open=sum(progress.num_open for progress in at_work),
             lines_held=sum(progress.num_held for progress in at_work),
             held_bytes=sum(progress.held_bytes for progress in at_work),
@@ -147,7 +145,7 @@ class BatchManager:
         )
 
     def _room(self) -> int:
-        at_work = sum(life.record.status == batch_records.IN_PROGRESS for life in self._lives.values())
+        at_work = sum(life.record.status == "in_progress" for life in self._lives.values())
         return self._pool_bytes // max(1, at_work)
 
     def _in_order(self) -> list[BatchLife]:

@@ -15,22 +15,16 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from shared.protocol.batches import OPEN_STATUSES, BatchRecord, LineError, LineErrors, RequestCounts
-from shared.protocol.usage import Usage
+from shared.protocol.batches import OPEN_STATUSES, BatchRecord, BatchStatus, LineError, LineErrors, RequestCounts, Usage
 
 Change = Callable[[BatchRecord], BatchRecord]
 
-VALIDATING = "validating"
-IN_PROGRESS = "in_progress"
-FINALIZING = "finalizing"
-COMPLETED = "completed"
-FAILED = "failed"
-EXPIRED = "expired"
-CANCELLING = "cancelling"
-CANCELLED = "cancelled"
-
 # The state that work ended in -> the last.
-ENDING = {FINALIZING: COMPLETED, CANCELLING: CANCELLED, IN_PROGRESS: EXPIRED}
+ENDING: dict[BatchStatus, str] = {
+    "finalizing": "completed",
+    "cancelling": "cancelled",
+    "in_progress": "expired",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,28 +51,28 @@ def was_ingested(record: BatchRecord) -> bool:
 def started(total: int, model: str, now_s: int) -> Change:
     """validating -> in_progress, once every line is stored."""
     counts = RequestCounts(total)
-    return _where({VALIDATING}, status=IN_PROGRESS, request_counts=counts, model=model, in_progress_at=now_s)
+    return _where({"validating"}, status="in_progress", request_counts=counts, model=model, in_progress_at=now_s)
 
 
 def failed(errors: list[LineError], now_s: int) -> Change:
     """validating -> failed."""
-    return _where({VALIDATING}, status=FAILED, errors=LineErrors(errors), failed_at=now_s)
+    return _where({"validating"}, status="failed", errors=LineErrors(errors), failed_at=now_s)
 
 
 def lost(now_s: int) -> Change:
     """Any state that is not final -> failed: the store lost what the batch needs to go on."""
     error = LineError("server_error", "The stored data of this batch is lost. Submit it again.")
-    return _where(OPEN_STATUSES, status=FAILED, errors=LineErrors([error]), failed_at=now_s)
+    return _where(OPEN_STATUSES, status="failed", errors=LineErrors([error]), failed_at=now_s)
 
 
 def progressed(counts: BatchCounts) -> Change:
     """The counts so far, while the batch is at work."""
-    return _where({IN_PROGRESS, CANCELLING}, counts)
+    return _where({"in_progress", "cancelling"}, counts)
 
 
 def finalizing(counts: BatchCounts, now_s: int) -> Change:
     """in_progress -> finalizing, once every line has its result."""
-    return _where({IN_PROGRESS}, counts, status=FINALIZING, finalizing_at=now_s)
+    return _where({"in_progress"}, counts, status="finalizing", finalizing_at=now_s)
 
 
 def ended(counts: BatchCounts, output_file_id: str | None, error_file_id: str | None, now_s: int) -> Change:
@@ -98,7 +92,7 @@ def cleared(record: BatchRecord) -> BatchRecord:
     return record if record.status in OPEN_STATUSES else replace(record, cleared=True)
 
 
-def _where(statuses: Collection[str], counts: BatchCounts | None = None, **fields: Any) -> Change:
+def _where(statuses: Collection[BatchStatus], counts: BatchCounts | None = None, **fields: Any) -> Change:
     """These fields, and what the counts make of others, in a record that has one of the statuses."""
 
     def change(record: BatchRecord) -> BatchRecord:

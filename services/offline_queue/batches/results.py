@@ -5,7 +5,6 @@ from typing import Any
 import msgspec
 
 from services.offline_queue.batches.lines import BatchLine
-from services.offline_queue.batches.records import CANCELLED, EXPIRED
 from shared.openai.completions.answers import AnswerHead, Choice, CompletionUsage, completion_body
 from shared.openai.completions.requests import CHAT
 from shared.openai.errors import RequestError
@@ -17,8 +16,8 @@ from shared.protocol.sampling import FinishReason
 from shared.text.tokenizer import Tokenizer
 
 UNFINISHED = {
-    EXPIRED: ("batch_expired", "This request could not be executed before the completion window expired."),
-    CANCELLED: ("batch_cancelled", "This request was not executed because the batch was cancelled."),
+    "expired": ("batch_expired", "This request could not be executed before the completion window expired."),
+    "cancelled": ("batch_cancelled", "This request was not executed because the batch was cancelled."),
 }
 LOST = ("server_error", "The result of this request is not in the store.")
 MAX_MESSAGE_LENGTH = 2000  # characters; messages quote what the client sent

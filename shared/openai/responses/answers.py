@@ -17,8 +17,8 @@ from shared.openai.responses.objects import (
 )
 from shared.openai.responses.requests import ResponseRequest
 from shared.openai.shown_text import ShownToken
+from shared.protocol.batches import Usage
 from shared.protocol.sampling import FinishReason
-from shared.protocol.usage import Usage
 
 _encoder = msgspec.json.Encoder()
 

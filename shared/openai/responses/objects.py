@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from shared.protocol.usage import Usage
+from shared.protocol.batches import Usage
 
 Status = Literal["in_progress", "completed", "incomplete", "failed"]
 

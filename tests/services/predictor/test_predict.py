@@ -18,9 +18,15 @@ from shared.clock import SystemClock
 from shared.latency.boosted import BoostedLatencyModel, Curve, Sum
 from shared.protocol import subjects
 from shared.protocol.executors import ExecutorInfo
-from shared.protocol.latency_models import Candidate, LatencyModelRecord, LinearCoefficients, model_record
+from shared.protocol.latency_models import (
+    Candidate,
+    LatencyModelRecord,
+    LinearCoefficients,
+    PredictBatch,
+    Prediction,
+    model_record,
+)
 from shared.protocol.measurements import PrefillChunk
-from shared.protocol.prediction import PredictBatch, Prediction
 from tests.services.profiler.profiling import KEY, TRUTH, executor_info, predicted, running
 from tests.shared.latency.shapes import make_shape
 

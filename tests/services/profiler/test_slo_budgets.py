@@ -14,7 +14,7 @@ from shared.clock import SystemClock
 from shared.errors import NotFoundOnBusError
 from shared.latency.histogram import LatencyHistogram
 from shared.protocol import subjects
-from shared.protocol.budgets import BudgetRecord, BudgetSource
+from shared.protocol.budgets import BudgetRecord, BudgetSource, SloReport, SloState
 from shared.protocol.executors import ExecutorCounters, Heartbeat
 from shared.protocol.latency_models import LatencyModelRecord
 from shared.protocol.offline import OfflineLength, OfflineSample
@@ -26,7 +26,6 @@ from shared.protocol.slo_profile import (
     SloProfileRecord,
     slo_profile_key,
 )
-from shared.protocol.slo_status import SloReport, SloState
 from tests.services.profiler.profiling import KEY, executor_info, until
 from tests.services.profiler.test_slo_keeper import model
 

@@ -10,11 +10,11 @@ from services.profiler.settings import ProfilerSettings
 from services.profiler.slo.job import SloJob
 from services.profiler.slo.keeper import USUAL_OFFLINE, PublishedModel, SloKeeper, rename
 from shared.latency.histogram import LatencyHistogram
+from shared.protocol.budgets import SloState
 from shared.protocol.latency_models import LatencyModelRecord, LinearCoefficients
 from shared.protocol.offline import OfflineLength
 from shared.protocol.online import FinishedOnline, OnlineLatencies, OnlineServed
 from shared.protocol.slo_profile import Knob, SloProfileRecord
-from shared.protocol.slo_status import SloState
 from tests.services.profiler.profiling import KEY, executor_info
 
 SLOS = "tbt_mean<=30ms, ttft_p99<=500ms"

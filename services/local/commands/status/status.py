@@ -13,10 +13,9 @@ from shared.bus import Bus
 from shared.errors import NoResponderError, StackError
 from shared.process.service import Details
 from shared.protocol import subjects
-from shared.protocol.budgets import BudgetRecord
+from shared.protocol.budgets import BudgetRecord, SloReport, SloStatus
 from shared.protocol.executors import ExecutorInfo, Heartbeat
 from shared.protocol.services import ServiceStatus
-from shared.protocol.slo_status import SloReport, SloStatus
 
 ANSWER_S = 1.0
 HEARTBEAT_S = 2.5  # two heartbeats and a half

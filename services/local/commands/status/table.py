@@ -8,9 +8,9 @@ from rich.table import Table
 
 from services.local.commands.parameters import BusOptions, JsonOption, show
 from services.local.commands.status.status import ProcessStatus, Status, read_status
+from shared.protocol.budgets import SloStatus
 from shared.protocol.executors import Heartbeat
 from shared.protocol.slo_profile import SloVerdict
-from shared.protocol.slo_status import SloStatus
 from shared.settings.command_options import with_option_groups
 
 

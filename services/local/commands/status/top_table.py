@@ -10,8 +10,8 @@ from rich.text import Text
 from services.local.commands.status.status import queue_figures
 from services.local.commands.status.table import draining_text
 from shared.process.service import Details
+from shared.protocol.budgets import SloStatus
 from shared.protocol.slo_profile import SloVerdict
-from shared.protocol.slo_status import SloStatus
 from shared.watch.stack_watch import BatchView, ExecutorView, StackView
 
 BAR_WIDTH = 20

@@ -11,8 +11,7 @@ from openai.types import Batch
 from services.gateway.api.batches import shown as shown_batch
 from shared.bus import Bus
 from shared.protocol import subjects
-from shared.protocol.batches import BatchRecord, FileObject, LineError, LineErrors, RequestCounts
-from shared.protocol.usage import Usage
+from shared.protocol.batches import BatchRecord, FileObject, LineError, LineErrors, RequestCounts, Usage
 from tests.services.gateway.gateway_rig import GatewayRig
 
 WINDOW_S = 24 * 3600

@@ -26,12 +26,11 @@ from shared.clock import SystemClock
 from shared.latency.histogram import LatencyHistogram
 from shared.protocol import subjects
 from shared.protocol.batches import BatchRecord, RequestCounts
-from shared.protocol.budgets import BudgetRecord, BudgetSource
+from shared.protocol.budgets import BudgetRecord, BudgetSource, SloReport, SloState, SloStatus
 from shared.protocol.executors import ExecutorCounters, Heartbeat
 from shared.protocol.online import OnlineLatencies, OnlineServed
 from shared.protocol.services import ServiceStatus
 from shared.protocol.slo_profile import Knob, SloProfileRecord, SloVerdict, Trial, WorkloadFacts, slo_profile_key
-from shared.protocol.slo_status import SloReport, SloState, SloStatus
 from shared.scheduling.kv.pool import BlockOwners
 from shared.watch.stack_watch import StackWatch
 from tests.services.gateway.gateway_rig import GatewayRig, wait_until

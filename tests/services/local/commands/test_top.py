@@ -16,12 +16,11 @@ from shared.clock import SystemClock
 from shared.latency.histogram import LatencyHistogram
 from shared.protocol import subjects
 from shared.protocol.batches import BatchRecord, RequestCounts
-from shared.protocol.budgets import BudgetRecord, BudgetSource
+from shared.protocol.budgets import BudgetRecord, BudgetSource, SloState, SloStatus
 from shared.protocol.executors import ExecutorCounters, ExecutorInfo, Heartbeat
 from shared.protocol.online import OnlineLatencies, OnlineServed
 from shared.protocol.services import ServiceStatus
 from shared.protocol.slo_profile import SloVerdict
-from shared.protocol.slo_status import SloState, SloStatus
 from shared.watch.follower import StackFollower
 from shared.watch.stack_watch import GONE_S, MAX_ENDED, StackWatch, ended_at
 from shared.watch.windows import RateWindow
