@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -116,7 +116,7 @@ class Streams(Connection):
         with failing_as(f"store {subject}"):
             return int((await self._js.publish(subject, data, headers=headers)).seq)
 
-    async def store_many(self, messages: list[tuple[str, object]]) -> None:
+    async def store_many(self, messages: Sequence[tuple[str, object]]) -> None:
         """Store several (subject, message) pairs durably, pipelined; those already there count as stored.
         Raises BusError where one is not known to be stored; storing all again is safe."""
         storing = (self.store(subject, message) for subject, message in messages)

@@ -43,10 +43,8 @@ class OnlineLatencies(msgspec.Struct):
 
     def merge(self, others: OnlineLatencies) -> None:
         """Count what others counted as well."""
-        self.ttft_ms.merge(others.ttft_ms)
-        self.tbt_ms.merge(others.tbt_ms)
-        self.tpot_ms.merge(others.tpot_ms)
-        self.normalized_latency_ms.merge(others.normalized_latency_ms)
+        for metric in self.__struct_fields__:
+            getattr(self, metric).merge(getattr(others, metric))
 
     def histogram(self, figure: Figure) -> LatencyHistogram:
         """Of the figure's metric."""

@@ -229,10 +229,8 @@ class _TokenStream:
 
 def _overlap(text: str, stop: str) -> int:
     """The length of the longest end of ``text`` that is a proper beginning of ``stop``."""
-    for length in range(min(len(text), len(stop) - 1), 0, -1):
-        if text.endswith(stop[:length]):
-            return length
-    return 0
+    lengths = range(min(len(text), len(stop) - 1), 0, -1)
+    return next((length for length in lengths if text.endswith(stop[:length])), 0)
 
 
 def _compile(chat_template: str) -> jinja2.Template:

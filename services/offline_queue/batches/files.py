@@ -7,11 +7,10 @@ from dataclasses import replace
 
 import msgspec
 
-from services.offline_queue.batches.lines import line_of, split_lines
+from services.offline_queue.batches.lines import LineSpool, line_of, split_lines
 from services.offline_queue.batches.progress import add_to, is_completed
 from services.offline_queue.batches.records import ENDING, BatchCounts, Change, ended
 from services.offline_queue.batches.results import ResultWriter
-from services.offline_queue.batches.spool import LineSpool
 from services.offline_queue.batches.tools import BatchTools
 from shared.bus import GrowingObject
 from shared.protocol import subjects

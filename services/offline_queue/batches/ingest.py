@@ -5,8 +5,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import IO, BinaryIO, cast
 
 from services.offline_queue.batches.input import MAX_ERRORS, MAX_LINE_BYTES, MAX_LINES, BatchInput, ParsedLines
-from services.offline_queue.batches.lines import encode_lines, lines_object, split_lines
-from services.offline_queue.batches.spool import temporary_file
+from services.offline_queue.batches.lines import encode_lines, lines_object, split_lines, temporary_file
 from services.offline_queue.batches.tools import BatchTools
 from shared.errors import NotFoundOnBusError
 from shared.protocol import subjects
@@ -64,10 +63,9 @@ class BatchIngestion:
                 self.total += len(parsed.lines)
 
     async def _store(self, parsed: ParsedLines) -> None:
-        stored: list[tuple[str, object]] = []
-        stored += [(subjects.offline_request(each.request.request_id), each) for each in parsed.requests]
-        stored += [(subjects.result(each.request_id), each) for each in parsed.failures]
-        await self._tools.bus.store_many(stored)
+        requests = [(subjects.offline_request(each.request.request_id), each) for each in parsed.requests]
+        failures = [(subjects.result(each.request_id), each) for each in parsed.failures]
+        await self._tools.bus.store_many([*requests, *failures])
 
     async def _groups(self, file_id: str) -> AsyncIterator[Group]:
         """Ends after the first line that is one too many."""

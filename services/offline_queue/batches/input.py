@@ -31,6 +31,7 @@ MAX_CUSTOM_ID_LENGTH = 512  # characters
 MAX_LOGPROBS = 400_000  # of one result, about 6 MB
 BIAS_BYTES = 15  # of one token's, as it is encoded
 MAX_ERRORS = 100  # a batch's record is one KV value; more errors of one file say little
+MISSING = "missing_required_parameter"
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
@@ -39,9 +40,7 @@ class InvalidLineError(SlackwaterError):
 
     def __init__(self, code: str, message: str, param: str | None = None) -> None:
         super().__init__(message)
-        self.code = code
-        self.message = message
-        self.param = param
+        self.code, self.message, self.param = code, message, param
 
 
 @dataclass(slots=True)
@@ -107,36 +106,26 @@ class BatchInput:
 
     def _read_envelope(self, line: int, data: bytes) -> tuple[str, bytes]:
         """custom_id and body. Raises InvalidLineError."""
-        if line > MAX_LINES:
-            raise InvalidLineError("too_many_lines", f"The file has more than {MAX_LINES} lines.")
-        if len(data) > MAX_LINE_BYTES:
-            raise InvalidLineError("line_too_long", f"This line is longer than {MAX_LINE_BYTES} bytes.")
-        envelope = _decode(data)
+        _demand(line <= MAX_LINES, "too_many_lines", f"The file has more than {MAX_LINES} lines.")
+        _demand(len(data) <= MAX_LINE_BYTES, "line_too_long", f"This line is longer than {MAX_LINE_BYTES} bytes.")
+        envelope, endpoint = _decode(data), self._record.endpoint
         for name in ("custom_id", "method", "url"):
-            if not getattr(envelope, name):
-                raise _missing(name)
+            _demand(bool(getattr(envelope, name)), MISSING, f"{name} is missing or empty.", name)
         assert envelope.custom_id is not None
-        if envelope.method != "POST":
-            raise InvalidLineError("invalid_method", "The method must be POST.", "method")
-        if envelope.url != self._record.endpoint:
-            message = f"The url must be the batch's endpoint, {self._record.endpoint}."
-            raise InvalidLineError("invalid_url", message, "url")
+        _demand(envelope.method == "POST", "invalid_method", "The method must be POST.", "method")
+        _demand(envelope.url == endpoint, "invalid_url", f"The url must be the batch's endpoint, {endpoint}.", "url")
         body = bytes(envelope.body)
-        if body == b"null":
-            raise _missing("body")
-        if not body.startswith(b"{"):
-            raise InvalidLineError("invalid_type", "The body must be a JSON object.", "body")
+        _demand(body != b"null", MISSING, "body is missing or empty.", "body")
+        _demand(body.startswith(b"{"), "invalid_type", "The body must be a JSON object.", "body")
         self._check_custom_id(envelope.custom_id)
         return envelope.custom_id, body
 
     def _check_custom_id(self, custom_id: str) -> None:
-        if len(custom_id) > MAX_CUSTOM_ID_LENGTH:
-            message = f"The custom_id is longer than {MAX_CUSTOM_ID_LENGTH} characters."
-            raise InvalidLineError("invalid_custom_id", message, "custom_id")
+        too_long = f"The custom_id is longer than {MAX_CUSTOM_ID_LENGTH} characters."
+        _demand(len(custom_id) <= MAX_CUSTOM_ID_LENGTH, "invalid_custom_id", too_long, "custom_id")
         digest = hashlib.blake2b(custom_id.encode(), digest_size=16).digest()
-        if digest in self._custom_ids:
-            message = f"The custom_id {custom_id!r} of this line was used before in this batch."
-            raise InvalidLineError("duplicate_custom_id", message, "custom_id")
+        repeated = f"The custom_id {custom_id!r} of this line was used before in this batch."
+        _demand(digest not in self._custom_ids, "duplicate_custom_id", repeated, "custom_id")
         self._custom_ids.add(digest)
 
     def _read_body(self, line: int, body: bytes) -> CompletionRequest:
@@ -146,15 +135,19 @@ class BatchInput:
         except RequestError as error:
             if error.param != "model":
                 raise
-            code = error.code or "missing_required_parameter"
-            raise InvalidLineError(code, error.message, "body.model") from error
+            raise InvalidLineError(error.code or MISSING, error.message, "body.model") from error
         except Exception as error:  # one line must not stop the service that every batch shares
             logger.exception("a batch line could not be read", extra={"batch_id": self._record.id, "line": line})
             raise RequestError(f"the request could not be read: {error!r}", status=500) from error
-        if completion.stream:
-            raise InvalidLineError("unsupported_value", "A batch does not stream; leave it out.", "body.stream")
+        _demand(not completion.stream, "unsupported_value", "A batch does not stream; leave it out.", "body.stream")
         _check_logprobs(completion)
         return completion
+
+
+def _demand(holds: bool, code: str, message: str, param: str | None = None) -> None:
+    """Raises InvalidLineError where it does not hold."""
+    if not holds:
+        raise InvalidLineError(code, message, param)
 
 
 def _described(line: int, custom_id: str, completion: CompletionRequest) -> BatchLine:
@@ -187,7 +180,3 @@ def _decode(data: bytes) -> _Line:
         raise InvalidLineError("invalid_type", f"{what}.", path.rstrip("`") or None) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidLineError("invalid_json_line", "This line is not parseable as valid JSON.") from error
-
-
-def _missing(name: str) -> InvalidLineError:
-    return InvalidLineError("missing_required_parameter", f"{name} is missing or empty.", name)

@@ -6,6 +6,7 @@ import logging
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from services.offline_queue.batches.life import BatchLife
@@ -59,30 +60,20 @@ class BatchManager:
         """``pool_bytes``: about what all batches' requests may take in the pool, shared evenly by those at work;
         ``max_failures``: runs of one request that may fail until it is given up."""
         self._bus = bus
-        self._tokenizer = tokenizer
-        self._model = model
-        self._pool = pool
         self._clock = clock
         self._pool_bytes = pool_bytes
-        self._max_failures = max_failures
         self._lives: dict[str, BatchLife] = {}
+        self._make_tools = partial(BatchTools, bus, tokenizer, model, pool, clock, self._room, max_failures)
 
     async def start(self) -> None:
         """Recover: when this returns, the pool holds every request that has to run, in the order of the batches'
         creation and of their lines. A batch that cannot be read is left to ``run``, which tries again. Raises
         BusError."""
         await self._bus.ensure_streams()
-        self.tools = BatchTools(
-            bus=self._bus,
-            batches=await self._bus.bucket(subjects.BATCHES_BUCKET, BatchRecord),
-            files=await self._bus.bucket(subjects.FILES_BUCKET, FileObject),
-            objects=await self._bus.objects(),
-            tokenizer=self._tokenizer,
-            model=self._model,
-            pool=self._pool,
-            clock=self._clock,
-            room=self._room,
-            max_failures=self._max_failures,
+        self.tools = self._make_tools(
+            await self._bus.bucket(subjects.BATCHES_BUCKET, BatchRecord),
+            await self._bus.bucket(subjects.FILES_BUCKET, FileObject),
+            await self._bus.objects(),
         )
         for entry in await self.tools.batches.entries():
             if entry.value is not None and not entry.value.cleared:
@@ -104,9 +95,8 @@ class BatchManager:
 
     def is_being_read(self, file_id: str) -> bool:
         """It is the input of a batch that has not been read in yet."""
-        return any(
-            life.record.status == "validating" and life.record.input_file_id == file_id for life in self._lives.values()
-        )
+        records = [life.record for life in self._lives.values()]
+        return any(record.status == "validating" and record.input_file_id == file_id for record in records)
 
     def is_open(self, request_id: str) -> bool:
         """It is a request of a batch at work that has no result."""
@@ -115,13 +105,12 @@ class BatchManager:
 
     async def add_losses(self, request_ids: list[str], reason: str) -> None:
         """The executor that ran these requests is gone: for each that is open, a failed run."""
-        failures = [OfflineFailure(each, reason) for each in request_ids if self.is_open(each)]
+        lost = [each for each in request_ids if self.is_open(each)]
         try:
-            await self._bus.store_many(
-                [(subjects.failure(each.request_id, uuid.uuid4().hex), each) for each in failures]
-            )
+            failures = [(subjects.failure(each, uuid.uuid4().hex), OfflineFailure(each, reason)) for each in lost]
+            await self._bus.store_many(failures)
         except BusError as error:
-            logger.warning("losses not counted", extra={"requests": len(failures), "why": str(error)})
+            logger.warning("losses not counted", extra={"requests": len(lost), "why": str(error)})
 
     def share_of(self, batch_id: str) -> Share:
         """Whose the batch is, and how urgent; for an unknown one, nobody's."""

@@ -15,12 +15,12 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from shared.protocol.batches import OPEN_STATUSES, BatchRecord, BatchStatus, LineError, LineErrors, RequestCounts, Usage
+from shared.protocol.batches import OPEN_STATUSES, BatchRecord, LineError, LineErrors, RequestCounts, Usage
 
 Change = Callable[[BatchRecord], BatchRecord]
 
 # The state that work ended in -> the last.
-ENDING: dict[BatchStatus, str] = {
+ENDING = {
     "finalizing": "completed",
     "cancelling": "cancelled",
     "in_progress": "expired",
@@ -92,7 +92,7 @@ def cleared(record: BatchRecord) -> BatchRecord:
     return record if record.status in OPEN_STATUSES else replace(record, cleared=True)
 
 
-def _where(statuses: Collection[BatchStatus], counts: BatchCounts | None = None, **fields: Any) -> Change:
+def _where(statuses: Collection[str], counts: BatchCounts | None = None, **fields: Any) -> Change:
     """These fields, and what the counts make of others, in a record that has one of the statuses."""
 
     def change(record: BatchRecord) -> BatchRecord:

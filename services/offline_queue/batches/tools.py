@@ -19,15 +19,15 @@ class BatchTools:
     """``reading``: batches take turns by the group of lines that they read, first come, first served."""
 
     bus: Bus
-    batches: Bucket[BatchRecord]
-    files: Bucket[FileObject]
-    objects: Objects
     tokenizer: Tokenizer
     model: ServedModel
     pool: OfflinePool
     clock: Clock
     room: Callable[[], int]  # bytes in the pool for each batch at work
     max_failures: int  # of one request, before it is given up
+    batches: Bucket[BatchRecord]
+    files: Bucket[FileObject]
+    objects: Objects
     reading: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def clear(self, batch_id: str) -> None:
