@@ -10,11 +10,7 @@ import nats.js.errors
 from shared.errors import BusError
 
 FAILURES = (nats.errors.Error, nats.js.errors.Error, asyncio.TimeoutError, OSError)
-NO_OBJECT = (
-    nats.js.errors.ObjectNotFoundError,
-    nats.js.errors.ObjectDeletedError,
-    nats.js.errors.NotFoundError,
-)
+NO_OBJECT = (nats.js.errors.ObjectNotFoundError, nats.js.errors.ObjectDeletedError, nats.js.errors.NotFoundError)
 
 WRONG_LAST_SEQUENCE = 10071  # JetStream: compare-and-set lost, or the key exists
 NO_SUCH_MESSAGE = (10037, 10043, 10057)  # JetStream: the sequence is absent, or was deleted before

@@ -12,24 +12,10 @@ from typing import Generic, TypeVar
 import msgspec
 import nats.errors
 import nats.js.errors
-from nats.js.api import (
-    AckPolicy,
-    ConsumerConfig,
-    DeliverPolicy,
-    DiscardPolicy,
-    RetentionPolicy,
-    StreamConfig,
-)
+from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, DiscardPolicy, RetentionPolicy, StreamConfig
 
 from shared.bus.connection import OPERATION_TIMEOUT_S, Connection
-from shared.bus.failures import (
-    FAILURES,
-    NO_SUCH_MESSAGE,
-    NO_SUCH_STREAM,
-    STREAM_DIFFERS,
-    SUBJECT_IS_TAKEN,
-    failing_as,
-)
+from shared.bus.failures import FAILURES, NO_SUCH_MESSAGE, NO_SUCH_STREAM, STREAM_DIFFERS, SUBJECT_IS_TAKEN, failing_as
 from shared.cancellation import check_cancelled
 from shared.errors import BusError
 from shared.protocol import subjects

@@ -156,8 +156,7 @@ class BatchLife:
         else:
             await self._edit(batch_records.started(ingested.total, self._tools.model.name, self._now_s()))
         logger.info(
-            "batch ingested",
-            extra={"batch_id": self.record.id, "status": self.record.status, "lines": ingested.total},
+            "batch ingested", extra={"batch_id": self.record.id, "status": self.record.status, "lines": ingested.total}
         )
 
     async def _work(self) -> None:

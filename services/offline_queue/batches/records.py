@@ -20,11 +20,7 @@ from shared.protocol.batches import OPEN_STATUSES, BatchRecord, LineError, LineE
 Change = Callable[[BatchRecord], BatchRecord]
 
 # The state that work ended in -> the last.
-ENDING = {
-    "finalizing": "completed",
-    "cancelling": "cancelled",
-    "in_progress": "expired",
-}
+ENDING = {"finalizing": "completed", "cancelling": "cancelled", "in_progress": "expired"}
 
 
 @dataclass(frozen=True, slots=True)
