@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from dataclasses import dataclass, field
 
 from loadgen.client.counters import BUSY_METRIC, Reading, idle_share, read_counter
 from loadgen.client.openai_client import OpenAIClient
@@ -12,72 +13,62 @@ from loadgen.report.metrics import online_report
 from loadgen.report.outcome import PhaseOutcome
 
 
+@dataclass(slots=True)
 class Phase:
     """Runs for ``duration_s`` and then until the last online answer is in; offline work goes on until then, so that
-    late answers meet the same load, but counts only within the window. Before the window offline work runs for
-    ``warm_up_s``."""
+    late answers meet the same load, but counts only within the window. It begins ``warm_up_s`` before that."""
 
-    def __init__(
-        self,
-        client: OpenAIClient,
-        duration_s: float,
-        online: OpenLoop | None,
-        offline: OfflineDriver | None,
-        warm_up_s: float = 0.0,
-    ) -> None:
-        self.online = online
-        self._offline = offline
-        self._client = client
-        self._duration_s = duration_s
-        self._warm_up_s = warm_up_s if offline is not None else 0.0
-        self._start_s: float | None = None
-        self._end_s = 0.0
-        self.trouble: str | None = None  # why the offline work may still be on the server
-        self._busy: list[Reading | None] = []
+    client: OpenAIClient
+    duration_s: float
+    online: OpenLoop | None
+    offline: OfflineDriver | None
+    warm_up_s: float
+    trouble: str | None = None  # why the offline work may still be on the server
+    _start_s: float | None = None
+    _end_s: float = 0.0
+    _busy: list[Reading | None] = field(default_factory=list)
 
     async def run(self, drain: bool) -> None:
-        """Run to the end. On cancellation the offline work is taken from the server before it returns.
-
-        Raises ServerError when the server refuses the batch; one that does not let go of it ends up in ``trouble``.
-        """
+        """Run to the end. On cancellation the offline work is taken from the server before it returns. Raises
+        ServerError when the server refuses the batch; one that does not let go of it ends up in ``trouble``."""
         try:
             if self.online is not None:
                 await self.online.prepare()
-            if self._offline is not None:
-                await self._offline.start()
+            if self.offline is not None:
+                await self.offline.start()
             await self._measure()
         except asyncio.CancelledError:
             drain = False
             raise
         finally:
             self._end_s = min(self._end_s, time.perf_counter())
-            if self._offline is not None:
+            if self.offline is not None:
                 try:
-                    await self._offline.stop(drain)
+                    await self.offline.stop(drain)
                 except ServerError as error:
                     self.trouble = str(error)
 
     async def _measure(self) -> None:
-        self._start_s = start_s = time.perf_counter() + self._warm_up_s
-        self._end_s = end_s = start_s + self._duration_s
+        self._start_s = start_s = time.perf_counter() + (self.warm_up_s if self.offline is not None else 0.0)
+        self._end_s = end_s = start_s + self.duration_s
         async with asyncio.TaskGroup() as tasks:
-            if self._offline is not None:
-                tasks.create_task(self._offline.run(start_s, end_s))
+            if self.offline is not None:
+                tasks.create_task(self.offline.run(start_s, end_s))
             if self.online is not None:
                 tasks.create_task(self.online.run(start_s))
                 tasks.create_task(self._read_busy(start_s, end_s))
 
     async def _read_busy(self, start_s: float, end_s: float) -> None:
         await sleep_until(start_s)
-        self._busy.append(await read_counter(self._client, BUSY_METRIC))
+        self._busy.append(await read_counter(self.client, BUSY_METRIC))
         await sleep_until(end_s)
-        self._busy.append(await read_counter(self._client, BUSY_METRIC))
+        self._busy.append(await read_counter(self.client, BUSY_METRIC))
 
     def outcome(self) -> PhaseOutcome:
         """What was measured so far; a side that the phase does not have, or did not get to, is None."""
         online, offline = None, None
         if self._start_s is not None and self._start_s < self._end_s:
             online = online_report(self.online.records, self._start_s, self._end_s) if self.online else None
-            offline = self._offline.report() if self._offline else None
+            offline = self.offline.report() if self.offline else None
         records = self.online.records if self.online else ()
         return PhaseOutcome(online, offline, records, idle_share(*self._busy) if len(self._busy) == 2 else None)

@@ -68,10 +68,8 @@ async def probe(
     client: OpenAIClient, model: str, model_path: Path | None, filler: Path | None, salt: str
 ) -> RequestMaker:
     """The best form that the server takes, tried in this order: token ids and text to ``/v1/completions``, text to
-    ``/v1/chat/completions``; each with and without ``ignore_eos``. Text is calibrated by the server's usage.
-
-    Raises ServerError with the server's own words when it takes none.
-    """
+    ``/v1/chat/completions``; each with and without ``ignore_eos``. Text is calibrated by the server's usage. Raises
+    ServerError with the server's own words when it takes none."""
     batches = await _has_batches(client)
     refused: list[str] = []
     for endpoint, token_ids in ((COMPLETIONS, True), (COMPLETIONS, False), (CHAT, False)):

@@ -37,10 +37,7 @@ def parse_counter(text: str, metric: str, time_s: float) -> Reading | None:
 
 
 def gained(before: Reading | None, after: Reading | None) -> list[float] | None:
-    """Of each executor between two readings.
-
-    None without two readings, or when an executor came or restarted in between (its counter fell).
-    """
+    """Of each executor between two readings; None without both, or when an executor came or restarted in between."""
     if before is None or after is None or after.time_s <= before.time_s or before.values.keys() != after.values.keys():
         return None
     gains = [after.values[executor] - before.values[executor] for executor in before.values]
@@ -48,8 +45,7 @@ def gained(before: Reading | None, after: Reading | None) -> list[float] | None:
 
 
 def idle_share(before: Reading | None, after: Reading | None) -> float | None:
-    """The share of the time between two readings of BUSY_METRIC in which the executors idled, mean over them, 0 to
-    1."""
+    """The share of the time between two readings of BUSY_METRIC that the executors idled, mean over them, 0 to 1."""
     gains_s = gained(before, after)
     if gains_s is None or before is None or after is None:
         return None

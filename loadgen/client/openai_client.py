@@ -1,8 +1,7 @@
 """An OpenAI-compatible server, as a load generator sees it.
 
-aiohttp carries the streams: with 300 of them open it took 11 us of processor time a chunk where httpx took 62, and
-the load generator often shares the machine with what it measures.
-"""
+aiohttp carries the streams: with 300 of them open it took 11 us of processor time a chunk where httpx took 62, and we
+often share the machine with what we measure."""
 
 from __future__ import annotations
 

@@ -40,10 +40,8 @@ class OpenLoop:
         await self._prepare(range(min(NUM_PREPARED, len(self.requests))))
 
     async def run(self, start_s: float) -> None:
-        """Send each request at ``start_s`` (``time.perf_counter``) plus its arrival, and wait for all answers.
-
-        On cancellation the connections close, and the records stay as they are.
-        """
+        """Send each request at ``start_s`` (``time.perf_counter``) plus its arrival, and wait for all answers. On
+        cancellation the connections close, and the records stay as they are."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._prepare(range(self._prepared.qsize(), len(self.requests))))
             for _ in self.requests:

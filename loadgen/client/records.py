@@ -7,10 +7,8 @@ from dataclasses import dataclass, field
 class RequestRecord:
     """One request, filled in while its stream arrives, so that a cut-short run can still be reported.
 
-    ``token_times_s`` has one entry for each server-sent event that carries text. A server that sends several tokens
-    in one event shows the client one pause before them, and so they count as one gap; ``output_tokens`` comes from
-    the server's usage and counts every token.
-    """
+    ``token_times_s`` has an entry for each server-sent event that carries text. Several tokens in one event are one
+    pause to the client, and so one gap; ``output_tokens`` comes from the server's usage and counts every token."""
 
     due_s: float  # when it had to be sent
     sent_s: float | None = None

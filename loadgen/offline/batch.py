@@ -102,8 +102,8 @@ class OfflineBatch:
                 raise ServerError(f"batch {batch.id} was refused: {msgspec.json.encode(batch.errors).decode()[:300]}")
 
     async def run(self, start_s: float, end_s: float) -> None:
-        """Watch until ``end_s``, or until every line has its result. A batch that is done before ``start_s`` is
-        measured from its creation instead."""
+        """Watch until ``end_s`` or until all have a result; what is done before ``start_s`` counts from its
+        creation."""
         await sleep_until(start_s)
         self._last = await self._try_poll() or self._created
         if not self._is_exhausted:

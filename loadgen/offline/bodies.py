@@ -33,9 +33,8 @@ class OfflineDriver(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class OfflineMaker:
-    """Turns a backlog's prompts into request bodies. With ``mark`` each prompt begins with it: another phase's
-    prompts then share no prefix with these, while they share theirs among each other as before. ``extra``: further
-    fields of each body."""
+    """Turns a backlog's prompts into request bodies. ``mark``: each prompt begins with it, so that they share prefixes
+    among each other as before, and none with those of another phase. ``extra``: further fields of each body."""
 
     maker: RequestMaker
     mark: str = ""

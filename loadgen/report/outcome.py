@@ -33,7 +33,7 @@ def compose(
     partial: bool,
     notes: Sequence[str],
 ) -> Report:
-    """``phases`` by ONLINE_ONLY, OFFLINE_ONLY and TOGETHER, as far as they ran; ``baseline``: the first two were
+    """``phases``: as far as they ran, by ONLINE_ONLY, OFFLINE_ONLY, TOGETHER; ``baseline``: the first two were
     wanted."""
     online_only, offline_only, together = (
         phases.get(name, PhaseOutcome()) for name in (ONLINE_ONLY, OFFLINE_ONLY, TOGETHER)

@@ -26,8 +26,7 @@ class Lengths(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class OfflinePrompt:
-    """One line of the backlog: either ``text``, or ``messages``, or a length to make a prompt of, or a whole
-    ``body`` for ``endpoint`` in OpenAI's batch form."""
+    """One line of the backlog: ``text``, ``messages``, a length to make a prompt of, or a batch line's ``body``."""
 
     max_tokens: int
     text: str | None = None
@@ -38,10 +37,8 @@ class OfflinePrompt:
 
 
 def load_backlog(path: Path, limit: int | None = None, max_tokens: int | None = None) -> list[OfflinePrompt]:
-    """The prompts of a JSONL or CSV file, gzip or plain, the first ``limit`` of them.
-
-    ``max_tokens`` replaces what the file or its form says. Raises TraceError with the file and the line.
-    """
+    """The first ``limit`` prompts of a JSONL or CSV file, gzip or plain. ``max_tokens`` replaces what the file or its
+    form says. Raises TraceError with the file and the line."""
     prompts = list(islice(_read_jsonl(path) if first_line(path).startswith("{") else _read_csv(path), limit))
     if not prompts:
         raise TraceError(f"{path}: no prompts in the file")

@@ -19,10 +19,8 @@ GZIP_MAGIC = b"\x1f\x8b"
 
 @contextmanager
 def open_text(path: Path) -> Iterator[TextIO]:
-    """The file as UTF-8 text with line ends kept as they are; gzip is recognised by its first bytes.
-
-    Raises TraceError when the file is not there, is not readable, or is not UTF-8 or gzip inside.
-    """
+    """The file as UTF-8 text with line ends kept as they are; gzip is recognised by its first bytes. Raises TraceError
+    when the file is not there, is not readable, or is not UTF-8 or gzip inside."""
     try:
         with path.open("rb") as raw:
             is_gzip = raw.read(2) == GZIP_MAGIC

@@ -36,9 +36,7 @@ class Calibration:
 @dataclass(slots=True)
 class PromptMaker(Generic[Unit]):
     """Makes the prompt of a trace's request out of ``units`` (token ids or words), the same one for the same salt.
-
-    Prompts with equal block ids begin with equal units; all others differ from the first unit on.
-    """
+    Prompts with equal block ids begin with equal units; all others differ from the first unit on."""
 
     units: Sequence[Unit]
     join: Callable[[list[Unit]], list[int] | str]

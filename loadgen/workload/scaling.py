@@ -14,8 +14,7 @@ REPLICA_BLOCK_IDS = 1 << 40  # above any trace's own block ids
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """How to cut and scale a trace. ``duration_s`` counts seconds of the replay; the trace gives
-    ``duration_s * time_scale`` seconds from ``start_s`` on."""
+    """How to cut and scale a trace; ``duration_s`` of a replay are ``duration_s * time_scale`` of the trace."""
 
     start_s: float = 0.0
     duration_s: float = 60.0
@@ -42,10 +41,8 @@ class Scaling:
             raise WorkloadError(f"--start must not be negative, not {self.start_s:g}")
 
     def apply(self, trace: Iterable[TraceRequest]) -> list[TraceRequest]:
-        """The requests to send, their ``arrival_s`` in seconds since the replay's start, below ``duration_s``.
-
-        Raises WorkloadError when the window holds no request.
-        """
+        """The requests to send, their ``arrival_s`` in seconds since the replay's start, below ``duration_s``. Raises
+        WorkloadError when the window holds none."""
         length_s = self.duration_s * self.time_scale
         requests = window(trace, self.start_s, length_s)
         if not requests:
@@ -73,10 +70,8 @@ def window(trace: Iterable[TraceRequest], start_s: float, duration_s: float) -> 
 def scale_rate(
     requests: Sequence[TraceRequest], wanted: int, duration_s: float, rng: random.Random
 ) -> list[TraceRequest]:
-    """Drop at random, or replicate lengths with times interpolated between neighbours (OOCO, section 5.1.3).
-
-    A spike keeps its length and the ratio of peak to trough stays. Returns ``wanted`` requests, at least one.
-    """
+    """Drop at random, or replicate lengths with times interpolated between neighbours (OOCO, section 5.1.3). A spike
+    keeps its length and the ratio of peak to trough stays. Returns ``wanted`` requests, at least one."""
     copies, rest = divmod(max(1, wanted), len(requests))
     ends_s = [after.arrival_s for _, after in pairwise(requests)] + [duration_s]
     scaled: list[TraceRequest] = []
@@ -110,11 +105,8 @@ def cap_context(requests: Sequence[TraceRequest], max_context: int | None) -> li
 
 
 def _replica(request: TraceRequest, end_s: float, copy: int, rng: random.Random) -> TraceRequest:
-    """Copy 0 is the request itself; the others arrive at a random time before the next request.
-
-    Each copy has block ids of its own, so that replication keeps the trace's prefix sharing instead of making every
-    replica a full hit.
-    """
+    """Copy 0 is the request itself; the others arrive at a random time before the next request, with block ids of their
+    own, so that replication keeps the trace's prefix sharing instead of making every replica a full hit."""
     if copy == 0:
         return request
     block_ids = tuple(block_id + copy * REPLICA_BLOCK_IDS for block_id in request.block_ids)

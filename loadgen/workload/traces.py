@@ -69,11 +69,9 @@ TraceRow = AzureRow | BurstGptRow | MooncakeLine
 
 
 def read_trace(path: Path) -> Iterator[TraceRequest]:
-    """The requests of a trace in order of arrival, read lazily; the first arrives at 0.
-
-    The format is told from the first line. Raises TraceError with the file and the line for a file that is in none
-    of the formats, a field that is not what it should be, or times that run backwards.
-    """
+    """The requests of a trace in order of arrival, read lazily; the first arrives at 0. Raises TraceError with the file
+    and the line for a file in none of the formats, a field that is not what it should be, or times that run
+    backwards."""
     first_s: float | None = None
     last_s = float("-inf")
     for number, row in _rows(path):
@@ -106,8 +104,7 @@ def _rows(path: Path) -> Iterator[tuple[int, TraceRow]]:
 
 
 def _instant_s(stamp: str) -> float:
-    """Seconds on a time axis; the fraction is read apart because ``datetime`` keeps only six of its digits. Raises
-    ValueError."""
+    """Seconds; the fraction is read apart, as ``datetime`` keeps only six of its digits. Raises ValueError."""
     whole, dot, rest = stamp.partition(".")
     digits = rest[: len(rest) - len(rest.lstrip("0123456789"))] if dot else ""
     try:

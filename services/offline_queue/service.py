@@ -74,7 +74,6 @@ class OfflineQueueService(Service):
         pool_bytes = settings.pool_mb * 1024**2
         self._batches = BatchManager(bus, tokenizer, model, self._pool, clock, pool_bytes, settings.max_failures)
         self._flex = FlexDesk(self._pool, clock, settings.max_flex_requests, self._strategy.serves_offline)
-        self._sweep: FileSweep
         self._tuning = Tuning(bus, self._work.set)
         self._attached: dict[str, _Attached] = {}
         self._has_gap = asyncio.Event()  # in what is known of an executor's prefix cache
@@ -83,7 +82,6 @@ class OfflineQueueService(Service):
     async def start(self) -> None:
         """Recover the pool before any executor is heard, so that what executors hold is recognized."""
         await self._batches.start()
-        self._sweep = FileSweep(self._batches.tools, self._batches.is_being_read)
         await self._bus.subscribe(subjects.HEARTBEATS, Heartbeat, self._on_heartbeat)
         await self._bus.serve(subjects.OFFLINE_SAMPLE, object, self._on_sample)
         await self._bus.serve(subjects.FLEX, FlexMessage, self._on_flex)
@@ -93,7 +91,7 @@ class OfflineQueueService(Service):
         """Until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._batches.run())
-            group.create_task(self._sweep.run())
+            group.create_task(FileSweep(self._batches.tools, self._batches.is_being_read).run())
             group.create_task(self._flex.run())
             group.create_task(self._tuning.run())
             group.create_task(self._follow_executors())
@@ -224,21 +222,20 @@ class OfflineQueueService(Service):
         logger.warning("executor is silent", extra={"executor_id": executor_id, "why": why})
 
     async def _fill_gaps(self) -> None:
-        """Ask executors for all that their prefix caches have, where something that they told was lost, or told before
-        this began."""
+        """Ask executors for all that their prefix caches have, where some that they told was lost or came too early."""
         while True:
             await self._has_gap.wait()
             self._has_gap.clear()
             for attached in list(self._attached.values()):
-                if attached.scheduler.needs_cache and not attached.is_silent:
-                    await self._ask_cache(attached.scheduler)
-
-    async def _ask_cache(self, scheduler: Scheduler) -> None:
-        executor_id = scheduler.info.executor_id
-        try:
-            scheduler.on_cache(await self._bus.request(subjects.cache(executor_id), {}, CacheChanges, CACHE_WAIT_S))
-        except BusError as error:
-            logger.info("prefix cache not known", extra={"executor_id": executor_id, "why": str(error)})
+                scheduler = attached.scheduler
+                if not scheduler.needs_cache or attached.is_silent:
+                    continue
+                subject = subjects.cache(scheduler.info.executor_id)
+                try:
+                    scheduler.on_cache(await self._bus.request(subject, {}, CacheChanges, CACHE_WAIT_S))
+                except BusError as error:
+                    why = {"executor_id": scheduler.info.executor_id, "why": str(error)}
+                    logger.info("prefix cache not known", extra=why)
 
     async def _release(self, period_s: float) -> None:
         """At a fixed rate an idle executor gets work when its time has come, not when something else happens."""

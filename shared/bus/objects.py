@@ -45,9 +45,8 @@ class Objects:
         return GrowingObject(self._streams, name)
 
     async def chunks(self, name: str, num_bytes: int | None = None) -> AsyncIterator[bytes]:
-        """The object's bytes, a chunk at a time; ``num_bytes``: of an object that may have grown since it had that
-        size. Raises NotFoundOnBusError, also where chunks are lost, and BusError where somebody replaces the object
-        meanwhile."""
+        """The object's bytes, a chunk at a time; ``num_bytes``: of one that may have grown since, only so many. Raises
+        NotFoundOnBusError, also where chunks are lost, and BusError where somebody replaces the object meanwhile."""
         info = await self._describe(name)
         size, seen = info.size or 0, 0
         size = size if num_bytes is None else min(size, num_bytes)
@@ -100,9 +99,8 @@ class Objects:
 
 
 class GrowingObject:
-    """One writer appends; whoever reads sees the pieces that were whole when it asked. What a kill left is read with
-    ``recover``, which comes before the first ``append``. Its chunks lie under its name, so that those are found that
-    were stored when the description was not yet."""
+    """One writer appends; whoever reads sees the pieces that were whole when it asked. ``recover``, before the first
+    ``append``, reads what a kill left. Its chunks lie under its name, to be found before they are described."""
 
     def __init__(self, streams: Streams, name: str) -> None:
         """``name`` is a token of a subject."""
@@ -114,8 +112,7 @@ class GrowingObject:
         self._last_sequence = 0
 
     async def recover(self) -> AsyncIterator[bytes]:
-        """The pieces that are there, in order; the beginning of a line that was cut short is removed. Raises
-        BusError."""
+        """The pieces that are there, in order; a last line that was cut short is removed. Raises BusError."""
         pending: list[Raw] = []
         async for chunk in self._streams.read_raw(STREAM, CHUNKS + self.name, FETCH_CHUNKS):
             pending.append(chunk)

@@ -97,8 +97,7 @@ class Streams(Connection):
         return True
 
     async def store_raw(self, subject: str, data: bytes, headers: dict[str, str]) -> int:
-        """Store bytes durably; the sequence. Raises BusError where they are not known to be stored, or where the
-        headers forbid it."""
+        """Store bytes durably; the sequence. Raises BusError where they may not be stored, or the headers forbid it."""
         with failing_as(f"store {subject}"):
             return int((await self._js.publish(subject, data, headers=headers)).seq)
 
@@ -114,8 +113,8 @@ class Streams(Connection):
     async def read(
         self, stream: str, subject: str, message_type: type[T], start: int = 1, fetch: int = FETCH_BATCH
     ) -> AsyncGenerator[Stored[T], None]:
-        """Every stored message whose subject matches, oldest first, from the sequence ``start`` on; ends when all were
-        seen. ``fetch``: how many are in memory at once."""
+        """Every stored message of a matching subject, oldest first, from sequence ``start`` on; ``fetch`` in memory at
+        once."""
         async with contextlib.aclosing(self.read_raw(stream, subject, fetch, start)) as raws:
             async for raw in raws:
                 yield Stored(decode(raw.data, message_type), raw.subject, raw.sequence)

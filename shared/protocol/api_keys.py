@@ -30,10 +30,8 @@ def new_api_key() -> str:
 def hash_api_key(key: str) -> str:
     """SHA-256, in hex.
 
-    Passwords need salt and a slow hash because people choose them and they can be guessed. A key of 256 random bits
-    cannot be guessed at any speed, so one fast hash is enough, and a gateway can afford it for each request. Nor does
-    the time of a lookup by hash tell anything: nobody can choose a key's hash byte by byte.
-    """
+    A key of 256 random bits cannot be guessed as passwords can, so it needs neither salt nor a slow hash, and a gateway
+    can afford this one for each request. Nor does a lookup's time tell anything: nobody chooses a hash byte by byte."""
     return hashlib.sha256(key.encode()).hexdigest()
 
 

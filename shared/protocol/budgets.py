@@ -19,8 +19,7 @@ class BudgetSource(enum.StrEnum):
 
 
 class BudgetRecord(msgspec.Struct, frozen=True):
-    """The latency budget of one step, and where it comes from. ``idle_budget_ms``: of a step while no online request
-    is held, where it is more."""
+    """The latency budget of one step. ``idle_budget_ms``: while no online request is held, where it is more."""
 
     profile_key: str
     latency_budget_ms: float

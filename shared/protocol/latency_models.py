@@ -11,8 +11,7 @@ FittedModel = LinearLatencyModel | BoostedLatencyModel | BrosLatencyModel
 
 
 class LinearCoefficients(msgspec.Struct, frozen=True, tag_field="kind", tag="linear"):
-    """They weigh 1, S_p, S_d, S_p^2, S_d^2, N_p, N_d and the prefill pairs in this order, all in milliseconds and not
-    negative."""
+    """Of 1, S_p, S_d, S_p^2, S_d^2, N_p, N_d and the prefill pairs in this order, in milliseconds, not negative."""
 
     coefficients: Coefficients
 
@@ -70,7 +69,13 @@ class LatencyModelRecord(msgspec.Struct, frozen=True):
 
     def latency_model(self) -> FittedModel:
         """Raises ValueError for coefficients that are no model."""
-        return model_from(self.model)
+        match self.model:
+            case LinearCoefficients(coefficients=coefficients):
+                return LinearLatencyModel(*coefficients)
+            case BrosLines(coefficients=lines):
+                return BrosLatencyModel(*lines)
+            case BoostedCurves(base=base, curves=curves):
+                return BoostedLatencyModel(base, {each.of: Curve(each.knots, each.slopes) for each in curves})
 
 
 def kind_of(record: ModelRecord) -> str:
@@ -78,18 +83,8 @@ def kind_of(record: ModelRecord) -> str:
     return str(record.__struct_config__.tag)
 
 
-def model_from(record: ModelRecord) -> FittedModel:
-    """Raises ValueError for coefficients that are no model."""
-    if isinstance(record, LinearCoefficients):
-        return LinearLatencyModel(*record.coefficients)
-    if isinstance(record, BrosLines):
-        return BrosLatencyModel(*record.coefficients)
-    curves = {curve.of: Curve(curve.knots, curve.slopes) for curve in record.curves}
-    return BoostedLatencyModel(record.base, curves)
-
-
 def model_record(model: FittedModel) -> ModelRecord:
-    """What ``model_from`` makes the model of again."""
+    """What ``LatencyModelRecord.latency_model`` makes the model of again."""
     if isinstance(model, LinearLatencyModel):
         return LinearCoefficients(model.coefficients())
     if isinstance(model, BrosLatencyModel):

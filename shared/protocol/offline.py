@@ -18,8 +18,7 @@ class OfflineRequest(msgspec.Struct, frozen=True):
 
 
 class OfflineResult(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The one result of an offline request, stored in RESULTS_STREAM. What it says of its output is that of the first
-    choice; one with an error has no other."""
+    """The one result of an offline request, stored in RESULTS_STREAM. Its output is that of the first choice."""
 
     request_id: str
     output_token_ids: list[int]
@@ -36,8 +35,7 @@ class OfflineResult(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class OfflineFailure(msgspec.Struct, frozen=True):
-    """A run of an offline request that failed and may be tried again, stored in RESULTS_STREAM beside the results. How
-    many of them a request has is how often it failed."""
+    """A failed run of an offline request that may be tried again, stored in RESULTS_STREAM beside the results."""
 
     request_id: str
     reason: str

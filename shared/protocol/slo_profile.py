@@ -87,8 +87,7 @@ def plain_spelling(slo: str) -> str:
 
 
 class ProfileRequest(msgspec.Struct, frozen=True):
-    """Ask the profiler service, on subjects.PROFILE, to search anew now. Empty: every kind of executor that it knows,
-    and the SLOs that the stack keeps."""
+    """Ask the profiler, on subjects.PROFILE, to search anew. Empty: all executor kinds, and the SLOs that are kept."""
 
     profile_key: str = ""
     slos: list[str] = []

@@ -43,10 +43,9 @@ class EndedRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepStarted(msgspec.Struct, frozen=True):
-    """Q_send: the step that the executor starts now, and all that it holds. ``idle`` means no step starts:
-    the executor waits for work, and a plan for ``step`` may come at any time. Where ``num_fresh`` counts the online
-    requests that wait and have never run, ``states`` has only those of them that no message before had: they change
-    in nothing, and may be thousands."""
+    """Q_send: the step that the executor starts now, and all that it holds. ``idle`` means no step starts: the executor
+    waits for work, and a plan for ``step`` may come at any time. ``num_fresh`` counts the online requests that wait and
+    have never run: perhaps thousands, so ``states`` has only those of them that no message before had."""
 
     executor_id: str
     epoch: str

@@ -77,8 +77,8 @@ class Tokenizer:
         return ids
 
     def apply_chat_template(self, messages: Dicts, tools: Dicts | None = None) -> list[int]:
-        """Token ids of a conversation that the model is to go on with. Raises ChatTemplateError where the template
-        refuses it, or there is none."""
+        """Token ids of a conversation to go on with. Raises ChatTemplateError where its template refuses or is
+        missing."""
         return self.encode(self.render_chat(messages, tools), add_special_tokens=False)
 
     def render_chat(self, messages: Dicts, tools: Dicts | None = None) -> str:
@@ -112,8 +112,8 @@ class Tokenizer:
             raise ModelError(f"this model's tokenizer cannot be matched with a grammar: {error}") from error
 
     def detokenizer(self, stop: Sequence[str] = (), shows_calls: bool = False) -> IncrementalDetokenizer:
-        """For one stream of tokens that ends before the first of the ``stop`` strings. ``shows_calls``: the token that
-        begins tool calls is shown, though it be special."""
+        """For a stream that ends before the first of the ``stop`` strings. ``shows_calls``: shows the mark of tool
+        calls."""
         hidden_ids = self._special_ids - {self.call_token_id} if shows_calls else self._special_ids
         return IncrementalDetokenizer(self._backend, hidden_ids, stop)
 

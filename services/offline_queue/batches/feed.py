@@ -13,8 +13,7 @@ GROUP_REQUESTS = 64
 
 class BatchFeed:
     """Hands stored requests to the pool in the order of their lines, until the batch has used its room there, and more
-    once half of that is free again. Whatever the size of a batch, what is in memory of it stays within the room and
-    one request."""
+    once half of that is free again: whatever a batch's size, its part in memory is the room and one request."""
 
     def __init__(self, tools: BatchTools, progress: BatchProgress) -> None:
         """``tools.room``: bytes, as ``BatchProgress.held_bytes`` counts them; it may change at any time."""

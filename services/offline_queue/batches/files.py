@@ -53,8 +53,7 @@ class BatchOutputs:
         return outputs
 
     async def recover(self) -> None:
-        """Learn which lines are in the files, and show them: a kill may have come between a piece and its record, and
-        what no record names is swept away. Raises BusError."""
+        """Learn which lines are there; show the files, as a kill may come between piece and record. Raises BusError."""
         for file, place in ((self._output, IN_OUTPUT), (self._errors, IN_ERRORS)):
             async for _, data in split_lines(file.recover()):
                 self._written[line_of(_id_decoder.decode(data).id, "_")] = place

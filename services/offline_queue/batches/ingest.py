@@ -30,9 +30,9 @@ class BatchIngestion:
         self._is_cancelled = is_cancelled
 
     async def run(self) -> None:
-        """Store every request, the results of those that cannot be served, and the batch's lines. What an earlier,
-        unfinished run left is removed first; where there are errors, nothing is left. A cancelled run stops early.
-        Raises BusError; a new one may run again."""
+        """Store every request, the results of those that cannot be served, and the batch's lines; stops early when
+        cancelled. What an unfinished run left goes first; where there are errors, nothing is left. Raises BusError; a
+        new one may run again."""
         tools, record = self._tools, self._record
         await tools.clear(record.id)
         with temporary_file() as lines:

@@ -55,8 +55,7 @@ class BatchLife:
         self._discard_held()
 
     def add_result(self, stored: Stored[OfflineResult]) -> None:
-        """A result is in the stream; one that was there before changes nothing. Before admission nothing is done:
-        admission reads all results."""
+        """A result is in the stream, perhaps again. Before admission nothing is done: admission reads all results."""
         result = stored.message
         if self.progress is None or not self.progress.add_result(line_of(result.request_id), result):
             return
@@ -85,10 +84,16 @@ class BatchLife:
         return self.progress is not None and not self._over.is_set() and self.progress.is_open(line)
 
     async def run(self) -> None:
-        """To the end, or to a BusError; after ``restart`` it can be called again. Raises NotFoundOnBusError where the
-        record is gone."""
+        """To the end, or to a BusError; then ``restart`` comes next. Raises NotFoundOnBusError where the record is
+        gone."""
         try:
-            await self._run()
+            if self.record.status == "validating":
+                await self._ingest()
+            if self.record.status == "in_progress":
+                await self._work()
+            if self.record.status in batch_records.ENDING:
+                await self._end()
+            await self._clear()
         except NotFoundOnBusError as error:
             logger.error("batch has lost its data", extra={"batch_id": self.record.id, "missing": str(error)})
             self._discard_held()
@@ -97,8 +102,7 @@ class BatchLife:
             await self._clear()
 
     async def restart(self) -> None:
-        """After a BusError: forget all that the bus knows better, so that ``run`` can be called again.
-        Raises BusError."""
+        """After a BusError, before ``run`` is called again: forget all that the bus knows better. Raises BusError."""
         self._forget()
         if not self._is_cancelled:
             self._over.clear()
@@ -114,15 +118,6 @@ class BatchLife:
         except BusError:
             self._forget()
             raise
-
-    async def _run(self) -> None:
-        if self.record.status == "validating":
-            await self._ingest()
-        if self.record.status == "in_progress":
-            await self._work()
-        if self.record.status in batch_records.ENDING:
-            await self._end()
-        await self._clear()
 
     async def _admit(self) -> None:
         bus, batch_id = self._tools.bus, self.record.id
@@ -196,8 +191,7 @@ class BatchLife:
             del self._given_up[line]
 
     async def _write_progress(self, progress: BatchProgress) -> None:
-        """Results go into the files, requests whose results are durable are deleted, and the record shows the counts:
-        all of one moment."""
+        """Files get results, requests with durable ones are deleted, the record shows the counts: all of one moment."""
         counts, done = progress.counts, progress.take_done_requests()
         await self._write_arrived()
         for start in range(0, len(done), GROUP_DELETES):
@@ -208,7 +202,7 @@ class BatchLife:
     async def _end(self) -> None:
         """Write the files, then the final status."""
         end = batch_records.ended(batch_records.BatchCounts(), None, None, self._now_s())
-        if batch_records.was_ingested(self.record):
+        if self.record.in_progress_at is not None:  # all its lines are stored; before that, nothing of it counts
             outputs = self._outputs or await BatchOutputs.open(self._tools, self.record)
             end = await outputs.finish(self.record, self._now_s())
         await self._edit(end)

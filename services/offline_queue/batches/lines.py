@@ -56,12 +56,7 @@ def encode_lines(lines: list[BatchLine]) -> bytes:
 async def read_lines(objects: Objects, batch_id: str) -> AsyncIterator[BatchLine]:
     """In the order of the input. Raises NotFoundOnBusError."""
     async for _, data in split_lines(objects.chunks(lines_object(batch_id))):
-        yield decode_line(data)
-
-
-def decode_line(data: bytes) -> BatchLine:
-    """One of ``encode_lines``."""
-    return _decoder.decode(data)
+        yield _decoder.decode(data)
 
 
 async def split_lines(chunks: AsyncIterable[bytes], max_bytes: int | None = None) -> AsyncIterator[tuple[int, bytes]]:
@@ -122,7 +117,7 @@ class LineSpool:
         if 2 * number + 1 >= len(self._places) or not self._places[2 * number + 1]:
             return None
         self._file.seek(self._places[2 * number])
-        return decode_line(self._file.read(self._places[2 * number + 1]))
+        return _decoder.decode(self._file.read(self._places[2 * number + 1]))
 
     @property
     def end(self) -> int:

@@ -44,8 +44,7 @@ class BatchStats:
 
 
 class BatchManager:
-    """The lives of all batches in this process; only one process may run it at a time. Memory grows with the batches
-    that have not ended, never with those that have."""
+    """The lives of all batches; only one process may run it at a time. Memory grows with the open batches alone."""
 
     def __init__(
         self,

@@ -39,11 +39,6 @@ class BatchCounts:
         return {"request_counts": RequestCounts(total, self.completed, self.failed), "usage": usage}
 
 
-def was_ingested(record: BatchRecord) -> bool:
-    """All its lines are stored; before that, nothing of it counts."""
-    return record.in_progress_at is not None
-
-
 def started(total: int, model: str, now_s: int) -> Change:
     """validating -> in_progress, once every line is stored."""
     counts = RequestCounts(total)
@@ -72,8 +67,7 @@ def finalizing(counts: BatchCounts, now_s: int) -> Change:
 
 
 def ended(counts: BatchCounts, output_file_id: str | None, error_file_id: str | None, now_s: int) -> Change:
-    """finalizing -> completed, in_progress -> expired, cancelling -> cancelled, with the files that were written: one
-    without lines does not exist."""
+    """finalizing -> completed, in_progress -> expired, cancelling -> cancelled, with those files that have lines."""
     files = {"output_file_id": output_file_id, "error_file_id": error_file_id}
 
     def change(record: BatchRecord) -> BatchRecord:
