@@ -16,8 +16,7 @@ from loadgen.client.openai_client import OpenAIClient, as_type
 from loadgen.client.openloop import sleep_until
 from loadgen.client.sse import Usage
 from loadgen.errors import ServerError
-from loadgen.offline.batch_file import batch_lines, output_usages, write_files
-from loadgen.offline.bodies import OfflineMaker, Tell
+from loadgen.offline.bodies import OfflineMaker, Tell, batch_lines, output_usages, write_files
 from loadgen.report.report import OfflineReport
 from loadgen.workload.backlog import OfflinePrompt
 from shared.protocol.batches import RequestCounts
@@ -102,8 +101,7 @@ class OfflineBatch:
                 raise ServerError(f"batch {batch.id} was refused: {msgspec.json.encode(batch.errors).decode()[:300]}")
 
     async def run(self, start_s: float, end_s: float) -> None:
-        """Watch until ``end_s`` or until all have a result; what is done before ``start_s`` counts from its
-        creation."""
+        """Watch until ``end_s`` or until all have a result; what is done by ``start_s`` counts from creation."""
         await sleep_until(start_s)
         self._last = await self._try_poll() or self._created
         if not self._is_exhausted:

@@ -1,16 +1,23 @@
-"""The offline side of a run: what both ways of driving a backlog have in common."""
+"""The offline side of a run: its requests' bodies, and files of them for batches."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
+
 from loadgen.client.abilities import CHAT, RequestMaker
+from loadgen.client.sse import Usage
 from loadgen.report.report import OfflineReport
 from loadgen.workload.backlog import OfflinePrompt
 from loadgen.workload.prompts import load_tokenizer
 from loadgen.workload.scaling import fit_context, scale_lengths
 from loadgen.workload.traces import TraceRequest
+
+MAX_FILE_BYTES = 190 << 20  # OpenAI takes 200 MB
+MAX_FILE_LINES = 50_000
 
 Tell = Callable[[int, int], None]  # how many of how many requests have ended
 
@@ -95,3 +102,36 @@ def fit_backlog(
         return replace(prompt, text=text, max_tokens=max_tokens)
 
     return [fit(prompt) for prompt in prompts]
+
+
+def batch_lines(maker: OfflineMaker, prompts: Sequence[OfflinePrompt]) -> Iterator[bytes]:
+    """The lines of a batch input file."""
+    for number, (endpoint, body) in enumerate(maker.bodies(prompts), start=1):
+        line = {"custom_id": f"replay-{number}", "method": "POST", "url": endpoint, "body": body}
+        yield msgspec.json.encode(line) + b"\n"
+
+
+def write_files(
+    lines: Iterable[bytes], folder: Path, max_bytes: int = MAX_FILE_BYTES, max_lines: int = MAX_FILE_LINES
+) -> list[Path]:
+    """The lines in files within the limits."""
+    paths: list[Path] = []
+    size = count = 0
+    with contextlib.ExitStack() as files:
+        for line in lines:
+            if not paths or size + len(line) > max_bytes or count == max_lines:
+                files.close()
+                paths.append(folder / f"replay-{len(paths) + 1}.jsonl")
+                file = files.enter_context(paths[-1].open("wb"))
+                size = count = 0
+            file.write(line)
+            size, count = size + len(line), count + 1
+    return paths
+
+
+def output_usages(content: bytes) -> Iterator[Usage]:
+    """The usage of each answer in a batch's output file."""
+    for line in content.splitlines():
+        body = (msgspec.json.decode(line).get("response") or {}).get("body") or {}
+        if isinstance(body.get("usage"), dict):
+            yield msgspec.convert(body["usage"], Usage)

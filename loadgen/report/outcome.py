@@ -33,8 +33,7 @@ def compose(
     partial: bool,
     notes: Sequence[str],
 ) -> Report:
-    """``phases``: as far as they ran, by ONLINE_ONLY, OFFLINE_ONLY, TOGETHER; ``baseline``: the first two were
-    wanted."""
+    """``phases``: those that ran, by ONLINE_ONLY, OFFLINE_ONLY, TOGETHER; ``baseline``: the first two are wanted."""
     online_only, offline_only, together = (
         phases.get(name, PhaseOutcome()) for name in (ONLINE_ONLY, OFFLINE_ONLY, TOGETHER)
     )

@@ -51,8 +51,8 @@ def json_rows(path: Path, kind: type[Row]) -> Iterator[tuple[int, Row]]:
 
 
 def csv_rows(path: Path, kind: type[Row]) -> Iterator[tuple[int, Row]]:
-    """The number of the line on which a row ends, and the row by its columns' names in small letters, as this type:
-    numbers are text that says them. Raises TraceError."""
+    """The line on which each row ends, and the row by its columns' names in small letters, as this type: numbers are
+    text that says them. Raises TraceError."""
     with open_text(path) as file:
         reader = csv.reader(file, skipinitialspace=True)
         header: list[str] = []

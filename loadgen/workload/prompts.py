@@ -90,11 +90,7 @@ def text_prompts(model_path: Path | None, filler: Path | None, salt: str) -> Pro
     if model_path is None:
         return PromptMaker(filler_text(filler).split(), " ".join, salt)
     tokenizer = load_tokenizer(model_path)
-
-    def decode(ids: list[int]) -> str:
-        return str(tokenizer.decode(ids, skip_special_tokens=True))
-
-    return PromptMaker(_encode(tokenizer, filler_text(filler)), decode, salt)
+    return PromptMaker(_encode(tokenizer, filler_text(filler)), tokenizer.decode, salt)
 
 
 def load_tokenizer(model_path: Path) -> Tokenizer:

@@ -41,8 +41,7 @@ class Scaling:
             raise WorkloadError(f"--start must not be negative, not {self.start_s:g}")
 
     def apply(self, trace: Iterable[TraceRequest]) -> list[TraceRequest]:
-        """The requests to send, their ``arrival_s`` in seconds since the replay's start, below ``duration_s``. Raises
-        WorkloadError when the window holds none."""
+        """The requests to send, ``arrival_s`` in seconds of the replay. Raises WorkloadError where there is none."""
         length_s = self.duration_s * self.time_scale
         requests = window(trace, self.start_s, length_s)
         if not requests:

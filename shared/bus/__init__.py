@@ -10,7 +10,7 @@ import nats.js.errors
 from nats.js.api import KeyValueConfig, ObjectStoreConfig
 
 from shared.bus.buckets import Bucket, Entry
-from shared.bus.failures import failing_as
+from shared.bus.connection import failing_as
 from shared.bus.live import LiveMessages, Subscription
 from shared.bus.objects import GrowingObject, Objects
 from shared.bus.streams import Stored, Streams

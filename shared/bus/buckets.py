@@ -10,7 +10,7 @@ import msgspec
 import nats.js.errors
 from nats.js.kv import KeyValue
 
-from shared.bus.failures import WRONG_LAST_SEQUENCE, failing_as
+from shared.bus.connection import failing_as
 from shared.bus.streams import Raw, Streams
 from shared.cancellation import check_cancelled
 from shared.errors import BusError, ConflictError, NotFoundOnBusError
@@ -20,6 +20,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+WRONG_LAST_SEQUENCE = 10071  # JetStream: compare-and-set lost, or the key exists
 OPERATION_HEADER = "KV-Operation"  # what is not a put says so here
 
 

@@ -3,18 +3,21 @@
 import asyncio
 import contextlib
 import logging
+from collections.abc import Iterator
 from typing import Self
 
 import nats.errors
+import nats.js.errors
 from nats.aio.client import Client
 
-from shared.bus.failures import FAILURES
 from shared.errors import BusError
 
 logger = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S = 15.0
 OPERATION_TIMEOUT_S = 10.0
+
+FAILURES = (nats.errors.Error, nats.js.errors.Error, asyncio.TimeoutError, OSError)
 
 
 class Connection:
@@ -88,3 +91,12 @@ class Connection:
             await asyncio.wait_for(self._client.drain(), 5.0)
         except FAILURES:
             await self._client.close()
+
+
+@contextlib.contextmanager
+def failing_as(doing: str) -> Iterator[None]:
+    """Raises BusError, with what was being done, for any failure of the bus inside."""
+    try:
+        yield
+    except FAILURES as error:
+        raise BusError(f"{doing}: {error!r}") from error

@@ -11,8 +11,7 @@ import nats.errors
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription as NatsSubscription
 
-from shared.bus.connection import OPERATION_TIMEOUT_S, Connection
-from shared.bus.failures import FAILURES, failing_as
+from shared.bus.connection import FAILURES, OPERATION_TIMEOUT_S, Connection, failing_as
 from shared.errors import BusError, NobodyListensError, NoResponderError
 from shared.protocol.codec import decode, encode
 

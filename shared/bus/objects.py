@@ -11,15 +11,17 @@ from datetime import UTC, datetime
 from typing import BinaryIO
 
 import msgspec
+import nats.js.errors
 from nats.js.api import Header, ObjectInfo, ObjectMetaOptions
 from nats.js.object_store import ObjectStore
 
-from shared.bus.failures import NO_OBJECT, failing_as
+from shared.bus.connection import failing_as
 from shared.bus.streams import Raw, Streams
 from shared.errors import BusError, NotFoundOnBusError
 from shared.protocol import subjects
 from shared.protocol.codec import decode_record, encode_record
 
+NO_OBJECT = (nats.js.errors.ObjectNotFoundError, nats.js.errors.ObjectDeletedError, nats.js.errors.NotFoundError)
 PIECE_BYTES = 128 * 1024  # as nats-py's own chunks
 FETCH_CHUNKS = 16  # 2 MiB in memory at once
 STREAM = f"OBJ_{subjects.OBJECTS_BUCKET}"

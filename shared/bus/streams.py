@@ -14,8 +14,7 @@ import nats.errors
 import nats.js.errors
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, DiscardPolicy, RetentionPolicy, StreamConfig
 
-from shared.bus.connection import OPERATION_TIMEOUT_S, Connection
-from shared.bus.failures import FAILURES, NO_SUCH_MESSAGE, NO_SUCH_STREAM, STREAM_DIFFERS, SUBJECT_IS_TAKEN, failing_as
+from shared.bus.connection import FAILURES, OPERATION_TIMEOUT_S, Connection, failing_as
 from shared.cancellation import check_cancelled
 from shared.errors import BusError
 from shared.protocol import subjects
@@ -29,6 +28,12 @@ FETCH_BATCH = 256
 FETCH_WAIT_S = 5.0
 DELETE_API = "$JS.API.STREAM.MSG.DELETE"
 INFO_API = "$JS.API.STREAM.INFO"
+
+# JetStream's error codes.
+NO_SUCH_MESSAGE = (10037, 10043, 10057)  # the sequence is absent, or was deleted before
+NO_SUCH_STREAM = (10059,)
+SUBJECT_IS_TAKEN = 10077  # the stream keeps one message per subject and has it
+STREAM_DIFFERS = 10058  # the stream exists with another configuration
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +118,7 @@ class Streams(Connection):
     async def read(
         self, stream: str, subject: str, message_type: type[T], start: int = 1, fetch: int = FETCH_BATCH
     ) -> AsyncGenerator[Stored[T], None]:
-        """Every stored message of a matching subject, oldest first, from sequence ``start`` on; ``fetch`` in memory at
-        once."""
+        """All stored messages of matching subjects, oldest first, from ``start`` on; ``fetch`` in memory at once."""
         async with contextlib.aclosing(self.read_raw(stream, subject, fetch, start)) as raws:
             async for raw in raws:
                 yield Stored(decode(raw.data, message_type), raw.subject, raw.sequence)

@@ -14,8 +14,7 @@ from shared.scheduling.schedule import ScheduledRequest
 
 
 class StepPlan(msgspec.Struct, frozen=True):
-    """Q_recv: the plan for exactly one step of one executor's incarnation (``epoch``); with pipeline depth K it is
-    made when the K-th step before that starts."""
+    """Q_recv: the plan for one step of one incarnation (``epoch``), made pipeline depth steps before it starts."""
 
     executor_id: str
     epoch: str

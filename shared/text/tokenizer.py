@@ -77,8 +77,7 @@ class Tokenizer:
         return ids
 
     def apply_chat_template(self, messages: Dicts, tools: Dicts | None = None) -> list[int]:
-        """Token ids of a conversation to go on with. Raises ChatTemplateError where its template refuses or is
-        missing."""
+        """Token ids of a conversation to go on with. Raises ChatTemplateError where the template refuses it."""
         return self.encode(self.render_chat(messages, tools), add_special_tokens=False)
 
     def render_chat(self, messages: Dicts, tools: Dicts | None = None) -> str:
@@ -112,8 +111,7 @@ class Tokenizer:
             raise ModelError(f"this model's tokenizer cannot be matched with a grammar: {error}") from error
 
     def detokenizer(self, stop: Sequence[str] = (), shows_calls: bool = False) -> IncrementalDetokenizer:
-        """For a stream that ends before the first of the ``stop`` strings. ``shows_calls``: shows the mark of tool
-        calls."""
+        """For a stream that ends before the first of the ``stop`` strings; ``shows_calls``: of tool calls' mark too."""
         hidden_ids = self._special_ids - {self.call_token_id} if shows_calls else self._special_ids
         return IncrementalDetokenizer(self._backend, hidden_ids, stop)
 

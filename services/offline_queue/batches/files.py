@@ -32,7 +32,6 @@ class BatchOutputs:
     """
 
     def __init__(self, tools: BatchTools, record: BatchRecord, lines: LineSpool) -> None:
-        """As ``open`` makes it."""
         self._tools = tools
         self._record = record
         self._lines = lines

@@ -1,10 +1,8 @@
 """The lines of a batch's input file: which are requests, which fail, and which make the whole batch invalid.
 
 A line that is no well-formed batch line (its JSON, custom_id, method, url, model, or a wish to stream) fails the
-validation of the batch: nothing of it runs, and the client mends the file. A body that is well formed but cannot be
-served (too long for the context, a parameter out of range or not supported) fails alone: the other lines run, and the
-error file tells why. OpenAI draws the same line.
-"""
+validation of the batch: nothing of it runs. A body that is well formed but cannot be served (too long, a parameter out
+of range or not supported) fails alone, and the error file tells why. OpenAI draws the same line."""
 
 import hashlib
 import logging

@@ -84,8 +84,7 @@ class BatchLife:
         return self.progress is not None and not self._over.is_set() and self.progress.is_open(line)
 
     async def run(self) -> None:
-        """To the end, or to a BusError; then ``restart`` comes next. Raises NotFoundOnBusError where the record is
-        gone."""
+        """To the end, or to a BusError; ``restart`` is next. Raises NotFoundOnBusError where the record is gone."""
         try:
             if self.record.status == "validating":
                 await self._ingest()
@@ -113,28 +112,25 @@ class BatchLife:
         is not at work, or was admitted. Raises BusError; then it can be called again."""
         if self.record.status != "in_progress" or self.progress is not None:
             return
+        bus, batch_id = self._tools.bus, self.record.id
+        progress = BatchProgress(batch_id)
         try:
-            await self._admit()
+            async for line in read_lines(self._tools.objects, batch_id):
+                progress.add_line(line)
+            self.progress = progress  # before the results are read: the next one may come to add_result first
+            self._outputs = await BatchOutputs.open(self._tools, self.record)
+            self._feed = BatchFeed(self._tools, progress)
+            async for result in bus.read(subjects.RESULTS_STREAM, subjects.batch_results(batch_id), OfflineResult):
+                self.add_result(result)
+                if len(self._arrived) >= GROUP_RESULTS:
+                    await self._write_arrived()
+            async for failure in bus.read(subjects.RESULTS_STREAM, subjects.batch_failures(batch_id), OfflineFailure):
+                self.add_failure(failure)
+            if not self._is_expired():
+                await self._feed.fill(lambda: self._is_cancelled)
         except BusError:
             self._forget()
             raise
-
-    async def _admit(self) -> None:
-        bus, batch_id = self._tools.bus, self.record.id
-        progress = BatchProgress(batch_id)
-        async for line in read_lines(self._tools.objects, batch_id):
-            progress.add_line(line)
-        self.progress = progress  # before the results are read: the next one may come to add_result first
-        self._outputs = await BatchOutputs.open(self._tools, self.record)
-        self._feed = BatchFeed(self._tools, progress)
-        async for result in bus.read(subjects.RESULTS_STREAM, subjects.batch_results(batch_id), OfflineResult):
-            self.add_result(result)
-            if len(self._arrived) >= GROUP_RESULTS:
-                await self._write_arrived()
-        async for failure in bus.read(subjects.RESULTS_STREAM, subjects.batch_failures(batch_id), OfflineFailure):
-            self.add_failure(failure)
-        if not self._is_expired():
-            await self._feed.fill(lambda: self._is_cancelled)
 
     def _end_work(self) -> None:
         self._over.set()

@@ -7,8 +7,7 @@ import pytest
 
 from loadgen.client.abilities import COMPLETIONS, Abilities, RequestMaker
 from loadgen.errors import TraceError
-from loadgen.offline.batch_file import batch_lines, write_files
-from loadgen.offline.bodies import OfflineMaker, fit_backlog
+from loadgen.offline.bodies import OfflineMaker, batch_lines, fit_backlog, write_files
 from loadgen.workload.backlog import OfflinePrompt, load_backlog
 from loadgen.workload.prompts import token_id_prompts
 from tests.loadgen.conftest import shared_data
