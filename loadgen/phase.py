@@ -8,9 +8,12 @@ from loadgen.client.counters import BUSY_METRIC, Reading, idle_share, read_count
 from loadgen.client.openai_client import OpenAIClient
 from loadgen.client.openloop import OpenLoop, sleep_until
 from loadgen.errors import ServerError
-from loadgen.offline.bodies import OfflineDriver
+from loadgen.offline.batch import OfflineBatch
+from loadgen.offline.requests import OfflineRequests
 from loadgen.report.metrics import online_report
 from loadgen.report.outcome import PhaseOutcome
+
+OfflineDriver = OfflineBatch | OfflineRequests  # puts a backlog onto a server: ``start``, ``run``, ``stop``
 
 
 @dataclass(slots=True)

@@ -13,9 +13,9 @@ from loadgen.client.openai_client import ModelCard, OpenAIClient
 from loadgen.client.openloop import OpenLoop
 from loadgen.errors import LoadgenError, ServerError, WorkloadError
 from loadgen.offline.batch import OfflineBatch
-from loadgen.offline.bodies import OfflineDriver, OfflineMaker, fit_backlog
+from loadgen.offline.bodies import OfflineMaker, fit_backlog
 from loadgen.offline.requests import OfflineRequests
-from loadgen.phase import Phase
+from loadgen.phase import OfflineDriver, Phase
 from loadgen.progress import ReplayProgress
 from loadgen.report.outcome import OFFLINE_ONLY, ONLINE_ONLY, TOGETHER, compose
 from loadgen.report.report import Report, RunFacts

@@ -4,13 +4,12 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
 from loadgen.client.abilities import CHAT, RequestMaker
 from loadgen.client.sse import Usage
-from loadgen.report.report import OfflineReport
 from loadgen.workload.backlog import OfflinePrompt
 from loadgen.workload.prompts import load_tokenizer
 from loadgen.workload.scaling import fit_context, scale_lengths
@@ -20,22 +19,6 @@ MAX_FILE_BYTES = 190 << 20  # OpenAI takes 200 MB
 MAX_FILE_LINES = 50_000
 
 Tell = Callable[[int, int], None]  # how many of how many requests have ended
-
-
-class OfflineDriver(Protocol):
-    """Puts a backlog onto a server: ``start``, ``run``, ``stop``."""
-
-    async def start(self) -> None:
-        """Bring the work to the server; returns when it is accepted."""
-
-    async def run(self, start_s: float, end_s: float) -> None:
-        """Drive and watch until ``end_s`` or until nothing is left; what is done before ``start_s`` is not counted."""
-
-    async def stop(self, drain: bool) -> None:
-        """Take what is left from the server, or with ``drain`` wait until it is done."""
-
-    def report(self) -> OfflineReport:
-        """What was done between the run's start and its end (or now, while it runs)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,10 @@ from rich.text import Text
 from loadgen.report.metrics import LATENCIES
 from loadgen.report.report import OfflineReport, OnlineReport, Ratios, Report, SloReport, Summary
 
+THROUGHPUT = {
+    "online": ("requests", "errors", "output_tokens_per_s"),
+    "offline": ("completed", "errors", "requests_per_s", "output_tokens_per_s", "total_tokens_per_s"),
+}
 STATISTICS = ("mean", "p50", "p90", "p99")
 NAMES = {
     "ttft_ms": "TTFT ms",
@@ -57,17 +61,11 @@ def throughput_table(report: Report) -> Table:
     """Requests and tokens per second; with a baseline the runs side by side."""
     baseline = report.baseline
     table = _table("throughput", "together", *(["alone"] if baseline else []))
-    columns = [(report.online, report.offline)] + ([(baseline.online, baseline.offline)] if baseline else [])
-    if any(online for online, _ in columns):
-        table.add_row("online requests", *(_count(online, "requests") for online, _ in columns))
-        table.add_row("online errors", *(_count(online, "errors") for online, _ in columns))
-        table.add_row("online output tokens/s", *(_rate(online, "output_tokens_per_s") for online, _ in columns))
-    if any(offline for _, offline in columns):
-        table.add_row("offline completed", *(_count(offline, "completed") for _, offline in columns))
-        table.add_row("offline errors", *(_count(offline, "errors") for _, offline in columns))
-        for field in ("requests_per_s", "output_tokens_per_s", "total_tokens_per_s"):
-            name = field.removesuffix("_per_s").replace("_", " ")
-            table.add_row(f"offline {name}/s", *(_rate(offline, field) for _, offline in columns))
+    for side, fields in THROUGHPUT.items():
+        columns = [getattr(run, side) for run in (report, baseline) if run]
+        for field in fields if any(columns) else ():
+            name = field.replace("_per_s", "/s").replace("_", " ")
+            table.add_row(f"{side} {name}", *(_cell(column, field) for column in columns))
     if baseline:
         table.add_row("idle share online only", "", _number(baseline.idle_share))
         table.add_row("harvest", _number(report.harvest), "")
@@ -96,12 +94,9 @@ def _figures(summary: Summary | Ratios | None, unit: str = "") -> list[str]:
     return [_number(value) + (unit if value is not None else "") for value in values]
 
 
-def _count(side: OnlineReport | OfflineReport | None, field: str) -> str:
-    return "-" if side is None else str(getattr(side, field))
-
-
-def _rate(side: OnlineReport | OfflineReport | None, field: str) -> str:
-    return _number(getattr(side, field) if side else None)
+def _cell(side: OnlineReport | OfflineReport | None, field: str) -> str:
+    value: int | float | None = getattr(side, field) if side else None
+    return str(value) if isinstance(value, int) else _number(value)
 
 
 def _number(value: float | None) -> str:
