@@ -62,10 +62,9 @@ class Phase:
                 tasks.create_task(self._read_busy(start_s, end_s))
 
     async def _read_busy(self, start_s: float, end_s: float) -> None:
-        await sleep_until(start_s)
-        self._busy.append(await read_counter(self.client, BUSY_METRIC))
-        await sleep_until(end_s)
-        self._busy.append(await read_counter(self.client, BUSY_METRIC))
+        for time_s in (start_s, end_s):
+            await sleep_until(time_s)
+            self._busy.append(await read_counter(self.client, BUSY_METRIC))
 
     def outcome(self) -> PhaseOutcome:
         """What was measured so far; a side that the phase does not have, or did not get to, is None."""

@@ -10,6 +10,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 async def run_until_signalled(work: Awaitable[None]) -> signal.Signals | None:
     """To the end, or cancelled by SIGINT or SIGTERM, which is returned. A second signal ends the process at once."""
     running = asyncio.current_task()
+    assert running is not None
     loop = asyncio.get_running_loop()
     stopped_by: signal.Signals | None = None
 
@@ -21,8 +22,7 @@ async def run_until_signalled(work: Awaitable[None]) -> signal.Signals | None:
         nonlocal stopped_by
         stopped_by = number
         forget()
-        if running is not None:
-            running.cancel()
+        running.cancel()
 
     for each in SIGNALS:
         loop.add_signal_handler(each, stop, each)
@@ -31,8 +31,7 @@ async def run_until_signalled(work: Awaitable[None]) -> signal.Signals | None:
     except asyncio.CancelledError:
         if stopped_by is None:
             raise
-        if running is not None:
-            running.uncancel()
+        running.uncancel()
     finally:
         forget()
     return stopped_by

@@ -70,8 +70,7 @@ TraceRow = AzureRow | BurstGptRow | MooncakeLine
 
 def read_trace(path: Path) -> Iterator[TraceRequest]:
     """The requests of a trace in order of arrival, read lazily; the first arrives at 0. Raises TraceError with the file
-    and the line for a file in none of the formats, a field that is not what it should be, or times that run
-    backwards."""
+    and the line for a file in none of the formats, a field that is not as it should be, or times that run backwards."""
     first_s: float | None = None
     last_s = float("-inf")
     for number, row in _rows(path):

@@ -49,10 +49,10 @@ class LiveMessages(Connection):
             logger.warning("message dropped", extra={"subject": subject, "why": str(error)})
 
     async def subscribe(
-        self, subject: str, message_type: type[T] | Any, handler: Callable[[T], Awaitable[None]], queue: str = ""
+        self, subject: str, message_type: type[T] | Any, handler: Callable[[T], Awaitable[None]]
     ) -> Subscription:
         """Call ``handler`` for each message, one after the other in the order of arrival."""
-        return await self._listen(subject, message_type, lambda _, message: handler(message), queue)
+        return await self._listen(subject, message_type, lambda _, message: handler(message))
 
     async def serve(
         self, subject: str, request_type: type[T] | Any, handler: Callable[[T], Awaitable[object]], queue: str = ""
@@ -101,7 +101,7 @@ class LiveMessages(Connection):
             await self._client.flush(timeout=int(OPERATION_TIMEOUT_S))
 
     async def _listen(
-        self, subject: str, message_type: type[T] | Any, handler: Callable[[Msg, T], Awaitable[None]], queue: str
+        self, subject: str, message_type: type[T] | Any, handler: Callable[[Msg, T], Awaitable[None]], queue: str = ""
     ) -> Subscription:
         async def on_message(msg: Msg) -> None:
             try:

@@ -183,6 +183,7 @@ class Streams(Connection):
     ) -> AsyncGenerator[Raw | None, None]:
         """As ``follow`` and ``read_raw``; recreates a consumer that was lost."""
         last, caught_up = start - 1, False
+        policy = DeliverPolicy.LAST_PER_SUBJECT if newest_only else DeliverPolicy.BY_START_SEQUENCE
         while True:
             check_cancelled()
             try:
@@ -191,9 +192,7 @@ class Streams(Connection):
                     stream=stream,
                     config=ConsumerConfig(
                         ack_policy=AckPolicy.NONE,
-                        deliver_policy=DeliverPolicy.LAST_PER_SUBJECT
-                        if newest_only
-                        else DeliverPolicy.BY_START_SEQUENCE,
+                        deliver_policy=policy,
                         opt_start_seq=None if newest_only else last + 1,
                         headers_only=newest_only,
                         inactive_threshold=30.0,

@@ -30,8 +30,8 @@ def new_api_key() -> str:
 def hash_api_key(key: str) -> str:
     """SHA-256, in hex.
 
-    A key of 256 random bits cannot be guessed as passwords can, so it needs neither salt nor a slow hash, and a gateway
-    can afford this one for each request. Nor does a lookup's time tell anything: nobody chooses a hash byte by byte."""
+    A key of 256 random bits cannot be guessed as passwords can: it needs no salt and no slow hash, which a gateway
+    could not afford for each request. Nor does a lookup's time tell anything: nobody chooses a hash byte by byte."""
     return hashlib.sha256(key.encode()).hexdigest()
 
 

@@ -32,9 +32,8 @@ class FinishedOnline(msgspec.Struct, frozen=True, array_like=True):
 
 
 class OnlineLatencies(msgspec.Struct):
-    """Milliseconds of each metric, named as in a replay's report, with arrival at the gateway as the beginning: TTFT
-    ends at the first tokens, TBT is the gap between two arrivals of tokens of one request, TPOT is a request's time
-    from first to last token over its tokens but one, normalized latency its whole time over its tokens."""
+    """Milliseconds of each metric, named and defined as in a replay's report, but from the arrival at the gateway on,
+    and by the arrivals of tokens there."""
 
     ttft_ms: LatencyHistogram = msgspec.field(default_factory=LatencyHistogram)
     tbt_ms: LatencyHistogram = msgspec.field(default_factory=LatencyHistogram)

@@ -1,9 +1,8 @@
 """Every subject, stream and bucket on the bus, in one place.
 
 Core NATS subjects carry the live traffic, streams hold the offline pool, KV buckets hold records that outlive a
-process, and one object bucket holds the files. Offline request ids have the form ``<batch_id>.<line>`` so that
-an id is also the tail of its subjects, and a whole batch is addressed by ``<batch_id>.*``.
-"""
+process, and an object bucket holds the files. Offline request ids have the form ``<batch_id>.<line>``: they are the
+tails of their subjects, and a whole batch is addressed by ``<batch_id>.*``."""
 
 from collections.abc import Callable
 

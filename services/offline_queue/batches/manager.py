@@ -65,9 +65,8 @@ class BatchManager:
         self._make_tools = partial(BatchTools, bus, tokenizer, model, pool, clock, self._room, max_failures)
 
     async def start(self) -> None:
-        """Recover: when this returns, the pool holds every request that has to run, in the order of the batches'
-        creation and of their lines. A batch that cannot be read is left to ``run``, which tries again. Raises
-        BusError."""
+        """Recover: when this returns, the pool holds all that has to run, in the order of the batches' creation and of
+        their lines. A batch that cannot be read is left to ``run``, which tries again. Raises BusError."""
         await self._bus.ensure_streams()
         self.tools = self._make_tools(
             await self._bus.bucket(subjects.BATCHES_BUCKET, BatchRecord),
