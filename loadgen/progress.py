@@ -32,17 +32,11 @@ class RenamedProgress:
     """Tells another of it, each phase under a name of its own."""
 
     def __init__(self, progress: ReplayProgress, rename: Callable[[str], str]) -> None:
-        self._progress = progress
-        self._rename = rename
+        self._progress, self._rename = progress, rename
+        self.online, self.offline = progress.online, progress.offline
 
     def phase(self, name: str, num_requests: int, backlog: int) -> None:
         self._progress.phase(self._rename(name), num_requests, backlog)
-
-    def online(self, sent: int, finished: int, failed: int) -> None:
-        self._progress.online(sent, finished, failed)
-
-    def offline(self, done: int, backlog: int) -> None:
-        self._progress.offline(done, backlog)
 
 
 class BarProgress:

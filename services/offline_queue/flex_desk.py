@@ -73,8 +73,11 @@ class FlexDesk:
         """Ended, or its client has gone; unknown ids are ignored."""
         self._pool.discard(request_ids)
         for request_id in request_ids:
-            if any(gateway.request_ids.pop(request_id, None) is not None for gateway in self._gateways.values()):
-                self._close(request_id)
+            was_open = any(each.request_ids.pop(request_id, None) is not None for each in self._gateways.values())
+            if was_open and (client := self._clients.get(_batch_of(request_id))) is not None:
+                client.open.pop(_stem_of(request_id), None)
+                if not client.open:
+                    del self._clients[_batch_of(request_id)]
 
     def drop_silent(self) -> None:
         """The requests of gateways that are gone."""
@@ -82,9 +85,8 @@ class FlexDesk:
         for gateway_id, gateway in list(self._gateways.items()):
             if now_s - gateway.heard_s > SILENCE_S:
                 if gateway.request_ids:
-                    logger.warning(
-                        "gateway is gone", extra={"gateway_id": gateway_id, "requests": len(gateway.request_ids)}
-                    )
+                    lost = {"gateway_id": gateway_id, "requests": len(gateway.request_ids)}
+                    logger.warning("gateway is gone", extra=lost)
                 self.drop(list(gateway.request_ids))
                 del self._gateways[gateway_id]
 
@@ -113,8 +115,7 @@ class FlexDesk:
         if not self._serves_offline:
             return "the preset of this server runs no offline work"
         num_open = len(self)
-        is_known = batch_id in self._clients
-        limit = self._max_requests if is_known else self._max_requests * NEWCOMER_SHARE
+        limit = self._max_requests * (1 if batch_id in self._clients else NEWCOMER_SHARE)
         return f"{num_open} flex requests are under way" if num_open >= limit else ""
 
     def _gateway(self, gateway_id: str) -> _Gateway:
@@ -122,14 +123,6 @@ class FlexDesk:
         gateway = self._gateways.setdefault(gateway_id, _Gateway(now_s))
         gateway.heard_s = now_s
         return gateway
-
-    def _close(self, request_id: str) -> None:
-        batch_id = _batch_of(request_id)
-        client = self._clients.get(batch_id)
-        if client is not None:
-            client.open.pop(_stem_of(request_id), None)
-            if not client.open:
-                del self._clients[batch_id]
 
 
 def _batch_of(request_id: str) -> str:

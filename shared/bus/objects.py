@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import hashlib
-import io
 from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime
 from typing import BinaryIO
@@ -38,9 +37,8 @@ class Objects:
 
     async def put(self, name: str, data: BinaryIO | bytes) -> int:
         """Store the bytes under the name, replacing what was there; returns their number."""
-        source = io.BytesIO(data) if isinstance(data, bytes) else data
         with failing_as(f"put object {name}"):
-            return (await self._store.put(name, source)).size or 0
+            return (await self._store.put(name, data)).size or 0
 
     def growing(self, name: str) -> GrowingObject:
         """To be written piece by piece, by one writer; see there."""

@@ -146,9 +146,8 @@ class BatchLife:
             await self._reload()
         else:
             await self._edit(batch_records.started(ingested.total, self._tools.model.name, self._now_s()))
-        logger.info(
-            "batch ingested", extra={"batch_id": self.record.id, "status": self.record.status, "lines": ingested.total}
-        )
+        became = {"batch_id": self.record.id, "status": self.record.status, "lines": ingested.total}
+        logger.info("batch ingested", extra=became)
 
     async def _work(self) -> None:
         """Follow the results until none is open, or the batch is cancelled or expires."""

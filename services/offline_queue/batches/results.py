@@ -69,7 +69,10 @@ class ResultWriter:
         if result is None or result.finish_reason is FinishReason.ABORT:
             code, message = self._unfinished
             return self._line(line, None, {"code": code, "message": message})
-        failed = _failed_response(result)
+        try:
+            failed = _failed_decoder.decode(result.error)
+        except msgspec.DecodeError:  # an executor's own words
+            failed = FailedResponse(500, error_body(result.error[:MAX_MESSAGE_LENGTH], "server_error"))
         response = {"status_code": failed.status_code, "request_id": result.request_id, "body": failed.body}
         return self._line(line, response, None)
 
@@ -81,10 +84,3 @@ class ResultWriter:
             "error": error,
         }
         return _encoder.encode(written) + b"\n"
-
-
-def _failed_response(result: OfflineResult) -> FailedResponse:
-    try:
-        return _failed_decoder.decode(result.error)
-    except msgspec.DecodeError:  # an executor's own words
-        return FailedResponse(500, error_body(result.error[:MAX_MESSAGE_LENGTH], "server_error"))
