@@ -29,18 +29,15 @@ class LatencySamples:
         """Samples of all requests; one without any token has none."""
         samples = cls([], [], [], [])
         for record in records:
-            if record.ok and record.token_times_s:
-                samples._add(record)
+            times_s, num_tokens = record.token_times_s, max(record.num_output_tokens, 1)
+            if not record.ok or not times_s:
+                continue
+            samples.ttft_ms.append((times_s[0] - record.due_s) * 1000)
+            samples.tbt_ms.extend((after_s - before_s) * 1000 for before_s, after_s in pairwise(times_s))
+            if num_tokens > 1:
+                samples.tpot_ms.append((times_s[-1] - times_s[0]) / (num_tokens - 1) * 1000)
+            samples.normalized_latency_ms.append((times_s[-1] - record.due_s) / num_tokens * 1000)
         return samples
-
-    def _add(self, record: RequestRecord) -> None:
-        times_s = record.token_times_s
-        num_tokens = max(record.num_output_tokens, 1)
-        self.ttft_ms.append((times_s[0] - record.due_s) * 1000)
-        self.tbt_ms.extend((after_s - before_s) * 1000 for before_s, after_s in pairwise(times_s))
-        if num_tokens > 1:
-            self.tpot_ms.append((times_s[-1] - times_s[0]) / (num_tokens - 1) * 1000)
-        self.normalized_latency_ms.append((times_s[-1] - record.due_s) / num_tokens * 1000)
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:

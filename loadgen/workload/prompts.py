@@ -50,22 +50,19 @@ class PromptMaker(Generic[Unit]):
     def prompt(self, request: TraceRequest, index: int) -> list[int] | str:
         """The prompt for the ``index``-th request: ``request.num_prompt_tokens`` long, as far as can be calibrated."""
         num_units = self.calibration.num_units(request.num_prompt_tokens)
-        return self.join(self._pieces(request, index, num_units))
-
-    def sample(self, num_units: int, key: str) -> list[int] | str:
-        """A prompt of so many units that is shared with no other key."""
-        return self.join(self._piece(key, num_units))
-
-    def _pieces(self, request: TraceRequest, index: int, num_units: int) -> list[Unit]:
-        units: list[Unit] = []
         block_units = max(1, round(request.block_tokens / self.calibration.tokens_per_unit))
+        units: list[Unit] = []
         for block_id in request.block_ids:
             if len(units) >= num_units:
                 break
             units += self._piece(f"block:{block_id}", block_units)
         if len(units) < num_units:
             units += self._piece(f"request:{index}", num_units - len(units))
-        return units[:num_units]
+        return self.join(units[:num_units])
+
+    def sample(self, num_units: int, key: str) -> list[int] | str:
+        """A prompt of so many units that is shared with no other key."""
+        return self.join(self._piece(key, num_units))
 
     def _piece(self, key: str, num_units: int) -> list[Unit]:
         rng = random.Random(f"{self.salt}:{key}")

@@ -33,12 +33,9 @@ class BatchFeed:
         if not self.is_low:
             return
         group: list[OfflineRequest] = []
+        subject, start = subjects.batch_requests(self._progress.batch_id), self._next_sequence
         stored_requests = self._tools.bus.read(
-            subjects.REQUESTS_STREAM,
-            subjects.batch_requests(self._progress.batch_id),
-            OfflineRequest,
-            start=self._next_sequence,
-            fetch=GROUP_REQUESTS,
+            subjects.REQUESTS_STREAM, subject, OfflineRequest, start=start, fetch=GROUP_REQUESTS
         )
         async with contextlib.aclosing(stored_requests):
             async for stored in stored_requests:

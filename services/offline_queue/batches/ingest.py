@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import IO, BinaryIO, cast
 
-from services.offline_queue.batches.input import MAX_ERRORS, MAX_LINE_BYTES, MAX_LINES, BatchInput, ParsedLines
+from services.offline_queue.batches.input import MAX_ERRORS, MAX_LINE_BYTES, MAX_LINES, BatchInput
 from services.offline_queue.batches.lines import encode_lines, lines_object, split_lines, temporary_file
 from services.offline_queue.batches.tools import BatchTools
 from shared.errors import NotFoundOnBusError
@@ -58,14 +58,11 @@ class BatchIngestion:
             if len(self.errors) == MAX_ERRORS or self._is_cancelled():
                 return
             if not self.errors:
-                await self._store(parsed)
+                requests = [(subjects.offline_request(each.request.request_id), each) for each in parsed.requests]
+                failures = [(subjects.result(each.request_id), each) for each in parsed.failures]
+                await self._tools.bus.store_many([*requests, *failures])
                 await asyncio.to_thread(lines.write, encode_lines(parsed.lines))
                 self.total += len(parsed.lines)
-
-    async def _store(self, parsed: ParsedLines) -> None:
-        requests = [(subjects.offline_request(each.request.request_id), each) for each in parsed.requests]
-        failures = [(subjects.result(each.request_id), each) for each in parsed.failures]
-        await self._tools.bus.store_many([*requests, *failures])
 
     async def _groups(self, file_id: str) -> AsyncIterator[Group]:
         """Ends after the first line that is one too many."""
