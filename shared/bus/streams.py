@@ -102,7 +102,7 @@ class Streams(Connection):
         return True
 
     async def store_raw(self, subject: str, data: bytes, headers: dict[str, str]) -> int:
-        """Store bytes durably; the sequence. Raises BusError where they may not be stored, or the headers forbid it."""
+        """Store bytes durably; the sequence. Raises BusError where they perhaps are not, or the headers forbid it."""
         with failing_as(f"store {subject}"):
             return int((await self._js.publish(subject, data, headers=headers)).seq)
 

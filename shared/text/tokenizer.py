@@ -111,7 +111,7 @@ class Tokenizer:
             raise ModelError(f"this model's tokenizer cannot be matched with a grammar: {error}") from error
 
     def detokenizer(self, stop: Sequence[str] = (), shows_calls: bool = False) -> IncrementalDetokenizer:
-        """For one stream of tokens, ended by the first ``stop`` string. ``shows_calls``: shows tool calls' mark."""
+        """For one stream of tokens, ended by the first ``stop`` string. ``shows_calls``: with the mark of calls."""
         hidden_ids = self._special_ids - {self.call_token_id} if shows_calls else self._special_ids
         return IncrementalDetokenizer(self._backend, hidden_ids, stop)
 

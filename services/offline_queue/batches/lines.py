@@ -1,6 +1,6 @@
 """What a batch keeps of each line after its request was deleted: enough to write its place in the result files.
 
-It is one object beside the files, JSON lines in the order of the input, whose file may be deleted meanwhile."""
+It is one object beside the files, JSON lines in the order of the input; the input file may be deleted meanwhile."""
 
 from __future__ import annotations
 
