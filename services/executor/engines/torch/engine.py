@@ -10,8 +10,7 @@ from services.executor.engines.torch.threads import cpu_count
 # isort: split
 
 import logging
-import threading
-from functools import partial
+import math
 from pathlib import Path
 
 import numpy as np
@@ -25,20 +24,24 @@ from kernels.slots import Ints
 from kernels.step_layout import StepLayout
 from services.executor.engines.grammar_masks import GrammarMasks
 from services.executor.engines.sample_row import SampleRow
-from services.executor.engines.torch.attention import Layer, LayerShape, paged_step
-from services.executor.engines.torch.device import choose_device, device_name, kv_memory_bytes, make_current
+from services.executor.engines.torch.attention import Layer, paged_step
+from services.executor.engines.torch.base import EngineOnTorch
+from services.executor.engines.torch.device import (
+    choose_device,
+    device_name,
+    keep_freed_memory,
+    kv_memory_bytes,
+    make_current,
+    zeros,
+)
 from services.executor.engines.torch.graphs import DecodeGraphs, Recorder, cuda_recorder
 from services.executor.engines.torch.host_pool import HostPool, host_pool_of
-from services.executor.engines.torch.logprobs import gather_logprobs, read_logprobs
-from services.executor.engines.torch.memory import keep_freed_memory, zeros_in_huge_pages
 from services.executor.engines.torch.model import Forward, LoadedModel, first_line
-from services.executor.engines.torch.sampler import sample
-from services.executor.engines.torch.timed_step import timed_step
+from services.executor.engines.torch.sampler import gather_logprobs, read_logprobs, sample
 from services.executor.engines.torch.warm_up import warm_up_batches
 from shared.errors import ConfigError, EngineError
 from shared.protocol.executors import EngineSpec
-from shared.replica.engine import SampledTokens, Sequence, StepBatch, StepResult
-from shared.scheduling.kv.slot_transfers import SlotOperations
+from shared.replica.engine import SampledTokens, Sequence
 from shared.text.model_folder import ModelFacts
 
 logger = logging.getLogger(__name__)
@@ -46,8 +49,8 @@ logger = logging.getLogger(__name__)
 KVCaches = dict[Layer, torch.Tensor]
 
 
-class TorchEngine:
-    """A loaded model with its KV blocks; see ``shared.replica.engine.Engine``."""
+class TorchEngine(EngineOnTorch):
+    """Runs a step in one thread at a time."""
 
     def __init__(
         self,
@@ -58,15 +61,11 @@ class TorchEngine:
         grammars: GrammarMasks,
         num_threads: int,
     ) -> None:
-        self.spec = spec
+        super().__init__(spec, next(iter(kv_caches.values())).device, host, num_threads)
         self._grammars = grammars
-        self._host = host
         self._model = forward
         self._kv_caches = kv_caches
         self._buffer = GatherBuffer()
-        self._num_threads = num_threads
-        self._thread_id: int | None = None
-        self._device = next(iter(kv_caches.values())).device
         self._graphs: DecodeGraphs | None = None
 
     @classmethod
@@ -128,20 +127,6 @@ class TorchEngine:
         logger.info("model loaded", extra={"model": name, "device": spec.device, "num_blocks": blocks})
         return engine
 
-    def start_copies(self, copies: SlotOperations) -> None:
-        """See ``Engine.start_copies``; without host slots the step fails."""
-        if self._host is not None:
-            self._host.start(copies)
-
-    def execute(self, batch: StepBatch) -> StepResult:
-        """Run one step; see ``Engine.execute``."""
-        if not batch.sequences:
-            return StepResult({}, 0.0)
-        self._claim_thread()
-        # Decodes lead, longest first, so that the kernels can group those of like length.
-        sequences = sorted(batch.sequences, key=lambda s: (len(s.token_ids) > 1, -s.num_computed_tokens))
-        return timed_step(batch, self._host, partial(self._run, sequences))
-
     def record_decodes(self, max_decodes: int, record: Recorder | None = None) -> None:
         """Have steps of up to ``max_decodes`` decodes replay recorded forward passes; 0 is none. Leaves the engine as
         it is, with a warning, where the model's forward cannot be recorded. ``record``: None is CUDA's."""
@@ -162,12 +147,9 @@ class TorchEngine:
         return self._graphs.sizes if self._graphs is not None else []
 
     def close(self) -> None:
-        """Free the model and the KV blocks; the engine cannot be used afterwards."""
+        super().close()
         self._grammars.close()
         self._graphs = None
-        if self._host is not None:
-            self._host.close()
-            self._host = None
         self._kv_caches.clear()
         self._buffer = GatherBuffer()
         del self._model
@@ -175,6 +157,8 @@ class TorchEngine:
             torch.cuda.empty_cache()
 
     def _run(self, sequences: list[Sequence]) -> SampledTokens:
+        # Decodes lead, longest first, so that the kernels can group those of like length.
+        sequences = sorted(sequences, key=lambda s: (len(s.token_ids) > 1, -s.num_computed_tokens))
         self._grammars.prefetch(sequence.sampling.grammar for sequence in sequences)
         layout = StepLayout.of(sequences, self.spec.num_blocks, self.spec.block_size)
         input_ids = np.array([token for sequence in sequences for token in sequence.token_ids])
@@ -204,13 +188,6 @@ class TorchEngine:
         step = paged_step(self._kv_caches, metadata, self._buffer)
         return self._model(input_ids, metadata.position_ids, rows, step)
 
-    def _claim_thread(self) -> None:
-        """OpenMP's thread count and the current GPU belong to the calling thread, not to the process."""
-        if self._thread_id != threading.get_ident():
-            self._thread_id = threading.get_ident()
-            torch.set_num_threads(self._num_threads)
-            make_current(self._device)
-
 
 def _sampled(logits: torch.Tensor, sequences: list[Sequence], grammars: GrammarMasks) -> SampledTokens:
     """``logits``: a row for each sequence."""
@@ -226,26 +203,17 @@ def _sampled(logits: torch.Tensor, sequences: list[Sequence], grammars: GrammarM
 
 
 def _allocate(model: LoadedModel, block_size: int, num_blocks: int | None, device: torch.device) -> KVCaches:
-    slot_values = sum(_slot_values(shape) for shape in model.shapes.values())
-    block_bytes = slot_values * block_size * model.dtype.itemsize
+    blocks_of_layers = {
+        layer: (block_size, shape.num_kv_heads, shape.k_dim + shape.v_dim) for layer, shape in model.shapes.items()
+    }
+    block_bytes = sum(math.prod(block) for block in blocks_of_layers.values()) * model.dtype.itemsize
     blocks = kv_memory_bytes(device) // block_bytes if num_blocks is None else num_blocks
     if blocks < 1:
         raise ConfigError(f"no memory for one KV block of {block_bytes} bytes on {device}")
     try:
-        return {
-            layer: _zeros((blocks, block_size, shape.num_kv_heads, shape.k_dim + shape.v_dim), device, model.dtype)
-            for layer, shape in model.shapes.items()
-        }
+        return {layer: zeros((blocks, *block), model.dtype, device) for layer, block in blocks_of_layers.items()}
     except (RuntimeError, OSError, ValueError, OverflowError) as error:
         raise ConfigError(f"no memory for {blocks} KV blocks of {block_bytes} bytes: ask for fewer") from error
-
-
-def _zeros(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-    return zeros_in_huge_pages(shape, dtype) if device.type == "cpu" else torch.zeros(shape, device=device, dtype=dtype)
-
-
-def _slot_values(shape: LayerShape) -> int:
-    return shape.num_kv_heads * (shape.k_dim + shape.v_dim)
 
 
 def _context(asked: int | None, of_model: int, of_blocks: int) -> int:

@@ -1,5 +1,6 @@
 """Steps that make Triton compile every kernel before the first request: later, each would cost a step seconds."""
 
+import itertools
 from collections.abc import Iterator
 
 from shared.protocol.executors import EngineSpec
@@ -14,13 +15,7 @@ def warm_up_batches(spec: EngineSpec) -> Iterator[StepBatch]:
     """Decodes and chunks, over short and long contexts, from the left and from the right. They read whatever block 0
     holds, and write to it."""
     longest = min(LONG_CONTEXT, spec.max_model_len, spec.block_size * spec.num_blocks)
-    step = 0
-    for fills_right in (False, True):
-        for num_new in (1, 2):
-            for length in dict.fromkeys((min(8, longest), longest)):
-                table = [0] * -(-length // spec.block_size)
-                computed = max(0, length - num_new)
-                tokens = [0] * (length - computed)
-                sequence = Sequence("warm-up", tokens, computed, table, GREEDY, True, fills_right)
-                yield StepBatch(step, [sequence])
-                step += 1
+    cases = itertools.product((False, True), (1, 2), dict.fromkeys((min(8, longest), longest)))
+    for step, (fills_right, num_new, length) in enumerate(cases):
+        tokens, table = [0] * min(num_new, length), [0] * -(-length // spec.block_size)
+        yield StepBatch(step, [Sequence("warm-up", tokens, length - len(tokens), table, GREEDY, True, fills_right)])

@@ -18,7 +18,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
 from services.executor.engines.torch.device import choose_dtype, kv_memory_bytes
 from services.executor.engines.torch.threads import cpu_count
 from services.executor.engines.vllm.attention import backend_member, directed_attention
-from services.executor.engines.vllm.environment import changes_undone, llvmlite_hidden, threads_of_workers
+from services.executor.engines.vllm.environment import changes_undone
 from services.executor.engines.vllm.runner_mirror import FIRST_BLOCK
 from services.executor.engines.vllm.scheduler import ATTENTION_KEY, PlannedScheduler
 from services.executor.settings import OWN_ATTENTION
@@ -74,8 +74,7 @@ def make_core(path: Path, facts: ModelFacts, options: VllmOptions) -> EngineCore
     _check_sizes(options, facts, device)
     _check_degrees(path, options, device)
     attention = directed_attention() if options.has_directions else contextlib.nullcontext()
-    threads = threads_of_workers(options.num_threads, options.num_workers)
-    with _named_errors(path), changes_undone(), llvmlite_hidden(), threads, attention:
+    with _named_errors(path), changes_undone(options.num_threads, options.num_workers), attention:
         config = _engine_args(path, options, device).create_engine_config()
         core = EngineCore(config, Executor.get_class(config), log_stats=False)
     with shut_down_on_error(core, path):

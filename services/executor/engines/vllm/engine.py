@@ -7,41 +7,32 @@ from services.executor.engines.torch.threads import cpu_count
 # isort: split
 
 import logging
-import threading
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import torch
 from vllm.v1.engine.core import EngineCore
 
+from services.executor.engines.torch.base import EngineOnTorch
 from services.executor.engines.torch.device import device_name
 from services.executor.engines.torch.host_pool import HostPool, host_pool_of
-from services.executor.engines.torch.timed_step import timed_step
 from services.executor.engines.vllm.attention_step import bind_attention
 from services.executor.engines.vllm.core import VllmOptions, make_core, shut_down_on_error
 from services.executor.engines.vllm.steps import StepsInFlight
 from services.executor.engines.vllm.workers import prepare_worker
 from shared.protocol.executors import EngineSpec
-from shared.replica.engine import StepBatch, StepResult
-from shared.scheduling.kv.slot_transfers import SlotOperations
+from shared.replica.engine import SampledTokens, Sequence
 from shared.text.model_folder import ModelFacts
 
 logger = logging.getLogger(__name__)
 
-set_num_threads: Callable[[int], None] = torch.set_num_threads  # vLLM replaces it while it makes an engine
 
-
-class VllmEngine:
-    """A loaded model with its KV blocks; see ``shared.replica.engine.Engine``."""
+class VllmEngine(EngineOnTorch):
+    """Runs as many steps at a time as it has stages. A step raises EngineLostError where a worker has ended."""
 
     def __init__(self, spec: EngineSpec, core: EngineCore, host: HostPool | None, num_threads: int) -> None:
-        self.spec = spec
-        self._host = host
+        super().__init__(spec, torch.device(core.vllm_config.device_config.device_type), host, num_threads)
         self._core = core
-        self._num_threads = num_threads
         self._steps = StepsInFlight(core.model_executor, core.scheduler)
-        self._threads = threading.local()
 
     @classmethod
     def load(cls, path: Path, name: str, options: VllmOptions) -> VllmEngine:
@@ -72,31 +63,13 @@ class VllmEngine:
         logger.info("model loaded", extra={"model": name, "device": spec.device, "num_blocks": spec.num_blocks})
         return cls(spec, core, host, num_threads)
 
-    def start_copies(self, copies: SlotOperations) -> None:
-        """See ``Engine.start_copies``; without host slots the step fails."""
-        if self._host is not None:
-            self._host.start(copies)
-
-    def execute(self, batch: StepBatch) -> StepResult:
-        """Run one step; see ``Engine.execute``. Raises EngineLostError where a worker has ended."""
-        if not batch.sequences:
-            return StepResult({}, 0.0)
-        self._claim_thread()
-        return timed_step(batch, self._host, partial(self._steps.run, batch.sequences))
-
     def close(self) -> None:
-        """Free the model and the KV blocks; the engine cannot be used afterwards."""
-        if self._host is not None:
-            self._host.close()
-            self._host = None
+        super().close()
         self._core.shutdown()
         del self._core, self._steps
 
-    def _claim_thread(self) -> None:
-        """OpenMP's thread count belongs to the calling thread, not to the process."""
-        if not hasattr(self._threads, "is_set"):
-            self._threads.is_set = True
-            set_num_threads(self._num_threads)
+    def _run(self, sequences: list[Sequence]) -> SampledTokens:
+        return self._steps.run(sequences)
 
 
 def _host_pool(core: EngineCore, options: VllmOptions) -> HostPool | None:

@@ -67,50 +67,30 @@ def import_vllm(num_threads: int | None) -> str:
 
 
 @contextlib.contextmanager
-def changes_undone() -> Iterator[None]:
+def changes_undone(num_threads: int | None = None, num_workers: int = 1) -> Iterator[None]:
     """Around the making of an engine: what would reach beyond it is put back. On a CPU vLLM leaves LD_PRELOAD to
-    all later children and makes ``torch.set_num_threads`` do nothing; everywhere it seeds the global generators."""
+    all later children and makes ``torch.set_num_threads`` do nothing; everywhere it seeds the global generators. Where
+    Numba may have been imported, vLLM does not see it: it looks for its kernels in what every module holds, and fails
+    at the library that llvmlite holds, since that claims to have any attribute. Worker processes, where there are
+    several, each take their share of ``num_threads`` (None: of every core)."""
     import torch
 
     state, set_num_threads = random.getstate(), torch.set_num_threads
-    with _variable_kept("LD_PRELOAD"):
-        try:
-            yield
-        finally:
-            torch.set_num_threads = set_num_threads
-            random.setstate(state)
-
-
-@contextlib.contextmanager
-def _variable_kept(name: str) -> Iterator[None]:
-    before = os.environ.get(name)
+    variables = {name: os.environ.get(name) for name in ("LD_PRELOAD", "OMP_NUM_THREADS")}
+    library = sys.modules.pop(LLVMLITE_LIBRARY, None)
+    if num_workers > 1:
+        os.environ["OMP_NUM_THREADS"] = str(max(1, (num_threads or cpu_count()) // num_workers))
     try:
         yield
     finally:
-        os.environ.pop(name, None)
-        if before is not None:
-            os.environ[name] = before
-
-
-@contextlib.contextmanager
-def llvmlite_hidden() -> Iterator[None]:
-    """Around the making of an engine, where Numba may have been imported: vLLM looks for its kernels in what every
-    module holds, and fails at the library that llvmlite holds, since that claims to have any attribute."""
-    module = sys.modules.pop(LLVMLITE_LIBRARY, None)
-    try:
-        yield
-    finally:
-        if module is not None:
-            sys.modules[LLVMLITE_LIBRARY] = module
-
-
-@contextlib.contextmanager
-def threads_of_workers(num_threads: int | None, num_workers: int) -> Iterator[None]:
-    """Around the start of worker processes: each takes its share of the CPU threads (None: of every core)."""
-    with _variable_kept("OMP_NUM_THREADS"):
-        if num_workers > 1:
-            os.environ["OMP_NUM_THREADS"] = str(max(1, (num_threads or cpu_count()) // num_workers))
-        yield
+        for name, value in variables.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+        if library is not None:
+            sys.modules[LLVMLITE_LIBRARY] = library
+        torch.set_num_threads = set_num_threads
+        random.setstate(state)
 
 
 def not_as_tested(version: str, why: str) -> str:

@@ -10,8 +10,7 @@ from vllm.v1.outputs import LogprobsTensors, SamplerOutput
 
 from services.executor.engines.grammar_masks import GrammarMasks
 from services.executor.engines.sample_row import SampleRow
-from services.executor.engines.torch.logprobs import gather_logprobs
-from services.executor.engines.torch.sampler import sample
+from services.executor.engines.torch.sampler import gather_logprobs, sample
 from services.executor.engines.vllm.runner_mirror import NUM_PROMPT_TOKENS_KEY, SAMPLING_KEY
 from shared.replica.engine import TokenHistory
 

@@ -7,12 +7,11 @@ from typing import Any
 
 from vllm.v1.core.sched.interface import PauseState, SchedulerInterface
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.outputs import LogprobsLists, ModelRunnerOutput
+from vllm.v1.outputs import ModelRunnerOutput
 
-from services.executor.engines.torch.logprobs import read_logprobs
+from services.executor.engines.torch.sampler import read_logprobs
 from services.executor.engines.vllm.runner_mirror import FIRST_BLOCK, RunnerLimits, RunnerMirror
 from services.executor.settings import OWN_ATTENTION
-from shared.protocol.tokens import TokenLogprobs
 from shared.replica.engine import SampledTokens, Sequence
 
 ATTENTION_KEY = "slackwater_attention"  # in vLLM's additional_config: one of VLLM_ATTENTIONS
@@ -64,18 +63,16 @@ class PlannedScheduler(SchedulerInterface):
 
     def settle(self, sequences: list[Sequence], output: ModelRunnerOutput) -> SampledTokens:
         """The step ended well, with these tokens."""
-        index, rows = output.req_id_to_index, output.sampled_token_ids
-        sampled = {
-            sequence.request_id: rows[index[sequence.request_id]][0] for sequence in sequences if sequence.needs_sample
-        }
-        self._mirror.settle(sampled)
-        asking = {s.request_id: s.sampling.logprobs for s in sequences if s.needs_sample}
-        logprobs = {
-            request_id: _logprobs(output.logprobs, index[request_id], num_top)
-            for request_id, num_top in asking.items()
-            if num_top is not None
-        }
-        return SampledTokens(sampled, logprobs)
+        tokens = SampledTokens({}, {})
+        for sequence in sequences:
+            if sequence.needs_sample:
+                row = output.req_id_to_index[sequence.request_id]
+                tokens.token_ids[sequence.request_id] = output.sampled_token_ids[row][0]
+                if sequence.sampling.logprobs is not None:
+                    gathered = (output.logprobs.logprob_token_ids[row].tolist(), output.logprobs.logprobs[row].tolist())
+                    tokens.logprobs[sequence.request_id] = read_logprobs(*gathered, sequence.sampling.logprobs)
+        self._mirror.settle(tokens.token_ids)
+        return tokens
 
     @property
     def pause_state(self) -> PauseState:
@@ -94,7 +91,3 @@ class PlannedScheduler(SchedulerInterface):
     set_pause_state = _never("the executor decides what runs")
     update_draft_token_ids = _never("there is no speculative decoding")
     update_draft_token_ids_in_output = _never("there is no speculative decoding")
-
-
-def _logprobs(gathered: LogprobsLists, row: int, num_top: int) -> TokenLogprobs:
-    return read_logprobs(gathered.logprob_token_ids[row].tolist(), gathered.logprobs[row].tolist(), num_top)

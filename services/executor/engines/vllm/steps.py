@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from concurrent.futures import Future
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from vllm.v1.executor import Executor
 
@@ -25,38 +25,32 @@ class StepsInFlight:
         self._last_ended.set()
 
     def run(self, sequences: list[Sequence]) -> SampledTokens:
-        """The tokens that the step sampled. Raises EngineLostError where no step can follow; else what
-        the workers raised."""
+        """The tokens that the step sampled. Raises EngineLostError where no step can follow; else what the workers
+        raised."""
         with self._telling:
             before, ended = self._last_ended, threading.Event()
             output = self._scheduler.tell(sequences)
-            answers = self._launched(output)
+            with self._loss_named():
+                executed = self._workers.execute_model(output, non_block=True)
+                sampled = self._workers.sample_tokens(None, non_block=True)
             self._last_ended = ended
         before.wait()  # answers carry no step: each thread reads when it is its turn
         try:
-            executed, sampled = answers
-            executed.result()
-            answer = sampled.result()
-        except Exception as error:
-            self._raise_if_lost(error)
-            raise
+            with self._loss_named():
+                executed.result()
+                answer = sampled.result()
         finally:
             ended.set()
         with self._telling:
             return self._scheduler.settle(sequences, answer)
 
-    def _launched(self, output: Any) -> tuple[Future[Any], Future[Any]]:
-        try:
-            return (
-                self._workers.execute_model(output, non_block=True),
-                self._workers.sample_tokens(None, non_block=True),
-            )
-        except Exception as error:
-            self._raise_if_lost(error)
-            raise
-
-    def _raise_if_lost(self, error: Exception) -> None:
+    @contextmanager
+    def _loss_named(self) -> Iterator[None]:
         """A worker that does not answer in time is as lost as one that has ended: its answer would be taken for that
         of a later step."""
-        if getattr(self._workers, "is_failed", False) or isinstance(error, TimeoutError):
-            raise EngineLostError(f"a worker of vLLM is gone: {type(error).__name__}: {error}") from error
+        try:
+            yield
+        except Exception as error:
+            if getattr(self._workers, "is_failed", False) or isinstance(error, TimeoutError):
+                raise EngineLostError(f"a worker of vLLM is gone: {type(error).__name__}: {error}") from error
+            raise

@@ -6,12 +6,14 @@ import sys
 import pytest
 import torch
 
-from services.executor.engines.torch.memory import keep_freed_memory, zeros_in_huge_pages
+from services.executor.engines.torch.device import keep_freed_memory, zeros
+
+CPU = torch.device("cpu")
 
 TURNS = """
 import resource, sys, threading
 import torch
-from services.executor.engines.torch.memory import keep_freed_memory
+from services.executor.engines.torch.device import keep_freed_memory
 
 def turn():
     held = [torch.empty(1 << 20, dtype=torch.uint8).fill_(1) for _ in range(8)]
@@ -46,12 +48,12 @@ def test_freed_memory_is_used_again() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_zeros_can_be_written_and_are_as_large_as_asked(dtype: torch.dtype) -> None:
-    zeros = zeros_in_huge_pages((5, 7, 40_000), dtype)
-    assert zeros.shape == (5, 7, 40_000) and zeros.dtype is dtype and zeros.is_contiguous()
-    assert not zeros.any()
-    assert zeros.fill_(1).sum(dtype=torch.float64) == zeros.numel()
+    made = zeros((5, 7, 40_000), dtype, CPU)
+    assert made.shape == (5, 7, 40_000) and made.dtype is dtype and made.is_contiguous()
+    assert not made.any()
+    assert made.fill_(1).sum(dtype=torch.float64) == made.numel()
 
 
 def test_no_memory_for_zeros() -> None:
     with pytest.raises(OSError, match="memory"):
-        zeros_in_huge_pages((1 << 50,), torch.float32)
+        zeros((1 << 50,), torch.float32, CPU)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from services.executor.engines.vllm.environment import changes_undone, import_vllm, installed_version, llvmlite_hidden
+from services.executor.engines.vllm.environment import changes_undone, import_vllm, installed_version
 from shared.errors import ModelError
 from shared.protocol.sampling import SamplingParams
 from tests.services.executor.engines.engine_driver import EngineDriver, Request
@@ -51,7 +51,7 @@ def greedy_of_vllm(path: Path, prompts: list[list[int]]) -> list[list[int]]:
     from vllm import LLM
     from vllm import SamplingParams as VllmSamplingParams
 
-    with changes_undone(), llvmlite_hidden():
+    with changes_undone():
         llm = LLM(
             str(path),
             skip_tokenizer_init=True,
