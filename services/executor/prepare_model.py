@@ -40,18 +40,10 @@ def prepare(model: str, cache_dir: Path, progress: Progress) -> Path:
 
     Raises ModelError, saying what can be written instead.
     """
-    if model in BUNDLED_MODELS:
-        return _prepare_bundled(model, cache_dir, progress)
-    folder = Path(model).expanduser()
-    if model and folder.is_dir():
-        check_folder(folder)
-        return folder.resolve()
-    if HUB_ID.fullmatch(model):
-        return _fetch(model, progress)
-    raise ModelError(
-        f"no model {model!r}: write {', '.join(BUNDLED_MODELS)}, the path of a folder with config.json, safetensors "
-        f"and tokenizer.json, or a Hugging Face hub id such as Qwen/Qwen2.5-0.5B-Instruct"
-    )
+    found = find_prepared(model, cache_dir)
+    if found is not None:
+        return found
+    return _convert(model, cache_dir, progress) if model in BUNDLED_MODELS else _fetch(model, progress)
 
 
 def find_prepared(model: str, cache_dir: Path) -> Path | None:
@@ -63,8 +55,16 @@ def find_prepared(model: str, cache_dir: Path) -> Path | None:
             return folder
         _bundled_file(*BUNDLED_MODELS[model])
         return None
-    is_on_hub = HUB_ID.fullmatch(model) and not Path(model).expanduser().is_dir()
-    return _cached(model) if is_on_hub else prepare(model, cache_dir, lambda _: None)
+    folder = Path(model).expanduser()
+    if model and folder.is_dir():
+        check_folder(folder)
+        return folder.resolve()
+    if HUB_ID.fullmatch(model):
+        return _cached(model)
+    raise ModelError(
+        f"no model {model!r}: write {', '.join(BUNDLED_MODELS)}, the path of a folder with config.json, safetensors "
+        f"and tokenizer.json, or a Hugging Face hub id such as Qwen/Qwen2.5-0.5B-Instruct"
+    )
 
 
 def check_folder(folder: Path) -> None:
@@ -81,11 +81,8 @@ def check_folder(folder: Path) -> None:
         raise ModelError(f"{folder} has no model.safetensors: only safetensors weights can be loaded")
 
 
-def _prepare_bundled(model: str, cache_dir: Path, progress: Progress) -> Path:
-    folder = cache_dir / "models" / model
-    if _is_complete(folder):
-        return folder
-    source = _bundled_file(*BUNDLED_MODELS[model])
+def _convert(model: str, cache_dir: Path, progress: Progress) -> Path:
+    folder, source = cache_dir / "models" / model, _bundled_file(*BUNDLED_MODELS[model])
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with _lock(folder.parent / f"{model}.lock", progress):
@@ -159,13 +156,10 @@ def _cached(hub_id: str) -> Path | None:
 
 
 def _fetch(hub_id: str, progress: Progress) -> Path:
-    """What the hub cache holds already, else a download. Network and access errors become ModelError."""
+    """Network and access errors become ModelError."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
-    cached = _cached(hub_id)
-    if cached is not None:
-        return cached
     progress(f"fetching {hub_id} from the Hugging Face hub")
     try:
         folder = Path(snapshot_download(hub_id, allow_patterns=list(HUB_FILES)))

@@ -24,15 +24,25 @@ class StepPublisher:
         self._results = results
 
     def remember(self, ended: Ended) -> None:
-        """Hand the result of a batch's request over to be stored, or that its run failed; an aborted one has none. Of
-        others their gateway has every token."""
+        """Have stored what came of a batch's request that was not aborted; of others their gateway has every token."""
         sequence = ended.sequence
         if sequence.kind is not Kind.OFFLINE or sequence.gateway_id or ended.finish_reason is FinishReason.ABORT:
             return
         if ended.may_be_retried:
             self._results.put_failure(OfflineFailure(sequence.request_id, ended.error))
-        else:
-            self._results.put(_result(ended))
+            return
+        last = sequence.choice(ended.finish_reason)
+        first, *others = [last] if ended.finish_reason is FinishReason.ERROR else [*sequence.ended_choices, last]
+        result = OfflineResult(
+            sequence.request_id,
+            first.token_ids,
+            first.finish_reason,
+            sequence.num_cached_tokens,
+            ended.error,
+            first.logprobs,
+            others,
+        )
+        self._results.put(result)
 
     async def tokens(self, step: int, outputs: list[AddressedOutput]) -> None:
         """One message per gateway; offline requests have none."""
@@ -52,18 +62,3 @@ class StepPublisher:
     async def step_started(self, message: StepStarted) -> None:
         """Q_send."""
         await self._bus.publish_or_drop(subjects.step(self._info.executor_id), message)
-
-
-def _result(ended: Ended) -> OfflineResult:
-    sequence, last = ended.sequence, ended.sequence.choice(ended.finish_reason)
-    has_failed = ended.finish_reason is FinishReason.ERROR
-    first, *others = [last] if has_failed else [*sequence.ended_choices, last]
-    return OfflineResult(
-        sequence.request_id,
-        first.token_ids,
-        first.finish_reason,
-        sequence.num_cached_tokens,
-        ended.error,
-        first.logprobs,
-        others,
-    )

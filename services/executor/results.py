@@ -20,9 +20,8 @@ _Message = tuple[str, OfflineResult | OfflineFailure]  # with its subject
 
 
 class ResultStore:
-    """Stores each result in the results stream, trying until the bus confirms it. The stream refuses a second result
-    for a request, so that trying again is safe. What is waiting here is lost with the process; its requests then
-    have no result and run again."""
+    """Stores each result in the results stream, trying until the bus confirms it; the stream refuses a second one for a
+    request, so that is safe. What waits here is lost with the process; its requests have no result and run again."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus

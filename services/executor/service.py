@@ -5,6 +5,7 @@ import logging
 import os
 import re
 import uuid
+from copy import copy
 
 from msgspec.structs import replace
 
@@ -110,14 +111,14 @@ class ExecutorService(Service):
         self._loop.close()
 
     def details(self) -> Details:
-        counters = self._loop.counters()
+        totals = self._replica.totals
         return {
             "epoch": self.info.epoch,
             "engine": self.info.spec.engine,
             "model": self.info.spec.model,
-            "steps": counters.steps,
-            "steps_planned": counters.steps_planned,
-            "steps_local": counters.steps_local,
+            "steps": totals.steps,
+            "steps_planned": totals.steps_planned,
+            "steps_local": totals.steps_local,
         }
 
     def _policy_and_model(self) -> tuple[Policy, LatencyModel]:
@@ -138,8 +139,7 @@ class ExecutorService(Service):
         return self._replica.pool.cache_snapshot()
 
     async def _on_drain(self, order: SetDraining) -> Heartbeat:
-        """Everybody hears of it at once. An online request that is on its way is still taken, an offline one goes back
-        to the pool with the next step message."""
+        """Everybody hears of it at once. Requests on their way are taken if online; offline ones go back."""
         self._draining = order.draining
         heartbeat = self._heartbeat()
         await self._bus.publish_or_drop(subjects.heartbeat(self.name), heartbeat)
@@ -163,7 +163,7 @@ class ExecutorService(Service):
         table = self._replica.table
         return Heartbeat(
             info=self.info,
-            counters=self._loop.counters(),
+            counters=copy(self._replica.totals),
             draining=self._draining,
             online_waiting=len(table.waiting(Kind.ONLINE)),
             online_running=len(table.running(Kind.ONLINE)),

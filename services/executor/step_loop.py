@@ -5,7 +5,6 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from copy import copy
 from dataclasses import dataclass
 
 from services.executor.measure import scratch_batch
@@ -15,7 +14,6 @@ from shared.errors import EngineError
 from shared.latency.features import BatchFeatures
 from shared.latency.histogram import LatencyHistogram
 from shared.latency.model import LatencyModel
-from shared.protocol.executors import ExecutorCounters
 from shared.protocol.measurements import MeasuredShape, MeasureShape
 from shared.protocol.requests import GenerateRequest
 from shared.protocol.sampling import FinishReason
@@ -37,11 +35,8 @@ class _Launched:
 
 
 class StepLoop:
-    """Runs steps while there is work, and waits where there is none.
-
-    With pipeline depth K a step is launched whenever fewer than K are in flight and something can run that is in none
-    of them; outcomes are applied in the order of launching.
-    """
+    """Runs steps while there is work, and waits where there is none. With pipeline depth K a step is launched whenever
+    fewer than K are in flight and something can run that is in none of them; outcomes are applied in that order."""
 
     def __init__(
         self,
@@ -134,10 +129,6 @@ class StepLoop:
         self._engine.close()
         self._threads.shutdown()
 
-    def counters(self) -> ExecutorCounters:
-        """Totals since the start."""
-        return copy(self._replica.totals)
-
     def take_step_ms(self) -> LatencyHistogram:
         """How long the steps took that ended since the last call."""
         step_ms, self._step_ms = self._step_ms, LatencyHistogram()
@@ -211,9 +202,6 @@ class StepLoop:
 
     async def _measure_one(self) -> None:
         shape, self._measuring = self._measurements.get_nowait()
-        _answer(self._measuring, await self._measured(shape))
-
-    async def _measured(self, shape: MeasureShape) -> MeasuredShape:
         loop = asyncio.get_running_loop()
         try:
             with scratch_batch(shape, self._replica.pool, self._replica.limits, self._engine.spec) as batch:
@@ -221,9 +209,10 @@ class StepLoop:
                     (await loop.run_in_executor(self._threads, self._engine.execute, batch)).latency_ms
                     for _ in range(max(1, shape.repeats))
                 ]
-                return MeasuredShape(batch_shape(batch), latencies)
+                measured = MeasuredShape(batch_shape(batch), latencies)
         except (EngineError, ValueError) as error:
-            return _unmeasured(str(error))
+            measured = _unmeasured(str(error))
+        _answer(self._measuring, measured)
 
 
 def _unmeasured(why: str) -> MeasuredShape:

@@ -18,7 +18,11 @@ DEFAULT_VLLM_BLOCK_SIZE = 32  # what its CPU kernels take at least
 def load_engine(settings: ExecutorSettings) -> Engine:
     """Load what ``settings.engine`` names; takes seconds. Raises ConfigError and ModelError."""
     if settings.engine == "torch":
-        _check_one_worker(settings)
+        if settings.pipeline_depth != 1 or settings.tensor_parallel != 1:
+            raise ConfigError(
+                "the torch engine does not share a model: leave pipeline_depth and tensor_parallel at 1, or set engine "
+                "to vllm or sim"
+            )
         from services.executor.engines.torch.engine import TorchEngine
 
         records = settings.cuda_graphs == "auto"
@@ -80,9 +84,8 @@ def _vllm_attention(settings: ExecutorSettings) -> str:
 
 def _load_sim(settings: ExecutorSettings) -> Engine:
     """The tokenizer's vocabulary and the context are those of the prepared model; time and memory are simulated."""
-    facts = ModelFacts.read(Path(settings.model_path))
-    tensor_parallel = settings.tensor_parallel
-    block_size = settings.block_size or DEFAULT_BLOCK_SIZE
+    model_path, tensor_parallel = Path(settings.model_path), settings.tensor_parallel
+    facts, block_size = ModelFacts.read(model_path), settings.block_size or DEFAULT_BLOCK_SIZE
     try:
         architecture, device = architecture_named(settings.sim_model), device_named(settings.sim_device)
         latency = RooflineLatencyModel.of(architecture, device, tensor_parallel)
@@ -90,7 +93,6 @@ def _load_sim(settings: ExecutorSettings) -> Engine:
     except ValueError as error:
         raise ConfigError(f"sim engine: {error}") from error
     host_slots = _host_slots(settings)
-    swap_ms = swap_ms_per_slot(architecture, device, tensor_parallel)
     stages = f"-pp{settings.pipeline_depth}" if settings.pipeline_depth > 1 else ""
     spec = EngineSpec(
         model=settings.model_name,
@@ -104,20 +106,11 @@ def _load_sim(settings: ExecutorSettings) -> Engine:
         eos_token_ids=facts.eos_token_ids,
         pipeline_depth=settings.pipeline_depth,
         num_host_slots=num_blocks * block_size if host_slots is None else host_slots,
-        swap_ms_per_slot=swap_ms * settings.sim_time_scale,
+        swap_ms_per_slot=swap_ms_per_slot(architecture, device, tensor_parallel) * settings.sim_time_scale,
     )
-    model_path = Path(settings.model_path)
     return SimEngine(spec, latency, settings.sim_mean_output_tokens, settings.sim_time_scale, model_path)
 
 
 def _host_slots(settings: ExecutorSettings) -> int | None:
     """None leaves it to the engine, which knows the memory."""
     return settings.host_kv_slots or None if settings.strategy.sharing.pauses else 0
-
-
-def _check_one_worker(settings: ExecutorSettings) -> None:
-    if settings.pipeline_depth != 1 or settings.tensor_parallel != 1:
-        raise ConfigError(
-            f"the {settings.engine} engine does not share a model: leave pipeline_depth and tensor_parallel at 1, or "
-            "set engine to vllm or sim"
-        )

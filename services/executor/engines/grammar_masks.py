@@ -6,6 +6,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -35,7 +36,7 @@ class GrammarMasks:
         self._tokenizer: LLTokenizer | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
         self._future = lru_cache(MAX_GRAMMARS)(lambda grammar: self._thread.submit(self._compile, grammar))
-        self._matchers: OrderedDict[str, _OutputMatcher] = OrderedDict()
+        self._places: OrderedDict[str, _Place] = OrderedDict()  # by request, the last used at the end
 
     def prefetch(self, grammars: Iterable[str]) -> None:
         """Begin to compile those that are not empty; returns at once."""
@@ -48,7 +49,8 @@ class GrammarMasks:
         alone where nothing else may follow. Waits for grammars that are being compiled."""
         found = np.zeros((len(rows), vocab_size), dtype=np.bool_)
         for place, row in enumerate(rows):
-            bits = np.unpackbits(self._matcher_of(row).mask(), bitorder="little")[:vocab_size]
+            mask = np.frombuffer(self._matcher_of(row).compute_bitmask(), dtype=np.uint8)
+            bits = np.unpackbits(mask, bitorder="little")[:vocab_size]
             found[place, : len(bits)] = bits
         return found
 
@@ -56,17 +58,21 @@ class GrammarMasks:
         """Compiling ends."""
         self._thread.shutdown(cancel_futures=True)
 
-    def _matcher_of(self, row: SampleRow) -> _OutputMatcher:
+    def _matcher_of(self, row: SampleRow) -> LLMatcher:
         """After the row's output so far."""
         assert row.history is not None
-        output = row.history.token_ids[row.history.num_prompt_tokens :]
-        matcher = self._matchers.pop(row.request_id, None)
-        if matcher is None or not matcher.goes_on(row.sampling.grammar, output):
-            matcher = _OutputMatcher(row.sampling.grammar, self._future(row.sampling.grammar).result().deep_copy())
-        matcher.advance(output, row.request_id)
-        self._matchers[row.request_id] = matcher
-        if len(self._matchers) > MAX_MATCHERS:
-            self._matchers.popitem(last=False)
+        grammar, output = row.sampling.grammar, row.history.token_ids[row.history.num_prompt_tokens :]
+        place = self._places.pop(row.request_id, None)
+        if place is None or place.grammar != grammar or output[: len(place.output)] != place.output:
+            place = _Place(grammar, self._future(grammar).result().deep_copy())
+        matcher, new = place.matcher, output[len(place.output) :]
+        if new and not matcher.is_error() and not matcher.consume_tokens(new):
+            # It cannot go on: what it allows from here on is the end.
+            logger.warning("grammar broken off", extra={"request_id": row.request_id, "why": matcher.get_error()})
+        place.output = output
+        self._places[row.request_id] = place
+        if len(self._places) > MAX_MATCHERS:
+            self._places.popitem(last=False)
         return matcher
 
     def _compile(self, grammar: str) -> LLMatcher:
@@ -79,26 +85,10 @@ class GrammarMasks:
         return LLMatcher(self._tokenizer, grammar, log_level=0)
 
 
-class _OutputMatcher:
+@dataclass(slots=True)
+class _Place:
     """One output's place in its grammar."""
 
-    def __init__(self, grammar: str, matcher: LLMatcher) -> None:
-        self._grammar = grammar
-        self._matcher = matcher
-        self._output: list[int] = []
-
-    def goes_on(self, grammar: str, output: list[int]) -> bool:
-        """Whether it stands at the beginning of this output, or within it."""
-        return grammar == self._grammar and output[: len(self._output)] == self._output
-
-    def advance(self, output: list[int], request_id: str) -> None:
-        """To the end of an output that goes on from where it stands."""
-        new = output[len(self._output) :]
-        if new and not self._matcher.is_error() and not self._matcher.consume_tokens(new):
-            # It cannot go on: what it allows from here on is the end.
-            logger.warning("grammar broken off", extra={"request_id": request_id, "why": self._matcher.get_error()})
-        self._output = output
-
-    def mask(self) -> npt.NDArray[np.uint8]:
-        """A bit for each token, the lowest first."""
-        return np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
+    grammar: str
+    matcher: LLMatcher
+    output: list[int] = field(default_factory=list)  # that the matcher has taken

@@ -8,18 +8,16 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from services.executor.engines.sample_row import SampleRow
-from shared.latency.features import BatchFeatures
 from shared.latency.model import LatencyModel
 from shared.protocol.executors import EngineSpec
 from shared.protocol.sampling import SamplingParams
 from shared.protocol.tokens import TokenLogprobs
-from shared.replica.engine import Sequence, StepBatch, StepResult
+from shared.replica.engine import Sequence, StepBatch, StepResult, batch_shape
 from shared.scheduling.kv.slot_transfers import SlotOperations
 from shared.simulation.copies import CopyTimeline
 from shared.simulation.stages import Stages
@@ -32,11 +30,8 @@ MAX_LOGPROBS = 32  # more than anybody asks for
 
 
 class SimEngine:
-    """``mean_output_tokens``: EOS comes with this mean, geometrically; ``time_scale``: 0.1 is ten times as fast.
-
-    A step goes through as many stages as the spec has. Slots are copied beside the steps before, as long as the spec
-    says, and waited for.
-    """
+    """A step goes through as many stages as the spec has. Slots are copied beside the steps before, as long as the spec
+    says, and waited for."""
 
     def __init__(
         self,
@@ -46,7 +41,8 @@ class SimEngine:
         time_scale: float = 1.0,
         model_path: Path | None = None,
     ) -> None:
-        """``model_path``: has the tokenizer that grammars need; None where no request has one."""
+        """``mean_output_tokens``: EOS comes with this mean, geometrically; ``time_scale``: 0.1 is ten times as fast;
+        ``model_path``: has the tokenizer that grammars need, None where no request has one."""
         self.spec = spec
         self._copies = CopyTimeline(spec.swap_ms_per_slot / time_scale)
         self._latency = latency
@@ -63,36 +59,27 @@ class SimEngine:
             self._copies.start(copies, time.perf_counter() * 1e3 / self._time_scale)
 
     def execute(self, batch: StepBatch) -> StepResult:
-        """Takes the predicted time, less what choosing the tokens took, plus what earlier steps block it, once its
-        slots are in place."""
-        copy_wait_ms = self._wait(batch.copies)
+        """Takes the predicted time, choosing the tokens included, plus what earlier steps and slots' copies block."""
+        asked = time.perf_counter()
+        with self._lock:
+            wait_ms = self._copies.wait_ms(batch.copies, asked * 1e3 / self._time_scale) * self._time_scale
+        if wait_ms > 0:
+            self._closed.wait(wait_ms / 1e3)
         start = time.perf_counter()
-        features = BatchFeatures()
         sampled, logprobs = {}, {}
         for sequence in batch.sequences:
-            features.add_scheduled(len(sequence.token_ids), sequence.num_computed_tokens)
             if sequence.needs_sample:
                 sampled[sequence.request_id] = token_id = self._token(sequence)
                 if sequence.sampling.logprobs is not None:
                     logprobs[sequence.request_id] = self._logprobs(sequence.sampling, token_id)
         with self._lock:
-            end = self._stages.leave(start, self._latency.predict_ms(features) * self._time_scale / 1e3)
+            end = self._stages.leave(start, self._latency.predict_ms(batch_shape(batch)) * self._time_scale / 1e3)
         self._closed.wait(max(0.0, end - time.perf_counter()))
-        latency_ms = (time.perf_counter() - start) * 1e3
-        return StepResult(sampled, latency_ms, logprobs, copy_wait_ms)
+        return StepResult(sampled, (time.perf_counter() - start) * 1e3, logprobs, (start - asked) * 1e3)
 
     def close(self) -> None:
         """A step that runs ends at once."""
         self._closed.set()
-
-    def _wait(self, steps_copies: Iterable[SlotOperations]) -> float:
-        """Until they are in place; the milliseconds that took."""
-        start = time.perf_counter()
-        with self._lock:
-            wait_ms = self._copies.wait_ms(steps_copies, start * 1e3 / self._time_scale) * self._time_scale
-        if wait_ms > 0:
-            self._closed.wait(wait_ms / 1e3)
-        return (time.perf_counter() - start) * 1e3
 
     def _token(self, sequence: Sequence) -> int:
         """A function of seed and position alone, where there is no grammar."""
