@@ -1,8 +1,7 @@
 """Scatter new keys and values into paged KV blocks.
 
 Layout, shared by every kernel here: one tensor a layer, [num_blocks, block_size, num_kv_heads, k_dim + v_dim]. A block
-is contiguous (one copy moves it), a token's slot is one row to write, and K and V of a gathered run of blocks are
-views whose token stride is constant, so attention reads them without another copy.
+is contiguous, a token's slot is one row, and K and V of gathered blocks are views that attention reads as they are.
 """
 
 import torch

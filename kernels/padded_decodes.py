@@ -1,18 +1,16 @@
 """Decodes as a recorded forward pass reads them: always in the same memory, padded to the recorded batch size.
 
 A row of padding reads no KV (its sequence has no tokens) and writes none (its slot is -1), so its attention is 0. How
-attention is cut is recorded too: for the longest sequence that may come. In a shorter one's step the programs that
-find nothing to read end at once.
+attention is cut is recorded too, for the longest sequence that may come: programs with nothing to read end at once.
 """
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from kernels.gpu.batch import PagedBatch, gpu_of, packed_bytes, stack_tables, upload
-from kernels.metadata import AttentionMetadata
-from kernels.slots import Ints
-from kernels.step_layout import StepLayout
+from kernels.gpu.batch import PagedBatch, byte_starts, gpu_of, stack_tables, upload
+from kernels.paged_attention import AttentionMetadata
+from kernels.slots import Ints, StepLayout
 
 
 class PaddedDecodes:
@@ -23,7 +21,7 @@ class PaddedDecodes:
         self._max_decodes = max_decodes
         self._max_seq_len = max_seq_len
         padding = self._padding()
-        self._memory = torch.empty(packed_bytes(padding), dtype=torch.uint8, device=device)
+        self._memory = torch.empty(byte_starts(padding)[-1], dtype=torch.uint8, device=device)
         self._input_ids, self._positions, self._slots, self._seq_lens, self._fills_right = upload(
             padding, device, self._memory
         )
@@ -62,7 +60,7 @@ class PaddedDecodes:
             num_new=np.ones(count, np.int64),
             num_computed=np.full(count, self._max_seq_len - 1),
         )
-        metadata = AttentionMetadata(self._positions[:count], self._slots[:count], np.arange(count), batch)
+        metadata = AttentionMetadata(self._positions[:count], self._slots[:count], batch)
         return self._input_ids[:count], metadata
 
     def _padding(self) -> list[Ints | npt.NDArray[np.int32]]:

@@ -1,11 +1,40 @@
 """Causal attention of a flattened batch over paged KV blocks, for any mix of prefill chunks and decodes."""
 
+from __future__ import annotations
+
+from dataclasses import dataclass
+
 import torch
 
 from kernels.cpu.attention import GatherBuffer
 from kernels.cpu.attention import attend as attend_gathered
 from kernels.cpu.batch import GatheredBatch
-from kernels.metadata import AttentionMetadata
+from kernels.gpu.batch import PagedBatch
+from kernels.slots import StepLayout
+
+
+@dataclass(slots=True)
+class AttentionMetadata:
+    """What attention needs to know of one step, computed once and used by every layer."""
+
+    position_ids: torch.Tensor  # [num_tokens], int64, on the device
+    slot_mapping: torch.Tensor  # likewise
+    batch: GatheredBatch | PagedBatch  # how attention reads the KV
+
+    @property
+    def is_paged(self) -> bool:
+        """Whether the Triton kernels serve the step."""
+        return isinstance(self.batch, PagedBatch)
+
+    @classmethod
+    def of(cls, layout: StepLayout, kv_cache: torch.Tensor, paged: bool | None = None) -> AttentionMetadata:
+        """``kv_cache``: one layer's, for its shape and device. Any order gives the same results, decodes first and by
+        length tight groups. ``paged``: for the Triton kernels; None is as the device needs it."""
+        if paged or (paged is None and kv_cache.is_cuda):
+            batch, position_ids, slot_mapping = PagedBatch.build(layout, kv_cache.device)
+            return cls(position_ids, slot_mapping, batch)
+        positions, slots = torch.from_numpy(layout.positions), torch.from_numpy(layout.slot_mapping)
+        return cls(positions, slots, GatheredBatch.build(layout, kv_cache[0].nbytes))
 
 
 def paged_attention(
@@ -20,9 +49,7 @@ def paged_attention(
     step are written already. Returns [num_tokens, num_heads, v_dim], contiguous.
 
     Query head h reads KV head ``h // (num_heads // num_kv_heads)``. A query at position p reads (p - window, p]. No
-    slot but a sequence's own reaches its result, whatever the others hold. Gathered and in plain torch on the CPU, by
-    Triton's kernels elsewhere; the metadata was built for the one or the other.
-    """
+    slot but a sequence's own reaches its result, whatever the others hold. The metadata says whose kernels serve."""
     if isinstance(metadata.batch, GatheredBatch):
         return attend_gathered(query, kv_cache, metadata.batch, scale, buffer, window)
     from kernels.gpu.attention import attend  # Triton is not there on every machine that has no GPU

@@ -1,9 +1,8 @@
 """Gather arbitrary KV slots of all layers into one contiguous buffer, and scatter them back: checkpoint and restore.
 
 A row of the buffer is one slot with all its layers, so that a pool of rows on the host can give and take back any
-number of slots. Between a GPU and pinned host memory the slots pass through a buffer on the device: the kernel runs at
-the speed of device memory for microseconds, and one asynchronous copy then keeps a copy engine busy rather than the
-SMs, which a kernel that wrote to the host itself would hold, beside attention, for as long as the bus takes.
+number of slots. Between a GPU and pinned host memory the slots pass through a buffer on the device: one asynchronous
+copy keeps a copy engine busy, where a kernel that wrote to the host would hold the SMs for as long as the bus takes.
 """
 
 import torch

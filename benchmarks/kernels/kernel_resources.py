@@ -28,7 +28,7 @@ from kernels.gpu.kv_write import write_kv
 from kernels.gpu.slot_copy import copy_slots
 from kernels.gpu.tiles import Gpu
 from kernels.kv_layers import KVLayers
-from kernels.step_layout import StepLayout
+from kernels.slots import StepLayout
 from shared.replica.engine import Sequence
 
 SM_SHARED_KIB = {80: 164, 86: 100, 89: 100, 90: 228, 100: 228, 120: 100}  # by capability

@@ -26,10 +26,9 @@ from benchmarks.harness.turns import Step, T, Times, in_turns
 from kernels.cpu.attention import GatherBuffer
 from kernels.gpu.batch import PagedBatch
 from kernels.kv_layers import KVLayers
-from kernels.metadata import AttentionMetadata
-from kernels.paged_attention import paged_attention
+from kernels.paged_attention import AttentionMetadata, paged_attention
 from kernels.slot_copy import gather_slots, scatter_slots
-from kernels.step_layout import StepLayout
+from kernels.slots import StepLayout
 from shared.replica.engine import Sequence
 
 BLOCK_SIZE = 16

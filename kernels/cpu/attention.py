@@ -51,13 +51,9 @@ def _attend_decodes(
     gathered = buffer.gather(kv_cache, group.slots).view(num_rows, -1, num_kv_heads, kv_cache.shape[3])
     kv = gathered.transpose(1, 2)  # [num_rows, num_kv_heads, num_keys, k_dim + v_dim]
     rows = query[group.start : group.end].view(num_rows, num_kv_heads, -1, k_dim)
-    attended = F.scaled_dot_product_attention(
-        rows,
-        kv[..., :k_dim],
-        kv[..., k_dim:],
-        attn_mask=None if group.mask is None else group.mask[:, None, None, :],
-        scale=scale,
-    )
+    keys, values = kv[..., :k_dim], kv[..., k_dim:]
+    mask = None if group.mask is None else group.mask[:, None, None, :]
+    attended = F.scaled_dot_product_attention(rows, keys, values, attn_mask=mask, scale=scale)
     out[group.start : group.end].view(attended.shape).copy_(attended)
 
 
@@ -74,12 +70,7 @@ def _attend_chunk(
     rows = grouped.permute(1, 2, 0, 3)
     kv = gathered.transpose(0, 1).unsqueeze(1)  # [num_kv_heads, 1, num_keys, k_dim + v_dim]
     kv = kv.expand(-1, rows.shape[1], -1, -1)  # one KV head for its query heads: a view, not a copy
-    attended = F.scaled_dot_product_attention(
-        rows,
-        kv[..., :k_dim],
-        kv[..., k_dim:],
-        attn_mask=chunk.mask(window, query),
-        is_causal=chunk.is_plain_causal(window),
-        scale=scale,
-    )
+    keys, values = kv[..., :k_dim], kv[..., k_dim:]
+    mask, is_causal = chunk.mask(window, query), chunk.is_plain_causal(window)
+    attended = F.scaled_dot_product_attention(rows, keys, values, attn_mask=mask, is_causal=is_causal, scale=scale)
     out[chunk.start : chunk.end].view(num_rows, *attended.shape[:2], -1).copy_(attended.permute(2, 0, 1, 3))

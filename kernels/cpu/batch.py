@@ -1,12 +1,12 @@
 """A step as the CPU reads it: which slots are gathered for each attention call, and what is masked.
 
 Decodes are read where they lie (``kernels.cpu.decodes``), or those of similar length share one call, padded to the
-longest of the group; each chunk is a call of its own. Only a sequence's own slots are gathered: a mask adds to what was
-multiplied before, and NaN plus -inf is NaN.
+longest; each chunk is a call of its own. Only a sequence's own slots are gathered: NaN plus a mask's -inf is NaN.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -14,8 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kernels.slots import Ints, slots_of
-from kernels.step_layout import StepLayout
+from kernels.slots import Ints, StepLayout, slots_of
 
 GATHER_BYTES = 4 << 20  # KV of one decode group: small enough to be still in cache when attention reads it
 MAX_PADDING = 1.5  # a group's longest sequence over its shortest
@@ -132,14 +131,13 @@ class GatheredBatch:
 
 def _group_bounds(num_blocks: list[int], bytes_per_block: int) -> Iterator[tuple[int, int]]:
     """Cut rows into half-open ranges, each within the padding and the gather size allowed."""
-    start, low, high = 0, 0, 0
+    start, low, high = 0, math.inf, 0
     for row, count in enumerate(num_blocks):
-        new_low, new_high = (min(low, count), max(high, count)) if row > start else (count, count)
-        gathered = new_high * (row - start + 1) * bytes_per_block
-        if row > start and (new_high > new_low * MAX_PADDING + 1 or gathered > GATHER_BYTES):
+        low, high = min(low, count), max(high, count)
+        gathered = high * (row - start + 1) * bytes_per_block
+        if row > start and (high > low * MAX_PADDING + 1 or gathered > GATHER_BYTES):
             yield start, row
-            start, new_low, new_high = row, count, count
-        low, high = new_low, new_high
+            start, low, high = row, count, count
     if num_blocks:
         yield start, len(num_blocks)
 

@@ -1,9 +1,8 @@
 """Attention of a prefill chunk as plain matrix products, by oneDNN.
 
 torch's fused attention multiplies float32 with MKL, which on AMD processors has less than half of oneDNN's speed; here
-that outweighs that scores pass through memory. Query tokens go in blocks, so that their scores stay in the processor's
-cache and keys behind a block are not multiplied. oneDNN generates code for each new shape, which takes it about a
-millisecond: keys and query tokens are padded to a few sizes.
+that outweighs that scores pass through memory. Query tokens go in blocks: scores stay in the processor's cache, keys
+behind a block are not multiplied. Shapes are padded to a few, since each takes oneDNN a millisecond of code generation.
 """
 
 import functools
@@ -34,7 +33,8 @@ def attend_causally(query: torch.Tensor, kv: torch.Tensor, scale: float, out: to
         rows = _padded_heads((query[start:end] * scale).flatten(2), TOKEN_STEP)
         rows = rows.view(*rows.shape[:2], -1, k_dim)  # [num_kv_heads, padded tokens, group_size, k_dim]
         num_keys = _rounded(first + end, KEY_STEP)
-        hidden = _hidden(rows.shape[1], num_keys - first - start)
+        # [padded tokens, 1, keys from the block's first on], -inf where token i would read a key behind i, 0 elsewhere
+        hidden = torch.full((rows.shape[1], num_keys - first - start), float("-inf")).triu_(1)[:, None]
         for head in range(kv.shape[1]):
             scores = _product(rows[head].flatten(0, 1), keys[head, :num_keys])
             scores.view(*hidden.shape[:1], -1, num_keys)[:, :, first + start :].add_(hidden)
@@ -49,11 +49,6 @@ def _padded_heads(x: torch.Tensor, step: int) -> torch.Tensor:
     padded[:, : len(x)] = x.transpose(0, 1)
     padded[:, len(x) :] = 0.0
     return padded
-
-
-def _hidden(num_tokens: int, num_keys: int) -> torch.Tensor:
-    """[num_tokens, 1, num_keys], -inf where token i would read a key behind i, 0 elsewhere."""
-    return torch.full((num_tokens, num_keys), float("-inf")).triu_(1)[:, None]
 
 
 def _rounded(count: int, step: int) -> int:

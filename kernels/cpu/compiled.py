@@ -22,8 +22,7 @@ OPTIONS: dict[str, Any] = {
 
 
 def compiled(signature: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Compile at once for one signature, which takes seconds; with a cache on disk, where there is a folder to write it
-    to, once on a machine."""
+    """Compile at once for one signature, which takes seconds, but where a cache can be written, once on a machine."""
 
     def compile_it(function: Callable[..., None]) -> Callable[..., None]:
         kernel: Callable[..., None]

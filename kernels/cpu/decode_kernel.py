@@ -3,7 +3,6 @@
 Softmax runs online over tiles of keys (Milakov and Gimelshein 2018), in base 2 with the scale folded into the query.
 The slots of a tile are read in the order of positions, all heads of a slot together, so memory is read once and in runs
 of a block; while a tile is computed, the next one is on its way from memory, which doubles the speed of long contexts.
-Which way a block is filled makes no difference but to where its slots are.
 """
 
 import functools

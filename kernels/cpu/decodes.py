@@ -12,8 +12,7 @@ HEAD_SIZES = (64, 128)  # that the kernel is compiled for: each takes seconds, o
 
 def suits(dtype: torch.dtype, k_dim: int, v_dim: int) -> bool:
     """Whether decodes of such a KV cache are best computed here. Numba is not there everywhere."""
-    is_usual = dtype is torch.float32 and k_dim == v_dim and k_dim in HEAD_SIZES
-    return is_usual and has_numba()
+    return dtype is torch.float32 and k_dim == v_dim and k_dim in HEAD_SIZES and has_numba()
 
 
 def prepare(dtype: torch.dtype, k_dim: int, v_dim: int) -> None:
@@ -27,8 +26,7 @@ def prepare(dtype: torch.dtype, k_dim: int, v_dim: int) -> None:
 def attend(
     query: torch.Tensor, kv_cache: torch.Tensor, decodes: Decodes, scale: float, window: int | None, out: torch.Tensor
 ) -> None:
-    """The leading rows of ``kernels.paged_attention.paged_attention``, written to ``out`` [num_tokens, num_heads,
-    v_dim], by as many threads as torch has."""
+    """The leading rows of ``paged_attention``, to ``out`` [num_tokens, num_heads, v_dim], on torch's threads."""
     num_rows, num_kv_heads = len(decodes.starts), kv_cache.shape[2]
     if not num_rows:
         return

@@ -28,10 +28,8 @@ def attend(
     window: int | None = None,
     num_splits: int | None = None,
 ) -> torch.Tensor:
-    """``kernels.paged_attention.paged_attention`` on tensors that Triton can reach. Waits for nothing.
-
-    ``num_splits``: into how many parts each tile's KV is cut; None chooses by how many programs fill the GPU.
-    """
+    """``kernels.paged_attention.paged_attention`` on tensors that Triton can reach. Waits for nothing. ``num_splits``:
+    into how many parts each tile's KV is cut; None chooses by how many programs fill the GPU."""
     num_tokens, num_heads, k_dim = query.shape
     num_kv_heads, width = kv_cache.shape[2:]
     query = query if query.stride(2) == 1 else query.contiguous()
@@ -41,7 +39,7 @@ def attend(
     if batch.num_decodes:
         shape, tiles = decode_tile_shape(group_size, head_dim, query.dtype), batch.decode_tiles()
         _launch(query, kv_cache, batch, tiles, shape, scale, window, out, num_splits)
-    if batch.num_decodes < batch.num_sequences:
+    if batch.num_decodes < len(batch.num_new):
         shape = chunk_tile_shape(group_size, head_dim, query.dtype, batch.gpu.shared_bytes)
         tiles = batch.chunk_tiles(shape.rows // group_size)
         _launch(query, kv_cache, batch, tiles, shape, scale, window, out, num_splits)

@@ -13,8 +13,7 @@ import numpy.typing as npt
 import torch
 
 from kernels.gpu.tiles import LARGE_SHARED_BYTES, Gpu, Tiles, cut_chunks
-from kernels.slots import Ints
-from kernels.step_layout import StepLayout
+from kernels.slots import Ints, StepLayout
 
 ALIGNMENT = 16  # bytes: Triton compiles a kernel anew for a pointer that is aligned otherwise
 
@@ -54,10 +53,6 @@ class PagedBatch:
         counts = (layout.num_decodes, layout.num_new, layout.num_computed)
         return cls(block_tables, seq_lens, starts, directions, gpu_of(device), *counts), positions, slots
 
-    @property
-    def num_sequences(self) -> int:
-        return len(self.num_new)
-
     def decode_tiles(self) -> Tiles:
         """One tile a decode: its launch needs no table on the device."""
         count = self.num_decodes
@@ -92,8 +87,8 @@ def upload(
     memory: torch.Tensor | None = None,
 ) -> list[torch.Tensor]:
     """``arrays`` on the device, by one copy from pinned memory that the host does not wait for. ``memory``: where they
-    shall lie, one after the other; [num_bytes], uint8, as ``packed_bytes`` says."""
-    starts = _starts(arrays)
+    shall lie, one after the other; [num_bytes], uint8, as ``byte_starts`` says."""
+    starts = byte_starts(arrays)
     packed = torch.empty(starts[-1], dtype=torch.uint8, pin_memory=device.type == "cuda")
     host = packed.numpy()
     for array, start in zip(arrays, starts, strict=False):
@@ -105,12 +100,8 @@ def upload(
     ]
 
 
-def packed_bytes(arrays: Sequence[npt.NDArray[np.int64] | npt.NDArray[np.int32]]) -> int:
-    """What ``upload`` takes for ``arrays`` on the device."""
-    return _starts(arrays)[-1]
-
-
-def _starts(arrays: Sequence[npt.NDArray[np.int64] | npt.NDArray[np.int32]]) -> list[int]:
+def byte_starts(arrays: Sequence[npt.NDArray[np.int64] | npt.NDArray[np.int32]]) -> list[int]:
+    """Where ``upload`` puts each of ``arrays``; last, how many bytes it takes for all."""
     sizes = [-(-array.nbytes // ALIGNMENT) * ALIGNMENT for array in arrays]
     return list(itertools.accumulate(sizes, initial=0))
 

@@ -8,8 +8,7 @@ PROGRAM_VALUES = 4096  # of K, and as many of V
 
 
 def write_kv(key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor, slot_mapping: torch.Tensor) -> None:
-    """``kernels.kv_write.write_kv`` on tensors that Triton can reach. Waits for nothing. A token whose slot is -1 is
-    not written."""
+    """``kernels.kv_write.write_kv`` where Triton can reach. Waits for nothing. Tokens whose slot is -1 are left out."""
     num_tokens, num_heads, k_dim = key.shape
     key = key if key.stride(2) == 1 else key.contiguous()
     value = value if value.stride(2) == 1 else value.contiguous()

@@ -75,8 +75,7 @@ def chunk_tile_shape(group_size: int, head_dim: int, dtype: torch.dtype, shared_
 def cut_chunks(
     num_new: npt.NDArray[np.int64], num_computed: npt.NDArray[np.int64], tile_tokens: int
 ) -> npt.NDArray[np.int32]:
-    """[2, num_tiles]: the sequence and the first new token of each tile, those with most KV to read first, so that no
-    long tile starts when all others are done."""
+    """[2, num_tiles]: sequence and first new token of each tile; most KV first, so that no long tile starts last."""
     counts = -(-num_new // tile_tokens)
     sequences = np.repeat(np.arange(len(num_new)), counts)
     first_tokens = (np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)) * tile_tokens
@@ -85,18 +84,12 @@ def cut_chunks(
 
 
 def choose_num_splits(num_programs: int, max_kv_len: int, shape: TileShape, num_sms: int) -> int:
-    """Into how many parts the KV of each tile is cut, so that ``num_programs`` tiles fill ``num_sms`` SMs.
-
-    The fewest whose last wave is nearly as full as that of the best number (as flash-decoding chooses).
-    """
+    """Into how many parts the KV of each tile is cut, so that ``num_programs`` tiles fill ``num_sms`` SMs: the fewest
+    whose last wave is nearly as full as that of the best number (as flash-decoding chooses)."""
     places = num_sms * shape.programs_per_sm
     most = min(MAX_SPLITS, max_kv_len // max(MIN_SPLIT_KEYS, shape.keys))
     if most <= 1 or num_programs >= GOOD_FILL * places:
         return 1
-    fills = [_fill(num_programs * splits, places) for splits in range(1, most + 1)]
+    counts = [num_programs * splits for splits in range(1, most + 1)]
+    fills = [count / (-(-count // places) * places) for count in counts]  # of its waves, in (0, 1]
     return next(i for i, fill in enumerate(fills, start=1) if fill >= GOOD_FILL * max(fills))
-
-
-def _fill(num_programs: int, places: int) -> float:
-    """How much of its waves ``num_programs`` programs use, in (0, 1]."""
-    return num_programs / (-(-num_programs // places) * places)

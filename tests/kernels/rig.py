@@ -15,10 +15,8 @@ import torch
 
 from kernels.cpu.attention import GatherBuffer
 from kernels.kv_write import write_kv
-from kernels.metadata import AttentionMetadata
-from kernels.paged_attention import paged_attention
-from kernels.slots import slots_of
-from kernels.step_layout import StepLayout
+from kernels.paged_attention import AttentionMetadata, paged_attention
+from kernels.slots import StepLayout, slots_of
 from tests.kernels.reference import reference_paged_attention
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}

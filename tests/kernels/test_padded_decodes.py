@@ -11,7 +11,7 @@ from kernels.gpu.batch import PagedBatch
 from kernels.kv_write import write_kv
 from kernels.padded_decodes import PaddedDecodes
 from kernels.paged_attention import paged_attention
-from kernels.step_layout import StepLayout
+from kernels.slots import StepLayout
 from tests.kernels.rig import DEVICE, Case, Shape, all_slots, needs_triton
 
 MAX_SEQ_LEN = 320

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from kernels.cpu.batch import GatheredBatch
 from kernels.gpu.batch import PagedBatch
+from kernels.slots import StepLayout
 from tests.kernels.rig import Scheduled, Shape, all_slots, metadata_of, sequences_of
 
 
@@ -23,7 +24,7 @@ def test_positions_and_slots_of_a_mixed_step() -> None:
     metadata = metadata_of(sequences, torch.empty(8, 4, 1, 8), paged=False)
     assert metadata.position_ids.tolist() == [5, 3, 4, 5, 0, 1]
     assert metadata.slot_mapping.tolist() == [9, 31, 0, 1, 11, 10]
-    assert metadata.last_rows.tolist() == [0, 3, 5]
+    assert StepLayout.of(sequences, 8, 4).row_ends.tolist() == [1, 4, 6]
     batch = metadata.batch
     assert isinstance(batch, GatheredBatch)
     assert [(group.start, group.end) for group in batch.decodes.groups(None, torch.empty(0))] == [(0, 1)]
@@ -41,7 +42,7 @@ def test_what_the_kernels_read_of_a_mixed_step() -> None:
     assert batch.seq_lens.tolist() == [6, 6, 2]
     assert batch.query_start_loc.tolist() == [0, 1, 4, 6]
     assert batch.fills_right is not None and batch.fills_right.tolist() == [0, 0, 1]
-    assert (batch.num_decodes, batch.num_sequences) == (1, 3)
+    assert (batch.num_decodes, len(batch.num_new)) == (1, 3)
     tiles = batch.chunk_tiles(2)
     assert tiles.sequences is not None and tiles.first_tokens is not None
     assert list(zip(tiles.sequences.tolist(), tiles.first_tokens.tolist(), strict=True)) == [(1, 2), (1, 0), (2, 0)]

@@ -10,11 +10,10 @@ import torch
 from dataclasses import dataclass
 from kernels.cpu.attention import GatherBuffer
 from kernels.kv_write import write_kv
-from kernels.metadata import AttentionMetadata
-from kernels.paged_attention import paged_attention
+from kernels.paged_attention import AttentionMetadata, paged_attention
 from kernels.kv_layers import KVLayers
 from kernels.slot_copy import gather_slots
-from kernels.step_layout import StepLayout
+from kernels.slots import StepLayout
 
 @dataclass
 class Scheduled:

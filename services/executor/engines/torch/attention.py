@@ -1,13 +1,12 @@
 """Paged attention behind transformers' AttentionInterface.
 
-A registered attention function receives what the model's forward was given as keyword arguments. Ours is given an
-``AttentionStep``: one that pages the KV, or, once at load, one that finds out which KV shapes the layers have.
-No mask function is registered under our name, so transformers builds no mask.
+Through the forward's keyword arguments ours receives an ``AttentionStep``: one that pages the KV, or, once at load, one
+that finds the layers' KV shapes. No mask function is registered under our name, so transformers builds no mask.
 """
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,8 +15,7 @@ from transformers import AttentionInterface
 
 from kernels.cpu.attention import GatherBuffer
 from kernels.kv_write import write_kv
-from kernels.metadata import AttentionMetadata
-from kernels.paged_attention import paged_attention
+from kernels.paged_attention import AttentionMetadata, paged_attention
 from shared.errors import EngineError
 
 ATTENTION_NAME = "slackwater_paged"
@@ -39,14 +37,9 @@ class LayerShape:
     window: int | None
 
 
-class AttentionStep(Protocol):
-    """What serves the attention of one forward pass."""
-
-    def __call__(
-        self, layer: Layer, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None
-    ) -> Tensor:
-        """``query`` [num_tokens, num_heads, k_dim], ``key`` and ``value`` [num_tokens, num_kv_heads, dim]; returns
-        [num_tokens, num_heads, v_dim]."""
+AttentionStep = Callable[[Layer, Tensor, Tensor, Tensor, float, int | None], Tensor]
+"""What serves the attention of one forward pass: of a layer, its query [num_tokens, num_heads, k_dim], key and value
+[num_tokens, num_kv_heads, dim], scale and window; gives [num_tokens, num_heads, v_dim]."""
 
 
 class ShapeProbe:
@@ -66,8 +59,7 @@ class ShapeProbe:
 
 
 def paged_step(kv_caches: Mapping[Layer, Tensor], metadata: AttentionMetadata, buffer: GatherBuffer) -> AttentionStep:
-    """One step over the paged KV of every layer. ``kv_caches``: of each, [num_blocks, block_size, num_kv_heads, k_dim +
-    v_dim]."""
+    """Over the paged KV of every layer: ``kv_caches``, each [num_blocks, block_size, num_kv_heads, k_dim + v_dim]."""
 
     def attend(layer: Layer, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None) -> Tensor:
         kv_cache = kv_caches[layer]

@@ -16,7 +16,6 @@ from shared.process.memory import available_memory_bytes
 
 CPU_KV_BYTES = 1 << 30
 CPU_KV_SHARE = 0.25  # of the memory that is free, where that is less
-HOST_KV_SHARE = 0.25  # of the memory that is free, for checkpointed KV
 CUDA_KV_SHARE = 0.9  # of the memory that is free after loading
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -64,11 +63,6 @@ def kv_memory_bytes(device: torch.device) -> int:
     return min(CPU_KV_BYTES, int(available_memory_bytes() * CPU_KV_SHARE))
 
 
-def host_memory_bytes() -> int:
-    """What checkpointed KV may take when nobody says how much it should be."""
-    return int(available_memory_bytes() * HOST_KV_SHARE)
-
-
 def keep_freed_memory() -> bool:
     """Have the C library keep what is freed, for the whole process. By default glibc hands the activations of a step
     back to the kernel as they are freed, and the next ones fault in again page by page, which costs a chunk of 512
@@ -80,9 +74,8 @@ def keep_freed_memory() -> bool:
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """For what is large, and read at random. On the CPU in pages of 2 MiB, where the kernel has some to give: the
-    processor looks up fewer addresses, and decodes over long contexts take a tenth less time. Raises OSError or
-    RuntimeError without the memory."""
+    """For what is large, and read at random: on the CPU in pages of 2 MiB, where the kernel has some, since decodes
+    over long contexts then take a tenth less time. Raises OSError or RuntimeError without the memory."""
     if device.type != "cpu":
         return torch.zeros(shape, device=device, dtype=dtype)
     memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)

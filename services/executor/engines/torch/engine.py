@@ -18,10 +18,9 @@ import torch
 
 from kernels.cpu import decodes
 from kernels.cpu.attention import GatherBuffer
-from kernels.metadata import AttentionMetadata
 from kernels.padded_decodes import PaddedDecodes
-from kernels.slots import Ints
-from kernels.step_layout import StepLayout
+from kernels.paged_attention import AttentionMetadata
+from kernels.slots import Ints, StepLayout
 from services.executor.engines.grammar_masks import GrammarMasks
 from services.executor.engines.sample_row import SampleRow
 from services.executor.engines.torch.attention import Layer, paged_step
@@ -83,14 +82,12 @@ class TorchEngine(EngineOnTorch):
         max_graph_decodes: int = 0,
     ) -> TorchEngine:
         """Load the model folder ``path`` under the name that clients use; takes seconds, on a machine for the first
-        time more, until every kernel is compiled.
+        time more, until every kernel is compiled. Raises ModelError for a model that cannot be run, ConfigError for
+        settings that cannot be met.
 
-        ``num_blocks`` None sizes the KV cache from memory, ``num_threads`` None takes every core, ``max_model_len``
-        None takes the model's own context, or what the KV blocks hold if that is less, ``num_host_slots`` None as
-        many slots of host memory as the blocks have, or what memory allows. On CUDA, steps of up to
-        ``max_graph_decodes`` decodes are recorded as graphs. Raises ModelError for a model that cannot be run,
-        ConfigError for settings that cannot be met.
-        """
+        None: ``num_blocks`` sizes the KV cache from memory, ``num_threads`` is every core, ``max_model_len`` the
+        model's own context or what the KV blocks hold, ``num_host_slots`` as many as the blocks have or as memory
+        allows. On CUDA, steps of up to ``max_graph_decodes`` decodes are recorded as graphs."""
         facts = ModelFacts.read(path)
         threads = num_threads or cpu_count()
         torch.set_num_threads(threads)
@@ -174,11 +171,11 @@ class TorchEngine(EngineOnTorch):
 
     def _step_logits(self, layout: StepLayout, input_ids: Ints, sampling: list[int]) -> torch.Tensor:
         """[num_sampling, vocab_size], of the last token of the sequences whose numbers ``sampling`` holds."""
-        if self._graphs is not None and self._graphs.covers(layout):
-            logits = self._graphs.logits(layout, input_ids)
+        logits = self._graphs.logits(layout, input_ids) if self._graphs is not None else None
+        if logits is not None:
             return logits if len(sampling) == len(logits) else logits[sampling]
         metadata = AttentionMetadata.of(layout, next(iter(self._kv_caches.values())))
-        rows = torch.from_numpy(metadata.last_rows[sampling]).to(self._device)
+        rows = torch.from_numpy(layout.row_ends[sampling] - 1).to(self._device)
         return self._forward(torch.from_numpy(input_ids).to(self._device), metadata, rows)
 
     def _forward_decodes(self, input_ids: torch.Tensor, metadata: AttentionMetadata) -> torch.Tensor:

@@ -9,10 +9,9 @@ from functools import partial
 
 import torch
 
-from kernels.metadata import AttentionMetadata
 from kernels.padded_decodes import PaddedDecodes
-from kernels.slots import Ints
-from kernels.step_layout import StepLayout
+from kernels.paged_attention import AttentionMetadata
+from kernels.slots import Ints, StepLayout
 
 SMALL_SIZES = (1, 2, 4)
 SIZE_STEP = 8
@@ -38,12 +37,10 @@ class DecodeGraphs:
             self._replays[size] = record(partial(forward, *inputs.rows(size)))
         self.sizes = sorted(self._replays)  # recorded batch sizes
 
-    def covers(self, layout: StepLayout) -> bool:
-        """Whether the step is one of decodes that some recorded size holds."""
-        return self._inputs.holds(layout)
-
-    def logits(self, layout: StepLayout, input_ids: Ints) -> torch.Tensor:
-        """[num_decodes, vocab_size] of a step that ``covers`` accepts, valid until the next call."""
+    def logits(self, layout: StepLayout, input_ids: Ints) -> torch.Tensor | None:
+        """[num_decodes, vocab_size], valid until the next call; None of a step that no recorded size holds."""
+        if not self._inputs.holds(layout):
+            return None
         count = len(layout.num_new)
         size = next(size for size in self.sizes if size >= count)
         self._inputs.load(layout, input_ids)

@@ -8,24 +8,25 @@ checkpoints cross the bus beside it. Each direction has a thread, and on CUDA a 
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
+from functools import partial
 
 import torch
 
 from kernels.kv_layers import KVLayers
 from kernels.slot_copy import gather_slots, scatter_slots
-from services.executor.engines.torch.device import host_memory_bytes
 from shared.errors import ConfigError
+from shared.process.memory import available_memory_bytes
 from shared.scheduling.kv.slot_transfers import SlotOperations
 
 MEASURED_SLOTS = 512  # to time their copying
+HOST_KV_SHARE = 0.25  # of the memory that is free, when nobody says how much checkpointed KV may take
 
 set_num_threads: Callable[[int], None] = torch.set_num_threads  # vLLM replaces it while it makes an engine
 
 
 class HostPool:
-    """A bounded number of slots of host memory, pinned where the device is a GPU. ``ms_per_slot``: how long one takes
-    to come back, measured here on some."""
+    """Slots of host memory, pinned for a GPU. ``ms_per_slot``: how long one takes to come back, measured."""
 
     def __init__(self, layers: KVLayers, num_slots: int) -> None:
         """Before the KV caches hold anything. Raises RuntimeError where there is no memory for the slots."""
@@ -36,7 +37,8 @@ class HostPool:
         if self._is_gpu:
             self._incoming_stream = torch.cuda.Stream(layers.device)  # type: ignore[no-untyped-call]
             self._outgoing_stream = torch.cuda.Stream(layers.device)  # type: ignore[no-untyped-call]
-        prepare = None if self._is_gpu else _leave_cores_alone
+        # Beside a forward pass that runs on the processor: OpenMP's threads are for that.
+        prepare = None if self._is_gpu else partial(set_num_threads, 1)
         self._placing = ThreadPoolExecutor(1, "kv-restores", prepare)
         self._keeping = ThreadPoolExecutor(1, "kv-checkpoints", prepare)
         self._started: dict[int, tuple[SlotOperations, Future[None]]] = {}  # by the identity of the former
@@ -77,19 +79,19 @@ class HostPool:
     @torch.inference_mode()
     def _place(self, copies: SlotOperations) -> None:
         """Write moves and restores, and have checkpoints kept."""
-        num_moves = len(copies.moves)
-        with self._on_stream():
-            leaving = self._gather(copies)
+        num_moves, layers = len(copies.moves), self._layers
+        sources = [source for source, _ in (*copies.moves, *copies.checkpoints)]
+        targets = [slot for _, slot in (*copies.moves, *copies.restores)]
+        with torch.cuda.stream(self._incoming_stream) if self._is_gpu else nullcontext():
+            leaving = layers.new_buffer(len(sources))  # what is read of the device
+            gather_slots(layers, _indices(sources, layers.device), leaving)
             outgoing = self._send(leaving[num_moves:])
-            incoming = self._incoming(copies).to(self._layers.device, non_blocking=True)
+            incoming = self._incoming(copies).to(layers.device, non_blocking=True)
             kept = self._keeping.submit(self._keep, copies, outgoing)
             self._kept.update(dict.fromkeys((host_slot for _, host_slot in copies.checkpoints), kept))
-            self._scatter(copies, leaving[:num_moves], incoming)
+            scatter_slots(layers, _indices(targets, layers.device), torch.cat((leaving[:num_moves], incoming)))
             if self._is_gpu:
                 self._incoming_stream.synchronize()
-
-    def _on_stream(self) -> AbstractContextManager[object]:
-        return torch.cuda.stream(self._incoming_stream) if self._is_gpu else nullcontext()
 
     def _send(self, leaving: torch.Tensor) -> torch.Tensor:
         """To the host: on a GPU it is there when the stream of what goes out is done."""
@@ -102,13 +104,6 @@ class HostPool:
         leaving.record_stream(self._outgoing_stream)
         return outgoing
 
-    def _gather(self, copies: SlotOperations) -> torch.Tensor:
-        """[num_moves + num_checkpoints, slot_values], on the device: what is read of it."""
-        sources = [source for source, _ in (*copies.moves, *copies.checkpoints)]
-        leaving = self._layers.new_buffer(len(sources))
-        gather_slots(self._layers, self._indices(sources), leaving)
-        return leaving
-
     def _incoming(self, copies: SlotOperations) -> torch.Tensor:
         """[num_restores, slot_values], on the host, once it is there. Raises what kept a checkpoint from it."""
         for host_slot, _ in copies.restores:
@@ -116,27 +111,17 @@ class HostPool:
             if kept is not None:
                 kept.result()
         incoming = self._layers.new_buffer(len(copies.restores), "cpu")
-        sources = torch.tensor([source for source, _ in copies.restores], dtype=torch.int64)
-        return torch.index_select(self._rows, 0, sources, out=incoming)
-
-    def _scatter(self, copies: SlotOperations, moved: torch.Tensor, incoming: torch.Tensor) -> None:
-        slots = self._indices([slot for _, slot in (*copies.moves, *copies.restores)])
-        scatter_slots(self._layers, slots, torch.cat((moved, incoming)))
+        return torch.index_select(self._rows, 0, _indices([slot for slot, _ in copies.restores]), out=incoming)
 
     @torch.inference_mode()
     def _keep(self, copies: SlotOperations, outgoing: torch.Tensor) -> None:
         if self._is_gpu:
             self._outgoing_stream.synchronize()
-        slots = torch.tensor([slot for _, slot in copies.checkpoints], dtype=torch.int64)
-        self._rows.index_copy_(0, slots, outgoing)
-
-    def _indices(self, slots: list[int]) -> torch.Tensor:
-        return torch.tensor(slots, dtype=torch.int64, device=self._layers.device)
+        self._rows.index_copy_(0, _indices([slot for _, slot in copies.checkpoints]), outgoing)
 
 
-def _leave_cores_alone() -> None:
-    """Called in a thread beside which a forward pass runs on the processor: OpenMP's threads are for that."""
-    set_num_threads(1)
+def _indices(slots: list[int], device: torch.device | None = None) -> torch.Tensor:
+    return torch.tensor(slots, dtype=torch.int64, device=device)
 
 
 def host_pool_of(kv_caches: Sequence[torch.Tensor], num_slots: int | None) -> HostPool | None:
@@ -148,7 +133,7 @@ def host_pool_of(kv_caches: Sequence[torch.Tensor], num_slots: int | None) -> Ho
     slot_bytes = layers.slot_values * layers.caches[0].element_size()
     if num_slots is None:
         num_blocks, block_size = layers.caches[0].shape[:2]
-        num_slots = min(num_blocks * block_size, max(1, host_memory_bytes() // slot_bytes))
+        num_slots = min(num_blocks * block_size, max(1, int(available_memory_bytes() * HOST_KV_SHARE) // slot_bytes))
     try:
         return HostPool(layers, num_slots)
     except RuntimeError as error:

@@ -1,8 +1,7 @@
 """Linear layers whose weights are stored in oneDNN's own blocked order.
 
-On CPU, torch's linear multiplies float32 with MKL from row-major weights. oneDNN on weights that were reordered once
-is 2 to 5 times as fast at every batch size on AMD processors (benchmarks/engine/engine_speed.py compares). It is the
-path that torch's own compiler takes for frozen weights.
+On CPU, torch's linear multiplies float32 with MKL from row-major weights. oneDNN on weights that were reordered once,
+as torch's compiler has it, is 2 to 5 times as fast on AMD processors (benchmarks/engine/engine_speed.py compares).
 """
 
 from collections.abc import Callable

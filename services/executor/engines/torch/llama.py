@@ -102,7 +102,9 @@ class _Layer:
         self._qkv = linear(*_merged_qkv(attention, shape))
         self._head_norms = _head_norms(attention, shape)
         self._out = linear(attention.o_proj.weight, attention.o_proj.bias)
-        self._gate_up = linear(*_merged_gate(mlp))
+        gate, up = mlp.gate_proj, mlp.up_proj
+        bias = None if gate.bias is None else torch.cat((gate.bias, up.bias))
+        self._gate_up = linear(torch.cat((gate.weight, up.weight)), bias)
         self._down = linear(mlp.down_proj.weight, mlp.down_proj.bias)
 
     def attend(self, hidden: torch.Tensor, turns: torch.Tensor, step: AttentionStep) -> torch.Tensor:
@@ -137,13 +139,6 @@ def _merged_qkv(attention: Any, shape: LayerShape) -> tuple[torch.Tensor, torch.
     linears = (attention.q_proj, attention.k_proj, attention.v_proj)
     bias = None if linears[0].bias is None else merged(*(linear.bias for linear in linears))
     return merged(*(linear.weight for linear in linears)), bias
-
-
-def _merged_gate(mlp: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Weight and bias of the gate, then of what it gates."""
-    gate, up = mlp.gate_proj, mlp.up_proj
-    bias = None if gate.bias is None else torch.cat((gate.bias, up.bias))
-    return torch.cat((gate.weight, up.weight)), bias
 
 
 def _head_norms(attention: Any, shape: LayerShape) -> tuple[_RMSNorm, _RMSNorm] | None:

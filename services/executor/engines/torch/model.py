@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import inspect
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,12 +24,9 @@ logger = logging.getLogger(__name__)
 PROBE_TOKENS = 5
 
 
-class Forward(Protocol):
-    """A decoder's forward pass over one flattened row of tokens."""
-
-    def __call__(self, input_ids: Tensor, position_ids: Tensor, rows: Tensor, step: AttentionStep) -> Tensor:
-        """``input_ids`` and ``position_ids`` [num_tokens] give the logits [num_rows, vocab_size] of those tokens whose
-        numbers ``rows`` holds: no other needs the output layer. ``step`` serves the attention."""
+Forward = Callable[[Tensor, Tensor, Tensor, AttentionStep], Tensor]
+"""A decoder's forward pass over one flattened row of tokens: input ids and position ids [num_tokens] give the logits
+[num_rows, vocab_size] of those tokens whose numbers the third tensor holds: no other needs the output layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +43,12 @@ class LoadedModel:
         run, ConfigError for a dtype that there is not."""
         model, model_dtype = _read_model(path, device, dtype)
         shapes, expected = _probe(TransformersForward(model), device)
-        _check_layers(model, len(shapes))
-        layers = list(shapes.values())
+        layers, num_layers = list(shapes.values()), getattr(model.config, "num_hidden_layers", None)
+        if len(layers) != num_layers:
+            raise ModelError(
+                f"{type(model).__name__} has {num_layers} layers, of which {len(layers)} use plain attention: "
+                f"only dense decoders can be run"
+            )
         del shapes  # its keys are layers, whose weights are freed as they are taken
         for change in (_merged, _packed):
             forward = change(model, layers, can_pack(device, model_dtype))
@@ -120,15 +121,6 @@ def _probe(forward: Forward, device: torch.device) -> tuple[dict[Layer, LayerSha
     except (EngineError, AttributeError, RuntimeError, TypeError, ValueError) as error:
         raise ModelError(f"the model cannot run on paged attention: {first_line(error)}") from error
     return probe.shapes, logits
-
-
-def _check_layers(model: torch.nn.Module, num_found: int) -> None:
-    layers = getattr(model.config, "num_hidden_layers", None)
-    if num_found != layers:
-        raise ModelError(
-            f"{type(model).__name__} has {layers} layers, of which {num_found} use plain attention: "
-            f"only dense decoders can be run"
-        )
 
 
 def _are_close(logits: Tensor, expected: Tensor) -> bool:

@@ -1,6 +1,5 @@
 """From logits to tokens, and how probable the model found them. A token is a function of (seed, position, tokens so
-far) alone, so a request that was preempted, split into other chunks or moved to another executor goes on with the same
-tokens."""
+far) alone, so a request that was preempted, split otherwise or moved to another executor goes on with the same ones."""
 
 import math
 from collections.abc import Sequence
@@ -29,10 +28,9 @@ SHIFT_32 = np.uint64(32)
 def sample(logits: torch.Tensor, rows: list[SampleRow], grammars: GrammarMasks | None = None) -> list[int]:
     """One token id for each row of ``logits`` [num_rows, vocab_size]. Raises EngineError if a row has no number.
 
-    Temperature 0 is greedy; else temperature, min_p, top_k, top_p in this order, then the inverse of the cumulative
-    distribution at ``uniforms(seed, position)``; before all of them, what ``adjusted`` does. ``grammars``: needed where
-    a row has one.
-    """
+    First what ``adjusted`` does, which needs ``grammars`` where a row has one. Then temperature 0 is greedy; else
+    temperature, min_p, top_k, top_p in this order, and the inverse of the cumulative distribution at
+    ``uniforms(seed, position)``."""
     logits = adjusted(logits, rows, grammars)
     top, chosen = logits.max(dim=-1)
     if not torch.isfinite(top).all():

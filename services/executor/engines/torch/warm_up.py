@@ -12,8 +12,7 @@ GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
 
 
 def warm_up_batches(spec: EngineSpec) -> Iterator[StepBatch]:
-    """Decodes and chunks, over short and long contexts, from the left and from the right. They read whatever block 0
-    holds, and write to it."""
+    """Decodes and chunks, over short and long contexts, from both ends. They read what block 0 holds, and write it."""
     longest = min(LONG_CONTEXT, spec.max_model_len, spec.block_size * spec.num_blocks)
     cases = itertools.product((False, True), (1, 2), dict.fromkeys((min(8, longest), longest)))
     for step, (fills_right, num_new, length) in enumerate(cases):

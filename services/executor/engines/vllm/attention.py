@@ -1,9 +1,8 @@
 """Our paged attention in the place of vLLM's: its KV blocks are filled from the left or from the right, as each request
 does, so that two requests may share a block (``kernels``, docs/kv.md).
 
-vLLM asks a backend for three things: the layout of the KV cache, what attention needs to know of a step (the builder,
-once a step), and attention itself (once a layer). A request's direction comes with the request, as its
-sampling does; the builder finds it in the model runner, to which it is bound once that is made.
+vLLM asks a backend for the layout of the KV cache, what attention needs to know of a step (the builder, once a step),
+and attention itself (once a layer). A request's direction comes with it; the builder finds it in the model runner.
 """
 
 from __future__ import annotations
@@ -109,14 +108,13 @@ class DirectedAttention(AttentionImpl[DirectedStep]):
         output_block_scale: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """``query`` [num_rows, num_heads, k_dim], ``key`` and ``value`` likewise; ``output`` [num_rows, num_heads,
-        v_dim] is written for the step's tokens, of which there may be fewer than rows. Without a step nothing is:
-        vLLM then only measures."""
+        v_dim] is written for the step's tokens, which may be fewer. Without a step, vLLM only measures."""
         if output_scale is not None or output_block_scale is not None:
             raise NotImplementedError("Slackwater's attention does not quantize its output")
         if attn_metadata is None:
             return output
-        num_tokens, metadata = attn_metadata.num_tokens, attn_metadata.metadata
-        blocks = as_blocks(kv_cache)
+        metadata, blocks = attn_metadata.metadata, as_blocks(kv_cache)
+        num_tokens = len(metadata.slot_mapping)
         if self.kv_sharing_target_layer_name is None:
             write_kv(key[:num_tokens], value[:num_tokens], blocks, metadata.slot_mapping)
         rows, buffer = query[:num_tokens], attn_metadata.buffer

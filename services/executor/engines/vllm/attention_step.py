@@ -11,8 +11,8 @@ from vllm.v1.attention.backend import AttentionMetadataBuilder
 
 from kernels.cpu import decodes
 from kernels.cpu.attention import GatherBuffer
-from kernels.metadata import AttentionMetadata
-from kernels.step_layout import StepLayout
+from kernels.paged_attention import AttentionMetadata
+from kernels.slots import StepLayout
 from services.executor.engines.vllm.runner_mirror import FILLS_RIGHT_KEY, FIRST_BLOCK
 
 
@@ -20,7 +20,6 @@ from services.executor.engines.vllm.runner_mirror import FILLS_RIGHT_KEY, FIRST_
 class DirectedStep:
     """One step, for every layer."""
 
-    num_tokens: int
     metadata: AttentionMetadata
     buffer: GatherBuffer
 
@@ -56,15 +55,10 @@ class DirectedStepBuilder(AttentionMetadataBuilder[DirectedStep]):
         counts = -(-seq_lens // block_size)
         rows = batch.block_table[0].get_numpy_array()[: len(counts), : counts.max()]
         all_blocks = rows[np.arange(rows.shape[1]) < counts[:, None]].astype(np.int64)
-        layout = StepLayout.of_arrays(
-            num_new, seq_lens - num_new, all_blocks, self._directions(len(counts)), block_size
-        )
-        return DirectedStep(int(starts[-1]), AttentionMetadata.of(layout, self._kv_cache), self._buffer)
-
-    def _directions(self, num_requests: int) -> Any:
-        """[num_requests], bool"""
-        requests, request_ids = self._runner.requests, self._runner.input_batch.req_ids[:num_requests]
-        return np.array([requests[key].sampling_params.extra_args[FILLS_RIGHT_KEY] for key in request_ids])
+        requests = [self._runner.requests[request_id] for request_id in batch.req_ids[: len(counts)]]
+        directions = np.array([request.sampling_params.extra_args[FILLS_RIGHT_KEY] for request in requests])
+        layout = StepLayout.of_arrays(num_new, seq_lens - num_new, all_blocks, directions, block_size)
+        return DirectedStep(AttentionMetadata.of(layout, self._kv_cache), self._buffer)
 
 
 def bind_attention(worker: Any) -> list[torch.Tensor]:

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from kernels.gpu.tiles import choose_num_splits, chunk_tile_shape, decode_tile_shape
-from kernels.step_layout import StepLayout
+from kernels.slots import StepLayout
 from services.executor.engines.torch.engine import TorchEngine
 from services.executor.engines.torch.warm_up import warm_up_batches
 from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, prepare
