@@ -19,8 +19,8 @@ from services.executor.engines.torch.device import choose_dtype, kv_memory_bytes
 from services.executor.engines.torch.threads import cpu_count
 from services.executor.engines.vllm.attention import backend_member, directed_attention
 from services.executor.engines.vllm.environment import changes_undone
-from services.executor.engines.vllm.runner_mirror import FIRST_BLOCK
-from services.executor.engines.vllm.scheduler import ATTENTION_KEY, PlannedScheduler
+from services.executor.engines.vllm.runner_mirror import ATTENTION_KEY, FIRST_BLOCK
+from services.executor.engines.vllm.scheduler import PlannedScheduler
 from services.executor.settings import OWN_ATTENTION
 from shared.errors import ConfigError, ModelError
 from shared.text.model_folder import ModelFacts
@@ -34,10 +34,8 @@ FULL_CONTEXT = -1  # the model's, or what the KV blocks hold if that is less
 
 @dataclass(frozen=True, slots=True)
 class VllmOptions:
-    """None: ``num_threads`` is every core, ``num_blocks`` sizes the KV cache from memory, ``max_model_len`` takes the
-    model's own context, or what the KV blocks hold if that is less, ``num_host_slots`` is as many slots of host memory
-    as the blocks have, or what memory allows. ``attention``: "vllm", or "slackwater", which alone reads blocks that are
-    filled from the right and has host slots."""
+    """None: as in ``TorchEngine.load``. ``attention``: "vllm", or "slackwater", which alone reads blocks filled from
+    the right and has host slots."""
 
     num_threads: int | None = None
     device: str = "auto"
@@ -106,7 +104,8 @@ def _named_errors(path: Path) -> Iterator[None]:
     except (ConfigError, ModelError):
         raise
     except Exception as error:  # vLLM's own checks raise many kinds, and its workers' failures the bare one
-        raise ModelError(f"vLLM cannot run the model in {path}: {_said(error)}") from error
+        said = f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
+        raise ModelError(f"vLLM cannot run the model in {path}: {said}") from error
 
 
 def _engine_args(path: Path, options: VllmOptions, device: str) -> EngineArgs:
@@ -207,7 +206,3 @@ def _why_not_planned(scheduler: PlannedScheduler, options: VllmOptions) -> str:
     if scheduler.block_size != options.block_size:
         return f"vLLM keeps its KV in blocks of {scheduler.block_size} tokens, where {options.block_size} was asked for"
     return "its KV blocks must be zeroed before use" if scheduler.kv_cache_config.needs_kv_cache_zeroing else ""
-
-
-def _said(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"

@@ -7,18 +7,23 @@ from services.executor.engines.torch.threads import cpu_count
 # isort: split
 
 import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from vllm.v1.engine.core import EngineCore
+from vllm.v1.executor import Executor
 
 from services.executor.engines.torch.base import EngineOnTorch
 from services.executor.engines.torch.device import device_name
 from services.executor.engines.torch.host_pool import HostPool, host_pool_of
 from services.executor.engines.vllm.attention_step import bind_attention
 from services.executor.engines.vllm.core import VllmOptions, make_core, shut_down_on_error
-from services.executor.engines.vllm.steps import StepsInFlight
+from services.executor.engines.vllm.scheduler import PlannedScheduler
 from services.executor.engines.vllm.workers import prepare_worker
+from shared.errors import EngineLostError
 from shared.protocol.executors import EngineSpec
 from shared.replica.engine import SampledTokens, Sequence
 from shared.text.model_folder import ModelFacts
@@ -42,7 +47,11 @@ class VllmEngine(EngineOnTorch):
         core = make_core(path, facts, options)
         with shut_down_on_error(core, path):
             core.model_executor.collective_rpc(prepare_worker, args=(options.num_workers > 1, path))
-            host = _host_pool(core, options)
+            host = None
+            if options.has_directions:  # its slots are those of our block ids, which leave out vLLM's null block
+                (kv_caches,) = core.model_executor.collective_rpc(bind_attention)
+                with torch.inference_mode():
+                    host = host_pool_of(kv_caches, options.num_host_slots)
         config, num_threads = core.vllm_config, options.num_threads or cpu_count()
         device = device_name(torch.device(config.device_config.device_type), num_threads)
         spec = EngineSpec(
@@ -72,10 +81,41 @@ class VllmEngine(EngineOnTorch):
         return self._steps.run(sequences)
 
 
-def _host_pool(core: EngineCore, options: VllmOptions) -> HostPool | None:
-    """Its slots are those of our block ids, which leave out vLLM's null block."""
-    if not options.has_directions:
-        return None
-    (kv_caches,) = core.model_executor.collective_rpc(bind_attention)
-    with torch.inference_mode():
-        return host_pool_of(kv_caches, options.num_host_slots)
+class StepsInFlight:
+    """Launches steps in the order of the calls, in which workers answer too; each caller gets what came of its own."""
+
+    def __init__(self, workers: Executor, scheduler: PlannedScheduler) -> None:
+        self._workers = workers
+        self._scheduler = scheduler
+        self._telling = threading.Lock()
+        self._last_ended = threading.Event()  # of the step that was launched last
+        self._last_ended.set()
+
+    def run(self, sequences: list[Sequence]) -> SampledTokens:
+        """What the step sampled. Raises EngineLostError where no step can follow, else what the workers raised."""
+        with self._telling:
+            before, ended = self._last_ended, threading.Event()
+            output = self._scheduler.tell(sequences)
+            with self._loss_named():
+                executed = self._workers.execute_model(output, non_block=True)
+                sampled = self._workers.sample_tokens(None, non_block=True)
+            self._last_ended = ended
+        before.wait()  # answers carry no step: each thread reads when it is its turn
+        try:
+            with self._loss_named():
+                executed.result()
+                answer = sampled.result()
+        finally:
+            ended.set()
+        with self._telling:
+            return self._scheduler.settle(sequences, answer)
+
+    @contextmanager
+    def _loss_named(self) -> Iterator[None]:
+        """A worker that does not answer in time is lost too: its answer would be taken for that of a later step."""
+        try:
+            yield
+        except Exception as error:
+            if getattr(self._workers, "is_failed", False) or isinstance(error, TimeoutError):
+                raise EngineLostError(f"a worker of vLLM is gone: {type(error).__name__}: {error}") from error
+            raise

@@ -61,7 +61,12 @@ def import_vllm(num_threads: int | None) -> str:
         import vllm.engine.arg_utils
         import vllm.v1.engine.core  # noqa: F401
     except Exception as error:  # an extension that does not load raises what it likes
-        raise ConfigError(_why_not_imported(version, error)) from error
+        said = f"vLLM {version} cannot be imported ({type(error).__name__}: {str(error).partition(chr(10))[0][:200]})"
+        found = [name for name in OPTIONAL if importlib.util.find_spec(name) is not None]
+        advice = f"; tested is {TESTED_VERSION}; {INSTALL}"
+        if found:
+            advice = f": where they do not fit this torch, these break it: pip uninstall {' '.join(found)}"
+        raise ConfigError(said + advice) from error
     logging.getLogger("vllm").setLevel(logging.WARNING)
     return version
 
@@ -69,10 +74,9 @@ def import_vllm(num_threads: int | None) -> str:
 @contextlib.contextmanager
 def changes_undone(num_threads: int | None = None, num_workers: int = 1) -> Iterator[None]:
     """Around the making of an engine: what would reach beyond it is put back. On a CPU vLLM leaves LD_PRELOAD to
-    all later children and makes ``torch.set_num_threads`` do nothing; everywhere it seeds the global generators. Where
-    Numba may have been imported, vLLM does not see it: it looks for its kernels in what every module holds, and fails
-    at the library that llvmlite holds, since that claims to have any attribute. Worker processes, where there are
-    several, each take their share of ``num_threads`` (None: of every core)."""
+    all later children and makes ``torch.set_num_threads`` do nothing; everywhere it seeds the global generators. It
+    looks for its kernels in what every module holds, and would fail at llvmlite's library, which claims to have any
+    attribute. Of several workers each takes its share of ``num_threads`` (None: of every core)."""
     import torch
 
     state, set_num_threads = random.getstate(), torch.set_num_threads
@@ -96,11 +100,3 @@ def changes_undone(num_threads: int | None = None, num_workers: int = 1) -> Iter
 def not_as_tested(version: str, why: str) -> str:
     """The message for a vLLM that this engine does not know."""
     return f"vLLM {version} is not as the vllm engine knows it from {TESTED_VERSION}: {why}; {INSTALL}"
-
-
-def _why_not_imported(version: str, error: Exception) -> str:
-    said = f"vLLM {version} cannot be imported ({type(error).__name__}: {str(error).partition(chr(10))[0][:200]})"
-    found = [name for name in OPTIONAL if importlib.util.find_spec(name) is not None]
-    if found:
-        return f"{said}: where they do not fit this torch, these break it: pip uninstall {' '.join(found)}"
-    return f"{said}; tested is {TESTED_VERSION}; {INSTALL}"

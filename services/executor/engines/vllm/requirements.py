@@ -6,14 +6,13 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from typing import Any
 
 from vllm import SamplingParams
 from vllm.engine.arg_utils import EngineArgs
-from vllm.v1.attention.backend import AttentionBackend, AttentionImpl, AttentionMetadataBuilder, CommonAttentionMetadata
+from vllm.v1.attention.backend import AttentionImpl, AttentionMetadataBuilder, CommonAttentionMetadata
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
-from vllm.v1.core.sched.interface import SchedulerInterface
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.executor import Executor
@@ -85,12 +84,7 @@ ATTRIBUTES: tuple[tuple[type, str], ...] = (
     (AttentionBackendEnum, "CPU_ATTN CUSTOM clear_override"),
     (KVCacheLayout, "LBNHC"),
 )
-INTERFACES: tuple[tuple[type, Any], ...] = (
-    (SchedulerInterface, PlannedScheduler),
-    (AttentionBackend, DirectedBackend),
-    (AttentionMetadataBuilder, DirectedStepBuilder),
-    (AttentionImpl, DirectedAttention),
-)
+OURS: tuple[Any, ...] = (PlannedScheduler, DirectedBackend, DirectedStepBuilder, DirectedAttention)  # each by one base
 ENGINE_ARGS = (
     "model skip_tokenizer_init dtype enforce_eager block_size max_model_len max_num_seqs max_num_batched_tokens "
     "num_gpu_blocks_override kv_cache_memory_bytes enable_prefix_caching enable_chunked_prefill "
@@ -111,26 +105,25 @@ def check_vllm(version: str) -> None:
 def differing() -> Iterator[str]:
     """What is missing of all that is relied on, or asked for beyond it."""
     for function, parameters in CALLS:
-        missing = [name for name in parameters.split() if name not in inspect.signature(function).parameters]
-        if missing:
-            yield f"{function.__qualname__} takes no {', '.join(missing)}"
+        taken = inspect.signature(function).parameters
+        yield from _beyond(f"{function.__qualname__} takes no", parameters.split(), taken)
     for owner, names in (*FIELDS, (EngineArgs, ENGINE_ARGS)):
         fields = {field.name: field for field in dataclasses.fields(owner)}
-        missing = [name for name in names.split() if name not in fields]
-        if missing:
-            yield f"{owner.__name__} has no {', '.join(missing)}"
+        yield from _beyond(f"{owner.__name__} has no", names.split(), fields)
         if owner in NO_MORE_IS_REQUIRED:
-            required = [name for name, field in fields.items() if _is_required(field) and name not in names.split()]
-            if required:
-                yield f"{owner.__name__} needs {', '.join(required)}"
+            required = [name for name, field in fields.items() if _is_required(field)]
+            yield from _beyond(f"{owner.__name__} needs", required, names.split())
     for owner, names in ATTRIBUTES:
-        missing = [name for name in names.split() if not hasattr(owner, name)]
-        if missing:
-            yield f"{owner.__name__} has no {', '.join(missing)}"
-    for interface, ours in INTERFACES:
-        abstract = sorted(ours.__abstractmethods__)
-        if abstract:
-            yield f"{interface.__name__} asks for {', '.join(abstract)}"
+        there = [name for name in names.split() if hasattr(owner, name)]
+        yield from _beyond(f"{owner.__name__} has no", names.split(), there)
+    for ours in OURS:
+        yield from _beyond(f"{ours.__bases__[0].__name__} asks for", sorted(ours.__abstractmethods__), ())
+
+
+def _beyond(what: str, names: Iterable[str], there: Container[str]) -> Iterator[str]:
+    missing = [name for name in names if name not in there]
+    if missing:
+        yield f"{what} {', '.join(missing)}"
 
 
 def _is_required(field: dataclasses.Field[Any]) -> bool:

@@ -10,11 +10,8 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import ModelRunnerOutput
 
 from services.executor.engines.torch.sampler import read_logprobs
-from services.executor.engines.vllm.runner_mirror import FIRST_BLOCK, RunnerLimits, RunnerMirror
-from services.executor.settings import OWN_ATTENTION
+from services.executor.engines.vllm.runner_mirror import FIRST_BLOCK, RunnerMirror
 from shared.replica.engine import SampledTokens, Sequence
-
-ATTENTION_KEY = "slackwater_attention"  # in vLLM's additional_config: one of VLLM_ATTENTIONS
 
 
 def _says(value: object) -> Callable[..., Any]:
@@ -40,22 +37,10 @@ class PlannedScheduler(SchedulerInterface):
 
     def __init__(self, vllm_config: Any, kv_cache_config: Any, *, block_size: int, **others: Any) -> None:
         """The engine core makes it, as it makes its own."""
-        model_config, sizes = vllm_config.model_config, vllm_config.scheduler_config
         self.kv_cache_config = kv_cache_config
         self.num_blocks: int = kv_cache_config.num_blocks - FIRST_BLOCK
         self.block_size = block_size
-        self._mirror = RunnerMirror(
-            RunnerLimits(
-                self.num_blocks,
-                block_size,
-                model_config.max_model_len,
-                model_config.get_vocab_size(),
-                sizes.max_num_seqs,
-                sizes.max_num_batched_tokens,
-                vllm_config.additional_config.get(ATTENTION_KEY) == OWN_ATTENTION,
-            ),
-            vllm_config.parallel_config.pipeline_parallel_size,
-        )
+        self._mirror = RunnerMirror(vllm_config, self.num_blocks, block_size)
 
     def tell(self, sequences: list[Sequence]) -> SchedulerOutput:
         """See ``RunnerMirror.tell``."""

@@ -17,13 +17,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.outputs import LogprobsTensors, SamplerOutput
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner  # on a CPU too
 
 from services.executor.engines.grammar_masks import GrammarMasks
-from services.executor.engines.vllm.runner_mirror import SAMPLING_KEY
-from services.executor.engines.vllm.sampler import SeededSampler
+from services.executor.engines.sample_row import SampleRow
+from services.executor.engines.torch.sampler import gather_logprobs, sample
+from services.executor.engines.vllm.runner_mirror import NUM_PROMPT_TOKENS_KEY, SAMPLING_KEY
 from shared.errors import ConfigError, EngineError
+from shared.replica.engine import TokenHistory
 
 logger = logging.getLogger(__name__)
 
@@ -40,8 +44,7 @@ RELIED_ON = (  # of what the model runner has once the model is loaded; its clas
 
 
 def prepare_worker(worker: Any, has_peers: bool, model_path: Path) -> None:
-    """Called in the worker's process by vLLM's ``collective_rpc``. Raises ConfigError where its model runner is not of
-    the kind that this engine knows."""
+    """Called in the worker's process by vLLM's ``collective_rpc``. Raises ConfigError for an unknown model runner."""
     runner = worker.model_runner
     check_runner(runner)
     grammars = GrammarMasks(model_path)
@@ -53,6 +56,36 @@ def prepare_worker(worker: Any, has_peers: bool, model_path: Path) -> None:
     _make_stage_input(worker.model_runner)
     worker.execute_model = _ending_on_failure(worker.execute_model)
     worker.sample_tokens = _ending_on_failure(worker.sample_tokens)
+
+
+class SeededSampler(torch.nn.Module):
+    """Samples as every engine does, in the place of ``runner.sampler``. The logits' rows are those of the runner's
+    batch; their positions, and how they are sampled, are in the runner's requests."""
+
+    def __init__(self, runner: Any, grammars: GrammarMasks) -> None:
+        super().__init__()
+        self._grammars = grammars
+        self._runner = (runner,)  # in a tuple: torch would take a module in it for a part of this one
+
+    def forward(self, logits: torch.Tensor, sampling_metadata: Any) -> SamplerOutput:
+        """``logits``: [num_reqs, vocab_size]. Raises EngineError where a row has no number."""
+        (runner,) = self._runner
+        rows = [_sample_row(runner.requests[request_id]) for request_id in runner.input_batch.req_ids]
+        tokens = sample(logits, rows, self._grammars)
+        sampled = torch.tensor(tokens, dtype=torch.int32, device=logits.device)
+        gathered = gather_logprobs(logits, rows, tokens)
+        logprobs = None if gathered is None else LogprobsTensors(*gathered, torch.zeros(len(rows), dtype=torch.int32))
+        return SamplerOutput(sampled_token_ids=sampled[:, None], logprobs_tensors=logprobs)
+
+
+def _sample_row(request: Any) -> SampleRow:
+    """``request``: as the runner keeps it. All its tokens are real where it was told how many belong to the prompt."""
+    extra = request.sampling_params.extra_args
+    num_prompt_tokens = extra[NUM_PROMPT_TOKENS_KEY]
+    history = None
+    if num_prompt_tokens is not None:
+        history = TokenHistory(request.prompt_token_ids + request.output_token_ids, num_prompt_tokens)
+    return SampleRow(extra[SAMPLING_KEY], request.num_tokens, history, request.req_id)
 
 
 def check_runner(runner: Any) -> None:
