@@ -10,9 +10,8 @@ from multiprocessing import get_context
 
 import uvloop
 
-from benchmarks.harness.command import Results, benchmark
+from benchmarks.harness.command import Results, benchmark, quantile, quantiles
 from benchmarks.harness.stack import stack
-from benchmarks.harness.table import quantile, quantiles
 from benchmarks.scheduling.planning import make_step
 from shared.bus import Bus
 from shared.protocol import subjects

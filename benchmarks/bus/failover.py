@@ -15,9 +15,8 @@ from typing import Annotated
 import httpx
 import typer
 
-from benchmarks.harness.command import DEFAULT_MODEL, Results, benchmark
+from benchmarks.harness.command import DEFAULT_MODEL, Results, benchmark, quantiles
 from benchmarks.harness.stack import Stack, stack, wait_until
-from benchmarks.harness.table import quantiles
 
 EXECUTORS = ("executor-0", "executor-1")
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP)

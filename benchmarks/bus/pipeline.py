@@ -13,7 +13,7 @@ import uvloop
 from benchmarks.engine.batches import prompt_of
 from benchmarks.harness.command import Results, benchmark, model_folder
 from benchmarks.harness.stack import stack
-from benchmarks.scheduling.offline import make_pool, offline_request
+from benchmarks.scheduling.offline_order import make_pool, offline_request
 from services.executor.engines.factory import load_engine
 from services.executor.service import ExecutorService
 from services.executor.settings import ExecutorSettings

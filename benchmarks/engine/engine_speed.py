@@ -18,8 +18,7 @@ import torch
 import typer
 
 from benchmarks.engine.batches import block_tables, decode_step, prefill_step, prompt_of
-from benchmarks.harness.command import DEFAULT_MODEL, ModelOption, Results, benchmark, model_folder
-from benchmarks.harness.table import Row
+from benchmarks.harness.command import DEFAULT_MODEL, ModelOption, Results, Row, benchmark, model_folder
 from benchmarks.harness.turns import Step, in_turns
 from services.executor.engines.torch.engine import TorchEngine
 from shared.replica.engine import StepBatch

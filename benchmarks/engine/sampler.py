@@ -29,16 +29,9 @@ KINDS: dict[str, dict[str, Any]] = {
     "temperature": {},
     "top_p 0.95": {"top_p": 0.95},
     "min_p 0.05": {"min_p": 0.05},
-    "greedy, presence and frequency penalties": {
-        "temperature": 0.0,
-        "presence_penalty": 0.5,
-        "frequency_penalty": 0.5,
-    },
+    "greedy, presence and frequency penalties": {"temperature": 0.0, "presence_penalty": 0.5, "frequency_penalty": 0.5},
     "greedy, repetition penalty": {"temperature": 0.0, "repetition_penalty": 1.2},
-    "greedy, logit_bias of 10 tokens": {
-        "temperature": 0.0,
-        "logit_bias": tuple((token_id, 1.0) for token_id in range(10)),
-    },
+    "greedy, logit_bias of 10 tokens": {"temperature": 0.0, "logit_bias": tuple((token, 1.0) for token in range(10))},
     "greedy, 5 log probabilities": {"temperature": 0.0, "logprobs": 5},
 }
 SCHEMA: dict[str, Any] = {"type": "object", "additionalProperties": {"type": ["string", "integer"]}}
@@ -47,10 +40,10 @@ SCHEMA: dict[str, Any] = {"type": "object", "additionalProperties": {"type": ["s
 def make_rows(num_rows: int, num_output_tokens: int, vocab_size: int, **options: Any) -> list[SampleRow]:
     """Each with a history of its own where its sampling asks for one."""
     generator = torch.Generator().manual_seed(num_rows)
+    shape = (num_rows, NUM_PROMPT_TOKENS + num_output_tokens)
     rows = []
-    for seed in range(num_rows):
+    for seed, token_ids in enumerate(torch.randint(vocab_size, shape, generator=generator).tolist()):
         sampling = SamplingParams(max_tokens=1, seed=seed, **options)
-        token_ids = torch.randint(vocab_size, (NUM_PROMPT_TOKENS + num_output_tokens,), generator=generator).tolist()
         history = TokenHistory(token_ids, NUM_PROMPT_TOKENS) if sampling.adjusts_logits else None
         rows.append(SampleRow(sampling, len(token_ids), history))
     return rows
@@ -66,8 +59,8 @@ def cpu_ms(logits: torch.Tensor, rows: list[SampleRow], repeats: int) -> float:
 
 def constrained_cpu_ms(logits: torch.Tensor, folder: Path, num_steps: int) -> float:
     """The median of one step of outputs that grow by a token a step, each in its own place of one grammar."""
-    schema = JsonSchema("answer", SCHEMA)
-    grammar = grammar_of(ResponseFormat("json_schema", schema), Tokenizer.from_folder(folder))
+    answer = ResponseFormat("json_schema", JsonSchema("answer", SCHEMA))
+    grammar = grammar_of(answer, Tokenizer.from_folder(folder))
     grammars, times = GrammarMasks(folder), Times(processor_s=time.thread_time)
     outputs: list[list[int]] = [[] for _ in range(len(logits))]
     eos_token_ids = ModelFacts.read(folder).eos_token_ids

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks.figures.paper import Figure, Paper
+from benchmarks.figures.paper import Paper
 from benchmarks.figures.papers.bros import BROS
 from benchmarks.figures.papers.hygen import HYGEN
 from benchmarks.harness.figure_run import FigureProgress, run_figures
@@ -41,8 +41,7 @@ def command_of(paper: Paper) -> Callable[..., None]:
         figures: FiguresArgument, options: Any, out: OutOption = Path("docs"), progress: ProgressOption = None
     ) -> None:
         def start(shown: FigureProgress) -> Callable[[str], Result]:
-            chosen = _chosen(paper, figures)
-            _check_files(chosen, options)
+            _check(paper, figures, options)
             opened = paper.open(options, shown)
             return lambda name: paper.figures[name].make(opened)
 
@@ -55,26 +54,20 @@ def command_of(paper: Paper) -> Callable[..., None]:
 
 def help_of(paper: Paper) -> str:
     """With a line for each figure."""
-    lines = [_line(name, figure) for name, figure in paper.figures.items()]
+    lines = []
+    for name, figure in paper.figures.items():
+        needs = f" Needs {', '.join(map(_option, figure.files))}." if figure.files else ""
+        lines.append(f"{name:<10}{figure.about}{needs}")
     return "\n".join([paper.about, "", "\b", *lines])
 
 
-def _line(name: str, figure: Figure) -> str:
-    needs = f" Needs {', '.join(map(_option, figure.files))}." if figure.files else ""
-    return f"{name:<10}{figure.about}{needs}"
-
-
-def _chosen(paper: Paper, names: list[str]) -> list[Figure]:
-    """Raises WorkloadError for a name that is no figure's."""
+def _check(paper: Paper, names: list[str], options: Any) -> None:
+    """Before the first run. Raises WorkloadError for a name that is no figure's, and for a file that is missing."""
     unknown = [name for name in names if name not in (*paper.figures, ALL)]
     if unknown:
         raise WorkloadError(f"no figure {unknown[0]!r}; known: {', '.join([*paper.figures, ALL])}")
-    return list(paper.figures.values()) if ALL in names else [paper.figures[name] for name in names]
-
-
-def _check_files(figures: list[Figure], options: Any) -> None:
-    """Before the first run. Raises WorkloadError."""
-    needed = dict.fromkeys(file for figure in figures for file in figure.files)
+    chosen = paper.figures if ALL in names else names
+    needed = dict.fromkeys(file for name in chosen for file in paper.figures[name].files)
     if missing := [_option(file) for file in needed if getattr(options, file) is None]:
         raise WorkloadError(f"these figures need {' and '.join(missing)}")
 

@@ -1,22 +1,27 @@
-"""Benches whose online requests are a window of a trace, beside a backlog from a file."""
+"""Benches whose online requests are a window of a trace, beside a backlog from a file; and what systems reach there
+under an SLO on one of the online latencies."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import cycle, islice
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Self
 
 import typer
 
-from benchmarks.figures.metrics import TOLERANCES
 from benchmarks.lab.drawn import DurationOption, OfflineOption, OnlineOption
-from benchmarks.lab.lab import Bench, Load, Machine, machine_name
+from benchmarks.lab.lab import HYGEN, SARATHI, STAR, Bench, Load, Machine, machine_name
 from benchmarks.lab.mmlu import few_shot_prompts
+from benchmarks.lab.outcome import Found, Measured
 from loadgen.progress import ReplayProgress
 from loadgen.workload.backlog import OfflinePrompt, load_backlog
 from loadgen.workload.scaling import Scaling
 from loadgen.workload.traces import read_trace
 
 GIVEN = "files are checked before the first figure"
+TOLERANCES = (0.05, 0.1, 0.2, 0.3, 0.5)  # of interference: an SLO of 1.05x to 1.5x of online-only
+NO_SLO, OURS, THEIRS = "sarathi++ (no SLO)", "hygen", "hygen-star"
 BACKLOG_PER_S = 4  # more than any of the machines finishes
 
 
@@ -57,19 +62,18 @@ class Setting:
         return machine_name(self.machine)
 
 
-@dataclass(slots=True)
+@dataclass
 class TraceLab:
     """Makes benches and keeps them, so that figures which need the same run share it."""
 
     options: TraceOptions
     progress: ReplayProgress
     _benches: dict[Setting, Bench] = field(init=False, default_factory=dict)
-    _prompts: list[OfflinePrompt] = field(init=False, default_factory=list)
 
     def bench(self, setting: Setting) -> Bench:
         """The trace sampled to the setting's rate, beside the offline file's prompts. Raises LoadgenError."""
         if setting not in self._benches:
-            self._benches[setting] = self.bench_with(setting, self._backlog(), self.options.duration)
+            self._benches[setting] = self.bench_with(setting, self._backlog, self.options.duration)
         return self._benches[setting]
 
     def bench_with(self, setting: Setting, prompts: Sequence[OfflinePrompt], duration_s: float) -> Bench:
@@ -91,9 +95,59 @@ class TraceLab:
         rates = ", ".join(f"{setting.name} at {setting.qps:g} online requests/s" for setting in settings)
         return f"{rates}; {duration_s or self.options.duration:g} s of the trace from {self.options.start:g} s on"
 
+    @cached_property
     def _backlog(self) -> list[OfflinePrompt]:
         """The offline file's prompts, from the start again where they are too few."""
         assert self.options.offline is not None, GIVEN
-        self._prompts = self._prompts or load_backlog(self.options.offline)
         size = max(1, round(self.options.duration * BACKLOG_PER_S))
-        return [self._prompts[index % len(self._prompts)] for index in range(size)]
+        return list(islice(cycle(load_backlog(self.options.offline)), size))
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """``name``: as in SLO expressions."""
+
+    name: str
+    label: str
+
+    def slo(self, tolerance: float) -> str:
+        """As people write it. ``tolerance``: of interference, as a share."""
+        return f"{self.name}<={1 + tolerance:g}x"
+
+    def ratio(self, bench: Bench, measured: Measured) -> float:
+        """Its latency over the online-only run's."""
+        return measured.latency_ms(self.name) / bench.online_only.latency_ms(self.name)
+
+
+MEAN_TBT, P99_TBT = Metric("tbt_mean", "mean TBT"), Metric("tbt_p99", "p99 TBT")
+MEAN_TTFT, P99_TTFT = Metric("ttft_mean", "mean TTFT"), Metric("ttft_p99", "p99 TTFT")
+METRICS = (MEAN_TBT, P99_TBT, MEAN_TTFT, P99_TTFT)
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What hygen and hygen-star reach under one SLO."""
+
+    bench: Bench
+    metric: Metric
+    tolerance: float
+    hygen: Found
+    star: Found
+
+    @classmethod
+    def of(cls, bench: Bench, metric: Metric, tolerance: float) -> Self:
+        hygen, star = (bench.largest(system, [metric.slo(tolerance)]) for system in (HYGEN, STAR))
+        return cls(bench, metric, tolerance, hygen, star)
+
+    @property
+    def runs(self) -> dict[str, Measured]:
+        """And sarathi++ without one."""
+        return {NO_SLO: self.bench.run(SARATHI), THEIRS: self.star.measured, OURS: self.hygen.measured}
+
+    def ratio(self, measured: Measured) -> float:
+        """Of the SLO's metric, to online only."""
+        return self.metric.ratio(self.bench, measured)
+
+    def gain(self, measured: Measured) -> float:
+        """Offline throughput over hygen-star's; not a number where that has none."""
+        return measured.offline_tokens_per_s / (self.star.measured.offline_tokens_per_s or float("nan"))

@@ -6,7 +6,7 @@ process has in it. The engine is scaled so that it is not what is waited for.
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,18 +14,14 @@ from typing import Annotated, Any
 import psutil
 import typer
 
-from benchmarks.gateway.large_batch import ENDED, batch_stack, submit, write_input
+from benchmarks.gateway.large_batch import batch_stack, submit, write_input
 from benchmarks.harness.command import Results, benchmark
-from benchmarks.harness.stack import wait_until
-from benchmarks.harness.usage import Usage, usage_of
+from benchmarks.harness.stack import Usage, usage_of, wait_until
 from services.local.commands.server import ApiClient
 
 POLL_S, LONGEST_S = 0.2, 3600.0
-PHASES: dict[str, Callable[[str], bool]] = {  # and whether a status ends it
-    "validation": lambda status: status != "validating",
-    "run": lambda status: status not in ("validating", "in_progress"),
-    "output file": lambda status: status in ENDED,
-}
+UNENDED = ("validating", "in_progress", "finalizing", "cancelling")
+PHASES = {"validation": UNENDED[:1], "run": UNENDED[:2], "output file": UNENDED}  # with the statuses that end in it
 
 
 def run(
@@ -33,23 +29,20 @@ def run(
 ) -> tuple[dict[str, Any], dict[str, Usage]]:
     """The batch at its end, and what its phases took."""
     batch: dict[str, Any] = {}
+    taken: dict[str, Usage] = {}
 
-    def status() -> str:
+    def has_left(statuses: tuple[str, ...]) -> bool:
         batch.update(client.get(f"/v1/batches/{batch['id']}"))
         print(batch["status"], batch["request_counts"], file=sys.stderr)
-        return str(batch["status"])
+        return batch["status"] not in statuses
 
-    def ends(has_ended: Callable[[str], bool]) -> bool:
-        return has_ended(status())
-
-    taken: dict[str, Usage] = {}
     with usage_of(processes) as taken["before"]:
         pass
     with usage_of(processes) as taken["upload"]:
         batch["id"] = submit(client, source)
-    for name, has_ended in PHASES.items():
+    for name, statuses in PHASES.items():
         with usage_of(processes) as taken[name]:
-            wait_until(partial(ends, has_ended), LONGEST_S, POLL_S)
+            wait_until(partial(has_left, statuses), LONGEST_S, POLL_S)
     with usage_of(processes) as taken["download"]:
         if batch["output_file_id"]:
             client.download(batch["output_file_id"], output)
@@ -67,7 +60,7 @@ def main(
         source, output = Path(folder) / "input.jsonl", Path(folder) / "output.jsonl"
         write_input(source, lines, mb * 1000 * 1000, max_tokens)
         print(f"input: {source.stat().st_size} bytes", file=sys.stderr)
-        with batch_stack(queue_options or [], "0.0001") as running, ApiClient(running.url) as client:
+        with batch_stack("0.0001", *(queue_options or [])) as running, ApiClient(running.url) as client:
             processes = dict(running.processes)
             batch, taken = run(client, processes, source, output)
     print(json.dumps({name: batch[name] for name in ("status", "request_counts", "usage")}), file=sys.stderr)

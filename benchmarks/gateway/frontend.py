@@ -7,8 +7,7 @@ other with an engine that takes next to no time: all of it is added by gateway, 
 the gateway's process before the streams, at most while they run, and after.
 """
 
-import contextlib
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Annotated
 
 import psutil
@@ -16,24 +15,17 @@ import typer
 import uvloop
 
 from benchmarks.gateway.stream_client import Client, all_at_once, first_tokens
-from benchmarks.harness.command import DEFAULT_MODEL, Results, benchmark
-from benchmarks.harness.stack import Stack, stack
-from benchmarks.harness.table import Row, quantiles
-from benchmarks.harness.usage import MIB, usage_of
+from benchmarks.harness.command import DEFAULT_MODEL, Results, Row, benchmark, quantiles
+from benchmarks.harness.stack import MIB, Stack, stack, usage_of
 
 INSTANT = "0.0001"  # time scale of the engine for the TTFT
 STEP = ("--max-num-seqs", "1024", "--max-num-batched-tokens", "2048")  # so that a thousand streams run together
 STREAMS = [16, 64, 128, 1000]
 
 
-@contextlib.contextmanager
-def front_end(time_scale: str) -> Iterator[Stack]:
+def front_end(time_scale: str) -> AbstractContextManager[Stack]:
     """One executor and one gateway, ready."""
-    with stack() as running:
-        running.start("executor", "--engine", "sim", "--sim-time-scale", time_scale, *STEP)
-        running.start("gateway")
-        running.wait_ready()
-        yield running
+    return stack(executor=("--engine", "sim", "--sim-time-scale", time_scale, *STEP), gateway=())
 
 
 async def carry(running: Stack, num_streams: int, max_tokens: int) -> Row:

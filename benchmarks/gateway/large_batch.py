@@ -1,9 +1,8 @@
 """Batches of OpenAI's largest size: their input, and a stack that runs them."""
 
-import contextlib
 import json
 import random
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -18,15 +17,11 @@ WORD_START = "\u0120"  # of a token that begins a word, in a byte-level vocabula
 ENGINE = ("--engine", "sim", "--kv-blocks", "32768", "--max-num-batched-tokens", "16384")
 
 
-@contextlib.contextmanager
-def batch_stack(queue_options: list[str], time_scale: str) -> Iterator[Stack]:
+def batch_stack(time_scale: str, *queue_options: str) -> AbstractContextManager[Stack]:
     """Ready to take batches. ``time_scale``: of the engine."""
-    with stack() as running:
-        running.start("offline-queue", "--preset", "sarathi++", *queue_options)
-        running.start("executor", "--preset", "sarathi++", *ENGINE, "--sim-time-scale", time_scale)
-        running.start("gateway")
-        running.wait_ready()
-        yield running
+    preset = ("--preset", "sarathi++")
+    executor = (*preset, *ENGINE, "--sim-time-scale", time_scale)
+    return stack(offline_queue=(*preset, *queue_options), executor=executor, gateway=())
 
 
 def write_input(path: Path, num_lines: int, num_bytes: int, max_tokens: int) -> None:
@@ -37,11 +32,11 @@ def write_input(path: Path, num_lines: int, num_bytes: int, max_tokens: int) -> 
     words = sorted(token[1:] for token in vocabulary if token[0] == WORD_START and token[1:].isascii())
     with path.open("wb") as sink:
         for line in range(num_lines):
-            body = {"model": DEFAULT_MODEL, "messages": [{"role": "user", "content": ""}], "max_tokens": max_tokens}
+            message = {"role": "user", "content": ""}
+            body = {"model": DEFAULT_MODEL, "messages": [message], "max_tokens": max_tokens}
             envelope = {"custom_id": f"request-{line}", "method": "POST", "url": ENDPOINT, "body": body}
             room = num_bytes // num_lines - len(json.dumps(envelope)) - 1
-            text = " ".join(rng.choices(words, k=room // 3))[: max(1, room)]
-            body["messages"] = [{"role": "user", "content": text}]
+            message["content"] = " ".join(rng.choices(words, k=room // 3))[: max(1, room)]
             sink.write(json.dumps(envelope).encode() + b"\n")
 
 

@@ -1,12 +1,11 @@
 """A client of streamed completions that takes as little of the processor as it can."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,22 +17,22 @@ class Answer:
     num_events: int
 
 
+@dataclass(frozen=True, slots=True)
 class Client:
     """One kept-alive connection. Reads lines and parses as little as it must, to leave the processor to the gateway."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, model: str) -> None:
-        self._reader = reader
-        self._writer = writer
-        self._model = model
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    model: str
 
     @classmethod
-    async def connect(cls, port: int, model: str) -> Client:
+    async def connect(cls, port: int, model: str) -> Self:
         """``model``: what it asks for. Raises OSError."""
         return cls(*await asyncio.open_connection("127.0.0.1", port), model)
 
     async def stream(self, prompt: list[int], max_tokens: int) -> Answer:
         """One completion, to its end. Raises ConnectionError where it is refused or cut."""
-        lengths = {"model": self._model, "prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True}
+        lengths = {"model": self.model, "prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True}
         form = {"temperature": 0, "stream": True, "stream_options": {"include_usage": True}}
         body = json.dumps({**lengths, **form}).encode()
         head = (
@@ -41,23 +40,23 @@ class Client:
             f"Content-Length: {len(body)}\r\n\r\n"
         ).encode()
         start = time.perf_counter()
-        self._writer.write(head + body)
-        if b" 200 " not in (status := await self._reader.readline()):
-            raise ConnectionError(f"{status.decode().strip()} {(await self._reader.read(4096)).decode()}".strip())
+        self.writer.write(head + body)
+        if b" 200 " not in (status := await self.reader.readline()):
+            raise ConnectionError(f"{status.decode().strip()} {(await self.reader.read(4096)).decode()}".strip())
         ttft_ms, num_events, usage = 0.0, 0, b""
-        while (line := await self._reader.readline()) != b"data: [DONE]\n":
+        while (line := await self.reader.readline()) != b"data: [DONE]\n":
             if line.startswith(b"data: "):
                 ttft_ms = ttft_ms or (time.perf_counter() - start) * 1e3
                 num_events, usage = num_events + 1, line
             elif not line:
                 raise ConnectionError("the stream was cut")
-        while (await self._reader.readline()) != b"0\r\n":
+        while (await self.reader.readline()) != b"0\r\n":
             continue
-        await self._reader.readline()
+        await self.reader.readline()
         return Answer(ttft_ms, json.loads(usage[6:])["usage"]["completion_tokens"], num_events)
 
     def close(self) -> None:
-        self._writer.close()
+        self.writer.close()
 
 
 async def first_tokens(port: int, model: str, rounds: int) -> list[float]:

@@ -6,61 +6,44 @@ the history that it keeps.
 """
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator
 from typing import Annotated
 
 import typer
 import uvloop
 
 from benchmarks.gateway.frontend import front_end
-from benchmarks.harness.command import Results, benchmark
-from benchmarks.harness.stack import Stack
-from benchmarks.harness.table import Row
-from benchmarks.harness.usage import MIB, usage_of
+from benchmarks.harness.command import Results, Row, benchmark
+from benchmarks.harness.stack import MIB, Stack, usage_of
 
 REQUEST = b"GET /dashboard/events HTTP/1.1\r\nHost: x\r\n\r\n"
 SETTLE_S = 3.0  # until the first event, which has the whole history, is with everybody
 VIEWERS = [0, 1, 100]
 
 
-class Viewers:
-    """Open connections, and what came over them."""
-
-    def __init__(self) -> None:
-        self.num_bytes = 0
-
-    @contextlib.asynccontextmanager
-    async def open(self, port: int, num_viewers: int) -> AsyncIterator[None]:
-        pairs = [await asyncio.open_connection("127.0.0.1", port) for _ in range(num_viewers)]
-        for _, writer in pairs:
-            writer.write(REQUEST)
-        reading = [asyncio.create_task(self._read(reader)) for reader, _ in pairs]
-        try:
-            yield
-        finally:
-            for task in reading:
-                task.cancel()
-            for _, writer in pairs:
-                writer.close()
-
-    async def _read(self, reader: asyncio.StreamReader) -> None:
-        while data := await reader.read(2**16):
-            self.num_bytes += len(data)
-
-
 async def measure(running: Stack, num_viewers: int, seconds: float) -> Row:
-    viewers = Viewers()
-    async with viewers.open(running.port, num_viewers):
-        await asyncio.sleep(SETTLE_S)
-        viewers.num_bytes = 0
-        with usage_of({"gateway": running.processes["gateway"]}) as usage:
-            await asyncio.sleep(seconds)
+    num_bytes = 0
+
+    async def view(reader: asyncio.StreamReader) -> None:
+        nonlocal num_bytes
+        while data := await reader.read(2**16):
+            num_bytes += len(data)
+
+    pairs = [await asyncio.open_connection("127.0.0.1", running.port) for _ in range(num_viewers)]
+    for _, writer in pairs:
+        writer.write(REQUEST)
+    viewing = [asyncio.create_task(view(reader)) for reader, _ in pairs]
+    await asyncio.sleep(SETTLE_S)
+    num_bytes = 0
+    with usage_of({"gateway": running.processes["gateway"]}) as usage:
+        await asyncio.sleep(seconds)
+    for task, (_, writer) in zip(viewing, pairs, strict=True):
+        task.cancel()
+        writer.close()
     cpu_share = usage.cpu_s["gateway"] / usage.seconds
     return {
         "viewers": str(num_viewers),
         "gateway CPU % of a core": f"{100 * cpu_share:.1f}",
-        "kB/s to each": f"{viewers.num_bytes / usage.seconds / 1e3 / (num_viewers or 1):.1f}",
+        "kB/s to each": f"{num_bytes / usage.seconds / 1e3 / (num_viewers or 1):.1f}",
         "gateway's memory MB": f"{usage.most_mib['gateway'] * MIB / 1e6:.0f}",
     }
 

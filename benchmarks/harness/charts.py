@@ -1,16 +1,35 @@
-"""Pictures in one style: 800 pixels wide, in colours that colour-blind readers tell apart."""
+"""Pictures in one style: 800 pixels wide, in colours that colour-blind readers tell apart; and the usual one, points of
+several series over one axis, a panel for each quantity and group."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from matplotlib import rcParams
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-WIDTH_INCHES, DOTS_PER_INCH = 8.0, 100
+from benchmarks.harness.command import Row, Table
+from benchmarks.harness.page import Result
+
+WIDTH_INCHES = 8.0
 
 # Okabe and Ito's palette (2008)
 BLUE, ORANGE, GREEN, PINK, SKY, RED, GREY = "#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#707070"
+STYLE = {
+    "font.size": 9,
+    "axes.titlesize": 9,
+    "axes.labelsize": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#e4e4e4",
+    "grid.linewidth": 0.6,
+    "legend.frameon": False,
+    "lines.linewidth": 1.6,
+    "lines.markersize": 5,
+    "figure.dpi": 100,
+}
+Style = tuple[str, str]  # of a curve: marker and line, colour
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,15 +51,72 @@ class Panel:
 
     curves: Sequence[Curve]
     title: str = ""
-    xlabel: str = ""
     ylabel: str = ""
     from_zero: bool = True
     ticks: Sequence[float] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Point:
+    """``row`` and ``column``: of the panels that it is in, without a column the quantities stand side by side;
+    ``series``: its line; ``values``: by quantity; ``cells``: its row of the table."""
+
+    row: str
+    column: str
+    series: str
+    x: float
+    values: Mapping[str, float]
+    cells: Row
+
+
+@dataclass(frozen=True, slots=True)
+class Curves:
+    """What is shown of points. ``styles``: of the series, the first lying above the others; ``bounds``: dashed lines
+    over the axis; ``ticks``: of a logarithmic axis."""
+
+    xlabel: str
+    styles: Mapping[str, Style]
+    bounds: Mapping[str, Callable[[float], float]] | None = None
+    ticks: Sequence[float] = ()
+    from_zero: bool = True
+
+    def result(self, points: Sequence[Point], caption: str, height: float) -> Result:
+        """With a table that has a row for each point."""
+        table = Table(caption, [point.cells for point in points])
+        return Result([table], draw(self.panels(points), height, self.xlabel))
+
+    def panels(self, points: Sequence[Point]) -> list[list[Panel]]:
+        """In the order of the points."""
+        groups: dict[tuple[str, str, str], list[Point]] = {}
+        for point in points:
+            for quantity in point.values:
+                groups.setdefault((point.row, point.column, quantity), []).append(point)
+        grid: dict[str, dict[str, Panel]] = {}
+        for (row, column, quantity), here in groups.items():
+            title, ylabel = (column, f"{row}\n{quantity}".strip()) if column else (quantity, row)
+            panels_of_row = grid.setdefault(ylabel, {})
+            panels_of_row[title] = Panel(
+                self._curves(here, quantity),
+                title=title if len(grid) == 1 else "",
+                ylabel="" if panels_of_row else ylabel,
+                from_zero=self.from_zero,
+                ticks=self.ticks,
+            )
+        return [list(panels_of_row.values()) for panels_of_row in grid.values()]
+
+    def _curves(self, points: Sequence[Point], quantity: str) -> list[Curve]:
+        xs = sorted({point.x for point in points})
+        curves = []
+        for series, (style, colour) in self.styles.items():
+            line = [point for point in points if point.series == series]
+            curves.append(Curve(series, [p.x for p in line], [p.values[quantity] for p in line], colour, style))
+        bounds = [Curve(name, xs, [bound(x) for x in xs], GREY, "--") for name, bound in (self.bounds or {}).items()]
+        return curves + bounds
+
+
 def draw(panels: Sequence[Sequence[Panel]], height_inches: float, xlabel: str = "") -> Figure:
     """Rows of panels, with one legend for all above them and ``xlabel`` below them."""
-    _set_style()
+    rcParams.update(STYLE)
     figure = Figure(figsize=(WIDTH_INCHES, height_inches), layout="constrained")
     axes = figure.subplots(len(panels), len(panels[0]), squeeze=False)
     for row, row_of_axes in zip(panels, axes, strict=True):
@@ -52,38 +128,15 @@ def draw(panels: Sequence[Sequence[Panel]], height_inches: float, xlabel: str = 
     return figure
 
 
-def percent(shares: Sequence[float]) -> list[float]:
-    return [100 * share for share in shares]
-
-
 def _draw(panel: Panel, axes: Axes) -> None:
     for number, curve in enumerate(panel.curves):
         label = curve.label or "_nolegend_"
         (line,) = axes.plot(curve.xs, curve.ys, curve.style, color=curve.colour, label=label, alpha=curve.opacity)
         line.set_zorder(3 - number / 100)
         line.set_markerfacecolor(curve.fill or curve.colour)
-    axes.set(title=panel.title, xlabel=panel.xlabel, ylabel=panel.ylabel)
+    axes.set(title=panel.title, ylabel=panel.ylabel)
     if panel.ticks:
         axes.set_xscale("log", base=2)
         axes.set_xticks(panel.ticks, [f"{tick:g}" for tick in panel.ticks])
     if panel.from_zero:
         axes.set_ylim(0, 1.08 * axes.get_ylim()[1])  # the highest points are clear of its end
-
-
-def _set_style() -> None:
-    rcParams.update(
-        {
-            "font.size": 9,
-            "axes.titlesize": 9,
-            "axes.labelsize": 9,
-            "axes.spines.top": False,
-            "axes.spines.right": False,
-            "axes.grid": True,
-            "grid.color": "#e4e4e4",
-            "grid.linewidth": 0.6,
-            "legend.frameon": False,
-            "lines.linewidth": 1.6,
-            "lines.markersize": 5,
-            "figure.dpi": DOTS_PER_INCH,
-        }
-    )

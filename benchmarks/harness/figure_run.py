@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import typer
@@ -35,8 +35,9 @@ def run_figures(
         with (
             errors_as_lines(console),
             figure_progress(console, is_shown(shown), len(names)) as progress,
-            interruptible(progress),
+            ExitStack() as after,
         ):
+            after.callback(signal.signal, signal.SIGINT, signal.signal(signal.SIGINT, progress.on_interrupt))
             make = start(progress)
             for name in names:
                 progress.figure(name)
@@ -96,13 +97,3 @@ def figure_progress(console: Console, shown: bool, num_figures: int) -> Iterator
     """Bars on the console, or nothing."""
     with bars_on(console, disable=not shown) as bars:
         yield FigureProgress(bars, num_figures)
-
-
-@contextmanager
-def interruptible(progress: FigureProgress) -> Iterator[None]:
-    """Ctrl-C ends what is told to ``progress``, in the main thread."""
-    before = signal.signal(signal.SIGINT, progress.on_interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)

@@ -8,7 +8,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from PIL import Image
 
-from benchmarks.harness.table import Table
+from benchmarks.harness.command import Table
 from loadgen.errors import WorkloadError
 
 MAX_COLOURS = 64  # lines and text need few; a palette keeps a picture under 60 kB
@@ -64,10 +64,9 @@ def with_section(text: str, name: str, content: str) -> str:
     before, found, rest = text.partition(begin)
     if not found:
         return f"{text.rstrip()}\n\n{section}\n"
-    _, closed, after = rest.partition(end)
-    if not closed:
+    if end not in rest:
         raise WorkloadError(f"{begin} has no {end}")
-    return before + section + after
+    return before + section + rest.partition(end)[2]
 
 
 def write_picture(picture: Figure, path: Path) -> None:

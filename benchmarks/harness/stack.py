@@ -1,10 +1,13 @@
-"""Services as processes of their own, on a bus of their own, which end with the benchmark."""
+"""Services as processes of their own, on a bus of their own, which end with the benchmark; and what processes take of
+the machine for some time."""
 
 import contextlib
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -17,6 +20,8 @@ from services.local.stack.service_commands import nats_binary
 
 READY_S = 120.0
 POLL_S = 0.05
+SAMPLE_S = 0.1
+MIB = 2**20
 
 
 class Stack:
@@ -31,15 +36,10 @@ class Stack:
         self._spawn("nats-server", nats_binary(), "-a", "127.0.0.1", "-p", str(nats_port), "-js", "-sd", str(store))
 
     def start(self, service: str, *options: str, name: str = "") -> None:
-        """``name``: else the service's own."""
+        """``name``: else the service's own, with a hyphen."""
         own = ("--port", str(self.port)) if service == "gateway" else ()
         common = ("--nats", self.nats_url, "--log-level", "error", "--model-path", str(model_folder()), *own)
-        module = f"services.{service.replace('-', '_')}"
-        self._spawn(name or service, sys.executable, "-m", module, *common, *options)
-
-    def wait_ready(self) -> None:
-        """Until the gateway is, with an executor. Raises TimeoutError."""
-        wait_until(lambda: answers(f"{self.url}/ready"))
+        self._spawn(name or service.replace("_", "-"), sys.executable, "-m", f"services.{service}", *common, *options)
 
     def reap(self, name: str) -> None:
         """End it, if it has not ended."""
@@ -52,11 +52,16 @@ class Stack:
 
 
 @contextlib.contextmanager
-def stack() -> Iterator[Stack]:
-    """With nothing but a nats-server so far."""
+def stack(**services: Sequence[str]) -> Iterator[Stack]:
+    """A nats-server and these services with their options, begun in this order; where there are any, the gateway among
+    them is ready."""
     with TemporaryDirectory() as store:
         made = Stack(Path(store))
         try:
+            for service, options in services.items():
+                made.start(service, *options)
+            if services:
+                wait_until(lambda: answers(f"{made.url}/ready"))
             yield made
         finally:
             for name in reversed([*made.processes]):
@@ -76,3 +81,44 @@ def wait_until(condition: Callable[[], bool], timeout_s: float = READY_S, period
         if time.monotonic() > end_s:
             raise TimeoutError(f"not after {timeout_s:.0f} s")
         time.sleep(period_s)
+
+
+@dataclass(slots=True)
+class Usage:
+    """Known at the end: seconds by the clock; processor time, memory before and the most meanwhile, of each process."""
+
+    seconds: float = 0.0
+    cpu_s: dict[str, float] = field(default_factory=dict)
+    before_mib: dict[str, float] = field(default_factory=dict)
+    most_mib: dict[str, float] = field(default_factory=dict)
+
+
+@contextlib.contextmanager
+def usage_of(processes: Mapping[str, psutil.Process]) -> Iterator[Usage]:
+    """While the context lasts. Memory is looked at in a thread of its own."""
+    usage, ended = Usage(before_mib=_mib(processes)), threading.Event()
+    usage.most_mib = dict(usage.before_mib)
+
+    def sample() -> None:
+        while not ended.wait(SAMPLE_S):
+            for name, mib in _mib(processes).items():
+                usage.most_mib[name] = max(usage.most_mib[name], mib)
+
+    sampler = threading.Thread(target=sample)
+    start_s, cpu_s = time.perf_counter(), _cpu_s(processes)
+    sampler.start()
+    try:
+        yield usage
+    finally:
+        usage.seconds = time.perf_counter() - start_s
+        usage.cpu_s = {name: used - cpu_s[name] for name, used in _cpu_s(processes).items()}
+        ended.set()
+        sampler.join()
+
+
+def _mib(processes: Mapping[str, psutil.Process]) -> dict[str, float]:
+    return {name: process.memory_info().rss / MIB for name, process in processes.items()}
+
+
+def _cpu_s(processes: Mapping[str, psutil.Process]) -> dict[str, float]:
+    return {name: sum(process.cpu_times()[:2]) for name, process in processes.items()}

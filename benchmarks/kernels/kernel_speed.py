@@ -20,8 +20,7 @@ import torch.nn.functional as F
 import typer
 
 from benchmarks.engine.batches import GREEDY
-from benchmarks.harness.command import Results, benchmark
-from benchmarks.harness.table import Row
+from benchmarks.harness.command import Results, Row, benchmark
 from benchmarks.harness.turns import Step, T, Times, in_turns
 from kernels.cpu.attention import GatherBuffer
 from kernels.gpu.batch import PagedBatch

@@ -3,7 +3,7 @@ draws the same."""
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -23,14 +23,17 @@ DurationOption = Annotated[float, typer.Option(min=1.0, help="Seconds of each ru
 Length = Callable[[random.Random], int]  # draws one, in tokens
 
 
-def poisson(rate: float, duration_s: float, rng: random.Random, prompt: Length, output: Length) -> list[TraceRequest]:
+def poisson_times(rate: float, duration_s: float, rng: random.Random) -> Iterator[float]:
     """``rate`` requests/s for ``duration_s`` seconds."""
-    requests: list[TraceRequest] = []
     now_s = rng.expovariate(rate)
     while now_s < duration_s:
-        requests.append(TraceRequest(now_s, prompt(rng), output(rng)))
+        yield now_s
         now_s += rng.expovariate(rate)
-    return requests
+
+
+def poisson(rate: float, duration_s: float, rng: random.Random, prompt: Length, output: Length) -> list[TraceRequest]:
+    """At those times; lengths are drawn between one and the next."""
+    return [TraceRequest(now_s, prompt(rng), output(rng)) for now_s in poisson_times(rate, duration_s, rng)]
 
 
 def uniform_backlog(
@@ -55,29 +58,26 @@ class Lognormal:
 def mixed_load(rate: float, duration_s: float, seed: int) -> Load:
     """Lengths spread over three decades, beside long prompts with outputs of 50 to 300 tokens."""
     rng = random.Random(seed)
-    requests = poisson(
-        rate,
-        duration_s,
-        rng,
-        lambda rng: int(rng.lognormvariate(6.0, 1.0)) + 1,
-        lambda rng: int(rng.lognormvariate(4.5, 0.8)) + 1,
-    )
+
+    def spread(mu: float, sigma: float) -> Length:
+        return lambda rng: int(rng.lognormvariate(mu, sigma)) + 1
+
+    requests = poisson(rate, duration_s, rng, spread(6.0, 1.0), spread(4.5, 0.8))
     return Load(requests, uniform_backlog(500, rng, (500, 3500), (50, 300)), duration_s)
 
 
-def azure_like_load(rate: float, duration_s: float) -> Load:
-    """Exponential lengths with the means of the Azure conversation trace of 2023 (whose rate is 5.4 requests/s), beside
-    as many prompts of the length of arXiv's summaries as there are."""
+def load_of(online: Path | None, offline: Path | None, duration_s: float, qps: float | None, drawn_rate: float) -> Load:
+    """Of files, the trace sampled to ``qps``. Without them requests with exponential lengths, whose means are those of
+    the Azure conversation trace of 2023 (5.4 requests/s), and as many prompts as arXiv has summaries, of their length.
+    Raises LoadgenError."""
 
     def mean(num_tokens: int) -> Length:
         return lambda rng: 1 + int(rng.expovariate(1 / num_tokens))
 
-    requests = poisson(rate, duration_s, random.Random(0), mean(1155), mean(211))
-    return Load(requests, [OfflinePrompt(291, num_prompt_tokens=2588)] * 28_000, duration_s)
-
-
-def load_of(online: Path | None, offline: Path | None, duration_s: float, qps: float | None, drawn_rate: float) -> Load:
-    """Of files, the trace sampled to ``qps``; without them like Azure's. Raises LoadgenError."""
-    drawn = azure_like_load(drawn_rate, duration_s)
-    requests = Scaling(duration_s=duration_s, qps=qps).apply(read_trace(online)) if online else drawn.requests
-    return Load(requests, load_backlog(offline) if offline else drawn.prompts, duration_s)
+    requests = (
+        Scaling(duration_s=duration_s, qps=qps).apply(read_trace(online))
+        if online
+        else poisson(drawn_rate, duration_s, random.Random(0), mean(1155), mean(211))
+    )
+    prompts = load_backlog(offline) if offline else [OfflinePrompt(291, num_prompt_tokens=2588)] * 28_000
+    return Load(requests, prompts, duration_s)

@@ -22,11 +22,10 @@ from services.profiler.simulation.setup import Machine as Machine
 from services.profiler.simulation.simulation import tell
 from services.profiler.simulation.virtual_phase import VirtualPhase
 from services.profiler.simulation.workload import SimulatedWorkload
-from services.profiler.slo.search import TrialOutcome
 from services.profiler.slo.simulated import SimulatedTrials, search_slos
 from shared.latency.features import BatchFeatures
 from shared.latency.model import LatencyModel
-from shared.protocol.executors import ExecutorCounters, ExecutorInfo
+from shared.protocol.executors import ExecutorCounters
 from shared.scheduling.strategy import Strategy
 from shared.simulation.executor import Progress as Progress
 from shared.simulation.executor import VirtualExecutor as VirtualExecutor
@@ -131,7 +130,7 @@ class Bench:
 
     def shapes(self, system: System, value: float | None = None) -> list[BatchFeatures]:
         """Of each step of a run of its own, in order."""
-        recorder = Recorder(latency_of(self.machine))
+        recorder = Recorder(setup_of(self.machine).latency)
         self._phase(system, value, None, recorder).run()
         return recorder.shapes
 
@@ -142,16 +141,12 @@ class Bench:
         if search.value is None:
             return Found(trials.knob, None, self.online_only, unbounded=False)
         unbounded = search.value >= trials.span().highest
-        return Found(trials.knob, search.value, _measured(trials.outcomes[search.value]), unbounded)
+        outcome = trials.outcomes[search.value]
+        return Found(trials.knob, search.value, Measured(outcome.online, outcome.offline), unbounded)
 
     def num_trials(self, system: System) -> int:
         """Runs that searches have made so far."""
         return len(self._trials_of(system).outcomes)
-
-    @property
-    def registration(self) -> ExecutorInfo:
-        """The executor's."""
-        return self._phase(ONLINE_ONLY, None, None).executor.info
 
     def _phase(
         self,
@@ -184,14 +179,9 @@ def machine_name(machine: Machine) -> str:
     return f"{machine.model} on {gpus}{machine.device}"
 
 
-def latency_of(machine: Machine) -> LatencyModel:
-    """What steps take on it, without noise. Raises ValueError for unknown names."""
-    return machine.setup(ONLINE_ONLY.strategy, SEED).latency
-
-
-def num_kv_blocks(machine: Machine) -> int:
-    """That there is room for beside the weights. Raises ValueError for unknown names."""
-    return machine.setup(ONLINE_ONLY.strategy, SEED).limits.num_blocks
+def setup_of(machine: Machine) -> ExecutorSetup:
+    """An executor of it; steps take what they take without noise. Raises ValueError for unknown names."""
+    return machine.setup(ONLINE_ONLY.strategy, SEED)
 
 
 def _run_of(phase: VirtualPhase) -> Run:
@@ -202,7 +192,3 @@ def _run_of(phase: VirtualPhase) -> Run:
         name: parse_slo(expr).judge(outcome.online, samples, None).attainment or 0.0 for name, expr in bounds.items()
     }
     return Run(outcome.online, outcome.offline, phase.executor.replica.totals, attained, phase.now_s)
-
-
-def _measured(outcome: TrialOutcome) -> Measured:
-    return Measured(outcome.online, outcome.offline)

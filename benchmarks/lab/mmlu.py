@@ -17,36 +17,34 @@ SHOTS = 5
 
 
 class Question(msgspec.Struct, frozen=True):
-    """A line of the file."""
+    """A line of the file. ``text``: up to ``Answer:``."""
 
     subject: str
     question: str
     choices: list[str]
     answer: str
 
+    @property
     def text(self) -> str:
-        """Up to ``Answer:``."""
         return multiple_choice(self.question, self.choices)
 
 
 def few_shot_prompts(shots: Path, questions: Path, seed: int) -> list[OfflinePrompt]:
     """One prompt a question: a sentence about its subject, the first five ``shots`` of the subject with their
     answers, the question. Shuffled, since the file is sorted by subject and requests are not. Raises TraceError."""
-    preambles: dict[str, list[str]] = defaultdict(list)
+    answered: dict[str, list[str]] = defaultdict(list)
     for shot in _read(shots):
-        if len(preambles[shot.subject]) < SHOTS:
-            preambles[shot.subject].append(f"{shot.text()} {shot.answer}")
-    prompts = [_prompt(question, preambles.get(question.subject, ())) for question in _read(questions)]
+        answered[shot.subject].append(f"{shot.text} {shot.answer}")
+    prompts = []
+    for question in _read(questions):
+        subject = question.subject.replace("_", " ")
+        heading = f"The following are multiple choice questions (with answers) about {subject}."
+        text = "\n\n".join([heading, *answered[question.subject][:SHOTS], question.text])
+        prompts.append(OfflinePrompt(CHOICE_MAX_TOKENS, text=text))
     if not prompts:
         raise TraceError(f"{questions}: no questions in the file")
     random.Random(f"{seed}:mmlu").shuffle(prompts)
     return prompts
-
-
-def _prompt(question: Question, shots: list[str] | tuple[()]) -> OfflinePrompt:
-    subject = question.subject.replace("_", " ")
-    heading = f"The following are multiple choice questions (with answers) about {subject}."
-    return OfflinePrompt(CHOICE_MAX_TOKENS, text="\n\n".join([heading, *shots, question.text()]))
 
 
 def _read(path: Path) -> Iterator[Question]:

@@ -4,7 +4,7 @@ import random
 from collections.abc import Sequence
 
 from benchmarks.lab.drawn import mixed_load
-from benchmarks.lab.lab import HYGEN, Bench, Machine, latency_of
+from benchmarks.lab.lab import HYGEN, Bench, Machine, System, setup_of
 from services.predictor.boosted_fit import fit_boosted
 from services.predictor.window import Observation, SampleWindow
 from services.profiler.sweep.shapes import sweep_shapes
@@ -17,15 +17,22 @@ WINDOW = 4096  # samples that the predictor keeps unless told otherwise
 DURATION_S, BUDGET_MS = 60.0, 50.0  # of a schedule
 
 
-def scheduled_shapes(machine: Machine, seed: int, rate: float = 2.0) -> list[BatchFeatures]:
-    """The batches of a minute of ``rate`` online requests a second, lengths spread over three decades, and summaries
+def scheduled_shapes(machine: Machine, seed: int) -> list[BatchFeatures]:
+    """The batches of a minute of two online requests a second, lengths spread over three decades, and summaries
     without end, on a simulated machine."""
-    return Bench(machine, mixed_load(rate, DURATION_S, seed)).shapes(HYGEN, BUDGET_MS)
+    return Bench(machine, mixed_load(2.0, DURATION_S, seed)).shapes(HYGEN, BUDGET_MS)
 
 
-def sweep_batches(bench: Bench) -> list[BatchFeatures]:
-    """Those of the profiler's micro-benchmarks."""
-    return [shape for measure in sweep_shapes(bench.registration) for shape in [_shape(measure)] * measure.repeats]
+def run_samples(bench: Bench, system: System, value: float | None = None) -> list[Observation]:
+    """Each step of a run of its own, timed on the bench's machine."""
+    return timed(bench.shapes(system, value), setup_of(bench.machine).latency)
+
+
+def sweep_samples(bench: Bench) -> list[Observation]:
+    """The batches of the profiler's micro-benchmarks, timed on the bench's machine."""
+    setup = setup_of(bench.machine)
+    measures = sweep_shapes(setup.info("executor-0"))
+    return timed([shape for measure in measures for shape in [_shape(measure)] * measure.repeats], setup.latency)
 
 
 def timed(
@@ -47,7 +54,7 @@ def window_of(observations: Sequence[Observation]) -> SampleWindow:
 def boosted_model(machine: Machine) -> LatencyModel:
     """Fitted to batches of a simulated schedule, timed with noise: what plans are made with on a running stack."""
     shapes = scheduled_shapes(machine, seed=1)
-    model = fit_boosted(window_of(timed(shapes, latency_of(machine), seed=2)).observations())
+    model = fit_boosted(window_of(timed(shapes, setup_of(machine).latency, seed=2)).observations())
     assert model is not None, "LightGBM cannot be loaded"
     return model
 

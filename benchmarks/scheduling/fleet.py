@@ -2,11 +2,11 @@
 
 import itertools
 import random
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
 
-from benchmarks.lab.lab import HYGEN, ONLINE_ONLY, SEED, Machine, Progress, VirtualSystem
+from benchmarks.lab.drawn import poisson_times
+from benchmarks.lab.lab import SEED, Machine, Progress, VirtualSystem
 from shared.protocol.executors import ExecutorCounters
 from shared.protocol.offline import OfflineRequest
 from shared.protocol.requests import GenerateRequest
@@ -15,18 +15,33 @@ from shared.scheduling.orders.offline.fair_share import FairShare
 from shared.scheduling.placement.prompt import Prompt
 from shared.scheduling.placement.routing import Option, RoutingTarget, choose
 from shared.scheduling.request import Kind
+from shared.scheduling.strategy import Strategy
+from shared.simulation.router import Choose
 
 MEAN_OUTPUT_TOKENS = 64
-Choose = Callable[[Sequence[Option], Prompt, float], RoutingTarget | None]
 
 
-@dataclass(frozen=True, slots=True)
-class Served:
-    """When each request had its first token and its end, in seconds, and what the executors counted."""
+class Fleet:
+    """Alike executors, and when each request had its first token and its end, in seconds."""
 
-    first_token_s: dict[str, float]
-    end_s: dict[str, float]
-    totals: list[ExecutorCounters]
+    def __init__(
+        self,
+        machine: Machine,
+        size: int,
+        strategy: Strategy,
+        share: type[FairShare] = FairShare,
+        route: Choose = choose,
+    ) -> None:
+        """``route`` is what the gateway does."""
+        self.first_token_s: dict[str, float] = {}
+        self.end_s: dict[str, float] = {}
+        order = share(strategy.make_offline_order(iter(random.Random(f"{SEED}:order").random, None)))
+        self._system = VirtualSystem([machine.setup(strategy, SEED)] * size, order, self._note, choose=route)
+
+    @property
+    def totals(self) -> list[ExecutorCounters]:
+        """What the executors counted."""
+        return [each.replica.totals for each in self._system.executors.values()]
 
     @property
     def hit_rate(self) -> float:
@@ -34,45 +49,26 @@ class Served:
         cached = sum(each.cached_tokens for each in self.totals)
         return cached / (cached + sum(each.prompt_tokens for each in self.totals))
 
+    def serve_online(self, requests: Sequence[GenerateRequest]) -> None:
+        for request in requests:
+            self._system.events.at(request.arrival_s, partial(self._system.submit, request))
+        self._run(len(requests))
 
-def serve_online(machine: Machine, size: int, requests: Sequence[GenerateRequest], route: Choose) -> Served:
-    """By ``size`` executors; ``route`` is what the gateway does in the place of its own."""
-    strategy, served = ONLINE_ONLY.strategy, Served({}, {}, [])
-    order = FairShare(strategy.make_offline_order(_numbers()))
-    system = VirtualSystem([machine.setup(strategy, SEED)] * size, order, partial(_note, served), choose=route)
-    for request in requests:
-        system.events.at(request.arrival_s, partial(system.submit, request))
-    return _run(system, len(requests), served)
+    def serve_backlog(self, requests: Sequence[GenerateRequest]) -> None:
+        waiting = [OfflineRequest(each, "batch_1", n, f"{n}", "m") for n, each in enumerate(requests)]
+        self._system.queue.pool.add(waiting)
+        self._run(len(requests))
 
+    def _run(self, num_requests: int) -> None:
+        """To the last end."""
+        while len(self.end_s) < num_requests:
+            self._system.events.run_next()
 
-def serve_backlog(
-    machine: Machine, size: int, budget_ms: float, requests: Sequence[GenerateRequest], keeps_groups: bool
-) -> Served:
-    """With preset hygen and no online work. ``keeps_groups``: each executor keeps to prompts that no other is at."""
-    strategy, served = HYGEN.under(budget_ms), Served({}, {}, [])
-    order = (FairShare if keeps_groups else TakesWhatIsNext)(strategy.make_offline_order(_numbers()))
-    system = VirtualSystem([machine.setup(strategy, SEED)] * size, order, partial(_note, served))
-    system.queue.pool.add([OfflineRequest(each, "batch_1", n, f"{n}", "m") for n, each in enumerate(requests)])
-    return _run(system, len(requests), served)
-
-
-def _note(served: Served, progress: Progress) -> None:
-    ended = [each.sequence.request_id for each in progress.ended]
-    for request_id in (*(output.request_id for _, output in progress.outputs), *ended):
-        served.first_token_s.setdefault(request_id, progress.end_s)
-    served.end_s.update(dict.fromkeys(ended, progress.end_s))
-
-
-def _run(system: VirtualSystem, num_requests: int, served: Served) -> Served:
-    """To the last end."""
-    while len(served.end_s) < num_requests:
-        system.events.run_next()
-    served.totals.extend(each.replica.totals for each in system.executors.values())
-    return served
-
-
-def _numbers() -> Iterator[float]:
-    return iter(random.Random(f"{SEED}:order").random, None)
+    def _note(self, progress: Progress) -> None:
+        ended = [each.sequence.request_id for each in progress.ended]
+        for request_id in (*(output.request_id for _, output in progress.outputs), *ended):
+            self.first_token_s.setdefault(request_id, progress.end_s)
+        self.end_s.update(dict.fromkeys(ended, progress.end_s))
 
 
 def choose_by_load(options: Sequence[Option], prompt: Prompt, num_output_tokens: float) -> RoutingTarget | None:
@@ -90,11 +86,9 @@ class UnlikePrompt(Prompt):
 def least_requests(options: Sequence[Option], prompt: Prompt, num_output_tokens: float) -> RoutingTarget:
     """By the number of requests that have not ended."""
 
-    def num_open(option: Option) -> int:
-        work = option.target.work()
-        return work.prefill_requests + work.decode_requests
-
-    return min(options, key=num_open).target
+    works = [each.target.work() for each in options]
+    num_open = [work.prefill_requests + work.decode_requests for work in works]
+    return options[num_open.index(min(num_open))].target
 
 
 def round_robin() -> Choose:
@@ -119,13 +113,11 @@ def prefixed_requests(
     rng = random.Random(seed)
     weights = [1 / rank for rank in range(1, num_prefixes + 1)]
     made: list[GenerateRequest] = []
-    now_s = rng.expovariate(rate)
-    while now_s < duration_s:
+    for now_s in poisson_times(rate, duration_s, rng):
         (prefix,) = rng.choices(range(num_prefixes), weights)
         own = [rng.randrange(10_000, 30_000) for _ in range(1 + int(rng.expovariate(1 / own_tokens)))]
         max_tokens = 1 + int(rng.expovariate(1 / MEAN_OUTPUT_TOKENS))
         made.append(_request(f"r-{len(made)}", Kind.ONLINE, [prefix] * prefix_tokens + own, max_tokens, now_s))
-        now_s += rng.expovariate(rate)
     return made
 
 

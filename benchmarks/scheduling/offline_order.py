@@ -10,26 +10,26 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from itertools import islice
+from itertools import count, islice
 from multiprocessing import get_context
 from typing import Annotated
 
 import psutil
 import typer
 
-from benchmarks.harness.command import Results, benchmark
-from benchmarks.harness.table import Row, quantiles
-from benchmarks.scheduling.offline import ORDERS, make_pool, offline_request
+from benchmarks.harness.command import Results, Row, benchmark, quantiles
 from shared.protocol.offline import OfflineRequest
+from shared.protocol.requests import GenerateRequest
+from shared.protocol.sampling import SamplingParams
+from shared.replica.offline_pool import OfflinePool
 from shared.scheduling.kv.blocks import BlockPool
-from shared.scheduling.orders.offline.registry import (
-    DEFAULT_BLOCK_SIZE,
-    OfflineOrderKnobs,
-    make_offline_order,
-)
+from shared.scheduling.orders.offline import registry
+from shared.scheduling.orders.offline.fair_share import FairShare
 from shared.scheduling.packed_prompt import pack_tokens
 from shared.scheduling.request import Kind, Request
+from shared.scheduling.strategy import NO_OFFLINE_WORK
 
+ORDERS = [order for order in registry.OFFLINE_ORDERS if order != NO_OFFLINE_WORK]
 GROUPS = 57
 BATCH = "batch_00000000000000000000000000000001"
 VOCABULARY = 49_152
@@ -39,13 +39,24 @@ MEMORY_TOKENS, MEMORY_REQUESTS = 1_000, 100_000
 BACKLOG, SERVED, RUNNING, CACHE_BLOCKS = 1_000, 15_000, 16, 1_024
 
 
+def make_pool(order: str) -> OfflinePool:
+    """Empty, told to nobody."""
+    made = registry.make_offline_order(order, registry.OfflineOrderKnobs(), iter(random.Random(1).random, None))
+    return OfflinePool(FairShare(made), lambda: None, lambda _, __: None)
+
+
+def offline_request(number: int, prompt: list[int], max_tokens: int = 128, batch: str = "batch_1") -> OfflineRequest:
+    """Line ``number`` of a batch."""
+    sampling = SamplingParams(max_tokens, seed=number, ignore_eos=True)
+    generate = GenerateRequest(f"{batch}.{number}", Kind.OFFLINE, prompt, sampling, 0.0)
+    return OfflineRequest(generate, batch, number, f"custom-{number}", "m")
+
+
 def make_requests(prompt_len: int, is_shared: bool) -> Iterator[OfflineRequest]:
     """Endless; each with a list of its own."""
     rng = random.Random(1)
     prefixes = [rng.choices(range(VOCABULARY), k=prompt_len * 3 // 4) for _ in range(GROUPS)]
-    number = 0
-    while True:
-        number += 1
+    for number in count(1):
         prefix = rng.choice(prefixes) if is_shared else []
         prompt = prefix + rng.choices(range(VOCABULARY), k=prompt_len - len(prefix))
         yield offline_request(number, prompt, batch=BATCH)
@@ -97,18 +108,18 @@ def cached_and_waits(order: str, utility_ratio: float) -> tuple[float, list[int]
     """A backlog that is filled up as it is served, over a KV cache that holds twice what runs: the share of prompt
     tokens that need no computing, and how many others each request waited for, least first."""
     requests = make_requests(INSERT_TOKENS, True)
-    made = make_offline_order(
-        order, OfflineOrderKnobs(utility_ratio=utility_ratio), iter(random.Random(2).random, None)
-    )
-    cache = BlockPool(CACHE_BLOCKS, DEFAULT_BLOCK_SIZE)
+    knobs = registry.OfflineOrderKnobs(utility_ratio=utility_ratio)
+    made = registry.make_offline_order(order, knobs, iter(random.Random(2).random, None))
+    cache = BlockPool(CACHE_BLOCKS, registry.DEFAULT_BLOCK_SIZE)
     prompts: dict[str, tuple[int, list[int]]] = {}  # with the turn of arrival
     running: deque[str] = deque()
     cached, waits = 0, []
     for turn in range(SERVED):
         for request in islice(requests, BACKLOG - made.num_waiting):
-            generate = request.request
-            prompts[generate.request_id] = turn, generate.prompt_token_ids
-            made.add(_schedulable(generate.request_id), pack_tokens(generate.prompt_token_ids))
+            request_id, token_ids = request.request.request_id, request.request.prompt_token_ids
+            prompts[request_id] = turn, token_ids
+            waiting = Request(request_id, Kind.OFFLINE, INSERT_TOKENS, INSERT_TOKENS + 128)
+            made.add(waiting, pack_tokens(token_ids))
         request_id = next(made.in_order()).request_id
         made.take(request_id)
         made.remove(request_id)
@@ -122,10 +133,6 @@ def cached_and_waits(order: str, utility_ratio: float) -> tuple[float, list[int]
         cache.commit(request_id, prompt, len(prompt))
     waits += [SERVED - arrival for arrival, _ in prompts.values()]
     return cached / (SERVED * INSERT_TOKENS), sorted(waits)
-
-
-def _schedulable(request_id: str) -> Request:
-    return Request(request_id, Kind.OFFLINE, INSERT_TOKENS, INSERT_TOKENS + 128)
 
 
 def costs() -> Iterator[Row]:

@@ -7,16 +7,14 @@ the last rows plan with a boosted one, fitted to batches of a simulated schedule
 
 import math
 import time
-from dataclasses import dataclass
 from functools import partial
 from itertools import product
 
-from benchmarks.harness.command import Results, benchmark
-from benchmarks.harness.table import Row, quantiles
+from benchmarks.harness.command import Results, Row, benchmark, quantiles
 from benchmarks.harness.turns import Times
 from benchmarks.lab.lab import Machine
 from benchmarks.lab.samples import boosted_model
-from benchmarks.scheduling.offline import ORDERS, make_pool, offline_request
+from benchmarks.scheduling.offline_order import ORDERS, make_pool, offline_request
 from shared.clock import SystemClock
 from shared.latency.linear import LinearLatencyModel
 from shared.latency.model import LatencyModel
@@ -37,54 +35,43 @@ INFO = ExecutorInfo("executor-0", "epoch", 1, "key", SPEC, 512, 2048)
 GROUPS, PROMPT_LEN = 57, 256  # prompts share their first half with those of their group
 
 
-@dataclass(frozen=True, slots=True)
-class Case:
-    """``kind``: of the latency model."""
-
-    kind: str
-    model: LatencyModel
-    order: str
-    num_running: int
-    num_waiting: int
-    policy: Policy
-
-
 def make_step(num_running: int) -> StepStarted:
     """``num_running`` decodes over 500 tokens of context, half of them online, whose next tokens are due in 100 to
     250 ms."""
     ids = [f"batch_1.{n}" if n % 2 else f"chatcmpl-{n:032x}" for n in range(num_running)]
-    entries = [ScheduledRequest(request_id, Kind(n % 2), 1) for n, request_id in enumerate(ids)]
     due_ms = [math.inf if n % 2 else 100.0 + n * 97 % 150 for n in range(num_running)]
-    states = [
-        Request(request_id, Kind(n % 2), 501, 700, 500, 32, deadline_ms=due_ms[n]) for n, request_id in enumerate(ids)
-    ]
+    entries = [ScheduledRequest(each, Kind(n % 2), 1) for n, each in enumerate(ids)]
+    states = [Request(each, Kind(n % 2), 501, 700, 500, 32, deadline_ms=due_ms[n]) for n, each in enumerate(ids)]
     return StepStarted(
         "executor-0", "epoch", 7, PlanSource.PLAN, False, entries, states, [], 20_000, pace=Pace(batch_size=512)
     )
 
 
-def measure(case: Case, rounds: int) -> Row:
-    """Milliseconds by the clock, and of this thread's CPU time, which leaves out what else the machine does."""
-    pool, half = make_pool(case.order), PROMPT_LEN // 2
-    numbers = range(1, case.num_waiting + case.num_running)
+def measure(
+    kind: str, model: LatencyModel, order: str, num_running: int, num_waiting: int, policy: Policy, rounds: int
+) -> Row:
+    """Milliseconds by the clock, and of this thread's CPU time, which leaves out what else the machine does. ``kind``:
+    of the latency model."""
+    pool, half = make_pool(order), PROMPT_LEN // 2
+    numbers = range(1, num_waiting + num_running)
     pool.add([offline_request(n, [n % GROUPS] * half + [n] * half) for n in numbers])
     times = Times(processor_s=time.thread_time)
 
     def plan(scheduler: Scheduler, message: StepStarted) -> None:
         (planned,), _ = scheduler.on_step(message)
         encode(planned)
-        assert len(planned.entries) >= case.num_running
+        assert len(planned.entries) >= num_running
 
     for _ in range(rounds):
-        scheduler = Scheduler(INFO, pool, lambda: (case.policy, case.model), SystemClock())
-        times.time(partial(plan, scheduler, make_step(case.num_running)))
+        scheduler = Scheduler(INFO, pool, lambda: (policy, model), SystemClock())
+        times.time(partial(plan, scheduler, make_step(num_running)))
     clock_ms = sorted(times.clock_ms)
     return {
-        "packing": case.policy.packing,
-        "model": case.kind,
-        "order": case.order,
-        "running": str(case.num_running),
-        "waiting": str(case.num_waiting),
+        "packing": policy.packing,
+        "model": kind,
+        "order": order,
+        "running": str(num_running),
+        "waiting": str(num_waiting),
         **quantiles(clock_ms, {"p50 ms": 0.5, "p99 ms": 0.99}, digits=3),
         **quantiles(sorted(times.cpu_ms), {"p99 CPU ms": 0.99}, digits=3),
         "max ms": f"{clock_ms[-1]:.3f}",
@@ -94,12 +81,8 @@ def measure(case: Case, rounds: int) -> Row:
 @benchmark
 def main(rounds: int = 1000) -> Results:
     collect_seldom()
-    sizes = product(ORDERS, (16, 64, 256), (100, 10_000))
-    cases = [Case("linear", LINEAR, order, running, waiting, HELD) for order, running, waiting in sizes]
+    for order, num_running, num_waiting in product(ORDERS, (16, 64, 256), (100, 10_000)):
+        yield measure("linear", LINEAR, order, num_running, num_waiting, HELD, rounds)
     curves = boosted_model(Machine("llama2-7b", "a100-40g"))
-    cases += [
-        Case("boosted", curves, "psm-fair", num_running, 10_000, policy)
-        for policy in (HELD, DEADLINES)
-        for num_running in (64, 256)
-    ]
-    yield from (measure(case, rounds) for case in cases)
+    for policy, num_running in product((HELD, DEADLINES), (64, 256)):
+        yield measure("boosted", curves, "psm-fair", num_running, 10_000, policy, rounds)

@@ -16,26 +16,26 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.harness.command import Results, benchmark
-from benchmarks.harness.table import Row, quantile, quantiles
+from benchmarks.harness.command import Results, Row, benchmark, quantile, quantiles
 from benchmarks.harness.turns import Times
-from benchmarks.lab.lab import Machine
+from benchmarks.lab.lab import HYGEN, ONLINE_ONLY, Machine
 from benchmarks.scheduling.fleet import (
-    Choose,
+    Fleet,
+    TakesWhatIsNext,
     choose_by_load,
     grouped_requests,
     least_requests,
     prefixed_requests,
     round_robin,
-    serve_backlog,
-    serve_online,
 )
 from shared.latency.features import BatchFeatures
 from shared.latency.linear import LinearLatencyModel
 from shared.scheduling.kv.block_hash import hash_chain
 from shared.scheduling.kv.prefix_cache import BlockChanges, CacheChanges, PrefixCacheMirror
+from shared.scheduling.orders.offline.fair_share import FairShare
 from shared.scheduling.placement.prompt import Prompt
 from shared.scheduling.placement.routing import Option, RoutingTarget, choose
+from shared.simulation.router import Choose
 
 MODEL = LinearLatencyModel(10.0, 0.07, 0.0004, 1e-7, 1e-12, 0.05, 0.05, 3e-6)
 MACHINE = Machine("llama2-7b", "a100-40g")
@@ -44,15 +44,12 @@ BUDGET_MS = 100.0  # of a step of the batch that runs alone
 BLOCK_SIZE, NUM_BLOCKS = 16, 16_384  # of an executor's KV cache: room for a quarter of a million tokens
 
 
-def full_targets(count: int, prompt_tokens: int) -> list[RoutingTarget]:
-    """Executors whose caches are full, each with its own prompts and with work."""
-    targets = []
-    for index in range(count):
-        cache = full_cache(index, prompt_tokens)
-        target = RoutingTarget(f"executor-{index}", "epoch", 512, BLOCK_SIZE, NUM_BLOCKS, cache)
-        target.observe(BatchFeatures(800, 3, 20_000, 40 + index % 7, 320_000))
-        targets.append(target)
-    return targets
+def full_target(index: int, prompt_tokens: int) -> RoutingTarget:
+    """An executor whose cache is full, with its own prompts and with work."""
+    cache = full_cache(index, prompt_tokens)
+    target = RoutingTarget(f"executor-{index}", "epoch", 512, BLOCK_SIZE, NUM_BLOCKS, cache)
+    target.observe(BatchFeatures(800, 3, 20_000, 40 + index % 7, 320_000))
+    return target
 
 
 def full_cache(index: int, prompt_tokens: int) -> PrefixCacheMirror:
@@ -68,8 +65,7 @@ def full_cache(index: int, prompt_tokens: int) -> PrefixCacheMirror:
 def decision_row(num_executors: int, prompt_tokens: int, rounds: int) -> Row:
     """Prompts that share half of their tokens with what one executor has; CPU time, which leaves out what else the
     machine does."""
-    targets = full_targets(num_executors, prompt_tokens)
-    options = [Option(target, MODEL) for target in targets]
+    options = [Option(full_target(index, prompt_tokens), MODEL) for index in range(num_executors)]
     rng = random.Random(1)
     hashing, choosing, counting = (Times(processor_s=time.thread_time) for _ in range(3))
     for number in range(rounds):
@@ -114,14 +110,15 @@ def online_rows(sizes: list[int], rates: list[float], duration_s: float) -> Iter
             "round-robin": round_robin(),
         }
         for name, way in ways.items():
-            served = serve_online(MACHINE, size, requests, way)
-            ttft = sorted((served.first_token_s[each.request_id] - each.arrival_s) * 1e3 for each in requests)
-            shares = [totals.finished_online for totals in served.totals]
+            fleet = Fleet(MACHINE, size, ONLINE_ONLY.strategy, route=way)
+            fleet.serve_online(requests)
+            ttft = sorted((fleet.first_token_s[each.request_id] - each.arrival_s) * 1e3 for each in requests)
+            shares = [totals.finished_online for totals in fleet.totals]
             yield {
                 "executors": str(size),
                 "req/s each": f"{rate:g}",
                 "routing": name,
-                "hit rate": f"{served.hit_rate:.1%}",
+                "hit rate": f"{fleet.hit_rate:.1%}",
                 "TTFT mean ms": f"{sum(ttft) / len(ttft):,.0f}",
                 **quantiles(ttft, {"p50": 0.5, "p99": 0.99}, digits=0),
                 "most on one": f"{max(shares) / sum(shares):.0%}",
@@ -130,15 +127,16 @@ def online_rows(sizes: list[int], rates: list[float], duration_s: float) -> Iter
 
 def backlog_rows(sizes: list[int], num_groups: int, group_size: int) -> Iterator[Row]:
     requests = grouped_requests(num_groups, group_size)
-    for size in [1, *sizes]:
-        for keeps_groups in (True, False) if size > 1 else (True,):
-            served = serve_backlog(MACHINE, size, BUDGET_MS, requests, keeps_groups)
-            name = "keep to groups" if keeps_groups else "take what is next"
+    ways = {"keep to groups": FairShare, "take what is next": TakesWhatIsNext}
+    for size, (name, share) in product([1, *sizes], ways.items()):
+        if size > 1 or share is FairShare:
+            fleet = Fleet(MACHINE, size, HYGEN.under(BUDGET_MS), share)
+            fleet.serve_backlog(requests)
             yield {
                 "executors": str(size),
                 "each is to": name if size > 1 else "",
-                "hit rate": f"{served.hit_rate:.1%}",
-                "seconds for the batch": f"{max(served.end_s.values()):.1f}",
+                "hit rate": f"{fleet.hit_rate:.1%}",
+                "seconds for the batch": f"{max(fleet.end_s.values()):.1f}",
             }
 
 

@@ -12,13 +12,13 @@ import random
 import statistics
 import time
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Annotated
 
 import typer
 
-from benchmarks.harness.command import Results, benchmark, model_folder
-from benchmarks.harness.table import Row
-from benchmarks.lab.lab import Machine, latency_of
+from benchmarks.harness.command import Results, Row, benchmark, model_folder
+from benchmarks.lab.lab import Machine, setup_of
 from benchmarks.lab.samples import scheduled_shapes, timed, window_of
 from services.executor.engines.torch.engine import TorchEngine
 from services.executor.measure import scratch_batch
@@ -65,7 +65,7 @@ def simulated_rows() -> Iterator[Row]:
         machine = Machine(model, device)
         shapes = [shape for seed in (1, 2, 3) for shape in scheduled_shapes(machine, seed)]
         for noise in NOISES:
-            observations = window_of(timed(shapes, latency_of(machine), noise, seed=4)).observations()
+            observations = window_of(timed(shapes, setup_of(machine).latency, noise, seed=4)).observations()
             yield row(f"{model}, {device}", f"{noise:.0%}", observations, noise * MEAN_DEVIATION)
 
 
@@ -103,16 +103,11 @@ def torch_rows(seconds: float) -> Iterator[Row]:
         window.add(observation.shape, observation.latency_ms)
         if time.perf_counter() > end_s:
             break
-    repeated = _in_turns(engine, info)
+    # some again and again, in turns, so that repetitions lie as far apart as live steps do
+    repeated = list(torch_samples(engine, info, list(islice(mixed_shapes(info, seed=2), 8)) * 6))
     engine.close()
     yield row("torch, the sweep", "its own", sweep, None)
     yield row("torch, mixed steps", "its own", window.observations(), noise_floor(repeated))
-
-
-def _in_turns(engine: TorchEngine, info: ExecutorInfo) -> list[Observation]:
-    """Some of the mixed steps again and again, in turns, so that repetitions lie as far apart as live steps do."""
-    shapes = [shape for shape, _ in zip(mixed_shapes(info, seed=2), range(8), strict=False)]
-    return [observation for _ in range(6) for observation in torch_samples(engine, info, shapes)]
 
 
 @benchmark

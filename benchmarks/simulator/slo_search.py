@@ -8,8 +8,7 @@ arrivals and lengths like those of the Azure conversation trace are drawn.
 import time
 from collections.abc import Iterator
 
-from benchmarks.harness.command import Results, benchmark
-from benchmarks.harness.table import Row
+from benchmarks.harness.command import Results, Row, benchmark
 from benchmarks.lab.drawn import OfflineOption, OnlineOption, load_of
 from benchmarks.lab.lab import HYGEN, STAR, Bench, Machine, System
 

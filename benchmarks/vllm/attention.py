@@ -15,8 +15,7 @@ from typing import Annotated
 import typer
 
 from benchmarks.engine.batches import block_tables, decode_step, prefill_step, prompt_of
-from benchmarks.harness.command import DEFAULT_MODEL, ModelOption, Results, benchmark, model_folder
-from benchmarks.harness.table import Row
+from benchmarks.harness.command import DEFAULT_MODEL, ModelOption, Results, Row, benchmark, model_folder
 from benchmarks.harness.turns import in_turns
 from services.executor.engines.factory import load_engine
 from services.executor.settings import OWN_ATTENTION, ExecutorSettings

@@ -10,9 +10,8 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from benchmarks.harness.figure_run import FigureProgress
-from benchmarks.vllm.knob_search import KnobSearch
-from benchmarks.vllm.rates import Point, nearest, rate_for
 from benchmarks.vllm.run_store import RunStore
+from benchmarks.vllm.search import KnobSearch, Point, nearest, rate_for
 from benchmarks.vllm.servers import Knob, Server, System
 from benchmarks.vllm.workload import Workload
 from loadgen.client.openai_client import OpenAIClient
@@ -77,7 +76,8 @@ class Comparison:
     async def run(self) -> None:
         """Raises LoadgenError."""
         for system in self.systems:
-            async with _Lazy(system, self.workload, self.store, self.progress) as runner:
+            async with AsyncExitStack() as started:
+                runner = _Lazy(system, self.workload, self.store, self.progress, started)
                 await self._run_system(system, runner)
 
     async def _run_system(self, system: System, runner: _Lazy) -> None:
@@ -88,8 +88,7 @@ class Comparison:
         for share, rate in zip(self.shares, rates, strict=True):
             self.progress.figure(f"{system.name}, {share:.0%}")
             alone = mean_of([await self._online_only(runner, rate, index) for index in range(self.num_baselines)])
-            names = tuple(knob.name for knob in system.knobs)
-            cell = Cell(system.name, names, share, rate, alone, _offline(report))
+            cell = Cell(system.name, tuple(knob.name for knob in system.knobs), share, rate, alone, _offline(report))
             for index, knob in enumerate(system.knobs):
                 first = best.values[0] if best and index == 0 else knob.first(alone)
                 await self._search(cell, runner, index, knob, first)
@@ -106,7 +105,8 @@ class Comparison:
         plan, search = self.workload.together(cell.rate), KnobSearch(knob.ladder, first, self.max_runs)
         while (value := search.next_value()) is not None:
             values = (*before, value, *[0.0] * (len(cell.knobs) - index - 1))
-            report = await runner.run(f"{cell.rate:g}-with-{_joined(values)}", plan, values)
+            with_values = "-".join(f"{each:g}" for each in values)
+            report = await runner.run(f"{cell.rate:g}-with-{with_values}", plan, values)
             outcome = TrialOutcome(_online(report), _offline(report))
             trial = outcome.judge(value, slos, TrialOutcome(cell.alone, None))
             cell.runs.append(CoRun(values, outcome.online, _offline(report), trial))
@@ -117,18 +117,17 @@ class Comparison:
         chosen = self.store.rates()
         if share in chosen:
             return chosen[share]
-        points: list[Point] = [Point(rate, await self._share_at(rate, runner)) for rate in chosen.values()]
+        points = [await self._point(rate, runner) for rate in chosen.values()]
         for _ in range(RATE_TRIES):
             if any(abs(point.share - share) <= CLOSE_SHARE for point in points):
                 break
-            rate = rate_for(share, points)
-            points.append(Point(rate, await self._share_at(rate, runner)))
+            points.append(await self._point(rate_for(share, points), runner))
         rate = nearest(share, points).rate
         self.store.put_rate(share, rate)
         return rate
 
-    async def _share_at(self, rate: float, runner: _Lazy) -> float:
-        return (await self._online_only(runner, rate, 0)).under_way_share or 0.0
+    async def _point(self, rate: float, runner: _Lazy) -> Point:
+        return Point(rate, (await self._online_only(runner, rate, 0)).under_way_share or 0.0)
 
     async def _online_only(self, runner: _Lazy, rate: float, index: int) -> OnlineReport:
         return _online(await runner.run(f"{rate:g}-alone-{index + 1}", self.workload.online_only(rate), ()))
@@ -136,21 +135,14 @@ class Comparison:
 
 @dataclass(slots=True)
 class _Lazy:
-    """A system whose server starts with the first run that is not in the store."""
+    """A system whose server starts with the first run that is not in the store, and ends with ``started``."""
 
     system: System
     workload: Workload
     store: RunStore
     progress: FigureProgress
-    _started: AsyncExitStack = field(init=False, default_factory=AsyncExitStack)
+    started: AsyncExitStack
     _server: Server | None = field(init=False, default=None)
-
-    async def __aenter__(self) -> _Lazy:
-        await self._started.__aenter__()
-        return self
-
-    async def __aexit__(self, *exception: object) -> None:
-        await self._started.aclose()
 
     async def run(self, name: str, plan: ReplayPlan, values: tuple[float, ...]) -> Report:
         """Stored where it was not yet. Raises ServerError where not one online request was answered."""
@@ -164,7 +156,7 @@ class _Lazy:
         if self._server is None:
             setting, folder = self.workload.setting, self.store.server_folder(self.system.name)
             serving = self.system.serving(setting, self.workload.model_path, folder)
-            self._server = await self._started.enter_async_context(serving)
+            self._server = await self.started.enter_async_context(serving)
         if values:
             plan = replace(plan, **await self._server.turn(*values))
         async with OpenAIClient(self._server.url, REQUEST_TIMEOUT_S) as client:
@@ -186,10 +178,6 @@ def mean_of(reports: Sequence[OnlineReport]) -> OnlineReport:
             changes[name] = Summary(*(math.fsum(column) / len(summaries) for column in columns))
     changes["under_way_share"] = math.fsum(report.under_way_share or 0.0 for report in reports) / len(reports)
     return msgspec.structs.replace(reports[0], **changes)
-
-
-def _joined(values: tuple[float, ...]) -> str:
-    return "-".join(f"{value:g}" for value in values)
 
 
 def _online(report: Report) -> OnlineReport:

@@ -25,15 +25,13 @@ import typer
 import uvloop
 
 from benchmarks.gateway.stream_client import Client, all_at_once, first_tokens
-from benchmarks.harness.command import Results, benchmark, model_folder
-from benchmarks.harness.table import Row, quantiles
-from benchmarks.harness.usage import usage_of
+from benchmarks.harness.command import Results, Row, benchmark, model_folder, quantiles
+from benchmarks.harness.stack import usage_of
 from benchmarks.vllm.servers import Slackwater, System, Vllm
 from benchmarks.vllm.workload import Setting
 from loadgen.client.openai_client import OpenAIClient
 
 INSTANT = "0.0001"  # time scale of the sim engine
-CONTEXT, KV_TOKENS = 2048, 2**19
 CONFIG = {"num_hidden_layers": 1, "hidden_size": 64, "intermediate_size": 128}
 HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
 STREAMS = [1, 16, 64, 256]
@@ -141,8 +139,8 @@ def main(
             model=folder,
             max_num_batched_tokens=2048,
             max_num_seqs=max(streams),
-            max_model_len=CONTEXT,
-            kv_tokens=KV_TOKENS,
+            max_model_len=2048,
+            kv_tokens=2**19,
         )
         for system in SYSTEMS:
             times, measured = uvloop.run(measure(system, setting, Path(folder), streams, max_tokens, rounds, turns))

@@ -95,12 +95,8 @@ class Vllm:
             yield Server(url, self._turn)
 
     async def _turn(self, num_requests: float) -> Mapping[str, Any]:
-        priority = OFFLINE_PRIORITY if self.policy == "priority" else {}
-        return {
-            "offline_mode": "requests",
-            "offline_concurrency": round(num_requests),
-            "offline_extra": priority,
-        }
+        extra = OFFLINE_PRIORITY if self.policy == "priority" else {}
+        return {"offline_mode": "requests", "offline_concurrency": round(num_requests), "offline_extra": extra}
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,27 +173,20 @@ def _command(
 
 @asynccontextmanager
 async def _running(command: Command, is_ready: Callable[[], bool]) -> AsyncIterator[None]:
-    """Started and ready, until the end of the context. Raises ServerError with the end of the log."""
+    """Ready within ``START_S``, until the end of the context. Raises ServerError with the end of the log."""
     process = await Process.start(command)
     ended = asyncio.ensure_future(process.wait())
     try:
-        if not await _becomes_ready(ended, is_ready):
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(START_S):
+                while not ended.done() and not is_ready():
+                    await asyncio.wait((ended,), timeout=POLL_S)
+        if ended.done() or not is_ready():
             raise ServerError(f"{command.name} does not start; the end of {command.log}:\n{tail(command.log)}")
         yield
     finally:
         await process.terminate(GRACE_S)
         ended.cancel()
-
-
-async def _becomes_ready(ended: asyncio.Future[int], is_ready: Callable[[], bool]) -> bool:
-    """Within ``START_S``, and before it ends."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(START_S):
-            while not ended.done():
-                if is_ready():
-                    return True
-                await asyncio.wait((ended,), timeout=POLL_S)
-    return False
 
 
 def _is_up(data_dir: DataDir) -> bool:

@@ -32,30 +32,23 @@ SEEDED: Sampling = {"temperature": 0.8, "top_p": 0.95}
 def our_step(engine: Any, num_requests: int, sampling: Sampling) -> Step:
     """One token for each request under our plan, on the upper half of the blocks; the first step computes the
     prompts."""
-    num_blocks, first = MAX_LEN // BLOCK_SIZE, engine.spec.num_blocks // 2
+    size, first = MAX_LEN // BLOCK_SIZE, engine.spec.num_blocks // 2
+    tables = [list(range(start, start + size)) for start in range(first, first + num_requests * size, size)]
+    prompts = [prompt_of(CONTEXT, number) for number in range(num_requests)]
+    samplings = [SamplingParams(MAX_LEN, seed=number, **sampling) for number in range(num_requests)]
     num_computed = 0
-    requests = [
-        (
-            f"ours-{number}",
-            prompt_of(CONTEXT, number),
-            list(range(first + number * num_blocks, first + (number + 1) * num_blocks)),
-            SamplingParams(MAX_LEN, seed=number, **sampling),
-        )
-        for number in range(num_requests)
-    ]
 
     def step() -> None:
         nonlocal num_computed
+        num_blocks = -(-len(prompts[0]) // BLOCK_SIZE)
         sequences = [
-            Sequence(
-                request_id, tokens[num_computed:], num_computed, blocks[: -(-len(tokens) // BLOCK_SIZE)], params, True
-            )
-            for request_id, tokens, blocks, params in requests
+            Sequence(f"ours-{number}", tokens[num_computed:], num_computed, table[:num_blocks], params, True)
+            for number, (tokens, table, params) in enumerate(zip(prompts, tables, samplings, strict=True))
         ]
         sampled = engine.execute(StepBatch(0, sequences)).sampled
-        num_computed = len(requests[0][1])
-        for request_id, tokens, _, _ in requests:
-            tokens.append(sampled[request_id])
+        num_computed = len(prompts[0])
+        for number, tokens in enumerate(prompts):
+            tokens.append(sampled[f"ours-{number}"])
 
     return step
 
@@ -65,10 +58,11 @@ def add_theirs(scheduler: Any, num_requests: int, sampling: Sampling) -> list[st
     from vllm import SamplingParams as VllmSamplingParams
     from vllm.v1.request import Request
 
-    for number in range(num_requests):
+    request_ids = [f"theirs-{number}" for number in range(num_requests)]
+    for number, request_id in enumerate(request_ids):
         params = VllmSamplingParams(max_tokens=MAX_LEN, ignore_eos=True, seed=number, **sampling)
-        scheduler.add_request(Request(f"theirs-{number}", prompt_of(CONTEXT, number), params, None))
-    return [f"theirs-{number}" for number in range(num_requests)]
+        scheduler.add_request(Request(request_id, prompt_of(CONTEXT, number), params, None))
+    return request_ids
 
 
 class Rig:
@@ -76,7 +70,6 @@ class Rig:
 
     def __init__(self, path: Path, threads: int) -> None:
         import_vllm(threads)
-        from vllm.v1.core.sched.scheduler import Scheduler
         from vllm.v1.sample.sampler import Sampler
 
         from services.executor.engines.vllm.core import VllmOptions
@@ -90,11 +83,12 @@ class Rig:
         self.runner: Any = self.core.model_executor.driver_worker.worker.model_runner
         self._planned, self._seeded = self.core.scheduler, self.runner.sampler
         self._plain_sampler = Sampler(logprobs_mode=self.runner.model_config.logprobs_mode)
-        self._scheduler_type = Scheduler
 
     def plain_scheduler(self) -> Any:
         """vLLM's own, empty, as the engine core would make it."""
-        return self._scheduler_type(
+        from vllm.v1.core.sched.scheduler import Scheduler
+
+        return Scheduler(
             self.core.vllm_config,
             self._planned.kv_cache_config,
             self.core.structured_output_manager,

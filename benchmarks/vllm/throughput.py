@@ -29,8 +29,7 @@ from unittest.mock import patch
 import typer
 
 from benchmarks.engine.batches import block_tables, decode_step, prefill_step, prompt_of
-from benchmarks.harness.command import DEFAULT_MODEL, ModelOption, Results, benchmark, model_folder
-from benchmarks.harness.table import Row
+from benchmarks.harness.command import DEFAULT_MODEL, ModelOption, Results, Row, benchmark, model_folder
 from benchmarks.harness.turns import Times
 
 if TYPE_CHECKING:

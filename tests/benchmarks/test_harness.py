@@ -8,9 +8,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from benchmarks.harness.table import Table, quantiles, show
+from benchmarks.harness.command import Table, quantiles, show
+from benchmarks.harness.stack import usage_of
 from benchmarks.harness.turns import in_turns
-from benchmarks.harness.usage import usage_of
 from benchmarks.simulator.slo_search import SLOS
 
 ROOT = Path(__file__).parents[2]

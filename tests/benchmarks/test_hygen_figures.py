@@ -7,10 +7,9 @@ import pytest
 from PIL import Image
 
 from benchmarks.figures.kinds.over_time import Timeline
-from benchmarks.figures.metrics import MEAN_TBT, METRICS, P99_TTFT
 from benchmarks.figures.papers.hygen import HYGEN as PAPER
 from benchmarks.figures.papers.hygen import LLAMA, QWEN
-from benchmarks.figures.trace_lab import Setting, TraceLab
+from benchmarks.figures.trace_lab import MEAN_TBT, METRICS, P99_TTFT, Setting, TraceLab
 from benchmarks.lab.lab import HYGEN, ONLINE_ONLY, STAR
 
 LEFT = ["setting", "metric", "online only ms", "sarathi++"]

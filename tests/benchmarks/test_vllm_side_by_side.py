@@ -19,10 +19,9 @@ from typer.testing import CliRunner
 from benchmarks.harness.figure_run import FigureProgress
 from benchmarks.vllm.__main__ import app
 from benchmarks.vllm.comparison import Comparison, mean_of
-from benchmarks.vllm.knob_search import KnobSearch
-from benchmarks.vllm.rates import Point, nearest, rate_for
 from benchmarks.vllm.result import NAME, PAGE, result_of
 from benchmarks.vllm.run_store import RunStore
+from benchmarks.vllm.search import KnobSearch, Point, nearest, rate_for
 from benchmarks.vllm.servers import SYSTEMS, Knob, Slackwater
 from benchmarks.vllm.workload import Setting, Workload
 from loadgen.errors import WorkloadError

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from benchmarks.figures.kinds.curves import Curves, Point, Style
 from benchmarks.figures.rate_lab import RateLab, Scene
+from benchmarks.harness.charts import Curves, Point
+from benchmarks.harness.command import Row
 from benchmarks.harness.page import Result
-from benchmarks.harness.table import Row
 from benchmarks.lab.lab import System
 from benchmarks.lab.outcome import Run
 
@@ -24,13 +24,12 @@ def by_rate(
     lab: RateLab,
     scene: Scene,
     systems: Mapping[str, System],
-    styles: Sequence[Style],
+    colours: Sequence[str],
     quantities: Sequence[str],
     caption: str,
     with_kv: bool = False,
-    height: float = 3.0,
 ) -> Result:
-    """``systems``: by the names of their lines, in the order of ``styles``; ``quantities``: names in ``QUANTITIES``;
+    """``systems``: by the names of their lines, in the order of ``colours``; ``quantities``: names in ``QUANTITIES``;
     ``with_kv``: what became of KV is in the table."""
     budget_ms = lab.options.budget_ms
     points = []
@@ -43,7 +42,8 @@ def by_rate(
                 cells = {**where, **_cells(run), **(_kv_cells(run) if with_kv else {})}
                 points.append(Point(dataset.name, "", name, rate, values, cells))
     described = f"{caption} {lab.where(scene)}; hygen's latency budget is {budget_ms:g} ms."
-    return Curves("online requests/s", dict(zip(systems, styles, strict=True))).result(points, described, height)
+    styles = {name: ("o-", colour) for name, colour in zip(systems, colours, strict=True)}
+    return Curves("online requests/s", styles).result(points, described, 1.8 + 1.2 * len(scene.datasets))
 
 
 def _cells(run: Run) -> Row:

@@ -3,11 +3,10 @@
 from collections.abc import Sequence
 from statistics import StatisticsError, correlation
 
-from benchmarks.figures.metrics import Metric
-from benchmarks.figures.trace_lab import Setting, TraceLab
+from benchmarks.figures.trace_lab import Metric, Setting, TraceLab
 from benchmarks.harness.charts import BLUE, GREY, PINK, SKY, Curve, Panel, draw
+from benchmarks.harness.command import Row, Table
 from benchmarks.harness.page import Result
-from benchmarks.harness.table import Row, Table
 from benchmarks.lab.lab import HYGEN, ONLINE_ONLY, STAR
 from loadgen.client.records import RequestRecord
 from shared.protocol.executors import ExecutorCounters

@@ -1,38 +1,36 @@
 """What scheduling takes of an iteration (BROS figure 14)."""
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from unittest.mock import patch
 
-from benchmarks.figures.kinds.curves import Curves, Point, Style
 from benchmarks.figures.rate_lab import RateLab, Scene
+from benchmarks.harness.charts import Curves, Point, Style
+from benchmarks.harness.command import Row, quantiles
 from benchmarks.harness.page import Result
-from benchmarks.harness.table import Row, quantiles
 from benchmarks.lab.lab import System
 from benchmarks.lab.samples import boosted_model
 from shared.scheduling.orders.offline.view import OfflineQueue
-from shared.scheduling.packing.packing import Packing, StepState
+from shared.scheduling.packing.packing import StepState
 from shared.scheduling.packing.packings import PACKINGS
 from shared.scheduling.schedule import Schedule, ScheduledRequest
 
 BOOSTED = "boosted"  # the planner
 
 
-class TimedPacking:
-    """Counts the CPU time of each plan, and of fitting it again to what the executor knows, which each plan meets on
-    a running stack. The second is the only one that a step waits for: plans are made while the step before runs."""
+@dataclass
+class Timed:
+    """Counts the CPU time of each plan of a packing, and of fitting it again to what the executor knows, which each
+    plan meets on a running stack. The second is the only one that a step waits for: plans are made while the step
+    before runs."""
 
-    def __init__(self, packing: Packing) -> None:
-        self.uses_time = packing.uses_time
-        self.orders_online = packing.orders_online
-        self.keeps_plans = packing.keeps_plans
-        self.latency_budgets = packing.latency_budgets
-        self.offline_orders = packing.offline_orders
-        self.plans_ms: list[float] = []
-        self.reconciles_ms: list[float] = []
-        self.num_scheduled = 0
-        self.steps_ms = 0.0
-        self._packing = packing
+    plan: Callable[[StepState, OfflineQueue], Schedule]
+    reconcile: Callable[[StepState, Sequence[ScheduledRequest], Iterable[str]], Schedule]
+    plans_ms: list[float] = field(default_factory=list)
+    reconciles_ms: list[float] = field(default_factory=list)
+    num_scheduled: int = 0
+    steps_ms: float = 0.0
 
     @property
     def share(self) -> float:
@@ -54,17 +52,14 @@ class TimedPacking:
 
     def schedule(self, state: StepState, offline_queue: OfflineQueue) -> Schedule:
         start_s = time.thread_time()
-        schedule = self._packing.schedule(state, offline_queue)
+        schedule = self.plan(state, offline_queue)
         planned_s = time.thread_time()
-        self._packing.reconcile(state, schedule.entries, schedule.preempted)
+        self.reconcile(state, schedule.entries, schedule.preempted)
         self.plans_ms.append((planned_s - start_s) * 1e3)
         self.reconciles_ms.append((time.thread_time() - planned_s) * 1e3)
         self.num_scheduled += len(schedule.entries)
         self.steps_ms += schedule.latency_ms
         return schedule
-
-    def reconcile(self, state: StepState, plan: Sequence[ScheduledRequest], preempted: Iterable[str]) -> Schedule:
-        return self._packing.reconcile(state, plan, preempted)
 
 
 def overhead(lab: RateLab, scene: Scene, styles: dict[str, Style]) -> Result:
@@ -73,10 +68,12 @@ def overhead(lab: RateLab, scene: Scene, styles: dict[str, Style]) -> Result:
     planner, points = boosted_model(lab.machine(scene)), []
     for name in styles:
         system = System.of(name, BOOSTED)
+        packing = PACKINGS[system.strategy.packing]
         for rate in lab.rates(scene):
             bench = lab.bench(scene, dataset, rate)
             bench.planners[BOOSTED] = planner
-            with _timed(system.strategy.packing) as timed:
+            timed = Timed(packing.schedule, packing.reconcile)
+            with patch.object(packing, "schedule", timed.schedule):
                 bench.watch(system, system.budget(lab.options.budget_ms), lambda now_s, totals: None)
             share = {"scheduling over step time (%)": 100 * timed.share}
             points.append(Point("", dataset.name, name, rate, share, timed.cells(name, rate)))
@@ -85,14 +82,3 @@ def overhead(lab: RateLab, scene: Scene, styles: dict[str, Style]) -> Result:
         f"made with a boosted model. {lab.where(scene)}; {dataset.name}."
     )
     return Curves("online requests/s", styles).result(points, caption, 3.0)
-
-
-@contextmanager
-def _timed(name: str) -> Iterator[TimedPacking]:
-    """The packing of this name, with a clock."""
-    untimed = PACKINGS[name]
-    timed = PACKINGS[name] = TimedPacking(untimed)
-    try:
-        yield timed
-    finally:
-        PACKINGS[name] = untimed

@@ -3,13 +3,12 @@
 from collections.abc import Callable, Sequence
 from statistics import fmean
 
-from benchmarks.figures.metrics import Metric
-from benchmarks.figures.trace_lab import Setting, TraceLab
+from benchmarks.figures.trace_lab import Metric, Setting, TraceLab
 from benchmarks.harness.charts import BLUE, ORANGE, Curve, Panel, draw
+from benchmarks.harness.command import Table
 from benchmarks.harness.page import Result
-from benchmarks.harness.table import Row, Table
-from benchmarks.lab.lab import HYGEN, Bench, latency_of
-from benchmarks.lab.samples import NOISE, sweep_batches, timed, window_of
+from benchmarks.lab.lab import HYGEN, Bench, setup_of
+from benchmarks.lab.samples import NOISE, run_samples, sweep_samples, window_of
 from services.predictor.boosted_fit import fit_boosted
 from services.predictor.fit import mean_relative_error
 from services.predictor.linear_fit import fit_linear
@@ -27,29 +26,22 @@ def prediction_error(lab: TraceLab, papers: dict[Setting, str], metric: Metric, 
     panels, rows = [], []
     for setting, reported in papers.items():
         bench = lab.bench(setting)
-        truth = latency_of(setting.machine)
-        value = bench.largest(HYGEN, [metric.slo(tolerance)]).value
-        live = timed(bench.shapes(HYGEN, value), truth)
+        truth = setup_of(setting.machine).latency
+        live = run_samples(bench, HYGEN, bench.largest(HYGEN, [metric.slo(tolerance)]).value)
         seen, unseen = window_of(live[: len(live) // 2]).observations(), live[len(live) // 2 :]
         noise = fmean(abs(_error(truth, each)) for each in unseen)
-        for fitted_to, samples in (("the sweep", timed(sweep_batches(bench), truth)), ("the run's first half", seen)):
+        for fitted_to, samples in (("the sweep", sweep_samples(bench)), ("the run's first half", seen)):
             cells = {"setting": bench.name, "fitted to": fitted_to, "samples": f"{len(samples):,}"}
-            rows.append({**cells, **_errors(samples, unseen), "noise alone": f"{100 * noise:.2f}%", "paper": reported})
+            for name, (fit, _) in FITS.items():
+                model = fit(samples)
+                cells[name] = "" if model is None else f"{100 * mean_relative_error(model, unseen):.2f}%"
+            rows.append({**cells, "noise alone": f"{100 * noise:.2f}%", "paper": reported})
         panels.append(_panel(bench, seen, unseen))
     caption = (
         f"Mean absolute percentage error on the second half of a run of hygen under {metric.slo(tolerance)}, steps "
         f"timed with {100 * NOISE:g}% noise. {lab.where(papers)}."
     )
     return Result([Table(caption, rows)], draw([panels], 3.2, "step time (ms)"))
-
-
-def _errors(samples: Sequence[Observation], unseen: Sequence[Observation]) -> Row:
-    """Of each fit; empty where the samples do not tell enough."""
-    models = {name: fit(samples) for name, (fit, _) in FITS.items()}
-    return {
-        name: "" if model is None else f"{100 * mean_relative_error(model, unseen):.2f}%"
-        for name, model in models.items()
-    }
 
 
 def _panel(bench: Bench, seen: Sequence[Observation], unseen: Sequence[Observation]) -> Panel:

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise, repeat
+from itertools import pairwise, repeat, takewhile
+from operator import eq
 
-from benchmarks.figures.kinds.curves import Curves, Point, Style
 from benchmarks.figures.trace_lab import Setting, TraceLab
-from benchmarks.harness.charts import BLUE, GREEN, GREY
+from benchmarks.harness.charts import BLUE, GREEN, GREY, Curves, Point, Style
 from benchmarks.harness.page import Result
-from benchmarks.lab.lab import SEED, Bench, System, num_kv_blocks
+from benchmarks.lab.lab import SEED, Bench, System, setup_of
 from benchmarks.lab.mmlu import as_token_ids, token_ids_of
 from loadgen.workload.backlog import OfflinePrompt
 from shared.scheduling.orders.offline.registry import OfflineOrderKnobs, make_offline_order
@@ -26,23 +26,21 @@ def prefix_sharing(lab: TraceLab, setting: Setting, budgets_ms: Sequence[float])
     where a prompt costs less by what it shares with the one before."""
     duration_s = min(lab.options.duration, LONGEST_S)
     prompts = as_token_ids(lab.questions(SEED))
-    small = replace(setting.machine, kv_blocks=num_kv_blocks(setting.machine) // SMALL_CACHE_SHARE)
-
-    def bench(machine_setting: Setting, backlog: Sequence[OfflinePrompt]) -> Bench:
-        return lab.bench_with(machine_setting, backlog, duration_s)
-
-    cached = bench(setting, prompts)
-    pressed = bench(replace(setting, machine=small), prompts)
-    deducted = {order: bench(setting, without_shared(in_order(prompts, order))) for order in ("fcfs", "psm")}
+    small = replace(setting.machine, kv_blocks=setup_of(setting.machine).limits.num_blocks // SMALL_CACHE_SHARE)
+    cached = lab.bench_with(setting, prompts, duration_s)
+    pressed = lab.bench_with(replace(setting, machine=small), prompts, duration_s)
     systems = {order: System.of("hygen", offline_order=order) for order in ORDERS}
+    deducted = {
+        order: (lab.bench_with(setting, without_shared(in_order(prompts, order)), duration_s), systems["fcfs"])
+        for order in ("fcfs", "psm")
+    }
     points = [
         *_points(REAL, {order: (cached, system) for order, system in systems.items()}, budgets_ms),
         *_points(SMALL, {order: (pressed, system) for order, system in systems.items()}, budgets_ms),
-        *_points(DEDUCTED, {order: (bench, systems["fcfs"]) for order, bench in deducted.items()}, budgets_ms),
+        *_points(DEDUCTED, deducted, budgets_ms),
     ]
-    return Curves("latency budget (ms)", ORDERS).result(
-        points, f"MMLU, five shots. {lab.where([setting], duration_s)}.", 3.0
-    )
+    caption = f"MMLU, five shots. {lab.where([setting], duration_s)}."
+    return Curves("latency budget (ms)", ORDERS).result(points, caption, 3.0)
 
 
 def _points(group: str, runs: dict[str, tuple[Bench, System]], budgets_ms: Sequence[float]) -> Iterator[Point]:
@@ -77,13 +75,8 @@ def in_order(prompts: Sequence[OfflinePrompt], order: str) -> list[OfflinePrompt
 def without_shared(prompts: Sequence[OfflinePrompt]) -> list[OfflinePrompt]:
     """HyGen section 5.3: as lengths, each less what it shares with the one before."""
     token_ids = [[], *map(token_ids_of, prompts)]
-    lengths = [len(after) - min(_num_shared(before, after), len(after) - 1) for before, after in pairwise(token_ids)]
+    shared = [sum(takewhile(bool, map(eq, before, after))) for before, after in pairwise(token_ids)]
     return [
-        OfflinePrompt(prompt.max_tokens, num_prompt_tokens=length)
-        for prompt, length in zip(prompts, lengths, strict=True)
+        OfflinePrompt(prompt.max_tokens, num_prompt_tokens=max(1, len(after) - num_shared))
+        for prompt, after, num_shared in zip(prompts, token_ids[1:], shared, strict=True)
     ]
-
-
-def _num_shared(before: Sequence[int], after: Sequence[int]) -> int:
-    pairs = zip(before, after, strict=False)
-    return next((index for index, (ours, theirs) in enumerate(pairs) if ours != theirs), min(len(before), len(after)))

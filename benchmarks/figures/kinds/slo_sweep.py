@@ -1,15 +1,14 @@
 """End-to-end comparison: each metric as the SLO, with several tolerances (HyGen section 5.2)."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from benchmarks.figures.kinds.curves import Curves, Point, Style
-from benchmarks.figures.metrics import METRICS, NO_SLO, OURS, THEIRS, Kept
-from benchmarks.figures.trace_lab import Setting, TraceLab
-from benchmarks.harness.charts import BLUE, ORANGE, PINK, draw
+from benchmarks.figures.trace_lab import METRICS, NO_SLO, OURS, THEIRS, Kept, Setting, TraceLab
+from benchmarks.harness.charts import BLUE, ORANGE, PINK, Curves, Point, Style, draw
+from benchmarks.harness.command import Row, Table
 from benchmarks.harness.page import Result
-from benchmarks.harness.table import Row, Table
 from benchmarks.lab.lab import SARATHI
 from benchmarks.lab.outcome import Measured
 
@@ -28,18 +27,12 @@ class Quantity:
     curves: Curves
 
     def points(self, swept: Sequence[Kept]) -> list[Point]:
-        return [
-            Point(
-                kept.bench.name,
-                kept.metric.label,
-                system,
-                100 * kept.tolerance,
-                {self.name: self.value(kept, measured)},
-                {},
-            )
-            for kept in swept
-            for system, measured in kept.runs.items()
-        ]
+        points = []
+        for kept in swept:
+            for system, measured in kept.runs.items():
+                value = {self.name: self.value(kept, measured)}
+                points.append(Point(kept.bench.name, kept.metric.label, system, 100 * kept.tolerance, value, {}))
+        return points
 
     def table(self, swept: Sequence[Kept], where: str) -> Table:
         """A row for each metric of each setting, a column for each tolerance."""
@@ -108,8 +101,7 @@ def _summary(swept: Sequence[Kept]) -> Row:
     bench = swept[0].bench
     alone, sarathi = bench.online_only, bench.run(SARATHI)
     best = max(kept.hygen.measured.total_tokens_per_s for kept in swept)
-    gains = [kept.gain(kept.hygen.measured) for kept in swept if kept.star.measured.offline_tokens_per_s]
-    gains = gains or [float("nan")]
+    gains = [kept.gain(kept.hygen.measured) for kept in swept if kept.star.measured.offline_tokens_per_s] or [math.nan]
     return {
         "setting": bench.name,
         "online only, total": f"{alone.total_tokens_per_s:,.0f}",

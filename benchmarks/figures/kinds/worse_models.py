@@ -4,14 +4,12 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from benchmarks.figures.kinds.curves import Curves, Point, Style
-from benchmarks.figures.metrics import Metric
-from benchmarks.figures.trace_lab import Setting, TraceLab
-from benchmarks.harness.charts import BLUE, ORANGE, PINK
+from benchmarks.figures.trace_lab import Metric, Setting, TraceLab
+from benchmarks.harness.charts import BLUE, ORANGE, PINK, Curves, Point, Style
 from benchmarks.harness.page import Result
-from benchmarks.lab.lab import HYGEN, ONLINE_ONLY, SARATHI, Bench, System, latency_of
+from benchmarks.lab.lab import HYGEN, ONLINE_ONLY, SARATHI, Bench
 from benchmarks.lab.outcome import Found
-from benchmarks.lab.samples import sweep_batches, timed, window_of
+from benchmarks.lab.samples import run_samples, sweep_samples, window_of
 from services.predictor.boosted_fit import fit_boosted
 from services.predictor.fit import mean_relative_error
 from services.predictor.linear_fit import fit_linear
@@ -37,7 +35,7 @@ def worse_models(
     bench, slo = lab.bench(setting), metric.slo(tolerance)
     exact = bench.largest(HYGEN, [slo])
     most = exact.measured.offline_tokens_per_s
-    live = _samples(bench, HYGEN, exact.value)
+    live = run_samples(bench, HYGEN, exact.value)
 
     def point(name: str, kind: str, error: float, found: Found) -> Point:
         """``error``: of the model, in the mean, as a share."""
@@ -64,29 +62,21 @@ def worse_models(
 
 
 def _models(
-    lab: TraceLab,
-    bench: Bench,
-    live: Sequence[Observation],
-    elsewhere: Sequence[Setting],
-    distortions: Sequence[float],
+    lab: TraceLab, bench: Bench, live: Sequence[Observation], elsewhere: Sequence[Setting], distortions: Sequence[float]
 ) -> Iterator[Model]:
     linear = fit_linear(live)
     yield "boosted, this workload", OWN, fit_boosted(live)
     yield "linear, this workload", OWN, linear
-    yield "linear, the sweep", OWN, fit_linear(timed(sweep_batches(bench), latency_of(bench.machine)))
-    yield "linear, online only", OWN, fit_linear(window_of(_samples(bench, ONLINE_ONLY)).observations())
+    yield "linear, the sweep", OWN, fit_linear(sweep_samples(bench))
+    yield "linear, online only", OWN, fit_linear(window_of(run_samples(bench, ONLINE_ONLY)).observations())
     for setting in elsewhere:
-        there = window_of(_samples(lab.bench(setting), SARATHI)).observations()
+        there = window_of(run_samples(lab.bench(setting), SARATHI)).observations()
         yield f"linear, {setting.name}", OTHER, fit_linear(there)
     for sigma in distortions:
         yield f"linear, distorted by {sigma:g}", DISTORTED, distorted(linear, sigma) if linear else None
 
 
-def _samples(bench: Bench, system: System, value: float | None = None) -> list[Observation]:
-    return timed(bench.shapes(system, value), latency_of(bench.machine))
-
-
-def distorted(model: LinearLatencyModel, sigma: float, seed: int = 0) -> LinearLatencyModel:
-    """Each coefficient times a lognormal factor; the same seed draws the same."""
-    rng = random.Random(f"{seed}:{sigma}")
+def distorted(model: LinearLatencyModel, sigma: float) -> LinearLatencyModel:
+    """Each coefficient times a lognormal factor; always the same ones."""
+    rng = random.Random(f"0:{sigma}")
     return LinearLatencyModel(*(each * rng.lognormvariate(0.0, sigma) for each in model.coefficients()))

@@ -1,15 +1,6 @@
 """BROS's evaluation (section 7 of the paper): its settings, and which figures are made with them."""
 
-from functools import partial
-
-from benchmarks.figures.kinds.by_rate import (
-    LATENCY,
-    OFFLINE,
-    TPOT_SHARE,
-    TTFT_P99,
-    TTFT_SHARE,
-    by_rate,
-)
+from benchmarks.figures.kinds.by_rate import LATENCY, OFFLINE, TPOT_SHARE, TTFT_P99, TTFT_SHARE, by_rate
 from benchmarks.figures.kinds.overhead import overhead
 from benchmarks.figures.paper import Figure, Paper
 from benchmarks.figures.rate_lab import Dataset, RateLab, RateOptions, Scene
@@ -35,46 +26,38 @@ KV: dict[str, dict[str, str]] = {  # sharing and eviction
 }
 BROS_BY_KV = {name: System.of("bros", **KV[name]) for name in ("bidirectional", "recompute", "keep-resident")}
 HYGEN_BY_KV = {name: System.of("hygen", **given) for name, given in KV.items()}
+BY_PRESET = {name: System.of(name) for name in ("bros", "hygen", "round-robin", "fcfs")}
 SLOS = f"SLOs: TTFT {SLO.ttft_ms:g} ms, mean TPOT of a request {SLO.tpot_ms:g} ms."
+WAVES = f"{SLOS} Offline requests {WAVE_SIZE} at a time."
+SHARINGS = "The preset bros with each sharing of KV."
+SHARINGS_AND_EVICTIONS = "The preset hygen with each sharing and eviction of KV, and a small KV cache."
 
 FIGURES = {
     "rates": Figure(
-        partial(
-            by_rate,
-            scene=BOTH,
-            systems={name: System.of(name) for name in ("bros", "hygen", "round-robin", "fcfs")},
-            styles=[("o-", colour) for colour in (BLUE, GREEN, ORANGE, GREY)],
-            quantities=(LATENCY, TTFT_SHARE, TPOT_SHARE, OFFLINE),
-            caption=f"{SLOS} Offline requests {WAVE_SIZE} at a time.",
-            height=4.2,
+        lambda lab: by_rate(
+            lab, BOTH, BY_PRESET, (BLUE, GREEN, ORANGE, GREY), (LATENCY, TTFT_SHARE, TPOT_SHARE, OFFLINE), WAVES
         ),
         "Latency, attainment and offline throughput by online rate (figures 10 and 11).",
     ),
     "kv": Figure(
-        partial(
-            by_rate,
-            scene=ONE,
-            systems=BROS_BY_KV,
-            styles=[("o-", colour) for colour in (BLUE, ORANGE, GREY)],
-            quantities=(TTFT_SHARE, TPOT_SHARE, OFFLINE),
-            with_kv=True,
-            caption="The preset bros with each sharing of KV.",
+        lambda lab: by_rate(
+            lab, ONE, BROS_BY_KV, (BLUE, ORANGE, GREY), (TTFT_SHARE, TPOT_SHARE, OFFLINE), SHARINGS, with_kv=True
         ),
         "Attainment by sharing of KV (figure 13).",
     ),
     "overhead": Figure(
-        partial(overhead, scene=ONE, styles={"bros": ("o-", BLUE), "hygen": ("o-", ORANGE)}),
+        lambda lab: overhead(lab, ONE, {"bros": ("o-", BLUE), "hygen": ("o-", ORANGE)}),
         "Scheduling over step time (figure 14).",
     ),
     "pressure": Figure(
-        partial(
-            by_rate,
-            scene=SHORT_OF_BLOCKS,
-            systems={**HYGEN_BY_KV, "online alone": ONLINE_ONLY},
-            styles=[("o-", colour) for colour in (BLUE, SKY, ORANGE, PINK, GREEN, GREY)],
-            quantities=(TTFT_P99, OFFLINE),
+        lambda lab: by_rate(
+            lab,
+            SHORT_OF_BLOCKS,
+            {**HYGEN_BY_KV, "online alone": ONLINE_ONLY},
+            (BLUE, SKY, ORANGE, PINK, GREEN, GREY),
+            (TTFT_P99, OFFLINE),
+            SHARINGS_AND_EVICTIONS,
             with_kv=True,
-            caption="The preset hygen with each sharing and eviction of KV, and a small KV cache.",
         ),
         "Not in the paper: sharing and eviction of KV where memory is short.",
     ),
