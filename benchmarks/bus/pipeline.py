@@ -6,6 +6,7 @@ process; offline requests only, without a latency budget, from the first step me
 
 import asyncio
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import uvloop
@@ -32,8 +33,8 @@ PROMPT, OUTPUT = 256, 64  # tokens
 NO_LATENCY_KNOWN = LinearLatencyModel(0, 0, 0, 0, 0, 0, 0)
 
 
-async def measure(url: str, folder: Path, depth: int, num_requests: int) -> tuple[float, ExecutorService]:
-    """Seconds from the first step to the last result."""
+async def measure(url: str, folder: Path, depth: int, num_requests: int) -> tuple[float, Mapping[str, object]]:
+    """Seconds from the first step to the last result, and what the executor says of itself."""
     settings = ExecutorSettings(
         model_path=str(folder),
         engine="sim",
@@ -43,9 +44,7 @@ async def measure(url: str, folder: Path, depth: int, num_requests: int) -> tupl
         strategy=Strategy.of("sarathi++"),
     )
     bus, peer_bus = await Bus.connect(url, "executor-0"), await Bus.connect(url, "bench")
-    engine = load_engine(settings)
-    tokenizer = Tokenizer.from_folder(folder)
-    executor = ExecutorService(bus, settings, engine, tokenizer, SystemClock())
+    executor = ExecutorService(bus, settings, load_engine(settings), Tokenizer.from_folder(folder), SystemClock())
     pool, batch = make_pool("fcfs"), f"batch_{depth}"
     pool.add([offline_request(number, prompt_of(PROMPT, number), OUTPUT, batch) for number in range(num_requests)])
     scheduler = Scheduler(executor.info, pool, lambda: (Policy(), NO_LATENCY_KNOWN), SystemClock())
@@ -70,7 +69,7 @@ async def measure(url: str, folder: Path, depth: int, num_requests: int) -> tupl
     await executor.stop()
     await bus.close()
     await peer_bus.close()
-    return elapsed_s, executor
+    return elapsed_s, executor.details()
 
 
 @benchmark
@@ -78,9 +77,8 @@ def main(requests: int = 128) -> Results:
     folder, first_s = model_folder(), 0.0
     with stack() as running:
         for depth in (1, 2, 4):
-            elapsed_s, executor = uvloop.run(measure(running.nats_url, folder, depth, requests))
+            elapsed_s, details = uvloop.run(measure(running.nats_url, folder, depth, requests))
             first_s = first_s or elapsed_s
-            details = executor.details()
             yield {
                 "pipeline depth": str(depth),
                 "output tokens/s": f"{requests * OUTPUT / elapsed_s:.0f}",

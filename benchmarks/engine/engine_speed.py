@@ -18,7 +18,7 @@ import torch
 import typer
 
 from benchmarks.engine.batches import block_tables, decode_step, prefill_step, prompt_of
-from benchmarks.harness.command import DEFAULT_MODEL, ModelOption, Results, Row, benchmark, model_folder
+from benchmarks.harness.command import DEFAULT_MODEL, ModelOption, Results, Row, benchmark, formatted, model_folder
 from benchmarks.harness.turns import Step, in_turns
 from services.executor.engines.torch.engine import TorchEngine
 from shared.replica.engine import StepBatch
@@ -33,15 +33,14 @@ class Transformers:
     """The same model as transformers runs it."""
 
     def __init__(self, path: Path) -> None:
-        from transformers import AutoModelForCausalLM
+        from transformers import AutoModelForCausalLM, DynamicCache
 
+        self._new_cache: Any = DynamicCache
         self._model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
 
     def decode(self, num_rows: int) -> Callable[[], None]:
         """One decode step of ``num_rows`` rows over CONTEXT tokens, their own included."""
-        from transformers import DynamicCache
-
-        cache = DynamicCache()
+        cache = self._new_cache()
         prompt = torch.arange(CONTEXT - 1).expand(num_rows, -1)
         with torch.inference_mode():
             for row in range(0, CONTEXT - 1, 17):  # in slices: a whole prefill of the batch would need much memory
@@ -57,13 +56,11 @@ class Transformers:
 
     def prefill(self, num_tokens: int) -> Callable[[], None]:
         """One prompt from nothing, with the token after it."""
-        from transformers import DynamicCache
-
         prompt = torch.arange(num_tokens)[None]
 
         def step() -> None:
             with torch.inference_mode():
-                output = self._model(prompt, past_key_values=DynamicCache(), use_cache=True, logits_to_keep=1)
+                output = self._model(prompt, past_key_values=self._new_cache(), use_cache=True, logits_to_keep=1)
                 output.logits.argmax(-1).tolist()
 
         return step
@@ -82,10 +79,10 @@ def row(name: str, num_tokens: int, ours: Step, rival: str, theirs: Step, runs: 
     ours_ms, theirs_ms = (times.median_ms for times in in_turns([ours, theirs], runs))
     return {
         "step": name,
-        "ms": f"{ours_ms:.1f}",
-        f"{rival} ms": f"{theirs_ms:.1f}",
-        "tokens/s": f"{num_tokens / ours_ms * 1000:,.0f}",
-        f"{rival} tokens/s": f"{num_tokens / theirs_ms * 1000:,.0f}",
+        **formatted(".1f", {"ms": ours_ms, f"{rival} ms": theirs_ms}),
+        **formatted(
+            ",.0f", {"tokens/s": num_tokens / ours_ms * 1e3, f"{rival} tokens/s": num_tokens / theirs_ms * 1e3}
+        ),
         "times as fast": f"{theirs_ms / ours_ms:.2f}",
     }
 

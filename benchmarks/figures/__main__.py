@@ -6,11 +6,10 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks.figures.paper import Paper
 from benchmarks.figures.papers.bros import BROS
 from benchmarks.figures.papers.hygen import HYGEN
 from benchmarks.harness.figure_run import FigureProgress, run_figures
-from benchmarks.harness.page import Result
+from benchmarks.harness.page import Paper, Result
 from loadgen.errors import WorkloadError
 from loadgen.options import ProgressOption
 from shared.settings.command_options import with_option_groups
@@ -27,11 +26,6 @@ FiguresArgument = Annotated[list[str], typer.Argument(metavar="FIGURE...", help=
 OutOption = Annotated[Path, typer.Option(metavar="FOLDER", help="Where the page and the folder of its images are.")]
 
 app = typer.Typer(help=ABOUT, no_args_is_help=True, add_completion=False, rich_markup_mode=None)
-
-
-@app.callback()
-def main() -> None:
-    pass
 
 
 def command_of(paper: Paper) -> Callable[..., None]:

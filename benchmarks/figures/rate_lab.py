@@ -58,11 +58,9 @@ class Dataset:
         """At ``rate`` requests/s. Those of a higher rate are others."""
         rng = random.Random(f"{self.name}:{rate}:{seed}")
         requests = poisson(rate, duration_s, rng, self.prompt, self.output)
-        return (
-            [_with_preamble(request, rng.randrange(num_preambles)) for request in requests]
-            if num_preambles
-            else requests
-        )
+        if not num_preambles:
+            return requests
+        return [_with_preamble(request, rng.randrange(num_preambles)) for request in requests]
 
 
 @dataclass(frozen=True, slots=True)

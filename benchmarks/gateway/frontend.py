@@ -34,8 +34,7 @@ async def carry(running: Stack, num_streams: int, max_tokens: int) -> Row:
     clients = [await Client.connect(running.port, DEFAULT_MODEL) for _ in range(num_streams)]
     await all_at_once(clients[:2], 8)
     with usage_of({"gateway": gateway}) as usage:
-        answers = await all_at_once(clients, max_tokens)
-    num_tokens = sum(answer.num_tokens for answer in answers)
+        num_tokens, num_events = await all_at_once(clients, max_tokens)
     for client in clients:
         client.close()
     cpu_s = usage.cpu_s["gateway"]
@@ -45,7 +44,7 @@ async def carry(running: Stack, num_streams: int, max_tokens: int) -> Row:
         "tokens/s": f"{num_tokens / usage.seconds:,.0f}",
         "gateway CPU %": f"{100 * cpu_s / usage.seconds:,.0f}",
         "tokens/s of one core": f"{num_tokens / cpu_s:,.0f}",
-        "tokens/event": f"{num_tokens / sum(answer.num_events for answer in answers):.2f}",
+        "tokens/event": f"{num_tokens / num_events:.2f}",
         "MiB before": f"{usage.before_mib['gateway']:.0f}",
         "MiB at most": f"{usage.most_mib['gateway']:.0f}",
         "MiB after": f"{gateway.memory_info().rss / MIB:.0f}",

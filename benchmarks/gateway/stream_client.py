@@ -32,9 +32,8 @@ class Client:
 
     async def stream(self, prompt: list[int], max_tokens: int) -> Answer:
         """One completion, to its end. Raises ConnectionError where it is refused or cut."""
-        lengths = {"model": self.model, "prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True}
-        form = {"temperature": 0, "stream": True, "stream_options": {"include_usage": True}}
-        body = json.dumps({**lengths, **form}).encode()
+        wanted = {"model": self.model, "prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True, "temperature": 0}
+        body = json.dumps({**wanted, "stream": True, "stream_options": {"include_usage": True}}).encode()
         head = (
             "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
             f"Content-Length: {len(body)}\r\n\r\n"
@@ -67,7 +66,8 @@ async def first_tokens(port: int, model: str, rounds: int) -> list[float]:
     return sorted(answer.ttft_ms for answer in answers[20:])
 
 
-async def all_at_once(clients: Sequence[Client], max_tokens: int) -> list[Answer]:
-    """One completion of each."""
-    prompts = [[100 + index] * 32 for index in range(len(clients))]
-    return await asyncio.gather(*(c.stream(p, max_tokens) for c, p in zip(clients, prompts, strict=True)))
+async def all_at_once(clients: Sequence[Client], max_tokens: int) -> tuple[int, int]:
+    """Tokens and events of one completion of each."""
+    streams = (client.stream([100 + index] * 32, max_tokens) for index, client in enumerate(clients))
+    answers = await asyncio.gather(*streams)
+    return sum(answer.num_tokens for answer in answers), sum(answer.num_events for answer in answers)

@@ -3,6 +3,8 @@ several series over one axis, a panel for each quantity and group."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from typing import Any
 
 from matplotlib import rcParams
 from matplotlib.axes import Axes
@@ -15,7 +17,7 @@ WIDTH_INCHES = 8.0
 
 # Okabe and Ito's palette (2008)
 BLUE, ORANGE, GREEN, PINK, SKY, RED, GREY = "#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#707070"
-STYLE = {
+STYLE: dict[Any, Any] = {
     "font.size": 9,
     "axes.titlesize": 9,
     "axes.labelsize": 9,
@@ -119,9 +121,8 @@ def draw(panels: Sequence[Sequence[Panel]], height_inches: float, xlabel: str = 
     rcParams.update(STYLE)
     figure = Figure(figsize=(WIDTH_INCHES, height_inches), layout="constrained")
     axes = figure.subplots(len(panels), len(panels[0]), squeeze=False)
-    for row, row_of_axes in zip(panels, axes, strict=True):
-        for panel, drawn in zip(row, row_of_axes, strict=True):
-            _draw(panel, drawn)
+    for panel, drawn in zip(chain.from_iterable(panels), axes.flat, strict=True):
+        _draw(panel, drawn)
     figure.supxlabel(xlabel, fontsize=9)
     lines = {label: line for each in axes.flat for line, label in zip(*each.get_legend_handles_labels(), strict=True)}
     figure.legend(list(lines.values()), list(lines), loc="outside upper center", ncols=len(lines) or 1, fontsize=9)

@@ -80,4 +80,9 @@ def quantile(ordered: Sequence[float], q: float) -> float:
 
 def quantiles(ordered: Sequence[float], qs: Mapping[str, float], digits: int = 2) -> dict[str, str]:
     """Cells with those of ascending values, by heading. Raises IndexError where there are none."""
-    return {heading: f"{quantile(ordered, q):,.{digits}f}" for heading, q in qs.items()}
+    return formatted(f",.{digits}f", {heading: quantile(ordered, q) for heading, q in qs.items()})
+
+
+def formatted(form: str, values: Mapping[str, float]) -> dict[str, str]:
+    """Cells, by heading."""
+    return {heading: format(value, form) for heading, value in values.items()}

@@ -1,15 +1,17 @@
-"""What a figure leaves behind: its tables in a Markdown page, its picture beside the page."""
+"""A paper, its figures, and what they leave behind: tables in a Markdown page, pictures beside it."""
 
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from matplotlib.figure import Figure
+from matplotlib import figure
 from PIL import Image
 
 from benchmarks.harness.command import Table
 from loadgen.errors import WorkloadError
+from loadgen.progress import ReplayProgress
 
 MAX_COLOURS = 64  # lines and text need few; a palette keeps a picture under 60 kB
 
@@ -19,7 +21,7 @@ class Result:
     """One figure."""
 
     tables: Sequence[Table]
-    picture: Figure
+    picture: figure.Figure
 
     def markdown(self) -> str:
         return "\n\n".join(table.markdown() for table in self.tables)
@@ -55,6 +57,27 @@ class Page:
             raise WorkloadError(f"cannot write below {folder}: {error.strerror}") from error
 
 
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """``make``: of what the paper's ``open`` returns; ``files``: the options that it cannot do without."""
+
+    make: Callable[[Any], Result]
+    about: str
+    files: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Paper:
+    """``options``: a dataclass, whose fields are options of the paper's command; ``open``: what all figures of one
+    invocation share, so that they share runs too; ``figures``: those that need the same runs stand together."""
+
+    page: Page
+    about: str
+    options: type
+    open: Callable[[Any, ReplayProgress], Any]
+    figures: Mapping[str, Figure]
+
+
 def with_section(text: str, name: str, content: str) -> str:
     """``text`` with ``content`` between the markers of ``name``, which are appended where they are missing.
 
@@ -69,7 +92,7 @@ def with_section(text: str, name: str, content: str) -> str:
     return before + section + rest.partition(end)[2]
 
 
-def write_picture(picture: Figure, path: Path) -> None:
+def write_picture(picture: figure.Figure, path: Path) -> None:
     """A PNG with a palette."""
     buffer = io.BytesIO()
     picture.savefig(buffer, format="png")

@@ -22,10 +22,8 @@ from triton.backends.driver import DriverBase
 
 from benchmarks.engine.batches import GREEDY
 from benchmarks.harness.command import Results, benchmark
-from kernels.gpu.attention import attend
+from kernels.gpu import attention, kv_write, reduce_splits, slot_copy
 from kernels.gpu.batch import PagedBatch
-from kernels.gpu.kv_write import write_kv
-from kernels.gpu.slot_copy import copy_slots
 from kernels.gpu.tiles import Gpu
 from kernels.kv_layers import KVLayers
 from kernels.slots import StepLayout
@@ -35,6 +33,12 @@ SM_SHARED_KIB = {80: 164, 86: 100, 89: 100, 90: 228, 100: 228, 120: 100}  # by c
 CAPABILITIES = [80, 90]
 SYSTEM_SHARED_BYTES = 1024  # that CUDA adds for itself to what a program takes
 SM_REGISTERS = 65536
+KERNELS = (
+    attention.attention_kernel,
+    reduce_splits.reduce_splits_kernel,
+    kv_write.write_kv_kernel,
+    slot_copy.copy_slots_kernel,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +60,8 @@ class Resources:
     def programs_per_sm(self) -> int:
         """That registers and shared memory leave room for."""
         by_registers = SM_REGISTERS // (-(-self.registers // 8) * 8 * 32 * self.num_warps)
-        return min(
-            by_registers, (SM_SHARED_KIB[self.capability] << 10) // (self.shared_bytes + SYSTEM_SHARED_BYTES), 32
-        )
+        by_shared = (SM_SHARED_KIB[self.capability] << 10) // (self.shared_bytes + SYSTEM_SHARED_BYTES)
+        return min(by_registers, by_shared, 32)
 
 
 class CompileOnlyDriver(DriverBase):
@@ -86,11 +89,10 @@ class CompileOnlyDriver(DriverBase):
     def get_active_torch_device(self) -> torch.device:
         return torch.device("cpu")
 
-    def get_benchmarker(self) -> Any:
+    def get_benchmarker(self, *arguments: Any) -> Any:
         raise NotImplementedError("nothing runs here")
 
-    def map_python_to_cpp_type(self, ty: str) -> str:
-        raise NotImplementedError("nothing runs here")
+    map_python_to_cpp_type = get_benchmarker
 
     @classmethod
     def is_active(cls) -> bool:
@@ -110,12 +112,12 @@ def launch_all(
         batch, _, slots = PagedBatch.build(layout, kv_cache.device)
         batch.gpu = Gpu(sms, (SM_SHARED_KIB[capability] << 10) - SYSTEM_SHARED_BYTES)
         query = torch.zeros(num_new, num_kv_heads * group_size, head_dim, dtype=dtype)
-        attend(query, kv_cache, batch, head_dim**-0.5, window)
+        attention.attend(query, kv_cache, batch, head_dim**-0.5, window)
     key = torch.zeros(num_new, num_kv_heads, head_dim, dtype=dtype)
-    write_kv(key, key, kv_cache, slots)
+    kv_write.write_kv(key, key, kv_cache, slots)
     layers = KVLayers.of([kv_cache])
-    copy_slots(layers, slots, layers.new_buffer(len(slots)), to_buffer=True)
-    copy_slots(layers, slots, layers.new_buffer(len(slots)), to_buffer=False)
+    slot_copy.copy_slots(layers, slots, layers.new_buffer(len(slots)), to_buffer=True)
+    slot_copy.copy_slots(layers, slots, layers.new_buffer(len(slots)), to_buffer=False)
 
 
 def measure(capability: int, cases: list[tuple[int, int, torch.dtype, int | None, bool]]) -> list[Resources]:
@@ -133,17 +135,9 @@ def measure(capability: int, cases: list[tuple[int, int, torch.dtype, int | None
 
 
 def _compiled_kernels(capability: int) -> dict[tuple[str, str], Any]:
-    from kernels.gpu import attention, kv_write, reduce_splits, slot_copy
-
-    functions = (
-        attention.attention_kernel,
-        reduce_splits.reduce_splits_kernel,
-        kv_write.write_kv_kernel,
-        slot_copy.copy_slots_kernel,
-    )
     return {
         (function.__name__, key): kernel
-        for function in functions
+        for function in KERNELS
         for key, kernel in function.device_caches[capability][0].items()
     }
 

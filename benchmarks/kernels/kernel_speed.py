@@ -7,20 +7,17 @@ on the machine take; on a GPU, the bandwidth of decodes and slot copies stands b
 and attention with direction beside the same kernel without.
 """
 
-from __future__ import annotations
-
-import random
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, Self
 
 import torch
 import torch.nn.functional as F
 import typer
 
-from benchmarks.engine.batches import GREEDY
-from benchmarks.harness.command import Results, Row, benchmark
+from benchmarks.engine.batches import GREEDY, block_tables
+from benchmarks.harness.command import Results, Row, benchmark, formatted
 from benchmarks.harness.turns import Step, T, Times, in_turns
 from kernels.cpu.attention import GatherBuffer
 from kernels.gpu.batch import PagedBatch
@@ -36,7 +33,6 @@ CPU_DECODES = ((8, 256), (32, 256), (32, 1024), (4, 4096))  # batch, context
 CPU_CHUNKS = ((256, 0), (128, 1024))  # new tokens, computed
 LAYERS = 32
 CHECKPOINT_SLOTS = 4096
-Parts = list[tuple[int, int]]  # (computed, new) tokens of each sequence
 
 
 @dataclass(frozen=True)
@@ -49,17 +45,17 @@ class Work:
     scale: float
 
     @classmethod
-    def of(cls, heads: tuple[int, int, int], parts: Parts, device: str, dtype: torch.dtype) -> Work:
+    def of(
+        cls, heads: tuple[int, int, int], num: int, computed: int, new: int, device: str, dtype: torch.dtype
+    ) -> Self:
+        """``num`` sequences with so many new tokens each, after so many computed ones."""
         num_heads, num_kv_heads, head_dim = heads
-        counts = [-(-sum(part) // BLOCK_SIZE) for part in parts]
-        free = random.Random(0).sample(range(sum(counts)), sum(counts))
-        sequences = [
-            Sequence(f"r{number}", [0] * new, computed, [free.pop() for _ in range(count)], GREEDY, True)
-            for number, ((computed, new), count) in enumerate(zip(parts, counts, strict=True))
-        ]
+        tables = block_tables(num * -(-(computed + new) // BLOCK_SIZE), num)
+        sequences = [Sequence(f"r{n}", [0] * new, computed, table, GREEDY, True) for n, table in enumerate(tables)]
         torch.manual_seed(0)
-        kv_cache = torch.randn(sum(counts), BLOCK_SIZE, num_kv_heads, 2 * head_dim, device=device, dtype=dtype)
-        query = torch.randn(sum(new for _, new in parts), num_heads, head_dim, device=device, dtype=dtype)
+        shape = (sum(map(len, tables)), BLOCK_SIZE, num_kv_heads, 2 * head_dim)
+        kv_cache = torch.randn(shape, device=device, dtype=dtype)
+        query = torch.randn(num * new, num_heads, head_dim, device=device, dtype=dtype)
         return cls(query, kv_cache, sequences, head_dim**-0.5)
 
     def step(self, right: Callable[[int], bool]) -> Callable[[], torch.Tensor]:
@@ -106,10 +102,10 @@ class CudaTimes(Times):
         return done
 
 
-def medians_ms(steps: Iterable[Step], runs: int, cuda: bool) -> list[float]:
-    """Of each step, all in turns, after three turns to warm up."""
-    times = in_turns(list(steps), runs, 3, CudaTimes if cuda else Times)
-    return [each.median_ms if cuda else each.median_cpu_ms for each in times]
+def medians_ms(steps: Mapping[str, Step], runs: int, cuda: bool) -> dict[str, float]:
+    """Of each step by its name, all in turns, after three turns to warm up."""
+    times = in_turns(list(steps.values()), runs, 3, CudaTimes if cuda else Times)
+    return {name: each.median_ms if cuda else each.median_cpu_ms for name, each in zip(steps, times, strict=True)}
 
 
 def on_cpu(runs: int) -> Results:
@@ -117,14 +113,14 @@ def on_cpu(runs: int) -> Results:
     yield f"torch {torch.__version__}, one thread, float32"
     for name, heads in HEADS.items():
         for batch, context in CPU_DECODES:
-            parts = [(context - 1, 1)] * batch
-            yield _cpu_row(f"{name}, decode, batch {batch}, context {context}", heads, parts, runs)
+            work = Work.of(heads, batch, context - 1, 1, "cpu", torch.float32)
+            yield _cpu_row(f"{name}, decode, batch {batch}, context {context}", work, runs)
         for new, computed in CPU_CHUNKS:
-            yield _cpu_row(f"{name}, chunk of {new} after {computed}", heads, [(computed, new)], runs)
+            work = Work.of(heads, 1, computed, new, "cpu", torch.float32)
+            yield _cpu_row(f"{name}, chunk of {new} after {computed}", work, runs)
 
 
-def _cpu_row(name: str, heads: tuple[int, int, int], parts: Parts, runs: int) -> Row:
-    work = Work.of(heads, parts, "cpu", torch.float32)
+def _cpu_row(name: str, work: Work, runs: int) -> Row:
     steps = {
         "ms": work.step(lambda i: False),
         "all from the right ms": work.step(lambda i: True),
@@ -132,9 +128,9 @@ def _cpu_row(name: str, heads: tuple[int, int, int], parts: Parts, runs: int) ->
         "gather + SDPA ms": work.gathered(),
     }
     torch.testing.assert_close(steps["ms"](), steps["gather + SDPA ms"](), atol=1e-4, rtol=1e-4)
-    taken = medians_ms(steps.values(), runs, cuda=False)
-    cells = {heading: f"{ms:.2f}" for heading, ms in zip(steps, taken, strict=True)}
-    return {"attention of one layer": name, **cells, "times as fast": f"{taken[3] / taken[0]:.2f}"}
+    taken = medians_ms(steps, runs, cuda=False)
+    cells = formatted(".2f", {**taken, "times as fast": taken["gather + SDPA ms"] / taken["ms"]})
+    return {"attention of one layer": name, **cells}
 
 
 def on_cuda(runs: int) -> Results:
@@ -151,26 +147,22 @@ def on_cuda(runs: int) -> Results:
 def _decode_row(batch: int, context: int, source: torch.Tensor, target: torch.Tensor, runs: int) -> Row:
     from kernels.gpu.attention import attend
 
-    work = Work.of(HEADS["Llama-3.1-8B"], [(context - 1, 1)] * batch, "cuda", torch.bfloat16)
+    work = Work.of(HEADS["Llama-3.1-8B"], batch, context - 1, 1, "cuda", torch.bfloat16)
     layout = StepLayout.of(work.sequences, *work.kv_cache.shape[:2])
     whole = AttentionMetadata.of(layout, work.kv_cache).batch
     assert isinstance(whole, PagedBatch)
-    left, mixed, unsplit, copy = medians_ms(
-        [
-            work.step(lambda i: False),
-            work.step(lambda i: i % 2 == 0),
-            lambda: attend(work.query, work.kv_cache, whole, work.scale, num_splits=1),
-            lambda: target.copy_(source),
-        ],
-        runs,
-        cuda=True,
-    )
+    steps: dict[str, Step] = {
+        "left": work.step(lambda i: False),
+        "mixed": work.step(lambda i: i % 2 == 0),
+        "unsplit": lambda: attend(work.query, work.kv_cache, whole, work.scale, num_splits=1),
+        "copy": lambda: target.copy_(source),
+    }
+    left, mixed, unsplit, copy = medians_ms(steps, runs, cuda=True).values()
     read, copied = work.kv_cache.nbytes / left / 1e6, 2 * source.nbytes / copy / 1e6
     return {
         "decode": f"batch {batch}, context {context}",
         "ms": f"{left:.3f}",
-        "GB/s": f"{read:,.0f}",
-        "copy GB/s": f"{copied:,.0f}",
+        **formatted(",.0f", {"GB/s": read, "copy GB/s": copied}),
         "of the copy": f"{read / copied:.1%}",
         "splits' gain": f"{unsplit / left:.2f}",
         "direction: time ratio": f"{mixed / left:.3f}",
@@ -179,8 +171,8 @@ def _decode_row(batch: int, context: int, source: torch.Tensor, target: torch.Te
 
 def _prefill_row(new: int, computed: int, runs: int) -> Row:
     heads = HEADS["Llama-3.1-8B"]
-    work = Work.of(heads, [(computed, new)], "cuda", torch.bfloat16)
-    [ms] = medians_ms([work.step(lambda i: False)], runs, cuda=True)
+    work = Work.of(heads, 1, computed, new, "cuda", torch.bfloat16)
+    [ms] = medians_ms({"prefill": work.step(lambda i: False)}, runs, cuda=True).values()
     reads = new * computed + new * (new + 1) // 2  # pairs of a query and a key
     tflops = 4 * reads * heads[0] * heads[2] / ms / 1e9
     return {"prefill": f"{new} tokens after {computed}", "ms": f"{ms:.3f}", "TFLOP/s": f"{tflops:,.0f}"}
@@ -192,14 +184,14 @@ def _checkpoint_rows(runs: int) -> Iterator[Row]:
     layers = KVLayers.of([torch.zeros(shape, dtype=torch.bfloat16, device="cuda") for _ in range(LAYERS)])
     slots = torch.randperm(2 * CHECKPOINT_SLOTS, device="cuda")[:CHECKPOINT_SLOTS]
     here, host = layers.new_buffer(CHECKPOINT_SLOTS), layers.new_buffer(CHECKPOINT_SLOTS, "cpu")
-    steps: dict[str, Callable[[], object]] = {
+    steps: dict[str, Step] = {
         "gather on the device": lambda: gather_slots(layers, slots, here),
         "scatter on the device": lambda: scatter_slots(layers, slots, here),
         "gather to the host": lambda: gather_slots(layers, slots, host),
         "scatter from the host": lambda: scatter_slots(layers, slots, host),
         "the copy to the host alone": lambda: host.copy_(here, non_blocking=True),
     }
-    for name, ms in zip(steps, medians_ms(steps.values(), runs, cuda=True), strict=True):
+    for name, ms in medians_ms(steps, runs, cuda=True).items():
         speed = here.nbytes / ms / 1e6
         yield {f"{CHECKPOINT_SLOTS} slots of {LAYERS} layers": name, "ms": f"{ms:.3f}", "GB/s": f"{speed:,.1f}"}
 

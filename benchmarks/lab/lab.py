@@ -28,7 +28,6 @@ from shared.latency.model import LatencyModel
 from shared.protocol.executors import ExecutorCounters
 from shared.scheduling.strategy import Strategy
 from shared.simulation.executor import Progress as Progress
-from shared.simulation.executor import VirtualExecutor as VirtualExecutor
 from shared.simulation.setup import ExecutorSetup
 from shared.simulation.system import VirtualSystem as VirtualSystem
 
@@ -114,9 +113,7 @@ class Bench:
         if (system, value) not in self._runs:
             of_value = "" if value is None else f", {value:g}"
             self.progress.phase(f"{self.name}, {system.preset}{of_value}", len(self.load.requests), 0)
-            phase = self._phase(system, value, lambda phase: tell(phase, self.progress))
-            phase.run()
-            self._runs[system, value] = _run_of(phase)
+            self._runs[system, value] = _run_of(self._phase(system, value, lambda phase: tell(phase, self.progress)))
         return self._runs[system, value]
 
     def watch(
@@ -125,13 +122,12 @@ class Bench:
         """A run of its own; ``on_step`` is told the time in seconds and the totals after each step. Returns the online
         requests."""
         phase = self._phase(system, value, lambda phase: on_step(phase.now_s, phase.executor.replica.totals))
-        phase.run()
         return phase.records
 
     def shapes(self, system: System, value: float | None = None) -> list[BatchFeatures]:
         """Of each step of a run of its own, in order."""
         recorder = Recorder(setup_of(self.machine).latency)
-        self._phase(system, value, None, recorder).run()
+        self._phase(system, value, None, recorder)
         return recorder.shapes
 
     def largest(self, system: System, slos: Sequence[str]) -> Found:
@@ -155,11 +151,12 @@ class Bench:
         on_change: Callable[[VirtualPhase], None] | None,
         latency: LatencyModel | None = None,
     ) -> VirtualPhase:
-        """Not yet begun. ``latency``: how long steps take, else the machine's own."""
+        """Run to its end. ``latency``: how long steps take, else the machine's own."""
         setup = self._setup(system, value)
         setup = replace(setup, latency=latency or setup.latency)
-        offline = setup.strategy.serves_offline
-        return self._workload.phase(setup, self.load.duration_s, True, offline, on_change)
+        phase = self._workload.phase(setup, self.load.duration_s, True, setup.strategy.serves_offline, on_change)
+        phase.run()
+        return phase
 
     def _trials_of(self, system: System) -> SimulatedTrials:
         if system not in self._trials:
@@ -191,4 +188,4 @@ def _run_of(phase: VirtualPhase) -> Run:
     attained = {
         name: parse_slo(expr).judge(outcome.online, samples, None).attainment or 0.0 for name, expr in bounds.items()
     }
-    return Run(outcome.online, outcome.offline, phase.executor.replica.totals, attained, phase.now_s)
+    return Run(outcome.online, outcome.offline, phase.totals, attained, phase.now_s)

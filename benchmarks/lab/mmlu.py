@@ -2,7 +2,7 @@
 
 import random
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +11,7 @@ import msgspec
 from benchmarks.lab.lab import PromptEncoder
 from loadgen.errors import TraceError
 from loadgen.workload.backlog import CHOICE_MAX_TOKENS, OfflinePrompt, multiple_choice
-from loadgen.workload.files import numbered_lines, open_text
+from loadgen.workload.files import json_rows
 
 SHOTS = 5
 
@@ -33,10 +33,10 @@ def few_shot_prompts(shots: Path, questions: Path, seed: int) -> list[OfflinePro
     """One prompt a question: a sentence about its subject, the first five ``shots`` of the subject with their
     answers, the question. Shuffled, since the file is sorted by subject and requests are not. Raises TraceError."""
     answered: dict[str, list[str]] = defaultdict(list)
-    for shot in _read(shots):
+    for _, shot in json_rows(shots, Question):
         answered[shot.subject].append(f"{shot.text} {shot.answer}")
     prompts = []
-    for question in _read(questions):
+    for _, question in json_rows(questions, Question):
         subject = question.subject.replace("_", " ")
         heading = f"The following are multiple choice questions (with answers) about {subject}."
         text = "\n\n".join([heading, *answered[question.subject][:SHOTS], question.text])
@@ -45,16 +45,6 @@ def few_shot_prompts(shots: Path, questions: Path, seed: int) -> list[OfflinePro
         raise TraceError(f"{questions}: no questions in the file")
     random.Random(f"{seed}:mmlu").shuffle(prompts)
     return prompts
-
-
-def _read(path: Path) -> Iterator[Question]:
-    decoder = msgspec.json.Decoder(Question)
-    with open_text(path) as file:
-        for number, line in numbered_lines(file):
-            try:
-                yield decoder.decode(line)
-            except msgspec.DecodeError as error:
-                raise TraceError(f"{path}, line {number}: {error}") from error
 
 
 def as_token_ids(prompts: Sequence[OfflinePrompt]) -> list[OfflinePrompt]:

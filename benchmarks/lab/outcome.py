@@ -1,7 +1,7 @@
 """What a run came to, which batches it was made of, and what a search found."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from loadgen.report.report import OfflineReport, OnlineReport
 from loadgen.report.slo import parse_slo
@@ -86,24 +86,15 @@ class Found:
         return self.text if self.unbounded or self.value is None else f"{self.text} {unit}"
 
 
-@dataclass(slots=True)
 class Recorder:
     """A latency model that keeps the shapes of the steps that it times."""
 
-    model: LatencyModel
-    shapes: list[BatchFeatures] = field(default_factory=list)
+    def __init__(self, model: LatencyModel) -> None:
+        self.shapes: list[BatchFeatures] = []
+        self.decode_cost_ms, self.prefill_cost_ms = model.decode_cost_ms, model.prefill_cost_ms
+        self.max_prefill_tokens = model.max_prefill_tokens
+        self._predict_ms = model.predict_ms
 
     def predict_ms(self, features: BatchFeatures) -> float:
         self.shapes.append(features)
-        return self.model.predict_ms(features)
-
-    def decode_cost_ms(self, features: BatchFeatures, context_len: int) -> float:
-        return self.model.decode_cost_ms(features, context_len)
-
-    def prefill_cost_ms(self, features: BatchFeatures, num_tokens: int, num_computed_tokens: int) -> float:
-        return self.model.prefill_cost_ms(features, num_tokens, num_computed_tokens)
-
-    def max_prefill_tokens(
-        self, features: BatchFeatures, num_computed_tokens: int, budget_ms: float, limit: int
-    ) -> int:
-        return self.model.max_prefill_tokens(features, num_computed_tokens, budget_ms, limit)
+        return self._predict_ms(features)

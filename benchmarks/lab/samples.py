@@ -10,7 +10,6 @@ from services.predictor.window import Observation, SampleWindow
 from services.profiler.sweep.shapes import sweep_shapes
 from shared.latency.features import BatchFeatures
 from shared.latency.model import LatencyModel
-from shared.protocol.measurements import MeasureShape
 
 NOISE = 0.01  # sigma of the lognormal factor on each step's time
 WINDOW = 4096  # samples that the predictor keeps unless told otherwise
@@ -30,9 +29,15 @@ def run_samples(bench: Bench, system: System, value: float | None = None) -> lis
 
 def sweep_samples(bench: Bench) -> list[Observation]:
     """The batches of the profiler's micro-benchmarks, timed on the bench's machine."""
-    setup = setup_of(bench.machine)
-    measures = sweep_shapes(setup.info("executor-0"))
-    return timed([shape for measure in measures for shape in [_shape(measure)] * measure.repeats], setup.latency)
+    setup, shapes = setup_of(bench.machine), list[BatchFeatures]()
+    for measure in sweep_shapes(setup.info("executor-0")):
+        features = BatchFeatures()
+        for chunk in measure.prefills:
+            features.add_prefill(chunk.num_tokens, chunk.num_computed_tokens)
+        for context_len in measure.decode_context_lens:
+            features.add_decode(context_len + 1)
+        shapes += [features] * measure.repeats
+    return timed(shapes, setup.latency)
 
 
 def timed(
@@ -57,12 +62,3 @@ def boosted_model(machine: Machine) -> LatencyModel:
     model = fit_boosted(window_of(timed(shapes, setup_of(machine).latency, seed=2)).observations())
     assert model is not None, "LightGBM cannot be loaded"
     return model
-
-
-def _shape(measure: MeasureShape) -> BatchFeatures:
-    features = BatchFeatures()
-    for chunk in measure.prefills:
-        features.add_prefill(chunk.num_tokens, chunk.num_computed_tokens)
-    for context_len in measure.decode_context_lens:
-        features.add_decode(context_len + 1)
-    return features

@@ -17,7 +17,7 @@ from typing import Annotated
 import psutil
 import typer
 
-from benchmarks.harness.command import Results, Row, benchmark, quantiles
+from benchmarks.harness.command import Results, Row, benchmark, formatted, quantiles
 from shared.protocol.offline import OfflineRequest
 from shared.protocol.requests import GenerateRequest
 from shared.protocol.sampling import SamplingParams
@@ -36,6 +36,7 @@ VOCABULARY = 49_152
 INGEST_REQUESTS = 256  # that the pool is handed at once, as batches do
 INSERT_TOKENS, INSERT_REQUESTS = 512, 20_000
 MEMORY_TOKENS, MEMORY_REQUESTS = 1_000, 100_000
+MEMORY = "MB of 100,000 x 1,000 tokens"
 BACKLOG, SERVED, RUNNING, CACHE_BLOCKS = 1_000, 15_000, 16, 1_024
 
 
@@ -146,9 +147,7 @@ def costs() -> Iterator[Row]:
             yield {
                 "order": order,
                 "prompts": "shared" if is_shared else "apart",
-                "inserts/s": f"{inserts:,.0f}",
-                "discards/s": f"{discards:,.0f}",
-                "MB of 100,000 x 1,000 tokens": f"{memory:,.0f}",
+                **formatted(",.0f", {"inserts/s": inserts, "discards/s": discards, MEMORY: memory}),
                 **(taken if is_shared else dict.fromkeys(taken, "")),
             }
 

@@ -16,7 +16,7 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.harness.command import Results, Row, benchmark, quantile, quantiles
+from benchmarks.harness.command import Results, Row, benchmark, formatted, quantile, quantiles
 from benchmarks.harness.turns import Times
 from benchmarks.lab.lab import HYGEN, ONLINE_ONLY, Machine
 from benchmarks.scheduling.fleet import (
@@ -80,8 +80,7 @@ def decision_row(num_executors: int, prompt_tokens: int, rounds: int) -> Row:
     return {
         "executors": str(num_executors),
         "prompt tokens": f"{prompt_tokens:,}",
-        **{heading: f"{value:.0f}" for heading, value in us.items()},
-        "together us": f"{sum(us.values()):.0f}",
+        **formatted(".0f", {**us, "together us": sum(us.values())}),
         "choosing p99": f"{quantile(sorted(choosing.cpu_ms), 0.99) * 1e3:.0f}",
     }
 

@@ -17,7 +17,7 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.harness.command import Results, Row, benchmark, model_folder
+from benchmarks.harness.command import Results, Row, benchmark, formatted, model_folder
 from benchmarks.lab.lab import Machine, setup_of
 from benchmarks.lab.samples import scheduled_shapes, timed, window_of
 from services.executor.engines.torch.engine import TorchEngine
@@ -48,14 +48,13 @@ def row(name: str, noise: str, observations: list[Observation], floor: float | N
         times_s.append(time.perf_counter() - start_s)
     assert fitted is not None and len(fitted.candidates) == 3, "the samples tell too little"
     shown = fitted.noise_floor if floor is None else floor
-    by_name = {candidate.kind: candidate for candidate in fitted.candidates}
     return {
         "steps": name,
         "noise": noise,
         "samples": f"{len(observations):,}",
-        **{f"{kind} MAPE": f"{candidate.mape:.2%}" for kind, candidate in by_name.items()},
+        **formatted(".2%", {f"{each.kind} MAPE": each.mape for each in fitted.candidates}),
         "noise floor": "" if shown is None else f"{shown:.2%}",
-        **{f"{kind} us": f"{candidate.prediction_us:.2f}" for kind, candidate in by_name.items()},
+        **formatted(".2f", {f"{each.kind} us": each.prediction_us for each in fitted.candidates}),
         "fit ms": f"{statistics.median(times_s) * 1e3:.0f}",
     }
 

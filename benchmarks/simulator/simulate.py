@@ -6,7 +6,7 @@ of the Azure conversation trace (2023: 5.4 requests/s, 1,155 prompt and 211 outp
 
 import time
 
-from benchmarks.harness.command import Results, benchmark
+from benchmarks.harness.command import Results, benchmark, formatted
 from benchmarks.lab.drawn import OfflineOption, OnlineOption, load_of
 from benchmarks.lab.lab import HYGEN, Bench, Machine
 
@@ -26,8 +26,7 @@ def main(
         yield {
             "device": device,
             "virtual s": f"{run.end_s:.0f}",
-            "steps": str(run.totals.steps),
-            "online done": str(run.online.completed),
+            **formatted("d", {"steps": run.totals.steps, "online done": run.online.completed}),
             "offline done": str(run.offline.completed if run.offline else 0),
             "CPU s": f"{cpu_s:.1f}",
             "µs a step": f"{cpu_s / run.totals.steps * 1e6:.0f}",

@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from benchmarks.engine.batches import block_tables, decode_step, prefill_step, prompt_of
-from benchmarks.harness.command import DEFAULT_MODEL, ModelOption, Results, Row, benchmark, model_folder
+from benchmarks.harness.command import DEFAULT_MODEL, ModelOption, Results, Row, benchmark, formatted, model_folder
 from benchmarks.harness.turns import in_turns
 from services.executor.engines.factory import load_engine
 from services.executor.settings import OWN_ATTENTION, ExecutorSettings
@@ -78,11 +78,9 @@ def row(step: str, way: str, theirs: Iterator[None], ours: Iterator[None], turns
     return {
         "step": step,
         "ours fills from the": way,
-        "vLLM's, CPU ms": f"{their_times.median_cpu_ms:.1f}",
-        "ours, CPU ms": f"{our_times.median_cpu_ms:.1f}",
+        **formatted(".1f", {"vLLM's, CPU ms": their_times.median_cpu_ms, "ours, CPU ms": our_times.median_cpu_ms}),
         "times as fast": f"{their_times.median_cpu_ms / our_times.median_cpu_ms:.2f}",
-        "vLLM's, ms": f"{their_times.median_ms:.1f}",
-        "ours, ms": f"{our_times.median_ms:.1f}",
+        **formatted(".1f", {"vLLM's, ms": their_times.median_ms, "ours, ms": our_times.median_ms}),
     }
 
 

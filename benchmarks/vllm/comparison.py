@@ -147,12 +147,8 @@ class _Lazy:
     async def run(self, name: str, plan: ReplayPlan, values: tuple[float, ...]) -> Report:
         """Stored where it was not yet. Raises ServerError where not one online request was answered."""
         report = self.store.get(self.system.name, name)
-        if report is None:
-            report = await self._replay(name, plan, values)
-            self.store.put(self.system.name, name, report)
-        return report
-
-    async def _replay(self, name: str, plan: ReplayPlan, values: tuple[float, ...]) -> Report:
+        if report is not None:
+            return report
         if self._server is None:
             setting, folder = self.workload.setting, self.store.server_folder(self.system.name)
             serving = self.system.serving(setting, self.workload.model_path, folder)
@@ -165,6 +161,7 @@ class _Lazy:
         report = replay.report(partial=False)
         if report.online is not None and not report.online.completed:
             raise ServerError(f"{self.system.name}: {name}: no online request was answered ({'; '.join(report.notes)})")
+        self.store.put(self.system.name, name, report)
         return report
 
 

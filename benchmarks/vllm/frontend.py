@@ -15,8 +15,7 @@ import os
 import shutil
 import statistics
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -36,20 +35,13 @@ CONFIG = {"num_hidden_layers": 1, "hidden_size": 64, "intermediate_size": 128}
 HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
 STREAMS = [1, 16, 64, 256]
 ROLES = ("HTTP", "bus", "engine", "rest")
+HEADINGS = {"HTTP": "µs of a core a token: HTTP"}
+FORMS = {"tokens/s": ",.0f", "tokens/event": ".2f"}
 SYSTEMS: tuple[System, ...] = (
     Vllm("vllm", "fcfs"),
     Slackwater("slackwater-vllm", "vllm"),
     Slackwater("slackwater-sim", "sim"),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """All streams at once, to their ends."""
-
-    tokens_per_s: float
-    tokens_per_event: float
-    cpu_us: dict[str, float]  # of one token, by role
 
 
 def small_model(source: Path, folder: Path) -> None:
@@ -76,16 +68,16 @@ def role_of(process: psutil.Process) -> str:
     return "engine" if "services.executor" in words or "VLLM::" in words else "rest"
 
 
-async def turn(clients: Sequence[Client], max_tokens: int) -> Turn:
-    """One completion of each client."""
+async def turn(clients: Sequence[Client], max_tokens: int) -> dict[str, float]:
+    """One completion of each client: what a row is made of."""
     children = {str(each.pid): each for each in psutil.Process().children(recursive=True)}  # a server is all of them
     with usage_of(children) as usage:
-        answers = await all_at_once(clients, max_tokens)
-    num_tokens = sum(answer.num_tokens for answer in answers)
+        num_tokens, num_events = await all_at_once(clients, max_tokens)
     cpu_us = dict.fromkeys(ROLES, 0.0)
     for pid, cpu_s in usage.cpu_s.items():
         cpu_us[role_of(children[pid])] += cpu_s / num_tokens * 1e6
-    return Turn(num_tokens / usage.seconds, num_tokens / sum(answer.num_events for answer in answers), cpu_us)
+    rates = {"tokens/s": num_tokens / usage.seconds, "tokens/event": num_tokens / num_events}
+    return {**rates, **cpu_us, "all": sum(cpu_us.values())}
 
 
 async def measure(
@@ -110,16 +102,10 @@ async def measure(
     return ttft_ms, rows
 
 
-def row(turns: Sequence[Turn]) -> Row:
+def row(turns: Sequence[Mapping[str, float]]) -> Row:
     """Medians."""
-    cpu_us = {role: statistics.median(done.cpu_us[role] for done in turns) for role in ROLES}
-    all_us = statistics.median(sum(done.cpu_us.values()) for done in turns)
-    return {
-        "tokens/s": f"{statistics.median(done.tokens_per_s for done in turns):,.0f}",
-        "tokens/event": f"{statistics.median(done.tokens_per_event for done in turns):.2f}",
-        **{(f"µs of a core a token: {role}" if role == ROLES[0] else role): f"{us:.0f}" for role, us in cpu_us.items()},
-        "all": f"{all_us:.0f}",
-    }
+    medians = {name: statistics.median(each[name] for each in turns) for name in turns[0]}
+    return {HEADINGS.get(name, name): format(value, FORMS.get(name, ".0f")) for name, value in medians.items()}
 
 
 @benchmark

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+import numpy as np
+
 FIRST_RATE = 0.4
 MAX_SHARE = 0.99  # a run that was busy all the time says only that its rate was high enough
 
@@ -38,15 +40,11 @@ class KnobSearch:
         self._kept[self._ladder.index(value)] = kept
         self._runs_left -= 1
 
-    def _low(self) -> int:
-        """Index of the largest value that kept the SLOs; -1 where none did."""
-        return max((index for index, kept in self._kept.items() if kept), default=-1)
-
     def _next_index(self) -> int | None:
         if not self._kept:
             return self._first
         end = len(self._ladder)
-        low = self._low()
+        low = max((index for index, kept in self._kept.items() if kept), default=-1)  # the largest that kept the SLOs
         high = min((index for index, kept in self._kept.items() if not kept and index > low), default=end)
         if high - low <= 1:
             return None
@@ -71,14 +69,10 @@ def rate_for(share: float, points: Sequence[Point]) -> float:
     goes on at the slope of the last."""
     if not points:
         return FIRST_RATE
-    ordered = sorted((_depth(point.share), point.rate) for point in points)
+    depths, rates = zip(*sorted((_depth(point.share), point.rate) for point in points), strict=True)
     wanted = _depth(share)
-    below = max((each for each in ordered if each[0] <= wanted), default=(0.0, 0.0))
-    above = min((each for each in ordered if each[0] > wanted), default=None)
-    if above is None:
-        rate = below[1] * wanted / below[0]
-    else:
-        rate = below[1] + (above[1] - below[1]) * (wanted - below[0]) / (above[0] - below[0])
+    beyond = rates[-1] * wanted / depths[-1]
+    rate = beyond if wanted >= depths[-1] else np.interp(wanted, (0.0, *depths), (0.0, *rates))
     return float(f"{rate:.2g}")
 
 

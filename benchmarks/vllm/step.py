@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks.engine.batches import prompt_of
-from benchmarks.harness.command import DEFAULT_MODEL, ModelOption, Results, benchmark, model_folder
+from benchmarks.harness.command import DEFAULT_MODEL, ModelOption, Results, benchmark, formatted, model_folder
 from benchmarks.harness.turns import Step, Times
 from services.executor.engines.torch.threads import cpu_count
 from services.executor.engines.vllm.environment import import_vllm
@@ -139,11 +139,9 @@ def main(
             ours, theirs = compare(rig, size, sampling, turns)
             yield {
                 "step": f"decode, batch {size}, {name}",
-                "CPU ms": f"{ours.median_cpu_ms:.1f}",
-                "vLLM alone CPU ms": f"{theirs.median_cpu_ms:.1f}",
+                **formatted(".1f", {"CPU ms": ours.median_cpu_ms, "vLLM alone CPU ms": theirs.median_cpu_ms}),
                 "CPU added": added(ours.median_cpu_ms, theirs.median_cpu_ms),
-                "ms": f"{ours.median_ms:.1f}",
-                "vLLM alone ms": f"{theirs.median_ms:.1f}",
+                **formatted(".1f", {"ms": ours.median_ms, "vLLM alone ms": theirs.median_ms}),
                 "added": added(ours.median_ms, theirs.median_ms),
             }
     rig.engine.close()

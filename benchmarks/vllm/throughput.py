@@ -29,7 +29,7 @@ from unittest.mock import patch
 import typer
 
 from benchmarks.engine.batches import block_tables, decode_step, prefill_step, prompt_of
-from benchmarks.harness.command import DEFAULT_MODEL, ModelOption, Results, Row, benchmark, model_folder
+from benchmarks.harness.command import DEFAULT_MODEL, ModelOption, Results, Row, benchmark, formatted, model_folder
 from benchmarks.harness.turns import Times
 
 if TYPE_CHECKING:
@@ -172,14 +172,9 @@ def row(name: str, num_threads: int, num_tokens: int, times: dict[str, Turns]) -
     return {
         "step": name,
         "threads": str(num_threads),
-        "ms": f"{wall:.1f}",
-        "vLLM ms": f"{vllm_wall:.1f}",
-        "CPU ms": f"{cpu:.1f}",
-        "vLLM CPU ms": f"{vllm_cpu:.1f}",
-        "tokens/s": f"{num_tokens / wall * 1e3:,.0f}",
-        "vLLM tokens/s": f"{num_tokens / vllm_wall * 1e3:,.0f}",
-        "times as fast": f"{vllm_wall / wall:.2f}",
-        "in CPU time": f"{vllm_cpu / cpu:.2f}",
+        **formatted(".1f", {"ms": wall, "vLLM ms": vllm_wall, "CPU ms": cpu, "vLLM CPU ms": vllm_cpu}),
+        **formatted(",.0f", {"tokens/s": num_tokens / wall * 1e3, "vLLM tokens/s": num_tokens / vllm_wall * 1e3}),
+        **formatted(".2f", {"times as fast": vllm_wall / wall, "in CPU time": vllm_cpu / cpu}),
     }
 
 

@@ -16,17 +16,13 @@ from loadgen.workload.traces import TraceRequest, read_trace
 
 DEFAULT_SLOS = ("tbt_mean<=1.1x", "ttft_p99<=1.1x")
 
-TraceOption = Annotated[str, typer.Option(metavar="TRACE", help="Arrivals, as for slackwater replay.")]
-PromptsOption = Annotated[str, typer.Option(metavar="PROMPTS", help="Backlog, as for slackwater replay.")]
-SloOption = Annotated[list[str] | None, typer.Option(help=f"Repeatable. Default: {' '.join(DEFAULT_SLOS)}.")]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
     """Runs of one setting may stand in one table. Each field is an option of the command."""
 
-    online: TraceOption
-    offline: PromptsOption
+    online: Annotated[str, typer.Option(metavar="TRACE", help="Arrivals, as for slackwater replay.")]
+    offline: Annotated[str, typer.Option(metavar="PROMPTS", help="Backlog, as for slackwater replay.")]
     model: ModelOption = DEFAULT_MODEL
     window: Annotated[float, typer.Option(min=1.0, help="Seconds of each run.")] = 50.0
     start: Annotated[float, typer.Option(min=0.0, help="Skip so many seconds of the trace.")] = 600.0
@@ -35,7 +31,7 @@ class Setting:
     seed: int = 0
     offline_limit: Annotated[int, typer.Option(min=1, help="So many of the prompts.")] = 500
     offline_max_tokens: Annotated[int | None, typer.Option(min=1, help="Output tokens of each prompt.")] = None
-    slo: SloOption = None
+    slo: Annotated[list[str] | None, typer.Option(help=f"Repeatable. Default: {' '.join(DEFAULT_SLOS)}.")] = None
     threads: Annotated[int, typer.Option(min=1, help="CPU threads of each engine.")] = 1
     max_num_batched_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a step.")] = 512
     max_num_seqs: Annotated[int, typer.Option(min=1, help="Requests of a step.")] = 32

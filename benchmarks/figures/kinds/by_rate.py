@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from benchmarks.figures.rate_lab import RateLab, Scene
 from benchmarks.harness.charts import Curves, Point
-from benchmarks.harness.command import Row
+from benchmarks.harness.command import Row, formatted
 from benchmarks.harness.page import Result
 from benchmarks.lab.lab import System
 from benchmarks.lab.outcome import Run
@@ -50,8 +50,7 @@ def _cells(run: Run) -> Row:
     return {
         "normalized latency ms": f"{run.normalized_latency_ms:.1f}",
         "TTFT p99 ms": f"{run.latency_or_zero_ms('ttft_p99'):,.0f}",
-        "TTFT attained": f"{run.attained['ttft']:.1%}",
-        "TPOT attained": f"{run.attained['tpot']:.1%}",
+        **formatted(".1%", {"TTFT attained": run.attained["ttft"], "TPOT attained": run.attained["tpot"]}),
         "offline requests/s": f"{run.offline_requests_per_s:.2f}",
         "preemptions": str(run.totals.preemptions),
     }
@@ -62,9 +61,7 @@ def _kv_cells(run: Run) -> Row:
     return {
         "TBT p99 ms": f"{run.latency_or_zero_ms('tbt_p99'):.0f}",
         "offline tokens/s": f"{totals.offline_tokens / run.end_s:.0f}",
-        "prompt tokens computed": f"{totals.prompt_tokens:,}",
-        "found in the cache": f"{totals.cached_tokens:,}",
+        **formatted(",", {"prompt tokens computed": totals.prompt_tokens, "found in the cache": totals.cached_tokens}),
         "pauses": str(totals.pauses),
-        "slots to the host": f"{totals.checkpointed_slots:,}",
-        "and back": f"{totals.restored_slots:,}",
+        **formatted(",", {"slots to the host": totals.checkpointed_slots, "and back": totals.restored_slots}),
     }

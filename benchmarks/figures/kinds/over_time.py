@@ -1,11 +1,11 @@
 """Throughput over time (HyGen figure 8)."""
 
 from collections.abc import Sequence
-from statistics import StatisticsError, correlation
+from statistics import StatisticsError, correlation, fmean
 
 from benchmarks.figures.trace_lab import Metric, Setting, TraceLab
 from benchmarks.harness.charts import BLUE, GREY, PINK, SKY, Curve, Panel, draw
-from benchmarks.harness.command import Row, Table
+from benchmarks.harness.command import Row, Table, formatted
 from benchmarks.harness.page import Result
 from benchmarks.lab.lab import HYGEN, ONLINE_ONLY, STAR
 from loadgen.client.records import RequestRecord
@@ -22,9 +22,7 @@ class Timeline:
         num_parts = max(1, min(MOST_PARTS, round(duration_s / PART_S)))
         self.duration_s = duration_s
         self.part_s = duration_s / num_parts
-        self.online = [0.0] * num_parts
-        self.offline = [0.0] * num_parts
-        self.arrivals = [0.0] * num_parts
+        self.online, self.offline, self.arrivals = ([0.0] * num_parts for _ in range(3))
         self._num_tokens = 0
 
     def on_step(self, now_s: float, totals: ExecutorCounters) -> None:
@@ -72,17 +70,9 @@ def over_time(lab: TraceLab, setting: Setting, metric: Metric, strict: float, lo
         timeline.take_online(bench.watch(serving, found.value, timeline.on_step))
         tokens_per_s = timeline.per_s(timeline.offline)
         offline.append(Curve(f"{system.preset}, {slo}", timeline.minutes, tokens_per_s, colour, "-"))
-        rows.append(
-            {
-                "system": system.preset,
-                "SLO": slo,
-                "knob": found.text_with_unit,
-                "offline tokens/s: mean": f"{sum(tokens_per_s) / len(tokens_per_s):,.0f}",
-                "least": f"{min(tokens_per_s):,.0f}",
-                "most": f"{max(tokens_per_s):,.0f}",
-                "correlation with online tokens/s": _correlation(timeline),
-            }
-        )
+        cells = {"system": system.preset, "SLO": slo, "knob": found.text_with_unit}
+        spread = {"offline tokens/s: mean": fmean(tokens_per_s), "least": min(tokens_per_s), "most": max(tokens_per_s)}
+        rows.append({**cells, **formatted(",.0f", spread), "correlation with online tokens/s": _correlation(timeline)})
     arrivals = Curve("", timeline.minutes, timeline.per_s(timeline.arrivals), GREY, "-")
     panels = [[Panel([arrivals], ylabel="online requests/s")], [Panel(offline, ylabel="offline tokens/s")]]
     caption = f"Tokens computed in parts of {timeline.part_s:g} s. {lab.where([setting])}."

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from benchmarks.figures.trace_lab import MEAN_TBT, NO_SLO, OURS, P99_TTFT, THEIRS, Kept, Metric, Setting, TraceLab
 from benchmarks.harness.charts import BLUE, GREY, ORANGE, PINK, RED, Curves, Point, Style
-from benchmarks.harness.command import Row
+from benchmarks.harness.command import Row, formatted
 from benchmarks.harness.page import Result
 from benchmarks.lab.lab import HYGEN, Bench, setup_of
 from benchmarks.lab.outcome import Measured
@@ -111,8 +111,7 @@ def _throughput(kept: Kept, measured: Measured, knob: str) -> Row:
     return {
         "knob": knob,
         "of online only": f"{kept.ratio(measured):.3f}x",
-        "online tokens/s": f"{measured.online_tokens_per_s:,.0f}",
-        "offline tokens/s": f"{measured.offline_tokens_per_s:,.0f}",
+        **formatted(",.0f", {"online tokens/s": measured.online_tokens_per_s, OFFLINE: measured.offline_tokens_per_s}),
         "over hygen-star": "" if math.isnan(gain) else f"{gain:.2f}x",
     }
 

@@ -2,10 +2,9 @@
 
 from benchmarks.figures.kinds.by_rate import LATENCY, OFFLINE, TPOT_SHARE, TTFT_P99, TTFT_SHARE, by_rate
 from benchmarks.figures.kinds.overhead import overhead
-from benchmarks.figures.paper import Figure, Paper
 from benchmarks.figures.rate_lab import Dataset, RateLab, RateOptions, Scene
 from benchmarks.harness.charts import BLUE, GREEN, GREY, ORANGE, PINK, SKY
-from benchmarks.harness.page import Page
+from benchmarks.harness.page import Figure, Page, Paper
 from benchmarks.lab.drawn import Lognormal
 from benchmarks.lab.lab import ONLINE_ONLY, SLO, System
 

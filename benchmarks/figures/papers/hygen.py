@@ -6,9 +6,8 @@ from benchmarks.figures.kinds.prefix_sharing import prefix_sharing
 from benchmarks.figures.kinds.slo_curves import budgets, chunk_sizes, naive_budgets, online_rates, two_slos
 from benchmarks.figures.kinds.slo_sweep import RATIOS, THROUGHPUTS, slo_sweep
 from benchmarks.figures.kinds.worse_models import worse_models
-from benchmarks.figures.paper import Figure, Paper
 from benchmarks.figures.trace_lab import MEAN_TBT, P99_TBT, Setting, TraceLab, TraceOptions
-from benchmarks.harness.page import Page
+from benchmarks.harness.page import Figure, Page, Paper
 from benchmarks.lab.lab import Machine
 
 LLAMA = Setting(Machine(model="llama2-7b", device="a100-40g"), qps=1.0)
