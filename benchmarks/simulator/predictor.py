@@ -12,7 +12,7 @@ import random
 import statistics
 import time
 from collections.abc import Iterable, Iterator
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Annotated
 
 import typer
@@ -25,7 +25,7 @@ from services.executor.measure import scratch_batch
 from services.executor.service import executor_info
 from services.executor.settings import ExecutorSettings
 from services.predictor.fit import BROS, fit_best
-from services.predictor.window import Observation, SampleWindow, noise_floor
+from services.predictor.window import Observation, noise_floor
 from services.profiler.sweep.shapes import REPEATS, fits, sweep_shapes, warm_up_shape
 from shared.protocol.executors import ExecutorInfo
 from shared.protocol.measurements import MeasureShape, PrefillChunk
@@ -97,16 +97,14 @@ def torch_rows(seconds: float) -> Iterator[Row]:
     info = executor_info(ExecutorSettings(model_path=str(path)), engine.spec)
     list(torch_samples(engine, info, [warm_up_shape(info)] * REPEATS))
     sweep = list(torch_samples(engine, info, sweep_shapes(info)))
-    window, end_s = SampleWindow(4096), time.perf_counter() + seconds
-    for observation in torch_samples(engine, info, mixed_shapes(info, seed=1)):
-        window.add(observation.shape, observation.latency_ms)
-        if time.perf_counter() > end_s:
-            break
+    end_s = time.perf_counter() + seconds
+    live = torch_samples(engine, info, mixed_shapes(info, seed=1))
+    mixed = window_of(list(takewhile(lambda _: time.perf_counter() < end_s, live))).observations()
     # some again and again, in turns, so that repetitions lie as far apart as live steps do
     repeated = list(torch_samples(engine, info, list(islice(mixed_shapes(info, seed=2), 8)) * 6))
     engine.close()
     yield row("torch, the sweep", "its own", sweep, None)
-    yield row("torch, mixed steps", "its own", window.observations(), noise_floor(repeated))
+    yield row("torch, mixed steps", "its own", mixed, noise_floor(repeated))
 
 
 @benchmark

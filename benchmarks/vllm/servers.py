@@ -175,13 +175,13 @@ def _command(
 async def _running(command: Command, is_ready: Callable[[], bool]) -> AsyncIterator[None]:
     """Ready within ``START_S``, until the end of the context. Raises ServerError with the end of the log."""
     process = await Process.start(command)
-    ended = asyncio.ensure_future(process.wait())
+    ended, ready = asyncio.ensure_future(process.wait()), False
     try:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(START_S):
-                while not ended.done() and not is_ready():
+                while not ended.done() and not (ready := is_ready()):
                     await asyncio.wait((ended,), timeout=POLL_S)
-        if ended.done() or not is_ready():
+        if not ready:
             raise ServerError(f"{command.name} does not start; the end of {command.log}:\n{tail(command.log)}")
         yield
     finally:

@@ -35,10 +35,10 @@ class Timeline:
         """At the end: what was online, out of what was counted as offline so far."""
         for record in records:
             self._add(self.arrivals, record.due_s, 1)
-            if record.token_times_s:
-                self._move(record.token_times_s[0], record.prompt_tokens or 0)
-            for time_s in record.token_times_s:
-                self._move(time_s, 1)
+            for index, time_s in enumerate(record.token_times_s):
+                num_tokens = 1 if index else 1 + (record.prompt_tokens or 0)
+                self._add(self.online, time_s, num_tokens)
+                self._add(self.offline, time_s, -num_tokens)
 
     @property
     def minutes(self) -> list[float]:
@@ -47,10 +47,6 @@ class Timeline:
 
     def per_s(self, counts: Sequence[float]) -> list[float]:
         return [count / self.part_s for count in counts]
-
-    def _move(self, time_s: float, num_tokens: int) -> None:
-        self._add(self.online, time_s, num_tokens)
-        self._add(self.offline, time_s, -num_tokens)
 
     def _add(self, counts: list[float], time_s: float, num_tokens: int) -> None:
         if time_s < self.duration_s:
