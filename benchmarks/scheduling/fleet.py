@@ -85,7 +85,6 @@ class UnlikePrompt(Prompt):
 
 def least_requests(options: Sequence[Option], prompt: Prompt, num_output_tokens: float) -> RoutingTarget:
     """By the number of requests that have not ended."""
-
     works = [each.target.work() for each in options]
     num_open = [work.prefill_requests + work.decode_requests for work in works]
     return options[num_open.index(min(num_open))].target
