@@ -188,4 +188,4 @@ def _run_of(phase: VirtualPhase) -> Run:
     attained = {
         name: parse_slo(expr).judge(outcome.online, samples, None).attainment or 0.0 for name, expr in bounds.items()
     }
-    return Run(outcome.online, outcome.offline, phase.totals, attained, phase.now_s)
+    return Run(outcome.online, outcome.offline, phase.executor.replica.totals, attained, phase.now_s)
