@@ -1,4 +1,4 @@
-"""Prefix trie, freshness tree and the orders over them against naive models, and what the orders promise."""
+"""Prefix trie and the orders against naive models, and what the orders promise."""
 
 import random
 from itertools import chain, islice
@@ -7,10 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from sortedcontainers import SortedDict
 
 from shared.scheduling.orders.offline.fcfs import FcfsOrder
-from shared.scheduling.orders.offline.freshness import FreshnessTree
 from shared.scheduling.orders.offline.order import OfflineOrder, Turn
 from shared.scheduling.orders.offline.prefix_trie import PrefixTrie
 from shared.scheduling.orders.offline.psm import PsmOrder
@@ -146,37 +144,6 @@ class OrderMachine(RuleBasedStateMachine):
 
 OrderMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=60)
 TestOrders = OrderMachine.TestCase
-
-
-class FreshnessMachine(RuleBasedStateMachine):
-    """Against sorted lists, one a group."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tree = FreshnessTree()
-        self.sequences: SortedDict[int, str] = SortedDict()  # to groups
-
-    @rule(sequence=st.integers(0, 60), group=st.sampled_from(GROUPS))
-    def insert_or_remove(self, sequence: int, group: str) -> None:
-        if sequence in self.sequences:
-            group = self.sequences.pop(sequence)
-            with pytest.raises(ValueError, match=f"sequence {sequence} of request r is here already"):
-                self.tree.insert(sequence, make_waiting("r", 1), group)
-            self.tree.remove(sequence, group)
-        else:
-            self.tree.insert(sequence, make_waiting(f"r-{sequence}", 1), group)
-            self.sequences[sequence] = group
-
-    @invariant()
-    def most_stale_first(self) -> None:
-        assert [request.request_id for request in self.tree.in_order()] == [f"r-{n}" for n in self.sequences]
-        of_two = [f"r-{n}" for n, group in self.sequences.items() if group != "y"]
-        assert [request.request_id for request in self.tree.in_order(Turn(dict.fromkeys("xz")))] == of_two
-        assert len(self.tree) == len(self.sequences)
-
-
-FreshnessMachine.TestCase.settings = settings(max_examples=30, stateful_step_count=60)
-TestFreshness = FreshnessMachine.TestCase
 
 
 def test_a_trie_under_thousands_of_operations() -> None:
