@@ -22,6 +22,7 @@ from shared.protocol.offline import OfflineRequest
 from shared.protocol.requests import GenerateRequest
 from shared.protocol.sampling import SamplingParams
 from shared.replica.offline_pool import OfflinePool
+from shared.scheduling.kv.block_hash import hash_chain
 from shared.scheduling.kv.blocks import BlockPool
 from shared.scheduling.orders.offline import registry
 from shared.scheduling.orders.offline.fair_share import FairShare
@@ -129,9 +130,10 @@ def cached_and_waits(order: str, utility_ratio: float) -> tuple[float, list[int]
         if len(running) == RUNNING:
             cache.free(running.popleft())
         running.append(request_id)
-        cached += cache.start(request_id, Kind.OFFLINE, prompt)
+        hashes = hash_chain(prompt, DEFAULT_BLOCK_SIZE)
+        cached += cache.start(request_id, Kind.OFFLINE, len(prompt), hashes)
         assert cache.grow(request_id, len(prompt))
-        cache.commit(request_id, prompt, len(prompt))
+        cache.commit(request_id, len(prompt), hashes)
     waits += [SERVED - arrival for arrival, _ in prompts.values()]
     return cached / (SERVED * INSERT_TOKENS), sorted(waits)
 

@@ -21,7 +21,7 @@ def scratch_batch(shape: MeasureShape, pool: KVPool, limits: Limits, spec: Engin
     chunks = [*shape.prefills, *(PrefillChunk(1, length) for length in shape.decode_context_lens)]
     _check(chunks, shape, limits, spec)
     for number in range(len(chunks)):
-        pool.start(_request_id(number), Kind.OFFLINE, ())
+        pool.start(_request_id(number), Kind.OFFLINE, 0, ())
     try:
         yield StepBatch(-1, [_sequence(number, chunk, pool, spec) for number, chunk in enumerate(chunks)])
     finally:

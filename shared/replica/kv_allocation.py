@@ -91,9 +91,7 @@ class KVAllocation:
             self._totals.prompt_tokens += min(num_after, sequence.num_prompt_tokens) - num_before
         self._pool.unlock(request.request_id, num_after)
         if num_after // self._block_size > num_before // self._block_size:
-            self._pool.commit(
-                request.request_id, sequence.token_ids, num_after, sequence.block_hashes(self._block_size)
-            )
+            self._pool.commit(request.request_id, num_after, sequence.block_hashes(self._block_size))
 
     def lose(self, request: Request) -> None:
         """Its KV is gone, its tokens stay."""
@@ -130,7 +128,7 @@ class KVAllocation:
         was_running = request.is_running
         if not was_running:
             request.num_computed_tokens = self._pool.start(
-                request.request_id, request.kind, sequence.token_ids, sequence.block_hashes(self._block_size)
+                request.request_id, request.kind, request.num_tokens, sequence.block_hashes(self._block_size)
             )
         num_tokens = min(num_tokens, request.num_remaining_tokens)
         while not self._grow(request, request.num_computed_tokens + num_tokens, lost):

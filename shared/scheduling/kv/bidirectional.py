@@ -15,7 +15,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
-from shared.scheduling.kv.block_hash import hash_chain
 from shared.scheduling.kv.eviction.eviction import Eviction
 from shared.scheduling.kv.page import Page
 from shared.scheduling.kv.pages import PageStore
@@ -34,16 +33,6 @@ class _Table:
     num_computed_tokens: int = 0
     is_paused: bool = False
     is_locked: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class PreemptedBlock:
-    """An entry of the preemption table (BROS, section 5.2)."""
-
-    block_id: int | None  # None where nothing of the page is left on the device
-    online: list[str]  # requests that hold the block's left side
-    offline: list[str]  # requests that hold the page
-    checkpointed: dict[int, int]  # position in the page -> host slot
 
 
 class BidirectionalPool(KVPool):
@@ -72,10 +61,6 @@ class BidirectionalPool(KVPool):
     @property
     def num_offline_only(self) -> int:
         return self._store.num_alone - self._store.num_idle
-
-    @property
-    def num_host_slots(self) -> int:
-        return self._transfers.num_host_slots
 
     @property
     def num_host_slots_free(self) -> int:
@@ -119,17 +104,12 @@ class BidirectionalPool(KVPool):
         """As of the changes that were taken last."""
         return self._store.cache.snapshot()
 
-    def start(
-        self, request_id: str, kind: Kind, token_ids: Sequence[int], hashes: Sequence[bytes] | None = None
-    ) -> int:
-        """Give a request the cached pages of its prefix, as far as they are whole; returns how many of its tokens
-        need no computing. At least one token is left to compute. Raises ValueError where it has a table already."""
+    def start(self, request_id: str, kind: Kind, num_tokens: int, hashes: Sequence[bytes]) -> int:
+        """With the cached pages of its prefix, as far as they are whole."""
         if request_id in self._tables:
             raise ValueError(f"request {request_id} has blocks already")
         table = self._tables[request_id] = _Table(kind)
-        num_usable = (len(token_ids) - 1) // self.block_size
-        known = hash_chain(token_ids, self.block_size, num_usable) if hashes is None else hashes
-        for key in islice(known, max(0, num_usable)):
+        for key in islice(hashes, max(0, num_tokens - 1) // self.block_size):
             page = self._store.cache.find(key, kind)
             if page is None:
                 break
@@ -181,20 +161,12 @@ class BidirectionalPool(KVPool):
         table.is_locked = True
         return True
 
-    def commit(
-        self,
-        request_id: str,
-        token_ids: Sequence[int],
-        num_computed_tokens: int,
-        hashes: Sequence[bytes] | None = None,
-    ) -> None:
-        """Make the full pages among the first ``num_computed_tokens`` findable; their KV is written."""
+    def commit(self, request_id: str, num_computed_tokens: int, hashes: Sequence[bytes]) -> None:
         table = self._tables[request_id]
         num_full = num_computed_tokens // self.block_size
-        known = hash_chain(token_ids, self.block_size, num_full) if hashes is None else hashes
         for index in range(len(table.hashes), num_full):
-            table.hashes.append(known[index])
-            self._store.cache.publish(table.pages[index], known[index])
+            table.hashes.append(hashes[index])
+            self._store.cache.publish(table.pages[index], hashes[index])
 
     def free(self, request_id: str) -> None:
         table = self._tables.pop(request_id, None)
@@ -245,17 +217,6 @@ class BidirectionalPool(KVPool):
                 holders.update(page.holders)
                 self._store.void(page)
         return list(holders)
-
-    def preemption_table(self) -> list[PreemptedBlock]:
-        """Every page of which something is on the host, in the order of the requests."""
-        table = []
-        for page in dict.fromkeys(self._pages()):
-            if not page.is_whole:
-                peer = self._store.peer(page)
-                checkpointed = {page.used - 1 - k: host_slot for k, host_slot in enumerate(page.host_slots)}
-                online = list(peer.holders) if peer is not None else []
-                table.append(PreemptedBlock(page.block_id, online, list(page.holders), checkpointed))
-        return table
 
     def _pages(self) -> Iterator[Page]:
         return (page for table in self._tables.values() for page in table.pages)

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from shared.scheduling.kv.block_hash import hash_chain
 from shared.scheduling.kv.cache_log import CacheLog
 from shared.scheduling.kv.eviction.eviction import Eviction
 from shared.scheduling.kv.eviction.lru import Lru
@@ -77,16 +76,11 @@ class BlockPool(KVPool):
         """As of the changes that were taken last."""
         return self._cache_log.snapshot([{key: self._find(key) for key in self._by_hash}])
 
-    def start(
-        self, request_id: str, kind: Kind, token_ids: Sequence[int], hashes: Sequence[bytes] | None = None
-    ) -> int:
+    def start(self, request_id: str, kind: Kind, num_tokens: int, hashes: Sequence[bytes]) -> int:
         if request_id in self._tables:
             raise ValueError(f"request {request_id} has blocks already")
-        table = _Table(kind, [], [])
-        self._tables[request_id] = table
-        num_usable = (len(token_ids) - 1) // self.block_size
-        known = hash_chain(token_ids, self.block_size, num_usable) if hashes is None else hashes
-        for key in islice(known, max(0, num_usable)):
+        table = self._tables[request_id] = _Table(kind, [], [])
+        for key in islice(hashes, max(0, num_tokens - 1) // self.block_size):
             block_id = self._by_hash.get(key)
             if block_id is None:
                 break
@@ -116,20 +110,13 @@ class BlockPool(KVPool):
     def unlock(self, request_id: str, num_computed_tokens: int) -> None:
         """Nothing: nobody is paused, so nobody is kept from it."""
 
-    def commit(
-        self,
-        request_id: str,
-        token_ids: Sequence[int],
-        num_computed_tokens: int,
-        hashes: Sequence[bytes] | None = None,
-    ) -> None:
+    def commit(self, request_id: str, num_computed_tokens: int, hashes: Sequence[bytes]) -> None:
         table = self._tables[request_id]
         num_full = num_computed_tokens // self.block_size
         if num_full == len(table.hashes):
             return
-        known = hash_chain(token_ids, self.block_size, num_full) if hashes is None else hashes
         for index in range(len(table.hashes), num_full):
-            key = known[index]
+            key = hashes[index]
             table.hashes.append(key)
             block = self._blocks[table.blocks[index]]
             if key not in self._by_hash and block.hash is None:

@@ -59,12 +59,10 @@ class KVPool(PrefixCache, Protocol):
         """All that ``look_up`` found when changes were last taken, with their version: the next changes go on from
         there."""
 
-    def start(
-        self, request_id: str, kind: Kind, token_ids: Sequence[int], hashes: Sequence[bytes] | None = None
-    ) -> int:
-        """Give a request the cached blocks of its prefix; returns how many of its tokens need no computing.
-        At least one token is left to compute. ``hashes``: of its full blocks, where the caller has them. Raises
-        ValueError where it has a table already."""
+    def start(self, request_id: str, kind: Kind, num_tokens: int, hashes: Sequence[bytes]) -> int:
+        """Give a request the cached blocks of its prefix; returns how many of its ``num_tokens`` need no computing.
+        At least one token is left to compute. ``hashes``: of its full blocks. Raises ValueError where it has a table
+        already."""
 
     def extend(self, request_id: str, num_slots: int) -> bool:
         """``grow`` for a request whose blocks have room for that and are all there, as with most decodes. False, and
@@ -78,13 +76,7 @@ class KVPool(PrefixCache, Protocol):
     def unlock(self, request_id: str, num_computed_tokens: int) -> None:
         """The step has ended; KV is written for so many of its tokens. A request without a table is no error."""
 
-    def commit(
-        self,
-        request_id: str,
-        token_ids: Sequence[int],
-        num_computed_tokens: int,
-        hashes: Sequence[bytes] | None = None,
-    ) -> None:
+    def commit(self, request_id: str, num_computed_tokens: int, hashes: Sequence[bytes]) -> None:
         """Make the full blocks among the first ``num_computed_tokens`` findable; their KV is written. ``hashes`` as
         for ``start``."""
 

@@ -19,11 +19,6 @@ class SlotOperations:
     restores: list[tuple[int, int]] = field(default_factory=list)  # host slot -> device slot
     checkpoints: list[tuple[int, int]] = field(default_factory=list)  # device slot -> host slot
 
-    @property
-    def num_swapped(self) -> int:
-        """Slots that cross the bus between host and device."""
-        return len(self.restores) + len(self.checkpoints)
-
     def __bool__(self) -> bool:
         return bool(self.moves or self.restores or self.checkpoints)
 

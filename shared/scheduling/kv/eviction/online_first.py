@@ -24,13 +24,10 @@ class OnlineFirst:
         yield from self._online
 
     def let_go(self, block_id: int, key: bytes, kind: Kind, num_hits: int) -> None:
-        """It is the most recently used one of its kind."""
         (self._online if kind is Kind.ONLINE else self._offline).let_go(block_id, key, kind, num_hits)
 
     def hold(self, block_id: int) -> None:
-        """Used again."""
         (self._online if block_id in self._online else self._offline).hold(block_id)
 
     def evict(self) -> int:
-        """The least recently used one of offline requests, else of online ones."""
         return (self._offline or self._online).evict()

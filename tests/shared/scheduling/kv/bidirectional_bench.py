@@ -6,7 +6,7 @@ from shared.scheduling.kv.bidirectional import BidirectionalPool
 from shared.scheduling.kv.eviction.evictions import make_eviction
 from shared.scheduling.kv.slot_transfers import SlotOperations
 from shared.scheduling.request import Kind
-from tests.shared.scheduling.kv.cache_listeners import start_as_looked_up
+from tests.shared.scheduling.kv.cache_listeners import commit, start_as_looked_up
 
 BLOCK = 4
 Content = tuple[Kind, tuple[int, ...]]  # what a slot holds: the KV of the last of these tokens
@@ -41,6 +41,7 @@ class Bench:
 
     def __init__(self, num_blocks: int = 8, num_host_slots: int = 100, eviction: str = "lru") -> None:
         self.pool = BidirectionalPool(num_blocks, BLOCK, num_host_slots, make_eviction(eviction))
+        self.num_host_slots = num_host_slots
         self.device = Device()
         self.tokens: dict[str, list[int]] = {}
         self.computed: dict[str, int] = {}
@@ -96,7 +97,7 @@ class Bench:
         self.in_flight.remove(request_id)
         self.check_reads(request_id, self.computed[request_id], self.device)
         self.pool.unlock(request_id, self.computed[request_id])
-        self.pool.commit(request_id, self.tokens[request_id], self.computed[request_id])
+        commit(self.pool, request_id, self.tokens[request_id], self.computed[request_id])
 
     def run(self, request_id: str, num_tokens: int) -> bool:
         """One step of one request alone."""
@@ -141,7 +142,7 @@ class Bench:
         self.device.execute(self.pool.take_operations())
         self.pool.check_integrity()
         assert self.pool.num_free == self.pool.num_blocks
-        assert self.pool.num_host_slots_free == self.pool.num_host_slots
+        assert self.pool.num_host_slots_free == self.num_host_slots
 
     def free(self, request_id: str) -> None:
         self.pool.free(request_id)

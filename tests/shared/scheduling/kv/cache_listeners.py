@@ -9,11 +9,21 @@ from shared.scheduling.kv.prefix_cache import CacheChanges, CachedPrefix, Prefix
 from shared.scheduling.request import Kind
 
 
+def start(pool: KVPool, request_id: str, kind: Kind, tokens: Sequence[int]) -> int:
+    """Start a request whose tokens have been hashed; returns its cached tokens."""
+    return pool.start(request_id, kind, len(tokens), hash_chain(tokens, pool.block_size))
+
+
+def commit(pool: KVPool, request_id: str, tokens: Sequence[int], num_computed: int) -> None:
+    """What it has computed of its tokens can be found."""
+    pool.commit(request_id, num_computed, hash_chain(tokens, pool.block_size))
+
+
 def start_as_looked_up(pool: KVPool, request_id: str, kind: Kind, tokens: Sequence[int]) -> int:
     """Start a request: it gets what is looked up, and pays for what nobody held. Returns its cached tokens."""
     hashes = hash_chain(tokens, pool.block_size, (len(tokens) - 1) // pool.block_size)
     expected, num_free = pool.look_up(hashes, kind), pool.num_free
-    num_cached = pool.start(request_id, kind, tokens)
+    num_cached = start(pool, request_id, kind, tokens)
     assert num_cached == expected.num_blocks * pool.block_size
     assert num_free - pool.num_free == expected.num_blocks - expected.num_held
     return num_cached

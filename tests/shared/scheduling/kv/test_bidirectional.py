@@ -6,6 +6,7 @@ from shared.scheduling.kv.eviction.evictions import EVICTIONS
 from shared.scheduling.kv.pool import BlockOwners
 from shared.scheduling.request import Kind
 from tests.shared.scheduling.kv.bidirectional_bench import Bench, started
+from tests.shared.scheduling.kv.cache_listeners import start
 
 
 def test_two_requests_share_a_block_from_both_ends() -> None:
@@ -24,18 +25,18 @@ def test_only_overwritten_slots_are_checkpointed_and_the_latest_first() -> None:
     started(bench, "off", Kind.OFFLINE, 3)
     started(bench, "on", Kind.ONLINE, 1, first=50)
     bench.tokens["on"] += [51, 52]
-    assert bench.pool.preemption_table() == []
+    assert bench.device.host == {}
     assert bench.run("on", 2) and bench.paused == {"off"}
-    (entry,) = bench.pool.preemption_table()
-    assert (entry.block_id, entry.online, entry.offline, list(entry.checkpointed)) == (0, ["on"], ["off"], [2])
+    assert list(bench.device.host.values()) == [bench.content("off", 2)]
+    assert bench.pool.owners() == BlockOwners(shared=1) and bench.pool.num_missing_slots("off") == 1
     assert bench.run("on", 3)
-    (entry,) = bench.pool.preemption_table()
-    assert sorted(entry.checkpointed) == [1, 2] and bench.pool.num_missing_slots("off") == 2
+    assert list(bench.device.host.values()) == [bench.content("off", 2), bench.content("off", 1)]
+    assert bench.pool.num_missing_slots("off") == 2
     bench.tokens["off"].append(9)
     assert not bench.run("off", 4), "it is not whole and cannot be"
     bench.free("on")
     assert bench.run("off", 4), "restored in place"
-    assert bench.pool.preemption_table() == [] and bench.pool.num_host_slots_free == 100
+    assert bench.pool.num_missing_slots("off") == 0 and bench.pool.num_host_slots_free == 100
 
 
 def test_a_preempted_block_moves_to_a_free_one() -> None:
@@ -98,8 +99,8 @@ def test_an_active_request_keeps_its_blocks_until_it_is_paused() -> None:
 def test_a_prefix_is_found_by_requests_of_the_same_kind_only() -> None:
     bench = Bench()
     started(bench, "off", Kind.OFFLINE, 9)
-    assert bench.pool.start("on", Kind.ONLINE, list(range(9))) == 0
-    assert bench.pool.start("late", Kind.OFFLINE, list(range(9))) == 8
+    assert start(bench.pool, "on", Kind.ONLINE, list(range(9))) == 0
+    assert start(bench.pool, "late", Kind.OFFLINE, list(range(9))) == 8
 
 
 @pytest.mark.parametrize("eviction", EVICTIONS)
@@ -111,7 +112,7 @@ def test_online_contents_outlive_offline_churn_where_they_are_kept(eviction: str
         started(bench, "churn", Kind.OFFLINE, 16, first=100 * number)
         bench.free("churn")
         bench.check()
-    assert bench.pool.start("again", Kind.ONLINE, list(range(13))) == (12 if eviction == "online-first" else 0)
+    assert start(bench.pool, "again", Kind.ONLINE, list(range(13))) == (12 if eviction == "online-first" else 0)
 
 
 def test_a_shared_block_is_given_up_when_all_who_share_it_are_paused_and_checkpointed_once() -> None:
@@ -124,8 +125,8 @@ def test_a_shared_block_is_given_up_when_all_who_share_it_are_paused_and_checkpo
     bench.pool.pause("b")
     assert bench.pool.num_free == 3
     started(bench, "on", Kind.ONLINE, 12, first=50)
-    shared, *_ = [entry for entry in bench.pool.preemption_table() if entry.offline == ["a", "b"]]
-    assert sorted(shared.checkpointed) == [0, 1, 2, 3] and shared.block_id is None
+    checkpointed = [*(bench.content("a", position) for position in range(5)), bench.content("b", 4)]
+    assert sorted(bench.device.host.values()) == sorted(checkpointed) and bench.pool.owners() == BlockOwners(online=3)
     assert bench.pool.num_host_slots_free == 100 - 6
     bench.free("on")
     assert bench.run("b", 5)
@@ -138,7 +139,7 @@ def test_with_a_full_host_the_owner_is_dropped() -> None:
     started(bench, "off", Kind.OFFLINE, 8)
     bench.pool.pause("off")
     started(bench, "on", Kind.ONLINE, 8, first=50)
-    assert "off" not in bench.tokens and bench.pool.preemption_table() == []
+    assert "off" not in bench.tokens and bench.pool.num_missing_slots("off") == 0
     bench.free("on")
     bench.device.execute(bench.pool.take_operations())
     assert bench.pool.num_host_slots_free == 3 and bench.pool.num_free == 2
@@ -184,6 +185,6 @@ def test_failed_operations_void_what_they_wrote() -> None:
 
 def test_starting_twice_is_refused() -> None:
     bench = Bench()
-    bench.pool.start("a", Kind.ONLINE, [1])
+    start(bench.pool, "a", Kind.ONLINE, [1])
     with pytest.raises(ValueError, match="a has blocks already"):
-        bench.pool.start("a", Kind.ONLINE, [1])
+        start(bench.pool, "a", Kind.ONLINE, [1])

@@ -124,7 +124,8 @@ def test_long_runs_under_pressure(seed: int) -> None:
                     bench.give_up(request_id)
                 elif bench.kinds[request_id] is Kind.OFFLINE and request_id in bench.tokens:
                     bench.pause(request_id)
-        swapped += bench.pool.peek_operations().num_swapped
+        operations = bench.pool.peek_operations()
+        swapped += len(operations.restores) + len(operations.checkpoints)
         for request_id in bench.in_flight[rng.randint(0, 2) :]:
             bench.finish(request_id)
             if len(bench.tokens[request_id]) > 20 or rng.random() < 0.05:

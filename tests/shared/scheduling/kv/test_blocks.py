@@ -12,16 +12,16 @@ from shared.scheduling.kv.eviction.evictions import EVICTIONS, make_eviction
 from shared.scheduling.kv.eviction.online_first import OnlineFirst
 from shared.scheduling.kv.pool import BlockOwners
 from shared.scheduling.request import Kind
-from tests.shared.scheduling.kv.cache_listeners import CacheListeners, start_as_looked_up
+from tests.shared.scheduling.kv.cache_listeners import CacheListeners, commit, start, start_as_looked_up
 
 BLOCK = 4
 
 
 def started(pool: BlockPool, request_id: str, token_ids: list[int], kind: Kind = Kind.ONLINE) -> int:
     """Start a request and compute all its tokens; returns how many came from the cache."""
-    cached = pool.start(request_id, kind, token_ids)
+    cached = start(pool, request_id, kind, token_ids)
     assert pool.grow(request_id, len(token_ids))
-    pool.commit(request_id, token_ids, len(token_ids))
+    commit(pool, request_id, token_ids, len(token_ids))
     return cached
 
 
@@ -41,7 +41,7 @@ def test_a_prefix_is_found_while_held_and_after() -> None:
 def test_one_token_is_always_left_to_compute() -> None:
     pool = BlockPool(16, BLOCK)
     started(pool, "a", list(range(8)))
-    assert pool.start("b", Kind.ONLINE, list(range(8))) == 4
+    assert start(pool, "b", Kind.ONLINE, list(range(8))) == 4
 
 
 def test_a_prefix_with_another_beginning_is_another() -> None:
@@ -52,15 +52,15 @@ def test_a_prefix_with_another_beginning_is_another() -> None:
 
 def test_uncommitted_blocks_are_not_found() -> None:
     pool = BlockPool(16, BLOCK)
-    pool.start("a", Kind.ONLINE, list(range(9)))
+    start(pool, "a", Kind.ONLINE, list(range(9)))
     pool.grow("a", 9)
-    assert pool.start("b", Kind.ONLINE, list(range(9))) == 0
+    assert start(pool, "b", Kind.ONLINE, list(range(9))) == 0
 
 
 def test_growth_beyond_the_pool_changes_nothing() -> None:
     pool = BlockPool(4, BLOCK)
     started(pool, "a", list(range(10)))
-    pool.start("b", Kind.ONLINE, [1])
+    start(pool, "b", Kind.ONLINE, [1])
     assert not pool.grow("b", 2 * BLOCK)
     assert pool.num_free == 1 and pool.table("b") == []
 
@@ -73,8 +73,8 @@ def test_least_recently_used_goes_first_and_deep_blocks_before_shallow() -> None
     pool.free("new")
     started(pool, "x", [3] * 3)
     pool.free("x")
-    assert pool.start("old", Kind.ONLINE, [1] * 9) == 4
-    assert pool.start("new", Kind.ONLINE, [2] * 9) == 8
+    assert start(pool, "old", Kind.ONLINE, [1] * 9) == 4
+    assert start(pool, "new", Kind.ONLINE, [2] * 9) == 8
 
 
 def test_blocks_of_offline_requests_alone_are_counted() -> None:
@@ -106,9 +106,9 @@ def test_every_block_has_one_owner() -> None:
 
 def test_starting_twice_is_refused() -> None:
     pool = BlockPool(4, BLOCK)
-    pool.start("a", Kind.ONLINE, [1])
+    start(pool, "a", Kind.ONLINE, [1])
     with pytest.raises(ValueError, match="a has blocks already"):
-        pool.start("a", Kind.ONLINE, [1])
+        start(pool, "a", Kind.ONLINE, [1])
 
 
 @pytest.mark.parametrize("eviction", EVICTIONS)
@@ -120,7 +120,7 @@ def test_online_contents_outlive_offline_churn_where_they_are_kept(eviction: str
     for number in range(20):
         started(pool, "churn", [100 + number] * 4 * BLOCK, Kind.OFFLINE)
         pool.free("churn")
-    assert pool.start("again", Kind.ONLINE, [*prefix, 1]) == (len(prefix) if eviction == "online-first" else 0)
+    assert start(pool, "again", Kind.ONLINE, [*prefix, 1]) == (len(prefix) if eviction == "online-first" else 0)
     pool.check_integrity()
 
 
@@ -130,8 +130,8 @@ def test_online_contents_go_when_nothing_else_is_left_the_least_recently_used_fi
         started(pool, request_id, [token] * 2 * BLOCK)
         pool.free(request_id)
     started(pool, "offline", [3] * 3 * BLOCK, Kind.OFFLINE)
-    assert pool.start("old", Kind.ONLINE, [1] * 9) == 0
-    assert pool.start("new", Kind.ONLINE, [2] * 9) == BLOCK
+    assert start(pool, "old", Kind.ONLINE, [1] * 9) == 0
+    assert start(pool, "new", Kind.ONLINE, [2] * 9) == BLOCK
 
 
 def test_what_an_offline_request_finds_of_an_online_one_stays_online() -> None:
@@ -141,7 +141,7 @@ def test_what_an_offline_request_finds_of_an_online_one_stays_online() -> None:
     assert started(pool, "alike", [1] * 3 * BLOCK, Kind.OFFLINE) == 2 * BLOCK
     pool.free("alike")
     started(pool, "churn", [3] * 2 * BLOCK, Kind.OFFLINE)
-    assert pool.start("again", Kind.ONLINE, [1] * 3 * BLOCK) == 2 * BLOCK
+    assert start(pool, "again", Kind.ONLINE, [1] * 3 * BLOCK) == 2 * BLOCK
 
 
 def test_what_was_online_is_not_after_other_contents() -> None:
@@ -153,7 +153,7 @@ def test_what_was_online_is_not_after_other_contents() -> None:
     started(pool, "chat", [1] * BLOCK)
     pool.free("chat")
     started(pool, "churn", [3] * 2 * BLOCK, Kind.OFFLINE)
-    assert pool.start("again", Kind.ONLINE, [1] * BLOCK + [0]) == BLOCK
+    assert start(pool, "again", Kind.ONLINE, [1] * BLOCK + [0]) == BLOCK
 
 
 class PoolMachine(RuleBasedStateMachine):
@@ -238,7 +238,7 @@ class PoolMachine(RuleBasedStateMachine):
         table = self.pool.table(request_id)
         for index in range(start // BLOCK, -(-len(tokens) // BLOCK)):
             self.contents[table[index]] = tuple(tokens[: (index + 1) * BLOCK])
-        self.pool.commit(request_id, tokens, len(tokens))
+        commit(self.pool, request_id, tokens, len(tokens))
         self.live[request_id] = tokens
         for index in range(start // BLOCK, len(tokens) // BLOCK):
             if table[index] not in self.found.values():

@@ -12,6 +12,7 @@ from shared.scheduling.kv.eviction.eviction import Eviction
 from shared.scheduling.kv.eviction.evictions import EVICTIONS, make_eviction
 from shared.scheduling.kv.eviction.lru import Lru
 from shared.scheduling.request import Kind
+from tests.shared.scheduling.kv.cache_listeners import commit, start
 
 NUM_BLOCKS = 6
 
@@ -77,14 +78,14 @@ def test_it_is_told_who_held_a_block_how_often_it_was_found_and_when_it_is_held_
     eviction: Eviction = (recorder := Recorder())
     pool = BlockPool(2, 4, eviction)
     for turn, kind in enumerate((Kind.OFFLINE, Kind.ONLINE, Kind.OFFLINE)):
-        assert pool.start("a", kind, [1] * 5) == (4 if turn else 0)
+        assert start(pool, "a", kind, [1] * 5) == (4 if turn else 0)
         pool.grow("a", 5)
-        pool.commit("a", [1] * 5, 5)
+        commit(pool, "a", [1] * 5, 5)
         pool.free("a")
     hold = ("hold", 0, None, 0)
     let_go = [("let go", 0, kind, hits) for hits, kind in enumerate((Kind.OFFLINE, Kind.ONLINE, Kind.ONLINE))]
     assert recorder.told == [let_go[0], hold, let_go[1], hold, let_go[2]]
-    assert pool.start("b", Kind.OFFLINE, [2]) == 0 and pool.grow("b", 8)
-    assert pool.start("a", Kind.OFFLINE, [1] * 5) == 0
+    assert start(pool, "b", Kind.OFFLINE, [2]) == 0 and pool.grow("b", 8)
+    assert start(pool, "a", Kind.OFFLINE, [1] * 5) == 0
     pool.free("b")
     pool.check_integrity()

@@ -14,6 +14,7 @@ from shared.scheduling.kv.prefix_cache import (
 )
 from shared.scheduling.request import Kind
 from tests.shared.scheduling.kv.bidirectional_bench import BLOCK, Bench, started
+from tests.shared.scheduling.kv.cache_listeners import commit, start
 
 A, B = b"a" * HASH_BYTES, b"b" * HASH_BYTES
 
@@ -38,16 +39,16 @@ def test_nothing_to_tell_costs_next_to_nothing() -> None:
 
 def started_and_freed(pool: BlockPool) -> None:
     tokens = list(range(2 * BLOCK))
-    pool.start("a", Kind.ONLINE, tokens)
+    start(pool, "a", Kind.ONLINE, tokens)
     pool.grow("a", len(tokens))
-    pool.commit("a", tokens, len(tokens))
+    commit(pool, "a", tokens, len(tokens))
     pool.free("a")
 
 
 def test_what_comes_and_goes_in_between_is_not_told() -> None:
     pool = BlockPool(2, BLOCK)
     started_and_freed(pool)
-    pool.start("b", Kind.ONLINE, [90])
+    start(pool, "b", Kind.ONLINE, [90])
     pool.grow("b", 2 * BLOCK)
     assert pool.take_cache_changes() == CacheChanges(0)
 

@@ -9,6 +9,7 @@ from shared.scheduling.request import Kind
 from shared.scheduling.strategy import Strategy
 from tests.shared.replica.factories import KV_STRATEGIES
 from tests.shared.scheduling.factories import make_decode, make_table
+from tests.shared.scheduling.kv.cache_listeners import commit, start
 
 
 @pytest.mark.parametrize(("name", "expected"), [("recompute", 7), ("bidirectional", 7), ("keep-resident", 0)])
@@ -34,16 +35,16 @@ def test_only_offline_requests_are_paused_and_only_where_blocks_are_shared_from_
 @pytest.mark.parametrize("kind", Kind)
 def test_every_pool_takes_a_request_through_its_life(name: str, kind: Kind) -> None:
     pool = kv_sharing_named(name).make_pool(4, 4, 8, Lru())
-    assert pool.start("a", kind, range(6)) == 0
+    assert start(pool, "a", kind, range(6)) == 0
     assert not pool.extend("a", 6) and pool.grow("a", 6)
     pool.unlock("a", 6)
     assert pool.extend("a", 8) and not pool.extend("a", 9)
     assert not pool.take_operations() and not pool.take_paused() and not pool.take_dropped()
     assert pool.num_free == 2 and pool.num_offline_only == (2 if kind is Kind.OFFLINE else 0)
     pool.unlock("a", 8)
-    pool.commit("a", range(8), 8)
+    commit(pool, "a", range(8), 8)
     pool.free("a")
-    assert pool.start("b", kind, range(9)) == 8
+    assert start(pool, "b", kind, range(9)) == 8
     pool.check_integrity()
 
 

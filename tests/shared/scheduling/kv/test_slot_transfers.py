@@ -29,7 +29,7 @@ def test_a_checkpoint_that_is_restored_before_the_step_is_a_move() -> None:
     assert host_slot is not None
     transfers.restore(host_slot, 7)
     operations = transfers.take()
-    assert operations.moves == [(1, 7)] and operations.num_swapped == 0
+    assert operations == SlotOperations(moves=[(1, 7)])
     assert transfers.num_host_free == 4
 
 
