@@ -21,7 +21,7 @@ SLACK_TOKENS = 8192  # to compute a shared prefix of 400 tokens anew at each tur
 
 
 class FairShare:
-    """An ``OfflineOrder`` of batches' requests, whose ids are ``<batch id>.<line>``.
+    """As an ``OfflineOrder`` of batches' requests, whose ids are ``<batch id>.<line>``.
 
     While clients A and B both have requests waiting, what they were charged differs by less than ``slack_tokens`` and
     one request's charge; so do the batches of one client. A client or a batch that had nothing waiting is lifted to the
@@ -47,7 +47,6 @@ class FairShare:
         return self._order.num_waiting
 
     def add(self, request: Request, prompt: bytes) -> None:
-        """It waits. ``prompt``: its packed tokens. Raises ValueError for an id that is here already."""
         batch_id = _batch_id(request.request_id)
         self._order.add(request, prompt, batch_id)
         share = self._share_of(batch_id)
@@ -59,7 +58,6 @@ class FairShare:
         self._num_tokens[request.request_id] = request.max_total_tokens
 
     def take(self, request_id: str, reader: str | None = None) -> None:
-        """A waiting request runs at the reader. Raises KeyError for an unknown id."""
         batch = self._batches[_batch_id(request_id)]
         self._order.take(request_id, reader)
         share = self._share_of(batch.batch_id)
@@ -71,8 +69,7 @@ class FairShare:
         self._wait(batch, -1)
 
     def give_back(self, request_id: str) -> None:
-        """A taken request waits again. Its charge is refunded, to where the others are by now. Raises KeyError for an
-        unknown id."""
+        """Its charge is refunded, to where the others are by now."""
         batch = self._batches[_batch_id(request_id)]
         charge = self._charges.pop(request_id)
         self._lift(batch)
@@ -82,7 +79,6 @@ class FairShare:
         self._wait(batch, 1)
 
     def remove(self, request_id: str) -> None:
-        """Forget it, waiting or taken. Raises KeyError for an unknown id."""
         batch = self._batches[_batch_id(request_id)]
         self._order.remove(request_id)
         batch.num_known -= 1
@@ -95,7 +91,6 @@ class FairShare:
                 del self._clients[batch.client.client_id]
 
     def leave(self, reader: str) -> None:
-        """The reader takes no more."""
         self._order.leave(reader)
 
     def in_order(self, view: OfflineView = NOBODY) -> Iterator[Request]:

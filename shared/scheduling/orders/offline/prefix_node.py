@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from sortedcontainers import SortedList
@@ -11,20 +12,18 @@ from sortedcontainers import SortedList
 from shared.scheduling.request import Request
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Leaf:
     """One request; ``prompt[start:end]`` is what it shares with no other."""
 
-    __slots__ = ("end", "group", "is_waiting", "parent", "prompt", "rank", "request", "start")
-
-    def __init__(self, parent: Branch, prompt: bytes, request: Request, group: str) -> None:
-        self.parent = parent
-        self.rank = parent.next_rank()
-        self.prompt = prompt
-        self.start = parent.end
-        self.end = len(prompt)
-        self.request = request
-        self.group = group
-        self.is_waiting = True
+    parent: Branch
+    prompt: bytes
+    start: int
+    end: int
+    rank: int
+    request: Request
+    group: str
+    is_waiting: bool = True
 
     def groups(self) -> Collection[str]:
         return (self.group,)
@@ -34,21 +33,19 @@ class Leaf:
         return int(self.is_waiting)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Branch:
     """What all requests below share. ``prompt[:end]`` is the path from the root, ``prompt[start:end]`` the edge.
     ``rank`` is its place among its siblings: the first of each came in this order."""
 
-    __slots__ = ("_num_ranks", "children", "end", "parent", "parts", "prompt", "rank", "start")
-
-    def __init__(self, parent: Branch | None, prompt: bytes, start: int, end: int, rank: int) -> None:
-        self.parent = parent
-        self.prompt = prompt  # of any request below
-        self.start = start
-        self.end = end
-        self.rank = rank
-        self.children: dict[bytes | str, Node] = {}  # by the trie's key of each edge
-        self.parts: dict[str, Part] = {}  # of groups that have a request below, waiting or held
-        self._num_ranks = 0
+    parent: Branch | None
+    prompt: bytes  # of any request below
+    start: int
+    end: int
+    rank: int
+    children: dict[bytes | str, Node] = field(default_factory=dict)  # by the trie's key of each edge
+    parts: dict[str, Part] = field(default_factory=dict)  # of groups that have a request below, waiting or held
+    _num_ranks: int = 0
 
     def next_rank(self) -> int:
         self._num_ranks += 1
@@ -92,14 +89,12 @@ class Branch:
                 yield ranked
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Part:
-    """What a branch has below it of one group."""
+    """What a branch has below it of one group. ``children``: by rank; ranks differ, so that nodes are not compared."""
 
-    __slots__ = ("children", "num_waiting")
-
-    def __init__(self) -> None:
-        self.num_waiting = 0
-        self.children: SortedList[tuple[int, Node]] = SortedList()  # by rank; ranks differ, so nodes are not compared
+    num_waiting: int = 0
+    children: SortedList[tuple[int, Node]] = field(default_factory=SortedList)
 
 
 Node: TypeAlias = Branch | Leaf

@@ -35,24 +35,9 @@ class PrefixTrie:
         self._block_bytes = block_size * TOKEN_BYTES
         self._root = Branch(None, b"", 0, 0, 0)
         self._leaves: dict[str, Leaf] = {}
-        self._num_waiting = 0
+        self.num_waiting = 0
 
-    def __len__(self) -> int:
-        """Held requests included."""
-        return len(self._leaves)
-
-    def __contains__(self, request_id: str) -> bool:
-        return request_id in self._leaves
-
-    @property
-    def num_waiting(self) -> int:
-        return self._num_waiting
-
-    def prompt(self, request_id: str) -> bytes:
-        """Of a known request, packed. Raises KeyError for an unknown id."""
-        return self._leaves[request_id].prompt
-
-    def in_order(self, avoiding: Iterable[bytes] = (), turn: Turn | None = None) -> Iterator[Request]:
+    def depth_first(self, avoiding: Iterable[bytes] = (), turn: Turn | None = None) -> Iterator[Request]:
         """Waiting requests of those whose turn it is, of all where None is given, depth first, read lazily; the trie
         must not change meanwhile. At each branch, what shares more of the prompts that are to be avoided comes after
         what shares less."""
@@ -70,25 +55,28 @@ class PrefixTrie:
             else:
                 path.pop()
 
-    def insert(self, request: Request, prompt: bytes, group: str = "") -> None:
+    def add(self, request: Request, prompt: bytes, group: str = "") -> None:
         """A request that waits. ``prompt``: its packed tokens, kept by reference. Raises ValueError for an id that is
         here already."""
         request_id = request.request_id
         if request_id in self._leaves:
             raise ValueError(f"request {request_id} is here already")
-        leaf = Leaf(self._parent_for(prompt), prompt, request, group)
-        leaf.parent.children[self._key(leaf)] = leaf
+        parent = self._parent_for(prompt)
+        leaf = Leaf(parent, prompt, parent.end, len(prompt), parent.next_rank(), request, group)
+        parent.children[self._key(leaf)] = leaf
         self._leaves[request_id] = leaf
-        self._num_waiting += 1
+        self.num_waiting += 1
         self._enter_parts(leaf)
 
-    def hold(self, request_id: str) -> None:
-        """A waiting request is left out of the order until ``resume``. Raises KeyError for an unknown id."""
+    def hold(self, request_id: str) -> bytes:
+        """A waiting request is left out of the order until ``give_back``; its prompt. Raises KeyError for an unknown
+        id."""
         leaf = self._leaves[request_id]
         assert leaf.is_waiting, f"request {request_id} is held already"
         self._count(leaf, -1)
+        return leaf.prompt
 
-    def resume(self, request_id: str) -> None:
+    def give_back(self, request_id: str) -> None:
         """A held request waits again, at its old place. Raises KeyError for an unknown id."""
         leaf = self._leaves[request_id]
         assert not leaf.is_waiting, f"request {request_id} is not held"
@@ -113,7 +101,7 @@ class PrefixTrie:
     def _count(self, leaf: Leaf, change: int) -> None:
         """It waits, or does not wait any more."""
         leaf.is_waiting = change > 0
-        self._num_waiting += change
+        self.num_waiting += change
         branch: Branch | None = leaf.parent
         while branch is not None:
             branch.parts[leaf.group].num_waiting += change

@@ -156,17 +156,18 @@ def test_a_trie_under_thousands_of_operations() -> None:
             request_id, start = next(ids), rng.choice(shared)
             prompt = start[: rng.randrange(len(start) + 1)] + [rng.randrange(3) for _ in range(rng.randrange(9))]
             naive.add(request_id, prompt)
-            trie.insert(make_waiting(request_id, len(prompt)), pack_tokens(prompt), rng.choice(GROUPS))
+            trie.add(make_waiting(request_id, len(prompt)), pack_tokens(prompt), rng.choice(GROUPS))
         else:
             request_id = rng.choice(known)
             naive.remove(request_id)
             trie.remove(request_id)
         if operation % 20 == 0:
             trie.check_integrity()
-            assert [request.request_id for request in trie.in_order()] == naive.depth_first()
+            assert [request.request_id for request in trie.depth_first()] == naive.depth_first()
     for request_id in list(naive.prompts):
         trie.remove(request_id)
-    assert len(trie) == trie.num_waiting == 0 and list(trie.in_order()) == []
+    trie.check_integrity()
+    assert trie.num_waiting == 0 and list(trie.depth_first()) == []
 
 
 def test_the_papers_example() -> None:
