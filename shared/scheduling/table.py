@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator
 from itertools import chain, count, takewhile
 from operator import attrgetter, methodcaller
 
-from shared.scheduling.orders.online.fcfs import Fcfs
 from shared.scheduling.orders.online.order import ClientCounters, OnlineOrder
 from shared.scheduling.request import Kind, Request
 
@@ -23,7 +22,7 @@ class RequestTable:
     """
 
     def __init__(self, online_order: OnlineOrder | None = None) -> None:
-        self.online_order = online_order or Fcfs()
+        self.online_order = online_order or OnlineOrder()
         self._waiting: tuple[OrderedDict[str, Request], OrderedDict[str, Request]] = (OrderedDict(), OrderedDict())
         self._running: tuple[dict[str, Request], dict[str, Request]] = ({}, {})
         self._places: dict[str, int] = {}  # of those that have run, by first start

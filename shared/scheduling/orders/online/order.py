@@ -23,7 +23,7 @@ class ClientCounters:
 
 
 class OnlineOrder:
-    """What an order hears of, and what it is asked. As it stands it hears nothing and keeps the order of arrival."""
+    """First come, first served. What an order hears of, and what it is asked: as it stands it hears nothing."""
 
     def add(self, request: Request) -> None:
         """It came; it waits, or runs already."""

@@ -7,7 +7,6 @@ import msgspec
 from msgspec import Meta
 
 from shared.named import named
-from shared.scheduling.orders.online.fcfs import Fcfs
 from shared.scheduling.orders.online.order import OnlineOrder
 from shared.scheduling.orders.online.vtc import Vtc
 
@@ -20,7 +19,7 @@ class OnlineOrderKnobs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _MAKERS: dict[str, Callable[[OnlineOrderKnobs], OnlineOrder]] = {
-    "fcfs": lambda knobs: Fcfs(),
+    "fcfs": lambda knobs: OnlineOrder(),
     "vtc": lambda knobs: Vtc(knobs.vtc_weight_input, knobs.vtc_weight_output),
 }
 ONLINE_ORDERS = tuple(_MAKERS)
