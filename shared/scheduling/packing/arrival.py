@@ -4,6 +4,7 @@ import heapq
 from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import chain
+from operator import attrgetter
 
 from shared.scheduling.packing.batch import BatchBuilder
 from shared.scheduling.packing.packing import OfflineWork, OneWayPacking, StepState
@@ -11,6 +12,8 @@ from shared.scheduling.packing.victims import Victims, schedulable
 from shared.scheduling.request import Kind, Request
 from shared.scheduling.schedule import Schedule
 from shared.scheduling.table import RequestTable
+
+_arrival_s = attrgetter("arrival_s")
 
 
 class FcfsPacking(OneWayPacking):
@@ -21,10 +24,7 @@ class FcfsPacking(OneWayPacking):
     uses_time = False
     keeps_plans = False  # an offline request that did not fit held up the online ones behind it
     latency_budgets: tuple[str, ...] = ("none",)
-    offline_orders: tuple[str, ...] | None = (
-        "fcfs",
-        "none",
-    )  # it merges the queue with online requests by their arrival
+    offline_orders: tuple[str, ...] | None = ("fcfs", "none")  # merged with online requests by their arrival
 
     def pack(self, state: StepState, offline: OfflineWork) -> Schedule:
         table = state.table
@@ -88,10 +88,6 @@ def _fill(
                 break
     entries = sorted(builder.entries, key=lambda entry: entry.kind)  # online first, each kind in its order
     return Schedule(entries, victims.lost, builder.latency_ms)
-
-
-def _arrival_s(request: Request) -> float:
-    return request.arrival_s
 
 
 def _not_paused(table: RequestTable) -> list[Request]:

@@ -4,6 +4,7 @@ import heapq
 import math
 from collections.abc import Iterator
 from itertools import islice, takewhile
+from operator import attrgetter
 from typing import NamedTuple
 
 from shared.latency.features import BatchFeatures
@@ -20,6 +21,9 @@ class Timed(NamedTuple):
 
     remaining_ms: float
     request: Request
+
+
+_remaining_ms = attrgetter("remaining_ms")
 
 
 class DeadlineQueue:
@@ -42,17 +46,13 @@ class DeadlineQueue:
         recent = [self._timed(request) for request in self._not_past(reversed(waiting.values()))]
         recent.reverse()
         can_meet = _Alone(state.model, state.limits.max_num_batched_tokens, pending, state.cache)
-        in_time = sorted(filter(can_meet.in_time, pending), key=_remaining_ms)
+        self._in_time = sorted(filter(can_meet.in_time, pending), key=_remaining_ms)
         self._late = sorted((timed for timed in pending if not can_meet.in_time(timed)), key=_remaining_ms)
-        recent_in_time = list(filter(can_meet.in_time, recent))
-        recent_late = [timed for timed in recent if not can_meet.in_time(timed)]
+        self._recent_in_time = list(filter(can_meet.in_time, recent))
+        self._recent_late = [timed for timed in recent if not can_meet.in_time(timed)]
         num_past = len(waiting) - len(lost_kv) - len(recent)
-        past = islice(waiting.values(), len(lost_kv), len(lost_kv) + num_past)
-        self.has_late = bool(self._late or self._past_lost_kv or recent_late or num_past)
-        self._in_time = in_time
-        self._recent_in_time = recent_in_time
-        self._past = past
-        self._recent_late = recent_late
+        self._past = islice(waiting.values(), len(lost_kv), len(lost_kv) + num_past)
+        self.has_late = bool(self._late or self._past_lost_kv or self._recent_late or num_past)
         self._is_closed = False
 
     @property
@@ -102,10 +102,6 @@ class DeadlineQueue:
 def remaining_ms(request: Request, pace: Pace) -> float:
     """Until the step that has to bring the next token of its group, if the others come in steps of the usual length."""
     return request.deadline_ms - pace.now_ms - (request.num_group_tokens_left - 1) * pace.mean_step_ms
-
-
-def _remaining_ms(timed: Timed) -> float:
-    return timed.remaining_ms
 
 
 class _Alone:
