@@ -78,7 +78,7 @@ class Replica:
         self._cache = HashedRequests(self.pool, limits.block_size, self._block_hashes)
         self._planned: dict[str, int] = {}  # tokens of offline requests in the plan of the coming step
         self._in_flight: deque[_Step] = deque()  # oldest first
-        self._copies_ahead: list[SlotOperations] = []  # of the next step
+        self.copies_ahead: list[SlotOperations] = []  # beside the steps in flight; whatever runs next has them too
         self._aborting: dict[str, None] = {}
         self._voided: dict[str, None] = {}  # in flight on KV that another step's failure made worthless
         self._ended: list[Ended] = []  # since take_ended
@@ -164,11 +164,6 @@ class Replica:
         """Of slots, in this order, before the newest step's forward pass."""
         return self._in_flight[-1].copies
 
-    @property
-    def copies_ahead(self) -> list[SlotOperations]:
-        """Of slots, beside the steps in flight. Whatever runs next has them among its copies."""
-        return self._copies_ahead
-
     def allocate(self, schedule: Schedule) -> Running:
         """Give each entry its blocks; what runs, with the tokens that it computes. Entries whose blocks are short are
         dropped."""
@@ -176,10 +171,10 @@ class Replica:
         running = self._kv.allocate(schedule, self._sequences, self._planned)
         self._planned = {}
         if running:
-            own, copies = self._kv.take_operations(), self._copies_ahead
+            own, copies = self._kv.take_operations(), self.copies_ahead
             self._in_flight.append(_Step(running, [*copies, own] if own else copies))
             ahead = self._kv.restore(returning)
-            self._copies_ahead = [ahead] if ahead else []
+            self.copies_ahead = [ahead] if ahead else []
             self._pace = self._pace.after(schedule, self.limits.max_num_seqs)
             self.totals.steps_offline += running[-1][0].kind is Kind.OFFLINE  # entries are online first
         return running
@@ -237,7 +232,7 @@ class Replica:
             else:
                 self._kv.lose(sequence.request)
         later = [copies for step in self._in_flight for copies in step.copies]
-        for request in self._kv.void(failed.copies, [*later, *self._copies_ahead]):
+        for request in self._kv.void(failed.copies, [*later, *self.copies_ahead]):
             if request.is_in_flight:
                 self._voided[request.request_id] = None
             else:
@@ -247,10 +242,6 @@ class Replica:
         """Who left since the last call."""
         ended, self._ended = self._ended, []
         return ended
-
-    def update_paused(self) -> None:
-        """Bring the table's paused requests up to date, for whoever plans over it."""
-        self._kv.update_paused()
 
     def in_flight(self) -> list[list[ScheduledRequest]]:
         """The steps that run, oldest first."""

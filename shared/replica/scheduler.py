@@ -11,6 +11,7 @@ from shared.protocol.sampling import FinishReason
 from shared.protocol.steps import StepPlan, StepStarted
 from shared.replica.offline_pool import OfflinePool
 from shared.replica.prompt_hashes import PromptHashes
+from shared.replica.sequence import scheduled
 from shared.scheduling.kv.prefix_cache import CacheChanges
 from shared.scheduling.limits import why_never_held
 from shared.scheduling.orders.offline.view import OfflineView
@@ -58,7 +59,8 @@ class Scheduler:
         """An online request reaches executor and scheduler at the same time; so does an abort."""
         if isinstance(message, GenerateRequest):
             self._hashes.add(message)
-            self._mirror.arrive(self._expected(message), self._clock.monotonic_s() * 1e3)
+            request = scheduled(message, self.info.spec.max_model_len)
+            self._mirror.arrive(request, self._clock.monotonic_s() * 1e3)
         else:
             for request_id in message.request_ids:
                 self._mirror.depart(request_id)
@@ -150,7 +152,7 @@ class Scheduler:
         schedule = self._pipeline.plan(lambda view: self._candidates(view, start_s, too_large), policy, model)
         plan = self._message(self._pipeline.next_step, schedule, list(too_large))
         if plan.entries or plan.admitted:
-            self._pipeline.keep(schedule, [self._expected(request) for request in plan.admitted])
+            self._pipeline.keep(schedule, [scheduled(each, self.info.spec.max_model_len) for each in plan.admitted])
         elapsed_s = self._clock.monotonic_s() - start_s
         self._plans += 1
         self._plan_s_total += elapsed_s
@@ -171,20 +173,6 @@ class Scheduler:
             elif not has_suspect and not self._pool.holds_suspect(executor_id):
                 has_suspect = True
                 yield request
-
-    def _expected(self, request: GenerateRequest) -> Request:
-        """As it will be on the executor."""
-        num_tokens = len(request.prompt_token_ids) + len(request.output_token_ids)
-        total = min(len(request.prompt_token_ids) + request.sampling.max_tokens, self.info.spec.max_model_len)
-        return Request(
-            request.request_id,
-            request.kind,
-            num_tokens,
-            total,
-            client_id=request.client_id,
-            arrival_s=request.arrival_s,
-            client_weight=request.client_weight,
-        )
 
     def _message(self, step: int, schedule: Schedule, too_large: list[str]) -> StepPlan:
         """Q_recv.send(B, t, m), with the prompt of each offline request that enters. Those that are too large go

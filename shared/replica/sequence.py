@@ -43,15 +43,7 @@ class LiveSequence:
         if stop_strings is not None and output:
             stop_strings.push(output)
         return cls(
-            request=Request(
-                request.request_id,
-                request.kind,
-                num_tokens=len(prompt) + len(output),
-                max_total_tokens=min(len(prompt) + request.sampling.max_tokens, spec.max_model_len),
-                client_id=request.client_id,
-                arrival_s=request.arrival_s,
-                client_weight=request.client_weight,
-            ),
+            request=scheduled(request, spec.max_model_len),
             token_ids=prompt + output,
             num_prompt_tokens=len(prompt),
             sampling=request.sampling,
@@ -146,6 +138,20 @@ class LiveSequence:
             return False
         self.stop_strings.push([token_id])
         return self.stop_strings.stopped
+
+
+def scheduled(request: GenerateRequest, max_model_len: int) -> Request:
+    """What a scheduler knows of it, on an executor with this context (tokens)."""
+    num_prompt_tokens = len(request.prompt_token_ids)
+    return Request(
+        request.request_id,
+        request.kind,
+        num_prompt_tokens + len(request.output_token_ids),
+        min(num_prompt_tokens + request.sampling.max_tokens, max_model_len),
+        client_id=request.client_id,
+        arrival_s=request.arrival_s,
+        client_weight=request.client_weight,
+    )
 
 
 def _stop_strings(sampling: SamplingParams, tokenizer: Tokenizer | None) -> IncrementalDetokenizer | None:
