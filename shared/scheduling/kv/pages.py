@@ -33,8 +33,8 @@ class PageStore:
         self._sides: tuple[list[Page | None], list[Page | None]] = ([None] * num_blocks, [None] * num_blocks)
         self._free = FreeBlocks(num_blocks, eviction)
         self._idle: SortedDict[tuple[int, int], Page] = SortedDict()
-        self._num_alone = 0
-        self._num_shared = 0
+        self.num_alone = 0  # blocks that hold nothing but an offline page, idle or not
+        self.num_shared = 0  # blocks that hold a page of each kind
         self._num_kept: dict[str, int] = {}  # pages by holder, where there are any
         self._num_missing: dict[str, int] = {}  # host slots by holder, where there are any
         self._num_pages = 0
@@ -48,16 +48,6 @@ class PageStore:
     def num_idle(self) -> int:
         """Blocks that hold nothing but a page of paused offline requests."""
         return len(self._idle)
-
-    @property
-    def num_alone(self) -> int:
-        """Blocks that hold nothing but an offline page, idle or not."""
-        return self._num_alone
-
-    @property
-    def num_shared(self) -> int:
-        """Blocks that hold a page of each kind."""
-        return self._num_shared
 
     @property
     def num_cached(self) -> int:
@@ -258,8 +248,8 @@ class PageStore:
             page.is_kept = is_kept
             _count(self._num_kept, page.holders, 1 if is_kept else -1)
         key = (page.resident, -page.number) if is_alone and page.num_active == 0 else None
-        self._num_alone += is_alone - page.is_alone
-        self._num_shared += is_beside - page.is_beside
+        self.num_alone += is_alone - page.is_alone
+        self.num_shared += is_beside - page.is_beside
         page.is_alone, page.is_beside = is_alone, is_beside
         if page.idle_key != key:
             if page.idle_key is not None:
@@ -292,9 +282,9 @@ class PageStore:
         assert {*self._free} == {block_id for block_id in range(self.num_blocks) if block_id not in busy}
         alone = [p for p in held if p.kind is Kind.OFFLINE and p.block_id is not None and self.peer(p) is None]
         idle = [page for page in alone if page.num_active == 0]
-        assert self._num_alone == len(alone)
+        assert self.num_alone == len(alone)
         beside = [p for p in held if p.kind is Kind.OFFLINE and p.block_id is not None and self.peer(p) is not None]
-        assert self._num_shared == len(beside)
+        assert self.num_shared == len(beside)
         found = {page.block_id for page in cached}
         assert self._free.num_cached == len(found) and found <= {*self._free}
         assert dict(self._idle) == {(page.resident, -page.number): page for page in idle}

@@ -36,12 +36,10 @@ def _block_pool(num_blocks: int, block_size: int, num_host_slots: int, eviction:
     return BlockPool(num_blocks, block_size, eviction)
 
 
-RECOMPUTE = KVSharing("recompute", _block_pool)
-
 KV_SHARINGS = {
     sharing.name: sharing
     for sharing in (
-        RECOMPUTE,
+        KVSharing("recompute", _block_pool),
         KVSharing("bidirectional", BidirectionalPool, pauses=True),  # BROS, section 5
         KVSharing("keep-resident", _block_pool, gives_way=False),  # to compare with
     )
