@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 from shared.protocol.requests import GenerateRequest
 from shared.protocol.steps import StepStarted
-from shared.replica.outputs import Ended
 from shared.scheduling.kv.prefix_cache import PrefixCache, PrefixCacheMirror
 from shared.scheduling.placement.output_lengths import OutputLengths
 from shared.scheduling.placement.prompt import Prompt
@@ -61,20 +60,16 @@ class VirtualRouter:
             if route is not None:
                 route.answered()
         for ended in progress.ended:
-            self._end(ended)
+            route = self._routes.pop(ended.sequence.request_id, None)
+            if route is not None:
+                route.answered()
+                route.end()
+                self._lengths.add(ended.sequence.num_output_tokens)
 
     def on_heartbeats(self) -> None:
         """Each executor tells what its online requests have it do."""
         for executor_id, target in self._targets.items():
             target.observe(self._executors[executor_id].replica.online_work())
-
-    def _end(self, ended: Ended) -> None:
-        sequence = ended.sequence
-        route = self._routes.pop(sequence.request_id, None)
-        if route is not None:
-            route.answered()
-            route.end()
-            self._lengths.add(sequence.num_output_tokens)
 
 
 def _target_of(executor: VirtualExecutor, cache: PrefixCache) -> RoutingTarget:

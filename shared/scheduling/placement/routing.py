@@ -8,7 +8,7 @@ reuse against load of Preble's E2 (Srivatsa et al., ICLR 2025), with predicted t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from shared.latency.features import BatchFeatures, attention_pairs
 from shared.latency.linear import LinearLatencyModel
@@ -20,42 +20,32 @@ from shared.scheduling.request import Kind
 TOKEN_COUNTS = LinearLatencyModel(0, 1, 0, 0, 0, 0, 1)  # where no model is fitted yet: each token counts the same
 
 
+@dataclass(slots=True, eq=False)
 class RoutingTarget:
     """One incarnation of an executor, and what is known of its online requests: those that went there from here as
     they are, those of others as of the executor's last word."""
 
-    def __init__(
-        self,
-        executor_id: str,
-        epoch: str,
-        max_num_batched_tokens: int,
-        block_size: int,
-        num_blocks: int,
-        cache: PrefixCache,
-    ) -> None:
-        """``max_num_batched_tokens``: of a step; ``block_size``: tokens of a KV block, of which it has ``num_blocks``;
-        ``cache``: its prefix cache, as far as it is known here."""
-        self.executor_id = executor_id
-        self.epoch = epoch
-        self._block_size = block_size
-        self._num_blocks = num_blocks
-        self._cache = cache
-        self._uncomputed = SentPrompts()
-        self._num_given_blocks = 0
-        self._step_tokens = max_num_batched_tokens
-        self._sent = BatchFeatures()
-        self._others = BatchFeatures()
+    executor_id: str
+    epoch: str
+    max_num_batched_tokens: int  # of a step
+    block_size: int  # tokens of a KV block
+    num_blocks: int
+    cache: PrefixCache  # as far as it is known here
+    _uncomputed: SentPrompts = field(default_factory=SentPrompts)
+    _num_given_blocks: int = 0
+    _sent: BatchFeatures = field(default_factory=BatchFeatures)
+    _others: BatchFeatures = field(default_factory=BatchFeatures)
 
     @property
     def num_given_blocks(self) -> int:
         """Of the prompts that were sent there, as many as it has room for."""
-        return min(self._num_given_blocks, self._num_blocks)
+        return min(self._num_given_blocks, self.num_blocks)
 
     def num_cached_tokens(self, prompt: Prompt) -> int:
         """How much of the prompt's beginning should be there when its turn comes."""
-        hashes = prompt.hashes(self._block_size)
-        num_cached = self._cache.look_up(hashes, Kind.ONLINE).num_blocks
-        return max(num_cached, self._uncomputed.num_leading(hashes)) * self._block_size
+        hashes = prompt.hashes(self.block_size)
+        num_cached = self.cache.look_up(hashes, Kind.ONLINE).num_blocks
+        return max(num_cached, self._uncomputed.num_leading(hashes)) * self.block_size
 
     def observe(self, work: BatchFeatures) -> None:
         """The executor's own word on all its online requests: as prefill what is not computed of their prompts, as
@@ -99,7 +89,7 @@ class RoutingTarget:
 
     def send(self, prompt: Prompt) -> Route:
         """It counts as loaded by this request until the route's end."""
-        num_cached, hashes = self.num_cached_tokens(prompt), prompt.hashes(self._block_size)
+        num_cached, hashes = self.num_cached_tokens(prompt), prompt.hashes(self.block_size)
         self._uncomputed.add(hashes)
         self._num_given_blocks += len(hashes)
         return Route(self, prompt.num_tokens - num_cached, num_cached, self._sent, hashes)
@@ -110,7 +100,7 @@ class RoutingTarget:
 
     def _prefill_ms(self, model: LatencyModel, num_tokens: int, num_requests: int, pairs: int) -> float:
         """In steps of equal size, as few as there can be."""
-        num_steps = -(-num_tokens // self._step_tokens)
+        num_steps = -(-num_tokens // self.max_num_batched_tokens)
         if num_steps == 0:
             return 0.0
         step = BatchFeatures(
