@@ -83,19 +83,18 @@ class OfflinePool:
 
     def add(self, requests: list[OfflineRequest]) -> None:
         """Schedulable from now on; ids that are here already are ignored."""
-        for request in requests:
-            self._enter(request.request)
-        self._on_work()
+        self._enter(each.request for each in requests)
 
     def enter(self, request: GenerateRequest) -> None:
         """One that no batch holds, otherwise as ``add``; what it has generated so far comes with it."""
-        self._enter(request)
-        self._on_work()
+        self._enter([request])
 
     def keep(self, requests: Iterable[tuple[Request, Packed]]) -> None:
         """As ``add``: each as it is to be scheduled, and as it is kept."""
         for request, packed in requests:
-            self._keep(request, packed)
+            if request.request_id not in self._items:
+                self._items[request.request_id] = _Item(packed)
+                self._order.add(request, packed.prompt)
         self._on_work()
 
     def retry(self, request_id: str, num_failures: int) -> None:
@@ -191,14 +190,9 @@ class OfflinePool:
         self._order.leave(executor_id)
         return unfinished
 
-    def _enter(self, request: GenerateRequest) -> None:
-        if request.request_id not in self._items:
-            self._keep(_schedulable(request), PackedRequest.of(request))
-
-    def _keep(self, request: Request, packed: Packed) -> None:
-        if request.request_id not in self._items:
-            self._items[request.request_id] = _Item(packed)
-            self._order.add(request, packed.prompt)
+    def _enter(self, requests: Iterable[GenerateRequest]) -> None:
+        new = (each for each in requests if each.request_id not in self._items)
+        self.keep((_schedulable(each), PackedRequest.of(each)) for each in new)
 
     def _assign(self, request_id: str, executor_id: str) -> None:
         self._order.take(request_id, executor_id)
