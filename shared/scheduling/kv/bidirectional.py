@@ -272,8 +272,7 @@ class BidirectionalPool(KVPool):
         assert page is not None and page.block_id is not None
         block_id = page.block_id
         self._make_room(page, self.block_size - size if kind is Kind.ONLINE else 0)
-        if self._store.is_free(block_id):
-            self._store.claim(block_id)
+        self._store.claim(block_id)
         return block_id
 
     def _relocate(self, page: Page, home: int | None, size: int) -> None:

@@ -177,9 +177,10 @@ class PageStore:
         return block_id
 
     def claim(self, block_id: int) -> None:
-        """Take this free block."""
-        self._free.hold(block_id)
-        self._clear(block_id)
+        """Take this block where it is free."""
+        if block_id in self._free:
+            self._free.hold(block_id)
+            self._clear(block_id)
 
     def _clear(self, block_id: int) -> None:
         """What could still be found in it is lost."""
@@ -188,9 +189,6 @@ class PageStore:
             if page is not None:
                 self._forget(page)
                 self._sides[kind][block_id] = None
-
-    def is_free(self, block_id: int) -> bool:
-        return block_id in self._free
 
     def void(self, page: Page) -> None:
         """Its contents are not what they should be: nobody may find it from here on."""
@@ -243,7 +241,9 @@ class PageStore:
         peer = self.peer(page)
         is_in_block = bool(page.holders) and page.block_id is not None
         is_alone, is_beside = is_in_block and peer is None, is_in_block and peer is not None
-        is_kept = page.num_active > 0 or (peer is not None and self._can_go_on(page, peer))
+        is_kept = page.num_active > 0 or (  # or can go on beside its peer, by one more position where it is not full
+            peer is not None and peer.resident + min(page.used + 1, self.block_size) <= self.block_size
+        )
         if page.is_kept != is_kept:
             page.is_kept = is_kept
             _count(self._num_kept, page.holders, 1 if is_kept else -1)
@@ -257,10 +257,6 @@ class PageStore:
             if key is not None:
                 self._idle[key] = page
             page.idle_key = key
-
-    def _can_go_on(self, page: Page, peer: Page) -> bool:
-        """Beside its peer, by one more position where it is not full."""
-        return peer.resident + min(page.used + 1, self.block_size) <= self.block_size
 
     def check_integrity(self, held: list[Page]) -> None:
         """``held``: all pages that somebody holds. Raises AssertionError where blocks, counts and pages disagree."""
