@@ -38,15 +38,8 @@ class _Arrival:
 class ExecutorMirror:
     """What an executor is expected to hold when it next asks for a plan. ``pace``: at the time for which is planned."""
 
-    def __init__(
-        self,
-        limits: Limits,
-        strategy: Strategy | None = None,
-        hashes_of: Callable[[str], Sequence[bytes]] = lambda request_id: (),
-    ) -> None:
-        """``strategy``: the executor's; hygen unless given. ``hashes_of``: of the full blocks of a request's tokens, by
-        its id, as far as they are known."""
-        strategy = strategy or Strategy()
+    def __init__(self, limits: Limits, strategy: Strategy, hashes_of: Callable[[str], Sequence[bytes]]) -> None:
+        """``hashes_of``: of the full blocks of a request's tokens, by its id, as far as they are known."""
         self.limits = limits
         self.pace = Pace()
         self._slo = strategy.token_slo if strategy.uses_deadlines else None

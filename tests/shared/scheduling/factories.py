@@ -12,9 +12,11 @@ from shared.scheduling.orders.online.order import OnlineOrder
 from shared.scheduling.packing.pace import Pace
 from shared.scheduling.packing.packing import StepState
 from shared.scheduling.packing.two_phase import TwoPhasePacking
+from shared.scheduling.planning.mirror import ExecutorMirror
 from shared.scheduling.policy import Policy
 from shared.scheduling.request import Kind, Request
 from shared.scheduling.schedule import Schedule, ScheduledRequest
+from shared.scheduling.strategy import Strategy
 from shared.scheduling.table import RequestTable
 
 _numbers = itertools.count()
@@ -59,6 +61,11 @@ def make_table(*requests: Request, order: OnlineOrder | None = None) -> RequestT
     for request in requests:
         table.add(request)
     return table
+
+
+def make_mirror(limits: Limits = LIMITS, **strategy: str) -> ExecutorMirror:
+    """Of an executor that is told of no tokens."""
+    return ExecutorMirror(limits, Strategy(**strategy), lambda request_id: ())
 
 
 def step_state(

@@ -2,16 +2,15 @@
 
 from shared.scheduling.limits import Limits
 from shared.scheduling.orders.offline.view import no_queue
-from shared.scheduling.planning.mirror import ExecutorMirror
 from shared.scheduling.policy import Policy
 from shared.scheduling.request import Kind, Request
 from shared.scheduling.schedule import ScheduledRequest
-from shared.scheduling.strategy import Strategy
 from tests.shared.scheduling.factories import (
     MODEL,
     TWO_PHASE,
     UNBOUNDED,
     make_decode,
+    make_mirror,
     make_request,
     make_table,
     plan,
@@ -68,7 +67,7 @@ def test_a_plan_that_brings_back_a_paused_request_is_cut_where_online_requests_c
 
 
 def test_the_mirror_pauses_and_brings_back() -> None:
-    mirror = ExecutorMirror(LIMITS, Strategy(kv_sharing="bidirectional"))
+    mirror = make_mirror(LIMITS, kv_sharing="bidirectional")
     offline, online = make_decode("off", Kind.OFFLINE, 100), make_decode("on", context=100)
     mirror.observe([online, offline], [], 6)
     mirror.preempt(["off", "on"])

@@ -2,12 +2,20 @@
 
 import pytest
 
-from shared.scheduling.planning.mirror import ARRIVAL_GRACE_STEPS, ExecutorMirror
+from shared.scheduling.planning.mirror import ARRIVAL_GRACE_STEPS
 from shared.scheduling.policy import Policy
 from shared.scheduling.request import Kind
 from shared.scheduling.schedule import ScheduledRequest
 from shared.scheduling.strategy import preset_named
-from tests.shared.scheduling.factories import LIMITS, MODEL, UNBOUNDED, make_decode, make_request, make_table, queue_of
+from tests.shared.scheduling.factories import (
+    MODEL,
+    UNBOUNDED,
+    make_decode,
+    make_mirror,
+    make_request,
+    make_table,
+    queue_of,
+)
 
 
 def test_a_preempted_request_returns_to_the_front_with_its_tokens() -> None:
@@ -44,7 +52,7 @@ def test_an_id_is_held_once() -> None:
 
 
 def test_the_mirror_foresees_chunks_decodes_and_length_ends() -> None:
-    mirror = ExecutorMirror(LIMITS)
+    mirror = make_mirror()
     prompt = make_request("prompt", prompt=100)
     decode = make_decode("decode", context=16)
     last = make_request("last", prompt=20, output=9, computed=28, max_tokens=10)
@@ -66,7 +74,7 @@ def test_the_mirror_foresees_chunks_decodes_and_length_ends() -> None:
 
 
 def test_the_executors_word_wins() -> None:
-    mirror = ExecutorMirror(LIMITS)
+    mirror = make_mirror()
     mirror.observe([make_decode("a"), make_decode("b")], [], 900)
     mirror.observe([make_decode("b")], ["a"], 910)
     assert [request.request_id for request in mirror.table] == ["b"]
@@ -74,7 +82,7 @@ def test_the_executors_word_wins() -> None:
 
 
 def test_an_arrival_is_kept_until_the_executor_had_time_to_mention_it() -> None:
-    mirror = ExecutorMirror(LIMITS)
+    mirror = make_mirror()
     mirror.arrive(make_request("new"))
     for _ in range(ARRIVAL_GRACE_STEPS - 1):
         mirror.observe([], [], 1000)
@@ -84,14 +92,14 @@ def test_an_arrival_is_kept_until_the_executor_had_time_to_mention_it() -> None:
 
 
 def test_an_arrival_that_ended_is_not_kept() -> None:
-    mirror = ExecutorMirror(LIMITS)
+    mirror = make_mirror()
     mirror.arrive(make_request("new"))
     mirror.observe([], ["new"], 1000)
     assert "new" not in mirror.table
 
 
 def test_a_plan_covers_arrivals_and_the_offline_queue() -> None:
-    mirror = ExecutorMirror(LIMITS)
+    mirror = make_mirror()
     mirror.observe([make_decode("old")], [], 900)
     mirror.arrive(make_request("new", prompt=50))
     schedule = mirror.plan(queue_of([make_request("off", Kind.OFFLINE, prompt=60)]), UNBOUNDED, MODEL)

@@ -11,13 +11,20 @@ from shared.scheduling.limits import Limits
 from shared.scheduling.orders.online.order import OnlineOrder
 from shared.scheduling.orders.online.registry import OnlineOrderKnobs, make_online_order
 from shared.scheduling.orders.online.vtc import MIN_CLIENTS_TO_PRUNE, Vtc
-from shared.scheduling.planning.mirror import ExecutorMirror
 from shared.scheduling.policy import Policy
 from shared.scheduling.request import Kind, Request
 from shared.scheduling.schedule import ScheduledRequest
-from shared.scheduling.strategy import Strategy
 from shared.scheduling.table import RequestTable
-from tests.shared.scheduling.factories import LIMITS, UNBOUNDED, make_decode, make_request, make_table, plan, tokens
+from tests.shared.scheduling.factories import (
+    LIMITS,
+    UNBOUNDED,
+    make_decode,
+    make_mirror,
+    make_request,
+    make_table,
+    plan,
+    tokens,
+)
 
 WEIGHT_INPUT, WEIGHT_OUTPUT = 1.0, 2.0
 
@@ -29,7 +36,7 @@ class Site:
         self.limits = limits
         self.weights = weights or {}
         self.table = RequestTable(order)
-        self.mirror = ExecutorMirror(limits, Strategy(online_order="vtc" if isinstance(order, Vtc) else "fcfs"))
+        self.mirror = make_mirror(limits, online_order="vtc" if isinstance(order, Vtc) else "fcfs")
         self.ended: list[str] = []
         self._num_arrived = 0
 
@@ -289,7 +296,7 @@ def test_offline_load_never_changes_the_online_order(
 
 
 def test_the_executors_counters_replace_the_mirrors() -> None:
-    mirror = ExecutorMirror(LIMITS, Strategy(online_order="vtc"))
+    mirror = make_mirror(LIMITS, online_order="vtc")
     mirror.arrive(make_request("mine", client="a"))
     told = Vtc()
     table = make_table(make_request("x", client="b"), make_request("y", client="c"), order=told)
