@@ -52,8 +52,11 @@ class StepPlanner:
 
     def start(self, source: PlanSource) -> StepStarted:
         """What ``next_step`` gave has been launched; the message about it."""
-        message = self._message(source, idle=False)
-        self._count(source)
+        message, totals = self._message(source, idle=False), self._replica.totals
+        totals.steps += 1
+        totals.steps_planned += source is PlanSource.PLAN
+        totals.steps_local += source is PlanSource.LOCAL
+        totals.steps_idle += source is PlanSource.IDLE
         self.step += 1
         self._steps_since_idle += 1
         for step in [step for step in self._plans if step < self.step]:
@@ -73,13 +76,6 @@ class StepPlanner:
         ended = self._replica.take_ended()
         self._ended += [ended_request(each) for each in ended]
         return ended
-
-    def _count(self, source: PlanSource) -> None:
-        counters = self._replica.totals
-        counters.steps += 1
-        counters.steps_planned += source is PlanSource.PLAN
-        counters.steps_local += source is PlanSource.LOCAL
-        counters.steps_idle += source is PlanSource.IDLE
 
     def _message(self, source: PlanSource, idle: bool) -> StepStarted:
         """With several steps in flight it always tells all: the scheduler's picture is further from the truth then."""

@@ -70,14 +70,14 @@ class VirtualSystem:
         self._send(lambda: self.executors[executor_id].abort(abort.request_ids))
 
     def _send_progress(self, progress: Progress) -> None:
-        self._send(lambda: self._take_progress(progress))
+        def deliver() -> None:
+            self.router.on_progress(progress)
+            for ended in progress.ended:
+                if ended.sequence.kind is Kind.OFFLINE:
+                    self.queue.on_result(ended.sequence.request_id)
+            self._on_progress(progress)
 
-    def _take_progress(self, progress: Progress) -> None:
-        self.router.on_progress(progress)
-        for ended in progress.ended:
-            if ended.sequence.kind is Kind.OFFLINE:
-                self.queue.on_result(ended.sequence.request_id)
-        self._on_progress(progress)
+        self._send(deliver)
 
     def _beat_soon(self) -> None:
         """While there is something to tell."""

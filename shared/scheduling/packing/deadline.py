@@ -130,13 +130,11 @@ class _OfflinePart:
         builder, (remaining_ms, last) = self._builder, self._online[-1]
         num_tokens = builder.take_out(len(self._online) - 1, last)
         if builder.try_add(request, True, at_most):
-            is_worth_it = builder.entries[-1].num_scheduled_tokens >= self._least_tokens(request)
+            least_tokens = min(request.num_remaining_tokens, self._state.limits.block_size)
+            is_worth_it = builder.entries[-1].num_scheduled_tokens >= least_tokens
             if is_worth_it and remaining_ms >= builder.latency_ms + self._state.pace.mean_step_ms:
                 self._online.pop()
                 return True
             builder.take_out(len(builder.entries) - 1, request)
         builder.put_back(len(self._online) - 1, last, num_tokens)
         return False
-
-    def _least_tokens(self, request: Request) -> int:
-        return min(request.num_remaining_tokens, self._state.limits.block_size)
