@@ -25,8 +25,8 @@ from shared.replica.offline_pool import OfflinePool
 from shared.scheduling.kv.block_hash import hash_chain
 from shared.scheduling.kv.blocks import BlockPool
 from shared.scheduling.orders.offline import registry
-from shared.scheduling.orders.offline.registry import DEFAULT_BLOCK_SIZE
 from shared.scheduling.orders.offline.fair_share import FairShare
+from shared.scheduling.orders.offline.registry import DEFAULT_BLOCK_SIZE
 from shared.scheduling.packed_prompt import pack_tokens
 from shared.scheduling.request import Kind, Request
 from shared.scheduling.strategy import NO_OFFLINE_WORK

@@ -1,12 +1,17 @@
-"""What of an output's tokens its client sees: text, and the tokens whose text it is."""
+"""What of an output's tokens its client sees: text, the tokens whose text it is, and their log probabilities."""
 
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from shared.openai.errors import RequestError
 from shared.protocol.sampling import FinishReason, SamplingParams
 from shared.protocol.tokens import ChoiceOutput, TokenLogprobs
 from shared.text.tokenizer import Tokenizer
+
+MAX_CHAT_TOP_LOGPROBS = 20
+MAX_TEXT_TOP_LOGPROBS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +31,7 @@ class ShownText:
     def __init__(self, tokenizer: Tokenizer, sampling: SamplingParams, shows_calls: bool = False) -> None:
         """``shows_calls`` as of ``Tokenizer.detokenizer``."""
         self._detokenizer = tokenizer.detokenizer(sampling.stop, shows_calls)
-        self._has_logprobs = sampling.logprobs is not None
+        self._sampling = sampling
         self._num_shown = 0  # characters
         self._waiting: deque[ShownToken] = deque()
 
@@ -35,9 +40,21 @@ class ShownText:
         """A stop string has come: nothing follows."""
         return self._detokenizer.stopped
 
+    def step(
+        self, token_ids: list[int], logprobs: list[TokenLogprobs], finish_reason: FinishReason | None
+    ) -> tuple[str, list[ShownToken]]:
+        """As ``push``, without the stop token that ended the output; all that is left with the finish reason."""
+        if finish_reason is FinishReason.STOP and token_ids and token_ids[-1] in self._sampling.stop_token_ids:
+            token_ids = token_ids[:-1]
+        text, tokens = self.push(token_ids, logprobs[: len(token_ids)])
+        if finish_reason is None:
+            return text, tokens
+        rest, last_tokens = self.finish()
+        return text + rest, tokens + last_tokens
+
     def push(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs] = ()) -> tuple[str, list[ShownToken]]:
         """The text that can be shown now, and its tokens where ``logprobs``, one for each token, were asked for."""
-        if not self._has_logprobs:
+        if self._sampling.logprobs is None:
             return self._detokenizer.push(token_ids), []
         text = ""
         for token_id, each in zip(token_ids, logprobs, strict=True):
@@ -63,19 +80,66 @@ class ShownText:
         return tokens
 
 
-def visible_tokens(token_ids: list[int], finish_reason: FinishReason | None, sampling: SamplingParams) -> list[int]:
-    """Without the stop token that ended the output."""
-    if finish_reason is FinishReason.STOP and token_ids and token_ids[-1] in sampling.stop_token_ids:
-        return token_ids[:-1]
-    return token_ids
-
-
 def shown_output(
     tokenizer: Tokenizer, output: ChoiceOutput, sampling: SamplingParams, shows_calls: bool = False
 ) -> tuple[str, list[ShownToken] | None]:
     """The text of a finished output, up to its stop string, with its tokens where logprobs were asked for."""
-    visible = visible_tokens(output.token_ids, output.finish_reason, sampling)
     shown = ShownText(tokenizer, sampling, shows_calls)
-    text, tokens = shown.push(visible, (output.logprobs or [])[: len(visible)])
-    rest, last_tokens = shown.finish()
-    return text + rest, None if sampling.logprobs is None else tokens + last_tokens
+    text, tokens = shown.step(output.token_ids, output.logprobs or [], output.finish_reason)
+    return text, None if sampling.logprobs is None else tokens
+
+
+def asked_of_chat(logprobs: bool | None, top_logprobs: int | None) -> int | None:
+    """How many of the most probable tokens are wanted beside each token; None: no logprobs. Raises RequestError."""
+    if logprobs:
+        return top_logprobs or 0
+    if top_logprobs:
+        raise RequestError("top_logprobs is only allowed when logprobs is true", "top_logprobs")
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobsShape:
+    """The ``logprobs`` of a choice or of a chunk of it: OpenAI's chat shape, or the older one of text completions."""
+
+    tokenizer: Tokenizer
+    is_chat: bool
+
+    def body(self, tokens: Sequence[ShownToken] | None) -> dict[str, Any] | None:
+        """None where none were asked for."""
+        if tokens is None:
+            return None
+        return self._chat(tokens) if self.is_chat else self._text(tokens)
+
+    def _chat(self, tokens: Sequence[ShownToken]) -> dict[str, Any]:
+        content = []
+        for token in tokens:
+            found = token.logprobs
+            top = zip(found.top_token_ids, found.top_logprobs, strict=True)
+            entry = self._entry(token.token_id, found.logprob)
+            content.append(entry | {"top_logprobs": [self._entry(*each) for each in top]})
+        return {"content": content, "refusal": None}
+
+    def _entry(self, token_id: int, logprob: float) -> dict[str, Any]:
+        data = self.tokenizer.token_bytes(token_id)
+        return {"token": data.decode(errors="backslashreplace"), "logprob": logprob, "bytes": list(data)}
+
+    def _text(self, tokens: Sequence[ShownToken]) -> dict[str, Any]:
+        tops = []
+        for token in tokens:
+            found = token.logprobs
+            top = dict(zip(map(self._name, found.top_token_ids), found.top_logprobs, strict=True))
+            tops.append(top | {self._name(token.token_id): found.logprob})
+        return {
+            "tokens": [self._name(token.token_id) for token in tokens],
+            "token_logprobs": [token.logprobs.logprob for token in tokens],
+            "top_logprobs": tops,
+            "text_offset": [token.offset for token in tokens],
+        }
+
+    def _name(self, token_id: int) -> str:
+        data = self.tokenizer.token_bytes(token_id)
+        try:
+            return data.decode()
+        except UnicodeDecodeError:  # a part of a character
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)

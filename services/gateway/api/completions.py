@@ -1,10 +1,10 @@
-"""/v1/chat/completions and /v1/completions."""
+"""/v1/chat/completions and /v1/completions; /v1/responses, which are text and not stored."""
 
 from functools import partial
 
 from fastapi import APIRouter, Request, Response
 
-from services.gateway.api.context import context_of
+from services.gateway.api.context import Context, context_of
 from services.gateway.api.intake import answer, read_request
 from services.gateway.http.operation import answers, events_of, json_of
 from services.gateway.live.choices import Choices
@@ -20,38 +20,56 @@ from shared.openai.completions.answers import (
 from shared.openai.completions.bodies import ChatCompletionBody, TextCompletionBody
 from shared.openai.completions.chunks import ChunkWriter, ToolCallChunks
 from shared.openai.completions.requests import CHAT, TEXT, parse_completion
-from shared.openai.logprobs import LogprobsShape
+from shared.openai.errors import RequestError
+from shared.openai.responses.answers import ModelResponse, ResponseEvents, ended, new_response
+from shared.openai.responses.requests import NOT_STORED, RESPONSES, ResponseBody, ResponseRequest, parse_response
+from shared.openai.shown_text import LogprobsShape, shown_output
 
-EVENTS = events_of("where stream is true: the JSON of a chunk, of the last one [DONE]")
+CHUNKS = events_of("where stream is true: the JSON of a chunk, of the last one [DONE]")
+EVENTS = events_of("where stream is true: the JSON of OpenAI's events from response.created to its end")
 
-router = APIRouter(tags=["completions"])
+router = APIRouter()
 
 
-@router.post(CHAT, **answers(json_of(ChatCompletion) | EVENTS, body=json_of(ChatCompletionBody)))
+@router.post(CHAT, tags=["completions"], **answers(json_of(ChatCompletion) | CHUNKS, body=json_of(ChatCompletionBody)))
 async def chat_completions(request: Request) -> Response:
     """Answer a conversation."""
     return await _complete(CHAT, request)
 
 
-@router.post(TEXT, **answers(json_of(TextCompletion) | EVENTS, body=json_of(TextCompletionBody)))
+@router.post(TEXT, tags=["completions"], **answers(json_of(TextCompletion) | CHUNKS, body=json_of(TextCompletionBody)))
 async def text_completions(request: Request) -> Response:
     """Continue a text."""
     return await _complete(TEXT, request)
 
 
+@router.post(RESPONSES, tags=["responses"], **answers(json_of(ModelResponse) | EVENTS, body=json_of(ResponseBody)))
+async def create_response(request: Request) -> Response:
+    """Answer a text or a conversation. Nothing is stored."""
+    asked = await read_request(request, parse_response)
+    context = context_of(request)
+    return await answer(request, asked.completion, partial(_events, context, asked), partial(_response, context, asked))
+
+
+@router.api_route(f"{RESPONSES}/{{rest:path}}", methods=["GET", "POST", "DELETE"], include_in_schema=False)
+async def stored_response(request: Request, rest: str) -> Response:
+    """Retrieve, delete, cancel, list the input of: there is nothing to do it to."""
+    raise RequestError(f"no such response: {rest}; {NOT_STORED}", "response_id", "not_found", 404)
+
+
 async def _complete(endpoint: str, request: Request) -> Response:
     completion = await read_request(request, partial(parse_completion, endpoint))
     logprobs = LogprobsShape(context_of(request).tokenizer, endpoint == CHAT)
-    return await answer(request, completion, partial(_writer, logprobs), partial(_body, logprobs))
+    return await answer(request, completion, partial(_chunks, logprobs), partial(_completion, logprobs))
 
 
-def _writer(logprobs: LogprobsShape, choices: Choices) -> ChunkWriter:
+def _chunks(logprobs: LogprobsShape, choices: Choices) -> ChunkWriter:
     request = choices.first.request
-    writer = ChunkWriter if request.tools is None else partial(ToolCallChunks, request.tools)
+    writer = ChunkWriter if request.tools is None else partial(ToolCallChunks, tools=request.tools)
     return writer(_head(choices.first), request.include_usage, logprobs, len(choices.generations))
 
 
-def _body(logprobs: LogprobsShape, choices: Choices) -> Completion:
+def _completion(logprobs: LogprobsShape, choices: Choices) -> Completion:
     sampling, tools = choices.first.request.sampling, choices.first.request.tools
     shown = [Choice.of(each.output, sampling, logprobs, tools is not None) for each in choices.generations]
     return completion_body(_head(choices.first), shown, choices.usage(), tools)
@@ -60,3 +78,17 @@ def _body(logprobs: LogprobsShape, choices: Choices) -> Completion:
 def _head(first: Generation) -> AnswerHead:
     request = first.request
     return AnswerHead(request.endpoint, first.request_id, int(first.arrival_s), request.model, request.service_tier)
+
+
+def _events(context: Context, asked: ResponseRequest, choices: Choices) -> ResponseEvents:
+    return ResponseEvents(_begun(asked, choices.first), context.clock.unix_s)
+
+
+def _response(context: Context, asked: ResponseRequest, choices: Choices) -> ModelResponse:
+    output, begun = choices.first.output, _begun(asked, choices.first)
+    text, _ = shown_output(context.tokenizer, output, asked.completion.sampling)
+    return ended(begun, text, output.finish_reason, choices.usage(), int(context.clock.unix_s()))
+
+
+def _begun(asked: ResponseRequest, generation: Generation) -> ModelResponse:
+    return new_response(asked, generation.request_id, int(generation.arrival_s))

@@ -12,7 +12,7 @@ from services.gateway.live.generation import Generation, Sender
 from services.gateway.live.tracker import Tracker
 from shared.openai.completions.answers import CompletionUsage
 from shared.openai.completions.requests import CompletionRequest
-from shared.openai.shown_text import ShownText, ShownToken, visible_tokens
+from shared.openai.shown_text import ShownText, ShownToken
 from shared.protocol.sampling import FinishReason
 from shared.text.tokenizer import Tokenizer
 
@@ -105,11 +105,7 @@ async def _pieces_of(generation: Generation, index: int, tokenizer: Tokenizer) -
     while finish_reason is None:
         num_read, new_tokens = generation.num_read, await generation.next_tokens()
         finish_reason = generation.finish_reason
-        visible = visible_tokens(new_tokens, finish_reason, sampling)
-        text, tokens = shown.push(visible, generation.output_logprobs[num_read : num_read + len(visible)])
-        if finish_reason is not None:
-            rest, last_tokens = shown.finish()
-            text, tokens = text + rest, tokens + last_tokens
+        text, tokens = shown.step(new_tokens, generation.output_logprobs[num_read:], finish_reason)
         if shown.stopped:
             finish_reason = FinishReason.STOP
         yield Piece(index, text, tokens, finish_reason)

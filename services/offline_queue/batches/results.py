@@ -8,8 +8,8 @@ from services.offline_queue.batches.lines import BatchLine
 from shared.openai.completions.answers import AnswerHead, Choice, CompletionUsage, completion_body
 from shared.openai.completions.requests import CHAT
 from shared.openai.errors import RequestError
-from shared.openai.logprobs import LogprobsShape
 from shared.openai.objects import error_body
+from shared.openai.shown_text import LogprobsShape
 from shared.protocol.batches import BatchRecord
 from shared.protocol.offline import OfflineResult
 from shared.protocol.sampling import FinishReason

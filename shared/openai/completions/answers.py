@@ -10,8 +10,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from shared.openai.completions.requests import CHAT
-from shared.openai.logprobs import LogprobsShape
-from shared.openai.shown_text import shown_output
+from shared.openai.shown_text import LogprobsShape, shown_output
 from shared.openai.tools.calls import ToolUse, split_calls
 from shared.openai.tools.definitions import MessageToolCall, finish_reason_of, message_call
 from shared.protocol.sampling import FinishReason, SamplingParams

@@ -7,8 +7,8 @@ from msgspec import Meta
 
 from shared.openai.completions.prompts import PROMPT_SCHEMA, Message
 from shared.openai.fields import AskedTier, Metadata
-from shared.openai.logprobs import MAX_CHAT_TOP_LOGPROBS, MAX_TEXT_TOP_LOGPROBS
 from shared.openai.response_format import ResponseFormat
+from shared.openai.shown_text import MAX_CHAT_TOP_LOGPROBS, MAX_TEXT_TOP_LOGPROBS
 from shared.openai.tools.definitions import TOOL_CHOICE_SCHEMA, Tool
 
 MAX_CHOICES = 8

@@ -8,9 +8,8 @@ import msgspec
 
 from shared.openai.completions.answers import AnswerHead, CompletionUsage
 from shared.openai.completions.requests import CHAT
-from shared.openai.logprobs import LogprobsShape
 from shared.openai.objects import error_body
-from shared.openai.shown_text import ShownToken
+from shared.openai.shown_text import LogprobsShape, ShownToken
 from shared.openai.tools.calls import Piece, ToolCallParser, ToolUse
 from shared.openai.tools.definitions import finish_reason_of, message_call
 from shared.protocol.sampling import FinishReason
@@ -20,21 +19,23 @@ _json = msgspec.json.Encoder()
 DONE = b"data: [DONE]\n\n"
 
 
+@dataclass
 class ChunkWriter:
     """Server-sent events of one stream. All that stays the same from chunk to chunk is encoded once."""
 
-    def __init__(
-        self, head: AnswerHead, include_usage: bool, logprobs: LogprobsShape | None = None, num_choices: int = 1
-    ) -> None:
-        """``logprobs``: None where they are not asked for."""
-        self._logprobs = logprobs
-        self._chat = head.endpoint == CHAT
-        common = {"object": "chat.completion.chunk" if self._chat else "text_completion"} | head.fields()
+    head: AnswerHead
+    include_usage: bool
+    logprobs: LogprobsShape | None = None  # None where they are not asked for
+    num_choices: int = 1
+
+    def __post_init__(self) -> None:
+        self._chat = self.head.endpoint == CHAT
+        common = {"object": "chat.completion.chunk" if self._chat else "text_completion"} | self.head.fields()
         self._head = b"data: " + _json.encode(common)[:-1]
-        self._usage = b',"usage":null' if include_usage else b""
+        self._usage = b',"usage":null' if self.include_usage else b""
         delta = b'"delta":{"content":' if self._chat else b'"text":'
         texts = b',"choices":[{"index":%d,"logprobs":null,"finish_reason":null,' + delta
-        self._text_heads = [self._head + texts % index for index in range(num_choices)]
+        self._text_heads = [self._head + texts % index for index in range(self.num_choices)]
         self._text_tail = (b"}}]" if self._chat else b"}]") + self._usage + b"}\n\n"
 
     def start(self) -> bytes:
@@ -42,11 +43,11 @@ class ChunkWriter:
         if not self._chat:
             return b""
         first = {"role": "assistant", "content": "", "refusal": None}
-        return b"".join(self._chunk(index, first) for index in range(len(self._text_heads)))
+        return b"".join(self._chunk(index, first) for index in range(self.num_choices))
 
     def text(self, text: str, tokens: Sequence[ShownToken] = (), index: int = 0) -> bytes:
         """More of a choice's text; ``tokens``: those with logprobs that begin in it. Empty where none is shown yet."""
-        if self._logprobs is None or not tokens:
+        if self.logprobs is None or not tokens:
             return self._text_heads[index] + _json.encode(text) + self._text_tail
         return self._chunk(index, {"content": text} if self._chat else {"text": text}, tokens=tokens)
 
@@ -67,28 +68,22 @@ class ChunkWriter:
     def _chunk(
         self, index: int, content: dict[str, Any], finish_reason: str | None = None, tokens: Sequence[ShownToken] = ()
     ) -> bytes:
-        logprobs = self._logprobs.body(tokens) if self._logprobs is not None and tokens else None
+        logprobs = self.logprobs.body(tokens) if self.logprobs is not None and tokens else None
         choice: dict[str, Any] = {"index": index, "logprobs": logprobs, "finish_reason": finish_reason}
         choice |= {"delta": content} if self._chat else content
         return self._head + b',"choices":[' + _json.encode(choice) + b"]" + self._usage + b"}\n\n"
 
 
+@dataclass
 class ToolCallChunks(ChunkWriter):
     """Of a chat in whose text calls of tools are found. A call comes in one chunk, as soon as it is whole; tokens with
     logprobs, those of calls too, come with the next chunk of their choice."""
 
-    def __init__(
-        self,
-        tools: ToolUse,
-        head: AnswerHead,
-        include_usage: bool,
-        logprobs: LogprobsShape | None = None,
-        num_choices: int = 1,
-    ) -> None:
-        super().__init__(head, include_usage, logprobs, num_choices)
-        self._tools = tools
-        self._request_id = head.request_id
-        self._choices = [_CallingChoice(ToolCallParser(tools)) for _ in range(num_choices)]
+    tools: ToolUse = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._choices = [_CallingChoice(ToolCallParser(self.tools)) for _ in range(self.num_choices)]
 
     def text(self, text: str, tokens: Sequence[ShownToken] = (), index: int = 0) -> bytes:
         choice = self._choices[index]
@@ -111,7 +106,7 @@ class ToolCallChunks(ChunkWriter):
         if isinstance(piece, str):
             return super().text(piece, tokens, index)
         number, choice.num_calls = choice.num_calls, choice.num_calls + 1
-        call = message_call(piece, self._tools.format, self._request_id, index, number)
+        call = message_call(piece, self.tools.format, self.head.request_id, index, number)
         return self._chunk(index, {"tool_calls": [{"index": number} | msgspec.to_builtins(call)]}, tokens=tokens)
 
 

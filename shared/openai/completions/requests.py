@@ -12,8 +12,8 @@ from shared.openai.completions.bodies import ChatCompletionBody, TextCompletionB
 from shared.openai.completions.prompts import chat_prompt, text_prompt
 from shared.openai.errors import RequestError, decode_body
 from shared.openai.fields import CHAT_FIELDS, COMMON_FIELDS, DEFAULT, FLEX, TEXT_FIELDS, reject_unsupported
-from shared.openai.logprobs import asked_of_chat
 from shared.openai.response_format import grammar_of
+from shared.openai.shown_text import asked_of_chat
 from shared.openai.tools.calls import ToolUse
 from shared.openai.tools.definitions import FREE, tool_use
 from shared.openai.tools.grammar import calls_grammar

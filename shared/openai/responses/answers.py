@@ -1,20 +1,12 @@
-"""The answer of /v1/responses, and the events that stream it."""
+"""The answer of /v1/responses as OpenAI's clients see it, and the events that stream it."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from msgspec.structs import replace
 
 from shared.openai.completions.answers import CompletionUsage
-from shared.openai.responses.objects import (
-    IncompleteDetails,
-    ModelResponse,
-    OutputMessage,
-    OutputText,
-    ResponseError,
-    Status,
-)
 from shared.openai.responses.requests import ResponseRequest
 from shared.openai.shown_text import ShownToken
 from shared.protocol.batches import Usage
@@ -24,6 +16,83 @@ _encoder = msgspec.json.Encoder()
 
 OUTPUT_INDEX = CONTENT_INDEX = 0  # there is one message of one text
 RESPONSE_PREFIX = "resp_"
+REPEATED = ("instructions", "max_output_tokens", "prompt_cache_key", "safety_identifier", "user")  # as in the body
+
+Status = Literal["in_progress", "completed", "incomplete", "failed"]
+
+
+class OutputText(msgspec.Struct, frozen=True):
+    """A message's content."""
+
+    text: str
+    type: Literal["output_text"] = "output_text"
+    annotations: list[dict[str, Any]] = []
+    logprobs: list[dict[str, Any]] = []
+
+
+class OutputMessage(msgspec.Struct, frozen=True):
+    """What the model said."""
+
+    id: str
+    status: Status
+    content: list[OutputText]
+    type: Literal["message"] = "message"
+    role: Literal["assistant"] = "assistant"
+
+
+class ResponseError(msgspec.Struct, frozen=True):
+    """Why the server could not go on with it."""
+
+    code: str
+    message: str
+
+
+class IncompleteDetails(msgspec.Struct, frozen=True):
+    """Why the output is cut."""
+
+    reason: str
+
+
+class Reasoning(msgspec.Struct, frozen=True):
+    """There is none apart from the output."""
+
+    effort: None = None
+    summary: None = None
+
+
+class ModelResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """One response. Times are unix seconds. It is not stored: ``store`` is false whatever was asked for."""
+
+    id: str
+    object: Literal["response"] = "response"
+    created_at: int
+    completed_at: int | None = None
+    status: Status
+    background: bool = False
+    error: ResponseError | None = None
+    incomplete_details: IncompleteDetails | None = None
+    instructions: str | None
+    max_output_tokens: int | None
+    max_tool_calls: int | None = None
+    metadata: dict[str, str]
+    model: str
+    output: list[OutputMessage]
+    parallel_tool_calls: bool
+    previous_response_id: str | None = None
+    prompt_cache_key: str | None
+    reasoning: Reasoning = Reasoning()
+    safety_identifier: str | None
+    service_tier: str
+    store: bool = False
+    temperature: float
+    text: dict[str, Any]
+    tool_choice: str = "auto"
+    tools: list[dict[str, Any]] = []
+    top_logprobs: int = 0
+    top_p: float
+    truncation: str = "disabled"
+    usage: Usage | None = None
+    user: str | None
 
 
 def new_response(request: ResponseRequest, request_id: str, created_s: int) -> ModelResponse:
@@ -33,19 +102,15 @@ def new_response(request: ResponseRequest, request_id: str, created_s: int) -> M
         id=f"{RESPONSE_PREFIX}{request_id}",
         created_at=created_s,
         status="in_progress",
-        instructions=body.instructions,
-        max_output_tokens=body.max_output_tokens,
         metadata=completion.metadata or {},
         model=completion.model,
         output=[],
         parallel_tool_calls=body.parallel_tool_calls is not False,
-        prompt_cache_key=body.prompt_cache_key,
-        safety_identifier=body.safety_identifier,
         service_tier=completion.service_tier,
         temperature=completion.sampling.temperature,
         text={"format": body.text_format},
         top_p=completion.sampling.top_p,
-        user=completion.user,
+        **{name: getattr(body, name) for name in REPEATED},
     )
 
 

@@ -161,7 +161,7 @@ def test_tokens_one_by_one_make_the_same_calls(folders: dict[ToolFormat, Path], 
     asked = parse(tokenizer, tools=[WEATHER])
     assert asked.tools is not None
     detokenizer = tokenizer.detokenizer((), shows_calls=True)
-    chunks = ToolCallChunks(asked.tools, AnswerHead(CHAT, "r1", 1, "m"), include_usage=True)
+    chunks = ToolCallChunks(AnswerHead(CHAT, "r1", 1, "m"), include_usage=True, tools=asked.tools)
     events = [chunks.start()]
     events += [chunks.text(text) for token_id in token_ids if (text := detokenizer.push([token_id]))]
     events += [

@@ -16,8 +16,7 @@ from services.executor.engines.torch.sampler import LEAST, gather_logprobs, read
 from shared.openai.completions.answers import AnswerHead, Choice, CompletionUsage, completion_body
 from shared.openai.completions.chunks import ChunkWriter
 from shared.openai.completions.requests import CHAT, TEXT
-from shared.openai.logprobs import LogprobsShape
-from shared.openai.shown_text import ShownText, ShownToken, shown_output
+from shared.openai.shown_text import LogprobsShape, ShownText, ShownToken, shown_output
 from shared.protocol.sampling import FinishReason, SamplingParams
 from shared.protocol.tokens import ChoiceOutput, TokenLogprobs
 from shared.text.tokenizer import Tokenizer

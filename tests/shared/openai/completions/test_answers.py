@@ -14,7 +14,7 @@ from shared.openai.completions.chunks import ChunkWriter
 from shared.openai.completions.requests import CHAT, ENDPOINTS, TEXT
 from shared.openai.ids import created_s_of, is_well_formed, new_id
 from shared.openai.objects import error_body
-from shared.openai.shown_text import shown_output, visible_tokens
+from shared.openai.shown_text import shown_output
 from shared.protocol.sampling import FinishReason, SamplingParams
 from shared.protocol.tokens import ChoiceOutput
 from shared.text.tokenizer import Tokenizer
@@ -94,7 +94,7 @@ def test_the_stop_token_and_what_follows_a_stop_string_are_not_shown() -> None:
     by_token = SamplingParams(max_tokens=9, stop_token_ids=(token_ids[-1],))
     stopped, cut = (ChoiceOutput(token_ids, reason) for reason in (FinishReason.STOP, FinishReason.LENGTH))
     assert shown_output(tokenizer, stopped, by_token) == ("one two", None)
-    assert visible_tokens(token_ids, FinishReason.LENGTH, by_token) == token_ids
+    assert shown_output(tokenizer, cut, by_token) == ("one two three", None)
     by_string = SamplingParams(max_tokens=9, stop=(" two",))
     assert shown_output(tokenizer, stopped, by_string) == ("one", None)
     assert shown_output(tokenizer, cut, SamplingParams(max_tokens=3)) == ("one two three", None)
