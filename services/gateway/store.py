@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO, ClassVar, Generic, TypeVar
 
 import msgspec
 
-from shared.bus import Bucket, Bus, Objects
+from shared.bus import Bucket, Objects
 from shared.clock import Clock
 from shared.errors import BusError, NotFoundOnBusError
 from shared.openai.errors import RequestError, not_found
-from shared.openai.ids import is_well_formed, new_id
-from shared.protocol import subjects
-from shared.protocol.batches import BatchRecord, FileObject
+from shared.openai.objects import Page, created_s_of, is_well_formed, new_id
+from shared.protocol.batches import Batch, BatchRecord, FileObject
 
 CANCELLABLE = ("validating", "in_progress")
 
 R = TypeVar("R", FileObject, BatchRecord)
+Shown = TypeVar("Shown", FileObject, Batch)
 
 
 @dataclass(frozen=True)
@@ -54,10 +54,6 @@ class FileStore(RecordStore[FileObject]):
     objects: Objects
     clock: Clock
 
-    @classmethod
-    async def open(cls, bus: Bus, clock: Clock) -> FileStore:
-        return cls(await bus.bucket(subjects.FILES_BUCKET, FileObject), await bus.objects(), clock)
-
     async def create(self, filename: str, contents: BinaryIO, expires_after_s: int | None) -> FileObject:
         """Of a batch's input: store the contents, then the record. Raises BusError; then nothing is left behind."""
         now_s = self.clock.unix_s()
@@ -91,10 +87,6 @@ class BatchStore(RecordStore[BatchRecord]):
 
     noun = "batch"
 
-    @classmethod
-    async def open(cls, bus: Bus) -> BatchStore:
-        return cls(await bus.bucket(subjects.BATCHES_BUCKET, BatchRecord))
-
     async def cancel(self, batch_id: str, now_s: int) -> BatchRecord:
         """The batch, cancelling from here on. Raises RequestError (404, or 400 where it has ended)."""
         await self.get(batch_id)
@@ -108,3 +100,21 @@ class BatchStore(RecordStore[BatchRecord]):
             return msgspec.structs.replace(record, status="cancelling", cancelling_at=now_s)
 
         return await self.records.edit(batch_id, cancelling)
+
+
+def page(records: Sequence[Shown], after: str | None, limit: int, newest_first: bool = True) -> Page[Shown]:
+    """At most ``limit`` that follow the id ``after``, which may be gone by now. Raises RequestError if it never was."""
+    ordered = sorted(records, key=_key, reverse=newest_first)
+    if after is not None:
+        created_at = {record.id: record.created_at for record in records}.get(after, created_s_of(after))
+        if created_at is None:
+            raise RequestError(f"after: no such id: {after}", "after")
+        place = created_at, after
+        ordered = [record for record in ordered if (_key(record) < place if newest_first else _key(record) > place)]
+    data = ordered[:limit]
+    first_id, last_id = (data[0].id, data[-1].id) if data else (None, None)
+    return Page(data, first_id, last_id, has_more=limit < len(ordered))
+
+
+def _key(record: FileObject | Batch) -> tuple[int, str]:
+    return record.created_at, record.id

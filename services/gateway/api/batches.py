@@ -6,16 +6,15 @@ import msgspec
 from fastapi import APIRouter, Query, Request, Response
 from msgspec import Meta
 
-from services.gateway.api.caller import sender_of, take_request
 from services.gateway.api.context import Context, context_of
-from services.gateway.api.paging import page
+from services.gateway.api.intake import sender_of, take_request
 from services.gateway.http.bodies import Anchor, ExpirySeconds
 from services.gateway.http.operation import JsonResponse, answers, json_of
+from services.gateway.store import page
 from shared.openai.completions.requests import ENDPOINTS
 from shared.openai.errors import RequestError, decode_body
 from shared.openai.fields import Metadata
-from shared.openai.ids import new_id
-from shared.openai.objects import Page
+from shared.openai.objects import Page, new_id
 from shared.protocol.batches import Batch, BatchRecord
 
 MAX_BODY_BYTES = 64 * 1024

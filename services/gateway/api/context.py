@@ -23,6 +23,8 @@ from shared.bus import Bus
 from shared.clock import Clock
 from shared.openai.completions.requests import ServedModel
 from shared.process.telemetry import Telemetry
+from shared.protocol import subjects
+from shared.protocol.batches import BatchRecord, FileObject
 from shared.text.model_folder import ModelFacts
 from shared.text.tokenizer import Tokenizer
 from shared.watch.tuning import Tuning
@@ -62,7 +64,9 @@ class Context:
     @classmethod
     async def open(cls, bus: Bus, settings: GatewaySettings, clock: Clock) -> Context:
         """Raises BusError and ModelError."""
-        return cls(bus, settings, clock, await FileStore.open(bus, clock), await BatchStore.open(bus))
+        files = FileStore(await bus.bucket(subjects.FILES_BUCKET, FileObject), await bus.objects(), clock)
+        batches = BatchStore(await bus.bucket(subjects.BATCHES_BUCKET, BatchRecord))
+        return cls(bus, settings, clock, files, batches)
 
     def not_ready_because(self) -> str | None:
         """Why no completion can be served now; None where one can."""

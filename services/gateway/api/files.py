@@ -6,11 +6,11 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
-from services.gateway.api.caller import take_request
 from services.gateway.api.context import context_of
-from services.gateway.api.paging import page
+from services.gateway.api.intake import take_request
 from services.gateway.http.bodies import UPLOAD_FORM, read_upload
 from services.gateway.http.operation import BINARY, JsonResponse, answers, json_of
+from services.gateway.store import page
 from shared.errors import NotFoundOnBusError
 from shared.openai.errors import not_found
 from shared.openai.objects import DeletedFile, Page

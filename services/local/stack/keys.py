@@ -11,7 +11,7 @@ from services.local.stack.processes.process import Process
 from services.local.stack.service_commands import nats_command
 from shared.bus import Bucket
 from shared.errors import ConflictError, NotFoundOnBusError, StackError
-from shared.openai.ids import is_well_formed
+from shared.openai.objects import is_well_formed
 from shared.protocol import subjects
 from shared.protocol.api_keys import ApiKeyRecord, hash_api_key, key_hint, new_api_key
 

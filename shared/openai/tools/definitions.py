@@ -32,7 +32,7 @@ TOOL_CHOICE_SCHEMA: dict[str, Any] = {
 }
 
 
-class FunctionDefinition(msgspec.Struct):
+class FunctionDefinition(msgspec.Struct, omit_defaults=True):
     """A function that the model may call; ``parameters`` is a JSON schema, which the model is shown, and held to where
     ``strict`` or ``tool_choice`` says so."""
 
@@ -64,14 +64,6 @@ class MessageToolCall(msgspec.Struct):
     type: str = "function"
 
 
-class _NamedFunction(msgspec.Struct):
-    name: str
-
-
-class _NamedChoice(msgspec.Struct, tag_field="type", tag="function"):
-    function: _NamedFunction
-
-
 def tool_use(
     tools: list[Tool] | None, tool_choice: Any, is_parallel: bool, format: ToolFormat | None
 ) -> ToolUse | None:
@@ -98,11 +90,12 @@ def _demanded_names(tool_choice: Any, known: list[str]) -> list[str]:
         raise RequestError("tool_choice demands a call, and there are no tools", "tool_choice")
     if tool_choice == REQUIRED:
         return known
-    try:
-        name = msgspec.convert(tool_choice, _NamedChoice).function.name
-    except msgspec.ValidationError as error:
-        message = "tool_choice must be auto, none, required or the name of a function"
-        raise RequestError(message, "tool_choice", "unsupported_value") from error
+    match tool_choice:
+        case {"type": "function", "function": {"name": str(name)}}:
+            pass
+        case _:
+            message = "tool_choice must be auto, none, required or the name of a function"
+            raise RequestError(message, "tool_choice", "unsupported_value")
     if name not in known:
         raise RequestError(f"tool_choice names {name!r}, which is none of the tools", "tool_choice")
     return [name]
@@ -110,12 +103,8 @@ def _demanded_names(tool_choice: Any, known: list[str]) -> list[str]:
 
 def template_tools(tools: list[Tool]) -> list[dict[str, Any]]:
     """As chat templates expect them."""
-    shown = []
-    for tool in tools:
-        fields: dict[str, Any] = msgspec.to_builtins(tool.function)
-        function = {name: value for name, value in fields.items() if value is not None and name != "strict"}
-        shown.append({"type": "function", "function": function})
-    return shown
+    functions = [msgspec.structs.replace(tool.function, strict=None) for tool in tools if tool.function is not None]
+    return [{"type": "function", "function": msgspec.to_builtins(function)} for function in functions]
 
 
 def template_calls(where: str, calls: list[MessageToolCall]) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from services.gateway.api.caller import client_id_of
+from services.gateway.api.intake import client_id_of
 from services.local.stack.keys import open_keys
 from shared.bus import Bus
 from shared.protocol import subjects

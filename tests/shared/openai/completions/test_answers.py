@@ -12,8 +12,7 @@ from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, pr
 from shared.openai.completions.answers import AnswerHead, Choice, CompletionUsage, completion_body
 from shared.openai.completions.chunks import ChunkWriter
 from shared.openai.completions.requests import CHAT, ENDPOINTS, TEXT
-from shared.openai.ids import created_s_of, is_well_formed, new_id
-from shared.openai.objects import error_body
+from shared.openai.objects import created_s_of, error_body, is_well_formed, new_id
 from shared.openai.shown_text import shown_output
 from shared.protocol.sampling import FinishReason, SamplingParams
 from shared.protocol.tokens import ChoiceOutput
