@@ -1,15 +1,22 @@
 """The gateway's life: listen on the bus, then on HTTP; on a signal drain HTTP, then go."""
 
 import asyncio
+from collections.abc import Callable, Iterable
+from operator import attrgetter
+
+import msgspec
+from opentelemetry.metrics import CallbackOptions, Meter, Observation
 
 from services.gateway.api.app import create_app
 from services.gateway.api.context import Context
 from services.gateway.http.server import HttpServer
-from services.gateway.live.gauges import observe_live
+from services.gateway.live.registry import LiveExecutor
 from services.gateway.settings import GatewaySettings
 from shared.bus import Bus
 from shared.clock import Clock
 from shared.process.service import Details, Service
+from shared.process.telemetry import reading
+from shared.protocol.executors import ExecutorCounters
 from shared.watch.probe import executor_probe
 
 DRAIN_S = 10
@@ -31,14 +38,12 @@ class GatewayService(Service):
         """HTTP comes last: who can connect can be served, or is told why not."""
         settings = self._settings
         context = self._context = await Context.open(self._bus, settings, self._clock)
-        meter = context.telemetry.meter
-        observe_live(meter, context.router, context.tracker, context.flex)
         for each in (context.keys, context.registry, context.tracker, context.flex):
             await each.start()
         await self._bus.flush()
         app = create_app(context)
         self._http = HttpServer(app, settings.host, settings.port, DRAIN_S, settings.write_timeout_s)
-        self._http.observe(meter)
+        observe(context.telemetry.meter, context, self._http)
         await self._http.start()
 
     async def run(self) -> None:
@@ -73,3 +78,35 @@ class GatewayService(Service):
             "refused_requests": context.http_metrics.num_refused,
             "executors": len(context.registry.live()),
         }
+
+
+def observe(meter: Meter, context: Context, http: HttpServer) -> None:
+    """Whenever metrics are asked for: connections, and what has not ended of HTTP requests, of online ones, those
+    without a token, and of flex ones; of each live executor, what its last heartbeat says and what the router expects
+    of it."""
+    router, tracker, flex = context.router, context.tracker, context.flex
+    counts: dict[str, Callable[[], int]] = {
+        "live.requests": lambda: tracker.num_live,
+        "waiting.requests": lambda: len(tracker.room),
+        "flex.requests": lambda: flex.num_live,
+        "http.connections": lambda: len(http.state.connections),
+        "http.answering": lambda: len(http.state.tasks),
+    }
+    for name, count in counts.items():
+        meter.create_observable_gauge(f"slackwater.{name}", [reading(count)])
+    meter.create_observable_counter("slackwater.http.stalled", [reading(lambda: http.num_stalled)])
+
+    def each(read: Callable[[LiveExecutor], float]) -> list[Callable[[CallbackOptions], Iterable[Observation]]]:
+        live = context.registry.live
+        return [lambda _: [Observation(read(one), {"executor_id": one.info.executor_id}) for one in live()]]
+
+    what = "predicted until a short request that is sent there now has its answer"
+    load = each(lambda executor: router.load_ms(executor) / 1e3)
+    meter.create_observable_gauge("slackwater.executor.load", load, "s", what)
+    for name in ("online_waiting", "online_running", "offline_waiting", "offline_running", "num_free_blocks"):
+        beat = each(attrgetter(f"heartbeat.{name}"))
+        meter.create_observable_gauge(f"slackwater.executor.{name}", beat, "", "at the last heartbeat")
+    for field in msgspec.structs.fields(ExecutorCounters):
+        name, unit = (field.name.removesuffix("_s"), "s") if field.name.endswith("_s") else (field.name, "")
+        counter = each(attrgetter(f"heartbeat.counters.{field.name}"))
+        meter.create_observable_counter(f"slackwater.executor.{name}", counter, unit, "since the executor started")

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from services.gateway.access.waiting_room import WaitingRoom
 from services.gateway.http.errors import OVERLOADED, Refusal
@@ -16,6 +17,15 @@ OFFLINE_RETRY_S = 30.0
 RETRY_S = (2.0, 60.0)  # least and most for online requests
 
 RESOURCE_UNAVAILABLE = "resource_unavailable"  # OpenAI's code where there is no room for flex
+
+
+def _no_room(what: str, code: str, hint: str, reason: str, why: str) -> Refusal:
+    message = f"no {what} taken now: {why}; try again later{hint}"
+    return Refusal(reason, message, OFFLINE_RETRY_S, 429, code)
+
+
+no_room_offline = partial(_no_room, "offline work is", OVERLOADED, "")
+no_room_for_flex = partial(_no_room, "flex requests are", RESOURCE_UNAVAILABLE, ", or with another service_tier")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,27 +48,17 @@ class Admission:
         message = f"there is too much to do (limit reached: {reason.replace('_', ' ')}); try again later"
         raise Refusal(reason, message, min(most_s, max(least_s, wait_s)))
 
-    async def check_offline(self) -> None:
-        """Whether more offline work may come. Raises Refusal (429) and BusError."""
-        if reached := await self._reached_offline():
-            raise _offline_refusal("offline work is", OVERLOADED, "", *reached)
-
-    async def check_flex(self) -> None:
-        """Whether one more offline request may wait for its turn. Raises Refusal (429) and BusError."""
-        if reached := await self._reached_offline():
-            raise no_room_for_flex(*reached)
-
-    async def _reached_offline(self) -> tuple[str, str] | None:
-        """The limit that keeps offline work out, and what to say about it."""
+    async def check_offline(self, refusal: Callable[[str, str], Refusal] = no_room_offline) -> None:
+        """Whether more offline work may come, ``no_room_for_flex`` where it is a flex request. Raises Refusal (429) and
+        BusError."""
         _, share = self._tightest(0)
         if share >= OFFLINE_SHARE:
-            return "online_first", "online requests need the time now"
+            raise refusal("online_first", "online requests need the time now")
         stored = await self.bus.size(subjects.REQUESTS_STREAM)
         if stored.messages >= self.limits.max_offline_requests:
-            return "offline_requests", f"{stored.messages} offline requests have no result yet"
+            raise refusal("offline_requests", f"{stored.messages} offline requests have no result yet")
         if stored.bytes >= self.limits.max_offline_bytes:
-            return "offline_bytes", f"offline requests without a result have {stored.bytes} bytes"
-        return None
+            raise refusal("offline_bytes", f"offline requests without a result have {stored.bytes} bytes")
 
     def _tightest(self, num_prompt_tokens: int, num_requests: int = 1) -> tuple[str, float]:
         """The limit that is used up most, and its used share with so many more requests, the last not counted."""
@@ -72,13 +72,3 @@ class Admission:
         }
         reason = max(shares, key=lambda name: shares[name])
         return reason, shares[reason]
-
-
-def no_room_for_flex(reason: str, why: str) -> Refusal:
-    """A 429 for the service tier flex."""
-    return _offline_refusal("flex requests are", RESOURCE_UNAVAILABLE, ", or with another service_tier", reason, why)
-
-
-def _offline_refusal(what: str, code: str, hint: str, reason: str, why: str) -> Refusal:
-    message = f"no {what} taken now: {why}; try again later{hint}"
-    return Refusal(reason, message, OFFLINE_RETRY_S, 429, code)

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 from fastapi import Request, Response
 
+from services.gateway.access.admission import no_room_for_flex
 from services.gateway.access.api_keys import Caller
 from services.gateway.access.rate_limits import Reservation
 from services.gateway.api.context import context_of
@@ -75,7 +76,7 @@ async def _start_choices(request: Request, completion: CompletionRequest) -> Cho
     sender = sender_of(request, completion.user)
     tracker: Tracker[Any] = context.tracker
     if completion.service_tier == FLEX:
-        await context.admission.check_flex()
+        await context.admission.check_offline(no_room_for_flex)
         tracker = context.flex
     else:
         context.admission.check_online(sender.client_id, len(completion.prompt_token_ids), completion.sampling.n)

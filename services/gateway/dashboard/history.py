@@ -32,12 +32,8 @@ class History:
         self._rows.append(_row(watch, now_s, unix_s))
         self.num_recorded += 1
 
-    def rows(self) -> list[Row]:
-        """The oldest first."""
-        return list(self._rows)
-
     def since(self, num_recorded: int) -> list[Row]:
-        """Those after the first ``num_recorded``, as far as they are kept."""
+        """Those after the first ``num_recorded``, as far as they are kept, the oldest first."""
         num_new = min(self.num_recorded - num_recorded, len(self._rows))
         return [self._rows[index] for index in range(len(self._rows) - num_new, len(self._rows))]
 

@@ -143,7 +143,7 @@ class DashboardHub:
         if published.number == seen + 1 and seen:
             return published.next
         if published.whole is None:
-            published.whole = _event_bytes(_Message(published.now, self.history.rows(), COLUMNS))
+            published.whole = _event_bytes(_Message(published.now, self.history.since(0), COLUMNS))
         return published.whole
 
     def _tell(self) -> None:

@@ -9,12 +9,10 @@ from functools import partial
 from typing import Any, cast
 
 import uvicorn
-from opentelemetry.metrics import Meter
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from shared.errors import ConfigError
-from shared.process.telemetry import reading
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +44,7 @@ class HttpServer:
         config.load()
         self._server = uvicorn.Server(config)
         self._server.lifespan = config.lifespan_class(config)
+        self.state = self._server.server_state  # the connections, and the tasks that answer requests
         self._sockets: list[socket.socket] = []
 
     async def start(self) -> None:
@@ -67,13 +66,6 @@ class HttpServer:
     async def drain(self) -> None:
         """Take no more connections, wait up to ``drain_s`` for open answers, then cut what is left."""
         await self._server.shutdown(sockets=self._sockets)
-
-    def observe(self, meter: Meter) -> None:
-        """Connections, requests being answered, and clients cut off because they did not read."""
-        state = self._server.server_state
-        meter.create_observable_gauge("slackwater.http.connections", [reading(lambda: len(state.connections))])
-        meter.create_observable_gauge("slackwater.http.answering", [reading(lambda: len(state.tasks))])
-        meter.create_observable_counter("slackwater.http.stalled", [reading(lambda: self.num_stalled)])
 
     def _count_stall(self) -> None:
         self.num_stalled += 1

@@ -1,6 +1,6 @@
 """What is measured of live requests: latencies and tokens."""
 
-from opentelemetry.metrics import Histogram, Meter
+from opentelemetry.metrics import Meter
 
 from shared.protocol.sampling import FinishReason
 
@@ -18,14 +18,12 @@ class GenerationMetrics:
         self._output_tokens = meter.create_counter(f"{prefix}output.tokens", description="as they arrive")
         self._finished = meter.create_counter(f"{prefix}finished.requests", description="by finish reason")
         self.resumed = meter.create_counter(f"{prefix}resumed.requests", description="went on after a loss")
-
-        def latencies(name: str, description: str, buckets_s: list[float]) -> Histogram:
-            return meter.create_histogram(
-                f"{prefix}{name}", "s", description, explicit_bucket_boundaries_advisory=buckets_s
-            )
-
-        self._ttft = latencies("ttft", "request to first token", TTFT_BUCKETS_S)
-        self._tbt = latencies("tbt", "between tokens of a request", TBT_BUCKETS_S)
+        self._ttft = meter.create_histogram(
+            f"{prefix}ttft", "s", "request to first token", explicit_bucket_boundaries_advisory=TTFT_BUCKETS_S
+        )
+        self._tbt = meter.create_histogram(
+            f"{prefix}tbt", "s", "between tokens of a request", explicit_bucket_boundaries_advisory=TBT_BUCKETS_S
+        )
 
     def tokens(self, started_s: float, last_token_s: float | None, now_s: float, num_tokens: int) -> None:
         """One step's tokens of one request; the first have a TTFT, the later ones a TBT."""

@@ -93,7 +93,7 @@ def test_a_row_is_of_all_executors_together() -> None:
     watch.on_served(3.0, served(200.0))
     watch.on_batch(3.0, "batch_1", batch())
     history.record(watch, 3.5, 1003.0)
-    nothing, row = (dict(zip(COLUMNS, each, strict=True)) for each in history.rows())
+    nothing, row = (dict(zip(COLUMNS, each, strict=True)) for each in history.since(0))
     assert nothing["unix_s"] == 1000.0 and nothing["online_running"] == nothing["kv_online"] == 0
     assert {nothing[name] for name in ("offline_tokens_per_s", "step_mean_ms", "budget_ms", "ttft_p99_ms")} == {None}
     assert [row[f"{name}"] for name in ("online_waiting", "online_running", "offline_running")] == [2, 4, 8]
@@ -107,10 +107,9 @@ def test_the_history_has_an_end_and_tells_what_is_new() -> None:
     watch, history = StackWatch(), History()
     for second in range(SPAN_S + 10):
         history.record(watch, float(second), float(second))
-    assert len(history.rows()) == SPAN_S and history.rows()[0][0] == 10.0
+    assert len(history.since(0)) == SPAN_S and history.since(0)[0][0] == 10.0
     assert [row[0] for row in history.since(history.num_recorded - 2)] == [SPAN_S + 8.0, SPAN_S + 9.0]
     assert history.since(history.num_recorded) == []
-    assert history.since(0) == history.rows()
 
 
 @pytest.fixture
