@@ -16,7 +16,7 @@ from benchmarks.harness.turns import Times
 from services.executor.engines.grammar_masks import GrammarMasks
 from services.executor.engines.sample_row import SampleRow
 from services.executor.engines.torch.sampler import gather_logprobs, sample
-from shared.openai.response_format import JsonSchema, ResponseFormat, grammar_of
+from shared.openai.grammars import JsonSchema, ResponseFormat, grammar_of
 from shared.protocol.sampling import SamplingParams
 from shared.replica.engine import TokenHistory
 from shared.text.model_folder import ModelFacts

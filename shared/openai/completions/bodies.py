@@ -7,7 +7,7 @@ from msgspec import Meta
 
 from shared.openai.completions.prompts import PROMPT_SCHEMA, Message
 from shared.openai.fields import AskedTier, Metadata
-from shared.openai.response_format import ResponseFormat
+from shared.openai.grammars import ResponseFormat
 from shared.openai.shown_text import MAX_CHAT_TOP_LOGPROBS, MAX_TEXT_TOP_LOGPROBS
 from shared.openai.tools.definitions import TOOL_CHOICE_SCHEMA, Tool
 

@@ -12,11 +12,10 @@ from shared.openai.completions.bodies import ChatCompletionBody, TextCompletionB
 from shared.openai.completions.prompts import chat_prompt, text_prompt
 from shared.openai.errors import RequestError, decode_body
 from shared.openai.fields import CHAT_FIELDS, COMMON_FIELDS, DEFAULT, FLEX, TEXT_FIELDS, reject_unsupported
-from shared.openai.response_format import grammar_of
+from shared.openai.grammars import calls_grammar, grammar_of
 from shared.openai.shown_text import asked_of_chat
 from shared.openai.tools.calls import ToolUse
 from shared.openai.tools.definitions import FREE, tool_use
-from shared.openai.tools.grammar import calls_grammar
 from shared.protocol.sampling import SEED_BITS, SamplingParams
 from shared.text.tokenizer import Tokenizer
 

@@ -8,7 +8,7 @@ from typing import Any
 import jsonschema
 from tokenizers import Tokenizer
 
-from shared.openai.response_format import JsonSchema, ResponseFormat, grammar_of
+from shared.openai.grammars import JsonSchema, ResponseFormat, grammar_of
 from shared.protocol.sampling import SamplingParams
 from shared.text.tokenizer import Tokenizer as ServingTokenizer
 from tests.services.executor.engines.engine_driver import Request

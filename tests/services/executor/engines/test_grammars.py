@@ -15,7 +15,7 @@ import torch
 from services.executor.engines.grammar_masks import GrammarMasks
 from services.executor.engines.sample_row import SampleRow
 from services.executor.engines.torch.sampler import sample
-from shared.openai.response_format import ResponseFormat, grammar_of
+from shared.openai.grammars import ResponseFormat, grammar_of
 from shared.protocol.sampling import SamplingParams
 from shared.replica.engine import TokenHistory
 from shared.text.model_folder import ModelFacts

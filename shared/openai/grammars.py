@@ -1,18 +1,61 @@
-"""What an output with tool calls keeps to, in llguidance's Lark: calls as the model writes them, their arguments."""
+"""What an output keeps to, as a grammar for the engines: ``response_format``, or calls of tools as the model writes
+them, in llguidance's Lark."""
 
-from typing import Any
+import functools
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 
+from shared.errors import ModelError
 from shared.openai.errors import RequestError
-from shared.openai.response_format import MAX_SCHEMA_BYTES, STYLE, problem_of
+from shared.openai.fields import NAME
 from shared.openai.tools.calls import ToolUse
 from shared.openai.tools.definitions import FunctionDefinition, Tool
 from shared.text.tokenizer import Tokenizer
 from shared.text.tool_format import ARGUMENTS, BEGINS, HERMES_END, ToolFormat
 
+MAX_SCHEMA_BYTES = 64 * 1024
+STYLE: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}  # so it comes to an end
 ANY_OBJECT = {"type": "object"}
 ANY_TEXT = "TEXT: /(.|\\n)*/\n"
+PARAM = "response_format"
+
+
+class JsonSchema(msgspec.Struct):
+    """A schema with OpenAI's frame. ``strict`` changes nothing: an answer always keeps to it."""
+
+    name: Annotated[str, Meta(pattern=NAME)]
+    schema: dict[str, Any] = {}
+    strict: bool | None = None
+    description: str | None = None
+
+
+class ResponseFormat(msgspec.Struct):
+    """What the text of an answer has to be."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+def grammar_of(asked: ResponseFormat | None, tokenizer: Tokenizer) -> str:
+    """llguidance's own JSON of it; empty for any text. Raises RequestError where nothing could keep to it."""
+    if asked is None or asked.type == "text":
+        return ""
+    from llguidance import LLMatcher  # late: most processes never see a schema
+
+    if asked.type == "json_schema" and asked.json_schema is None:
+        raise RequestError("response_format.json_schema is missing", f"{PARAM}.json_schema")
+    schema = ANY_OBJECT if asked.json_schema is None or asked.type == "json_object" else asked.json_schema.schema
+    encoded = _encoded(schema, f"{PARAM}: the schema is", PARAM)
+    try:
+        grammar: str = LLMatcher.grammar_from_json_schema(encoded, overrides=STYLE)
+        problem = problem_of(grammar, tokenizer)
+    except ValueError as error:
+        problem = str(error)
+    if problem:
+        raise RequestError(f"{PARAM}: {problem}", PARAM, "unsupported_value")
+    return grammar
 
 
 def calls_grammar(tools: list[Tool], use: ToolUse, is_demanded: bool, tokenizer: Tokenizer) -> str:
@@ -26,13 +69,30 @@ def calls_grammar(tools: list[Tool], use: ToolUse, is_demanded: bool, tokenizer:
     for place, each in enumerate(functions):
         is_held_to = is_demanded or bool(each.strict)
         calls.append(_call_schema(each, key, f"#/anyOf/{place}/properties/{key}", is_held_to))
-    schema = msgspec.json.encode({"anyOf": calls, "x-guidance": STYLE}).decode()
-    if len(schema) > MAX_SCHEMA_BYTES:
-        raise RequestError(f"the tools' parameters are longer than {MAX_SCHEMA_BYTES} bytes", "tools")
+    schema = _encoded({"anyOf": calls, "x-guidance": STYLE}, "the tools' parameters are", "tools")
     grammar = f"{_FRAMES[use.format](use, tokenizer, is_demanded)}value: %json {schema}\n"
     if problem := problem_of(grammar, tokenizer):
         raise RequestError(f"the tools' parameters cannot be kept to: {problem}", "tools", "unsupported_value")
     return grammar
+
+
+@functools.lru_cache(maxsize=256)
+def problem_of(grammar: str, tokenizer: Tokenizer) -> str:
+    """What is wrong with it; empty where nothing is. Keywords that are not known are never passed over."""
+    from llguidance import LLMatcher  # late: most processes never see a grammar
+
+    try:
+        is_wrong, messages = LLMatcher.validate_grammar_with_warnings(grammar, tokenizer.for_grammars)
+    except (ModelError, ValueError) as error:
+        return str(error)
+    return "; ".join(messages)[:500] if is_wrong else ""
+
+
+def _encoded(schema: dict[str, Any], what: str, param: str) -> str:
+    encoded = msgspec.json.encode(schema)
+    if len(encoded) > MAX_SCHEMA_BYTES:
+        raise RequestError(f"{what} longer than {MAX_SCHEMA_BYTES} bytes", param)
+    return encoded.decode()
 
 
 def _hermes(use: ToolUse, tokenizer: Tokenizer, is_demanded: bool) -> str:
