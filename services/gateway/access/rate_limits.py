@@ -61,32 +61,31 @@ class RateLimits:
     """Of one key, at one gateway. A None limit is none."""
 
     def __init__(self, requests_per_minute: int | None, tokens_per_minute: int | None, now_s: float) -> None:
-        self._requests = None if requests_per_minute is None else TokenBucket(requests_per_minute, now_s)
-        self._tokens = None if tokens_per_minute is None else TokenBucket(tokens_per_minute, now_s)
+        limits = {"requests": requests_per_minute, "tokens": tokens_per_minute}
+        self._buckets = {what: TokenBucket(limit, now_s) for what, limit in limits.items() if limit is not None}
 
     def take_request(self, now_s: float) -> None:
         """One more request; refused ones are not counted. Raises Refusal (429)."""
-        if self._requests is not None:
-            self._take(self._requests, "requests", 1, now_s)
+        self._take("requests", 1, now_s)
 
     def reserve_tokens(self, num_tokens: int, now_s: float) -> Reservation:
         """Prompt and the longest answer; what it uses beyond a minute's worth is owed. Raises Refusal (429)."""
-        if self._tokens is None:
-            return UNLIMITED
-        return Reservation(self._tokens, self._take(self._tokens, "tokens", num_tokens, now_s))
+        return Reservation(self._buckets.get("tokens"), self._take("tokens", num_tokens, now_s))
 
     def headers(self, now_s: float) -> dict[str, str]:
         """OpenAI's ``x-ratelimit-*``, of the limits that there are."""
         found = {}
-        for name, bucket in (("requests", self._requests), ("tokens", self._tokens)):
-            if bucket is not None:
-                found[f"x-ratelimit-limit-{name}"] = f"{bucket.capacity:.0f}"
-                found[f"x-ratelimit-remaining-{name}"] = str(max(0, math.floor(bucket.level(now_s))))
-                found[f"x-ratelimit-reset-{name}"] = duration(bucket.wait_s(bucket.capacity, now_s))
+        for name, bucket in self._buckets.items():
+            found[f"x-ratelimit-limit-{name}"] = f"{bucket.capacity:.0f}"
+            found[f"x-ratelimit-remaining-{name}"] = str(max(0, math.floor(bucket.level(now_s))))
+            found[f"x-ratelimit-reset-{name}"] = duration(bucket.wait_s(bucket.capacity, now_s))
         return found
 
-    def _take(self, bucket: TokenBucket, what: str, asked: int, now_s: float) -> int:
-        """So many, or the full limit where that is less. Raises Refusal (429)."""
+    def _take(self, what: str, asked: int, now_s: float) -> int:
+        """So many, or the full limit where that is less; 0 where there is none. Raises Refusal (429)."""
+        bucket = self._buckets.get(what)
+        if bucket is None:
+            return 0
         taken = min(asked, int(bucket.capacity))
         if wait_s := bucket.wait_s(taken, now_s):
             left, again = max(0, math.floor(bucket.level(now_s))), duration(wait_s)

@@ -9,7 +9,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from services.gateway.access.api_keys import OPEN_PATHS, KeyCheck
-from services.gateway.api import batches, completions, dashboard, files, models, operations, unserved
+from services.gateway.api import batches, completions, dashboard, files, operations, unserved
 from services.gateway.api.context import Context
 from services.gateway.http.answers import Answers
 from services.gateway.http.errors import install_error_handlers
@@ -70,7 +70,7 @@ def create_app(context: Context) -> ASGIApp:
 def make_routes(keys_required: bool) -> DescribedApp:
     """All endpoints, without what they work with."""
     app = DescribedApp(keys_required)
-    for module in (completions, models, files, batches, operations, unserved, dashboard):
+    for module in (completions, files, batches, operations, unserved, dashboard):
         app.include_router(module.router)
     app.mount(dashboard.STATIC_PATH, dashboard.PageFiles(directory=dashboard.FOLDER))
     return app

@@ -1,4 +1,4 @@
-"""/v1/chat/completions and /v1/completions; /v1/responses, which are text and not stored."""
+"""/v1/chat/completions and /v1/completions; /v1/responses, which are text and not stored; /v1/models."""
 
 from functools import partial
 
@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request, Response
 
 from services.gateway.api.context import Context, context_of
 from services.gateway.api.intake import answer, read_request
-from services.gateway.http.operation import answers, events_of, json_of
+from services.gateway.http.operation import JsonResponse, answers, events_of, json_of
 from services.gateway.live.choices import Choices
 from services.gateway.live.generation import Generation
 from shared.openai.completions.answers import (
@@ -21,6 +21,7 @@ from shared.openai.completions.bodies import ChatCompletionBody, TextCompletionB
 from shared.openai.completions.chunks import ChunkWriter, ToolCallChunks
 from shared.openai.completions.requests import CHAT, TEXT, parse_completion
 from shared.openai.errors import RequestError
+from shared.openai.objects import Model, ModelList
 from shared.openai.responses.answers import ModelResponse, ResponseEvents, ended, new_response
 from shared.openai.responses.requests import NOT_STORED, RESPONSES, ResponseBody, ResponseRequest, parse_response
 from shared.openai.shown_text import LogprobsShape, shown_output
@@ -55,6 +56,20 @@ async def create_response(request: Request) -> Response:
 async def stored_response(request: Request, rest: str) -> Response:
     """Retrieve, delete, cancel, list the input of: there is nothing to do it to."""
     raise RequestError(f"no such response: {rest}; {NOT_STORED}", "response_id", "not_found", 404)
+
+
+@router.get("/v1/models", tags=["models"], **answers(json_of(ModelList)))
+async def list_models(request: Request) -> Response:
+    """The model that this stack serves."""
+    return JsonResponse(ModelList([_model(context_of(request))]))
+
+
+@router.get("/v1/models/{model_id:path}", tags=["models"], **answers(json_of(Model)))
+async def get_model(request: Request, model_id: str) -> Response:
+    """One model, by its name, which may have slashes in it."""
+    context = context_of(request)
+    context.model.check(model_id)
+    return JsonResponse(_model(context))
 
 
 async def _complete(endpoint: str, request: Request) -> Response:
@@ -92,3 +107,8 @@ def _response(context: Context, asked: ResponseRequest, choices: Choices) -> Mod
 
 def _begun(asked: ResponseRequest, generation: Generation) -> ModelResponse:
     return new_response(asked, generation.request_id, int(generation.arrival_s))
+
+
+def _model(context: Context) -> Model:
+    max_model_len = context.registry.max_model_len(context.model.max_model_len)
+    return Model(context.model.name, context.created_s, max_model_len)

@@ -4,7 +4,6 @@ from fastapi import APIRouter, Request, Response
 
 from shared.openai.errors import RequestError
 
-METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 SERVED = (
     *("POST /v1/chat/completions", "POST /v1/completions", "POST /v1/responses"),
     *("GET /v1/models", "/v1/files", "/v1/batches"),
@@ -43,4 +42,4 @@ async def refuse(request: Request) -> Response:
 
 for name in UNSERVED:
     for path in (f"/v1/{name}", f"/v1/{name}/{{rest:path}}"):
-        router.add_api_route(path, refuse, methods=list(METHODS), include_in_schema=False)
+        router.add_api_route(path, refuse, methods=["GET", "POST", "PUT", "PATCH", "DELETE"], include_in_schema=False)

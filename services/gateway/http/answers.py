@@ -4,6 +4,7 @@ import logging
 import re
 import uuid
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from fastapi import Request
 from opentelemetry.metrics import Meter
@@ -32,18 +33,18 @@ class HttpMetrics:
             self._refused.add(1, {"reason": refused})
 
 
+@dataclass(frozen=True, slots=True)
 class Answers:
     """Around everything else, so that an answer of any layer has an id. One that the client sent is kept where it is
     1 to 128 visible ASCII characters; else it is replaced. Errors are logged as info, all else as debug.
     ``refused`` in the request's state is why it was not served, for the metrics."""
 
-    def __init__(self, app: ASGIApp, metrics: HttpMetrics) -> None:
-        self._app = app
-        self._metrics = metrics
+    app: ASGIApp
+    metrics: HttpMetrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
         request_id = _request_id(scope["headers"])
         scope["state"]["request_id"] = request_id.decode()
@@ -54,12 +55,12 @@ class Answers:
                 self._answered(scope, message["status"])
             await send(message)
 
-        await self._app(scope, receive, tagged)
+        await self.app(scope, receive, tagged)
 
     def _answered(self, scope: Scope, status: int) -> None:
         route = getattr(scope.get("route"), "path", "unknown")
         refused = scope["state"].get("refused")
-        self._metrics.answered(scope["method"], route, status, refused)
+        self.metrics.answered(scope["method"], route, status, refused)
         about = {"http_request_id": scope["state"]["request_id"], "method": scope["method"], "path": scope["path"]}
         level = logging.INFO if status >= 400 else logging.DEBUG
         logger.log(level, "answered", extra={**about, "status": status, "refused": refused})
