@@ -12,7 +12,7 @@ import msgspec
 from shared.bus import Bucket, Objects
 from shared.clock import Clock
 from shared.errors import BusError, NotFoundOnBusError
-from shared.openai.errors import RequestError, not_found
+from shared.openai.errors import RequestError
 from shared.openai.objects import Page, created_s_of, is_well_formed, new_id
 from shared.protocol.batches import Batch, BatchRecord, FileObject
 
@@ -36,7 +36,7 @@ class RecordStore(Generic[R]):
                 record = (await self.records.get(id)).value
                 if record is not None and self._is_shown(record):
                     return record
-        raise not_found(self.noun, id, param or f"{self.noun}_id")
+        raise RequestError(f"no such {self.noun}: {id}", param or f"{self.noun}_id", "not_found", 404)
 
     async def all(self) -> list[R]:
         records = [entry.value for entry in await self.records.entries()]

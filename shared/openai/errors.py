@@ -24,11 +24,6 @@ class RequestError(SlackwaterError):
         self.status = status
 
 
-def not_found(what: str, id: str, param: str) -> RequestError:
-    """A 404 for an unknown file or batch."""
-    return RequestError(f"no such {what}: {id}", param, "not_found", 404)
-
-
 def decode_body(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
     """Raises RequestError."""
     try:

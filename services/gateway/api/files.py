@@ -12,7 +12,7 @@ from services.gateway.http.bodies import UPLOAD_FORM, read_upload
 from services.gateway.http.operation import BINARY, JsonResponse, answers, json_of
 from services.gateway.store import page
 from shared.errors import NotFoundOnBusError
-from shared.openai.errors import not_found
+from shared.openai.errors import RequestError
 from shared.openai.objects import DeletedFile, Page
 from shared.protocol.batches import FileObject
 
@@ -67,7 +67,7 @@ async def get_file_content(request: Request, file_id: str) -> Response:
     try:
         first = await anext(chunks, b"")
     except NotFoundOnBusError as error:
-        raise not_found("file", file_id, "file_id") from error
+        raise RequestError(f"no such file: {file_id}", "file_id", "not_found", 404) from error
     headers = {"Content-Length": str(record.bytes)}
     return StreamingResponse(_rejoin(first, chunks), media_type="application/octet-stream", headers=headers)
 

@@ -80,7 +80,10 @@ async def _on_error(request: Request, error: Exception) -> Response:
         case NoExecutorError() | BusError():
             return _unavailable(request, error)
         case HTTPException():
-            return _http_error(request, error)
+            message = f"{error.detail}: {request.method} {request.url.path}"
+            type = INVALID_REQUEST if error.status_code < 500 else SERVER_ERROR
+            code = {404: "unknown_url", 405: "method_not_allowed"}.get(error.status_code)
+            return error_response(error.status_code, message, type, code=code, headers=error.headers)
         case RequestValidationError():  # a path or query parameter; FastAPI answers 422, OpenAI 400
             first = error.errors()[0]
             param = str(first["loc"][-1])
@@ -99,10 +102,3 @@ def _unavailable(request: Request, error: SlackwaterError) -> Response:
         return error_response(404, f"not found: {error}", code="not_found")
     headers = {"Retry-After": str(RETRY_AFTER_S)}
     return error_response(503, str(error), UNAVAILABLE, code=UNAVAILABLE, headers=headers)
-
-
-def _http_error(request: Request, error: HTTPException) -> Response:
-    message = f"{error.detail}: {request.method} {request.url.path}"
-    type = INVALID_REQUEST if error.status_code < 500 else SERVER_ERROR
-    code = {404: "unknown_url", 405: "method_not_allowed"}.get(error.status_code)
-    return error_response(error.status_code, message, type, code=code, headers=error.headers)

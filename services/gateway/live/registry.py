@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from shared.bus import Bus
 from shared.errors import BusError
@@ -22,13 +22,18 @@ LATE_TIMER_S = 0.5  # a timer this late says that this process was busy, not tha
 
 @dataclass(slots=True)
 class LiveExecutor:
-    """An executor with a recent heartbeat."""
+    """An executor with a recent heartbeat. What it has told before of its cache is not known here."""
 
     heartbeat: Heartbeat
     timer: asyncio.TimerHandle
-    target: RoutingTarget
-    cache: PrefixCacheMirror
+    cache: PrefixCacheMirror = field(default_factory=PrefixCacheMirror)
     knows_cache: bool = False
+    target: RoutingTarget = field(init=False)
+
+    def __post_init__(self) -> None:
+        info, spec = self.info, self.info.spec
+        sizes = info.max_num_batched_tokens, spec.block_size, spec.num_blocks
+        self.target = RoutingTarget(info.executor_id, info.epoch, *sizes, self.cache)
 
     @property
     def info(self) -> ExecutorInfo:
@@ -103,7 +108,7 @@ class ExecutorRegistry:
             known.timer.cancel()
             known.heartbeat, known.timer = heartbeat, timer
         else:
-            known = self._live[info.executor_id] = _found(heartbeat, timer)
+            known = self._live[info.executor_id] = LiveExecutor(heartbeat, timer)
             self._has_gap.set()
             logger.info("executor found", extra={"executor_id": info.executor_id, "epoch": info.epoch})
         known.target.observe(heartbeat.online_work)
@@ -159,13 +164,3 @@ class ExecutorRegistry:
                 seen = self._bus.reconnects
                 for executor in self.live():
                     self.lose(executor.info, "bus reconnected")
-
-
-def _found(heartbeat: Heartbeat, timer: asyncio.TimerHandle) -> LiveExecutor:
-    """What it has told before is not known here."""
-    info, cache = heartbeat.info, PrefixCacheMirror()
-    spec = info.spec
-    target = RoutingTarget(
-        info.executor_id, info.epoch, info.max_num_batched_tokens, spec.block_size, spec.num_blocks, cache
-    )
-    return LiveExecutor(heartbeat, timer, target, cache)

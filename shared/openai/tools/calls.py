@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Generator
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
@@ -18,15 +17,14 @@ class ToolUse(msgspec.Struct, frozen=True):
     is_parallel: bool = True  # more than one call
 
 
-@dataclass(frozen=True, slots=True)
-class ToolCall:
+class CalledFunction(msgspec.Struct):
     """``arguments``: JSON of an object."""
 
     name: str
     arguments: str
 
 
-Piece = str | ToolCall
+Piece = str | CalledFunction
 T = TypeVar("T")
 Parsing = Generator[None, None, T]
 
@@ -102,7 +100,7 @@ class ToolCallParser:
         while (yield from self._more()):
             self._show(len(self._buffer))
 
-    def _calls(self, start: int) -> Parsing[tuple[int, list[ToolCall]]]:
+    def _calls(self, start: int) -> Parsing[tuple[int, list[CalledFunction]]]:
         """Those of the value at ``start``, and where they end; without any, where the text ends that looked like it."""
         end = yield from self._value_end(start, "[" if self._tools.format is ToolFormat.MISTRAL else "{")
         calls = self._read(self._buffer[start:end])
@@ -140,7 +138,7 @@ class ToolCallParser:
                 if depth == 0:
                     return at
 
-    def _take(self, end: int, calls: list[ToolCall]) -> None:
+    def _take(self, end: int, calls: list[CalledFunction]) -> None:
         """What is in the buffer up to there: calls, or the text that only looked like some."""
         if calls:
             self._found += calls if self._tools.is_parallel else calls[:1]
@@ -157,7 +155,7 @@ class ToolCallParser:
         if shown:
             self._found.append(shown)
 
-    def _read(self, text: str) -> list[ToolCall]:
+    def _read(self, text: str) -> list[CalledFunction]:
         """The calls of one value; none where it holds anything else."""
         try:
             value = json.loads(text)
@@ -167,21 +165,21 @@ class ToolCallParser:
         calls = [self._read_call(each) for each in values]
         return [] if None in calls else [call for call in calls if call is not None]
 
-    def _read_call(self, value: Any) -> ToolCall | None:
+    def _read_call(self, value: Any) -> CalledFunction | None:
         key = ARGUMENTS[self._tools.format]
         if not isinstance(value, dict) or not isinstance(value.get(key), dict):
             return None
         name = value.get("name")
-        return ToolCall(name, json.dumps(value[key], ensure_ascii=False)) if name in self._tools.names else None
+        return CalledFunction(name, json.dumps(value[key], ensure_ascii=False)) if name in self._tools.names else None
 
 
-def split_calls(text: str, tools: ToolUse | None) -> tuple[str, list[ToolCall]]:
+def split_calls(text: str, tools: ToolUse | None) -> tuple[str, list[CalledFunction]]:
     """A whole text: what is no call, and the calls."""
     if tools is None:
         return text, []
     parser = ToolCallParser(tools)
     pieces = parser.push(text) + parser.finish()
-    calls = [piece for piece in pieces if isinstance(piece, ToolCall)]
+    calls = [piece for piece in pieces if isinstance(piece, CalledFunction)]
     return "".join(piece for piece in pieces if isinstance(piece, str)), calls
 
 

@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from shared.openai.errors import RequestError
 from shared.openai.fields import NAME
-from shared.openai.tools.calls import ToolCall, ToolUse
+from shared.openai.tools.calls import CalledFunction, ToolUse
 from shared.protocol.sampling import FinishReason
 from shared.text.tool_format import ToolFormat
 
@@ -47,13 +47,6 @@ class Tool(msgspec.Struct):
 
     type: str
     function: FunctionDefinition | None = None
-
-
-class CalledFunction(msgspec.Struct):
-    """``arguments``: JSON of an object."""
-
-    name: str
-    arguments: str
 
 
 class MessageToolCall(msgspec.Struct):
@@ -121,12 +114,14 @@ def template_calls(where: str, calls: list[MessageToolCall]) -> list[dict[str, A
     return called
 
 
-def message_call(call: ToolCall, format: ToolFormat, request_id: str, choice: int, number: int) -> MessageToolCall:
+def message_call(
+    call: CalledFunction, format: ToolFormat, request_id: str, choice: int, number: int
+) -> MessageToolCall:
     """``number`` counts the calls of a choice. The id is the same whenever the same answer is written."""
     stem = f"{request_id}-{choice}" if choice else request_id
     digest = blake2b(f"{stem}:{number}".encode(), digest_size=12).hexdigest()
     id = digest[:MISTRAL_ID_LENGTH] if format is ToolFormat.MISTRAL else f"call_{digest}"
-    return MessageToolCall(id, CalledFunction(call.name, call.arguments))
+    return MessageToolCall(id, call)
 
 
 def finish_reason_of(finish_reason: FinishReason, num_calls: int) -> str:

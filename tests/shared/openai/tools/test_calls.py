@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.openai.tools.calls import ToolCall, ToolCallParser, ToolUse, split_calls
+from shared.openai.tools.calls import CalledFunction, ToolCallParser, ToolUse, split_calls
 from shared.text.tool_format import ToolFormat
 from tests.services.gateway.tool_models import CALLS
 
 HERMES, LLAMA, MISTRAL = ToolFormat.HERMES, ToolFormat.LLAMA, ToolFormat.MISTRAL
-WEATHER, TIME = ToolCall("get_weather", '{"city": "Paris"}'), ToolCall("get_time", "{}")
+WEATHER, TIME = CalledFunction("get_weather", '{"city": "Paris"}'), CalledFunction("get_time", "{}")
 NAMES = ["get_weather", "get_time"]
 
 
@@ -28,7 +28,7 @@ def call(format: ToolFormat, name: str, arguments: Any) -> str:
     return marks[format][0] + text + marks[format][1]
 
 
-FOUND: list[tuple[ToolFormat, str, str, list[ToolCall]]] = [
+FOUND: list[tuple[ToolFormat, str, str, list[CalledFunction]]] = [
     *((format, first, "", [WEATHER]) for format, (first, _) in CALLS.items()),
     *((format, f"\n {first}\n", "", [WEATHER]) for format, (first, _) in CALLS.items()),
     (HERMES, "\n".join(CALLS[HERMES]), "", [WEATHER, TIME]),
@@ -75,12 +75,12 @@ MARKS = ["<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>"]
 DECOYS = st.sampled_from([*MARKS, *'{}[]"\\a \n;'])
 
 
-def pushed(tools: ToolUse, pieces: list[str]) -> tuple[str, list[ToolCall]]:
+def pushed(tools: ToolUse, pieces: list[str]) -> tuple[str, list[CalledFunction]]:
     parser = ToolCallParser(tools)
     found = [each for piece in pieces for each in parser.push(piece)] + parser.finish()
     texts = [each for each in found if isinstance(each, str)]
     assert all(texts)
-    return "".join(texts), [each for each in found if isinstance(each, ToolCall)]
+    return "".join(texts), [each for each in found if isinstance(each, CalledFunction)]
 
 
 def cuts_of(text: str) -> list[list[str]]:
@@ -90,7 +90,7 @@ def cuts_of(text: str) -> list[list[str]]:
 
 @pytest.mark.parametrize(("format", "text", "content", "calls"), FOUND)
 def test_calls_are_found_wherever_the_text_is_cut(
-    format: ToolFormat, text: str, content: str, calls: list[ToolCall]
+    format: ToolFormat, text: str, content: str, calls: list[CalledFunction]
 ) -> None:
     for pieces in cuts_of(text):
         assert pushed(use(format), pieces) == (content, calls), pieces
