@@ -72,5 +72,5 @@ class Foresight:
             features.add_scheduled(num_tokens, num_computed)
         if not entries or entries[-1].kind is Kind.ONLINE:  # entries are online first
             return True
-        budget_ms = policy.budget_ms(self._table.holds_online)
+        budget_ms = policy.budget_ms(self._table.holds_online, model)
         return policy.offline_enabled and (math.isinf(budget_ms) or model.predict_ms(features) <= budget_ms)

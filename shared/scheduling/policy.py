@@ -3,6 +3,11 @@
 import math
 from dataclasses import dataclass
 
+from shared.latency.features import BatchFeatures
+from shared.latency.model import LatencyModel
+
+IDLE_STEP_FACTOR = 2.0  # so that a step with nobody online fits as much as costs what the cheapest step costs
+
 
 @dataclass(frozen=True, slots=True)
 class Policy:
@@ -18,6 +23,22 @@ class Policy:
     packing: str = "two-phase"
     idle_budget_ms: float = 0.0
 
-    def budget_ms(self, has_online: bool) -> float:
-        """L of a step; ``has_online``: an online request is held, whether it runs or waits."""
-        return self.latency_budget_ms if has_online else max(self.latency_budget_ms, self.idle_budget_ms)
+    def budget_ms(self, has_online: bool, model: LatencyModel) -> float:
+        """L of a step; ``has_online``: an online request is held, whether it runs or waits. Where none is, a step may
+        take ``IDLE_STEP_FACTOR`` times what the cheapest takes: a budget below that would keep offline work out of an
+        idle executor for ever."""
+        if has_online or math.isinf(self.latency_budget_ms):
+            return self.latency_budget_ms
+        least_ms = IDLE_STEP_FACTOR * cheapest_step_ms(model)
+        return max(self.latency_budget_ms, self.idle_budget_ms, least_ms)
+
+    def starves_ms(self, model: LatencyModel) -> float | None:
+        """What the cheapest step costs, where that is over the budget of steps beside online work: no offline request
+        runs in them, but for probes. None where some may."""
+        least_ms = cheapest_step_ms(model)
+        return least_ms if self.offline_enabled and least_ms > self.latency_budget_ms else None
+
+
+def cheapest_step_ms(model: LatencyModel) -> float:
+    """One token of one request."""
+    return model.decode_cost_ms(BatchFeatures(), 1)

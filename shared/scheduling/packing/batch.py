@@ -27,7 +27,9 @@ class BatchBuilder:
         latency_budget_ms: float,
         num_blocks: int,
         cache: RequestCache = NO_CACHE,
+        lets_one_in: bool = False,
     ) -> None:
+        """``lets_one_in``: the first bounded request is added though it exceeds the budget, by a decode or a block."""
         self.entries: list[ScheduledRequest] = []
         self.scheduled: set[str] = set()  # membership only, never iterated
         self.features = BatchFeatures()
@@ -39,6 +41,7 @@ class BatchBuilder:
         self._swap_ms_per_slot = limits.swap_ms_per_slot
         self._swap_ms = 0.0  # of what comes back from the host: t_swap of BROS, beside which the batch executes
         self._is_bounded = latency_budget_ms < math.inf
+        self._lets_one_in = lets_one_in
         self._model = model
         self._cache = cache
         self._found: dict[str, Found] = {}  # of those that wait, as they were looked at
@@ -75,7 +78,7 @@ class BatchBuilder:
         latency_ms = None
         if bounded and self._is_bounded:
             latency_ms = self.latency_ms + self._model.decode_cost_ms(self.features, context_len)
-            if latency_ms > self.latency_budget_ms:
+            if latency_ms > self.latency_budget_ms and not self._lets_one_in:
                 return False
         self.features.add_decode(context_len)
         self._add(request, 1, num_blocks, latency_ms)
@@ -187,10 +190,11 @@ class BatchBuilder:
         left_ms = self.latency_budget_ms - self.latency_ms
         num_tokens = self._model.max_prefill_tokens(self.features, num_computed, left_ms, limit)
         fits = num_tokens != 1 or self._chunk_cost_ms(1, num_computed) <= left_ms  # one token counts as a decode
-        return num_tokens if fits else 0
+        return max(num_tokens if fits else 0, min(limit, self._block_size) if self._lets_one_in else 0)
 
     def _add(self, request: Request, num_tokens: int, num_blocks: int, latency_ms: float | None) -> None:
         self._latency_ms = latency_ms
+        self._lets_one_in = self._lets_one_in and latency_ms is None  # that of bounded requests is known
         self.num_tokens_left -= num_tokens
         self.num_blocks_left -= num_blocks
         self._num_seqs_left -= 1

@@ -15,6 +15,9 @@ from shared.scheduling.table import RequestTable
 class TwoPhasePacking:
     """HyGen's: online work as if it were alone, then offline work within the latency budget.
 
+    While no online request is held, the first offline one runs whatever the budget; beside online work it does so once
+    in ``PROBE_STEPS`` steps that have had none, so that a latency model that keeps all of them out is seen to be wrong.
+
     The online phase may take the blocks of M_off (``StepState.num_offline_blocks``), none of them of requests in
     flight, which stay as they are. Blocks of paused requests count as free.
     """
@@ -54,7 +57,10 @@ def _builder(state: StepState, num_freed_blocks: int = 0) -> BatchBuilder:
     """All blocks that online work may have: those that are free, ``num_freed_blocks`` with them, and M_off."""
     num_blocks = state.num_free_blocks + state.num_offline_blocks + num_freed_blocks
     has_online = bool(state.table.running(Kind.ONLINE) or state.table.waiting(Kind.ONLINE))
-    return BatchBuilder(state.limits, state.model, state.policy.budget_ms(has_online), num_blocks, state.cache)
+    budget_ms = state.policy.budget_ms(has_online, state.model)
+    return BatchBuilder(
+        state.limits, state.model, budget_ms, num_blocks, state.cache, not has_online or state.pace.probes
+    )
 
 
 def _online_phase(builder: BatchBuilder, table: RequestTable, preempted: Sequence[str] = ()) -> list[str]:
