@@ -58,6 +58,7 @@ class ExecutorService(Service):
         planner = StepPlanner(self._replica, self.name, self.info.epoch, engine.spec.pipeline_depth)
         self._loop = StepLoop(self._replica, planner, engine, publisher, self._policy_and_model, clock)
         self._draining = False
+        self._offline_waits = ""  # as it was logged last
         self._engine_is_lost = False
         self._executors: Bucket[ExecutorInfo]
 
@@ -121,6 +122,17 @@ class ExecutorService(Service):
             "steps_local": totals.steps_local,
         }
 
+    def _why_offline_waits(self) -> str:
+        """Beside online work; empty where it does not."""
+        policy, model = self._policy_and_model()
+        least_ms, budget_ms = policy.starves_ms(model), policy.latency_budget_ms
+        if least_ms is None:
+            return ""
+        return (
+            f"offline work waits while online requests are there: the budget of {budget_ms:g} ms is below the cost of "
+            f"a step ({least_ms:.3g} ms)"
+        )
+
     def _policy_and_model(self) -> tuple[Policy, LatencyModel]:
         key = self.info.profile_key
         return self._tuning.policy(self.info.strategy, key), self._tuning.model(key)
@@ -152,6 +164,11 @@ class ExecutorService(Service):
     async def _beat(self) -> None:
         """Liveness; and, while idle, the state again, for a scheduler that has started since."""
         while True:
+            why = self._why_offline_waits()
+            if bool(why) != bool(self._offline_waits):
+                level = logging.WARNING if why else logging.INFO
+                logger.log(level, why or "offline work runs beside online work again", extra={"executor_id": self.name})
+            self._offline_waits = why
             try:
                 await self._bus.publish(subjects.heartbeat(self.name), self._heartbeat())
                 await self._loop.announce_idle()
@@ -173,6 +190,7 @@ class ExecutorService(Service):
             online_work=self._replica.online_work(),
             reconnects=self._bus.reconnects,
             blocks=self._replica.pool.owners(),
+            offline_waits=self._offline_waits,
             step_ms=self._loop.take_step_ms(),
         )
 

@@ -88,6 +88,7 @@ class Heartbeat(msgspec.Struct, frozen=True):
     reconnects: int = 0  # of its bus connection: what was sent to it meanwhile is lost
     blocks: BlockOwners = BlockOwners()  # all 0 where it is not told
     step_ms: LatencyHistogram = msgspec.field(default_factory=LatencyHistogram)  # steps since the heartbeat before
+    offline_waits: str = ""  # why no offline request runs beside online ones, in words; empty where some may
 
     @property
     def num_held(self) -> int:

@@ -34,9 +34,9 @@ class Policy:
 
     def starves_ms(self, model: LatencyModel) -> float | None:
         """What the cheapest step costs, where that is over the budget of steps beside online work: no offline request
-        runs in them, but for probes. None where some may."""
+        runs in them, but for probes. None where some may, and under a budget of 0, which means that."""
         least_ms = cheapest_step_ms(model)
-        return least_ms if self.offline_enabled and least_ms > self.latency_budget_ms else None
+        return least_ms if self.offline_enabled and least_ms > self.latency_budget_ms > 0 else None
 
 
 def cheapest_step_ms(model: LatencyModel) -> float:

@@ -310,3 +310,5 @@ def test_beside_online_work_a_budget_that_lets_nothing_in_is_probed(offline: Req
             probes.append(step)
         pace = pace.after(schedule, LIMITS.max_num_seqs)
     assert probes == [PROBE_STEPS, 2 * PROBE_STEPS + 1]
+    none = step_state(table, policy=Policy(0.0), pace=Pace(num_online_only=PROBE_STEPS))
+    assert len(TWO_PHASE.schedule(none, queue).entries) == 1, "a budget of 0 is meant"

@@ -27,7 +27,7 @@ def print_status(status: Status) -> None:
     console.print(f"{where}bus {status.nats}")
     console.print(_process_table(status.processes))
     for beat in status.executors:
-        console.print(_describe(beat))
+        console.print(describe(beat))
     for budget in status.budgets:
         idle = f", {budget.idle_budget_ms:g} ms without online requests" if budget.idle_budget_ms else ""
         line = f"budget     {budget.latency_budget_ms:g} ms a step{idle} ({budget.source})  {budget.profile_key}"
@@ -50,14 +50,15 @@ def _process_table(processes: list[ProcessStatus]) -> Table:
     return table
 
 
-def _describe(beat: Heartbeat) -> str:
+def describe(beat: Heartbeat) -> str:
     info, counters = beat.info, beat.counters
+    waits = f"           {beat.offline_waits}\n" if beat.offline_waits else ""
     return (
         f"{info.executor_id}  {info.spec.engine} on {info.spec.device}{draining_text(beat)}\n"
         f"  online   {beat.online_running} running, {beat.online_waiting} waiting, "
         f"{counters.finished_online} finished, {counters.online_tokens} tokens\n"
         f"  offline  {beat.offline_running} running, {beat.offline_waiting} waiting, "
-        f"{counters.finished_offline} finished, {counters.offline_tokens} tokens\n"
+        f"{counters.finished_offline} finished, {counters.offline_tokens} tokens\n{waits}"
         f"  steps    {counters.steps}: {counters.steps_planned} planned, {counters.steps_local} local, "
         f"{counters.steps_idle} from idle\n"
         f"  entering {counters.entrant_tokens_planned} tokens planned, {counters.entrant_tokens_computed} computed, "
