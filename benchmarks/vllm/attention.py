@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.engine.batches import block_tables, decode_step, prefill_step, prompt_of
+from benchmarks.engine.batches import block_tables, decodes, prefill_step, prompt_of
 from benchmarks.harness.command import DEFAULT_MODEL, ModelOption, Results, Row, benchmark, formatted, model_folder
 from benchmarks.harness.turns import in_turns
 from services.executor.engines.factory import load_engine
@@ -48,21 +48,6 @@ def load(path: Path, attention: str, threads: int, dtype: str) -> Engine:
     return load_engine(settings)
 
 
-def decodes(engine: Engine, num_rows: int, fills_right: Direction) -> Iterator[None]:
-    """Steps of one token each behind CONTEXT tokens; the prompts are run before the first."""
-    tables = block_tables(engine.spec.num_blocks, max(BATCHES))[:num_rows]
-    sampled: dict[str, int] = {}
-    for number, table in enumerate(tables):
-        prompt = prompt_of(CONTEXT, number)
-        sampled |= engine.execute(prefill_step(prompt, table, number=number, right=fills_right(number))).sampled
-    computed = CONTEXT
-    while True:
-        yield
-        tokens = [sampled[f"r{number}"] for number in range(num_rows)]
-        sampled = engine.execute(decode_step(tables, computed, tokens, fills_right)).sampled
-        computed += 1
-
-
 def prefills(engine: Engine, num_tokens: int, fills_right: Direction) -> Iterator[None]:
     table, *_ = block_tables(engine.spec.num_blocks, max(BATCHES))
     while True:
@@ -94,11 +79,13 @@ def main(
     path, left = model_folder(model), DIRECTIONS["left"]
     ours, theirs = (load(path, name, threads, dtype) for name in (OWN_ATTENTION, "vllm"))
     yield f"{theirs.spec.device}, {theirs.spec.dtype}"
+    tables = block_tables(ours.spec.num_blocks, max(BATCHES))
     for size in BATCHES:
         for way, fills_right in DIRECTIONS.items():
             if size > 1 or way != "mixed":
                 name = f"decode, batch {size}, context {CONTEXT}"
-                yield row(name, way, decodes(theirs, size, left), decodes(ours, size, fills_right), turns)
+                contenders = decodes(theirs, tables[:size], CONTEXT), decodes(ours, tables[:size], CONTEXT, fills_right)
+                yield row(name, way, *contenders, turns)
     for length in CHUNKS:
         for way in ("left", "right"):
             contenders = prefills(theirs, length, left), prefills(ours, length, DIRECTIONS[way])

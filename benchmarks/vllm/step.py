@@ -6,18 +6,18 @@ step, where requests come back into the runner's batch, does not count. CPU time
 work on the machine moves it less than it moves the clock.
 """
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from benchmarks.engine.batches import prompt_of
+from benchmarks.engine.batches import decodes, prompt_of
 from benchmarks.harness.command import DEFAULT_MODEL, ModelOption, Results, benchmark, formatted, model_folder
-from benchmarks.harness.turns import Step, Times
+from benchmarks.harness.turns import Times
 from services.executor.engines.torch.threads import cpu_count
 from services.executor.engines.vllm.environment import import_vllm
 from shared.protocol.sampling import SamplingParams
-from shared.replica.engine import Sequence, StepBatch
 
 CONTEXT = 128
 BATCHES = (1, 8, 32)
@@ -29,28 +29,10 @@ GREEDY: Sampling = {"temperature": 0.0}
 SEEDED: Sampling = {"temperature": 0.8, "top_p": 0.95}
 
 
-def our_step(engine: Any, num_requests: int, sampling: Sampling) -> Step:
-    """One token for each request under our plan, on the upper half of the blocks; the first step computes the
-    prompts."""
-    size, first = MAX_LEN // BLOCK_SIZE, engine.spec.num_blocks // 2
-    tables = [list(range(start, start + size)) for start in range(first, first + num_requests * size, size)]
-    prompts = [prompt_of(CONTEXT, number) for number in range(num_requests)]
-    samplings = [SamplingParams(MAX_LEN, seed=number, **sampling) for number in range(num_requests)]
-    num_computed = 0
-
-    def step() -> None:
-        nonlocal num_computed
-        num_blocks = -(-len(prompts[0]) // BLOCK_SIZE)
-        sequences = [
-            Sequence(f"ours-{number}", tokens[num_computed:], num_computed, table[:num_blocks], params, True)
-            for number, (tokens, table, params) in enumerate(zip(prompts, tables, samplings, strict=True))
-        ]
-        sampled = engine.execute(StepBatch(0, sequences)).sampled
-        num_computed = len(prompts[0])
-        for number, tokens in enumerate(prompts):
-            tokens.append(sampled[f"ours-{number}"])
-
-    return step
+def upper_half(num_blocks: int, num_requests: int) -> list[list[int]]:
+    """Block tables of our requests: vLLM's scheduler takes the lower half for its own."""
+    size, first = MAX_LEN // BLOCK_SIZE, num_blocks // 2
+    return [list(range(start, start + size)) for start in range(first, first + num_requests * size, size)]
 
 
 def add_theirs(scheduler: Any, num_requests: int, sampling: Sampling) -> list[str]:
@@ -58,9 +40,13 @@ def add_theirs(scheduler: Any, num_requests: int, sampling: Sampling) -> list[st
     from vllm import SamplingParams as VllmSamplingParams
     from vllm.v1.request import Request
 
+    from services.executor.engines.vllm.runner_mirror import SAMPLING_KEY
+
     request_ids = [f"theirs-{number}" for number in range(num_requests)]
     for number, request_id in enumerate(request_ids):
-        params = VllmSamplingParams(max_tokens=MAX_LEN, ignore_eos=True, seed=number, **sampling)
+        ours = {SAMPLING_KEY: SamplingParams(MAX_LEN, seed=number, **sampling)}  # the runner looks for its grammar
+        options = {"max_tokens": MAX_LEN, "ignore_eos": True, "seed": number, "extra_args": ours}
+        params = VllmSamplingParams(**options, **sampling)
         scheduler.add_request(Request(request_id, prompt_of(CONTEXT, number), params, None))
     return request_ids
 
@@ -107,11 +93,11 @@ def compare(rig: Rig, num_requests: int, sampling: Sampling, turns: int) -> tupl
     from vllm.v1.request import RequestStatus
 
     plain = rig.plain_scheduler()
-    rig.switch(plain)
-    their_ids, our = add_theirs(plain, num_requests, sampling), our_step(rig.engine, num_requests, sampling)
-    times = Times(), Times()
+    their_ids, times = add_theirs(plain, num_requests, sampling), (Times(), Times())
+    tables = upper_half(rig.engine.spec.num_blocks, num_requests)
+    our = decodes(rig.engine, tables, CONTEXT, sampling=lambda number: SamplingParams(MAX_LEN, seed=number, **sampling))
     for turn in range(turns + 1):
-        for scheduler, step, taken in ((None, our, times[0]), (plain, rig.core.step, times[1])):
+        for scheduler, step, taken in ((None, partial(next, our), times[0]), (plain, rig.core.step, times[1])):
             rig.switch(scheduler)
             step()
             for _ in range(STEPS):
