@@ -12,7 +12,6 @@ import typer
 
 from benchmarks.lab.drawn import DurationOption, OfflineOption, OnlineOption
 from benchmarks.lab.lab import HYGEN, SARATHI, STAR, Bench, Load, Machine, machine_name
-from benchmarks.lab.mmlu import few_shot_prompts
 from benchmarks.lab.outcome import Found, Measured
 from loadgen.progress import ReplayProgress
 from loadgen.workload.backlog import OfflinePrompt, load_backlog
@@ -84,11 +83,6 @@ class TraceLab:
         scaling = Scaling(start_s=options.start, duration_s=duration_s, qps=setting.qps)
         load = Load(scaling.apply(read_trace(trace)), prompts, duration_s)
         return Bench(setting.machine, load, self.progress, options.precision)
-
-    def questions(self, seed: int) -> list[OfflinePrompt]:
-        """MMLU's few-shot prompts. Raises LoadgenError."""
-        assert self.options.shots is not None and self.options.questions is not None, GIVEN
-        return few_shot_prompts(self.options.shots, self.options.questions, seed)
 
     def where(self, settings: Iterable[Setting], duration_s: float | None = None) -> str:
         """For captions: rates, and the window of the trace."""

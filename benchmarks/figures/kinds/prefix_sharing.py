@@ -1,20 +1,28 @@
-"""Prefix sharing maximization on MMLU (HyGen figure 6)."""
+"""Prefix sharing maximization on MMLU (HyGen figure 6), whose few-shot prompts are as its authors write them (Hendrycks
+et al., 2021)."""
 
+import random
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise, repeat, takewhile
 from operator import eq
+from pathlib import Path
 
-from benchmarks.figures.trace_lab import Setting, TraceLab
+import msgspec
+
+from benchmarks.figures.trace_lab import GIVEN, Setting, TraceLab
 from benchmarks.harness.charts import BLUE, GREEN, GREY, Curves, Point, Style
 from benchmarks.harness.page import Result
-from benchmarks.lab.lab import SEED, Bench, System, setup_of
-from benchmarks.lab.mmlu import as_token_ids, token_ids_of
-from loadgen.workload.backlog import OfflinePrompt
+from benchmarks.lab.lab import SEED, Bench, PromptEncoder, System, setup_of
+from loadgen.errors import TraceError
+from loadgen.workload.backlog import CHOICE_MAX_TOKENS, OfflinePrompt, multiple_choice
+from loadgen.workload.files import json_rows
 from shared.scheduling.orders.offline.registry import OfflineOrderKnobs, make_offline_order
 from shared.scheduling.packed_prompt import pack_tokens
 from shared.scheduling.request import Kind, Request
 
+SHOTS = 5
 SMALL_CACHE_SHARE = 4  # of the memory for KV, in the second panel
 LONGEST_S = 300.0  # the questions last about as long
 ORDERS: dict[str, Style] = {"fcfs": ("s-", GREY), "psm": ("o-", BLUE), "psm-fair": ("^--", GREEN)}
@@ -23,9 +31,11 @@ REAL, SMALL, DEDUCTED = "prefix cache", "a quarter of the cache", "less what the
 
 def prefix_sharing(lab: TraceLab, setting: Setting, budgets_ms: Sequence[float]) -> Result:
     """Questions with five shots, of 57 subjects: each order over a prefix cache, over a small one, and without any
-    where a prompt costs less by what it shares with the one before."""
+    where a prompt costs less by what it shares with the one before. Raises LoadgenError."""
     duration_s = min(lab.options.duration, LONGEST_S)
-    prompts = as_token_ids(lab.questions(SEED))
+    options = lab.options
+    assert options.shots is not None and options.questions is not None, GIVEN
+    prompts = as_token_ids(few_shot_prompts(options.shots, options.questions, SEED))
     small = replace(setting.machine, kv_blocks=setup_of(setting.machine).limits.num_blocks // SMALL_CACHE_SHARE)
     cached = lab.bench_with(setting, prompts, duration_s)
     pressed = lab.bench_with(replace(setting, machine=small), prompts, duration_s)
@@ -80,3 +90,47 @@ def without_shared(prompts: Sequence[OfflinePrompt]) -> list[OfflinePrompt]:
         OfflinePrompt(prompt.max_tokens, num_prompt_tokens=max(1, len(after) - num_shared))
         for prompt, after, num_shared in zip(prompts, token_ids[1:], shared, strict=True)
     ]
+
+
+class Question(msgspec.Struct, frozen=True):
+    """A line of the file. ``text``: up to ``Answer:``."""
+
+    subject: str
+    question: str
+    choices: list[str]
+    answer: str
+
+    @property
+    def text(self) -> str:
+        return multiple_choice(self.question, self.choices)
+
+
+def few_shot_prompts(shots: Path, questions: Path, seed: int) -> list[OfflinePrompt]:
+    """One prompt a question: a sentence about its subject, the first five ``shots`` of the subject with their
+    answers, the question. Shuffled, since the file is sorted by subject and requests are not. Raises TraceError."""
+    answered: dict[str, list[str]] = defaultdict(list)
+    for _, shot in json_rows(shots, Question):
+        answered[shot.subject].append(f"{shot.text} {shot.answer}")
+    prompts = []
+    for _, question in json_rows(questions, Question):
+        subject = question.subject.replace("_", " ")
+        heading = f"The following are multiple choice questions (with answers) about {subject}."
+        text = "\n\n".join([heading, *answered[question.subject][:SHOTS], question.text])
+        prompts.append(OfflinePrompt(CHOICE_MAX_TOKENS, text=text))
+    if not prompts:
+        raise TraceError(f"{questions}: no questions in the file")
+    random.Random(f"{seed}:mmlu").shuffle(prompts)
+    return prompts
+
+
+def as_token_ids(prompts: Sequence[OfflinePrompt]) -> list[OfflinePrompt]:
+    """The same, a token for every four characters."""
+    encoder = PromptEncoder(None)
+    return [replace(prompt, text=None, body={"prompt": encoder.token_ids(prompt)}) for prompt in prompts]
+
+
+def token_ids_of(prompt: OfflinePrompt) -> list[int]:
+    """Of one that ``as_token_ids`` made."""
+    assert prompt.body is not None
+    token_ids: list[int] = prompt.body["prompt"]
+    return token_ids

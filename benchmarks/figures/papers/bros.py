@@ -1,7 +1,6 @@
 """BROS's evaluation (section 7 of the paper): its settings, and which figures are made with them."""
 
-from benchmarks.figures.kinds.by_rate import LATENCY, OFFLINE, TPOT_SHARE, TTFT_P99, TTFT_SHARE, by_rate
-from benchmarks.figures.kinds.overhead import overhead
+from benchmarks.figures.kinds.by_rate import LATENCY, OFFLINE, TPOT_SHARE, TTFT_P99, TTFT_SHARE, by_rate, overhead
 from benchmarks.figures.rate_lab import Dataset, RateLab, RateOptions, Scene
 from benchmarks.harness.charts import BLUE, GREEN, GREY, ORANGE, PINK, SKY
 from benchmarks.harness.page import Figure, Page, Paper

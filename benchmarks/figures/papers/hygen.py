@@ -1,11 +1,12 @@
 """HyGen's evaluation (section 5 of the paper): its settings, and which figures are made with them."""
 
+from functools import partial
+
+from benchmarks.figures.kinds.model_errors import prediction_error, worse_models
 from benchmarks.figures.kinds.over_time import over_time
-from benchmarks.figures.kinds.prediction_error import prediction_error
 from benchmarks.figures.kinds.prefix_sharing import prefix_sharing
 from benchmarks.figures.kinds.slo_curves import budgets, chunk_sizes, naive_budgets, online_rates, two_slos
 from benchmarks.figures.kinds.slo_sweep import RATIOS, THROUGHPUTS, slo_sweep
-from benchmarks.figures.kinds.worse_models import worse_models
 from benchmarks.figures.trace_lab import MEAN_TBT, P99_TBT, Setting, TraceLab, TraceOptions
 from benchmarks.harness.page import Figure, Page, Paper
 from benchmarks.lab.lab import Machine
@@ -26,55 +27,45 @@ TBT_TOLERANCES = (0.1, 0.2, 0.3, 0.4, 0.5)
 DISTORTIONS = (0.25, 0.5, 1.0)  # sigmas
 BUDGETS_MS = (14.0, 17.0, 20.0, 25.0, 30.0, 40.0, 60.0)
 
-FILES = ("online", "offline")
-QUESTIONS = ("online", "shots", "questions")
-LONG = ("long_online", "offline")
+of_trace = partial(Figure, files=("online", "offline"))
 FIGURES = {
-    "fig3": Figure(
-        lambda lab: slo_sweep(lab, BOTH, (RATIOS,)), "Interference against tolerance for four metrics.", FILES
-    ),
-    "fig4": Figure(
+    "fig3": of_trace(lambda lab: slo_sweep(lab, BOTH, (RATIOS,)), "Interference against tolerance for four metrics."),
+    "fig4": of_trace(
         lambda lab: slo_sweep(lab, BOTH, (THROUGHPUTS,), with_summary=True),
         "Offline throughput under each SLO: hygen, hygen-star, sarathi++, online only.",
-        FILES,
     ),
-    "fig7": Figure(lambda lab: naive_budgets(lab, BOTH), "The profiler's budget against budget = mean TBT SLO.", FILES),
-    "fig8": Figure(lambda lab: over_time(lab, LLAMA, MEAN_TBT, strict=0.1, loose=0.5), "Throughput over time.", FILES),
-    "fig11": Figure(lambda lab: two_slos(lab, BOTH, TBT_TOLERANCES, ttft_tolerance=0.08), "Two SLOs at once.", FILES),
-    "fig5": Figure(
+    "fig7": of_trace(lambda lab: naive_budgets(lab, BOTH), "The profiler's budget against budget = mean TBT SLO."),
+    "fig8": of_trace(lambda lab: over_time(lab, LLAMA, MEAN_TBT, strict=0.1, loose=0.5), "Throughput over time."),
+    "fig11": of_trace(lambda lab: two_slos(lab, BOTH, TBT_TOLERANCES, ttft_tolerance=0.08), "Two SLOs at once."),
+    "fig5": of_trace(
         lambda lab: prediction_error(lab, {LLAMA: "1.78%", QWEN: "1.07%"}, MEAN_TBT, tolerance=0.2),
         "Error of the latency predictor on batches that it never saw.",
-        FILES,
     ),
-    "fig14": Figure(
+    "fig14": of_trace(
         lambda lab: worse_models(lab, LLAMA, ELSEWHERE, DISTORTIONS, P99_TBT, tolerance=0.05),
         "Plans made with ever worse latency models.",
-        FILES,
     ),
-    "fig15": Figure(
+    "fig15": of_trace(
         lambda lab: online_rates(lab, LLAMA, RATES, P99_TBT, tolerance=0.05),
         "Growing online rates at 5% p99 TBT tolerance.",
-        FILES,
     ),
     "fig6": Figure(
         lambda lab: prefix_sharing(lab, LLAMA, (14.0, 18.0, 25.0, 40.0)),
         "Prefix sharing maximization on MMLU.",
-        QUESTIONS,
+        ("online", "shots", "questions"),
     ),
     "fig12": Figure(
         lambda lab: slo_sweep(lab, (MISTRAL,), (RATIOS, THROUGHPUTS)),
         "A trace of long prompts and Mistral-7B.",
-        LONG,
+        ("long_online", "offline"),
     ),
-    "chunks": Figure(
+    "chunks": of_trace(
         lambda lab: chunk_sizes(lab, LLAMA, (128, 256, 512, 1024, 2048), (MEAN_TBT, P99_TBT), tolerance=0.05),
         "Not in the paper: the gain over hygen-star by chunk size.",
-        FILES,
     ),
-    "budgets": Figure(
+    "budgets": of_trace(
         lambda lab: budgets(lab, LLAMA, BUDGETS_MS, times_the_cache=4),
         "Not in the paper: offline throughput by latency budget.",
-        FILES,
     ),
 }
 
