@@ -8,7 +8,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.gateway.large_batch import ENDED, batch_stack, submit, write_input
+from benchmarks.gateway.batch_scale import ENDED, batch_stack, submit, write_input
 from benchmarks.harness.command import Results, Row, benchmark
 from benchmarks.harness.stack import wait_until
 from services.local.commands.server import ApiClient

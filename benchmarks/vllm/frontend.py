@@ -23,10 +23,10 @@ import psutil
 import typer
 import uvloop
 
-from benchmarks.gateway.stream_client import Client, all_at_once, first_tokens
+from benchmarks.gateway.frontend import Client, all_at_once, first_tokens
 from benchmarks.harness.command import Results, Row, benchmark, model_folder, quantiles
 from benchmarks.harness.stack import usage_of
-from benchmarks.vllm.servers import Slackwater, System, Vllm
+from benchmarks.vllm.servers import ON_VLLM, Slackwater, System, Vllm
 from benchmarks.vllm.workload import Setting
 from loadgen.client.openai_client import OpenAIClient
 
@@ -37,11 +37,7 @@ STREAMS = [1, 16, 64, 256]
 ROLES = ("HTTP", "bus", "engine", "rest")
 HEADINGS = {"HTTP": "µs of a core a token: HTTP"}
 FORMS = {"tokens/s": ",.0f", "tokens/event": ".2f"}
-SYSTEMS: tuple[System, ...] = (
-    Vllm("vllm", "fcfs"),
-    Slackwater("slackwater-vllm", "vllm"),
-    Slackwater("slackwater-sim", "sim"),
-)
+SYSTEMS: tuple[System, ...] = (Vllm("vllm", "fcfs"), ON_VLLM, Slackwater("slackwater-sim", "sim"))
 
 
 def small_model(source: Path, folder: Path) -> None:
@@ -120,13 +116,7 @@ def main(
     with tempfile.TemporaryDirectory() as folder:
         small_model(model_folder(), Path(folder))
         setting = Setting(
-            online="",
-            offline="",
-            model=folder,
-            max_num_batched_tokens=2048,
-            max_num_seqs=max(streams),
-            max_model_len=2048,
-            kv_tokens=2**19,
+            online="", offline="", model=folder, max_num_batched_tokens=2048, max_num_seqs=max(streams), kv_tokens=2**19
         )
         for system in SYSTEMS:
             times, measured = uvloop.run(measure(system, setting, Path(folder), streams, max_tokens, rounds, turns))

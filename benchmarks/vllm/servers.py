@@ -90,7 +90,7 @@ class Vllm:
             "VLLM_NO_USAGE_STATS": "1",
             "HF_HUB_OFFLINE": "1",
         }
-        command = _command(self.name, program, options, folder / "vllm.log", environ)
+        command = Command(self.name, _python(program, options), folder / "vllm.log", environ)
         async with _running(command, lambda: answers(f"{url}/health")):
             yield Server(url, self._turn)
 
@@ -131,7 +131,7 @@ class Slackwater:
             program = ("-c", "from services.local.cli import main; main()", "up")
             limits = ("max_num_batched_tokens", "max_num_seqs", "max_model_len")
             environ = {f"SLACKWATER_{name.upper()}": str(getattr(setting, name)) for name in limits}
-            command = _command(self.name, program, options, folder / "up.log", environ)
+            command = Command(self.name, _python(program, options), folder / "up.log", environ)
             async with _running(command, lambda: _is_up(data_dir)):
                 stack = data_dir.read_stack()
                 bus = await Bus.connect(stack.nats_url, "side-by-side")
@@ -144,31 +144,19 @@ class Slackwater:
 async def _set_budgets(bus: Bus, idle_budget_ms: float, budget_ms: float) -> Mapping[str, Any]:
     executors = await bus.bucket(subjects.EXECUTORS_BUCKET, ExecutorInfo)
     budgets = await bus.bucket(subjects.BUDGETS_BUCKET, BudgetRecord)
-    for entry in await executors.entries():
-        if entry.value is not None:
-            key = entry.value.profile_key
-            await budgets.put(key, BudgetRecord(key, budget_ms, BudgetSource.PROFILING, idle_budget_ms))
+    for key in [entry.value.profile_key for entry in await executors.entries() if entry.value is not None]:
+        await budgets.put(key, BudgetRecord(key, budget_ms, BudgetSource.PROFILING, idle_budget_ms))
     return {"offline_mode": "batch", "count_generated": True}
 
 
 System = Vllm | Slackwater
-SYSTEMS: Mapping[str, System] = {
-    system.name: system
-    for system in (
-        Vllm("vllm-priority", "priority"),
-        Vllm("vllm-plain", "fcfs"),
-        Slackwater("slackwater-vllm", "vllm"),
-        Slackwater("slackwater-torch", "torch"),
-    )
-}
+PRIORITY, PLAIN = Vllm("vllm-priority", "priority"), Vllm("vllm-plain", "fcfs")
+ON_VLLM, ON_TORCH = Slackwater("slackwater-vllm", "vllm"), Slackwater("slackwater-torch", "torch")
+SYSTEMS: Mapping[str, System] = {system.name: system for system in (PRIORITY, PLAIN, ON_VLLM, ON_TORCH)}
 
 
-def _command(
-    name: str, program: tuple[str, ...], options: Mapping[str, object], log: Path, environ: Mapping[str, str]
-) -> Command:
-    """Of Python."""
-    words = (word for option, value in options.items() for word in (f"--{option}", str(value)))
-    return Command(name, (sys.executable, *program, *words), log, environ)
+def _python(program: tuple[str, ...], options: Mapping[str, object]) -> tuple[str, ...]:
+    return (sys.executable, *program, *(word for name, value in options.items() for word in (f"--{name}", str(value))))
 
 
 @asynccontextmanager

@@ -19,11 +19,10 @@ import contextlib
 import importlib.util
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 from unittest.mock import patch
 
 import typer
@@ -79,13 +78,6 @@ class TorchSubject:
         """End the requests of the last case: nothing is held between steps."""
 
 
-@dataclass
-class Turns(Times):
-    """Of one engine at one case."""
-
-    sampled: list[list[int]] = field(default_factory=list)  # tokens of each step of a turn
-
-
 class Worker:
     """An engine in a process of its own, which does what it is told."""
 
@@ -105,8 +97,7 @@ class Worker:
         ended."""
         try:
             self._orders.send(order)
-            answer: tuple[float, float, list[int]] = self._orders.recv()
-            return answer
+            return cast(tuple[float, float, list[int]], self._orders.recv())
         except (EOFError, OSError):
             self._process.join()
             raise RuntimeError(f"the engine's process ended with {self._process.exitcode}") from None
@@ -132,8 +123,9 @@ def work(orders: Connection, engine: str, path: Path, num_threads: int) -> None:
     else:
         from benchmarks.vllm.throughput_core import VllmSubject
 
-        max_model_len = max(*PROMPTS, max(CONTEXTS) + MAX_STEPS) + BLOCK_SIZE
-        subject = VllmSubject(path, BLOCK_SIZE, NUM_BLOCKS, max_model_len, CHUNK_TOKENS, max(BATCHES))
+        limits = {"block_size": BLOCK_SIZE, "num_gpu_blocks_override": NUM_BLOCKS, "max_num_seqs": max(BATCHES)}
+        limits["max_model_len"] = max(*PROMPTS, max(CONTEXTS) + MAX_STEPS) + BLOCK_SIZE
+        subject = VllmSubject(path, max_num_batched_tokens=CHUNK_TOKENS, **limits)
     run: Turn = list
     with contextlib.suppress(EOFError):  # the worker is closed
         while True:
@@ -147,26 +139,22 @@ def work(orders: Connection, engine: str, path: Path, num_threads: int) -> None:
                     run = list
             times = Times()
             sampled = times.time(run)
-            orders.send((times.clock_ms[0], times.cpu_ms[0], sampled))
+            orders.send((*times.clock_ms, *times.cpu_ms, sampled))
 
 
-def measure(workers: dict[str, Worker], case: Order, runs: int) -> dict[str, Turns]:
+def measure(workers: dict[str, Worker], case: Order, runs: int) -> dict[str, Times]:
     """``runs`` turns of each worker, after one that warms it up."""
-    times = {name: Turns() for name in workers}
-    for worker in workers.values():
-        worker.ask(case)
-    for _ in range(runs):
+    times = {name: Times() for name in workers}
+    for order in (case, *["again"] * runs, "finish"):
         for name, worker in workers.items():
-            wall_ms, cpu_ms, sampled = worker.ask("again")
-            times[name].clock_ms.append(wall_ms)
-            times[name].cpu_ms.append(cpu_ms)
-            times[name].sampled.append(sampled)
-    for worker in workers.values():
-        worker.ask("finish")
+            clock_ms, cpu_ms, _ = worker.ask(order)
+            if order == "again":
+                times[name].clock_ms.append(clock_ms)
+                times[name].cpu_ms.append(cpu_ms)
     return times
 
 
-def row(name: str, num_threads: int, num_tokens: int, times: dict[str, Turns]) -> Row:
+def row(name: str, num_threads: int, num_tokens: int, times: dict[str, Times]) -> Row:
     wall, vllm_wall = (min(times[engine].clock_ms) for engine in ENGINES)
     cpu, vllm_cpu = (min(times[engine].cpu_ms) for engine in ENGINES)
     return {

@@ -32,11 +32,9 @@ class DecodesOnly(DecodeBenchConnector):
 
 
 class VllmSubject:
-    """Does what ``benchmarks.vllm.throughput.TorchSubject`` does."""
+    """Does what ``benchmarks.vllm.throughput.TorchSubject`` does. ``limits``: arguments of EngineArgs."""
 
-    def __init__(
-        self, path: Path, block_size: int, num_blocks: int, max_model_len: int, chunk_tokens: int, max_num_seqs: int
-    ) -> None:
+    def __init__(self, path: Path, **limits: int) -> None:
         connector = KVTransferConfig(
             kv_connector=DecodesOnly.__name__,
             kv_connector_module_path=__name__,
@@ -47,16 +45,12 @@ class VllmSubject:
             model=str(path),
             dtype="float32",
             enforce_eager=True,
-            block_size=block_size,
-            max_model_len=max_model_len,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=chunk_tokens,
             enable_prefix_caching=False,
             distributed_executor_backend="uni",
             async_scheduling=False,
             kv_cache_memory_bytes=KV_BYTES,
-            num_gpu_blocks_override=num_blocks,
             kv_transfer_config=connector,
+            **limits,
         ).create_engine_config()
         self._core = EngineCore(config, Executor.get_class(config), log_stats=False)
         self._added: list[str] = []

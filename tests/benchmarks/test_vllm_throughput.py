@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.vllm.throughput import ENGINES, Turns, Worker, measure, row
+from benchmarks.harness.turns import Times
+from benchmarks.vllm.throughput import ENGINES, Worker, measure, row
 
 
 @contextmanager
@@ -23,15 +24,17 @@ def workers_of(engines: tuple[str, ...], model_folder: Path) -> Iterator[dict[st
 def check_turns(engines: tuple[str, ...], model_folder: Path) -> None:
     """The orders reach the engines, and each has as many turns as the other: a step of a batch samples a token for each
     request, a prefill one after its last chunk."""
+    cases = {("decode", 1, 20): [1], ("decode", 32, 20): [32], ("prefill", 8): [1], ("prefill", 600): [0, 1]}
     with workers_of(engines, model_folder) as workers:
-        single = measure(workers, ("decode", 1, 20), 2)
-        batch = measure(workers, ("decode", 32, 20), 2)
-        short, long = measure(workers, ("prefill", 8), 2), measure(workers, ("prefill", 600), 2)
-    for engine in engines:
-        for times, turn in ((single, [1]), (batch, [32]), (short, [1]), (long, [0, 1])):
-            assert times[engine].sampled == [turn, turn]
-            assert len(times[engine].clock_ms) == len(times[engine].cpu_ms) == 2
-            assert min(times[engine].clock_ms + times[engine].cpu_ms) > 0.0
+        for case, turn in cases.items():
+            for order in (case, "again", "again"):
+                assert [worker.ask(order)[2] for worker in workers.values()] == [turn] * len(engines)
+            for worker in workers.values():
+                worker.ask("finish")
+            times = measure(workers, case, 2)
+            for engine in engines:
+                assert len(times[engine].clock_ms) == len(times[engine].cpu_ms) == 2
+                assert min(times[engine].clock_ms + times[engine].cpu_ms) > 0.0
 
 
 @pytest.mark.slow
@@ -53,6 +56,6 @@ def test_an_engine_that_ends_is_named(tmp_path: Path) -> None:
 
 
 def test_a_row_tells_the_fastest_turns() -> None:
-    times = {"torch": Turns([30.0, 20.0], [18.0, 19.0]), "vllm": Turns([40.0, 60.0], [36.0, 50.0])}
+    times = {"torch": Times([30.0, 20.0], [18.0, 19.0]), "vllm": Times([40.0, 60.0], [36.0, 50.0])}
     cells = ["decode", "2", "20.0", "40.0", "18.0", "36.0", "400", "200", "2.00", "2.00"]
     assert list(row("decode", 2, 8, times).values()) == cells

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gateway.large_batch import ENDED, ENDPOINT, write_input
+from benchmarks.gateway.batch_scale import ENDED, ENDPOINT, write_input
 from services.local.commands.server import ApiClient
 from tests.services.gateway.gateway_rig import GatewayRig, wait_until
 
