@@ -8,8 +8,7 @@ import typer
 
 from benchmarks.figures.papers.bros import BROS
 from benchmarks.figures.papers.hygen import HYGEN
-from benchmarks.harness.figure_run import FigureProgress, run_figures
-from benchmarks.harness.page import Paper, Result
+from benchmarks.harness.page import FigureProgress, Paper, Result, run_figures
 from loadgen.errors import WorkloadError
 from loadgen.options import ProgressOption
 from shared.settings.command_options import with_option_groups

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from benchmarks.harness.command import model_folder
-from benchmarks.harness.figure_run import EXIT_INTERRUPTED, figure_progress
+from benchmarks.harness.page import EXIT_INTERRUPTED, figure_progress
 from benchmarks.vllm.comparison import Comparison
 from benchmarks.vllm.result import NAME, PAGE, result_of
 from benchmarks.vllm.run_store import RunStore

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
+from statistics import fmean
 
 import msgspec
 
-from benchmarks.harness.figure_run import FigureProgress
+from benchmarks.harness.page import FigureProgress
 from benchmarks.vllm.run_store import RunStore
 from benchmarks.vllm.search import KnobSearch, Point, nearest, rate_for
 from benchmarks.vllm.servers import Knob, Server, System
@@ -77,8 +77,7 @@ class Comparison:
         """Raises LoadgenError."""
         for system in self.systems:
             async with AsyncExitStack() as started:
-                runner = _Lazy(system, self.workload, self.store, self.progress, started)
-                await self._run_system(system, runner)
+                await self._run_system(system, _Lazy(self, system, started))
 
     async def _run_system(self, system: System, runner: _Lazy) -> None:
         rates = [await self._rate(share, runner) for share in self.shares]
@@ -114,8 +113,7 @@ class Comparison:
 
     async def _rate(self, share: float, runner: _Lazy) -> float:
         """Requests/s of a load, as chosen before, else by online-only runs of this system."""
-        chosen = self.store.rates()
-        if share in chosen:
+        if share in (chosen := self.store.rates()):
             return chosen[share]
         points = [await self._point(rate, runner) for rate in chosen.values()]
         for _ in range(RATE_TRIES):
@@ -137,31 +135,28 @@ class Comparison:
 class _Lazy:
     """A system whose server starts with the first run that is not in the store, and ends with ``started``."""
 
+    of: Comparison
     system: System
-    workload: Workload
-    store: RunStore
-    progress: FigureProgress
     started: AsyncExitStack
     _server: Server | None = field(init=False, default=None)
 
     async def run(self, name: str, plan: ReplayPlan, values: tuple[float, ...]) -> Report:
         """Stored where it was not yet. Raises ServerError where not one online request was answered."""
-        report = self.store.get(self.system.name, name)
-        if report is not None:
+        store, workload, system = self.of.store, self.of.workload, self.system
+        if (report := store.get(system.name, name)) is not None:
             return report
         if self._server is None:
-            setting, folder = self.workload.setting, self.store.server_folder(self.system.name)
-            serving = self.system.serving(setting, self.workload.model_path, folder)
+            serving = system.serving(workload.setting, workload.model_path, store.server_folder(system.name))
             self._server = await self.started.enter_async_context(serving)
         if values:
             plan = replace(plan, **await self._server.turn(*values))
         async with OpenAIClient(self._server.url, REQUEST_TIMEOUT_S) as client:
-            replay = Replay(plan, client, RenamedProgress(self.progress, lambda _: f"{self.system.name}: {name}"))
+            replay = Replay(plan, client, RenamedProgress(self.of.progress, lambda _: f"{system.name}: {name}"))
             await replay.prepare_and_run()
         report = replay.report(partial=False)
         if report.online is not None and not report.online.completed:
-            raise ServerError(f"{self.system.name}: {name}: no online request was answered ({'; '.join(report.notes)})")
-        self.store.put(self.system.name, name, report)
+            raise ServerError(f"{system.name}: {name}: no online request was answered ({'; '.join(report.notes)})")
+        store.put(system.name, name, report)
         return report
 
 
@@ -169,11 +164,9 @@ def mean_of(reports: Sequence[OnlineReport]) -> OnlineReport:
     """Each latency figure, and the share of time under way, the mean of the runs'; the rest is the first run's."""
     changes: dict[str, Summary | float | None] = {}
     for name in LATENCIES:
-        summaries = [summary for report in reports if (summary := getattr(report, name)) is not None]
-        if summaries:
-            columns = zip(*(msgspec.structs.astuple(summary) for summary in summaries), strict=True)
-            changes[name] = Summary(*(math.fsum(column) / len(summaries) for column in columns))
-    changes["under_way_share"] = math.fsum(report.under_way_share or 0.0 for report in reports) / len(reports)
+        if summaries := [msgspec.structs.astuple(each) for report in reports if (each := getattr(report, name))]:
+            changes[name] = Summary(*map(fmean, zip(*summaries, strict=True)))
+    changes["under_way_share"] = fmean(report.under_way_share or 0.0 for report in reports)
     return msgspec.structs.replace(reports[0], **changes)
 
 

@@ -68,8 +68,7 @@ def _alone(cell: Cell) -> Row:
 
 
 def _run(cell: Cell, run: CoRun) -> Row:
-    verdict = "kept" if run.trial.met else "broken"
-    reached = {"setting": _setting(cell, run), RATIOS: _ratios(cell, run), "SLOs": verdict}
+    reached = {"setting": _setting(cell, run), RATIOS: _ratios(cell, run), "SLOs": ("broken", "kept")[run.trial.met]}
     return {**_load(cell), **reached, **_offline(run)}
 
 

@@ -1,6 +1,5 @@
 """What is kept of the runs, so that an interrupted comparison goes on where it was."""
 
-from dataclasses import fields
 from pathlib import Path
 from typing import TypeVar
 
@@ -72,5 +71,5 @@ def _write(path: Path, value: Setting | Report | dict[float, float]) -> None:
 
 
 def _difference(found: Setting, wanted: Setting) -> str:
-    names = [each.name for each in fields(Setting) if getattr(found, each.name) != getattr(wanted, each.name)]
-    return ", ".join(f"{name} {getattr(found, name)}, not {getattr(wanted, name)}" for name in names)
+    pairs = zip(vars(found).items(), vars(wanted).values(), strict=True)
+    return ", ".join(f"{name} {value}, not {other}" for (name, value), other in pairs if value != other)

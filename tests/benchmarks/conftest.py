@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.figures.trace_lab import TraceLab, TraceOptions
-from benchmarks.harness.figure_run import FigureProgress
+from benchmarks.harness.page import FigureProgress
 from tests.loadgen.conftest import prompt_file, server, trace_file
 
 __all__ = ["prompt_file", "server", "trace_file"]  # fixtures

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from benchmarks.figures.__main__ import app
 from benchmarks.figures.papers.bros import BROS, LMSYS, ONE, SHAREGPT
 from benchmarks.figures.rate_lab import OFFLINE_OUTPUT, OFFLINE_PROMPT, Dataset, RateLab, RateOptions
-from benchmarks.harness.figure_run import FigureProgress
+from benchmarks.harness.page import FigureProgress
 from benchmarks.lab.drawn import uniform_backlog
 from benchmarks.lab.lab import System
 from shared.scheduling.packing.packings import PACKINGS

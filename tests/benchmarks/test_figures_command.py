@@ -15,8 +15,7 @@ from benchmarks.figures.__main__ import PAPERS, app
 from benchmarks.figures.papers.hygen import HYGEN
 from benchmarks.figures.trace_lab import TraceOptions
 from benchmarks.harness.charts import Panel, draw
-from benchmarks.harness.figure_run import EXIT_INTERRUPTED, figure_progress, run_figures
-from benchmarks.harness.page import Paper, Result, with_section
+from benchmarks.harness.page import EXIT_INTERRUPTED, Paper, Result, figure_progress, run_figures, with_section
 from loadgen.errors import WorkloadError
 
 ROOT = Path(__file__).parents[2]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from typer.testing import CliRunner
 
-from benchmarks.harness.figure_run import FigureProgress
+from benchmarks.harness.page import FigureProgress
 from benchmarks.vllm.__main__ import app
 from benchmarks.vllm.comparison import Comparison, mean_of
 from benchmarks.vllm.result import NAME, PAGE, result_of
