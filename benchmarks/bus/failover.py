@@ -20,8 +20,7 @@ from benchmarks.harness.stack import Stack, stack, wait_until
 
 EXECUTORS = ("executor-0", "executor-1")
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP)
-NUM_TOKENS = 600  # about 6 s
-END_AFTER = 40  # tokens
+NUM_TOKENS, END_AFTER = 600, 40  # about 6 s
 TIMEOUT_S = 60.0
 
 

@@ -21,12 +21,12 @@ from benchmarks.engine.batches import block_tables, decode_step, prefill_step, p
 from benchmarks.harness.command import DEFAULT_MODEL, ModelOption, Results, Row, benchmark, formatted, model_folder
 from benchmarks.harness.turns import Step, in_turns
 from services.executor.engines.torch.engine import TorchEngine
-from shared.replica.engine import StepBatch
 
 CONTEXT = 256
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 CHUNKS = (32, 128, 256, 512)
 NUM_BLOCKS = max(BATCHES) * (CONTEXT // 16 + 1)
+TABLES = block_tables(NUM_BLOCKS, max(BATCHES))
 
 
 class Transformers:
@@ -66,23 +66,13 @@ class Transformers:
         return step
 
 
-def decodes(size: int, engine: TorchEngine) -> StepBatch:
-    return decode_step(block_tables(engine.spec.num_blocks, max(BATCHES))[:size], CONTEXT - 1)
-
-
-def prefill(length: int, engine: TorchEngine) -> StepBatch:
-    (blocks,) = block_tables(engine.spec.num_blocks, 1)
-    return prefill_step(prompt_of(length), blocks[: -(-length // engine.spec.block_size)])
-
-
 def row(name: str, num_tokens: int, ours: Step, rival: str, theirs: Step, runs: int) -> Row:
     ours_ms, theirs_ms = (times.median_ms for times in in_turns([ours, theirs], runs))
+    per_s, their_per_s = (num_tokens / ms * 1e3 for ms in (ours_ms, theirs_ms))
     return {
         "step": name,
         **formatted(".1f", {"ms": ours_ms, f"{rival} ms": theirs_ms}),
-        **formatted(
-            ",.0f", {"tokens/s": num_tokens / ours_ms * 1e3, f"{rival} tokens/s": num_tokens / theirs_ms * 1e3}
-        ),
+        **formatted(",.0f", {"tokens/s": per_s, f"{rival} tokens/s": their_per_s}),
         "times as fast": f"{theirs_ms / ours_ms:.2f}",
     }
 
@@ -96,10 +86,12 @@ def beside_transformers(path: Path, num_threads: int, runs: int) -> Results:
     rival, reference = "transformers", Transformers(path)
     yield about(engine)
     for size in BATCHES:
-        ours = partial(engine.execute, decodes(size, engine))
+        ours = partial(engine.execute, decode_step(TABLES[:size], CONTEXT - 1))
         yield row(f"decode, batch {size}, context {CONTEXT}", size, ours, rival, reference.decode(size), runs)
+    (blocks,) = block_tables(NUM_BLOCKS, 1)
     for length in CHUNKS:
-        ours = partial(engine.execute, prefill(length, engine))
+        step = prefill_step(prompt_of(length), blocks[: -(-length // engine.spec.block_size)])
+        ours = partial(engine.execute, step)
         yield row(f"prefill, {length} tokens", length, ours, rival, reference.prefill(length), runs)
 
 
@@ -111,7 +103,8 @@ def with_graphs(path: Path, runs: int) -> Results:
         sys.exit("this model cannot be recorded")
     yield about(plain)
     for size in BATCHES:
-        ours, theirs = (partial(engine.execute, decodes(size, plain)) for engine in (recorded, plain))
+        step = decode_step(TABLES[:size], CONTEXT - 1)
+        ours, theirs = (partial(engine.execute, step) for engine in (recorded, plain))
         yield row(f"decode, batch {size}, context {CONTEXT}", size, ours, "without graphs", theirs, runs)
 
 

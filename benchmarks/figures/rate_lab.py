@@ -58,9 +58,7 @@ class Dataset:
         """At ``rate`` requests/s. Those of a higher rate are others."""
         rng = random.Random(f"{self.name}:{rate}:{seed}")
         requests = poisson(rate, duration_s, rng, self.prompt, self.output)
-        if not num_preambles:
-            return requests
-        return [_with_preamble(request, rng.randrange(num_preambles)) for request in requests]
+        return [_with_preamble(each, rng.randrange(num_preambles)) for each in requests] if num_preambles else requests
 
 
 @dataclass(frozen=True, slots=True)

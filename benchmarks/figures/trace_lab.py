@@ -49,8 +49,7 @@ class TraceOptions:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A model on its GPUs, and the online rate (requests/s) sampled from the trace. ``has_long``: the trace is the one
-    with long prompts."""
+    """A model on its GPUs, and the requests/s sampled from the trace. ``has_long``: of the one with long prompts."""
 
     machine: Machine
     qps: float

@@ -19,7 +19,7 @@ import psutil
 import typer
 import uvloop
 
-from benchmarks.harness.command import DEFAULT_MODEL, Results, Row, benchmark, quantiles
+from benchmarks.harness.command import DEFAULT_MODEL, Results, Row, benchmark, formatted, quantiles
 from benchmarks.harness.stack import MIB, Stack, stack, usage_of
 
 INSTANT = "0.0001"  # time scale of the engine for the TTFT
@@ -100,13 +100,10 @@ async def carry(running: Stack, num_streams: int, max_tokens: int) -> Row:
     cpu_s = usage.cpu_s["gateway"]
     return {
         "streams": str(num_streams),
-        "tokens": f"{num_tokens:,}",
-        "tokens/s": f"{num_tokens / usage.seconds:,.0f}",
-        "gateway CPU %": f"{100 * cpu_s / usage.seconds:,.0f}",
-        "tokens/s of one core": f"{num_tokens / cpu_s:,.0f}",
+        **formatted(",.0f", {"tokens": num_tokens, "tokens/s": num_tokens / usage.seconds}),
+        **formatted(",.0f", {"gateway CPU %": 100 * cpu_s / usage.seconds, "tokens/s of one core": num_tokens / cpu_s}),
         "tokens/event": f"{num_tokens / num_events:.2f}",
-        "MiB before": f"{usage.before_mib['gateway']:.0f}",
-        "MiB at most": f"{usage.most_mib['gateway']:.0f}",
+        **formatted(".0f", {"MiB before": usage.before_mib["gateway"], "MiB at most": usage.most_mib["gateway"]}),
         "MiB after": f"{gateway.memory_info().rss / MIB:.0f}",
     }
 

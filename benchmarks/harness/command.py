@@ -60,17 +60,15 @@ def line(row: Row) -> str:
 
 
 def show(results: Iterable[Row | str]) -> None:
-    """Print each as soon as it is there, ready for docs/benchmarks.md: rows with the same headings as one table, a
-    string as a paragraph."""
+    """Print each at once, ready for docs/benchmarks.md: rows with the same headings as one table, a string as it is."""
     headings: list[str] | None = None
     for result in results:
         before, headings = headings, [] if isinstance(result, str) else list(result)
         if before is not None and before != headings:
             print()
-        if isinstance(result, str):
-            print(result, flush=True)
-        else:
-            print(line(result) if before == headings else f"{head(result)}\n{line(result)}", flush=True)
+        if not isinstance(result, str):
+            result = line(result) if before == headings else f"{head(result)}\n{line(result)}"
+        print(result, flush=True)
 
 
 def quantile(ordered: Sequence[float], q: float) -> float:

@@ -54,9 +54,8 @@ class Page:
         return f"images/{self.name}"
 
     def write(self, folder: Path, name: str, result: Result) -> None:
-        """The picture below ``folder``, the tables into the page, in the place of those that an earlier run of the
-        figure ``name`` left there, else at its end. Raises WorkloadError for a folder that cannot be written to, and
-        for a page with half a place."""
+        """The picture below ``folder``, the tables into the page, in the place of the figure ``name``, else at its end.
+        Raises WorkloadError for a folder that cannot be written to, and for a page with half a place."""
         try:
             (folder / self.images).mkdir(parents=True, exist_ok=True)
             write_picture(result.picture, folder / self.images / f"{name}.png")
@@ -89,9 +88,8 @@ class Paper:
 
 
 def with_section(text: str, name: str, content: str) -> str:
-    """``text`` with ``content`` between the markers of ``name``, which are appended where they are missing.
-
-    Raises WorkloadError where only the first is there."""
+    """``text`` with ``content`` between the markers of ``name``, which are appended where they are missing. Raises
+    WorkloadError where only the first is there."""
     begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
     section = f"{begin}\n\n{content}\n\n{end}"
     before, found, rest = text.partition(begin)
@@ -120,9 +118,7 @@ def run_figures(
     start: Callable[[FigureProgress], Callable[[str], Result]],
 ) -> None:
     """Each is printed, and written below ``out`` when it is done, so that an interrupt loses only the one under way.
-
-    ``start`` is called once and gives what makes a figure of a name. A named error ends the command with status 2, an
-    interrupt with 130."""
+    ``start`` gives what makes a figure of a name. A named error ends with status 2, an interrupt with 130."""
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     done: list[str] = []
     try:
@@ -143,11 +139,9 @@ def run_figures(
 
 
 class FigureProgress:
-    """What figures and their runs tell while they are made: one bar over the figures and one over the online requests
-    of the run.
-
-    Whoever tells something also learns of an interrupt: the KeyboardInterrupt of its own moment is lost where Python
-    ignores exceptions, as in finalizers and in callbacks of weak references."""
+    """What figures and their runs tell while they are made: a bar over the figures and one over the run's online
+    requests. Whoever tells something also learns of an interrupt: the KeyboardInterrupt of its own moment is lost where
+    Python ignores exceptions, as in finalizers and in callbacks of weak references."""
 
     def __init__(self, bars: Progress | None = None, num_figures: int = 0) -> None:
         self._bars = bars or Progress(disable=True)

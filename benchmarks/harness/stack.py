@@ -18,9 +18,7 @@ from benchmarks.harness.command import model_folder
 from services.local.stack.machine import free_port
 from services.local.stack.service_commands import nats_binary
 
-READY_S = 120.0
-POLL_S = 0.05
-SAMPLE_S = 0.1
+READY_S, POLL_S, SAMPLE_S = 120.0, 0.05, 0.1
 MIB = 2**20
 
 
@@ -53,8 +51,7 @@ class Stack:
 
 @contextlib.contextmanager
 def stack(**services: Sequence[str]) -> Iterator[Stack]:
-    """A nats-server and these services with their options, begun in this order; where there are any, the gateway among
-    them is ready."""
+    """A nats-server and these services with their options, begun in this order; the gateway among them is ready."""
     with TemporaryDirectory() as store:
         made = Stack(Path(store))
         try:

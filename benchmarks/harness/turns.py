@@ -12,8 +12,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Times:
-    """Milliseconds of each run, by the clock and on the processors. ``processor_s``: seconds of all threads of this
-    process, or of this thread."""
+    """Milliseconds of each run, by the clock and of CPU time. ``processor_s``: seconds of all threads, or of one."""
 
     clock_ms: list[float] = field(default_factory=list)
     cpu_ms: list[float] = field(default_factory=list)

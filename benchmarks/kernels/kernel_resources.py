@@ -21,7 +21,7 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
 
 from benchmarks.engine.batches import GREEDY
-from benchmarks.harness.command import Results, benchmark
+from benchmarks.harness.command import Results, benchmark, formatted
 from kernels.gpu import attention, kv_write, reduce_splits, slot_copy
 from kernels.gpu.batch import PagedBatch
 from kernels.gpu.tiles import Gpu
@@ -194,9 +194,7 @@ def main(
         yield {
             "compiled for": f"sm_{resources.capability}, {resources.case}",
             "kernel": resources.kernel,
-            "warps": str(resources.num_warps),
-            "registers": str(resources.registers),
+            **formatted("d", {"warps": resources.num_warps, "registers": resources.registers}),
             "stack bytes": str(resources.stack_bytes),
-            "shared bytes": f"{resources.shared_bytes:,}",
-            "programs an SM": str(resources.programs_per_sm),
+            **formatted(",", {"shared bytes": resources.shared_bytes, "programs an SM": resources.programs_per_sm}),
         }

@@ -10,6 +10,7 @@ and attention with direction beside the same kernel without.
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, Self
 
 import torch
@@ -76,15 +77,13 @@ class Work:
         visible = (key <= last[..., None])[:, None]
         num_heads, head_dim = self.query.shape[1:]
         flat = self.kv_cache.view(-1, *self.kv_cache.shape[2:])
+        attend = partial(F.scaled_dot_product_attention, attn_mask=visible, scale=self.scale, enable_gqa=True)
 
         def run() -> torch.Tensor:
             kv = flat[slots].view(len(lens), len(key), *flat.shape[1:]).transpose(1, 2)
             query = self.query.view(len(lens), new, num_heads, head_dim).transpose(1, 2)
             keys, values = kv[..., :head_dim], kv[..., head_dim:]
-            out = F.scaled_dot_product_attention(
-                query, keys, values, attn_mask=visible, scale=self.scale, enable_gqa=True
-            )
-            return out.transpose(1, 2).reshape(-1, num_heads, head_dim)
+            return attend(query, keys, values).transpose(1, 2).reshape(-1, num_heads, head_dim)
 
         return run
 

@@ -21,6 +21,7 @@ OfflineOption = Annotated[
 ]
 DurationOption = Annotated[float, typer.Option(min=1.0, help="Seconds of each run, in virtual time.")]
 Length = Callable[[random.Random], int]  # draws one, in tokens
+Bounds = tuple[int, int]
 
 
 def poisson_times(rate: float, duration_s: float, rng: random.Random) -> Iterator[float]:
@@ -36,9 +37,7 @@ def poisson(rate: float, duration_s: float, rng: random.Random, prompt: Length, 
     return [TraceRequest(now_s, prompt(rng), output(rng)) for now_s in poisson_times(rate, duration_s, rng)]
 
 
-def uniform_backlog(
-    size: int, rng: random.Random, prompt: tuple[int, int], output: tuple[int, int]
-) -> list[OfflinePrompt]:
+def uniform_backlog(size: int, rng: random.Random, prompt: Bounds, output: Bounds) -> list[OfflinePrompt]:
     """Lengths between these bounds, both included."""
     return [OfflinePrompt(rng.randint(*output), num_prompt_tokens=rng.randint(*prompt)) for _ in range(size)]
 
@@ -67,9 +66,8 @@ def mixed_load(rate: float, duration_s: float, seed: int) -> Load:
 
 
 def load_of(online: Path | None, offline: Path | None, duration_s: float, qps: float | None, drawn_rate: float) -> Load:
-    """Of files, the trace sampled to ``qps``. Without them requests with exponential lengths, whose means are those of
-    the Azure conversation trace of 2023 (5.4 requests/s), and as many prompts as arXiv has summaries, of their length.
-    Raises LoadgenError."""
+    """Of files, the trace sampled to ``qps``; else lengths are exponential around the means of Azure's conversation
+    trace of 2023 (5.4 requests/s), with as many prompts as arXiv has summaries, as long. Raises LoadgenError."""
 
     def mean(num_tokens: int) -> Length:
         return lambda rng: 1 + int(rng.expovariate(1 / num_tokens))

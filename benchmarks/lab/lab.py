@@ -31,6 +31,7 @@ from shared.simulation.executor import Progress as Progress
 from shared.simulation.setup import ExecutorSetup
 from shared.simulation.system import VirtualSystem as VirtualSystem
 
+OnStep = Callable[[float, ExecutorCounters], None]  # told the time in seconds and the totals after each step
 SEED = 0
 PRECISION = 0.05  # from one value that a search tries to the next, as a share
 
@@ -48,8 +49,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """What serves: a strategy; and a ``planner`` that ``Bench.planners`` names, else plans are made with what steps
-    take."""
+    """What serves: a strategy; and a ``planner`` of ``Bench.planners``, else plans are made with what steps take."""
 
     strategy: Strategy
     planner: str = ""
@@ -64,8 +64,7 @@ class System:
         return self.strategy.preset
 
     def under(self, value: float | None) -> Strategy:
-        """With this value of its knob, a latency budget in milliseconds or offline requests/s; None where it has
-        none."""
+        """With this value of its knob, a latency budget in ms or offline requests/s; None where it has none."""
         if value is None:
             return self.strategy
         if self.strategy.uses_latency_budget:
@@ -116,11 +115,8 @@ class Bench:
             self._runs[system, value] = _run_of(self._phase(system, value, lambda phase: tell(phase, self.progress)))
         return self._runs[system, value]
 
-    def watch(
-        self, system: System, value: float | None, on_step: Callable[[float, ExecutorCounters], None]
-    ) -> Sequence[RequestRecord]:
-        """A run of its own; ``on_step`` is told the time in seconds and the totals after each step. Returns the online
-        requests."""
+    def watch(self, system: System, value: float | None, on_step: OnStep) -> Sequence[RequestRecord]:
+        """A run of its own, and its online requests."""
         phase = self._phase(system, value, lambda phase: on_step(phase.now_s, phase.executor.replica.totals))
         return phase.records
 

@@ -13,8 +13,7 @@ from shared.protocol.slo_profile import Knob
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Of online requests that arrived, and of offline ones that ended, within the window. Tokens are of prompts and
-    outputs together."""
+    """Of online requests that arrived, and of offline ones that ended, within the window. Tokens: prompt and output."""
 
     online: OnlineReport
     offline: OfflineReport | None
@@ -33,8 +32,7 @@ class Measured:
     @property
     def normalized_latency_ms(self) -> float:
         """A request's latency over its output tokens, in the mean; 0 where none was answered."""
-        latency = self.online.normalized_latency_ms
-        return latency.mean if latency is not None else 0.0
+        return self.latency_or_zero_ms("normalized_latency_mean")
 
     @property
     def offline_tokens_per_s(self) -> float:

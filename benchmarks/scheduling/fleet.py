@@ -106,9 +106,8 @@ class TakesWhatIsNext(FairShare):
 def prefixed_requests(
     rate: float, duration_s: float, num_prefixes: int, prefix_tokens: int, own_tokens: int, seed: int
 ) -> list[GenerateRequest]:
-    """Poisson arrivals at ``rate`` requests/s whose prompts begin with one of ``num_prefixes``, chosen with a
-    probability of 1 / rank, and go on with ``own_tokens`` in the mean; those and the outputs' lengths are exponentially
-    spread."""
+    """Poisson arrivals at ``rate`` requests/s whose prompts begin with one of ``num_prefixes``, chosen by 1 / rank, and
+    go on with ``own_tokens`` in the mean; those and the outputs' lengths are exponentially spread."""
     rng = random.Random(seed)
     weights = [1 / rank for rank in range(1, num_prefixes + 1)]
     made: list[GenerateRequest] = []

@@ -36,22 +36,19 @@ GROUPS, PROMPT_LEN = 57, 256  # prompts share their first half with those of the
 
 
 def make_step(num_running: int) -> StepStarted:
-    """``num_running`` decodes over 500 tokens of context, half of them online, whose next tokens are due in 100 to
-    250 ms."""
+    """Decodes over 500 tokens of context, half of them online, whose next tokens are due in 100 to 250 ms."""
     ids = [f"batch_1.{n}" if n % 2 else f"chatcmpl-{n:032x}" for n in range(num_running)]
     due_ms = [math.inf if n % 2 else 100.0 + n * 97 % 150 for n in range(num_running)]
     entries = [ScheduledRequest(each, Kind(n % 2), 1) for n, each in enumerate(ids)]
     states = [Request(each, Kind(n % 2), 501, 700, 500, 32, deadline_ms=due_ms[n]) for n, each in enumerate(ids)]
-    return StepStarted(
-        "executor-0", "epoch", 7, PlanSource.PLAN, False, entries, states, [], 20_000, pace=Pace(batch_size=512)
-    )
+    pace = Pace(batch_size=512)
+    return StepStarted("executor-0", "epoch", 7, PlanSource.PLAN, False, entries, states, [], 20_000, pace=pace)
 
 
 def measure(
     kind: str, model: LatencyModel, order: str, num_running: int, num_waiting: int, policy: Policy, rounds: int
 ) -> Row:
-    """Milliseconds by the clock, and of this thread's CPU time, which leaves out what else the machine does. ``kind``:
-    of the latency model."""
+    """Milliseconds by the clock, and of this thread's CPU time, without what else runs. ``kind``: of latency model."""
     pool, half = make_pool(order), PROMPT_LEN // 2
     numbers = range(1, num_waiting + num_running)
     pool.add([offline_request(n, [n % GROUPS] * half + [n] * half) for n in numbers])

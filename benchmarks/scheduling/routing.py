@@ -28,8 +28,8 @@ from benchmarks.scheduling.fleet import (
     prefixed_requests,
     round_robin,
 )
+from benchmarks.scheduling.planning import LINEAR
 from shared.latency.features import BatchFeatures
-from shared.latency.linear import LinearLatencyModel
 from shared.scheduling.kv.block_hash import hash_chain
 from shared.scheduling.kv.prefix_cache import BlockChanges, CacheChanges, PrefixCacheMirror
 from shared.scheduling.orders.offline.fair_share import FairShare
@@ -37,7 +37,6 @@ from shared.scheduling.placement.prompt import Prompt
 from shared.scheduling.placement.routing import Option, RoutingTarget, choose
 from shared.simulation.router import Choose
 
-MODEL = LinearLatencyModel(10.0, 0.07, 0.0004, 1e-7, 1e-12, 0.05, 0.05, 3e-6)
 MACHINE = Machine("llama2-7b", "a100-40g")
 SIZES, RATES = [2, 4], [4.0, 8.0]
 BUDGET_MS = 100.0  # of a step of the batch that runs alone
@@ -63,9 +62,8 @@ def full_cache(index: int, prompt_tokens: int) -> PrefixCacheMirror:
 
 
 def decision_row(num_executors: int, prompt_tokens: int, rounds: int) -> Row:
-    """Prompts that share half of their tokens with what one executor has; CPU time, which leaves out what else the
-    machine does."""
-    options = [Option(full_target(index, prompt_tokens), MODEL) for index in range(num_executors)]
+    """Prompts share half of their tokens with what one executor has; CPU time leaves out what else the machine does."""
+    options = [Option(full_target(index, prompt_tokens), LINEAR) for index in range(num_executors)]
     rng = random.Random(1)
     hashing, choosing, counting = (Times(processor_s=time.thread_time) for _ in range(3))
     for number in range(rounds):

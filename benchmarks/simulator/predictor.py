@@ -9,15 +9,16 @@ from services.executor.engines.torch.threads import cpu_count
 
 # isort: split
 import random
-import statistics
 import time
 from collections.abc import Iterable, Iterator
+from functools import partial
 from itertools import islice, takewhile
 from typing import Annotated
 
 import typer
 
 from benchmarks.harness.command import Results, Row, benchmark, formatted, model_folder
+from benchmarks.harness.turns import Times
 from benchmarks.lab.lab import Machine, setup_of
 from benchmarks.lab.samples import scheduled_shapes, timed, window_of
 from services.executor.engines.torch.engine import TorchEngine
@@ -41,11 +42,9 @@ NUM_BLOCKS = 2048
 
 def row(name: str, noise: str, observations: list[Observation], floor: float | None) -> Row:
     """``floor``: the share that noise alone makes, where it is known without repetitions."""
-    times_s = []
+    times = Times()
     for _ in range(ROUNDS):
-        start_s = time.perf_counter()
-        fitted = fit_best(observations, wanted=BROS)
-        times_s.append(time.perf_counter() - start_s)
+        fitted = times.time(partial(fit_best, observations, wanted=BROS))
     assert fitted is not None and len(fitted.candidates) == 3, "the samples tell too little"
     shown = fitted.noise_floor if floor is None else floor
     return {
@@ -55,7 +54,7 @@ def row(name: str, noise: str, observations: list[Observation], floor: float | N
         **formatted(".2%", {f"{each.kind} MAPE": each.mape for each in fitted.candidates}),
         "noise floor": "" if shown is None else f"{shown:.2%}",
         **formatted(".2f", {f"{each.kind} us": each.prediction_us for each in fitted.candidates}),
-        "fit ms": f"{statistics.median(times_s) * 1e3:.0f}",
+        "fit ms": f"{times.median_ms:.0f}",
     }
 
 
@@ -73,10 +72,8 @@ def mixed_shapes(info: ExecutorInfo, seed: int) -> Iterator[MeasureShape]:
     rng = random.Random(seed)
     while True:
         contexts = [int(rng.lognormvariate(5.5, 0.9)) % 1500 + 1 for _ in range(rng.randint(0, 48))]
-        chunks = [
-            PrefillChunk(rng.randint(8, 200), rng.choice((0, 0, rng.randint(16, 1500))))
-            for _ in range(rng.choice((0, 1, 2)))
-        ]
+        count = rng.choice((0, 1, 2))
+        chunks = [PrefillChunk(rng.randint(8, 200), rng.choice((0, 0, rng.randint(16, 1500)))) for _ in range(count)]
         shape = MeasureShape(chunks, contexts, 1)
         if (chunks or contexts) and fits(shape, info):
             yield shape

@@ -6,18 +6,21 @@ arrivals and lengths like those of the Azure conversation trace are drawn.
 """
 
 import time
-from collections.abc import Iterator
+from itertools import product
 
-from benchmarks.harness.command import Results, Row, benchmark
+from benchmarks.harness.command import Results, benchmark
 from benchmarks.lab.drawn import OfflineOption, OnlineOption, load_of
-from benchmarks.lab.lab import HYGEN, STAR, Bench, Machine, System
+from benchmarks.lab.lab import HYGEN, STAR, Bench, Machine
 
 SLOS = ("tbt_mean<=1.05x", "tbt_mean<=1.2x", "tbt_p99<=1.2x", "ttft_mean<=1.1x", "ttft_p99<=800ms")
 
 
-def measure(bench: Bench, system: System) -> Iterator[Row]:
-    """A row for each SLO."""
-    for slo in SLOS:
+@benchmark
+def main(
+    online: OnlineOption = None, offline: OfflineOption = None, duration: float = 600.0, qps: float = 2.0
+) -> Results:
+    bench = Bench(Machine(), load_of(online, offline, duration, qps, qps))
+    for system, slo in product((HYGEN, STAR), SLOS):
         num_before, start_s = bench.num_trials(system), time.process_time()
         found = bench.largest(system, [slo])
         cpu_s, num_runs = time.process_time() - start_s, bench.num_trials(system) - num_before
@@ -29,12 +32,3 @@ def measure(bench: Bench, system: System) -> Iterator[Row]:
             "new runs": str(num_runs),
             "CPU s": f"{cpu_s:.1f}",
         }
-
-
-@benchmark
-def main(
-    online: OnlineOption = None, offline: OfflineOption = None, duration: float = 600.0, qps: float = 2.0
-) -> Results:
-    bench = Bench(Machine(), load_of(online, offline, duration, qps, qps))
-    for system in (HYGEN, STAR):
-        yield from measure(bench, system)

@@ -106,9 +106,9 @@ class Comparison:
             values = (*before, value, *[0.0] * (len(cell.knobs) - index - 1))
             with_values = "-".join(f"{each:g}" for each in values)
             report = await runner.run(f"{cell.rate:g}-with-{with_values}", plan, values)
-            outcome = TrialOutcome(_online(report), _offline(report))
-            trial = outcome.judge(value, slos, TrialOutcome(cell.alone, None))
-            cell.runs.append(CoRun(values, outcome.online, _offline(report), trial))
+            online, offline = _online(report), _offline(report)
+            trial = TrialOutcome(online, offline).judge(value, slos, TrialOutcome(cell.alone, None))
+            cell.runs.append(CoRun(values, online, offline, trial))
             search.tell(value, trial.met)
 
     async def _rate(self, share: float, runner: _Lazy) -> float:

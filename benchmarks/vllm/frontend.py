@@ -15,7 +15,7 @@ import os
 import shutil
 import statistics
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -93,15 +93,11 @@ async def measure(
             done = [await turn(clients, max_tokens) for _ in range(turns)]
             for stream in clients:
                 stream.close()
-            rows.append({"streams": str(num_streams), "": system.name, **row(done)})
+            medians = {name: statistics.median(each[name] for each in done) for name in done[0]}
+            cells = {HEADINGS.get(name, name): format(value, FORMS.get(name, ".0f")) for name, value in medians.items()}
+            rows.append({"streams": str(num_streams), "": system.name, **cells})
     shutil.rmtree(folder)
     return ttft_ms, rows
-
-
-def row(turns: Sequence[Mapping[str, float]]) -> Row:
-    """Medians."""
-    medians = {name: statistics.median(each[name] for each in turns) for name in turns[0]}
-    return {HEADINGS.get(name, name): format(value, FORMS.get(name, ".0f")) for name, value in medians.items()}
 
 
 @benchmark

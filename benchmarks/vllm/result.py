@@ -37,8 +37,7 @@ def result_of(cells: Sequence[Cell], setting: Setting, date: str) -> Result:
 
 
 def _best(cell: Cell, vllm: float) -> Row:
-    """Of the cell's runs; where none kept the SLOs there was no offline work. ``vllm``: offline tokens/s of vLLM's best
-    run under the load."""
+    """Where no run kept the SLOs there was no offline work. ``vllm``: offline tokens/s of its best under the load."""
     run = cell.best
     offline = run.trial.offline_tokens_per_s if run else 0.0
     return {

@@ -18,11 +18,12 @@ class RunStore:
     def __init__(self, folder: Path, setting: Setting, resume: bool) -> None:
         """Raises WorkloadError for a folder with runs that are not to be taken over, or of another setting."""
         self.folder = folder
-        found = _read(self._path("setting"), Setting)
-        if found is not None and not resume:
+        if (found := _read(self._path("setting"), Setting)) and not resume:
             raise WorkloadError(f"{folder} holds runs: go on with --resume, or choose another folder with --work")
-        if found is not None and found != setting:
-            raise WorkloadError(f"{folder} holds runs of another setting ({_difference(found, setting)}): use --work")
+        if found and found != setting:
+            pairs = zip(vars(found).items(), vars(setting).values(), strict=True)
+            others = ", ".join(f"{name} {value}, not {other}" for (name, value), other in pairs if value != other)
+            raise WorkloadError(f"{folder} holds runs of another setting ({others}): use --work")
         try:
             _write(self._path("setting"), setting)
         except OSError as error:
@@ -68,8 +69,3 @@ def _write(path: Path, value: Setting | Report | dict[float, float]) -> None:
     fresh = path.with_suffix(".tmp")
     fresh.write_bytes(msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
     fresh.replace(path)
-
-
-def _difference(found: Setting, wanted: Setting) -> str:
-    pairs = zip(vars(found).items(), vars(wanted).values(), strict=True)
-    return ", ".join(f"{name} {value}, not {other}" for (name, value), other in pairs if value != other)

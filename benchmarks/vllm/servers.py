@@ -43,8 +43,7 @@ class Knob:
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A running server. ``turn`` sets the system's knobs, and returns what a ReplayPlan needs beside: how offline work
-    goes there."""
+    """A running server. ``turn`` sets the system's knobs, and says to a ReplayPlan how offline work goes there."""
 
     url: str
     turn: Callable[..., Awaitable[Mapping[str, Any]]]
@@ -112,12 +111,10 @@ class Slackwater:
     )
 
     def everything(self, setting: Setting) -> tuple[float, ...]:
-        """Values of the knobs that hold no offline work back."""
         return (NOTHING_HELD_BACK_MS, NOTHING_HELD_BACK_MS)
 
     @asynccontextmanager
     async def serving(self, setting: Setting, model_path: Path, folder: Path) -> AsyncIterator[Server]:
-        """Logs and data go into ``folder``. Raises ServerError where it does not start."""
         with TemporaryDirectory(prefix="data-", dir=folder, ignore_cleanup_errors=True) as store:
             data_dir = DataDir(Path(store))
             options = {

@@ -93,8 +93,7 @@ class Worker:
         theirs.close()
 
     def ask(self, order: Order) -> tuple[float, float, list[int]]:
-        """Milliseconds by the clock and of CPU time, and tokens of each step. Raises RuntimeError where the process has
-        ended."""
+        """Milliseconds by the clock and of CPU time, tokens of each step. Raises RuntimeError where it has ended."""
         try:
             self._orders.send(order)
             return cast(tuple[float, float, list[int]], self._orders.recv())

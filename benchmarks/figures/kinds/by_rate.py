@@ -22,6 +22,7 @@ from shared.scheduling.schedule import Schedule, ScheduledRequest
 
 LATENCY, TTFT_SHARE, TPOT_SHARE = "normalized latency (ms)", "TTFT attainment (%)", "TPOT attainment (%)"
 OFFLINE, TTFT_P99 = "offline requests/s", "TTFT p99 (ms)"
+SHARES = (TTFT_SHARE, TPOT_SHARE)
 QUANTITIES: dict[str, Callable[[Run], float]] = {
     LATENCY: lambda run: run.normalized_latency_ms,
     TTFT_SHARE: lambda run: 100 * run.attained["ttft"],
@@ -81,9 +82,8 @@ def _kv_cells(run: Run) -> Row:
 
 @dataclass
 class Timed:
-    """Counts the CPU time of each plan of a packing, and of fitting it again to what the executor knows, which each
-    plan meets on a running stack. The second is the only one that a step waits for: plans are made while the step
-    before runs."""
+    """Counts the CPU time of each plan of a packing, made while the step before runs, and of fitting it again to what
+    the executor knows, which on a running stack each plan meets and the step waits for."""
 
     plan: Callable[[StepState, OfflineQueue], Schedule]
     reconcile: Callable[[StepState, Sequence[ScheduledRequest], Iterable[str]], Schedule]

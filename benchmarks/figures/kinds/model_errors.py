@@ -75,8 +75,7 @@ def worse_models(
     metric: Metric,
     tolerance: float,
 ) -> Result:
-    """``elsewhere``: whose steps other models are fitted to; ``distortions``: sigmas of a lognormal factor on each
-    coefficient."""
+    """``elsewhere``: whose steps other models are fitted to; ``distortions``: sigmas, as ``distorted`` takes them."""
     bench, slo = lab.bench(setting), metric.slo(tolerance)
     exact = bench.largest(HYGEN, [slo])
     most = exact.measured.offline_tokens_per_s

@@ -40,13 +40,10 @@ class Timeline:
                 self._add(self.online, time_s, num_tokens)
                 self._add(self.offline, time_s, -num_tokens)
 
-    @property
-    def minutes(self) -> list[float]:
-        """Where the parts' middles are."""
-        return [(index + 0.5) * self.part_s / 60 for index in range(len(self.online))]
-
-    def per_s(self, counts: Sequence[float]) -> list[float]:
-        return [count / self.part_s for count in counts]
+    def curve(self, label: str, counts: Sequence[float], colour: str) -> Curve:
+        """Per second, over the minutes in which the parts' middles are."""
+        minutes = [(index + 0.5) * self.part_s / 60 for index in range(len(counts))]
+        return Curve(label, minutes, [count / self.part_s for count in counts], colour, "-")
 
     def _add(self, counts: list[float], time_s: float, num_tokens: int) -> None:
         if time_s < self.duration_s:
@@ -64,12 +61,11 @@ def over_time(lab: TraceLab, setting: Setting, metric: Metric, strict: float, lo
         timeline = Timeline(bench.load.duration_s)
         serving = system if found.value is not None else ONLINE_ONLY
         timeline.take_online(bench.watch(serving, found.value, timeline.on_step))
-        tokens_per_s = timeline.per_s(timeline.offline)
-        offline.append(Curve(f"{system.preset}, {slo}", timeline.minutes, tokens_per_s, colour, "-"))
+        offline.append(curve := timeline.curve(f"{system.preset}, {slo}", timeline.offline, colour))
         cells = {"system": system.preset, "SLO": slo, "knob": found.text_with_unit}
-        spread = {"offline tokens/s: mean": fmean(tokens_per_s), "least": min(tokens_per_s), "most": max(tokens_per_s)}
+        spread = {"offline tokens/s: mean": fmean(curve.ys), "least": min(curve.ys), "most": max(curve.ys)}
         rows.append({**cells, **formatted(",.0f", spread), "correlation with online tokens/s": _correlation(timeline)})
-    arrivals = Curve("", timeline.minutes, timeline.per_s(timeline.arrivals), GREY, "-")
+    arrivals = timeline.curve("", timeline.arrivals, GREY)
     panels = [[Panel([arrivals], ylabel="online requests/s")], [Panel(offline, ylabel="offline tokens/s")]]
     caption = f"Tokens computed in parts of {timeline.part_s:g} s. {lab.where([setting])}."
     return Result([Table(caption, rows)], draw(panels, 4.4, "minutes"))

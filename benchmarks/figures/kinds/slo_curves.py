@@ -26,43 +26,39 @@ def naive_budgets(lab: TraceLab, settings: Sequence[Setting]) -> Result:
             slo_ms = (1 + tolerance) * bench.online_only.latency_ms(MEAN_TBT.name)
             naive, found = bench.run(HYGEN, slo_ms), bench.largest(HYGEN, [MEAN_TBT.slo(tolerance)])
             for series, budget, measured in ((NAIVE, f"{slo_ms:.1f}", naive), (PROFILED, found.text, found.measured)):
+                cells = _under_slo(series, bench, MEAN_TBT, tolerance, budget, measured)
                 ratio = {"mean TBT, ratio to online only": MEAN_TBT.ratio(bench, measured)}
-                cells = _under_slo(setting, series, bench, MEAN_TBT, tolerance, budget, measured)
-                points.append(Point("", setting.name, series, 100 * tolerance, ratio, cells))
+                points.append(Point("", bench.name, series, 100 * tolerance, ratio, cells))
     shown = Curves(TOLERATED, styles, bounds={"SLO": lambda x: 1 + x / 100}, from_zero=False)
     caption = f"A latency budget equal to the mean TBT SLO, and the profiler's. {lab.where(settings)}."
     return shown.result(points, caption, 3.2)
 
 
-def two_slos(
-    lab: TraceLab, settings: Sequence[Setting], tbt_tolerances: Sequence[float], ttft_tolerance: float
-) -> Result:
+def two_slos(lab: TraceLab, settings: Sequence[Setting], tolerances: Sequence[float], ttft_tolerance: float) -> Result:
     """One fixed on p99 TTFT and a growing one on mean TBT (HyGen figure 11)."""
     styles, points = {MEAN_TBT.label: ("o-", BLUE), P99_TTFT.label: ("s-", ORANGE)}, []
     for setting in settings:
         bench = lab.bench(setting)
-        for tolerance in tbt_tolerances:
+        for tolerance in tolerances:
             alone = bench.largest(HYGEN, [MEAN_TBT.slo(tolerance)])
             found = bench.largest(HYGEN, [MEAN_TBT.slo(tolerance), P99_TTFT.slo(ttft_tolerance)])
             bounding = MEAN_TBT if found.value == alone.value else P99_TTFT
             for metric, own in ((MEAN_TBT, tolerance), (P99_TTFT, ttft_tolerance)):
+                cells = _under_slo(metric.label, bench, metric, own, found.text, found.measured)
                 ratio = {"ratio to online only": metric.ratio(bench, found.measured)}
-                of_metric = _under_slo(setting, metric.label, bench, metric, own, found.text, found.measured)
-                cells = {**of_metric, "bounded by": bounding.label}
-                points.append(Point("", setting.name, metric.label, 100 * tolerance, ratio, cells))
+                bounded = {**cells, "bounded by": bounding.label}
+                points.append(Point("", bench.name, metric.label, 100 * tolerance, ratio, bounded))
     bounds = {"mean TBT SLO": lambda x: 1 + x / 100, "p99 TTFT SLO": lambda x: 1 + ttft_tolerance}
     shown = Curves(TOLERATED, styles, bounds=bounds, from_zero=False)
     return shown.result(points, f"hygen under two SLOs at once. {lab.where(settings)}.", 3.2)
 
 
-def _under_slo(
-    setting: Setting, line: str, bench: Bench, metric: Metric, tolerance: float, budget: str, measured: Measured
-) -> Row:
+def _under_slo(line: str, bench: Bench, metric: Metric, tolerance: float, budget: str, measured: Measured) -> Row:
     """``tolerance``: of the metric; a broken SLO is said so."""
     slo_ms = (1 + tolerance) * bench.online_only.latency_ms(metric.name)
     ratio = metric.ratio(bench, measured)
     return {
-        "setting": setting.name,
+        "setting": bench.name,
         "line": line,
         "SLO": f"{1 + tolerance:.2f}x = {slo_ms:.1f} ms",
         "budget ms": budget,

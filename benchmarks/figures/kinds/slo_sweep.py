@@ -101,7 +101,7 @@ def _summary(swept: Sequence[Kept]) -> Row:
     bench = swept[0].bench
     alone, sarathi = bench.online_only, bench.run(SARATHI)
     best = max(kept.hygen.measured.total_tokens_per_s for kept in swept)
-    gains = [kept.gain(kept.hygen.measured) for kept in swept if kept.star.measured.offline_tokens_per_s] or [math.nan]
+    gains = [gain for kept in swept if not math.isnan(gain := kept.gain(kept.hygen.measured))] or [math.nan]
     return {
         "setting": bench.name,
         "online only, total": f"{alone.total_tokens_per_s:,.0f}",

@@ -1,6 +1,6 @@
 """BROS's evaluation (section 7 of the paper): its settings, and which figures are made with them."""
 
-from benchmarks.figures.kinds.by_rate import LATENCY, OFFLINE, TPOT_SHARE, TTFT_P99, TTFT_SHARE, by_rate, overhead
+from benchmarks.figures.kinds.by_rate import LATENCY, OFFLINE, SHARES, TTFT_P99, by_rate, overhead
 from benchmarks.figures.rate_lab import Dataset, RateLab, RateOptions, Scene
 from benchmarks.harness.charts import BLUE, GREEN, GREY, ORANGE, PINK, SKY
 from benchmarks.harness.page import Figure, Page, Paper
@@ -32,15 +32,11 @@ SHARINGS_AND_EVICTIONS = "The preset hygen with each sharing and eviction of KV,
 
 FIGURES = {
     "rates": Figure(
-        lambda lab: by_rate(
-            lab, BOTH, BY_PRESET, (BLUE, GREEN, ORANGE, GREY), (LATENCY, TTFT_SHARE, TPOT_SHARE, OFFLINE), WAVES
-        ),
+        lambda lab: by_rate(lab, BOTH, BY_PRESET, (BLUE, GREEN, ORANGE, GREY), (LATENCY, *SHARES, OFFLINE), WAVES),
         "Latency, attainment and offline throughput by online rate (figures 10 and 11).",
     ),
     "kv": Figure(
-        lambda lab: by_rate(
-            lab, ONE, BROS_BY_KV, (BLUE, ORANGE, GREY), (TTFT_SHARE, TPOT_SHARE, OFFLINE), SHARINGS, with_kv=True
-        ),
+        lambda lab: by_rate(lab, ONE, BROS_BY_KV, (BLUE, ORANGE, GREY), (*SHARES, OFFLINE), SHARINGS, with_kv=True),
         "Attainment by sharing of KV (figure 13).",
     ),
     "overhead": Figure(
