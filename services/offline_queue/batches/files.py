@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import replace
 
 import msgspec
@@ -16,10 +17,14 @@ from shared.bus import GrowingObject
 from shared.protocol import subjects
 from shared.protocol.batches import BatchRecord, FileObject
 from shared.protocol.offline import OfflineResult
+from shared.protocol.sampling import FinishReason
+
+logger = logging.getLogger(__name__)
 
 GROUP_LINES = 128
 IN_OUTPUT, IN_ERRORS = 1, 2
 PURPOSE = "batch_output"
+UNWRITABLE = "The result of this request cannot be written."
 
 Lines = dict[int, bytes]  # of one file, by their numbers in the input
 
@@ -88,23 +93,30 @@ class BatchOutputs:
         self._lines.close()
 
     async def _add_stored(self, has_result: bytearray) -> BatchCounts:
-        """All results of the stream. What was written as unfinished before its result came stays so."""
-        counts, group = BatchCounts(), []
+        """All results of the stream."""
+        counts = BatchCounts()
+        group: list[OfflineResult] = []
         subject = subjects.batch_results(self._record.id)
         async for stored in self._tools.bus.read(subjects.RESULTS_STREAM, subject, OfflineResult, fetch=GROUP_LINES):
             result = stored.message
             number = line_of(result.request_id)
-            line = self._lines.get(number)
-            if line is None:
+            if self._lines.get(number) is None:
                 continue
             has_result[number] = True
-            told = None if self._written[number] == IN_ERRORS else result
-            counts = add_to(counts, told, line.num_prompt_tokens)
             group.append(result)
             if len(group) == GROUP_LINES:
-                await self.add(group)
-                group = []
-        await self.add(group)
+                counts, group = await self._add_counted(group, counts), []
+        return await self._add_counted(group, counts)
+
+    async def _add_counted(self, results: list[OfflineResult], counts: BatchCounts) -> BatchCounts:
+        """What is in the error file has failed: written as unfinished before its result came, or not writable."""
+        await self.add(results)
+        for result in results:
+            number = line_of(result.request_id)
+            line = self._lines.get(number)
+            assert line is not None
+            told = None if self._written[number] == IN_ERRORS else result
+            counts = add_to(counts, told, line.num_prompt_tokens)
         return counts
 
     def _render(self, results: list[OfflineResult], writer: ResultWriter) -> tuple[Lines, Lines]:
@@ -117,9 +129,13 @@ class BatchOutputs:
             if line is None or self._written[number] or number in output or number in errors:
                 continue
             if is_completed(result):
-                output[number] = writer.output_line(line, result)
-            else:
-                errors[number] = writer.error_line(line, result)
+                try:
+                    output[number] = writer.output_line(line, result)
+                    continue
+                except Exception:  # whatever is wrong with one result ends its line, and nothing else
+                    logger.exception("a result cannot be written", extra={"request_id": result.request_id})
+                    result = msgspec.structs.replace(result, finish_reason=FinishReason.ERROR, error=UNWRITABLE)
+            errors[number] = writer.error_line(line, result)
         return output, errors
 
     async def _append(self, file: GrowingObject, lines: Lines) -> None:

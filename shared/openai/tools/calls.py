@@ -170,7 +170,13 @@ class ToolCallParser:
         if not isinstance(value, dict) or not isinstance(value.get(key), dict):
             return None
         name = value.get("name")
-        return CalledFunction(name, json.dumps(value[key], ensure_ascii=False)) if name in self._tools.names else None
+        return CalledFunction(name, _json_text(value[key])) if name in self._tools.names else None
+
+
+def _json_text(value: Any) -> str:
+    """Escaped only where it has to be: half of a surrogate pair, which JSON may name, is no text."""
+    text = json.dumps(value, ensure_ascii=False)
+    return json.dumps(value) if any("\ud800" <= character <= "\udfff" for character in text) else text
 
 
 def split_calls(text: str, tools: ToolUse | None) -> tuple[str, list[CalledFunction]]:

@@ -96,11 +96,13 @@ def answer_text(custom_id: str) -> str:
 
 
 def answer(request: OfflineRequest) -> OfflineResult:
-    """A custom_id that begins with "crash" is one that the executor cannot serve."""
+    """A custom_id that begins with "crash" is one that the executor cannot serve, one that begins with "odd-token" one
+    whose answer has a token that no tokenizer has."""
     request_id = request.request.request_id
     if request.custom_id.startswith("crash"):
         return OfflineResult(request_id, [], FinishReason.ERROR, error="the engine failed")
-    return OfflineResult(request_id, TOKENIZER.encode(answer_text(request.custom_id)), FinishReason.STOP, 3)
+    odd = [1 << 40] if request.custom_id.startswith("odd-token") else []
+    return OfflineResult(request_id, TOKENIZER.encode(answer_text(request.custom_id)) + odd, FinishReason.STOP, 3)
 
 
 def chat_line(custom_id: str, **changes: Any) -> dict[str, Any]:

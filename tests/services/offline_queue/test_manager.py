@@ -106,6 +106,18 @@ async def test_lines_fail_alone(desk: Desk) -> None:
     assert (errors["odd"]["param"], errors["greedy"]["param"]) == ("temperature", "max_tokens")
 
 
+async def test_a_result_that_cannot_be_written_ends_its_line_alone(desk: Desk) -> None:
+    batch_id = await desk.submit([chat_line("first"), chat_line("odd-token"), chat_line("last")])
+    async with desk.running():
+        record = await desk.until_cleared(batch_id)
+    counts = record.request_counts
+    assert (record.status, counts.total, counts.completed, counts.failed) == ("completed", 3, 2, 1)
+    assert [line["custom_id"] for line in await desk.read_file(record.output_file_id)] == ["first", "last"]
+    (failure,) = await desk.read_file(record.error_file_id)
+    assert (failure["custom_id"], failure["response"]["status_code"]) == ("odd-token", 500)
+    assert failure["response"]["body"]["error"]["message"] == "The result of this request cannot be written."
+
+
 async def test_a_batch_whose_lines_all_fail_completes(desk: Desk) -> None:
     batch_id = await desk.submit([chat_line("a", body={"n": 9}), chat_line("b", body={"top_p": 7})])
     async with desk.running():

@@ -103,6 +103,15 @@ def test_what_only_looks_like_a_call_comes_out_as_it_is(format: ToolFormat, text
 
 
 @pytest.mark.parametrize("format", ToolFormat)
+def test_half_of_a_surrogate_pair_stays_escaped(format: ToolFormat) -> None:
+    """JSON may name it, and no encoding of text can hold it."""
+    text = call(format, "get_weather", {"city": "Z\ud83drich"})
+    for pieces in cuts_of(text):
+        _, (found,) = pushed(use(format), pieces)
+        assert found.arguments.encode() and json.loads(found.arguments) == {"city": "Z\ud83drich"}
+
+
+@pytest.mark.parametrize("format", ToolFormat)
 @pytest.mark.parametrize("city", [*MARKS, "a } b", ']"[', "\\", "é😀\n", '{"name": "get_time"}'])
 def test_arguments_may_hold_anything(format: ToolFormat, city: str) -> None:
     text = call(format, "get_weather", {"city": city, "deep": [{"n": [1, 2.5, None]}]})
