@@ -60,14 +60,17 @@ class _OnlinePart:
 
     def pack(self) -> None:
         """Until the batch is full, or takes as long as it may."""
+        builder, lost = self._builder, self.lost
         for timed in self._queue.poll():
-            if not self._builder.has_room:
-                return
-            if not self._has_blocks(timed):
-                continue
-            if not self._builder.try_add(timed.request, bounded=True):
-                self.hit_time_limit = True
-                return
+            request = timed.request
+            if not (request.is_decode and request.request_id not in lost and builder.try_decode(request, bounded=True)):
+                if not builder.has_room:
+                    return
+                if not self._has_blocks(timed):
+                    continue
+                if not builder.try_add(request, bounded=True):
+                    self.hit_time_limit = True
+                    return
             self.packed.append(timed)
 
     def _has_blocks(self, timed: Timed) -> bool:
@@ -105,6 +108,8 @@ class _OfflinePart:
         self._victims = Victims(self._builder, running)
         for request in sorted(running, key=lambda request: not request.is_decode):
             if request.request_id in self.lost:
+                continue
+            if request.is_decode and self._builder.try_decode(request, bounded=True):
                 continue
             if not self._victims.make_room(request) or not self._enter(request, offline):
                 return
