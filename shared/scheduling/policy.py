@@ -3,8 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from shared.latency.features import BatchFeatures
-from shared.latency.model import LatencyModel
+from shared.latency.model import LatencyModel, cheapest_step_ms
 
 IDLE_STEP_FACTOR = 2.0  # so that a step with nobody online fits as much as costs what the cheapest step costs
 
@@ -26,19 +25,14 @@ class Policy:
     def budget_ms(self, has_online: bool, model: LatencyModel) -> float:
         """L of a step; ``has_online``: an online request is held, whether it runs or waits. Where none is, a step may
         take ``IDLE_STEP_FACTOR`` times what the cheapest takes: a budget below that would keep offline work out of an
-        idle executor for ever."""
-        if has_online or math.isinf(self.latency_budget_ms):
-            return self.latency_budget_ms
-        least_ms = IDLE_STEP_FACTOR * cheapest_step_ms(model)
-        return max(self.latency_budget_ms, self.idle_budget_ms, least_ms)
+        idle executor for ever. One of 0 does so on purpose."""
+        budget_ms = self.latency_budget_ms if has_online else max(self.latency_budget_ms, self.idle_budget_ms)
+        if has_online or not 0 < budget_ms < math.inf:
+            return budget_ms
+        return max(budget_ms, IDLE_STEP_FACTOR * cheapest_step_ms(model))
 
     def starves_ms(self, model: LatencyModel) -> float | None:
         """What the cheapest step costs, where that is over the budget of steps beside online work: no offline request
         runs in them, but for probes. None where some may, and under a budget of 0, which means that."""
         least_ms = cheapest_step_ms(model)
         return least_ms if self.offline_enabled and least_ms > self.latency_budget_ms > 0 else None
-
-
-def cheapest_step_ms(model: LatencyModel) -> float:
-    """One token of one request."""
-    return model.decode_cost_ms(BatchFeatures(), 1)

@@ -145,7 +145,7 @@ def test_beside_online_work_a_batch_that_waits_says_so_and_ends_once_it_is_alone
         batch_id = submit(rig, 5)
         wait_until(lambda: bool(heartbeat(rig).offline_waits), "no word of the wait")
         text = describe(heartbeat(rig))
-        assert "the budget of 2 ms is below the cost of a step (13.1 ms)" in text
+        assert "the budget of 2 ms is below the cost of a step (13.2 ms)" in text
         wait_until(
             lambda: heartbeat(rig).counters.offline_tokens > 0 or heartbeat(rig).offline_running > 0, "no probe", DONE_S
         )

@@ -80,9 +80,12 @@ def test_the_span_ends_where_a_budget_changes_nothing() -> None:
     simulated = simulate(Knob.BUDGET_MS, span.highest, "tbt_mean<=1ms")
     assert simulated.online == trials.run(span.highest).online
     assert simulated.offline == trials.run(span.highest).offline
+    alone = trials.run(0.0)
+    assert alone.offline is None
     below = simulate(Knob.BUDGET_MS, span.lowest * 0.99, "tbt_mean<=1ms")
-    assert below.offline is not None and below.offline.completed == 0
-    assert below.online == trials.run(0.0).online
+    assert below.online is not None and below.online.tbt_ms is not None and alone.online.tbt_ms is not None
+    assert below.online.tbt_ms.mean == pytest.approx(alone.online.tbt_ms.mean, rel=0.01), "none beside online requests"
+    assert below.offline is not None and below.offline.completed > 0, "where none is there"
 
 
 def test_the_span_of_a_rate_ends_where_requests_no_longer_wait() -> None:
