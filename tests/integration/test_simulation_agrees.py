@@ -27,6 +27,7 @@ from shared.latency.features import BatchFeatures
 from shared.latency.linear import LinearLatencyModel
 from shared.latency.roofline import RooflineLatencyModel
 from shared.protocol import subjects
+from shared.protocol.budgets import BudgetRecord
 from shared.protocol.latency_models import LatencyModelRecord, LinearCoefficients
 from shared.scheduling.strategy import Strategy
 from tests.services.gateway.gateway_rig import GatewayRig, model_folder
@@ -128,7 +129,7 @@ def simulate(workload: tuple[Path, Path], case: Case) -> Report:
 
 
 async def tune(nats_url: str, profile_key: str, case: Case) -> None:
-    """Publish the planner, as the predictor would."""
+    """Publish the planner, as the predictor would, and the budget, as the profiler."""
     bus = await Bus.connect(nats_url, "test")
     try:
         await bus.ensure_streams()
@@ -136,6 +137,9 @@ async def tune(nats_url: str, profile_key: str, case: Case) -> None:
         await models.put(
             profile_key, LatencyModelRecord(profile_key, LinearCoefficients(planner(case)), 100, 0.01, 0.0)
         )
+        if "budget_ms" in case.strategy:
+            budgets = await bus.bucket(subjects.BUDGETS_BUCKET, BudgetRecord)
+            await budgets.put(profile_key, BudgetRecord(profile_key, float(case.strategy["budget_ms"]), "fixed"))
     finally:
         await bus.close()
 
