@@ -75,9 +75,9 @@ class StepLoop:
         self._wake.set()
 
     def take_plan(self, plan: StepPlan) -> None:
-        """Keep the plan of a step to come; one for a step that has started already is stale."""
-        if self._planner.take_plan(plan):
-            self._wake.set()
+        """As ``StepPlanner.take_plan``."""
+        self._planner.take_plan(plan)
+        self._wake.set()
 
     def wake(self) -> None:
         """Budgets or models changed: what did not fit may fit now."""

@@ -18,7 +18,7 @@ from shared.protocol.executors import ExecutorInfo, Heartbeat
 from shared.protocol.flex import FlexAnswer, FlexMessage, FlexSubmit
 from shared.protocol.offline import OfflineSample
 from shared.protocol.requests import AbortRequests, InboxMessage
-from shared.protocol.steps import StepPlan, StepStarted
+from shared.protocol.steps import StepStarted
 from shared.replica.offline_pool import OfflinePool
 from shared.replica.scheduler import Scheduler
 from shared.scheduling.kv.prefix_cache import CacheChanges
@@ -67,14 +67,16 @@ class OfflineQueueService(Service):
         self._model = model
         self._strategy = settings.strategy
         self._clock = clock
-        self._work = asyncio.Event()
+        self._wake = asyncio.Event()
+        self._has_work = False  # for executors that wait
+        self._has_spoken: dict[str, None] = {}  # since plans were made
         self._pool = OfflinePool(
-            FairShare(order, self._share_of), self._work.set, self._on_discard, lambda each: self._batches.is_open(each)
+            FairShare(order, self._share_of), self._on_work, self._on_discard, lambda each: self._batches.is_open(each)
         )
         pool_bytes = settings.pool_mb * 1024**2
         self._batches = BatchManager(bus, tokenizer, model, self._pool, clock, pool_bytes, settings.max_failures)
         self._flex = FlexDesk(self._pool, clock, settings.max_flex_requests, self._strategy.serves_offline)
-        self._tuning = Tuning(bus, self._work.set)
+        self._tuning = Tuning(bus, self._on_work)
         self._attached: dict[str, _Attached] = {}
         self._has_gap = asyncio.Event()  # in what is known of an executor's prefix cache
         self._aborts: dict[str, dict[str, None]] = {}
@@ -95,7 +97,7 @@ class OfflineQueueService(Service):
             group.create_task(self._flex.run())
             group.create_task(self._tuning.run())
             group.create_task(self._follow_executors())
-            group.create_task(self._serve_idle())
+            group.create_task(self._plan())
             group.create_task(self._watch_silence())
             group.create_task(self._fill_gaps())
             group.create_task(executor_probe(self._bus, self._heard, self._on_gone).run())
@@ -165,9 +167,9 @@ class OfflineQueueService(Service):
             scheduler.on_inbox(message)
 
         async def on_step(message: StepStarted) -> None:
-            plans, abort = scheduler.on_step(message)
-            for plan in plans:
-                await self._send_plan(plan)
+            abort = scheduler.on_step(message)
+            self._has_spoken[info.executor_id] = None
+            self._wake.set()
             if abort is not None:
                 await self._bus.publish_or_drop(subjects.inbox(info.executor_id), abort)
             if scheduler.needs_cache:
@@ -196,7 +198,7 @@ class OfflineQueueService(Service):
             attached.lost.clear()
             if attached.scheduler.takes_requests == heartbeat.draining:
                 attached.scheduler.takes_requests = not heartbeat.draining
-                self._work.set()
+                self._on_work()
 
     async def _watch_silence(self) -> None:
         """What a silent executor held waits again; if it speaks again, its next step message settles who has what."""
@@ -241,9 +243,13 @@ class OfflineQueueService(Service):
         """At a fixed rate an idle executor gets work when its time has come, not when something else happens."""
         while True:
             await asyncio.sleep(period_s)
-            self._work.set()
+            self._on_work()
 
-    # Work for executors that wait
+    # Plans
+
+    def _on_work(self) -> None:
+        self._has_work = True
+        self._wake.set()
 
     def _share_of(self, batch_id: str) -> Share:
         return self._flex.share_of(batch_id) or self._batches.share_of(batch_id)
@@ -253,18 +259,22 @@ class OfflineQueueService(Service):
             return
         if held := [request_id for request_id in request_ids if attached.scheduler.holds(request_id)]:
             self._aborts.setdefault(executor_id, {}).update(dict.fromkeys(held))
-            self._work.set()
+            self._on_work()
 
-    async def _serve_idle(self) -> None:
+    async def _plan(self) -> None:
+        """Beside the messages that come in: where several words of an executor wait, it plans after the last."""
         while True:
-            await self._work.wait()
-            self._work.clear()
+            await self._wake.wait()
+            self._wake.clear()
+            has_work, self._has_work = self._has_work, False
+            spoken, self._has_spoken = self._has_spoken, {}
             aborts, self._aborts = self._aborts, {}
             for executor_id, request_ids in aborts.items():
                 await self._bus.publish_or_drop(subjects.inbox(executor_id), AbortRequests(list(request_ids)))
-            for attached in list(self._attached.values()):
-                for plan in [] if attached.is_silent else attached.scheduler.plan_idle():
-                    await self._send_plan(plan)
-
-    async def _send_plan(self, plan: StepPlan) -> None:
-        await self._bus.publish_or_drop(subjects.plan(plan.executor_id), plan)
+            for executor_id in list(self._attached) if has_work else spoken:
+                attached = self._attached.get(executor_id)
+                if attached is None or attached.is_silent:
+                    continue
+                for plan in attached.scheduler.plan():
+                    await self._bus.publish_or_drop(subjects.plan(executor_id), plan)
+                await asyncio.sleep(0)  # so that those behind it are heard before they are planned for

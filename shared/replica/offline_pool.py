@@ -114,6 +114,10 @@ class OfflinePool:
         item = self._items.get(request_id)
         return item is not None and item.is_ending
 
+    def is_held(self, request_id: str, executor_id: str) -> bool:
+        """By this executor, as far as is known."""
+        return request_id in self._assigned.get(executor_id, ())
+
     def is_suspect(self, request_id: str) -> bool:
         """It was there too often when something broke."""
         return self._items[request_id].num_failures >= SUSPECT_FAILURES

@@ -48,6 +48,7 @@ class Scheduler:
         self._clock = clock
         self._rate = info.strategy.make_offline_rate()
         self._is_idle = False  # the executor waits for a plan of the pipeline's next step
+        self._has_news = False  # of the executor, since a plan was made
         self._hashes = PromptHashes(info.spec.block_size, pool.prompt)
         self._mirror = ExecutorMirror(info.limits(), info.strategy, self._hashes.of)
         self._pipeline = Pipeline(self._mirror, info.spec.pipeline_depth)
@@ -74,12 +75,10 @@ class Scheduler:
         """The executor tells all that its prefix cache has."""
         self._mirror.told_cache.apply(whole)
 
-    def on_step(self, message: StepStarted) -> tuple[list[StepPlan], AbortRequests | None]:
-        """Q_send.get: take over the executor's word, assume the outcome of the steps in flight, plan what is due:
-        with pipeline depth K, up to the K-th step after the one that starts. Returns the plans, in order, and what
-        the executor should stop running."""
+    def on_step(self, message: StepStarted) -> AbortRequests | None:
+        """Q_send.get: take over the executor's word. Returns what it should stop running."""
         if message.epoch != self.info.epoch:
-            return [], None
+            return None
         now_ms = self._clock.monotonic_s() * 1e3
         ahead_ms = now_ms - message.pace.now_ms  # deadlines are on the executor's clock
         for state in message.states if ahead_ms else ():
@@ -97,16 +96,29 @@ class Scheduler:
         )
         for request_id in ended:
             self._hashes.forget(request_id)
-        self._is_idle = message.idle
+        self._is_idle, self._has_news = message.idle, True
         in_flight = [] if message.idle else [*message.in_flight, message.entries]
-        self._pipeline.observe(message.step if message.idle else message.step + 1, in_flight)
+        brought = self._pipeline.observe(message.step if message.idle else message.step + 1, in_flight)
+        self._await_late(message, brought)
         unwanted = self._settle(message)
-        plans = self._plan()
-        return plans, AbortRequests(unwanted) if unwanted else None
+        return AbortRequests(unwanted) if unwanted else None
 
-    def plan_idle(self) -> list[StepPlan]:
-        """Plans for an executor that waits for work; none where it runs, or where there is nothing to give it."""
-        return self._plan() if self._is_idle else []
+    def plan(self) -> list[StepPlan]:
+        """Assume the outcome of the steps in flight and plan what is due, in order: with pipeline depth K, up to the
+        K-th step after the one that has started. None where there is no news of an executor that runs, or nothing to
+        give it. To be asked when no other word of the executor waits: a plan for a step that has started comes too
+        late."""
+        if not (self._has_news or self._is_idle):
+            return []
+        self._has_news = False
+        plans: list[StepPlan] = []
+        while self._pipeline.is_due:
+            plan = self._plan_step()
+            if not plan.entries and not plan.admitted:
+                break
+            plans.append(plan)
+            self._is_idle = False
+        return plans
 
     def next_release_s(self) -> float | None:
         """When its rate lets the next offline request in; None where nothing waits for that."""
@@ -120,11 +132,22 @@ class Scheduler:
         mean_s = self._plan_s_total / self._plans if self._plans else 0.0
         return SchedulerStats(self._plans, mean_s * 1e3, self._plan_s_max * 1e3)
 
+    def _await_late(self, message: StepStarted, brought: list[Request]) -> None:
+        """What a plan brings that came too late for its step is in a message to come, unless the executor waits: then
+        the plan is lost."""
+        if message.idle:
+            for request_id in self._mirror.late:
+                self._mirror.depart(request_id)
+        gone = {each.request_id for each in message.ended}
+        for request in brought:
+            if request.request_id not in gone and self._pool.is_held(request.request_id, self.info.executor_id):
+                self._mirror.arrive(request)
+
     def _settle(self, message: StepStarted) -> list[str]:
         held = [state.request_id for state in message.states if state.kind is Kind.OFFLINE]
         ended = [e.request_id for e in message.ended if e.finish_reason is not FinishReason.ABORT]
         with_error = {each.request_id for each in message.ended if each.finish_reason is FinishReason.ERROR}
-        coming = dict.fromkeys(self._pipeline.entering)
+        coming = dict.fromkeys([*self._pipeline.entering, *self._mirror.late])
         for request_id in held:
             coming.pop(request_id, None)
         unwanted = self._pool.settle(self.info.executor_id, [*held, *coming], ended, with_error)
@@ -132,16 +155,6 @@ class Scheduler:
         for request_id in unwanted:
             self._mirror.depart(request_id)
         return unwanted
-
-    def _plan(self) -> list[StepPlan]:
-        plans: list[StepPlan] = []
-        while self._pipeline.is_due:
-            plan = self._plan_step()
-            if not plan.entries and not plan.admitted:
-                break
-            plans.append(plan)
-            self._is_idle = False
-        return plans
 
     def _plan_step(self) -> StepPlan:
         start_s = self._clock.monotonic_s()

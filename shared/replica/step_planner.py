@@ -28,14 +28,16 @@ class StepPlanner:
         """No step has started since it last had nothing to run."""
         return not self._steps_since_idle
 
-    def take_plan(self, plan: StepPlan) -> bool:
-        """Keep the plan of a step to come; False for one whose step has started already."""
+    def take_plan(self, plan: StepPlan) -> None:
+        """Keep the plan of a step to come. Of one whose step has started already the requests are taken: they wait for
+        the next, so that offline work goes on where plans come later than steps start."""
         self._tells_all = self._tells_all or plan.wants_all
         if plan.step < self.step:
             self._replica.totals.plans_stale += 1
-            return False
-        self._plans[plan.step] = plan
-        return True
+            for request in plan.admitted:
+                self._replica.submit(request)
+        else:
+            self._plans[plan.step] = plan
 
     def next_step(self, policy: Policy, model: LatencyModel) -> tuple[PlanSource, Running]:
         """The plan where it came in time; else, or where nothing of it is left to run, a plan made here. A plan of

@@ -91,10 +91,10 @@ class VirtualExecutor:
         self._wake()
 
     def take_plan(self, plan: StepPlan) -> None:
-        """Of a step to come."""
+        """As ``StepPlanner.take_plan``."""
         self.longest_plan_ms = max(self.longest_plan_ms, plan.latency_ms)
-        if self._planner.take_plan(plan):
-            self._wake()
+        self._planner.take_plan(plan)
+        self._wake()
 
     def _wake(self) -> None:
         """Where there is room for a step: once all that comes at this time has come."""

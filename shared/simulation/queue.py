@@ -47,7 +47,8 @@ class VirtualQueue:
     def on_step(self, message: StepStarted) -> None:
         """An executor's word."""
         scheduler = self._schedulers[message.executor_id]
-        plans, abort = scheduler.on_step(message)
+        abort = scheduler.on_step(message)
+        plans = scheduler.plan()
         self._send(plans)
         if abort is not None:
             self._send_abort(message.executor_id, abort)
@@ -61,12 +62,12 @@ class VirtualQueue:
     def _serve_soon(self) -> None:
         if not self._serves_soon:
             self._serves_soon = True
-            self._events.at(self._events.now_s, self._serve_idle)
+            self._events.at(self._events.now_s, self._serve)
 
-    def _serve_idle(self) -> None:
+    def _serve(self) -> None:
         self._serves_soon = False
         for scheduler in self._schedulers.values():
-            plans = scheduler.plan_idle()
+            plans = scheduler.plan()
             self._send(plans)
             if not plans:
                 self._await_release(scheduler)

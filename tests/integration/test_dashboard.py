@@ -1,8 +1,6 @@
 """The dashboard in a real browser, on a stack with the sim engine."""
 
-import json
 import re
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -101,33 +99,9 @@ def watched(chrome: Browser, url: str, **options: str) -> Iterator[Watched]:
         context.close()
 
 
-@contextmanager
-def load(rig: GatewayRig) -> Iterator[None]:
-    """Completions one after the other, for as long as the context lasts."""
-    is_over = threading.Event()
-
-    def send() -> None:
-        while not is_over.is_set():
-            assert rig.complete(max_tokens=30, ignore_eos=True).status_code == 200
-
-    sender = threading.Thread(target=send)
-    sender.start()
-    try:
-        yield
-    finally:
-        is_over.set()
-        sender.join()
-
-
 def submit(rig: GatewayRig, num_lines: int, max_tokens: int) -> str:
     body = {"model": MODEL, "prompt": "Once upon a time", "max_tokens": max_tokens, "ignore_eos": True}
-    lines = [
-        json.dumps({"custom_id": str(line), "method": "POST", "url": "/v1/completions", "body": body}) + "\n"
-        for line in range(num_lines)
-    ]
-    file = rig.openai.files.create(file=("in.jsonl", "".join(lines).encode()), purpose="batch")
-    made = rig.openai.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
-    return made.id
+    return rig.submit_batch([body] * num_lines)
 
 
 def test_an_idle_stack_says_what_to_do(rig: GatewayRig, seen: Watched) -> None:
@@ -147,7 +121,7 @@ def test_an_idle_stack_says_what_to_do(rig: GatewayRig, seen: Watched) -> None:
 
 def test_figures_move_with_the_load(rig: GatewayRig, seen: Watched) -> None:
     batch_id = submit(rig, 400, 20)
-    with load(rig):
+    with rig.completing(max_tokens=30, ignore_eos=True):
         for tile in TILES:
             seen.page.wait_for_function(TILE_IS_ABOVE, arg=[tile, 0])
         seen.page.wait_for_function(DONE_IS_ABOVE, arg=[batch_id, 0])

@@ -1,10 +1,9 @@
-"""Offline work goes on whatever a latency budget or a latency model says: real processes, the sim engine."""
+"""Offline work goes on whatever a latency budget or a latency model says, and however late plans come: real processes,
+the sim engine."""
 
 import asyncio
-import json
-import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import TypeVar
 
@@ -34,8 +33,8 @@ def rig(tmp_path: Path) -> Iterator[GatewayRig]:
         yield made
 
 
-def profile_key() -> str:
-    settings = ExecutorSettings(model_path=str(model_folder()), engine="sim")
+def profile_key(time_scale: float) -> str:
+    settings = ExecutorSettings(model_path=str(model_folder()), engine="sim", sim_time_scale=time_scale)
     return executor_info(settings, load_engine(settings).spec).profile_key
 
 
@@ -57,9 +56,9 @@ def on_bus(rig: GatewayRig, ask: Callable[[Bus], Awaitable[Answer]]) -> Answer:
     return asyncio.run(run())
 
 
-def start(rig: GatewayRig, factor: float, budget_ms: float) -> None:
+def start(rig: GatewayRig, factor: float, budget_ms: float, time_scale: float = 1.0) -> None:
     """A stack that finds a latency model, wrong by a factor, and a budget."""
-    key = profile_key()
+    key = profile_key(time_scale)
 
     async def publish(bus: Bus) -> None:
         models = await bus.bucket(subjects.LATENCY_MODELS_BUCKET, LatencyModelRecord)
@@ -70,7 +69,7 @@ def start(rig: GatewayRig, factor: float, budget_ms: float) -> None:
 
     on_bus(rig, publish)
     rig.start_offline_queue()
-    rig.start_executor("executor-0")
+    rig.start_executor("executor-0", "--sim-time-scale", str(time_scale))
     rig.start_gateway()
     rig.wait_ready()
 
@@ -100,14 +99,7 @@ def heartbeat(rig: GatewayRig) -> Heartbeat:
 
 def submit(rig: GatewayRig, num_lines: int) -> str:
     body = {"model": MODEL, "prompt": "Once upon a time", "max_tokens": 8}
-    lines = [
-        {"custom_id": str(n), "method": "POST", "url": "/v1/completions", "body": body | {"seed": n}}
-        for n in range(num_lines)
-    ]
-    content = "\n".join(map(json.dumps, lines)).encode()
-    input_file = rig.openai.files.create(file=("lines.jsonl", content), purpose="batch")
-    batch = rig.openai.batches.create(input_file_id=input_file.id, endpoint="/v1/completions", completion_window="24h")
-    return batch.id
+    return rig.submit_batch(body | {"seed": n} for n in range(num_lines))
 
 
 def await_done(rig: GatewayRig, batch_id: str, num_lines: int) -> None:
@@ -116,22 +108,9 @@ def await_done(rig: GatewayRig, batch_id: str, num_lines: int) -> None:
     assert counts is not None and (counts.completed, counts.failed) == (num_lines, 0)
 
 
-@contextmanager
-def chatting(rig: GatewayRig) -> Iterator[None]:
+def chatting(rig: GatewayRig) -> AbstractContextManager[None]:
     """An online request is always there."""
-    stopped = threading.Event()
-
-    def chat() -> None:
-        while not stopped.is_set():
-            assert rig.complete(max_tokens=100, ignore_eos=True).status_code == 200
-
-    thread = threading.Thread(target=chat)
-    thread.start()
-    try:
-        yield
-    finally:
-        stopped.set()
-        thread.join()
+    return rig.completing(max_tokens=100, ignore_eos=True)
 
 
 def test_a_batch_alone_is_done_under_a_budget_below_any_step(rig: GatewayRig) -> None:
@@ -152,6 +131,14 @@ def test_beside_online_work_a_batch_that_waits_says_so_and_ends_once_it_is_alone
     await_done(rig, batch_id, 5)
     events = [event["event"] for event in rig.log_events("executor-0") if event["level"] == "warning"]
     assert [event for event in events if event.startswith("offline work waits")] != []
+
+
+def test_a_batch_is_done_beside_steps_that_start_before_their_plans_come(rig: GatewayRig) -> None:
+    start(rig, 0.05, 100.0, time_scale=0.05)
+    with chatting(rig):
+        await_done(rig, submit(rig, 400), 400)
+        counters = heartbeat(rig).counters
+    assert counters.plans_stale > 0 and counters.steps_local > counters.steps_planned
 
 
 @pytest.mark.parametrize(

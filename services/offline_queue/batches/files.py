@@ -95,28 +95,26 @@ class BatchOutputs:
     async def _add_stored(self, has_result: bytearray) -> BatchCounts:
         """All results of the stream."""
         counts = BatchCounts()
-        group: list[OfflineResult] = []
+        group: list[tuple[OfflineResult, int]] = []  # with the tokens of its prompt
         subject = subjects.batch_results(self._record.id)
         async for stored in self._tools.bus.read(subjects.RESULTS_STREAM, subject, OfflineResult, fetch=GROUP_LINES):
             result = stored.message
             number = line_of(result.request_id)
-            if self._lines.get(number) is None:
+            line = self._lines.get(number)
+            if line is None:
                 continue
             has_result[number] = True
-            group.append(result)
+            group.append((result, line.num_prompt_tokens))
             if len(group) == GROUP_LINES:
                 counts, group = await self._add_counted(group, counts), []
         return await self._add_counted(group, counts)
 
-    async def _add_counted(self, results: list[OfflineResult], counts: BatchCounts) -> BatchCounts:
+    async def _add_counted(self, group: list[tuple[OfflineResult, int]], counts: BatchCounts) -> BatchCounts:
         """What is in the error file has failed: written as unfinished before its result came, or not writable."""
-        await self.add(results)
-        for result in results:
-            number = line_of(result.request_id)
-            line = self._lines.get(number)
-            assert line is not None
-            told = None if self._written[number] == IN_ERRORS else result
-            counts = add_to(counts, told, line.num_prompt_tokens)
+        await self.add([result for result, _ in group])
+        for result, num_prompt_tokens in group:
+            told = None if self._written[line_of(result.request_id)] == IN_ERRORS else result
+            counts = add_to(counts, told, num_prompt_tokens)
         return counts
 
     def _render(self, results: list[OfflineResult], writer: ResultWriter) -> tuple[Lines, Lines]:

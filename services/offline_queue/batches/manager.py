@@ -62,16 +62,17 @@ class BatchManager:
         self._clock = clock
         self._pool_bytes = pool_bytes
         self._lives: dict[str, BatchLife] = {}
-        self._make_tools = partial(BatchTools, bus, tokenizer, model, pool, clock, self._room, max_failures)
+        fixed = partial(BatchTools, bus=bus, tokenizer=tokenizer, model=model, pool=pool, clock=clock)
+        self._make_tools = partial(fixed, room=self._room, max_failures=max_failures)
 
     async def start(self) -> None:
         """Recover: when this returns, the pool holds all that has to run, in the order of the batches' creation and of
         their lines. A batch that cannot be read is left to ``run``, which tries again. Raises BusError."""
         await self._bus.ensure_streams()
         self.tools = self._make_tools(
-            await self._bus.bucket(subjects.BATCHES_BUCKET, BatchRecord),
-            await self._bus.bucket(subjects.FILES_BUCKET, FileObject),
-            await self._bus.objects(),
+            batches=await self._bus.bucket(subjects.BATCHES_BUCKET, BatchRecord),
+            files=await self._bus.bucket(subjects.FILES_BUCKET, FileObject),
+            objects=await self._bus.objects(),
         )
         for entry in await self.tools.batches.entries():
             if entry.value is not None and not entry.value.cleared:

@@ -87,7 +87,7 @@ class DeadlineQueue:
     def _late_waiting(self) -> Iterator[Timed]:
         for request in self._past:
             if self._is_closed:
-                return
+                break
             yield self._timed(request)
         yield from self._recent_late
 

@@ -57,9 +57,9 @@ class TwoPhasePacking:
 def _builder(state: StepState, num_freed_blocks: int = 0) -> BatchBuilder:
     """All blocks that online work may have: those that are free, ``num_freed_blocks`` with them, and M_off."""
     num_blocks = state.num_free_blocks + state.num_offline_blocks + num_freed_blocks
-    has_online = bool(state.table.running(Kind.ONLINE) or state.table.waiting(Kind.ONLINE))
-    budget_ms = state.policy.budget_ms(has_online, state.model)
-    lets_one_in = budget_ms > 0 and (not has_online or state.pace.probes)
+    holds_online = state.table.holds_online
+    budget_ms = state.policy.budget_ms(holds_online, state.model)
+    lets_one_in = budget_ms > 0 and (not holds_online or state.pace.probes)
     return BatchBuilder(state.limits, state.model, budget_ms, num_blocks, state.cache, lets_one_in)
 
 

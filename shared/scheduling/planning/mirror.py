@@ -6,6 +6,7 @@ while earlier ones run.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass
 
 from shared.latency.features import BatchFeatures
@@ -26,7 +27,7 @@ from shared.scheduling.strategy import Strategy
 from shared.scheduling.table import RequestTable
 
 NO_CHANGES = CacheChanges()
-ARRIVAL_GRACE_STEPS = 3  # an online request may be seen here before the executor's next messages mention it
+ARRIVAL_GRACE_STEPS = 3  # a request may be on its way to the executor while so many of its messages lack it
 
 
 @dataclass(slots=True)
@@ -54,12 +55,18 @@ class ExecutorMirror:
         self._arrivals: dict[str, _Arrival] = {}
 
     def arrive(self, request: Request, now_ms: float = 0.0) -> None:
-        """An online request was sent to the executor; known ids are ignored."""
-        if self._slo is not None:
+        """A request was sent to the executor: an online one, or an offline one by a plan that came too late for its
+        step; known ids are ignored."""
+        if self._slo is not None and request.kind is Kind.ONLINE:
             self._slo.arrive(request, now_ms)
         if request.request_id not in self.table and request.request_id not in self._arrivals:
             self._arrivals[request.request_id] = _Arrival(request, ARRIVAL_GRACE_STEPS)
-            self.table.add(request)
+            self.table.add(copy(request))
+
+    @property
+    def late(self) -> list[str]:
+        """The offline requests on their way."""
+        return [each for each, arrival in self._arrivals.items() if arrival.request.kind is Kind.OFFLINE]
 
     def depart(self, request_id: str) -> None:
         """A request was aborted."""
@@ -93,7 +100,7 @@ class ExecutorMirror:
             self.table.renew(held, gone, counters)
         self.knows_all = num_fresh is None or self.table.num_fresh == num_fresh
         for arrival in self._arrivals.values():
-            self.table.add(arrival.request)
+            self.table.add(copy(arrival.request))
         self.num_free_blocks = num_free_blocks
         self.pace = pace or Pace()
 

@@ -53,15 +53,19 @@ class Pipeline:
         """Offline requests that plans bring whose steps have not started."""
         return [request.request_id for plan in self._plans for request in plan.entering]
 
-    def observe(self, first_step: int, in_flight: Iterable[list[ScheduledRequest]]) -> None:
+    def observe(self, first_step: int, in_flight: Iterable[list[ScheduledRequest]]) -> list[Request]:
         """The executor's word, after the mirror has taken over the rest of it, requests in flight as they are: the
-        steps in flight, oldest first, and the step that it starts next. Where none is in flight, plans on their way may
-        be lost and are forgotten."""
+        steps in flight, oldest first, and the step that it starts next. Returns what plans bring whose steps have
+        started. Where none is in flight, plans on their way may be lost and are forgotten."""
+        brought: list[Request] = []
         self._first_step = first_step
         self._in_flight = deque(in_flight)
         self._num_played = 0
         while self._plans and (self._plans[0].step < first_step or not self._in_flight):
-            self._plans.popleft()
+            plan = self._plans.popleft()
+            if self._in_flight:
+                brought += plan.entering
+        return brought
 
     def plan(self, offline_queue: OfflineQueue, policy: Policy, model: LatencyModel) -> Schedule:
         """``next_step`` over the expected state: as soon as there is room in the pipeline and something to run that

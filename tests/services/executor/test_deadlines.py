@@ -125,7 +125,8 @@ class Stack:
             pace=self.replica.pace,
         )
         self.said.append(decode(encode(message), StepStarted))
-        plans, _ = self.scheduler.on_step(self.said[-1])
+        self.scheduler.on_step(self.said[-1])
+        plans = self.scheduler.plan()
         self.plan = plans[0] if plans else None
 
     def remaining_ms(self, request_id: str) -> float:

@@ -141,12 +141,13 @@ class Peer:
         ended, self.ended = self.ended, []
         states, free = self.replica.tell(), self.replica.pool.num_free
         counters = self.replica.table.online_order.counters()
-        plans, abort = self.scheduler.on_step(
+        abort = self.scheduler.on_step(
             StepStarted(
                 "executor-0", "epoch-1", self.step, source, idle, entries, states, ended, free, counters, before
             )
         )
         assert abort is None
+        plans = self.scheduler.plan()
         for plan in plans:
             assert self.step < plan.step + idle <= self.step + self.depth
             self.plans[plan.step] = plan
@@ -331,7 +332,8 @@ class Site:
             if sum(state.kind is Kind.OFFLINE and state.num_blocks > 0 for state in message.states) > 2:
                 while self.late:
                     await bus.publish(subjects.inbox("executor-0"), self.late.pop())
-            for plan in scheduler.on_step(message)[0]:
+            scheduler.on_step(message)
+            for plan in scheduler.plan():
                 await bus.publish(subjects.plan("executor-0"), plan)
 
         async def on_tokens(message: StepTokens) -> None:

@@ -6,8 +6,11 @@ import json
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -128,6 +131,36 @@ class GatewayRig:
         """POST /v1/completions with these fields over a small request."""
         body = {"model": MODEL, "prompt": "Once upon a time", "max_tokens": 8, "seed": 1} | fields
         return self.http.post("/v1/completions", json=body)
+
+    @contextmanager
+    def completing(self, **fields: Any) -> Iterator[None]:
+        """One request after the other, as ``complete``, each of which has to be answered."""
+        is_over = threading.Event()
+
+        def complete() -> None:
+            while not is_over.is_set():
+                assert self.complete(**fields).status_code == 200
+
+        with ThreadPoolExecutor(1) as thread:
+            completed = thread.submit(complete)
+            try:
+                yield
+            finally:
+                is_over.set()
+            completed.result()
+
+    def submit_batch(self, bodies: Iterable[dict[str, Any]]) -> str:
+        """Of completions, line-0 first; the batch's id."""
+        lines = [
+            {"custom_id": f"line-{number}", "method": "POST", "url": "/v1/completions", "body": body}
+            for number, body in enumerate(bodies)
+        ]
+        content = "".join(json.dumps(line) + "\n" for line in lines).encode()
+        uploaded = self.openai.files.create(file=("in.jsonl", content), purpose="batch")
+        made = self.openai.batches.create(
+            input_file_id=uploaded.id, endpoint="/v1/completions", completion_window="24h"
+        )
+        return made.id
 
     def _start_service(self, name: str, module: str, *options: str) -> None:
         common = ("--nats", self.nats_url, "--model-path", str(model_folder()), "--model-name", MODEL)

@@ -191,13 +191,7 @@ async def test_an_executor_that_is_killed_counts_against_what_it_ran(tmp_path: P
 
 def _submit(rig: GatewayRig, count: int) -> str:
     body = {"model": SERVED, "prompt": "Once upon a time", "max_tokens": 7000, "ignore_eos": True}
-    lines = [
-        {"custom_id": str(number), "method": "POST", "url": "/v1/completions", "body": body} for number in range(count)
-    ]
-    contents = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
-    uploaded = rig.openai.files.create(file=("in.jsonl", contents), purpose="batch")
-    made = rig.openai.batches.create(input_file_id=uploaded.id, endpoint="/v1/completions", completion_window="24h")
-    return made.id
+    return rig.submit_batch([body] * count)
 
 
 def _request(line: int) -> OfflineRequest:

@@ -26,6 +26,7 @@ from shared.scheduling.orders.offline.order import Turn
 from shared.scheduling.orders.offline.registry import OFFLINE_ORDERS, OfflineOrderKnobs, make_offline_order
 from shared.scheduling.orders.offline.view import NOBODY, OfflineView
 from shared.scheduling.packed_prompt import pack_tokens
+from shared.scheduling.planning.mirror import ARRIVAL_GRACE_STEPS
 from shared.scheduling.policy import Policy
 from shared.scheduling.request import Kind, Request
 from shared.scheduling.strategy import Strategy
@@ -80,9 +81,10 @@ class Peer:
         self.replica.submit(request)
         self.scheduler.on_inbox(request)
 
-    def run_step(self, plan_is_late: bool = False) -> bool:
+    def run_step(self, plan_is_late: bool = False, plan_is_lost: bool = False) -> bool:
         plan, self.plan = self.plan, None
-        if plan_is_late:
+        late = plan if plan_is_late else None
+        if plan_is_late or plan_is_lost:
             plan = None
         assert plan is None or plan.step == self.step
         batch = self.replica.begin(self.replica.schedule(plan, self.policy, MODEL), self.step)
@@ -92,6 +94,8 @@ class Peer:
             return False
         self.planned_steps += plan is not None
         self.say(idle=False)
+        for request in late.admitted if late is not None else ():
+            self.replica.submit(request)
         self.replica.finish(self.engine.execute(batch))
         self.collect_ended()
         self.step += 1
@@ -116,7 +120,8 @@ class Peer:
         message = StepStarted(
             "executor-0", epoch, self.step, source, idle, entries, states, ended, free, counters, cache=cache
         )
-        plans, abort = self.scheduler.on_step(decode(encode(message), StepStarted))
+        abort = self.scheduler.on_step(decode(encode(message), StepStarted))
+        plans = self.scheduler.plan()
         self.plan = plans[0] if plans else None
         assert len(plans) <= 1
         return abort
@@ -147,7 +152,8 @@ def test_every_offline_request_runs_exactly_once(make_peer: MakePeer, seed: int)
             sampling = SamplingParams(max_tokens=rng.randint(1, 30), seed=turn)
             prompt = list(range(rng.randint(1, 150)))
             peer.arrive(GenerateRequest(f"on-{turn}", Kind.ONLINE, prompt, sampling, 0.0, "g"))
-        peer.run_step(plan_is_late=rng.random() < 0.1)
+        chance = rng.random()
+        peer.run_step(plan_is_late=chance < 0.1, plan_is_lost=chance > 0.95)
         for request_id in list(peer.results):
             if rng.random() < 0.3:  # the result is seen a while after the end
                 peer.pool.discard([request_id])
@@ -178,9 +184,9 @@ def test_an_executor_that_drains_gets_nothing_new_and_ends_what_it_has(make_peer
     while peer.run_step():
         pass
     assert set(peer.results) == held and 0 < len(held) < 20
-    assert not peer.scheduler.plan_idle()
+    assert not peer.scheduler.plan()
     peer.scheduler.takes_requests = True
-    (peer.plan,) = peer.scheduler.plan_idle()
+    (peer.plan,) = peer.scheduler.plan()
     while peer.run_step():
         pass
     assert len(peer.results) == 20
@@ -201,17 +207,54 @@ def test_suspects_run_one_at_a_time_beside_the_others(make_peer: MakePeer) -> No
     assert most_held > 4
 
 
-def test_what_a_late_plan_would_have_admitted_waits_again(make_peer: MakePeer) -> None:
+@pytest.fixture
+def beside(make_peer: MakePeer) -> Peer:
+    """A peer beside whose online request the next plan admits three offline ones."""
     peer = make_peer(Policy(40.0))
     peer.arrive(GenerateRequest("on", Kind.ONLINE, [5] * 10, SamplingParams(max_tokens=20), 0.0, "g"))
     peer.run_step()
     peer.pool.add([make_offline(n) for n in range(3)])
-    peer.run_step()  # its message brings the plan that admits
-    assert peer.plan is not None and [g.request_id for g in peer.plan.admitted]
-    admitted = [g.request_id for g in peer.plan.admitted]
-    peer.run_step(plan_is_late=True)
+    peer.run_step()
+    assert entering(peer) == {f"batch_1.{n}" for n in range(3)}
+    return peer
+
+
+def entering(peer: Peer) -> set[str]:
+    """What the next plan brings."""
     assert peer.plan is not None
-    assert sorted(g.request_id for g in peer.plan.admitted) == sorted(admitted)
+    return {each.request_id for each in peer.plan.admitted}
+
+
+def test_what_a_late_plan_brings_runs_in_the_step_after(beside: Peer) -> None:
+    admitted = entering(beside)
+    beside.run_step(plan_is_late=True)
+    assert entering(beside) == set() and beside.pool.num_waiting == 0
+    assert beside.plan is not None and admitted < {entry.request_id for entry in beside.plan.entries}
+    beside.run_step()
+    assert {request.request_id for request in beside.replica.table.running(Kind.OFFLINE).values()} == admitted
+
+
+def test_offline_requests_run_where_every_plan_is_late(beside: Peer) -> None:
+    while "on" in beside.replica.table:
+        beside.run_step(plan_is_late=True)
+    assert beside.planned_steps < 3 and len(beside.results) == 3
+
+
+def test_what_a_lost_plan_would_have_brought_waits_again(beside: Peer) -> None:
+    admitted = entering(beside)
+    beside.run_step(plan_is_lost=True)
+    for _ in range(ARRIVAL_GRACE_STEPS):
+        assert entering(beside) == set()
+        beside.run_step()
+    assert entering(beside) == admitted
+
+
+def test_an_executor_that_waits_has_lost_what_did_not_come(beside: Peer) -> None:
+    admitted = entering(beside)
+    beside.replica.abort(["on"])
+    beside.scheduler.on_inbox(AbortRequests(["on"]))
+    assert not beside.run_step(plan_is_lost=True)
+    assert entering(beside) == admitted
 
 
 def test_a_lost_executor_gives_everything_back(make_peer: MakePeer) -> None:
@@ -350,9 +393,9 @@ def test_without_a_budget_no_offline_work_is_planned(make_peer: MakePeer) -> Non
     peer.say(idle=True)
     assert peer.plan is None
     peer.policy = Policy(100.0)
-    (plan,) = peer.scheduler.plan_idle()
+    (plan,) = peer.scheduler.plan()
     assert [g.request_id for g in plan.admitted] == ["batch_1.1"]
-    assert peer.scheduler.plan_idle() == []
+    assert peer.scheduler.plan() == []
 
 
 def test_at_a_fixed_rate_one_enters_at_a_time(tokenizer: Tokenizer) -> None:

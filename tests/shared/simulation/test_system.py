@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 import pytest
+from msgspec.structs import replace
 
 from shared.latency.linear import LinearLatencyModel
 from shared.protocol.executors import EngineSpec
@@ -116,14 +117,15 @@ def test_plans_come_in_time_where_messages_take_none() -> None:
     assert counters.steps == counters.steps_planned > 30 and counters.offline_dropped == 0
 
 
-def test_plans_that_come_too_late_leave_the_executor_its_own() -> None:
-    """A message takes longer than any step; the pool's requests enter all the same."""
+def test_requests_of_plans_that_come_too_late_run_all_the_same() -> None:
+    """A message takes longer than any step, and steps follow each other without a pause."""
     run = Run([make_setup()], message_s=0.2)
     run.system.queue.add([make_offline(number) for number in range(5)])
-    run.play([make_online(0, 0.0)])
+    online = make_online(0, 0.0)
+    run.play([replace(online, sampling=replace(online.sampling, max_tokens=300))])
     (executor,) = run.system.executors.values()
-    assert executor.replica.totals.steps_local > 0 and executor.replica.totals.plans_stale > 0
-    assert len(run.ended) == 6
+    assert executor.replica.totals.steps_local > 200 and executor.replica.totals.plans_stale > 0
+    assert list(run.ended)[-1] == "on-0" and len(run.ended) == 6
 
 
 def test_a_deeper_pipeline_does_more_at_a_time() -> None:

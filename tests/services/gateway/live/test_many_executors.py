@@ -42,12 +42,7 @@ def body_of(number: int) -> dict[str, Any]:
 
 
 def submit(rig: GatewayRig) -> str:
-    lines = [
-        {"custom_id": f"line-{n}", "method": "POST", "url": "/v1/completions", "body": body_of(n)} for n in range(LINES)
-    ]
-    content = "".join(json.dumps(line) + "\n" for line in lines).encode()
-    uploaded = rig.openai.files.create(file=("in.jsonl", content), purpose="batch")
-    return rig.openai.batches.create(input_file_id=uploaded.id, endpoint="/v1/completions", completion_window="24h").id
+    return rig.submit_batch(map(body_of, range(LINES)))
 
 
 def num_completed(rig: GatewayRig, batch_id: str) -> int:

@@ -80,20 +80,9 @@ def test_streams_end_where_they_run_and_new_requests_go_elsewhere(rig: GatewayRi
 
 
 def test_offline_requests_end_where_they_run_and_the_rest_of_the_batch_elsewhere(rig: GatewayRig) -> None:
-    lines = [
-        {
-            "custom_id": f"line-{number}",
-            "method": "POST",
-            "url": "/v1/completions",
-            "body": {"model": MODEL, "prompt": [number] * 100, "max_tokens": 60, "ignore_eos": True},
-        }
-        for number in range(130)
-    ]
-    content = "".join(json.dumps(line) + "\n" for line in lines).encode()
-    uploaded = rig.openai.files.create(file=("in.jsonl", content), purpose="batch")
-    batch_id = rig.openai.batches.create(
-        input_file_id=uploaded.id, endpoint="/v1/completions", completion_window="24h"
-    ).id
+    num_lines = 130
+    body = {"model": MODEL, "max_tokens": 60, "ignore_eos": True}
+    batch_id = rig.submit_batch(body | {"prompt": [number] * 100} for number in range(num_lines))
     wait_until(lambda: all(of_each(rig, "finished_offline_total")), rig.logs())
     assert slackwater(rig, "drain", "executor-0")[0] == 0
     assert rig.openai.batches.retrieve(batch_id).status == "in_progress"
@@ -101,8 +90,8 @@ def test_offline_requests_end_where_they_run_and_the_rest_of_the_batch_elsewhere
     wait_until(lambda: rig.openai.batches.retrieve(batch_id).status == "completed", rig.logs())
     output = rig.openai.files.content(rig.openai.batches.retrieve(batch_id).output_file_id or "").text
     ids = sorted(json.loads(line)["custom_id"] for line in output.splitlines())
-    assert ids == sorted(line["custom_id"] for line in lines)
-    wait_until(lambda: sum(of_each(rig, "finished_offline_total")) == len(lines), rig.logs())
+    assert ids == sorted(f"line-{number}" for number in range(num_lines))
+    wait_until(lambda: sum(of_each(rig, "finished_offline_total")) == num_lines, rig.logs())
     assert of_each(rig, "finished_offline_total")[0] == at_drain
 
 
