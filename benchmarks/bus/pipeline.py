@@ -50,7 +50,8 @@ async def measure(url: str, folder: Path, depth: int, num_requests: int) -> tupl
     scheduler = Scheduler(executor.info, pool, lambda: (Policy(), NO_LATENCY_KNOWN), SystemClock())
 
     async def on_step(message: StepStarted) -> None:
-        for plan in scheduler.on_step(message)[0]:
+        scheduler.on_step(message)
+        for plan in scheduler.plan():
             await peer_bus.publish(subjects.plan("executor-0"), plan)
 
     await peer_bus.subscribe(subjects.step("executor-0"), StepStarted, on_step)

@@ -10,6 +10,8 @@ import time
 from functools import partial
 from itertools import product
 
+from msgspec.structs import replace
+
 from benchmarks.harness.command import Results, Row, benchmark, quantiles
 from benchmarks.harness.turns import Times
 from benchmarks.lab.lab import Machine
@@ -27,6 +29,7 @@ from shared.scheduling.packing.pace import Pace
 from shared.scheduling.policy import Policy
 from shared.scheduling.request import Kind, Request
 from shared.scheduling.schedule import ScheduledRequest
+from shared.scheduling.strategy import Strategy
 
 LINEAR = LinearLatencyModel(10.0, 0.07, 0.0004, 1e-7, 1e-12, 0.05, 0.05, 3e-6)
 HELD, DEADLINES = Policy(100.0), Policy(packing="deadline")
@@ -55,12 +58,14 @@ def measure(
     times = Times(processor_s=time.thread_time)
 
     def plan(scheduler: Scheduler, message: StepStarted) -> None:
-        (planned,), _ = scheduler.on_step(message)
+        scheduler.on_step(message)
+        (planned,) = scheduler.plan()
         encode(planned)
         assert len(planned.entries) >= num_running
 
+    info = replace(INFO, strategy=Strategy.of("bros")) if policy is DEADLINES else INFO
     for _ in range(rounds):
-        scheduler = Scheduler(INFO, pool, lambda: (policy, model), SystemClock())
+        scheduler = Scheduler(info, pool, lambda: (policy, model), SystemClock())
         times.time(partial(plan, scheduler, make_step(num_running)))
     clock_ms = sorted(times.clock_ms)
     return {

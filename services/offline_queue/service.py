@@ -19,12 +19,15 @@ from shared.protocol.flex import FlexAnswer, FlexMessage, FlexSubmit
 from shared.protocol.offline import OfflineSample
 from shared.protocol.requests import AbortRequests, InboxMessage
 from shared.protocol.steps import StepStarted
+from shared.protocol.tokens import StepTokens
 from shared.replica.offline_pool import OfflinePool
-from shared.replica.scheduler import Scheduler
+from shared.replica.outputs import Ended, final_output
+from shared.replica.scheduler import Scheduler, why_never_held_by_any
 from shared.scheduling.kv.prefix_cache import CacheChanges
 from shared.scheduling.orders.offline.fair_share import FairShare
 from shared.scheduling.orders.offline.order import OfflineOrder
 from shared.scheduling.orders.offline.share import Share
+from shared.scheduling.request import Request
 from shared.text.tokenizer import Tokenizer
 from shared.watch.probe import executor_probe
 from shared.watch.tuning import Tuning
@@ -33,6 +36,7 @@ logger = logging.getLogger(__name__)
 
 SAMPLE_SIZE = 256
 CACHE_WAIT_S = 2.0
+SETTLE_S = 5.0  # so long after an executor came or went, another may come that is larger
 SILENCE_S = 5.0  # an executor that is silent for so long holds nothing any more, as far as we know
 
 
@@ -78,6 +82,7 @@ class OfflineQueueService(Service):
         self._flex = FlexDesk(self._pool, clock, settings.max_flex_requests, self._strategy.serves_offline)
         self._tuning = Tuning(bus, self._on_work)
         self._attached: dict[str, _Attached] = {}
+        self._num_awaited = 0  # executors came or went; others may be about to
         self._has_gap = asyncio.Event()  # in what is known of an executor's prefix cache
         self._aborts: dict[str, dict[str, None]] = {}
 
@@ -159,6 +164,7 @@ class OfflineQueueService(Service):
             self._pool,
             lambda: (self._tuning.policy(info.strategy, info.profile_key), self._tuning.model(info.profile_key)),
             self._clock,
+            self._why_hopeless,
         )
         attached = _Attached(scheduler, self._clock.monotonic_s())
         self._attached[info.executor_id] = attached
@@ -175,6 +181,7 @@ class OfflineQueueService(Service):
             if scheduler.needs_cache:
                 self._has_gap.set()
 
+        self._await_others()
         attached.subscriptions = [
             await self._bus.subscribe(subjects.inbox(info.executor_id), InboxMessage, on_inbox),
             await self._bus.subscribe(subjects.step(info.executor_id), StepStarted, on_step),
@@ -184,11 +191,25 @@ class OfflineQueueService(Service):
     async def _detach(self, executor_id: str) -> list[str]:
         """Returns what it ran when it was last heard."""
         attached = self._attached.pop(executor_id)
+        self._await_others()
         for subscription in attached.subscriptions:
             await subscription.stop()
         lost = attached.lost + self._pool.release(executor_id)
         logger.info("executor detached", extra={"executor_id": executor_id, "epoch": attached.scheduler.info.epoch})
         return lost
+
+    def _await_others(self) -> None:
+        def settle() -> None:
+            self._num_awaited -= 1
+            self._on_work()
+
+        self._num_awaited += 1
+        asyncio.get_running_loop().call_later(SETTLE_S, settle)
+
+    def _why_hopeless(self, request: Request) -> str:
+        if self._num_awaited:
+            return ""
+        return why_never_held_by_any(request, (each.scheduler for each in self._attached.values()))
 
     async def _on_heartbeat(self, heartbeat: Heartbeat) -> None:
         attached = self._attached.get(heartbeat.info.executor_id)
@@ -277,4 +298,18 @@ class OfflineQueueService(Service):
                     continue
                 for plan in attached.scheduler.plan():
                     await self._bus.publish_or_drop(subjects.plan(executor_id), plan)
+                if refused := attached.scheduler.take_refused():
+                    await self._refuse(refused)
+                    self._on_work()
                 await asyncio.sleep(0)  # so that those behind it are heard before they are planned for
+
+    async def _refuse(self, refused: list[Ended]) -> None:
+        """What no executor can hold ends with the error that an executor would have ended it with."""
+        for ended in refused:
+            request_id, gateway_id = ended.sequence.request_id, ended.sequence.gateway_id
+            if not gateway_id:
+                self._batches.give_up(request_id, ended.error)
+                continue
+            self._flex.drop([request_id])
+            tokens = StepTokens(self.name, "", 0, [final_output(ended)])
+            await self._bus.publish_or_drop(subjects.tokens(gateway_id), tokens)

@@ -27,6 +27,10 @@ class Packed(Protocol):
     def prompt(self) -> bytes:
         """Its packed tokens, or the first of them: as many as an order is to know."""
 
+    @property
+    def num_bytes(self) -> int:
+        """About what it takes in a message."""
+
     def unpack(self) -> GenerateRequest: ...
 
 
@@ -47,6 +51,10 @@ class PackedRequest(msgspec.Struct, gc=False):
     @classmethod
     def of(cls, request: GenerateRequest) -> PackedRequest:
         return cls(encode(replace(request, prompt_token_ids=[])), pack_tokens(request.prompt_token_ids))
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.request) + len(self.prompt)
 
     def unpack(self) -> GenerateRequest:
         return replace(decode(self.request, GenerateRequest), prompt_token_ids=unpack_tokens(self.prompt))
@@ -148,6 +156,14 @@ class OfflinePool:
         """Its packed tokens, as far as an order knows them; None for an unknown id."""
         item = self._items.get(request_id)
         return None if item is None else item.packed.prompt
+
+    def num_bytes(self, request_id: str) -> int:
+        """About what the request takes in a message."""
+        return self._items[request_id].packed.num_bytes
+
+    def request(self, request_id: str) -> GenerateRequest:
+        """As it was added."""
+        return self._items[request_id].packed.unpack()
 
     def sample(self, count: int) -> list[OfflineLength]:
         """The lengths of about so many requests, evenly spread by age."""

@@ -1,6 +1,6 @@
 """ASYNC_SCHEDULER of HyGen Alg. 2 (lines 5-21) for one executor."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from shared.clock import Clock
@@ -10,8 +10,9 @@ from shared.protocol.requests import AbortRequests, GenerateRequest, InboxMessag
 from shared.protocol.sampling import FinishReason
 from shared.protocol.steps import StepPlan, StepStarted
 from shared.replica.offline_pool import OfflinePool
+from shared.replica.outputs import Ended
 from shared.replica.prompt_hashes import PromptHashes
-from shared.replica.sequence import scheduled
+from shared.replica.sequence import LiveSequence, scheduled
 from shared.scheduling.kv.prefix_cache import CacheChanges
 from shared.scheduling.limits import why_never_held
 from shared.scheduling.orders.offline.view import OfflineView
@@ -20,6 +21,9 @@ from shared.scheduling.planning.pipeline import Pipeline
 from shared.scheduling.policy import Policy
 from shared.scheduling.request import Kind, Request
 from shared.scheduling.schedule import Schedule
+
+MAX_PLAN_BYTES = 4 * 1024**2  # of the requests that one plan brings: half of what a message may have
+MAX_SET_ASIDE = 256  # requests that one plan passes over, since they are too large
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +44,17 @@ class Scheduler:
         pool: OfflinePool,
         tuning: Callable[[], tuple[Policy, LatencyModel]],
         clock: Clock,
+        why_hopeless: Callable[[Request], str] | None = None,
     ) -> None:
+        """``why_hopeless``: why no executor can hold a request, empty where one can, or may come; None where this is
+        the only one."""
         self.info = info
         self.takes_requests = True  # False: none enters, those that are there go on
         self._pool = pool
         self._tuning = tuning
         self._clock = clock
+        self._why_hopeless = why_hopeless or self.why_never_held
+        self._refused: list[Ended] = []
         self._rate = info.strategy.make_offline_rate()
         self._is_idle = False  # the executor waits for a plan of the pipeline's next step
         self._has_news = False  # of the executor, since a plan was made
@@ -114,7 +123,7 @@ class Scheduler:
         plans: list[StepPlan] = []
         while self._pipeline.is_due:
             plan = self._plan_step()
-            if not plan.entries and not plan.admitted:
+            if not plan.entries:
                 break
             plans.append(plan)
             self._is_idle = False
@@ -123,6 +132,16 @@ class Scheduler:
     def next_release_s(self) -> float | None:
         """When its rate lets the next offline request in; None where nothing waits for that."""
         return self._rate.next_s(self._clock.monotonic_s()) if self._pool.num_waiting else None
+
+    def take_refused(self) -> list[Ended]:
+        """Requests of the pool that no executor can hold, since the last call. Where there are some, others may wait
+        behind them: plan again."""
+        refused, self._refused = self._refused, []
+        return refused
+
+    def why_never_held(self, request: Request) -> str:
+        """Why the executor is too small for it; empty where it is not."""
+        return why_never_held(request, self._mirror.limits, self.info.spec.max_model_len)
 
     def holds(self, request_id: str) -> bool:
         """The executor is expected to hold this request."""
@@ -161,10 +180,11 @@ class Scheduler:
         policy, model = self._tuning()
         if self._pool.num_waiting == 0:
             self._rate.rest()
-        too_large: dict[str, None] = {}
-        schedule = self._pipeline.plan(lambda view: self._candidates(view, start_s, too_large), policy, model)
-        plan = self._message(self._pipeline.next_step, schedule, list(too_large))
-        if plan.entries or plan.admitted:
+        hopeless: dict[str, str] = {}
+        schedule = self._pipeline.plan(lambda view: self._candidates(view, start_s, hopeless), policy, model)
+        self._refuse(hopeless)
+        plan = self._message(self._pipeline.next_step, schedule)
+        if plan.entries:
             self._pipeline.keep(schedule, [scheduled(each, self.info.spec.max_model_len) for each in plan.admitted])
         elapsed_s = self._clock.monotonic_s() - start_s
         self._plans += 1
@@ -172,24 +192,40 @@ class Scheduler:
         self._plan_s_max = max(self._plan_s_max, elapsed_s)
         return plan
 
-    def _candidates(self, view: OfflineView, now_s: float, too_large: dict[str, None]) -> Iterator[Request]:
-        """What may enter now, in order; requests that the executor can never hold are set aside, so that nobody waits
-        behind them. Of suspects, one at a time: what breaks then is known to be its doing."""
+    def _candidates(self, view: OfflineView, now_s: float, hopeless: dict[str, str]) -> Iterator[Request]:
+        """What may enter now, in order, as far as a message can bring it; requests that the executor can never hold are
+        passed over, so that nobody waits behind them, and noted where no other can. Of suspects, one at a time: what
+        breaks then is known to be its doing."""
         if not self.takes_requests:
             return
-        executor_id, has_suspect = self.info.executor_id, False
+        executor_id, has_suspect, num_set_aside, num_bytes = self.info.executor_id, False, 0, 0
         for request in self._rate.open(self._pool.in_order(replace(view, reader=executor_id)), now_s):
-            if why_never_held(request, self._mirror.limits, self.info.spec.max_model_len):
-                too_large[request.request_id] = None
-            elif not self._pool.is_suspect(request.request_id):
-                yield request
-            elif not has_suspect and not self._pool.holds_suspect(executor_id):
+            if self.why_never_held(request):
+                if why := self._why_hopeless(request):
+                    hopeless[request.request_id] = why
+                num_set_aside += 1
+                if num_set_aside == MAX_SET_ASIDE:
+                    return
+                continue
+            if self._pool.is_suspect(request.request_id):
+                if has_suspect or self._pool.holds_suspect(executor_id):
+                    continue
                 has_suspect = True
-                yield request
+            size = self._pool.num_bytes(request.request_id)
+            if num_bytes and num_bytes + size > MAX_PLAN_BYTES:
+                return
+            num_bytes += size
+            yield request
 
-    def _message(self, step: int, schedule: Schedule, too_large: list[str]) -> StepPlan:
-        """Q_recv.send(B, t, m), with the prompt of each offline request that enters. Those that are too large go
-        along: the executor refuses them, and the refusal is their result."""
+    def _refuse(self, hopeless: dict[str, str]) -> None:
+        """As an executor ends a request that it can never hold, without sending it there."""
+        for request_id, why in hopeless.items():
+            sequence = LiveSequence.admit(self._pool.request(request_id), self.info.spec, None)
+            self._refused.append(Ended(sequence, FinishReason.ERROR, why))
+        self._pool.discard(list(hopeless))
+
+    def _message(self, step: int, schedule: Schedule) -> StepPlan:
+        """Q_recv.send(B, t, m), with the prompt of each offline request that enters."""
         entering = [
             entry.request_id
             for entry in schedule.entries
@@ -201,8 +237,15 @@ class Scheduler:
             epoch=self.info.epoch,
             step=step,
             entries=schedule.entries,
-            admitted=[self._pool.take(request_id, self.info.executor_id) for request_id in (*entering, *too_large)],
+            admitted=[self._pool.take(request_id, self.info.executor_id) for request_id in entering],
             preempted=schedule.preempted,
             latency_ms=schedule.latency_ms,
             wants_all=not self._mirror.knows_all,
         )
+
+
+def why_never_held_by_any(request: Request, schedulers: Iterable[Scheduler]) -> str:
+    """Of these executors, in the words of the largest; empty where one can hold it, or there is none."""
+    by_size = sorted(schedulers, key=lambda each: each.info.spec.num_blocks * each.info.spec.block_size)
+    reasons = [scheduler.why_never_held(request) for scheduler in by_size]
+    return reasons[-1] if reasons and all(reasons) else ""

@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterable
 from shared.protocol.requests import AbortRequests, GenerateRequest
 from shared.protocol.steps import StepPlan, StepStarted
 from shared.replica.offline_pool import OfflinePool, Packed
-from shared.replica.scheduler import Scheduler
+from shared.replica.outputs import Ended
+from shared.replica.scheduler import Scheduler, why_never_held_by_any
 from shared.scheduling.orders.offline.fair_share import FairShare
 from shared.scheduling.request import Request
 from shared.simulation.events import Events
@@ -21,19 +22,22 @@ class VirtualQueue:
         events: Events,
         send_plan: Callable[[StepPlan], None],
         send_abort: Callable[[str, AbortRequests], None],
+        refuse: Callable[[list[Ended]], None],
     ) -> None:
-        """``order``: an empty one; ``send_abort``: to the executor with this id."""
+        """``order``: an empty one; ``send_abort``: to the executor with this id; ``refuse``: hears of requests that no
+        executor can hold."""
         self.num_entered = 0  # requests, by plans
         self.pool = OfflinePool(order, self._serve_soon, lambda executor_id, request_ids: None)
         self._events = events
         self._send_plan = send_plan
         self._send_abort = send_abort
+        self._refuse = refuse
         self._schedulers: dict[str, Scheduler] = {}
         self._serves_soon = False
 
     def attach(self, executor: VirtualExecutor) -> None:
         """Its scheduler."""
-        scheduler = Scheduler(executor.info, self.pool, executor.tuning, self._events)
+        scheduler = Scheduler(executor.info, self.pool, executor.tuning, self._events, self._why_hopeless)
         self._schedulers[executor.info.executor_id] = scheduler
 
     def add(self, requests: Iterable[tuple[Request, Packed]]) -> None:
@@ -48,8 +52,7 @@ class VirtualQueue:
         """An executor's word."""
         scheduler = self._schedulers[message.executor_id]
         abort = scheduler.on_step(message)
-        plans = scheduler.plan()
-        self._send(plans)
+        plans = self._plan(scheduler)
         if abort is not None:
             self._send_abort(message.executor_id, abort)
         if message.idle and not plans:
@@ -67,9 +70,7 @@ class VirtualQueue:
     def _serve(self) -> None:
         self._serves_soon = False
         for scheduler in self._schedulers.values():
-            plans = scheduler.plan()
-            self._send(plans)
-            if not plans:
+            if not self._plan(scheduler):
                 self._await_release(scheduler)
 
     def _await_release(self, scheduler: Scheduler) -> None:
@@ -78,7 +79,15 @@ class VirtualQueue:
         if next_s is not None:
             self._events.at(next_s, self._serve_soon)
 
-    def _send(self, plans: list[StepPlan]) -> None:
+    def _why_hopeless(self, request: Request) -> str:
+        return why_never_held_by_any(request, self._schedulers.values())
+
+    def _plan(self, scheduler: Scheduler) -> list[StepPlan]:
+        plans = scheduler.plan()
         for plan in plans:
             self.num_entered += len(plan.admitted)
             self._send_plan(plan)
+        if refused := scheduler.take_refused():
+            self._refuse(refused)
+            self._serve_soon()
+        return plans

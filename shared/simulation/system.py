@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 from shared.protocol.requests import AbortRequests, GenerateRequest
 from shared.protocol.steps import StepPlan, StepStarted
+from shared.replica.outputs import Ended
 from shared.scheduling.orders.offline.fair_share import FairShare
 from shared.scheduling.placement.routing import choose
 from shared.scheduling.request import Kind
@@ -32,7 +33,7 @@ class VirtualSystem:
         ``message_s``: what a message takes on the bus; ``choose``: which executor gets an online request. Raises
         ValueError for a strategy that lacks a knob."""
         self.events = Events()
-        self.queue = VirtualQueue(order, self.events, self._send_plan, self._send_abort)
+        self.queue = VirtualQueue(order, self.events, self._send_plan, self._send_abort, self._refuse)
         self.executors = {
             executor_id: VirtualExecutor(executor_id, setup, self.events, self._send_step, self._send_progress)
             for executor_id, setup in ((f"executor-{index}", setup) for index, setup in enumerate(setups))
@@ -68,6 +69,9 @@ class VirtualSystem:
 
     def _send_abort(self, executor_id: str, abort: AbortRequests) -> None:
         self._send(lambda: self.executors[executor_id].abort(abort.request_ids))
+
+    def _refuse(self, refused: list[Ended]) -> None:
+        self._on_progress(Progress("", self.events.now_s, self.events.now_s, [], refused))
 
     def _send_progress(self, progress: Progress) -> None:
         def deliver() -> None:

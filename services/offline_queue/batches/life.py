@@ -42,7 +42,7 @@ class BatchLife:
         self._held_before: dict[str, None] = {}  # what the pool may hold since before a restart
         self._outputs: BatchOutputs | None = None  # from admission on
         self._arrived: list[OfflineResult] = []  # not in the files yet
-        self._given_up: dict[int, str] = {}  # why, by line; to be stored as the line's result
+        self._given_up: dict[int, str] = {}  # error, by line; to be stored as the line's result
         self._is_cancelled = False
         self.notice(record)
 
@@ -76,7 +76,11 @@ class BatchLife:
         if num_failures < self._tools.max_failures:
             self._tools.pool.retry(failure.request_id, num_failures)
             return
-        self._given_up[line] = f"given up after {num_failures} failed runs; the last: {failure.reason}"
+        self.give_up(line, f"given up after {num_failures} failed runs; the last: {failure.reason}")
+
+    def give_up(self, line: int, error: str) -> None:
+        """No run of it will give a result; ``error``: as its result has it."""
+        self._given_up[line] = error
         self._changed.set()
 
     def is_open(self, line: int) -> bool:
@@ -179,11 +183,15 @@ class BatchLife:
 
     async def _store_given_up(self) -> None:
         """As any other results, so that a restart knows of them, and the first result stays."""
-        while self._given_up:
-            line, why = next(iter(self._given_up.items()))
-            result = OfflineResult(f"{self.record.id}.{line}", [], FinishReason.ERROR, error=why)
-            await self._tools.bus.store(subjects.result(result.request_id), result)
-            del self._given_up[line]
+        given_up = list(self._given_up.items())
+        for start in range(0, len(given_up), GROUP_RESULTS):
+            group = given_up[start : start + GROUP_RESULTS]
+            results = [
+                OfflineResult(f"{self.record.id}.{line}", [], FinishReason.ERROR, error=error) for line, error in group
+            ]
+            await self._tools.bus.store_many([(subjects.result(each.request_id), each) for each in results])
+            for line, _ in group:
+                del self._given_up[line]
 
     async def _write_progress(self, progress: BatchProgress) -> None:
         """Files get results, requests with durable ones are deleted, the record shows the counts: all of one moment."""

@@ -11,11 +11,13 @@ from typing import TypeVar
 
 from services.offline_queue.batches.life import BatchLife
 from services.offline_queue.batches.lines import line_of
+from services.offline_queue.batches.results import failed_result
 from services.offline_queue.batches.tools import BatchTools
 from shared.bus import Bus, Stored
 from shared.clock import Clock
 from shared.errors import BusError, NotFoundOnBusError
 from shared.openai.completions.requests import ServedModel
+from shared.openai.errors import RequestError
 from shared.protocol import subjects
 from shared.protocol.batches import OPEN_STATUSES, BatchRecord, FileObject
 from shared.protocol.offline import OfflineFailure, OfflineResult
@@ -110,6 +112,12 @@ class BatchManager:
             await self._bus.store_many(failures)
         except BusError as error:
             logger.warning("losses not counted", extra={"requests": len(lost), "why": str(error)})
+
+    def give_up(self, request_id: str, why: str) -> None:
+        """No executor is large enough for it: that is its result."""
+        if self.is_open(request_id):
+            failed = failed_result(request_id, RequestError(why, code="context_length_exceeded"))
+            self._lives[request_id.rpartition(".")[0]].give_up(line_of(request_id), failed.error)
 
     def share_of(self, batch_id: str) -> Share:
         """Whose the batch is, and how urgent; for an unknown one, nobody's."""

@@ -12,7 +12,7 @@ from shared.protocol.requests import GenerateRequest
 from shared.protocol.sampling import SamplingParams
 from shared.replica.offline_pool import Packed
 from shared.scheduling.orders.offline.registry import DEFAULT_BLOCK_SIZE
-from shared.scheduling.packed_prompt import pack_tokens, unpack_tokens
+from shared.scheduling.packed_prompt import TOKEN_BYTES, pack_tokens, unpack_tokens
 from shared.scheduling.request import Kind, Request
 
 ONLINE_SEEDS = 1 << 23  # apart from those of offline requests
@@ -140,6 +140,10 @@ class _PackedPrompt:
     @property
     def prompt(self) -> bytes:
         return self.prepared.prompts[self.index].packed
+
+    @property
+    def num_bytes(self) -> int:
+        return TOKEN_BYTES * self.prepared.prompts[self.index].num_tokens
 
     def unpack(self) -> GenerateRequest:
         index, token_ids = self.index, self.prepared.token_ids(self.index)

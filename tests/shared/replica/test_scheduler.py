@@ -5,6 +5,7 @@ import random
 from collections.abc import Callable, Iterator
 
 import pytest
+from msgspec.structs import replace
 
 from services.executor.engines.sim import SimEngine
 from shared.clock import SystemClock
@@ -19,7 +20,7 @@ from shared.protocol.steps import EndedRequest, PlanSource, StepPlan, StepStarte
 from shared.replica.offline_pool import SUSPECT_FAILURES, OfflinePool
 from shared.replica.outputs import ended_request
 from shared.replica.replica import Replica
-from shared.replica.scheduler import Scheduler
+from shared.replica.scheduler import MAX_PLAN_BYTES, Scheduler
 from shared.scheduling.orders.offline.fair_share import FairShare
 from shared.scheduling.orders.offline.fcfs import FcfsOrder
 from shared.scheduling.orders.offline.order import Turn
@@ -448,9 +449,42 @@ def test_what_can_never_fit_is_refused_and_holds_up_nobody(make_peer: MakePeer) 
     peer.say(idle=True)
     while peer.run_step() or peer.plan is not None:
         pass
-    assert peer.results.pop("batch_1.1") == []
+    (refused,) = peer.scheduler.take_refused()
+    assert refused.sequence.request_id == "batch_1.1"
+    assert refused.error == "769 tokens leave no room in the model's context of 512"
     assert set(peer.results) == {f"batch_1.{n}" for n in range(2, 6)}
     assert peer.pool.num_waiting == 0
+
+
+def test_what_another_executor_can_hold_is_left_to_it(make_peer: MakePeer) -> None:
+    peer = make_peer(Policy(40.0))
+    peer.scheduler = Scheduler(INFO, peer.pool, peer.tuning, SystemClock(), lambda request: "")
+    peer.pool.add([make_offline(1, prompt=48 * 16 + 1), *(make_offline(n) for n in range(2, 6))])
+    peer.say(idle=True)
+    while peer.run_step() or peer.plan is not None:
+        pass
+    assert peer.scheduler.take_refused() == []
+    assert set(peer.results) == {f"batch_1.{n}" for n in range(2, 6)}
+    assert [request.request_id for request in peer.pool.in_order()] == ["batch_1.1"]
+
+
+@pytest.mark.parametrize("prompt", [48 * 16 + 1, 8])
+def test_no_plan_grows_with_the_pool(make_peer: MakePeer, prompt: int) -> None:
+    """Neither by what is too large for the executor nor by what is large beside its prompt."""
+    peer = make_peer(Policy(1e9))
+    requests = [make_offline(n, prompt) for n in range(600)]
+    large = SamplingParams(2, stop=("x" * 400_000,))
+    peer.pool.add([replace(each, request=replace(each.request, sampling=large)) for each in requests[:40]])
+    peer.pool.add(requests[40:])
+    refused, longest = [], 0
+    peer.say(idle=True)
+    while len(refused) + len(peer.results) < 600:
+        longest = max(longest, len(encode(peer.plan)) if peer.plan is not None else 0)
+        if not peer.run_step():
+            peer.plan = next(iter(peer.scheduler.plan()), None)
+        refused += peer.scheduler.take_refused()
+    assert longest < 1.5 * MAX_PLAN_BYTES
+    assert bool(refused) == (prompt > 8) and peer.pool.num_waiting == 0
 
 
 def test_the_pool_knows_the_prompts_of_what_waits() -> None:
