@@ -25,11 +25,10 @@ class Policy:
     def budget_ms(self, has_online: bool, model: LatencyModel) -> float:
         """L of a step; ``has_online``: an online request is held, whether it runs or waits. Where none is, a step may
         take ``IDLE_STEP_FACTOR`` times what the cheapest takes: a budget below that would keep offline work out of an
-        idle executor for ever. One of 0 does so on purpose."""
-        budget_ms = self.latency_budget_ms if has_online else max(self.latency_budget_ms, self.idle_budget_ms)
-        if has_online or not 0 < budget_ms < math.inf:
-            return budget_ms
-        return max(budget_ms, IDLE_STEP_FACTOR * cheapest_step_ms(model))
+        idle executor for ever."""
+        if has_online or self.latency_budget_ms == math.inf:
+            return self.latency_budget_ms
+        return max(self.latency_budget_ms, self.idle_budget_ms, IDLE_STEP_FACTOR * cheapest_step_ms(model))
 
     def starves_ms(self, model: LatencyModel) -> float | None:
         """What the cheapest step costs, where that is over the budget of steps beside online work: no offline request

@@ -25,9 +25,9 @@ class ExecutorSetup:
     seed: int = 0
 
     def policy(self) -> Policy:
-        """With the budgets that the strategy has."""
+        """With the budgets that the strategy has; one that needs a budget and has none serves no offline work."""
         strategy = self.strategy
-        return strategy.policy(strategy.budget_ms, idle_budget_ms=strategy.idle_budget_ms)
+        return strategy.policy(strategy.budget_ms or None, idle_budget_ms=strategy.idle_budget_ms)
 
     def info(self, executor_id: str) -> ExecutorInfo:
         """The registration, which schedulers follow."""

@@ -8,7 +8,7 @@ from shared.bus import Bus
 from shared.latency.linear import LinearLatencyModel
 from shared.latency.model import LatencyModel
 from shared.protocol import subjects
-from shared.protocol.budgets import BudgetRecord
+from shared.protocol.budgets import BudgetRecord, BudgetSource
 from shared.protocol.latency_models import LatencyModelRecord
 from shared.scheduling.policy import Policy
 from shared.scheduling.strategy import Strategy
@@ -41,10 +41,13 @@ class Tuning:
         return budget.latency_budget_ms if budget is not None and profile_key in self._models else None
 
     def policy(self, strategy: Strategy, profile_key: str) -> Policy:
-        """The strategy's, by what is known now."""
-        budget = self._budgets.get(profile_key)
+        """The strategy's, by what is known now. A search that measures online requests alone keeps offline ones out of
+        an idle executor too."""
+        budget, budget_ms = self._budgets.get(profile_key), self.budget_ms(profile_key)
+        if budget is not None and budget.source is BudgetSource.PROFILING and not budget_ms:
+            budget_ms = None
         idle_budget_ms = 0.0 if budget is None else budget.idle_budget_ms
-        return strategy.policy(self.budget_ms(profile_key), self.knows_model(profile_key), idle_budget_ms)
+        return strategy.policy(budget_ms, self.knows_model(profile_key), idle_budget_ms)
 
     async def run(self) -> None:
         """Follow both buckets; never returns."""

@@ -29,6 +29,8 @@ from shared.protocol.latency_models import LatencyModelRecord, model_record
 from shared.protocol.measurements import MeasuredShape
 from shared.protocol.online import OnlineLatencies, OnlineServed
 from shared.protocol.slo_profile import Knob, SloProfileRecord, slo_profile_key
+from shared.protocol.steps import StepStarted
+from shared.scheduling.request import Kind
 from tests.services.gateway.gateway_rig import GatewayRig, model_folder
 from tests.services.profiler.profiling import until
 from tests.shared.latency.shapes import make_shape
@@ -188,15 +190,26 @@ async def test_a_machine_slower_than_its_model_is_corrected(tmp_path: Path) -> N
             assert value_ms <= 1.05 * 110 and steps_offline > 0
 
 
-async def test_an_slo_out_of_reach_lets_no_offline_work_in_and_is_said(tmp_path: Path) -> None:
+async def test_an_slo_out_of_reach_lets_no_offline_work_in_beside_online_and_is_said(tmp_path: Path) -> None:
     slo = "tbt_p50<=10ms"
     async with slo_stack(tmp_path, slo, TIME_SCALE) as stack:
         with stack.load():
             await until(lambda: stack.is_in(SloState.UNREACHABLE), timeout_s=60.0)
             assert await stack.budget() == BudgetRecord(stack.info.profile_key, 0.0, "slo")
             await stack.measure(slo, reports=2)
-            _, steps_offline = await stack.measure(slo, reports=3)
-            assert steps_offline == 0
+            mixed, alone = 0, asyncio.Event()
+
+            async def on_step(message: StepStarted) -> None:
+                nonlocal mixed
+                kinds = {entry.kind for entry in message.entries}
+                mixed += len(kinds) > 1
+                if kinds == {Kind.OFFLINE}:
+                    alone.set()
+
+            await stack.bus.subscribe(subjects.step("executor-0"), StepStarted, on_step)
+            await stack.measure(slo, reports=3)
+            assert mixed == 0
             status = await stack.status()
             assert "not kept even without offline work: tbt_p50<=10ms (at best" in status.note
             assert status.budget_ms == 0.0 and not status.measured[0].met
+        await asyncio.wait_for(alone.wait(), 30)

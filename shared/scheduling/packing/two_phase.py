@@ -16,8 +16,8 @@ class TwoPhasePacking:
     """HyGen's: online work as if it were alone, then offline work within the latency budget.
 
     While no online request is held, the first offline one runs whatever the budget; beside online work it does so once
-    in ``PROBE_STEPS`` steps that have had none, so that a latency model that keeps all of them out is seen to be wrong.
-    Neither is so under a budget of 0, which keeps them out on purpose.
+    in ``PROBE_STEPS`` steps that have had none, so that a latency model that keeps all of them out is seen to be wrong,
+    but not under a budget of 0, which keeps them out on purpose.
 
     The online phase may take the blocks of M_off (``StepState.num_offline_blocks``), none of them of requests in
     flight, which stay as they are. Blocks of paused requests count as free.
@@ -59,7 +59,7 @@ def _builder(state: StepState, num_freed_blocks: int = 0) -> BatchBuilder:
     num_blocks = state.num_free_blocks + state.num_offline_blocks + num_freed_blocks
     holds_online = state.table.holds_online
     budget_ms = state.policy.budget_ms(holds_online, state.model)
-    lets_one_in = budget_ms > 0 and (not holds_online or state.pace.probes)
+    lets_one_in = not holds_online or (budget_ms > 0 and state.pace.probes)
     return BatchBuilder(state.limits, state.model, budget_ms, num_blocks, state.cache, lets_one_in)
 
 

@@ -271,9 +271,10 @@ def test_what_is_in_flight_is_neither_scheduled_nor_preempted(
         assert needed <= free + lost
 
 
-def test_an_idle_executor_runs_offline_work_whatever_the_budget() -> None:
+@pytest.mark.parametrize("budget_ms", [5.0, 0.0])
+def test_an_idle_executor_runs_offline_work_whatever_the_budget(budget_ms: float) -> None:
     """The cheapest step takes 11 ms: under 5 ms nothing would ever run."""
-    policy = Policy(5.0)
+    policy = Policy(budget_ms)
     waiting = [make_request(f"w{n}", Kind.OFFLINE, prompt=40) for n in range(3)]
     entering = plan(make_table(), waiting, policy=policy)
     assert [entry.request_id for entry in entering.entries] == ["w0"]

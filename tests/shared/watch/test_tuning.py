@@ -1,0 +1,42 @@
+"""Latency models and budgets as they are published, and the policies that follow from them."""
+
+import asyncio
+import math
+
+from shared.bus import Bus
+from shared.protocol import subjects
+from shared.protocol.budgets import BudgetRecord, BudgetSource
+from shared.protocol.latency_models import LatencyModelRecord, LinearCoefficients
+from shared.scheduling.policy import Policy
+from shared.scheduling.strategy import Strategy
+from shared.watch.tuning import Tuning
+
+STRATEGY = Strategy.of("hygen")
+
+
+async def test_the_policy_follows_what_is_published(bus: Bus) -> None:
+    changed = asyncio.Event()
+    tuning = Tuning(bus, changed.set)
+    following = asyncio.create_task(tuning.run())
+    models = await bus.bucket(subjects.LATENCY_MODELS_BUCKET, LatencyModelRecord)
+    budgets = await bus.bucket(subjects.BUDGETS_BUCKET, BudgetRecord)
+
+    async def becomes(budget: BudgetRecord | None, policy: Policy) -> None:
+        if budget is not None:
+            await budgets.put("key", budget)
+        async with asyncio.timeout(10):
+            while tuning.policy(STRATEGY, "key") != policy:
+                changed.clear()
+                await changed.wait()
+
+    nothing = Policy(0.0, offline_enabled=False)
+    assert tuning.policy(STRATEGY, "key") == nothing
+    assert tuning.policy(Strategy.of("sarathi++"), "key") == Policy(math.inf)
+    await budgets.put("key", BudgetRecord("key", 40.0, BudgetSource.SLO, 80.0))
+    await models.put("key", LatencyModelRecord("key", LinearCoefficients((1.0,) * 8), 100, 0.01, 0.0))
+    await becomes(None, Policy(40.0, idle_budget_ms=80.0))
+    await becomes(BudgetRecord("key", 0.0, BudgetSource.SLO, 0.0), Policy(0.0))
+    await becomes(BudgetRecord("key", 20.0, BudgetSource.PROFILING, 30.0), Policy(20.0, idle_budget_ms=30.0))
+    await becomes(BudgetRecord("key", 0.0, BudgetSource.PROFILING, 0.0), nothing)
+    following.cancel()
+    await asyncio.gather(following, return_exceptions=True)
