@@ -11,6 +11,8 @@ from services.executor.engines.grammar_masks import GrammarMasks
 from services.executor.engines.sample_row import SampleRow
 from shared.replica.engine import TokenHistory
 
+NUMBERS = torch.finfo(torch.float32)
+
 
 def adjusted(logits: torch.Tensor, rows: list[SampleRow], grammars: GrammarMasks | None = None) -> torch.Tensor:
     """``logits`` [num_rows, vocab_size] with what the rows that have a history ask for, as float32; the same tensor
@@ -56,7 +58,8 @@ def _divide_repeated(flat: torch.Tensor, vocab_size: int, wanting: _Wanting) -> 
     places, _ = _places(known, vocab_size)
     index = torch.from_numpy(places).to(flat.device)
     values, factors = flat[index], _per_place(penalties, places // vocab_size, flat.device)
-    flat[index] = torch.where(values > 0, values / factors, values * factors)
+    factors.clamp_(min=NUMBERS.tiny)
+    flat[index] = torch.where(values > 0, values / factors, values * factors).clamp_(max=NUMBERS.max)
 
 
 def _subtract_penalties(flat: torch.Tensor, vocab_size: int, wanting: _Wanting) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from services.executor.engines.grammar_masks import GrammarMasks
 from services.executor.engines.sample_row import SampleRow
-from services.executor.engines.torch.logits import adjusted
+from services.executor.engines.torch.logits import NUMBERS, adjusted
 from shared.errors import EngineError
 from shared.protocol.sampling import SamplingParams
 from shared.protocol.tokens import TokenLogprobs
@@ -102,6 +102,7 @@ def _uniforms_of(rows: list[SampleRow], indices: list[int]) -> torch.Tensor:
 def _scaled(logits: torch.Tensor, top: torch.Tensor, rows: list[SampleRow], indices: list[int]) -> torch.Tensor:
     """Log weights [num_indices, vocab_size], float32, whose largest is 0: no temperature overflows them."""
     temperatures = torch.tensor([rows[i].sampling.temperature for i in indices], device=logits.device)
+    temperatures.clamp_(min=NUMBERS.tiny)  # less is 0 in float32, or taken for it by some devices
     index = torch.tensor(indices, device=logits.device)
     scaled = (logits[index].float() - top[index, None].float()) / temperatures[:, None]
     min_ps = [rows[i].sampling.min_p for i in indices]

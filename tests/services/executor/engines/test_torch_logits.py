@@ -59,6 +59,18 @@ def test_logits_are_as_the_definitions_say() -> None:
         assert torch.equal(logits, before), "the model's own logits stay"
 
 
+def test_the_ends_of_what_may_be_asked_for_leave_numbers() -> None:
+    """A row without any would end the step of all."""
+    logits = torch.randn(1, VOCAB)
+    logits[0, :2] = torch.tensor([9.0, 0.0])
+    ends = {"presence_penalty": (-2.0, 2.0), "frequency_penalty": (-2.0, 2.0), "repetition_penalty": (5e-324, 10.0)}
+    for name, values in ends.items():
+        for value in (*values, 1e-46, 1e-40, 1e-30):
+            found = adjusted(logits, [row([0, 1], [0, 1, 2], **{name: value})])
+            assert torch.isfinite(found).all(), (name, value)
+    assert sample(logits, [row([0, 1], [], repetition_penalty=1e-46, min_p=1e-46)]) == [0]
+
+
 def test_rows_that_ask_for_nothing_cost_nothing() -> None:
     logits = torch.randn(2, VOCAB)
     assert adjusted(logits, [row([1], []), row([2], [3], temperature=0.0)]) is logits

@@ -52,7 +52,11 @@ def test_greedy_and_top_k_one_are_the_argmax() -> None:
     assert sample(logits, rows(40, temperature=0.0)) == argmax
     assert sample(logits, rows(40, temperature=2.0, top_k=1)) == argmax
     assert sample(logits, rows(40, temperature=2.0, top_p=0.0)) == argmax
-    assert sample(logits, rows(40, temperature=1e-9)) == argmax
+    for temperature in (1e-9, 1e-38, 1e-40, 1e-46, 1e-310):
+        assert sample(logits, rows(40, temperature=temperature)) == argmax
+        assert sample(logits, rows(40, temperature=temperature, top_k=9, top_p=0.5, min_p=0.1)) == argmax
+    for least in (1e-46, 1e-310):
+        assert sample(logits, rows(40, temperature=2.0, top_p=least)) == argmax
 
 
 @pytest.mark.parametrize(
