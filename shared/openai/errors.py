@@ -30,8 +30,10 @@ def decode_body(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
         raise invalid(error) from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise RequestError(f"the request body is not valid JSON: {error}") from error
+    except RecursionError as error:
+        raise RequestError("the request body is nested too deeply") from error
 
 
 def invalid(error: msgspec.ValidationError) -> RequestError:

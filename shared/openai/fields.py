@@ -1,13 +1,14 @@
-"""What OpenAI's requests have in common, and fields that are not served: refused, never silently dropped."""
+"""What OpenAI's requests have in common, and fields that no body has: without effect on an answer, or refused, never
+silently dropped."""
 
-import itertools
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
-from shared.openai.errors import RequestError
+from shared.openai.errors import RequestError, decode_body
 
 FLEX = "flex"  # a single offline request
 DEFAULT = "default"
@@ -15,39 +16,118 @@ ASKED = ("auto", DEFAULT, FLEX, "priority")
 AskedTier = Annotated[str, Meta(extra_json_schema={"enum": list(ASKED)})]
 
 NAME = r"^[A-Za-z0-9_-]{1,64}$(?!\n)"  # of a function or a schema; in Python alone $ is also before a last newline
+MAX_DEPTH = 100  # of a schema, and of a call's arguments
+MAX_SHOWN_NAME = 64  # characters
 
 # OpenAI's limits of what clients attach to their requests.
 Metadata = Annotated[
     dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)
 ]
 
-# Field -> the values that ask for nothing; null always does.
-COMMON_FIELDS: dict[str, tuple[Any, ...]] = {"min_tokens": (0,), "service_tier": ASKED}
-CHAT_FIELDS: dict[str, tuple[Any, ...]] = {
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "modalities": (["text"],),
-    "audio": (),
-    "prediction": (),
-    "web_search_options": (),
+# How prompts are cached, requests are told apart, and when and in what portions answers come.
+IGNORED = (
+    *("prompt_cache_options", "prompt_cache_retention", "chat_id"),  # the last is Open WebUI's
+    *("priority", "request_id", "session_id", "stream_interval", "include_reasoning"),  # vLLM's
+)
+IGNORED_COMPLETION = (*IGNORED, "store", "prompt_cache_key", "safety_identifier")  # a response repeats them
+
+# Service tiers, and vLLM's own fields with what they are by default.
+REFUSED: dict[str, tuple[Any, ...]] = {
+    "service_tier": ASKED,
+    "min_tokens": (0,),
+    "echo": (False,),
+    "use_beam_search": (False,),
+    "length_penalty": (1,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "include_stop_str_in_output": (False,),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
 }
-TEXT_FIELDS: dict[str, tuple[Any, ...]] = {"echo": (False,), "suffix": ("",)}
 
 
-def reject_unsupported(fields: Mapping[str, msgspec.Raw], *tables: Mapping[str, tuple[Any, ...]]) -> None:
-    """Raises RequestError for the first field that is not served with its value. An object's nulls are as absent."""
-    for name, accepted in itertools.chain.from_iterable(table.items() for table in tables):
-        if name in fields:
-            value = msgspec.json.decode(fields[name])
-            if isinstance(value, dict):
-                value = {key: each for key, each in value.items() if each is not None}
-            check_field(name, value, accepted)
+@dataclass(frozen=True)
+class OtherFields:
+    """Of one endpoint, fields that its body has not, and values of some that it has. Null and what is empty ask for
+    nothing; what is in neither table is refused with any other value."""
+
+    ignored: tuple[str, ...]  # without effect on the text
+    refused: Mapping[str, tuple[Any, ...]]  # but for these values, which ask for nothing
+
+
+CHAT_FIELDS = OtherFields(
+    IGNORED_COMPLETION,
+    REFUSED
+    | {
+        "functions": (),
+        "function_call": ("none", "auto"),
+        "modalities": (["text"],),
+        "audio": (),
+        "prediction": (),
+        "web_search_options": (),
+        "moderation": (),
+        "reasoning_effort": ("none",),
+        "verbosity": ("medium",),
+        "add_generation_prompt": (True,),
+        "add_special_tokens": (False,),
+        "continue_final_message": (False,),
+    },
+)
+TEXT_FIELDS = OtherFields(IGNORED_COMPLETION, REFUSED | {"suffix": (), "add_special_tokens": (True,)})
+RESPONSE_FIELDS = OtherFields(
+    (*IGNORED, "max_tool_calls", "stream_options"),
+    REFUSED
+    | {
+        "background": (False,),
+        "conversation": (),
+        "context_management": (),
+        "include": (["reasoning.encrypted_content"],),  # the model has no reasoning to include
+        "moderation": (),
+        "previous_response_id": (),
+        "prompt": (),
+        "reasoning": ({"effort": "none"},),
+        "tools": (),
+        "tool_choice": ("auto", "none"),
+        "top_logprobs": (0,),
+        "truncation": ("disabled",),
+    },
+)
+
+_fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_value_decoder = msgspec.json.Decoder(Any)
+
+
+def read_fields(body: bytes, served: Collection[str], others: OtherFields) -> dict[str, msgspec.Raw]:
+    """All fields of a body by name. Raises RequestError for the first that is neither ``served`` nor without effect,
+    or not with its value."""
+    fields = decode_body(body, _fields_decoder)
+    for name, value in fields.items():
+        if name in others.refused or name not in (*served, *others.ignored):
+            check_field(name, decode_body(value, _value_decoder), others.refused.get(name, ()))
+    return fields
 
 
 def check_field(name: str, value: Any, accepted: tuple[Any, ...]) -> None:
-    """Raises RequestError where the value is neither null nor one of those that are served."""
-    if value is None or any(value == good and isinstance(value, bool) == isinstance(good, bool) for good in accepted):
+    """Raises RequestError where the value is not null, empty, or one of those ``accepted``; an object's nulls are as
+    absent."""
+    if isinstance(value, dict):
+        value = {key: each for key, each in value.items() if each is not None}
+    if value in (None, "", [], {}) or any(
+        value == good and isinstance(value, bool) == isinstance(good, bool) for good in accepted
+    ):
         return
+    name = name[:MAX_SHOWN_NAME]
+    if not accepted:
+        raise RequestError(f"{name} is not supported; leave it out", name, "unsupported_parameter")
     allowed = " or ".join(msgspec.json.encode(good).decode() for good in accepted)
-    hint = f"; leave it out or set it to {allowed}" if accepted else "; leave it out"
-    raise RequestError(f"{name} is not supported with this value{hint}", name, "unsupported_value")
+    hint = f"leave it out or set it to {allowed}"
+    raise RequestError(f"{name} is not supported with this value; {hint}", name, "unsupported_value")
+
+
+def check_depth(name: str, value: Any, levels: int = MAX_DEPTH) -> None:
+    """Raises RequestError where arrays and objects are nested too deeply for those who work on them."""
+    children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    for child in children:
+        if not levels:
+            raise RequestError(f"{name} is nested more than {MAX_DEPTH} levels deep", name)
+        check_depth(name, child, levels - 1)

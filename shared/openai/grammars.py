@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from shared.errors import ModelError
 from shared.openai.errors import RequestError
-from shared.openai.fields import NAME
+from shared.openai.fields import NAME, check_depth
 from shared.openai.tools.calls import ToolUse
 from shared.openai.tools.definitions import FunctionDefinition, Tool
 from shared.text.tokenizer import Tokenizer
@@ -22,7 +22,7 @@ ANY_TEXT = "TEXT: /(.|\\n)*/\n"
 PARAM = "response_format"
 
 
-class JsonSchema(msgspec.Struct):
+class JsonSchema(msgspec.Struct, forbid_unknown_fields=True):
     """A schema with OpenAI's frame. ``strict`` changes nothing: an answer always keeps to it."""
 
     name: Annotated[str, Meta(pattern=NAME)]
@@ -31,7 +31,7 @@ class JsonSchema(msgspec.Struct):
     description: str | None = None
 
 
-class ResponseFormat(msgspec.Struct):
+class ResponseFormat(msgspec.Struct, forbid_unknown_fields=True):
     """What the text of an answer has to be."""
 
     type: Literal["text", "json_object", "json_schema"]
@@ -47,6 +47,7 @@ def grammar_of(asked: ResponseFormat | None, tokenizer: Tokenizer) -> str:
     if asked.type == "json_schema" and asked.json_schema is None:
         raise RequestError("response_format.json_schema is missing", f"{PARAM}.json_schema")
     schema = ANY_OBJECT if asked.json_schema is None or asked.type == "json_object" else asked.json_schema.schema
+    check_depth(PARAM, schema)
     encoded = _encoded(schema, f"{PARAM}: the schema is", PARAM)
     try:
         grammar: str = LLMatcher.grammar_from_json_schema(encoded, overrides=STYLE)

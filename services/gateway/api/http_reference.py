@@ -6,8 +6,7 @@ from typing import Any
 import msgspec
 
 from services.gateway.api.app import make_routes
-from shared.openai.fields import CHAT_FIELDS, COMMON_FIELDS, TEXT_FIELDS
-from shared.openai.responses.requests import UNSERVED_FIELDS
+from shared.openai.fields import CHAT_FIELDS, RESPONSE_FIELDS, TEXT_FIELDS, OtherFields
 
 Schema = Mapping[str, Any]
 
@@ -17,9 +16,11 @@ HEAD = """\
 Every endpoint of a gateway and every shape that it takes and gives, made of the document that a running one serves at
 `/openapi.json`. Keys, limits and sizes are in [The gateway's protection](gateway.md).
 
-Fields that are not listed are ignored. Every answer carries `x-request-id`. From status 400 up the body is an
+Fields of a completion or response that are not listed are refused ([Other fields](#other-fields)); elsewhere, and
+within messages, they are ignored. Every answer carries `x-request-id`. From status 400 up the body is an
 [ErrorAnswer](#erroranswer).
 """
+OTHER_FIELDS = {"chat": CHAT_FIELDS, "text": TEXT_FIELDS, "responses": RESPONSE_FIELDS}
 BOUNDS = {
     "minimum": "at least {}",
     "exclusiveMinimum": "over {}",
@@ -43,7 +44,7 @@ def http_reference() -> Iterator[str]:
                 tag = operation["tags"][0]
                 yield f"## {tag.capitalize()}\n"
             yield from _operation(f"{method.upper()} {path}", operation)
-    yield from _refused_fields()
+    yield from _other_fields()
     yield "## Shapes\n"
     for name, schema in document["components"]["schemas"].items():
         yield f"### {name}\n"
@@ -69,19 +70,29 @@ def _operation(title: str, operation: Schema) -> Iterator[str]:
     yield f"Answer: {_content(operation['responses']['200']['content'])}\n"
 
 
-def _refused_fields() -> Iterator[str]:
-    yield "## Fields that are not served\n"
+def _other_fields() -> Iterator[str]:
+    yield "## Other fields\n"
     yield (
-        "A completion or response that asks for one of these is refused with 400, code `unsupported_value`. "
-        "Null is as absent.\n"
+        "What a completion or response may hold beside the fields of its shape. Some have no effect on the text, and "
+        "are taken with any value. All others are refused with 400, also those that nobody knows, unless they ask for "
+        "nothing: null, what is empty, and what the table names are accepted. The code is `unsupported_value` where "
+        "the table names a value, else `unsupported_parameter`.\n"
     )
     yield "| field | of | accepted |\n| --- | --- | --- |"
-    kinds = {"chat and text": COMMON_FIELDS, "chat": CHAT_FIELDS, "text": TEXT_FIELDS, "responses": UNSERVED_FIELDS}
-    for kind, fields in kinds.items():
-        for name, accepted in fields.items():
-            values = " or ".join(f"`{msgspec.json.encode(value).decode()}`" for value in accepted)
-            yield f"| `{name}` | {kind} | {values} |"
+    rows: dict[tuple[str, str], list[str]] = {}
+    for kind, fields in OTHER_FIELDS.items():
+        for name, accepted in _accepted(fields):
+            rows.setdefault((name, accepted), []).append(kind)
+    for (name, accepted), kinds in rows.items():
+        yield f"| `{name}` | {', '.join(kinds)} | {accepted} |"
     yield ""
+
+
+def _accepted(fields: OtherFields) -> Iterator[tuple[str, str]]:
+    """In words, by the field's name."""
+    yield from ((name, "anything, without effect") for name in fields.ignored)
+    for name, values in fields.refused.items():
+        yield name, " or ".join(f"`{msgspec.json.encode(value).decode()}`" for value in values)
 
 
 def _fields(schema: Schema) -> Iterator[str]:

@@ -16,6 +16,7 @@ from shared.errors import SlackwaterError
 from shared.openai.completions.requests import CompletionRequest, ServedModel, parse_completion
 from shared.openai.errors import RequestError
 from shared.protocol.batches import BatchRecord, LineError
+from shared.protocol.codec import encode
 from shared.protocol.offline import OfflineRequest, OfflineResult
 from shared.protocol.requests import GenerateRequest
 from shared.scheduling.request import Kind
@@ -27,7 +28,7 @@ MAX_LINES = 50_000  # OpenAI's limit
 MAX_LINE_BYTES = 8 * 1024 * 1024
 MAX_CUSTOM_ID_LENGTH = 512  # characters
 MAX_LOGPROBS = 400_000  # of one result, about 6 MB
-BIAS_BYTES = 15  # of one token's, as it is encoded
+USUAL_SAMPLING_BYTES = 256  # encoded; a waiting request is counted with as many
 MAX_ERRORS = 100  # a batch's record is one KV value; more errors of one file say little
 MISSING = "missing_required_parameter"
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -152,7 +153,7 @@ def _described(line: int, custom_id: str, completion: CompletionRequest) -> Batc
     """Without what no result needs."""
     sampling = completion.sampling
     kept = msgspec.structs.replace(sampling, grammar="", logit_bias=())
-    num_bytes = len(sampling.grammar) + BIAS_BYTES * len(sampling.logit_bias)
+    num_bytes = max(0, len(encode(sampling)) - USUAL_SAMPLING_BYTES)
     return BatchLine(line, custom_id, len(completion.prompt_token_ids), kept, completion.tools, num_bytes)
 
 

@@ -30,7 +30,7 @@ class BatchLine(msgspec.Struct, frozen=True, array_like=True):
     num_prompt_tokens: int = 0
     sampling: SamplingParams | None = None  # None where the request failed while it was read
     tools: ToolUse | None = None  # whose calls are to be found in its output
-    num_sampling_bytes: int = 0  # of what the request has and ``sampling`` has not: grammar and biases
+    num_sampling_bytes: int = 0  # of what the request is sampled by, beyond the usual: a grammar, biases, stops
 
 
 _decoder = msgspec.json.Decoder(BatchLine)

@@ -15,6 +15,7 @@ MAX_CHOICES = 8
 MAX_REPETITION_PENALTY = 10.0
 MAX_STOP_STRINGS = 4
 MAX_STOP_STRING_LENGTH = 512  # characters; streams hold back as many
+MAX_STOP_TOKEN_IDS = 1024
 MAX_BIASES = 1024
 
 Count = Annotated[int, Meta(ge=1)]
@@ -55,7 +56,7 @@ class CompletionBody(CommonBody, kw_only=True):
     logit_bias: Annotated[dict[TokenId, Bias], Meta(max_length=MAX_BIASES)] | None = None
     response_format: ResponseFormat | None = None
     stop: StopString | Annotated[list[StopString], Meta(max_length=MAX_STOP_STRINGS)] | None = None
-    stop_token_ids: list[TokenId] | None = None
+    stop_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_STOP_TOKEN_IDS)] | None = None
     stream_options: StreamOptions | None = None
 
 

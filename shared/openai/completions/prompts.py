@@ -38,6 +38,8 @@ class Message(msgspec.Struct):
     content: str | list[ContentPart] | None = None
     tool_calls: list[MessageToolCall] | None = None
     tool_call_id: str | None = None
+    function_call: None = None  # OpenAI's older tool call, and an answer that was spoken: not served
+    audio: None = None
 
 
 def chat_prompt(messages: list[Message] | None, tokenizer: Tokenizer, tools: list[Tool] | None = None) -> list[int]:

@@ -11,7 +11,7 @@ from shared.errors import ChatTemplateError
 from shared.openai.completions.bodies import ChatCompletionBody, TextCompletionBody
 from shared.openai.completions.prompts import chat_prompt, text_prompt
 from shared.openai.errors import RequestError, decode_body
-from shared.openai.fields import CHAT_FIELDS, COMMON_FIELDS, DEFAULT, FLEX, TEXT_FIELDS, reject_unsupported
+from shared.openai.fields import CHAT_FIELDS, DEFAULT, FLEX, TEXT_FIELDS, OtherFields, read_fields
 from shared.openai.grammars import calls_grammar, grammar_of
 from shared.openai.shown_text import asked_of_chat
 from shared.openai.tools.calls import ToolUse
@@ -70,14 +70,14 @@ _decoders: dict[str, msgspec.json.Decoder[Any]] = {
     CHAT: msgspec.json.Decoder(ChatCompletionBody),
     TEXT: msgspec.json.Decoder(TextCompletionBody),
 }
-_fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_other_fields: dict[str, OtherFields] = {CHAT: CHAT_FIELDS, TEXT: TEXT_FIELDS}
 
 
 def parse_completion(endpoint: str, body: bytes, tokenizer: Tokenizer, model: ServedModel) -> CompletionRequest:
-    """Of one of ENDPOINTS. Unknown fields are ignored, known but unsupported ones refused. Raises RequestError."""
+    """Of one of ENDPOINTS. Raises RequestError."""
     fields = decode_body(body, _decoders[endpoint])
     model.check(fields.model)
-    reject_unsupported(_fields_decoder.decode(body), COMMON_FIELDS, CHAT_FIELDS if endpoint == CHAT else TEXT_FIELDS)
+    read_fields(body, fields.__struct_fields__, _other_fields[endpoint])
     stream = fields.stream or False
     if fields.stream_options is not None and not stream:
         raise RequestError("stream_options is only allowed when stream is true", "stream_options")

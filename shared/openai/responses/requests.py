@@ -10,31 +10,15 @@ from shared.openai.completions.bodies import CommonBody
 from shared.openai.completions.prompts import ContentPart, content_text
 from shared.openai.completions.requests import CHAT, CompletionRequest, ServedModel, parse_completion
 from shared.openai.errors import RequestError, decode_body
-from shared.openai.fields import check_field, reject_unsupported
+from shared.openai.fields import RESPONSE_FIELDS, check_depth, check_field, read_fields
 from shared.text.tokenizer import Tokenizer
 
 RESPONSES = "/v1/responses"
 
 NOT_STORED = "responses are not stored here; send the whole conversation as input"
 STORED_FIELDS = ("previous_response_id", "conversation")
-NULL = msgspec.Raw(b"null")
 PLAIN = {"type": "text"}
 TEXT_PARTS = ("input_text", "output_text", "text")
-# Field -> the values that ask for nothing; null always does.
-UNSERVED_FIELDS: dict[str, tuple[Any, ...]] = {
-    "background": (False,),
-    "conversation": (),
-    "context_management": ([],),
-    "include": ([], ["reasoning.encrypted_content"]),  # the model has no reasoning to include
-    "moderation": (),
-    "previous_response_id": (),
-    "prompt": (),
-    "reasoning": ({}, {"effort": "none"}),
-    "tools": ([],),
-    "tool_choice": ("auto", "none"),
-    "top_logprobs": (0,),
-    "truncation": ("disabled",),
-}
 RENAMED = {
     "max_completion_tokens": "max_output_tokens",
     "response_format.json_schema": "text.format",
@@ -87,15 +71,13 @@ class ResponseRequest(msgspec.Struct, frozen=True):
 
 
 _decoder = msgspec.json.Decoder(ResponseBody)
-_fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _encoder = msgspec.json.Encoder()
 
 
 def parse_response(body: bytes, tokenizer: Tokenizer, model: ServedModel) -> ResponseRequest:
     """As ``parse_completion``. Raises RequestError, with the names that the client used."""
     fields = decode_body(body, _decoder)
-    raw = _fields_decoder.decode(body)
-    _check_supported(fields, raw)
+    raw = _supported_fields(body, fields)
     asked: dict[str, Any] = {name: raw[name] for name in CommonBody.__struct_fields__ if name in raw}
     asked["messages"] = _chat_messages(fields.input, fields.instructions)
     if fields.max_output_tokens is not None:
@@ -109,13 +91,17 @@ def parse_response(body: bytes, tokenizer: Tokenizer, model: ServedModel) -> Res
     return ResponseRequest(completion, fields)
 
 
-def _check_supported(fields: ResponseBody, raw: dict[str, msgspec.Raw]) -> None:
-    for name in STORED_FIELDS:
-        if raw.get(name, NULL) != NULL:
-            raise RequestError(f"{name} is not supported: {NOT_STORED}", name, "unsupported_parameter")
-    reject_unsupported(raw, UNSERVED_FIELDS)
+def _supported_fields(body: bytes, fields: ResponseBody) -> dict[str, msgspec.Raw]:
+    try:
+        raw = read_fields(body, fields.__struct_fields__, RESPONSE_FIELDS)
+    except RequestError as error:
+        if error.param not in STORED_FIELDS:
+            raise
+        raise RequestError(f"{error.param} is not supported: {NOT_STORED}", error.param, error.code) from error
     if fields.text is not None:
         check_field("text.verbosity", fields.text.verbosity, ("medium",))
+        check_depth("text.format", fields.text.format)
+    return raw
 
 
 def _chat_messages(input: str | list[InputItem] | None, instructions: str | None) -> list[dict[str, Any]]:

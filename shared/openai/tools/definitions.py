@@ -7,7 +7,7 @@ import msgspec
 from msgspec import Meta
 
 from shared.openai.errors import RequestError
-from shared.openai.fields import NAME
+from shared.openai.fields import NAME, check_depth
 from shared.openai.tools.calls import CalledFunction, ToolUse
 from shared.protocol.sampling import FinishReason
 from shared.text.tool_format import ToolFormat
@@ -70,6 +70,7 @@ def tool_use(
         if tool.type != "function" or tool.function is None:
             message = f"a tool of type {tool.type!r} is not supported; only functions are"
             raise RequestError(message, f"tools[{index}].type", "unsupported_value")
+        check_depth(f"tools[{index}].function.parameters", tool.function.parameters)
     if len(tools) > MAX_TOOLS:
         raise RequestError(f"there are {len(tools)} tools; at most {MAX_TOOLS} are allowed", "tools")
     if format is None:
@@ -104,11 +105,12 @@ def template_calls(where: str, calls: list[MessageToolCall]) -> list[dict[str, A
     """As chat templates expect them: arguments as an object. Raises RequestError."""
     called = []
     for index, call in enumerate(calls):
+        param = f"{where}[{index}].function.arguments"
         try:
             arguments = msgspec.json.decode(call.function.arguments, type=dict[str, Any])
         except (msgspec.DecodeError, RecursionError) as error:
-            message, param = f"the arguments are not a JSON object: {error}", f"{where}[{index}].function.arguments"
-            raise RequestError(message, param) from error
+            raise RequestError(f"the arguments are not a JSON object: {error}", param) from error
+        check_depth(param, arguments)
         function = {"name": call.function.name, "arguments": arguments}
         called.append({"id": call.id, "type": "function", "function": function})
     return called

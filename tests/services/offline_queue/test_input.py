@@ -14,6 +14,7 @@ from services.offline_queue.batches.input import (
     MAX_ERRORS,
     MAX_LINE_BYTES,
     MAX_LINES,
+    USUAL_SAMPLING_BYTES,
     BatchInput,
     ParsedLines,
 )
@@ -22,6 +23,7 @@ from services.offline_queue.batches.results import MAX_MESSAGE_LENGTH
 from shared.bus import Bus
 from shared.openai.completions.requests import CHAT, TEXT
 from shared.protocol.batches import BatchRecord
+from shared.protocol.codec import encode
 from shared.protocol.sampling import FinishReason
 from tests.services.offline_queue.batch_desk import MODEL, TOKENIZER, Desk, ManualClock, as_jsonl, chat_line
 
@@ -106,6 +108,9 @@ FAILING: list[tuple[dict[str, Any], str | None]] = [
     ({"n": 9}, "n"),
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
     ({"stream_options": {"include_usage": True}}, "stream_options"),
+    ({"structured_outputs": {"choice": ["a"]}}, "structured_outputs"),
+    ({"temprature": 0}, "temprature"),
+    ({"stop_token_ids": [5] * 1_000_000}, "stop_token_ids"),
 ]
 
 
@@ -119,6 +124,19 @@ def test_a_line_that_fails_alone(body: dict[str, Any], param: str | None) -> Non
     assert error["body"]["error"]["param"] == param
     assert [(line.line, line.custom_id) for line in parsed.lines] == [(1, "bad"), (2, "good")]
     assert parsed.errors == []
+
+
+def test_what_is_large_beside_a_prompt_is_counted() -> None:
+    large = [
+        {"stop_token_ids": list(range(1024))},
+        {"stop": ["€" * 512] * 4},
+        {"logit_bias": {str(token_id): 1.5 for token_id in range(1024)}},
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"enum": ["x" * 9000]}}}},
+    ]
+    parsed = parse(GOOD, *(json.dumps(chat_line(str(n), body=body)).encode() for n, body in enumerate(large)))
+    sizes = [len(encode(request.request.sampling)) for request in parsed.requests]
+    counted = [line.num_sampling_bytes + USUAL_SAMPLING_BYTES for line in parsed.lines]
+    assert len(counted) == 5 and counted[1:] == sizes[1:] and counted[0] >= sizes[0]
 
 
 def test_a_long_message_is_cut() -> None:

@@ -13,6 +13,37 @@ from shared.text.tokenizer import Tokenizer
 TOKENIZER = Tokenizer.from_folder(prepare(DEFAULT_MODEL, default_cache_dir(), lambda line: None))
 MODEL = ServedModel("tiny", 256)
 MESSAGES = [{"role": "user", "content": "Hello"}]
+PARAMETERS, OLD_CALL = "tools[0].function.parameters", "messages[0].function_call"
+ARGUMENTS = "messages[0].tool_calls[0].function.arguments"
+VLLM_FIELDS: dict[str, Any] = {  # and one that nobody knows
+    "structured_outputs": {"choice": ["a"]},
+    "guided_json": {"type": "object"},
+    "guided_regex": "a+",
+    "bad_words": ["a"],
+    "allowed_token_ids": [5],
+    "prompt_logprobs": 0,
+    "chat_template_kwargs": {"enable_thinking": False},
+    "continue_final_message": True,
+    "skip_special_tokens": False,
+    "min_tokens": 5,
+    "echo": True,
+    "cache_salt": "s",
+    "temprature": 0,
+    "extra_body": {"top_k": 5},
+}
+
+
+def nested(depth: int) -> dict[str, Any]:
+    """A schema of arrays of arrays."""
+    schema: dict[str, Any] = {}
+    for _ in range(depth):
+        schema = {"items": schema}
+    return schema
+
+
+def call(arguments: dict[str, Any]) -> dict[str, Any]:
+    text = msgspec.json.encode(arguments).decode()
+    return {"id": "c", "type": "function", "function": {"name": "f", "arguments": text}}
 
 
 def parse(endpoint: str, **fields: Any) -> CompletionRequest:
@@ -140,13 +171,34 @@ def test_max_completion_tokens_goes_before_max_tokens() -> None:
     ("endpoint", "harmless"),
     [
         (CHAT, {"n": 1, "logprobs": False, "top_logprobs": 0, "tools": [], "logit_bias": {}, "presence_penalty": 0}),
-        (CHAT, {"response_format": {"type": "text"}, "tool_choice": "none", "service_tier": "auto", "unknown": [1]}),
+        (CHAT, {"response_format": {"type": "text"}, "tool_choice": "none", "service_tier": "auto", "unknown": []}),
         (CHAT, {"modalities": ["text"], "frequency_penalty": 0.0, "parallel_tool_calls": True, "store": False}),
-        (TEXT, {"n": 1, "best_of": 1, "echo": False, "suffix": "", "unknown": {"a": {"b": None}}}),
+        (TEXT, {"n": 1, "best_of": 1, "echo": False, "suffix": "", "unknown": {"a": None}}),
+        (CHAT, {"reasoning_effort": "none", "verbosity": "medium", "functions": [], "prediction": None, "store": True}),
+        (CHAT, {"prompt_cache_key": "k", "safety_identifier": "s", "priority": 3, "request_id": "r"}),
+        (CHAT, {"continue_final_message": False, "add_generation_prompt": True, "add_special_tokens": False}),
+        (TEXT, {"add_special_tokens": True, "use_beam_search": False, "length_penalty": 1.0, "min_tokens": 0}),
+        *((endpoint, dict.fromkeys(VLLM_FIELDS)) for endpoint in ENDPOINTS),
+        *((endpoint, {"stop_token_ids": [], "bad_words": [], "ignore_eos": False}) for endpoint in ENDPOINTS),
     ],
 )
 def test_fields_that_ask_for_nothing_are_accepted(endpoint: str, harmless: dict[str, Any]) -> None:
     assert parse(endpoint, seed=1, **harmless) == parse(endpoint, seed=1)
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS)
+@pytest.mark.parametrize(("name", "value"), VLLM_FIELDS.items())
+def test_what_is_not_served_is_refused_by_its_name(endpoint: str, name: str, value: Any) -> None:
+    with pytest.raises(RequestError, match=name) as raised:
+        parse(endpoint, **{name: value})
+    assert (raised.value.status, raised.value.param) == (400, name)
+    assert raised.value.code in ("unsupported_parameter", "unsupported_value")
+
+
+def test_a_name_is_shown_in_part_where_it_is_long() -> None:
+    with pytest.raises(RequestError) as raised:
+        parse(CHAT, **{"x" * 100_000: 1})
+    assert len(raised.value.message) < 200 and len(raised.value.param or "") < 200
 
 
 BAD_FIELDS: list[tuple[str, dict[str, Any], str | None]] = [
@@ -164,6 +216,7 @@ BAD_FIELDS: list[tuple[str, dict[str, Any], str | None]] = [
     (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]"),
     (CHAT, {"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0]"),
     (CHAT, {"messages": [{"role": "user", "content": "word " * 300}]}, "messages"),
+    (CHAT, {"messages": [{"role": "assistant", "content": "", "function_call": {"name": "f"}}]}, OLD_CALL),
     (CHAT, {"max_completion_tokens": 0}, "max_completion_tokens"),
     (CHAT, {"max_completion_tokens": 256}, "max_completion_tokens"),
     (CHAT, {"logprobs": 2}, "logprobs"),
@@ -176,6 +229,14 @@ BAD_FIELDS: list[tuple[str, dict[str, Any], str | None]] = [
     (CHAT, {"response_format": "json"}, "response_format"),
     (CHAT, {"response_format": {}}, "response_format.type"),
     (CHAT, {"response_format": {"type": "xml"}}, "response_format.type"),
+    (CHAT, {"response_format": {"type": "json_object", "schema": {"type": "object"}}}, "response_format"),
+    (CHAT, {"response_format": json_schema(nested(700))}, "response_format"),
+    (CHAT, {"tools": [{"type": "function", "function": {"name": "f", "parameters": nested(700)}}]}, PARAMETERS),
+    (CHAT, {"messages": [{"role": "assistant", "tool_calls": [call(nested(700))]}]}, ARGUMENTS),
+    (CHAT, {"tool_choice": nested(700)}, "tool_choice"),
+    (TEXT, {"prompt": nested(700)}, "prompt"),
+    (TEXT, {"metadata": nested(700)}, "metadata"),
+    (TEXT, {"unknown": nested(700)}, "unknown"),
     (CHAT, {"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
     (CHAT, {"response_format": json_schema({}, name="")}, "response_format.json_schema.name"),
     (CHAT, {"response_format": json_schema({}, name="a b")}, "response_format.json_schema.name"),
@@ -221,6 +282,7 @@ BAD_FIELDS: list[tuple[str, dict[str, Any], str | None]] = [
     (TEXT, {"stop": [1]}, "stop[0]"),
     (TEXT, {"stop_token_ids": [-1]}, "stop_token_ids[0]"),
     (TEXT, {"stop_token_ids": [TOKENIZER.vocab_size]}, "stop_token_ids"),
+    (TEXT, {"stop_token_ids": [5] * 1025}, "stop_token_ids"),
     (TEXT, {"ignore_eos": "yes"}, "ignore_eos"),
     (TEXT, {"stream": 1}, "stream"),
     (TEXT, {"stream_options": {"include_usage": True}}, "stream_options"),
@@ -266,7 +328,14 @@ def test_a_bad_field_is_named(endpoint: str, fields: dict[str, Any], param: str 
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS)
 @pytest.mark.parametrize(
-    "body", [b"", b"{", b"[]", b'"text"', b"null", b"\xff\xfe", b'{"model": "\xff"}', b'{"x":' + b"[" * 100_000]
+    "body",
+    [
+        *(b"", b"{", b"[]", b'"text"', b"null", b"\xff\xfe", b'{"model": "\xff"}', b'{"x":' + b"[" * 100_000),
+        b'{"tools": [{"type": "f", "function": {"name": "f", "parameters": '
+        + b'{"a":' * 10_000
+        + b"}" * 10_003
+        + b"]}",
+    ],
 )
 def test_a_body_that_is_no_json_object_is_refused(endpoint: str, body: bytes) -> None:
     with pytest.raises(RequestError, match="request body") as raised:

@@ -15,6 +15,14 @@ TOKENIZER = Tokenizer.from_folder(prepare(DEFAULT_MODEL, default_cache_dir(), la
 MODEL = ServedModel("tiny", 256)
 
 
+def nested(depth: int) -> dict[str, Any]:
+    """A schema of arrays of arrays."""
+    schema: dict[str, Any] = {}
+    for _ in range(depth):
+        schema = {"items": schema}
+    return schema
+
+
 def parse(**fields: Any) -> ResponseRequest:
     body = {"model": "tiny", "input": "Hello"} | fields
     present = {name: value for name, value in body.items() if value is not msgspec.UNSET}
@@ -51,7 +59,8 @@ def test_a_text_is_one_message_of_the_user() -> None:
 @pytest.mark.parametrize(
     "harmless",
     [
-        {"store": False, "background": False, "truncation": "disabled", "include": [], "tools": [], "unknown": 1},
+        {"store": False, "background": False, "truncation": "disabled", "include": [], "tools": [], "unknown": None},
+        {"max_tool_calls": 5, "stream_options": {"include_obfuscation": False}, "prompt_cache_retention": "24h"},
         {"store": True, "reasoning": {"effort": None}, "text": {"format": {"type": "text"}}, "tool_choice": "auto"},
         {"previous_response_id": None, "conversation": None, "text": None, "reasoning": None, "metadata": None},
     ],
@@ -95,7 +104,9 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"include": ["message.output_text.logprobs"]}, "include"),
     ({"reasoning": {"effort": "high"}}, "reasoning"),
     ({"tools": [{"type": "web_search"}]}, "tools"),
+    *(({name: 1}, name) for name in ("stop", "logit_bias", "presence_penalty", "guided_json", "temprature")),
     ({"text": {"verbosity": "low"}}, "text.verbosity"),
+    ({"text": {"format": {"type": "json_schema", "name": "a", "schema": nested(700)}}}, "text.format"),
     ({"text": {"format": {"type": "poem"}}}, "text.format.type"),
     ({"text": {"format": {"type": "json_schema", "schema": {}}}}, "text.format.name"),
     ({"text": {"format": {"type": "json_schema", "name": "a", "schema": {"type": "banana"}}}}, "text.format"),

@@ -144,3 +144,14 @@ def test_parameters_that_cannot_be_kept_to_are_refused(rig: GatewayRig) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
         rig.openai.chat.completions.create(model=MODEL, messages=[USER], tools=[unkept], tool_choice="required")  # type: ignore[list-item]
     assert (refused.value.param, refused.value.code) == ("tools", "unsupported_value")
+
+
+@pytest.mark.parametrize("is_strict", [True, False])
+def test_parameters_that_are_nested_too_deeply_are_refused(rig: GatewayRig, is_strict: bool) -> None:
+    function = {"name": "f", "strict": is_strict, "parameters": {"items": 0}}
+    body = {"model": MODEL, "messages": [USER], "tools": [{"type": "function", "function": function}]}
+    nested = '{"items": ' * 700 + "{}" + "}" * 700
+    refused = rig.http.post(CHAT, content=json.dumps(body).replace('{"items": 0}', nested).encode())
+    error = refused.json()["error"]
+    assert (refused.status_code, error["param"]) == (400, "tools[0].function.parameters")
+    assert "deep" in error["message"]
