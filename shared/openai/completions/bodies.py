@@ -15,7 +15,7 @@ MAX_CHOICES = 8
 MAX_REPETITION_PENALTY = 10.0
 MAX_STOP_STRINGS = 4
 MAX_STOP_STRING_LENGTH = 512  # characters; streams hold back as many
-MAX_STOP_TOKEN_IDS = 1024
+MAX_STOP_TOKEN_IDS = 128  # each new token is looked for among them
 MAX_BIASES = 1024
 
 Count = Annotated[int, Meta(ge=1)]

@@ -128,7 +128,7 @@ def test_a_line_that_fails_alone(body: dict[str, Any], param: str | None) -> Non
 
 def test_what_is_large_beside_a_prompt_is_counted() -> None:
     large = [
-        {"stop_token_ids": list(range(1024))},
+        {"stop_token_ids": list(range(20_000, 20_128))},
         {"stop": ["€" * 512] * 4},
         {"logit_bias": {str(token_id): 1.5 for token_id in range(1024)}},
         {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"enum": ["x" * 9000]}}}},

@@ -282,7 +282,7 @@ BAD_FIELDS: list[tuple[str, dict[str, Any], str | None]] = [
     (TEXT, {"stop": [1]}, "stop[0]"),
     (TEXT, {"stop_token_ids": [-1]}, "stop_token_ids[0]"),
     (TEXT, {"stop_token_ids": [TOKENIZER.vocab_size]}, "stop_token_ids"),
-    (TEXT, {"stop_token_ids": [5] * 1025}, "stop_token_ids"),
+    (TEXT, {"stop_token_ids": [5] * 129}, "stop_token_ids"),
     (TEXT, {"ignore_eos": "yes"}, "ignore_eos"),
     (TEXT, {"stream": 1}, "stream"),
     (TEXT, {"stream_options": {"include_usage": True}}, "stream_options"),
