@@ -9,6 +9,8 @@ from shared.errors import SlackwaterError
 
 T = TypeVar("T")
 
+MAX_MESSAGE_LENGTH = 2000  # characters; messages quote what the client sent
+
 _PATH = re.compile(r" - at (`key` in )?`\$\.?(?P<path>[^`]*?)(\[\.\.\.\])?`$")
 _MISSING = re.compile(r"object missing required field `(?P<field>[^`]+)`")
 
@@ -17,8 +19,8 @@ class RequestError(SlackwaterError):
     """A request cannot be served as it is. ``param`` names the field at fault; ``status`` is an HTTP status."""
 
     def __init__(self, message: str, param: str | None = None, code: str | None = None, status: int = 400) -> None:
-        super().__init__(message)
-        self.message = message
+        self.message = message[:MAX_MESSAGE_LENGTH]
+        super().__init__(self.message)
         self.param = param
         self.code = code
         self.status = status

@@ -7,7 +7,7 @@ import msgspec
 from services.offline_queue.batches.lines import BatchLine
 from shared.openai.completions.answers import AnswerHead, Choice, CompletionUsage, completion_body
 from shared.openai.completions.requests import CHAT
-from shared.openai.errors import RequestError
+from shared.openai.errors import MAX_MESSAGE_LENGTH, RequestError
 from shared.openai.objects import error_body
 from shared.openai.shown_text import LogprobsShape
 from shared.protocol.batches import BatchRecord
@@ -20,7 +20,6 @@ UNFINISHED = {
     "cancelled": ("batch_cancelled", "This request was not executed because the batch was cancelled."),
 }
 LOST = ("server_error", "The result of this request is not in the store.")
-MAX_MESSAGE_LENGTH = 2000  # characters; messages quote what the client sent
 
 _encoder = msgspec.json.Encoder()
 
@@ -38,7 +37,7 @@ _failed_decoder = msgspec.json.Decoder(FailedResponse)
 def failed_result(request_id: str, error: RequestError) -> OfflineResult:
     """The result of a request that cannot be served."""
     kind = "invalid_request_error" if error.status < 500 else "server_error"
-    body = error_body(error.message[:MAX_MESSAGE_LENGTH], kind, error.param, error.code)
+    body = error_body(error.message, kind, error.param, error.code)
     failed = FailedResponse(error.status, body)
     return OfflineResult(request_id, [], FinishReason.ERROR, error=_encoder.encode(failed).decode())
 

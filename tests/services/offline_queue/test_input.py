@@ -19,9 +19,9 @@ from services.offline_queue.batches.input import (
     ParsedLines,
 )
 from services.offline_queue.batches.lines import split_lines
-from services.offline_queue.batches.results import MAX_MESSAGE_LENGTH
 from shared.bus import Bus
 from shared.openai.completions.requests import CHAT, TEXT
+from shared.openai.errors import MAX_MESSAGE_LENGTH
 from shared.protocol.batches import BatchRecord
 from shared.protocol.codec import encode
 from shared.protocol.sampling import FinishReason
@@ -143,6 +143,8 @@ def test_a_long_message_is_cut() -> None:
     role = "x" * 100_000
     (failure,) = parse(json.dumps(chat_line("a", body={"messages": [{"role": role, "content": ""}]})).encode()).failures
     assert len(json.loads(failure.error)["body"]["error"]["message"]) == MAX_MESSAGE_LENGTH
+    (error,) = parse(json.dumps(chat_line("a", body={"model": "x" * 100_000})).encode()).errors
+    assert len(error.message) == MAX_MESSAGE_LENGTH
 
 
 def test_a_custom_id_is_used_once() -> None:
