@@ -22,6 +22,7 @@ from loadgen.report.table import print_report
 from loadgen.stopping import run_until_signalled
 from shared.client_key import client_key
 from shared.json_text import json_text
+from shared.process.file_limit import raise_file_limit
 from shared.settings.command_options import with_option_groups
 
 EXIT_NOTHING_DONE = 1
@@ -83,15 +84,6 @@ async def run_replay(
             runner = Replay(plan, client, progress)
             stopped_by = await run_until_signalled(runner.prepare_and_run())
         return runner.report(stopped_by is not None) if runner.started else None, stopped_by
-
-
-def raise_file_limit() -> None:
-    """Each request under way holds a socket: allow as many as the system does."""
-    with contextlib.suppress(ImportError, OSError, ValueError):
-        import resource
-
-        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def write_report(report: Report, json_file: str | None) -> None:

@@ -45,7 +45,7 @@ class Client:
         wanted = {"model": self.model, "prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True, "temperature": 0}
         body = json.dumps({**wanted, "stream": True, "stream_options": {"include_usage": True}}).encode()
         head = (
-            "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             f"Content-Length: {len(body)}\r\n\r\n"
         ).encode()
         start = time.perf_counter()

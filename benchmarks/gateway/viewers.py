@@ -15,7 +15,7 @@ from benchmarks.gateway.frontend import front_end
 from benchmarks.harness.command import Results, Row, benchmark
 from benchmarks.harness.stack import MIB, Stack, usage_of
 
-REQUEST = b"GET /dashboard/events HTTP/1.1\r\nHost: x\r\n\r\n"
+REQUEST = b"GET /dashboard/events HTTP/1.1\r\nHost: localhost\r\n\r\n"
 SETTLE_S = 3.0  # until the first event, which has the whole history, is with everybody
 VIEWERS = [0, 1, 100]
 

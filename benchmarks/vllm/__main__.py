@@ -16,10 +16,11 @@ from benchmarks.vllm.result import NAME, PAGE, result_of
 from benchmarks.vllm.run_store import RunStore
 from benchmarks.vllm.servers import SYSTEMS
 from benchmarks.vllm.workload import Setting, Workload
-from loadgen.cli import errors_as_lines, is_shown, raise_file_limit
+from loadgen.cli import errors_as_lines, is_shown
 from loadgen.errors import WorkloadError
 from loadgen.options import ProgressOption
 from loadgen.stopping import run_until_signalled
+from shared.process.file_limit import raise_file_limit
 from shared.settings.command_options import with_option_groups
 
 DEFAULT_LOADS = (20.0, 50.0, 80.0)

@@ -14,12 +14,11 @@ from services.gateway.live.registry import LiveExecutor
 from services.gateway.settings import GatewaySettings
 from shared.bus import Bus
 from shared.clock import Clock
+from shared.process.file_limit import raise_file_limit
 from shared.process.service import Details, Service
 from shared.process.telemetry import reading
 from shared.protocol.executors import ExecutorCounters
 from shared.watch.probe import executor_probe
-
-DRAIN_S = 10
 
 
 class GatewayService(Service):
@@ -41,8 +40,8 @@ class GatewayService(Service):
         for each in (context.keys, context.registry, context.tracker, context.flex):
             await each.start()
         await self._bus.flush()
-        app = create_app(context)
-        self._http = HttpServer(app, settings.host, settings.port, DRAIN_S, settings.write_timeout_s)
+        raise_file_limit()
+        self._http = HttpServer(create_app(context), settings)
         observe(context.telemetry.meter, context, self._http)
         await self._http.start()
 
@@ -57,9 +56,14 @@ class GatewayService(Service):
                 await self._http.serve()
             finally:
                 context.dashboard.close()
-                await self._http.drain()
+                await self._http.drain(self._end_answers)
                 for task in following:
                     task.cancel()
+
+    async def _end_answers(self) -> None:
+        """Each says so to its client: a stream with an error as its last event."""
+        for tracker in (self._context.tracker, self._context.flex):
+            await tracker.fail_all("the gateway is shutting down; send the request again")
 
     async def stop(self) -> None:
         self._context.telemetry.close()
@@ -94,7 +98,8 @@ def observe(meter: Meter, context: Context, http: HttpServer) -> None:
     }
     for name, count in counts.items():
         meter.create_observable_gauge(f"slackwater.{name}", [reading(count)])
-    meter.create_observable_counter("slackwater.http.stalled", [reading(lambda: http.num_stalled)])
+    meter.create_observable_counter("slackwater.http.stalled", [reading(lambda: http.clients.num_stalled)])
+    meter.create_observable_counter("slackwater.http.refused_connections", [reading(lambda: http.clients.num_refused)])
 
     def each(read: Callable[[LiveExecutor], float]) -> list[Callable[[CallbackOptions], Iterable[Observation]]]:
         live = context.registry.live

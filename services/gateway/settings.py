@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from shared.errors import ConfigError
 from shared.protocol.api_keys import ApiKeyRecord, hash_api_key, key_hint
-from shared.settings.setting import SECRET, LogLevel, NatsUrl, choices
+from shared.settings.setting import LIST, SECRET, SEPARATOR, LogLevel, NatsUrl, choices
 
 MIN_KEY_LENGTH = 32  # of a key that an operator chose
 
@@ -35,6 +35,16 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     api_key: Annotated[
         str, Meta(description="valid beside the keys of slackwater key; better kept in the environment", extra=SECRET)
     ] = ""
+    allowed_hosts: Annotated[
+        str,
+        Meta(
+            description="names by which it may be called without a key, beside localhost and host; *: any", extra=LIST
+        ),
+    ] = ""
+    max_client_connections: Annotated[int, Meta(description="open at a time, by the client's address", ge=1)] = 8192
+    max_header_bytes: Annotated[int, Meta(description="of a request's line and headers", ge=1024)] = 32 * 1024
+    header_timeout_s: Annotated[float, Meta(description="in which they come", gt=0)] = 20.0
+    keep_alive_s: Annotated[float, Meta(description="until a connection without requests is closed", gt=0)] = 10.0
     max_body_bytes: Annotated[int, Meta(description="of a completion's body; a larger one is refused", ge=1024)] = (
         16 * 1024**2
     )
@@ -48,6 +58,10 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     write_timeout_s: Annotated[
         float, Meta(description="a client that does not read for so long is cut off, its request aborted", gt=0)
     ] = 60.0
+    drain_s: Annotated[
+        float,
+        Meta(description="in which open answers may end when the gateway stops; the rest end with an error", ge=0),
+    ] = 20.0
     max_live_requests: Annotated[int, Meta(description="online requests under way at a time", ge=1)] = 8192
     max_waiting_requests: Annotated[int, Meta(description="of them, those without a first token", ge=1)] = 2048
     max_waiting_tokens: Annotated[int, Meta(description="in the prompts of those", ge=1)] = 2_000_000
@@ -55,8 +69,17 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     max_offline_requests: Annotated[int, Meta(description="of batches, without a result yet", ge=1)] = 1_000_000
     max_offline_bytes: Annotated[int, Meta(description="of those, as they are stored", ge=1)] = 8 * 1024**3
     cors_origins: Annotated[
-        str, Meta(description="whose web pages may call, as https://a.example,https://b.example, or *; empty: none's")
+        str,
+        Meta(
+            description="whose web pages may call, as https://a.example,https://b.example, or *; empty: none's",
+            extra=LIST,
+        ),
     ] = ""
+
+
+def listed(value: str) -> list[str]:
+    """The values of a setting that has several, without the white space around each."""
+    return [each.strip() for each in value.split(SEPARATOR) if each.strip()]
 
 
 def are_keys_required(settings: GatewaySettings) -> bool:

@@ -8,6 +8,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from services.gateway.access.rate_limits import RateLimits
+from services.gateway.access.web_pages import WebPageCheck
 from services.gateway.http.errors import error_response
 from services.gateway.settings import GatewaySettings, are_keys_required, given_key, is_loopback
 from shared.bus import Bus, Entry
@@ -103,22 +104,30 @@ class ApiKeys:
 
 @dataclass(frozen=True, slots=True)
 class KeyCheck:
-    """Around all routes, known or not: where keys are required, a request without one that is known is refused."""
+    """Around all routes, known or not: a request without a known key is refused where keys are required, and elsewhere
+    where a web page that is not the gateway's own may have sent it."""
 
     app: ASGIApp
     keys: ApiKeys
+    web_pages: WebPageCheck
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            authorization = Headers(scope=scope).get("authorization")
+            headers = Headers(scope=scope)
+            authorization = headers.get("authorization")
             caller = self.keys.find(authorization)
             scope["state"]["caller"] = caller or ANONYMOUS
             path = scope["path"]
             is_open = path in (*OPEN_PATHS, PAGE) or path.startswith(PAGE_FILES)
-            if caller is None and self.keys.required and not is_open:
-                scope["state"]["refused"] = "key"
-                await _refusal(authorization)(scope, receive, send)
-                return
+            if caller is None and not is_open:
+                if self.keys.required:
+                    scope["state"]["refused"] = "key"
+                    await _refusal(authorization)(scope, receive, send)
+                    return
+                if found := self.web_pages.refusal(headers):
+                    scope["state"]["refused"], message = found
+                    await error_response(403, message)(scope, receive, send)
+                    return
         await self.app(scope, receive, send)
 
 

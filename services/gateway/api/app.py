@@ -9,11 +9,13 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from services.gateway.access.api_keys import OPEN_PATHS, KeyCheck
+from services.gateway.access.web_pages import WebPageCheck
 from services.gateway.api import batches, completions, dashboard, files, operations, unserved
 from services.gateway.api.context import Context
 from services.gateway.http.answers import Answers
 from services.gateway.http.errors import install_error_handlers
 from services.gateway.http.operation import components
+from services.gateway.settings import listed
 
 KEY_SCHEME = "api_key"
 EXPOSED_HEADERS = (
@@ -55,8 +57,8 @@ def create_app(context: Context) -> ASGIApp:
     app = make_routes(context.keys.required)
     app.state.context = context
     install_error_handlers(app)
-    app.add_middleware(KeyCheck, keys=context.keys)
-    if cors_origins := [each.strip() for each in context.settings.cors_origins.split(",") if each.strip()]:
+    app.add_middleware(KeyCheck, keys=context.keys, web_pages=WebPageCheck(context.settings))
+    if cors_origins := listed(context.settings.cors_origins):
         app.add_middleware(
             CORSMiddleware,
             allow_origins=cors_origins,

@@ -13,11 +13,12 @@ from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
 from services.gateway.http.errors import Refusal
-from services.gateway.http.operation import BINARY, Content
+from services.gateway.http.operation import BINARY, JSON, Content
 from shared.openai.errors import RequestError, invalid
 
 RETRY_S = 5.0
 SMALL_BYTES = 64 * 1024  # a body up to this size always passes: nobody is kept out by those who send large ones
+UPLOAD_STEP_BYTES = 64 * 1024  # that have to come in time, again and again
 MAX_FILE_BYTES = 200 * 1024 * 1024
 MAX_FORM_BYTES = MAX_FILE_BYTES + 64 * 1024  # with the form's other fields and boundaries
 MAX_FILENAME_LENGTH = 255
@@ -36,8 +37,9 @@ class BodyIntake:
 
     @contextlib.asynccontextmanager
     async def body(self, request: Request, limit: int) -> AsyncIterator[bytes]:
-        """The whole body, at most ``limit`` bytes; it counts until it is left. Raises RequestError (413, before reading
-        where its length is told; 408) and Refusal (503)."""
+        """The whole body, at most ``limit`` bytes; it counts until it is left. Raises RequestError (415; 413, before
+        reading where its length is told; 408) and Refusal (503)."""
+        _require_json(request.headers.get("content-type"))
         if int(request.headers.get("content-length", 0)) > limit:
             raise _body_too_large(limit)
         body = bytearray()
@@ -61,6 +63,14 @@ class BodyIntake:
         except TimeoutError as error:
             message = f"the request body did not come within {self.timeout_s:g} s"
             raise RequestError(message, None, "request_timeout", 408) from error
+
+
+def _require_json(content_type: str | None) -> None:
+    """A browser asks before it sends JSON for a page of another origin; other types it sends unasked."""
+    if (content_type or "").partition(";")[0].strip().lower() != JSON:
+        sent = f"not {content_type}" if content_type else "which is missing"
+        message = f"send the body with the header Content-Type: {JSON}, {sent}; curl -d needs -H for it"
+        raise RequestError(message, None, "unsupported_media_type", 415)
 
 
 class UploadForm(msgspec.Struct, rename={"anchor": "expires_after[anchor]", "seconds": "expires_after[seconds]"}):
@@ -89,7 +99,7 @@ class Upload:
 
 @contextlib.asynccontextmanager
 async def read_upload(request: Request, idle_s: float) -> AsyncIterator[Upload]:
-    """Raises RequestError, with status 413 as soon as too much has come, 408 where nothing has for ``idle_s``."""
+    """Raises RequestError, with status 413 as soon as too much has come, 408 where no 64 KiB have in ``idle_s``."""
     if not request.headers.get("content-type", "").startswith("multipart/form-data"):
         raise RequestError("send the file as multipart/form-data", "file")
     if int(request.headers.get("content-length", 0)) > MAX_FORM_BYTES:
@@ -106,17 +116,21 @@ async def read_upload(request: Request, idle_s: float) -> AsyncIterator[Upload]:
 
 
 async def _limited(request: Request, idle_s: float) -> AsyncGenerator[bytes, None]:
-    size, chunks = 0, aiter(request.stream())
+    size, wanted_size, chunks = 0, 0, aiter(request.stream())
+    now_s = asyncio.get_running_loop().time
+    until_s = now_s() + idle_s
     while True:
         try:
-            async with asyncio.timeout(idle_s):
+            async with asyncio.timeout_at(until_s):
                 chunk = await anext(chunks)
         except StopAsyncIteration:
             return
         except TimeoutError as error:
-            message = f"nothing more of the form has come for {idle_s:g} s"
+            message = f"next to nothing more of the form has come for {idle_s:g} s"
             raise RequestError(message, "file", "request_timeout", 408) from error
         size += len(chunk)
+        if size >= wanted_size:
+            wanted_size, until_s = size + UPLOAD_STEP_BYTES, now_s() + idle_s
         if size > MAX_FORM_BYTES:
             raise _file_too_large()
         yield chunk

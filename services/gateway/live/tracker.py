@@ -85,6 +85,14 @@ class Tracker(ABC, Generic[G]):
             self._end(found, FinishReason.ABORT)
             await self._drop(found)
 
+    async def fail_all(self, why: str) -> None:
+        """Every live request ends with this error."""
+        failed = list(self._live.values())
+        for generation in failed:
+            self._end(generation, FinishReason.ERROR, why)
+        for generation in failed:
+            await self._drop(generation)
+
     @abstractmethod
     async def _start(self, generation: G) -> None:
         """Send it for the first time. Raises Refusal, NoExecutorError and BusError."""

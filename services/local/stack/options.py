@@ -28,6 +28,7 @@ class StackOptions(msgspec.Struct, frozen=True, kw_only=True):
     engine: Annotated[str, ExecutorSettings] = default_of(ExecutorSettings, "engine")
     host: Annotated[str, GatewaySettings] = default_of(GatewaySettings, "host")
     port: Annotated[int, GatewaySettings] = default_of(GatewaySettings, "port")
+    drain_s: Annotated[float, GatewaySettings] = default_of(GatewaySettings, "drain_s")
     executors: Annotated[int, Meta(ge=1, le=64, description="model replicas, a process each")] = 1
     threads: Annotated[int, ExecutorSettings] = default_of(ExecutorSettings, "threads")
     kv_blocks: Annotated[int, ExecutorSettings] = default_of(ExecutorSettings, "kv_blocks")

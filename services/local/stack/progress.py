@@ -1,5 +1,8 @@
 """What `slackwater up` says while it works: all of it on stderr, since stdout carries the ready line alone."""
 
+import os
+import sys
+
 from rich.console import Console
 from rich.text import Text
 
@@ -9,7 +12,7 @@ class Progress:
     note. ``redraws``: it shows how far an activity is, not only which one."""
 
     def __init__(self) -> None:
-        self._console = Console(stderr=True)
+        self._console = _Console(stderr=True)
         self._spinner = self._console.status("")
         self._last = ""
         self.redraws = self._console.is_terminal
@@ -31,3 +34,17 @@ class Progress:
         """No activity any more. More notes may follow."""
         self._spinner.stop()
         self._last = ""
+
+
+class _Console(Console):
+    """Where nobody reads any more, nothing is said any more; what is done goes on."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())  # what is left to be flushed goes there
+
+    def _check_buffer(self) -> None:
+        try:
+            super()._check_buffer()
+        except OSError:  # a terminal that was closed
+            self.on_broken_pipe()

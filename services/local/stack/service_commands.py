@@ -4,6 +4,7 @@ import json
 import shutil
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from services.local.stack.catalogue import SERVICES, STRATEGY
 from services.local.stack.data_dir import DataDir
 from services.local.stack.gpu_pinning import DeviceShare
 from services.local.stack.options import StackOptions
-from services.local.stack.processes.process import Command
+from services.local.stack.processes.process import GRACE_S, Command
 from shared.errors import StackError
 from shared.scheduling.strategy import flat
 
@@ -71,7 +72,8 @@ def service_commands(
         for index, share in enumerate(shares)
     ]
     first = [command(name, name) for name in ("predictor", "profiler", "offline-queue")]
-    return [*first, *executors, command("gateway", "gateway")]
+    gateway = replace(command("gateway", "gateway"), grace_s=options.drain_s + GRACE_S)
+    return [*first, *executors, gateway]
 
 
 def _python(module: str, settings: dict[str, Any]) -> tuple[str, ...]:

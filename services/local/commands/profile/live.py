@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from loadgen.cli import is_shown, raise_file_limit
+from loadgen.cli import is_shown
 from loadgen.client.openai_client import OpenAIClient
 from loadgen.replay import ReplayPlan
 from loadgen.stopping import run_until_signalled
@@ -21,6 +21,7 @@ from services.profiler.slo.workload import workload_facts
 from shared.bus import Bus
 from shared.client_key import client_key
 from shared.errors import NoResponderError, NotFoundOnBusError, StackError
+from shared.process.file_limit import raise_file_limit
 from shared.protocol import subjects
 from shared.protocol.executors import ExecutorInfo
 from shared.protocol.latency_models import LatencyModelRecord

@@ -11,8 +11,6 @@ from typing import Protocol
 from services.local.stack.processes.process import Command, Process
 from shared.errors import StackError
 
-GRACE_S = 10.0
-
 
 class Watcher(Protocol):
     """Who wants to know. Called from the event loop."""
@@ -86,7 +84,7 @@ class Keeper:
         stopped = asyncio.ensure_future(self._stopping.wait())
         try:
             await asyncio.wait((ended, stopped), return_when=asyncio.FIRST_COMPLETED)
-            return await ended if ended.done() else await process.terminate(GRACE_S)
+            return await ended if ended.done() else await process.terminate(self.command.grace_s)
         finally:
             process.kill()
             ended.cancel()

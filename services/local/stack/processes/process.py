@@ -15,6 +15,7 @@ from typing import BinaryIO
 
 from services.local.stack.processes import tether
 
+GRACE_S = 10.0
 MAX_LOG_BYTES = 10 * 1024 * 1024
 TAIL_BYTES = 64 * 1024
 
@@ -22,12 +23,13 @@ TAIL_BYTES = 64 * 1024
 @dataclass(frozen=True, slots=True)
 class Command:
     """What to run. ``log`` gets stderr, and stdout too unless that is captured. ``environ``: added to this process's
-    own."""
+    own. ``grace_s``: that it has from SIGTERM on to end by itself."""
 
     name: str
     argv: tuple[str, ...]
     log: Path
     environ: Mapping[str, str] = field(default_factory=dict)
+    grace_s: float = GRACE_S
 
 
 class Process:

@@ -117,7 +117,7 @@ def test_a_bad_field_is_named_and_nothing_is_created(
 
 @pytest.mark.parametrize(("body", "status"), [(b"{", 400), (b"[]", 400), (b"{}", 400), (b" " * 65_537, 413)])
 def test_a_bad_body_is_refused(rig: GatewayRig, body: bytes, status: int) -> None:
-    response = rig.http.post("/v1/batches", content=body)
+    response = rig.http.post("/v1/batches", content=body, headers={"Content-Type": "application/json"})
     assert (response.status_code, response.json()["error"]["type"]) == (status, "invalid_request_error")
 
 

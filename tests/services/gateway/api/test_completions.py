@@ -262,7 +262,7 @@ BAD_REQUESTS: list[tuple[str, str, bytes, int]] = [
 
 @pytest.mark.parametrize(("method", "path", "body", "status"), BAD_REQUESTS)
 def test_every_error_has_openais_shape(rig: GatewayRig, method: str, path: str, body: bytes, status: int) -> None:
-    response = rig.http.request(method, path, content=body)
+    response = rig.http.request(method, path, content=body, headers={"Content-Type": "application/json"})
     assert response.status_code == status
     error = response.json()["error"]
     assert set(error) == {"message", "type", "param", "code"}
@@ -271,7 +271,7 @@ def test_every_error_has_openais_shape(rig: GatewayRig, method: str, path: str, 
 
 def test_nothing_is_disturbed_by_bad_requests(rig: GatewayRig) -> None:
     for method, path, body, _ in BAD_REQUESTS:
-        rig.http.request(method, path, content=body)
+        rig.http.request(method, path, content=body, headers={"Content-Type": "application/json"})
     assert rig.complete().status_code == 200
 
 

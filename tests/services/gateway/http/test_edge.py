@@ -13,6 +13,8 @@ ORIGIN = "https://app.example"
 MAX_BODY_BYTES = 128 * 1024
 MAX_PENDING_BODY_BYTES = 300 * 1024
 MAX_PROMPT_TOKENS = 50
+JSON = {"Content-Type": "application/json"}
+HEAD = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +63,11 @@ def _is(logged: dict[str, object], event: str, request_id: str) -> bool:
 def test_every_answer_has_an_id_of_its_own_where_the_client_gave_none_that_is_usable(rig: GatewayRig) -> None:
     given = ["", "with space", "x" * 129, "t\tb"]
     answers = [rig.http.get("/v1/models", headers={"x-request-id": each}) for each in given]
-    answers += [rig.http.get("/health"), rig.http.get("/nothing"), rig.http.post("/v1/completions", content=b"{")]
+    answers += [
+        rig.http.get("/health"),
+        rig.http.get("/nothing"),
+        rig.http.post("/v1/completions", content=b"{", headers=JSON),
+    ]
     ids = [answer.headers["x-request-id"] for answer in answers]
     assert all(each.startswith("req_") for each in ids) and len(set(ids)) == len(ids)
 
@@ -78,7 +84,7 @@ def test_a_body_that_is_too_large_is_refused(rig: GatewayRig) -> None:
     response = rig.complete(prompt="x" * MAX_BODY_BYTES)
     assert response.status_code == 413
     assert response.json()["error"]["code"] == "request_too_large"
-    chunked = rig.http.post("/v1/completions", content=iter([b" " * 1024] * (MAX_BODY_BYTES // 1024 + 1)))
+    chunked = rig.http.post("/v1/completions", content=iter([b" " * 1024] * (MAX_BODY_BYTES // 1024 + 1)), headers=JSON)
     assert chunked.status_code == 413
 
 
@@ -90,7 +96,7 @@ def answer_to_its_end(client: socket.socket) -> bytes:
 
 
 def test_a_body_that_says_that_it_is_too_large_is_refused_before_it_comes(rig: GatewayRig) -> None:
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {MAX_BODY_BYTES + 1}\r\n\r\n"
+    head = f"{HEAD}Content-Length: {MAX_BODY_BYTES + 1}\r\n\r\n"
     with socket.create_connection(("127.0.0.1", rig.port), timeout=10) as client:
         client.sendall(head.encode())
         assert answer_to_its_end(client).startswith(b"HTTP/1.1 413")
@@ -98,7 +104,7 @@ def test_a_body_that_says_that_it_is_too_large_is_refused_before_it_comes(rig: G
 
 def test_large_bodies_that_come_at_the_same_time_are_bounded_together_and_small_ones_pass(rig: GatewayRig) -> None:
     """Two of 128 KiB are on their way, and there is room for 300 KiB."""
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {MAX_BODY_BYTES}\r\n\r\n"
+    head = f"{HEAD}Content-Length: {MAX_BODY_BYTES}\r\n\r\n"
     almost_whole = head.encode() + b" " * (MAX_BODY_BYTES - 1)
     large, small = "x" * 100_000, "x" * 60_000
     with ExitStack() as clients:
@@ -114,12 +120,12 @@ def test_large_bodies_that_come_at_the_same_time_are_bounded_together_and_small_
 
 def test_a_body_that_does_not_come_is_given_up(plain_rig: GatewayRig) -> None:
     with socket.create_connection(("127.0.0.1", plain_rig.port), timeout=30) as client:
-        client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+        client.sendall(f"{HEAD}Content-Length: 100\r\n\r\n{{".encode())
         assert answer_to_its_end(client).startswith(b"HTTP/1.1 408")
 
 
 def test_an_upload_that_does_not_go_on_is_given_up(plain_rig: GatewayRig) -> None:
-    head = "POST /v1/files HTTP/1.1\r\nHost: x\r\nContent-Type: multipart/form-data; boundary=b\r\n"
+    head = "POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Type: multipart/form-data; boundary=b\r\n"
     part = '--b\r\nContent-Disposition: form-data; name="file"; filename="f.jsonl"\r\n\r\n{'
     with socket.create_connection(("127.0.0.1", plain_rig.port), timeout=30) as client:
         client.sendall(f"{head}Content-Length: 1000\r\n\r\n{part}".encode())
@@ -143,7 +149,7 @@ def test_pages_of_a_named_origin_may_call_and_read_even_errors(rig: GatewayRig) 
     assert preflight.status_code == 200
     assert preflight.headers["access-control-allow-origin"] == ORIGIN
     assert preflight.headers["access-control-allow-headers"] == "authorization"
-    refused = rig.http.post("/v1/completions", content=b"{", headers={"Origin": ORIGIN})
+    refused = rig.http.post("/v1/completions", content=b"{", headers={"Origin": ORIGIN, **JSON})
     assert refused.status_code == 400 and refused.headers["access-control-allow-origin"] == ORIGIN
     assert "x-request-id" in refused.headers["access-control-expose-headers"]
 
@@ -151,6 +157,7 @@ def test_pages_of_a_named_origin_may_call_and_read_even_errors(rig: GatewayRig) 
 def test_pages_of_other_origins_may_not(rig: GatewayRig, plain_rig: GatewayRig) -> None:
     for each, origin in ((rig, "https://other.example"), (plain_rig, ORIGIN)):
         preflight = {"Origin": origin, "Access-Control-Request-Method": "POST"}
-        assert each.http.options("/v1/completions", headers=preflight).status_code in (400, 405)
+        assert each.http.options("/v1/completions", headers=preflight).status_code in (400, 403)
         answer = each.http.get("/v1/models", headers={"Origin": origin})
+        assert answer.status_code == 403 and origin in answer.json()["error"]["message"]
         assert "access-control-allow-origin" not in answer.headers

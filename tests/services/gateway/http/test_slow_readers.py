@@ -26,7 +26,8 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayRig]:
 def request_bytes(max_tokens: int, stream: bool = True) -> bytes:
     fields = {"model": MODEL, "prompt": "Once upon", "max_tokens": max_tokens, "ignore_eos": True, "stream": stream}
     body = json.dumps(fields).encode()
-    return b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    return head + b"Content-Length: %d\r\n\r\n" % len(body) + body
 
 
 def connect(rig: GatewayRig) -> socket.socket:
@@ -111,7 +112,7 @@ def test_answers_that_are_never_fetched_go_with_their_connection(rig: GatewayRig
     size = len(rig.http.get("/metrics").content)
     stalled = rig.metric("slackwater_http_stalled_total")
     with connect(rig) as client:
-        client.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n" * (100 * 1024 // size + 1))
+        client.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n" * (100 * 1024 // size + 1))
         wait_until(lambda: rig.metric("slackwater_http_stalled_total") == stalled + 1, "the connection stays")
     wait_until(lambda: rig.metric("slackwater_http_connections") <= 2, "connections stay")
 
