@@ -38,12 +38,12 @@ class LocalStack:
         assert line, f"slackwater up ended with {self.supervisor.wait()}:\n{self.stderr()}"
         return line.rstrip("\n")
 
-    def spawn(self) -> None:
-        """Start without waiting."""
+    def spawn(self, stderr: int | None = None) -> None:
+        """Start without waiting; ``stderr`` as subprocess has it, into a file otherwise."""
         command = [*SLACKWATER, "up", "--port", str(self.port), "--data-dir", str(self.data_dir), *self._args]
         self.data_dir.mkdir(parents=True, exist_ok=True)
-        with (self.data_dir / "up.stderr").open("wb") as stderr:
-            self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)
+        with (self.data_dir / "up.stderr").open("wb") as file:
+            self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr or file, text=True)
 
     @property
     def supervisor(self) -> subprocess.Popen[str]:

@@ -3,12 +3,14 @@
 import json
 import os
 import signal
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import httpx
 import pytest
 
-from tests.integration.conftest import MODEL, LocalStack, is_running, wait_until
+from tests.integration.conftest import MODEL, STOP_S, LocalStack, is_running, wait_until
 
 SERVICES = ("nats-server", "predictor", "profiler", "offline-queue", "executor-0", "gateway")
 MakeStack = Callable[..., LocalStack]
@@ -181,3 +183,19 @@ def test_a_hung_service_does_not_hold_up_a_second_request_to_stop(make_stack: Ma
     wait_until(killing, what=stack.stderr)
     assert stack.supervisor.wait() == 130
     assert not [pid for pid in pids.values() if is_running(pid)]
+
+
+def test_a_stream_finishes_while_the_stack_stops_though_nobody_reads_its_output(make_stack: MakeStack) -> None:
+    """As Ctrl-C does to ``slackwater up 2>&1 | tee log``: tee is gone at once."""
+    stack = make_stack("--engine", "sim")
+    stack.spawn(stderr=subprocess.STDOUT)
+    assert stack.supervisor.stdout is not None
+    assert any(line.startswith("ready ") for line in stack.supervisor.stdout)
+    body = {"model": MODEL, "prompt": "Once", "max_tokens": 200, "ignore_eos": True, "stream": True}
+    with httpx.stream("POST", f"{stack.url}/v1/completions", json=body, timeout=60) as answer:
+        lines = answer.iter_lines()
+        assert next(lines).startswith("data: {")
+        stack.supervisor.stdout.close()
+        stack.supervisor.send_signal(signal.SIGINT)
+        assert "data: [DONE]" in lines
+    assert stack.supervisor.wait(STOP_S) == 0

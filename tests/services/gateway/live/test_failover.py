@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import openai
 import pytest
 
 from tests.services.gateway.gateway_rig import MODEL, GatewayRig, wait_until
@@ -170,12 +171,27 @@ def test_a_stopping_gateway_lets_its_streams_finish(rig: GatewayRig, pool: Threa
     assert rig.wait("gateway") == 0
 
 
-def test_a_stopping_gateway_cuts_streams_that_take_too_long(rig: GatewayRig, pool: ThreadPoolExecutor) -> None:
-    rig.start_executor("executor-0", *SLOW)
-    rig.wait_ready()
-    stream = Stream(rig, pool, max_tokens=8000)
-    stream.wait_for_events(5)
-    assert rig.stop("gateway") == 0
+def test_a_stopping_gateway_ends_answers_that_take_too_long_with_an_error(
+    tmp_path: Path, pool: ThreadPoolExecutor
+) -> None:
+    with GatewayRig(tmp_path) as rig:
+        rig.start_gateway("--drain-s", "0")
+        rig.start_executor("executor-0", *SLOW)
+        rig.wait_ready()
+        stream = Stream(rig, pool, max_tokens=8000)
+        whole = pool.submit(rig.complete, max_tokens=8000, ignore_eos=True)
+        long: dict[str, Any] = {"model": MODEL, "temperature": 0.0, "stream": True}
+        chat = rig.openai.chat.completions.create(messages=[{"role": "user", "content": "Hi"}], **long)
+        response = rig.openai.responses.create(input="Hi", **long)
+        stream.wait_for_events(5)
+        wait_until(lambda: rig.metric("slackwater_live_requests") == 4, rig.logs())
+        rig.signal("gateway", signal.SIGTERM)
+        assert "shutting down" in stream.error()["message"]
+        assert whole.result(60).status_code == 500 and "shutting down" in whole.result().json()["error"]["message"]
+        with pytest.raises(openai.APIError, match="shutting down"):
+            list(chat)
+        assert [event.type for event in response][-1] == "response.failed"
+        assert rig.wait("gateway") == 0
 
 
 def executors(rig: GatewayRig) -> set[str]:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from services.gateway.http.server import LAST_WORDS_S
 from services.local.stack.data_dir import DataDir
 from services.local.stack.gpu_pinning import DeviceShare, device_shares, share_out, visible_gpus
 from services.local.stack.options import StackOptions
@@ -116,3 +117,9 @@ def test_an_executor_starts_in_the_environment_of_its_place(tmp_path: Path) -> N
     commands = commands_of(options, *shares)
     environs = {command.name: dict(command.environ) for command in commands if command.environ}
     assert environs == {"executor-0": {"CUDA_VISIBLE_DEVICES": "0"}, "executor-1": {"CUDA_VISIBLE_DEVICES": "1"}}
+
+
+def test_the_gateway_is_given_time_to_drain_and_more(tmp_path: Path) -> None:
+    by_name = {command.name: command for command in commands_of(StackOptions(drain_s=300.0, data_dir=tmp_path))}
+    assert "--drain-s 300.0" in " ".join(by_name["gateway"].argv)
+    assert by_name["gateway"].grace_s > 300.0 + LAST_WORDS_S > by_name["predictor"].grace_s
