@@ -123,7 +123,7 @@ def test_every_variable_is_a_setting_and_its_default_is_accepted(role: str) -> N
     assert set(environment) <= variables
     baked = set(re.findall(r"\bSLACKWATER_\w+", " ".join(instructions(role, "ENV"))))
     assert baked <= PROCESS_VARIABLES | variables
-    own = {setting.variable for setting in settings if setting.name in ("nats", "host", "model_path")}
+    own = {setting.variable for setting in settings if setting.name in ("nats", "host", "allowed_hosts", "model_path")}
     accepted, kept = (
         composed(SETTINGS[role], Sources({}, environ, None, ()).resolve(settings))
         for environ in (environment, {name: environment[name] for name in own & set(environment)})
