@@ -183,7 +183,7 @@ class HttpProtocol(HttpToolsProtocol):
         self, status: int, message: str, type: str = INVALID_REQUEST, headers: dict[str, str] | None = None
     ) -> None:
         """Answer what is not a whole request, and close; nothing is written into the answer to one."""
-        logger.info("connection refused", extra={"client": self.client, "status": status, "why": message})
+        logger.debug("connection refused", extra={"client": self.client, "status": status, "why": message})
         if self._is_answering:
             self.transport.abort()
             return
