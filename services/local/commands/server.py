@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, BinaryIO, Self
 
 import httpx
 import typer
@@ -89,11 +90,13 @@ class ApiClient:
             fields = {"purpose": purpose}
             return self._json("POST", "/v1/files", data=fields, files={"file": (file.name, source)})
 
-    def download(self, file_id: str, to: Path) -> int:
-        """Write a stored file's bytes; their number."""
+    def download(self, file_id: str, to: Path, replace: bool = False) -> None:
+        """Write a stored file's bytes; ``to`` has all of them or is left as it was. Raises OSError where it cannot be
+        written, or is there and not to be replaced."""
         path = f"/v1/files/{file_id}/content"
-        with self._named_errors(), self._client.stream("GET", path) as response, to.open("wb") as sink:
-            return sum(sink.write(chunk) for chunk in response.iter_bytes())
+        with self._named_errors(), self._client.stream("GET", path) as response, _whole_file(to, replace) as sink:
+            for chunk in response.iter_bytes():
+                sink.write(chunk)
 
     def stream(self, path: str, body: Json) -> Generator[Json, None, None]:
         """The events of a streamed answer, without the closing ``[DONE]``. Closing the iterator aborts the request."""
@@ -122,6 +125,26 @@ class ApiClient:
             raise ApiError(f"{self._url}: {error or type(error).__name__}") from error
         except json.JSONDecodeError as error:
             raise ApiError(f"{self._url} does not speak JSON; is it an OpenAI-compatible server?") from error
+
+
+@contextlib.contextmanager
+def _whole_file(path: Path, replace: bool) -> Iterator[BinaryIO]:
+    """A file that has its name once all of it is written; what is no regular file is written as it comes. Raises
+    OSError."""
+    target = path.resolve()
+    if target.exists() and not target.is_file():
+        with target.open("wb") as sink:
+            yield sink
+        return
+    unfinished = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        with unfinished.open("wb") as sink:
+            yield sink
+        if target.exists() and not replace:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target))
+        unfinished.replace(target)
+    finally:
+        unfinished.unlink(missing_ok=True)
 
 
 def _require_success(response: httpx.Response) -> None:

@@ -83,7 +83,8 @@ class BatchOutputs:
         for start in range(0, self._lines.end, GROUP_LINES):
             numbers = range(start, min(start + GROUP_LINES, self._lines.end))
             lines = [line for number in numbers if not has_result[number] and (line := self._lines.get(number))]
-            counts = replace(counts, failed=counts.failed + len(lines))
+            if record.status == "finalizing":  # lost; those of a cancelled or expired batch have not run
+                counts = replace(counts, failed=counts.failed + len(lines))
             missing = [line for line in lines if not self._written[line.line]]
             await self._append(self._errors, {line.line: writer.error_line(line, None) for line in missing})
         return ended(counts, await self._close(self._output, now_s), await self._close(self._errors, now_s), now_s)

@@ -1,6 +1,7 @@
 """The command line: usage errors, failures, and the client commands against a real HTTP server."""
 
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -46,10 +47,18 @@ class OpenAIHandler(BaseHTTPRequestHandler):
             self._json(200, {"object": "list", "data": [BATCH], "has_more": False})
         elif path == "/v1/batches/batch_1":
             self._json(200, BATCH)
+        elif path == "/v1/batches/batch_stopped":
+            counts = {"total": 5000, "completed": 285, "failed": 2}
+            self._json(200, BATCH | {"id": "batch_stopped", "status": "cancelled", "request_counts": counts})
+        elif path == "/v1/batches/batch_whole":
+            counts = {"total": 1, "completed": 1, "failed": 0}
+            self._json(200, BATCH | {"id": "batch_whole", "request_counts": counts, "error_file_id": None})
+        elif path == "/v1/batches/batch_lost":
+            self._json(200, BATCH | {"id": "batch_lost", "output_file_id": "file-gone"})
         elif path == "/v1/batches/batch_bad":
             errors = {"object": "list", "data": [{"code": "invalid_json", "message": "not JSON", "line": 7}]}
             self._json(200, BATCH | {"id": "batch_bad", "status": "failed", "errors": errors, "output_file_id": None})
-        elif path.endswith("/content"):
+        elif path.endswith("/content") and "file-gone" not in path:
             self._send(200, FILES[path.split("/")[3]], "application/octet-stream")
         elif path == "/broken":
             self._send(500, b"<html>", "text/html")
@@ -60,9 +69,12 @@ class OpenAIHandler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers["Content-Length"]))
         self.bodies.append((self.path, body))
         if self.path == "/v1/files":
-            self._json(200, {"id": "file-bad" if b"bad-batch" in body else "file-in", "object": "file"})
+            wanted = re.search(rb"batch_[a-z]+", body)  # in the file, the batch that it is to become
+            self._json(200, {"id": wanted[0].decode() if wanted else "file-in", "object": "file"})
         elif self.path == "/v1/batches":
-            self._json(200, BATCH | {"id": "batch_bad" if b"file-bad" in body else "batch_1", "status": "validating"})
+            file_id = json.loads(body)["input_file_id"]
+            batch_id = file_id if file_id.startswith("batch_") else "batch_1"
+            self._json(200, BATCH | {"id": batch_id, "status": "validating"})
         elif self.path == "/v1/batches/batch_1/cancel":
             self._json(200, BATCH | {"status": "cancelling"})
         elif self.path == "/v1/chat/completions":
@@ -231,12 +243,18 @@ def test_an_error_inside_a_stream_is_a_failure(server: Server) -> None:
     assert (status, stdout, stderr) == (1, "You said: fail\n", "error: the executor is gone\n")
 
 
+def submit(server: Server, batch_id: str, output: Path, *args: str) -> tuple[int, str, str]:
+    """Of a file that becomes this batch at the server."""
+    source = output.with_name("in.jsonl")
+    source.write_text(json.dumps({"custom_id": batch_id, "method": "POST", "url": "/v1/completions", "body": {}}))
+    return slackwater("batch", "submit", str(source), "--output", str(output), *args, "--url", server.url)
+
+
 def test_submit_takes_the_endpoint_from_the_file_and_fetches_both_outputs(server: Server, tmp_path: Path) -> None:
-    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    source.write_text('{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {}}\n')
-    args = ("batch", "submit", str(source), "--output", str(output), "--json", "--url", server.url)
-    status, stdout, stderr = slackwater(*args)
-    assert status == 0, stderr
+    output = tmp_path / "out.jsonl"
+    status, stdout, stderr = submit(server, "a", output, "--json")
+    assert status == 3
+    assert stderr.endswith("error: batch batch_1 is completed: 1 of 2 lines are done, 1 failed\n")
     assert json.loads(stdout) == BATCH
     assert json.loads(dict(server.bodies)["/v1/batches"]) == {
         "input_file_id": "file-in",
@@ -248,12 +266,51 @@ def test_submit_takes_the_endpoint_from_the_file_and_fetches_both_outputs(server
     assert (tmp_path / "out.errors.jsonl").read_bytes() == FILES["file-err"]
 
 
-def test_waiting_for_a_batch_that_fails_names_its_errors(server: Server, tmp_path: Path) -> None:
-    source = tmp_path / "bad-batch.jsonl"
-    source.write_text("not JSON\n")
-    status, _, stderr = slackwater("batch", "submit", str(source), "--wait", "--url", server.url)
+@pytest.mark.parametrize(
+    ("batch_id", "exit_status", "said"),
+    [
+        ("batch_whole", 0, ""),
+        ("batch_bad", 4, "error: batch batch_bad is failed: 1 of 2 lines are done, 1 failed\n  line 7: not JSON\n"),
+        ("batch_stopped", 6, "error: batch batch_stopped is cancelled: 285 of 5,000 lines are done, 2 failed, 4,713"),
+    ],
+)
+def test_the_exit_status_says_how_a_batch_ended(
+    server: Server, tmp_path: Path, batch_id: str, exit_status: int, said: str
+) -> None:
+    status, _, stderr = submit(server, batch_id, tmp_path / "out.jsonl")
+    assert (status, said in stderr, "error" in stderr) == (exit_status, True, bool(said))
+
+
+def test_where_results_cannot_be_written_nothing_is_sent(server: Server, tmp_path: Path) -> None:
+    there, other = tmp_path / "there.jsonl", tmp_path / "other.errors.jsonl"
+    for path in (there, other):
+        path.write_text("precious\n")
+    nowhere = tmp_path / "no" / "such"
+    source = tmp_path / "in.jsonl"
+    source.write_text("{}\n")
+    for output, problem in (
+        (nowhere, f"there is no folder {tmp_path / 'no'}"),
+        (there, f"cannot write {there}: it is there already; replace it with --force"),
+        (tmp_path / "other.jsonl", f"cannot write {other}: it is there already"),
+    ):
+        for command in (("submit", str(source)), ("get", "batch_1")):
+            args = ("batch", *command, "--output", str(output), "--url", server.url)
+            status, stdout, stderr = slackwater(*args)
+            said = " ".join(stderr.replace("│", "").split())
+            assert (status, stdout, problem in said) == (2, "", True), stderr
+    assert (server.bodies, there.read_text(), other.read_text()) == ([], "precious\n", "precious\n")
+    assert submit(server, "batch_whole", there, "--force")[0] == 0
+    assert there.read_bytes() == FILES["file-out"]
+
+
+def test_results_that_cannot_be_fetched_are_not_lost(server: Server, tmp_path: Path) -> None:
+    output = tmp_path / "out.jsonl"
+    output.write_text("of an earlier run\n")
+    status, _, stderr = submit(server, "batch_lost", output, "--force")
     assert status == 1
-    assert stderr == "batch_bad is failed\nerror: batch batch_bad is failed\n  line 7: not JSON\n"
+    assert stderr.endswith("results: slackwater batch get batch_lost --output FILE\n")
+    assert output.read_text() == "of an earlier run\n"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl"]
 
 
 def test_batches_are_listed_shown_and_cancelled(server: Server, tmp_path: Path) -> None:
@@ -261,7 +318,7 @@ def test_batches_are_listed_shown_and_cancelled(server: Server, tmp_path: Path) 
     narrow = CliRunner(env={"COLUMNS": "40", "TERM": "dumb"}).invoke(app, ["batch", "list", "--url", server.url])
     assert "batch_1 " in narrow.stdout
     row = slackwater("batch", "list", "--url", server.url)[1].splitlines()[1].split()
-    assert row[:6] == ["batch_1", "completed", "1", "1", "2", "/v1/completions"]
+    assert row[:7] == ["batch_1", "completed", "1", "1", "0", "2", "/v1/completions"]
     cancelled = slackwater("batch", "cancel", "batch_1", "--json", "--url", server.url)[1]
     assert json.loads(cancelled)["status"] == "cancelling"
     output = tmp_path / "results.jsonl"

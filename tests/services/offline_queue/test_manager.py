@@ -154,7 +154,7 @@ async def test_a_cancelled_batch_keeps_what_it_has(desk: Desk) -> None:
         await pool.until(lambda: not pool.waiting)
         record = await desk.until_cleared(batch_id)
     counts = record.request_counts
-    assert (record.status, counts.completed, counts.failed) == ("cancelled", 2, 4)
+    assert (record.status, counts.completed, counts.failed) == ("cancelled", 2, 0)
     assert record.cancelled_at is not None
     assert [line["custom_id"] for line in await desk.read_file(record.output_file_id)] == ["0", "1"]
     errors = await desk.read_file(record.error_file_id)
@@ -197,7 +197,7 @@ async def test_an_expired_batch_keeps_what_it_has(desk: Desk, clock: ManualClock
         record = await desk.until_cleared(batch_id)
         assert not pool.waiting
     counts = record.request_counts
-    assert (record.status, counts.completed, counts.failed) == ("expired", 3, 2)
+    assert (record.status, counts.completed, counts.failed) == ("expired", 3, 0)
     assert record.expired_at == int(clock.now_s)
     errors = await desk.read_file(record.error_file_id)
     assert [(e["custom_id"], e["response"], e["error"]["code"]) for e in errors] == [
@@ -213,7 +213,7 @@ async def test_an_idle_batch_expires_by_itself(nats_url: str, bus: Bus) -> None:
     async with desk.running(permits=0) as (_, pool):
         record = await desk.until_cleared(batch_id)
         assert pool.discarded == [f"{batch_id}.1"]
-    assert (record.status, record.output_file_id, record.request_counts.failed) == ("expired", None, 1)
+    assert (record.status, record.output_file_id, record.request_counts.left) == ("expired", None, 1)
 
 
 async def test_a_batch_grows_urgent_as_its_window_nears(desk: Desk, clock: ManualClock) -> None:
