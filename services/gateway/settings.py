@@ -88,6 +88,15 @@ def are_keys_required(settings: GatewaySettings) -> bool:
     return is_open_to_others or settings.require_keys == "always"
 
 
+def no_key(settings: GatewaySettings) -> str:
+    """What is wrong where keys are required and there is none, and what to do."""
+    return (
+        f"clients need an API key where the gateway listens on {settings.host!r}, and there is none: make one with "
+        "slackwater key create NAME, or set SLACKWATER_API_KEY; to serve everyone who can connect, set "
+        "SLACKWATER_REQUIRE_KEYS=never"
+    )
+
+
 def is_loopback(host: str) -> bool:
     """Whether only this machine can connect."""
     try:

@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from services.gateway.access.rate_limits import RateLimits
 from services.gateway.access.web_pages import WebPageCheck
 from services.gateway.http.errors import error_response
-from services.gateway.settings import GatewaySettings, are_keys_required, given_key, is_loopback
+from services.gateway.settings import GatewaySettings, are_keys_required, given_key, is_loopback, no_key
 from shared.bus import Bus, Entry
 from shared.clock import Clock
 from shared.errors import ConfigError, NotFoundOnBusError
@@ -56,11 +56,7 @@ class ApiKeys:
         if given is not None:
             await self._take_given(given)
         if self.required and not self._by_hash:
-            raise ConfigError(
-                f"clients need an API key where the gateway listens on {self._settings.host!r}, and there is none: "
-                "make one with slackwater key create NAME, or set SLACKWATER_API_KEY; to serve everyone who can "
-                "connect, set SLACKWATER_REQUIRE_KEYS=never"
-            )
+            raise ConfigError(no_key(self._settings))
         if not self.required and not is_loopback(self._settings.host):
             logger.warning("serving everyone who can connect", extra={"host": self._settings.host})
 

@@ -72,9 +72,7 @@ class Context:
         """Why no completion can be served now; None where one can."""
         if not self.bus.is_connected:
             return "the connection to the bus is lost"
-        if not self.registry.available():
-            return f"no executor of {self.model.name} is alive"
-        return None
+        return None if self.registry.available() else self.registry.unavailable_because()
 
 
 def context_of(request: Request) -> Context:

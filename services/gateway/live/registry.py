@@ -72,6 +72,13 @@ class ExecutorRegistry:
         """Those that take requests."""
         return [executor for executor in self.live() if not executor.heartbeat.draining]
 
+    def unavailable_because(self) -> str:
+        """Why none is available, where that is so."""
+        draining = ", ".join(each.info.executor_id for each in self.live() if each.heartbeat.draining)
+        if draining:
+            return f"every executor of {self.model} that is alive drains ({draining}): slackwater undrain"
+        return f"no executor of {self.model} is alive"
+
     def max_model_len(self, default: int) -> int:
         """The longest context that every available executor can take, in tokens."""
         return min((executor.info.spec.max_model_len for executor in self.available()), default=default)

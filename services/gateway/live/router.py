@@ -36,7 +36,7 @@ class Router:
                     route = self.route(token_ids)
                     if route is not None:
                         return route
-        raise NoExecutorError(f"no executor of {self.registry.model} is alive; waited {timeout_s:g} s")
+        raise NoExecutorError(f"{self.registry.unavailable_because()}; waited {timeout_s:g} s")
 
     def load_ms(self, executor: LiveExecutor) -> float:
         """Until a request of one token that is sent there now is answered; 0 where no latency model is fitted yet."""

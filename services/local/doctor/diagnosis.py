@@ -14,7 +14,7 @@ from services.local.command_group import FAILURE
 from services.local.commands.parameters import ConfigOption, JsonOption, show
 from services.local.doctor import machine_checks, stack_checks
 from services.local.doctor.check import Check, State, failed, ok
-from services.local.stack.catalogue import STACK_SETTINGS, all_values, read_config, stack_options
+from services.local.stack.catalogue import STACK_SETTINGS, all_values, gateway_access, read_config, stack_options
 from services.local.stack.gpu_pinning import VISIBLE, device_shares
 from services.local.stack.machine import gpus
 from services.local.stack.options import StackOptions
@@ -48,8 +48,7 @@ def diagnose(given: Mapping[str, Any], config: str | None, environ: Mapping[str,
         options = stack_options(given, config, environ)
         values = all_values(read_config(config, environ), environ)
         device = str(values["executor"]["device"].value)
-        keys = {name: values["gateway"][name].value for name in ("require_keys", "api_key")}
-        gateway = GatewaySettings(model_path="", host=options.host, **keys)
+        gateway = gateway_access(options, environ)
         configured = ok("config", str(options.config_file or "no file"))
     except ConfigError as error:
         options, device, gateway = StackOptions(), "auto", GatewaySettings(model_path="")

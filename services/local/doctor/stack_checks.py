@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from services.executor.prepare_model import default_cache_dir, find_prepared
+from services.executor.prepare_model import default_cache_dir, find_prepared, require_runnable
 from services.gateway.settings import GatewaySettings, are_keys_required, given_key
 from services.local.doctor.check import Check, failed, ok, warning
 from services.local.stack.catalogue import SERVICES, STACK_NAMES
@@ -86,6 +86,8 @@ def model_check(options: StackOptions) -> Check:
     """Whether the model is there, or can be made."""
     try:
         folder = find_prepared(options.model, default_cache_dir())
+        if folder is not None:
+            require_runnable(folder, options.engine)
     except ModelError as error:
         return failed("model", str(error), "name another with --model")
     except ImportError as error:

@@ -71,6 +71,13 @@ def stack_options(given: Mapping[str, Any], config: str | None, environ: Mapping
         raise ConfigError(str(error)) from error
 
 
+def gateway_access(options: StackOptions, environ: Mapping[str, str]) -> GatewaySettings:
+    """Who may use the stack's gateway: of its settings those that say so. Raises ConfigError."""
+    own = all_values(read_config(str(options.config_file or ""), environ), environ)["gateway"]
+    keys = {name: own[name].value for name in ("require_keys", "api_key")}
+    return GatewaySettings(model_path="", host=options.host, **keys)
+
+
 def all_values(file: ConfigFile | None, environ: Mapping[str, str]) -> dict[str, dict[str, Value]]:
     """What a stack that starts now would have, by table and name. Raises ConfigError."""
     return {table: Sources({}, environ, file, (table,)).resolve(settings) for table, settings in tables().items()}

@@ -1,16 +1,19 @@
 """API keys of a stack, made and revoked over its bus, or in its store while it does not run."""
 
+from __future__ import annotations
+
 import contextlib
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+from services.gateway.settings import GatewaySettings, are_keys_required, given_key, no_key
 from services.local.stack.data_dir import DataDir, bus_at, stack_on
 from services.local.stack.machine import free_port
 from services.local.stack.processes.process import Process
 from services.local.stack.service_commands import nats_command
-from shared.bus import Bucket
-from shared.errors import ConflictError, NotFoundOnBusError, StackError
+from shared.bus import Bucket, Bus
+from shared.errors import ConfigError, ConflictError, NotFoundOnBusError, StackError
 from shared.openai.objects import is_well_formed
 from shared.protocol import subjects
 from shared.protocol.api_keys import ApiKeyRecord, hash_api_key, key_hint, new_api_key
@@ -20,11 +23,24 @@ NATS_STOP_S = 10.0
 
 
 class Keys:
-    """The buckets of keys and of revoked ones. Make it with ``open_keys``."""
+    """The buckets of keys and of revoked ones. Make it with ``on`` or ``open_keys``."""
 
     def __init__(self, records: Bucket[ApiKeyRecord], revoked: Bucket[ApiKeyRecord]) -> None:
         self._records = records
         self._revoked = revoked
+
+    @classmethod
+    async def on(cls, bus: Bus) -> Keys:
+        """Raises BusError."""
+        records = await bus.bucket(subjects.API_KEYS_BUCKET, ApiKeyRecord)
+        return cls(records, await bus.bucket(subjects.REVOKED_API_KEYS_BUCKET, ApiKeyRecord))
+
+    async def require_any(self, gateway: GatewaySettings) -> None:
+        """Raises ConfigError where the gateway would not start for want of a key."""
+        given = given_key(gateway)
+        is_given = given is not None and not await self.is_revoked(given.key_hash)
+        if are_keys_required(gateway) and not is_given and not await self.all():
+            raise ConfigError(no_key(gateway))
 
     async def create(
         self, name: str, weight: float, requests_per_minute: int | None, tokens_per_minute: int | None
@@ -78,8 +94,7 @@ async def open_keys(data_dir: Path, nats: str | None) -> AsyncIterator[Keys]:
         except StackError:
             url = await stack.enter_async_context(_own_bus(DataDir(data_dir)))
         bus = await stack.enter_async_context(bus_at(url, "keys", CONNECT_S))
-        records = await bus.bucket(subjects.API_KEYS_BUCKET, ApiKeyRecord)
-        yield Keys(records, await bus.bucket(subjects.REVOKED_API_KEYS_BUCKET, ApiKeyRecord))
+        yield await Keys.on(bus)
 
 
 @contextlib.asynccontextmanager

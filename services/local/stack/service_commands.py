@@ -42,7 +42,7 @@ def nats_binary() -> str:
 
 def prepare_command(options: StackOptions, data_dir: DataDir) -> Command:
     """Makes the model's folder, and prints it as the last line of its stdout."""
-    argv = _python("services.executor.prepare_model", {"model": options.model})
+    argv = _python("services.executor.prepare_model", {"model": options.model, "engine": options.engine})
     return Command("prepare-model", argv, data_dir.log("prepare-model"))
 
 

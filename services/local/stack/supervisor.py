@@ -11,12 +11,14 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
+from services.local.stack.catalogue import gateway_access
 from services.local.stack.data_dir import DataDir, ProcessEntry, StackFile
 from services.local.stack.gpu_pinning import device_shares
+from services.local.stack.keys import Keys
 from services.local.stack.machine import free_port, require_free
 from services.local.stack.options import StackOptions
 from services.local.stack.processes.keeper import Keeper
-from services.local.stack.processes.process import Command, Process, describe_exit, tail
+from services.local.stack.processes.process import Command, Process, describe_exit
 from services.local.stack.progress import Progress
 from services.local.stack.readiness import wait_ready
 from services.local.stack.service_commands import nats_command, prepare_command, service_commands
@@ -84,7 +86,8 @@ class Supervisor:
         self._write_stack()
         ended = f"{keeper.name} ended by itself ({describe_exit(status)})"
         if not self._ready and keeper.backoff.failures >= MAX_FAILURES_BEFORE_READY:
-            self._fail(StackError(f"{ended}, {keeper.backoff.failures} times in a row\n{_quote(keeper.command)}"))
+            quoted = _quote(keeper.command, keeper.last_words)
+            self._fail(StackError(f"{ended}, {keeper.backoff.failures} times in a row\n{quoted}"))
             return
         self._progress.note(f"{ended}; starting it again in {delay_s:.1f} s (log: {keeper.command.log})")
 
@@ -102,6 +105,7 @@ class Supervisor:
             self._keep([nats_command(self._data_dir, port)])
         bus = await Bus.connect(self._nats_url, "supervisor")
         try:
+            await (await Keys.on(bus)).require_any(gateway_access(self._options, os.environ))
             model_path = await self._prepare_model()
             shares = await asyncio.to_thread(device_shares, self._options, os.environ)
             commands = service_commands(self._options, self._data_dir, self._nats_url, model_path, shares)
@@ -128,7 +132,8 @@ class Supervisor:
             process.kill()
         folder = printed.rpartition("\n")[2].strip()
         if status != 0 or not folder:
-            raise StackError(f"the model {self._options.model} cannot be used\n{_quote(command)}")
+            quoted = _quote(command, process.last_words())
+            raise StackError(f"the model {self._options.model} cannot be used\n{quoted}")
         return Path(folder)
 
     def _keep(self, commands: Sequence[Command]) -> None:
@@ -182,5 +187,5 @@ class Supervisor:
                 keeper.kill()
 
 
-def _quote(command: Command) -> str:
-    return f"the end of {command.log}:\n{tail(command.log)}"
+def _quote(command: Command, last_words: str) -> str:
+    return f"the end of {command.log}:\n{last_words}"

@@ -1,7 +1,9 @@
 """The command line: usage errors, failures, and the client commands against a real HTTP server."""
 
 import json
+import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -195,6 +197,49 @@ def test_a_taken_port_is_a_failure_with_one_line(tmp_path: Path) -> None:
     assert stdout == ""
     assert stderr.startswith(f"error: cannot listen on 127.0.0.1 port {port}")
     assert stderr.count("\n") == 1
+
+
+def up(data_dir: Path, *args: str, **environ: str) -> tuple[int, str]:
+    """(exit status, stderr) of a ``slackwater up`` that cannot start."""
+    command = [*SLACKWATER, "up", "--config", "", "--port", str(free_port()), "--data-dir", str(data_dir), *args]
+    environ = {"COLUMNS": "200", **os.environ, **environ}
+    done = subprocess.run(command, cwd=data_dir.parent, env=environ, capture_output=True, text=True)
+    assert done.stdout == ""
+    return done.returncode, done.stderr
+
+
+def test_a_model_that_is_not_there_is_named_without_a_traceback(tmp_path: Path) -> None:
+    for model, looked_for in (
+        ("./nope", f"no model './nope': there is no folder {tmp_path / 'nope'}"),
+        ("no--such/model", "'no--such/model' is neither a folder nor a Hugging Face hub id"),
+    ):
+        status, stderr = up(tmp_path / "data", "--model", model)
+        assert (status, looked_for in stderr, "Traceback" in stderr) == (1, True, False), stderr
+    assert "./nope" not in stderr  # nothing of the run before
+
+
+def test_a_quantization_that_the_engine_cannot_run_is_named(tmp_path: Path, model_folder: Path) -> None:
+    quantized = tmp_path / "quantized"
+    shutil.copytree(model_folder, quantized, copy_function=os.link)
+    config = json.loads((quantized / "config.json").read_text())
+    (quantized / "config.json").unlink()
+    (quantized / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "q9"}}))
+    said = f"{quantized} is quantized with q9, which the torch engine cannot run here"
+    status, stderr = up(tmp_path / "data", "--model", str(quantized))
+    assert (status, said in stderr) == (1, True), stderr
+    asked = ("doctor", "--config", "", "--json", "--data-dir", str(tmp_path / "data"), "--model", str(quantized))
+    for engine, state in (("torch", "failed"), ("sim", "ok")):
+        checks = json.loads(slackwater(*asked, "--engine", engine)[1])["checks"]
+        (check,) = (each for each in checks if each["name"] == "model")
+        assert (check["state"], said in check["found"]) == (state, state == "failed")
+
+
+def test_where_others_can_connect_nothing_starts_without_a_key(tmp_path: Path) -> None:
+    status, stderr = up(tmp_path / "data", "--engine", "sim", "--host", "0.0.0.0")
+    assert status == 1
+    assert "error: clients need an API key where the gateway listens on '0.0.0.0', and there is none" in stderr
+    assert "slackwater key create NAME" in stderr and "SLACKWATER_REQUIRE_KEYS=never" in stderr
+    assert [log.stem for log in (tmp_path / "data" / "logs").iterdir()] == ["nats-server"]
 
 
 def test_status_without_a_stack_is_a_failure(tmp_path: Path) -> None:

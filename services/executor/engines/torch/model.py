@@ -104,7 +104,7 @@ def _read_model(path: Path, device: torch.device, dtype: str) -> tuple[torch.nn.
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             path, dtype=model_dtype, attn_implementation=ATTENTION_NAME, low_cpu_mem_usage=True
         )
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+    except (ImportError, OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise ModelError(f"cannot load the model in {path}: {first_line(error)}") from error
     if "logits_to_keep" not in inspect.signature(loaded.forward).parameters:
         raise ModelError(f"{type(loaded).__name__} is not a decoder that this engine can run")

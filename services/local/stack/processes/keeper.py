@@ -27,6 +27,7 @@ class Keeper:
     def __init__(self, command: Command, watcher: Watcher, backoff: Backoff | None = None) -> None:
         self.command = command
         self.starts = 0
+        self.last_words = ""  # of the process that ended last
         self._watcher = watcher
         self.backoff = backoff or Backoff()
         self._process: Process | None = None
@@ -87,6 +88,7 @@ class Keeper:
             return await ended if ended.done() else await process.terminate(self.command.grace_s)
         finally:
             process.kill()
+            self.last_words = process.last_words()
             ended.cancel()
             stopped.cancel()
             self._process = None

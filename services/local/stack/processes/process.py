@@ -35,8 +35,11 @@ class Command:
 class Process:
     """A started command. The terminal's Ctrl-C does not reach it; SIGKILL of this process does, on Linux."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, log: Path, log_start: int) -> None:
+        """``log_start``: the bytes that were in the log before."""
         self._process = process
+        self._log = log
+        self._log_start = log_start
         self._ended = False
 
     @classmethod
@@ -44,6 +47,7 @@ class Process:
         """Raises OSError where the program cannot be run."""
         tied = (sys.executable, "-I", "-S", str(Path(tether.__file__)), str(os.getpid()))
         with open_log(command.log) as log:
+            log_start = log.tell()
             process = await asyncio.create_subprocess_exec(
                 *(tied if sys.platform.startswith("linux") else ()),
                 *command.argv,
@@ -53,11 +57,15 @@ class Process:
                 start_new_session=True,
                 env={**os.environ, **command.environ},
             )
-        return cls(process)
+        return cls(process, command.log, log_start)
 
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    def last_words(self) -> str:
+        """The last lines that it has logged; nothing of an earlier process."""
+        return tail(self._log, start=self._log_start)
 
     async def wait(self) -> int:
         """The exit status, -N for signal N. Whatever the process left running is killed."""
@@ -103,12 +111,12 @@ def open_log(path: Path) -> BinaryIO:
     return path.open("ab")
 
 
-def tail(path: Path, max_lines: int = 20) -> str:
-    """The last lines; empty where there is no file."""
+def tail(path: Path, max_lines: int = 20, start: int = 0) -> str:
+    """The last lines, from the byte ``start`` on; empty where there is no file."""
     if not path.exists():
         return ""
     with path.open("rb") as log:
         size = log.seek(0, 2)
-        log.seek(max(0, size - TAIL_BYTES))
+        log.seek(max(start, size - TAIL_BYTES))
         lines = log.read().decode(errors="replace").splitlines()
     return "\n".join(lines[-max_lines:])

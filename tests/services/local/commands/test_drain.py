@@ -100,6 +100,9 @@ def test_without_an_executor_that_takes_requests_clients_are_told_so(rig: Gatewa
         status, text = slackwater(rig, "drain", executor_id, "--no-wait", "--json")
         assert (status, json.loads(text)["draining"]) == (0, True)
     wait_until(lambda: rig.http.get("/ready").status_code == 503, rig.logs())
+    assert "drains (executor-0, executor-1): slackwater undrain" in rig.http.get("/ready").json()["reason"]
+    refused = rig.complete()
+    assert (refused.status_code, "drains (executor-0, executor-1)" in refused.text) == (503, True)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(rig.complete)
         assert slackwater(rig, "undrain", "executor-1") == (0, "executor-1 takes requests\n")
