@@ -32,11 +32,8 @@ from rich.text import Text
 
 from deploy.screenshots.browser import browser
 from deploy.screenshots.load import Chats, submit_batches
+from services.local.commands.asked_stack import AskedStackOptions
 from services.local.commands.status.top import frame
-from services.local.stack.data_dir import bus_at, stack_on
-from shared.clock import SystemClock
-from shared.watch.follower import StackFollower
-from shared.watch.stack_watch import StackWatch
 
 OPTIONS = ("--engine", "sim", "--executors", "2", "--slo", "ttft_p99<=600ms", "--slo", "tbt_mean<=36ms")
 COLUMNS, TOP_WIDTH = 164, 134
@@ -154,13 +151,9 @@ def draw(renderable: RenderableType, title: str, width: int, path: Path) -> None
 
 
 async def draw_top(data_dir: Path, folder: Path) -> None:
-    found, _ = stack_on(data_dir, None)
-    assert found is not None
-    watch, clock = StackWatch(), SystemClock()
-    async with bus_at(found.nats_url, "top") as bus, StackFollower.following(bus, watch, clock) as follower:
-        await follower.wait_for_rates()
+    async with AskedStackOptions(data_dir=data_dir).opened("top") as stack:
         await asyncio.sleep(WARM_UP_S)
-        draw(await frame(bus, found, watch, clock), "slackwater top", TOP_WIDTH, folder / "top.svg")
+        draw(frame(await stack.report()), "slackwater top", TOP_WIDTH, folder / "top.svg")
 
 
 def main() -> None:

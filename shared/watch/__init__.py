@@ -1,1 +1,1 @@
-"""What a running stack tells about itself on its bus, added up for a screen. Nothing here sends anything."""
+"""What a running stack tells about itself on its bus, by itself or when it is asked."""

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from shared.bus import Bus
 from shared.clock import Clock
 from shared.protocol import subjects
-from shared.protocol.batches import BatchRecord
+from shared.protocol.batches import Batch
 from shared.protocol.budgets import BudgetRecord
 from shared.protocol.executors import ExecutorInfo, Heartbeat
 from shared.protocol.online import OnlineServed
@@ -35,7 +35,7 @@ class StackFollower:
         BusError where the bus is away at the beginning."""
         follower = cls(bus, watch, clock)
         budgets = await bus.bucket(subjects.BUDGETS_BUCKET, BudgetRecord)
-        batches = await bus.bucket(subjects.BATCHES_BUCKET, BatchRecord)
+        batches = await bus.bucket(subjects.BATCHES_BUCKET, Batch)
         subscriptions = [
             await bus.subscribe(subjects.HEARTBEATS, Heartbeat, follower._on_heartbeat),
             await bus.subscribe(subjects.ONLINE_SERVED, OnlineServed, follower._on_served),
@@ -53,13 +53,13 @@ class StackFollower:
             for subscription in subscriptions:
                 await subscription.stop()
 
-    async def wait_for_rates(self) -> None:
-        """Until every registered executor has beaten twice, or should have."""
+    async def wait_for_beats(self, num_beats: int) -> None:
+        """Until every registered executor has beaten so often (1 or 2), or should have."""
         bucket = await self._bus.bucket(subjects.EXECUTORS_BUCKET, ExecutorInfo)
         registered = [entry.key for entry in await bucket.entries()]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FIRST_S):
-                while not self._watch.has_rates(registered):
+                while not self._watch.has_beaten(registered, num_beats):
                     self._beaten.clear()
                     await self._beaten.wait()
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from shared.latency.histogram import LatencyHistogram
-from shared.protocol.batches import OPEN_STATUSES, BatchRecord
+from shared.protocol.batches import OPEN_STATUSES, Batch
 from shared.protocol.budgets import BudgetRecord
 from shared.protocol.executors import Heartbeat
 from shared.protocol.online import OnlineLatencies, OnlineServed
@@ -35,7 +35,7 @@ class BatchView:
     """One batch that has not ended. Lines per second are those of the last minute, and ``left_s`` what that makes of
     the rest; None where none is known."""
 
-    record: BatchRecord
+    record: Batch
     done: int
     lines_per_s: float | None
     left_s: float | None
@@ -49,7 +49,7 @@ class StackView:
     executors: list[ExecutorView]
     online: OnlineLatencies
     batches: list[BatchView]
-    ended: list[BatchRecord]
+    ended: list[Batch]
     budgets: dict[str, BudgetRecord]  # by profile key
 
 
@@ -61,8 +61,8 @@ class StackWatch:
         self._online = Rolling(60.0, OnlineLatencies)
         self._recent = Rolling(RATE_S, OnlineLatencies)
         self._budgets: dict[str, BudgetRecord] = {}  # by profile key
-        self._batches: dict[str, tuple[BatchRecord, RateWindow]] = {}
-        self._ended: dict[str, BatchRecord] = {}  # in the order in which they were heard of
+        self._batches: dict[str, tuple[Batch, RateWindow]] = {}
+        self._ended: dict[str, Batch] = {}  # in the order in which they were heard of
 
     def on_heartbeat(self, now_s: float, beat: Heartbeat) -> None:
         known = self._executors.get(beat.info.executor_id)
@@ -81,7 +81,7 @@ class StackWatch:
         else:
             self._budgets[profile_key] = record
 
-    def on_batch(self, now_s: float, batch_id: str, record: BatchRecord | None) -> None:
+    def on_batch(self, now_s: float, batch_id: str, record: Batch | None) -> None:
         """None for one that was deleted."""
         self._ended.pop(batch_id, None)
         if record is not None and record.status in OPEN_STATUSES:
@@ -95,9 +95,10 @@ class StackWatch:
             while len(self._ended) > MAX_ENDED:
                 del self._ended[next(iter(self._ended))]
 
-    def has_rates(self, executor_ids: Iterable[str]) -> bool:
-        """Each of these has beaten twice."""
-        return all(each in self._executors and self._executors[each].has_rates for each in executor_ids)
+    def has_beaten(self, executor_ids: Iterable[str], num_beats: int) -> bool:
+        """Each of these has, so often; rates are known from the second time on."""
+        beaten = (self._executors[each].num_beats if each in self._executors else 0 for each in executor_ids)
+        return all(count >= num_beats for count in beaten)
 
     def view(self, now_s: float) -> StackView:
         """Executors by id, batches in the order in which they were made."""
@@ -132,15 +133,13 @@ class _ExecutorWatch:
     def __init__(self, beat: Heartbeat) -> None:
         self.beat = beat
         self.beaten_s = 0.0
+        self.num_beats = 0
         self._steps, self._busy_s, self._online, self._offline = (RateWindow(RATE_S) for _ in range(4))
         self._step_ms = Rolling(RATE_S, LatencyHistogram)
 
-    @property
-    def has_rates(self) -> bool:
-        return self._steps.per_s() is not None
-
     def on_heartbeat(self, now_s: float, beat: Heartbeat) -> None:
         self.beat, self.beaten_s = beat, now_s
+        self.num_beats += 1
         counters = beat.counters
         self._steps.add(now_s, counters.steps)
         self._busy_s.add(now_s, counters.busy_s)
@@ -154,13 +153,13 @@ class _ExecutorWatch:
         return ExecutorView(self.beat, self._step_ms.total(now_s), _budget_ms(budget, holds_online), *rates)
 
 
-def ended_at(record: BatchRecord) -> int:
+def ended_at(record: Batch) -> int:
     """Unix seconds; 0 for a batch that has not ended."""
     times = (record.completed_at, record.failed_at, record.expired_at, record.cancelled_at)
     return max((each for each in times if each is not None), default=0)
 
 
-def _batch_view(record: BatchRecord, rate: RateWindow) -> BatchView:
+def _batch_view(record: Batch, rate: RateWindow) -> BatchView:
     counts, per_s = record.request_counts, rate.per_s()
     return BatchView(record, counts.done, per_s, counts.left / per_s if per_s and counts.total else None)
 

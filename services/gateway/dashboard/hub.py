@@ -17,7 +17,7 @@ from shared.cancellation import check_cancelled
 from shared.clock import Clock
 from shared.errors import BusError
 from shared.watch.follower import StackFollower
-from shared.watch.stack_watch import StackWatch
+from shared.watch.stack_watch import StackView, StackWatch
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +78,10 @@ class DashboardHub:
                 logger.warning("the dashboard does not follow the bus yet", extra={"why": str(error)})
                 await self._bus.wait_reconnected(generation, timeout_s=PERIOD_S)
 
+    def view(self) -> StackView:
+        """What has been seen of the stack, whether anybody looks or not."""
+        return self._watch.view(self._clock.monotonic_s())
+
     def close(self) -> None:
         """End every viewer's stream: a gateway that drains does not wait for them."""
         self._is_closed = True
@@ -129,9 +133,8 @@ class DashboardHub:
             await asyncio.sleep(PERIOD_S)
 
     def _publish(self) -> None:
-        now_s = self._clock.monotonic_s()
-        view, lines_left = self._watch.view(now_s), self._watch.lines_left()
-        snapshot = snapshot_of(view, lines_left, self._answers, self._model, self._clock.unix_s())
+        lines_left = self._watch.lines_left()
+        snapshot = snapshot_of(self.view(), lines_left, self._answers, self._model, self._clock.unix_s())
         now = msgspec.Raw(_encoder.encode(snapshot))
         rows = self.history.since(self._num_rows_told)
         self._num_rows_told = self.history.num_recorded

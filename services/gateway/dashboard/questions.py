@@ -7,14 +7,13 @@ import msgspec
 
 from shared.bus import Bus
 from shared.clock import Clock
-from shared.errors import BusError, NoResponderError, NotFoundOnBusError
+from shared.errors import BusError, NotFoundOnBusError
 from shared.protocol import subjects
-from shared.protocol.budgets import SloReport, SloStatus
+from shared.protocol.budgets import SloStatus
 from shared.protocol.services import ServiceStatus
 from shared.protocol.slo_profile import Knob, SloProfileRecord, slo_profile_key
+from shared.watch.stack_status import ping_all, slo_report
 
-PING_WAIT_S = 0.25
-SLO_WAIT_S = 1.0
 SILENT_S = 5.0  # without an answer; on a busy machine one comes late now and then
 OFFLINE_QUEUE = "offline-queue"
 EXPECTED = (OFFLINE_QUEUE, "predictor", "profiler")  # gateway and executors are seen without asking
@@ -42,15 +41,15 @@ class StackQuestions:
     async def ask(self) -> StackAnswers:
         """Takes as long as the slowest answer may. Never fails: what cannot be asked is said to be unwell."""
         try:
-            report = await self._report()
+            report = await slo_report(self._bus)
             profiles = {status.profile_key: await self._profile(status, report.slos) for status in report.executors}
-            statuses = await self._bus.gather(subjects.PING, {}, ServiceStatus, PING_WAIT_S)
+            statuses = await ping_all(self._bus)
         except BusError:
             return StackAnswers(unwell=["the bus does not answer: what is shown is old"])
         except msgspec.DecodeError as error:
             return StackAnswers(unwell=[f"a service of another version answers: {error}"])
         now_s = self._clock.monotonic_s()
-        self._heard |= {status.name: (now_s, status) for status in statuses}
+        self._heard |= {name: (now_s, status) for name, status in statuses.items()}
         self._heard = {name: heard for name, heard in self._heard.items() if heard[0] > now_s - SILENT_S}
         queue = self._heard.get(OFFLINE_QUEUE)
         preset = queue[1].details.get("preset") if queue else None
@@ -60,12 +59,6 @@ class StackQuestions:
             slos={status.profile_key: status for status in report.executors},
             profiles={key: profile for key, profile in profiles.items() if profile is not None},
         )
-
-    async def _report(self) -> SloReport:
-        try:
-            return await self._bus.request(subjects.SLO_STATUS, {}, SloReport, SLO_WAIT_S)
-        except NoResponderError:
-            return SloReport([], [])
 
     async def _profile(self, status: SloStatus, slos: list[str]) -> SloProfileRecord | None:
         """Read once, until there is a newer one."""

@@ -6,7 +6,7 @@ import msgspec
 
 from services.gateway.dashboard.questions import StackAnswers
 from shared.latency.histogram import LatencyHistogram
-from shared.protocol.batches import BatchRecord
+from shared.protocol.batches import Batch
 from shared.protocol.budgets import BudgetRecord, SloStatus
 from shared.protocol.executors import Heartbeat
 from shared.protocol.slo_profile import SloProfileRecord
@@ -58,7 +58,7 @@ class BatchState(msgspec.Struct, frozen=True):
     left_s: float | None = None
 
     @classmethod
-    def of(cls, record: BatchRecord, lines_per_s: float | None = None, left_s: float | None = None) -> BatchState:
+    def of(cls, record: Batch, lines_per_s: float | None = None, left_s: float | None = None) -> BatchState:
         counts, ended_s = record.request_counts, ended_at(record) or None
         head = record.id, record.endpoint, record.status, record.created_at, ended_s
         return cls(*head, counts.total, counts.done, counts.failed, lines_per_s, left_s)

@@ -29,6 +29,13 @@ def _configured(ctx: typer.Context, param: typer.CallbackParam, value: Any) -> A
     return Path(found) if isinstance(value, Path) else found
 
 
+def _unless_outdone(ctx: typer.Context, param: typer.CallbackParam, value: str | None) -> str | None:
+    """A URL of the environment gives way to a bus or a data directory that the command line names."""
+    sources = [ctx.get_parameter_source(name) for name in (param.name or "", "nats", "data_dir")]
+    url, *others = [source.name if source else "" for source in sources]
+    return None if url == "ENVIRONMENT" and "COMMANDLINE" in others else value
+
+
 ConfigOption = Annotated[
     str | None,
     typer.Option(
@@ -53,6 +60,14 @@ NatsOption = Annotated[
         envvar="SLACKWATER_NATS",
         callback=_configured,
         help="The stack's bus; by default that of the configuration file, else of the data directory's stack.",
+    ),
+]
+UrlOption = Annotated[
+    str | None,
+    typer.Option(
+        envvar="SLACKWATER_URL",
+        callback=_unless_outdone,
+        help="The server; by default the stack of the data directory.",
     ),
 ]
 

@@ -9,12 +9,11 @@ import os
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, Self
+from typing import Any, BinaryIO, Self
 
 import httpx
-import typer
 
-from services.local.commands.parameters import DataDirOption
+from services.local.commands.parameters import DataDirOption, UrlOption
 from services.local.stack.data_dir import DataDir
 from services.local.stack.options import DEFAULT_DATA_DIR, StackOptions
 from shared.client_key import client_key
@@ -24,11 +23,6 @@ Json = dict[str, Any]
 
 CONNECT_TIMEOUT_S = 5.0
 LOCAL_HOSTS = ("127.0.0.1", "::1", "localhost")
-
-UrlOption = Annotated[
-    str | None,
-    typer.Option(envvar="SLACKWATER_URL", help="The server; by default the stack of the data directory."),
-]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +61,7 @@ class ApiClient:
             headers={"Authorization": f"Bearer {key}"} if key else {},
             event_hooks={"response": [_require_success]},
         )
-        self._url = url
+        self.url = url
 
     def __enter__(self) -> Self:
         return self
@@ -118,13 +112,11 @@ class ApiClient:
         try:
             yield
         except httpx.ConnectError as error:
-            raise ApiError(
-                f"nothing answers at {self._url}; start a stack with slackwater up, or give --url"
-            ) from error
+            raise ApiError(f"nothing answers at {self.url}; start a stack with slackwater up, or give --url") from error
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise ApiError(f"{self._url}: {error or type(error).__name__}") from error
+            raise ApiError(f"{self.url}: {error or type(error).__name__}") from error
         except json.JSONDecodeError as error:
-            raise ApiError(f"{self._url} does not speak JSON; is it an OpenAI-compatible server?") from error
+            raise ApiError(f"{self.url} does not speak JSON; is it an OpenAI-compatible server?") from error
 
 
 @contextlib.contextmanager

@@ -7,24 +7,17 @@ import httpx
 from services.local.stack.progress import Progress
 from shared.bus import Bus
 from shared.errors import BusError
-from shared.protocol import subjects
 from shared.protocol.services import ServiceStatus
+from shared.watch.stack_status import PING_WAIT_S, ping_all
 
 Step = tuple[str, str]  # an activity, and how far it is
 
-PING_WAIT_S = 0.25
 PROFILER = "profiler"
 PROFILE_DONE = "done"
 PROFILE_LACKING = {  # states in which the stack serves without one, and why there is none
     "deferred": "the step latencies are not measured yet: the executors have work; it is done when they are idle",
     "failed": "the step latencies cannot be measured here; the latency model is learned from the executors' own steps",
 }
-
-
-async def ping_all(bus: Bus, wait_s: float = PING_WAIT_S) -> dict[str, ServiceStatus]:
-    """Every service on the bus that answers within ``wait_s``, by name."""
-    answers = await bus.gather(subjects.PING, {}, ServiceStatus, wait_s)
-    return {answer.name: answer for answer in answers}
 
 
 async def wait_ready(bus: Bus, url: str, names: Collection[str], progress: Progress) -> None:

@@ -8,9 +8,9 @@ from rich.console import Console
 
 from loadgen.cli import errors_as_lines, write_result
 from loadgen.options import WorkloadOptions
-from services.local.commands.parameters import BusOptions
+from services.local.commands.parameters import BusOptions, UrlOption
 from services.local.commands.profile.live import newest_profiles, profile_live, profile_now
-from services.local.commands.server import UrlOption, server_url
+from services.local.commands.server import server_url
 from services.profiler.simulation.cli import ClientsOption, MachineOptions, ModelNameOption
 from services.profiler.simulation.setup import LIVE
 from services.profiler.slo.cli import SearchOptions, profile_simulated

@@ -13,7 +13,6 @@ from loadgen.client.openai_client import OpenAIClient
 from loadgen.replay import ReplayPlan
 from loadgen.stopping import run_until_signalled
 from services.local.commands.parameters import BusOptions
-from services.local.stack.readiness import ping_all
 from services.profiler.slo.cli import SearchOptions, trial_progress_on
 from services.profiler.slo.live import LiveTrials, search_live
 from services.profiler.slo.search import SloSearch
@@ -26,6 +25,7 @@ from shared.protocol import subjects
 from shared.protocol.executors import ExecutorInfo
 from shared.protocol.latency_models import LatencyModelRecord
 from shared.protocol.slo_profile import Knob, ProfileReply, ProfileRequest, SloProfileRecord, slo_profile_key
+from shared.watch.stack_status import ping_all
 
 ASKER = "profile"  # its name on the bus
 SEARCH_S = 3600.0  # a search runs the recorded workload a dozen times, simulated

@@ -6,25 +6,32 @@ import time
 from rich.console import Console
 from rich.table import Table
 
-from services.local.commands.parameters import BusOptions, JsonOption, show
-from services.local.commands.status.status import ProcessStatus, Status, read_status
+from services.local.commands.asked_stack import AskedStackOptions
+from services.local.commands.parameters import JsonOption, show
 from shared.protocol.budgets import SloStatus
 from shared.protocol.executors import Heartbeat
 from shared.protocol.slo_profile import SloVerdict
 from shared.settings.command_options import with_option_groups
+from shared.watch.stack_status import ProcessStatus, Status
 
 
 @with_option_groups
-def status(stack: BusOptions, as_json: JsonOption = False) -> None:
+def status(stack: AskedStackOptions, as_json: JsonOption = False) -> None:
     """Show every process of a stack, its executors and its queues."""
     show(asyncio.run(read_status(stack)), as_json, print_status)
+
+
+async def read_status(options: AskedStackOptions) -> Status:
+    """Raises StackError, BusError and ApiError where none answers."""
+    async with options.opened("status", num_beats=1) as stack:
+        return (await stack.report()).status
 
 
 def print_status(status: Status) -> None:
     """Tables on stdout."""
     console = Console(highlight=False, markup=False)
-    where = f"{status.url}  {status.model}  " if status.url else ""
-    console.print(f"{where}bus {status.nats}")
+    bus = f"bus {status.nats}" if status.nats else None
+    console.print("  ".join(word for word in (status.url, status.url and status.model, bus) if word))
     console.print(_process_table(status.processes))
     for beat in status.executors:
         console.print(describe(beat))

@@ -10,17 +10,15 @@ import typer
 from rich.console import Console, RenderableType
 from rich.live import Live
 
-from services.local.commands.parameters import BusOptions
-from services.local.commands.status.status import process_statuses, queue_figures, slo_statuses
+from services.local.commands.asked_stack import AskedStack, AskedStackOptions
 from services.local.commands.status.top_table import essentials, screen
-from services.local.stack.data_dir import StackFile, bus_at, stack_on
+from services.local.stack.data_dir import bus_at
 from services.local.stack.progress import Progress
-from services.local.stack.readiness import PROFILER, ping_all
-from shared.bus import Bus
-from shared.clock import Clock, SystemClock
-from shared.errors import BusError, StackError
+from shared.clock import SystemClock
+from shared.errors import ApiError, BusError, StackError
 from shared.settings.command_options import with_option_groups
 from shared.watch.follower import StackFollower
+from shared.watch.stack_status import StackReport
 from shared.watch.stack_watch import StackWatch
 
 REFRESH_S = 1.0
@@ -31,47 +29,45 @@ ONCE_WIDTH = 160  # of a frame that goes to no terminal
 def top(
     *,
     once: Annotated[bool, typer.Option("--once", help="Print one frame, as where stdout is no terminal.")] = False,
-    stack: BusOptions,
+    stack: AskedStackOptions,
 ) -> None:
     """Watch a stack: load, step times, what online users get, offline throughput and batches. Ctrl-C leaves."""
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(run_top(stack, once or not sys.stdout.isatty()))
 
 
-async def run_top(options: BusOptions, once: bool) -> None:
-    """Draw until interrupted or until the stack ends. Raises StackError where there is none."""
-    stack, url = stack_on(options.data_dir, options.nats)
-    watch, clock = StackWatch(), SystemClock()
-    async with bus_at(url, "top") as bus, StackFollower.following(bus, watch, clock) as follower:
-        await follower.wait_for_rates()
+async def run_top(options: AskedStackOptions, once: bool) -> None:
+    """Draw until interrupted or until the stack ends. Raises StackError, BusError and ApiError where there is none."""
+    async with options.opened("top", num_beats=2) as stack:
+        report = await stack.report()
         if once:
             console = Console()
             console.width = max(console.width, ONCE_WIDTH)
-            console.print(await frame(bus, stack, watch, clock))
+            console.print(frame(report))
             return
-        with Live(console=Console(), screen=True, auto_refresh=False) as live:
+        with Live(frame(report), console=Console(), screen=True, auto_refresh=False) as live:
             while True:
-                stack, _ = stack_on(options.data_dir, options.nats)
-                live.update(await frame(bus, stack, watch, clock), refresh=True)
-                await asyncio.sleep(REFRESH_S)
+                report, missing = await _next(stack, report)
+                live.update(frame(report, missing), refresh=True)
 
 
-async def frame(bus: Bus, stack: StackFile | None, watch: StackWatch, clock: Clock) -> RenderableType:
-    """The screen as it is now. Raises StackError where there is no stack any more."""
+def frame(report: StackReport, missing: str = "") -> RenderableType:
+    """The screen. ``missing``: why it is an old one."""
+    status = report.status
+    unwell = [f"{each.name}: {each.health}" for each in status.processes if each.health != "ok"]
+    where = f"{status.url}  {status.model}" if status.url else "slackwater"
+    return screen(f"{where}  {time.strftime('%H:%M:%S')}", [missing] if missing else unwell, report)
+
+
+async def _next(stack: AskedStack, before: StackReport) -> tuple[StackReport, str]:
+    """A refresh later, the next report; the one before, and why, while nobody answers."""
+    resting = asyncio.create_task(asyncio.sleep(REFRESH_S))
     try:
-        answers = await ping_all(bus)
-        slos = await slo_statuses(bus) if PROFILER in answers else []
-    except BusError as error:  # it is being started again
-        answers, slos, silent = {}, [], [f"the bus does not answer: {error}"]
-    else:
-        silent = []
-    if not answers and stack is None:
-        raise StackError("no service answers on this bus")
-    view = watch.view(clock.monotonic_s())
-    beats = [executor.beat for executor in view.executors]
-    unwell = [f"{each.name}: {each.health}" for each in process_statuses(answers, stack) if each.health != "ok"]
-    where = f"{stack.http_url}  {stack.model}" if stack else "slackwater"
-    return screen(f"{where}  {time.strftime('%H:%M:%S')}", silent or unwell, view, queue_figures(beats, answers), slos)
+        return await stack.report(), ""
+    except (ApiError, BusError) as error:  # it is being started again
+        return before, str(error)
+    finally:
+        await resting
 
 
 async def show_essentials(nats_url: str, progress: Progress) -> None:

@@ -7,11 +7,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from services.local.commands.status.status import queue_figures
 from services.local.commands.status.table import draining_text
 from shared.process.service import Details
 from shared.protocol.budgets import SloStatus
 from shared.protocol.slo_profile import SloVerdict
+from shared.watch.stack_status import StackReport, queue_figures
 from shared.watch.stack_watch import BatchView, ExecutorView, StackView
 
 BAR_WIDTH = 20
@@ -25,8 +25,9 @@ EXECUTOR_COLUMNS = (
 )
 
 
-def screen(head: str, unwell: Sequence[str], view: StackView, queues: Details, slos: Sequence[SloStatus]) -> Group:
-    """``unwell``: processes that are not well, in words."""
+def screen(head: str, unwell: Sequence[str], report: StackReport) -> Group:
+    """``unwell``: what is not well, in words."""
+    view, queues, slos = report.view, report.status.queues, report.status.slos
     parts: list[RenderableType] = [Text(head, style="bold")]
     parts += [Text(line, style="red") for line in unwell]
     parts += [Text(), _executor_table(view.executors), Text(), _online_table(view, slos), Text(), _queue_line(queues)]

@@ -12,8 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 from services.local.cli import app
+from services.local.commands.asked_stack import AskedStackOptions
 from services.local.commands.drain import drained as drained_executor
-from services.local.commands.parameters import BusOptions
 from shared.protocol.executors import Heartbeat
 from tests.services.gateway.gateway_rig import MODEL, GatewayRig, wait_until
 
@@ -65,7 +65,7 @@ def test_streams_end_where_they_run_and_new_requests_go_elsewhere(rig: GatewayRi
     drained = of_each(rig, "online_running").index(1)
     told: asyncio.Queue[Heartbeat] = asyncio.Queue()
     with ThreadPoolExecutor(1) as pool:
-        command = drained_executor(BusOptions(nats=rig.nats_url), EXECUTORS[drained], True, told.put_nowait)
+        command = drained_executor(AskedStackOptions(nats=rig.nats_url), EXECUTORS[drained], True, told.put_nowait)
         draining = pool.submit(asyncio.run, command)
         wait_until(lambda: not told.empty(), rig.logs())
         assert (told.get_nowait().online_running, draining.done()) == (1, False)

@@ -1,7 +1,9 @@
 """``slackwater top``: what is added up, and what is drawn of a stack's messages on a real bus."""
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -22,6 +24,7 @@ from shared.protocol.online import OnlineLatencies, OnlineServed
 from shared.protocol.services import ServiceStatus
 from shared.protocol.slo_profile import SloVerdict
 from shared.watch.follower import StackFollower
+from shared.watch.stack_status import StackReport, Status
 from shared.watch.stack_watch import GONE_S, MAX_ENDED, StackWatch, ended_at
 from shared.watch.windows import RateWindow
 from tests.services.profiler.profiling import KEY, executor_info, until
@@ -46,11 +49,12 @@ def served(**milliseconds: float) -> OnlineServed:
     return OnlineServed("executor-0", "g", 0.0, None, 1, [], latencies)
 
 
-def drawn(watch: StackWatch, now_s: float, **others: object) -> str:
+def drawn(watch: StackWatch, now_s: float, unwell: Sequence[str] = (), **told: Any) -> str:
     console = Console(width=170, no_color=True)
-    told = {"head": "http://here", "unwell": [], "queues": {}, "slos": []} | others
+    fields: dict[str, Any] = {"queues": {}, "slos": []} | told
+    status = Status(None, None, None, None, processes=[], executors=[], budgets=[], **fields)
     with console.capture() as capture:
-        console.print(screen(view=watch.view(now_s), **told))  # type: ignore[arg-type]
+        console.print(screen("http://here", unwell, StackReport(status, watch.view(now_s))))
     return capture.get()
 
 
@@ -72,9 +76,9 @@ def test_executors_are_shown_with_their_rates_and_step_times() -> None:
     watch = StackWatch()
     watch.on_heartbeat(1.0, beat(COUNTERS, 10.0))
     watch.on_budget(KEY, BudgetRecord(KEY, 25.0, BudgetSource.SLO))
-    assert not watch.has_rates(["executor-0"])
+    assert not watch.has_beaten(["executor-0"], 2)
     watch.on_heartbeat(3.0, beat(LATER, 20.0, 30.0))
-    assert watch.has_rates(["executor-0"]) and not watch.has_rates(["executor-0", "executor-1"])
+    assert watch.has_beaten(["executor-0"], 2) and not watch.has_beaten(["executor-0", "executor-1"], 2)
     (executor,) = watch.view(3.0).executors
     assert (executor.steps_per_s, executor.busy_share) == (10.0, 0.5)
     assert (executor.online_tokens_per_s, executor.offline_tokens_per_s) == (50.0, 1000.0)
@@ -155,7 +159,7 @@ def test_an_executor_that_is_silent_is_forgotten() -> None:
     watch.on_heartbeat(2.0, beat(LATER, 10.0))
     assert watch.view(2.0 + GONE_S).executors == []
     watch.on_heartbeat(9.0, beat(LATER))
-    assert not watch.has_rates(["executor-0"])
+    assert not watch.has_beaten(["executor-0"], 2)
 
 
 def test_what_is_not_well_and_the_queue_are_told() -> None:
@@ -198,13 +202,13 @@ async def test_a_stack_is_followed_on_its_bus(bus: Bus) -> None:
     await (await bus.bucket(subjects.EXECUTORS_BUCKET, ExecutorInfo)).put("executor-0", executor_info())
     watch, clock = StackWatch(), SystemClock()
     async with StackFollower.following(bus, watch, clock) as follower:
-        waiting = asyncio.create_task(follower.wait_for_rates())
+        waiting = asyncio.create_task(follower.wait_for_beats(2))
         await publish_stack(bus, COUNTERS)
         await until(lambda: bool(watch.view(clock.monotonic_s()).executors))
         assert not waiting.done()
         await publish_stack(bus, LATER)
         await waiting
-        assert watch.has_rates(["executor-0"])
+        assert watch.has_beaten(["executor-0"], 2)
         await until(lambda: watch.view(clock.monotonic_s()).online.ttft_ms.num_samples == 2)
         await until(lambda: bool(watch.view(clock.monotonic_s()).batches))
         budgets = await bus.bucket(subjects.BUDGETS_BUCKET, BudgetRecord)

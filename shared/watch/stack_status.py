@@ -1,0 +1,124 @@
+"""What a stack's processes say about themselves when they are asked, and an executor's word on taking requests."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+
+from shared.bus import Bus
+from shared.errors import NoResponderError
+from shared.openai.objects import is_well_formed
+from shared.process.service import Details
+from shared.protocol import subjects
+from shared.protocol.budgets import BudgetRecord, SloReport, SloStatus
+from shared.protocol.executors import ExecutorInfo, Heartbeat, SetDraining
+from shared.protocol.services import ServiceStatus
+from shared.watch.stack_watch import StackView
+
+PING_WAIT_S = 0.25
+ANSWER_S = 1.0
+EXECUTOR_FIGURES = ("online_waiting", "online_running", "offline_waiting", "offline_running")
+OWN_FIGURES = {  # of services' details, and as what they are shown
+    "offline-queue": ("pool", ("waiting", "running", "batches")),
+    "gateway": ("gateway", ("waiting_requests", "refused_requests")),
+}
+
+
+class ProcessStatus(msgspec.Struct, frozen=True):
+    """One process. ``pid`` is None between a crash and the next start."""
+
+    name: str
+    pid: int | None
+    health: str  # "ok", or what is wrong
+    restarts: int | None  # None where another machine's supervisor knows
+    details: Details
+
+
+class Status(msgspec.Struct, frozen=True):
+    """What ``status --json`` prints. ``queues`` sums the executors and adds the offline pool's own figures and the
+    gateway's."""
+
+    url: str | None
+    nats: str | None  # None where a gateway was asked
+    model: str | None
+    ready: bool | None
+    processes: list[ProcessStatus]
+    executors: list[Heartbeat]
+    budgets: list[BudgetRecord]  # of a step, by profile key
+    slos: list[SloStatus]  # how they are kept, by profile key; empty where the stack has none
+    queues: Details
+
+
+class StackReport(msgspec.Struct, frozen=True):
+    """A moment of a stack: what its processes answer, and what was seen of it."""
+
+    status: Status
+    view: StackView
+
+
+async def ask_stack(bus: Bus, look: Callable[[], StackView]) -> StackReport:
+    """Everybody on the bus is asked; ``look`` says what has been seen there by then. Takes ANSWER_S. Raises
+    BusError."""
+    async with asyncio.TaskGroup() as group:
+        pinging = group.create_task(ping_all(bus, ANSWER_S))
+        budgeting = group.create_task(_budgets(bus))
+        keeping = group.create_task(slo_report(bus))
+    answers, view = pinging.result(), look()
+    beats = [executor.beat for executor in view.executors]
+    keys = {beat.info.profile_key for beat in beats}  # budgets of others are left from an earlier time
+    status = Status(
+        url=None,
+        nats=None,
+        model=next((beat.info.spec.model for beat in beats), None),
+        ready=None,
+        processes=[
+            ProcessStatus(answer.name, answer.pid, answer.health, None, answer.details)
+            for _, answer in sorted(answers.items())
+        ],
+        executors=beats,
+        budgets=[each for each in budgeting.result() if each.profile_key in keys],
+        slos=keeping.result().executors,
+        queues=queue_figures(beats, answers),
+    )
+    return StackReport(status, view)
+
+
+async def ping_all(bus: Bus, wait_s: float = PING_WAIT_S) -> dict[str, ServiceStatus]:
+    """Every service on the bus that answers within ``wait_s``, by name. Raises BusError."""
+    answers = await bus.gather(subjects.PING, {}, ServiceStatus, wait_s)
+    return {answer.name: answer for answer in answers}
+
+
+async def slo_report(bus: Bus) -> SloReport:
+    """How the profiler says that SLOs are kept; empty where none answers. Raises BusError."""
+    try:
+        return await bus.request(subjects.SLO_STATUS, {}, SloReport, ANSWER_S)
+    except NoResponderError:
+        return SloReport([], [])
+
+
+async def set_draining(bus: Bus, executor_id: str, draining: bool) -> Heartbeat:
+    """Whether it takes requests from now on; what it says to that. Raises NoResponderError that names those that there
+    are, and BusError."""
+    try:
+        if not is_well_formed(executor_id):
+            raise NoResponderError(executor_id)
+        return await bus.request(subjects.drain(executor_id), SetDraining(draining), Heartbeat)
+    except NoResponderError as error:
+        bucket = await bus.bucket(subjects.EXECUTORS_BUCKET, ExecutorInfo)
+        known = ", ".join(sorted(entry.key for entry in await bucket.entries())) or "none"
+        raise NoResponderError(f"no executor {executor_id} answers; registered: {known}") from error
+
+
+def queue_figures(beats: Sequence[Heartbeat], answers: Mapping[str, ServiceStatus]) -> Details:
+    """The executors' sums, the offline pool's own figures as ``pool_...``, and whom the gateway turned away."""
+    figures: Details = {name: sum(getattr(beat, name) for beat in beats) for name in EXECUTOR_FIGURES}
+    for service, (prefix, names) in OWN_FIGURES.items():
+        details = answers[service].details if service in answers else {}
+        figures |= {f"{prefix}_{name}": details[name] for name in names if name in details}
+    return figures
+
+
+async def _budgets(bus: Bus) -> list[BudgetRecord]:
+    entries = await (await bus.bucket(subjects.BUDGETS_BUCKET, BudgetRecord)).entries()
+    return sorted((entry.value for entry in entries if entry.value), key=lambda budget: budget.profile_key)
