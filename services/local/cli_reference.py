@@ -12,7 +12,12 @@ HEAD = """\
 
 Every command of `slackwater` with its arguments and options, as `--help` shows them. Those of `slackwater up` can stand
 in a file and in the environment as well ([Configuration](configuration.md)). The exit status is 0, or 1 with a line on
-stderr that begins with `error:`, or 2 where the command line or the configuration is at fault.
+stderr that begins with `error:`, or 2 where the command line or the configuration is at fault and nothing was done;
+commands that have others name them.
+
+A stack is named by its URL (`--url`, `SLACKWATER_URL`), from any machine, with an API key in `SLACKWATER_API_KEY` where
+it needs one; without, by the data directory of the stack that runs here. What the command line names comes before the
+environment. `key` and `predict` ask over the bus (`--nats`), as `status`, `top` and `drain` can.
 """
 
 
