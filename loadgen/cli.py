@@ -35,7 +35,9 @@ def replay(
     workload: WorkloadOptions,
     backlog: OfflineOptions,
     reporting: ReportOptions,
-    url: Annotated[str, typer.Option(envvar="SLACKWATER_URL", help="An OpenAI-compatible server.")] = "http://127.0.0.1:8000",
+    url: Annotated[
+        str, typer.Option(envvar="SLACKWATER_URL", help="An OpenAI-compatible server.")
+    ] = "http://127.0.0.1:8000",
     model: Annotated[str | None, typer.Option(help="One of the server's; default its first.")] = None,
     duration: Annotated[float, typer.Option(help="Seconds that the replay lasts.")] = 120.0,
     timeout: Annotated[float, typer.Option(min=0.001, help="Seconds after which a request has failed.")] = 600.0,

@@ -16,14 +16,14 @@ SERVICES = ("nats-server", "predictor", "profiler", "offline-queue", "executor-0
 MakeStack = Callable[..., LocalStack]
 
 
-def write_batch(path: Path, num_lines: int) -> Path:
+def write_batch(path: Path, num_lines: int, **fields: object) -> Path:
     """A batch of short completions."""
     lines = (
         {
             "custom_id": f"line-{index}",
             "method": "POST",
             "url": "/v1/completions",
-            "body": {"model": MODEL, "prompt": f"The number {index} is", "max_tokens": 4, "ignore_eos": True},
+            "body": {"model": MODEL, "prompt": f"The number {index} is", "max_tokens": 4, "ignore_eos": True} | fields,
         }
         for index in range(num_lines)
     )
@@ -86,8 +86,23 @@ def test_a_batch_of_nonsense_fails_with_its_errors(sim_stack: LocalStack, tmp_pa
     source = tmp_path / "nonsense.jsonl"
     source.write_text("this is not JSON\n")
     done = sim_stack.run("batch", "submit", str(source), "--wait")
-    assert done.returncode == 1
+    assert done.returncode == 4
     assert "is failed" in done.stderr and "line 1" in done.stderr
+
+
+def test_a_batch_whose_lines_all_fail_is_no_success(sim_stack: LocalStack, tmp_path: Path) -> None:
+    source, output = write_batch(tmp_path / "in.jsonl", 3, temperature=9), tmp_path / "out.jsonl"
+    done = sim_stack.run("batch", "submit", str(source), "--output", str(output))
+    assert (done.returncode, "0 of 3 lines are done, 3 failed" in done.stderr) == (3, True), done.stderr
+    assert custom_ids(tmp_path / "out.errors.jsonl") == ["line-0", "line-1", "line-2"]
+    assert not output.exists()
+
+
+def test_an_output_that_cannot_be_written_sends_nothing(sim_stack: LocalStack, tmp_path: Path) -> None:
+    before = sim_stack.run("batch", "list", "--json").stdout
+    refused = sim_stack.run("batch", "submit", __file__, "--output", str(tmp_path / "no" / "such"))
+    assert (refused.returncode, "there is no folder" in refused.stderr) == (2, True), refused.stderr
+    assert sim_stack.run("batch", "list", "--json").stdout == before
 
 
 def test_a_second_stack_is_kept_out_of_the_data_directory(sim_stack: LocalStack) -> None:
