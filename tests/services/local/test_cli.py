@@ -356,6 +356,9 @@ def test_results_that_cannot_be_fetched_are_not_lost(server: Server, tmp_path: P
     assert stderr.endswith("results: slackwater batch get batch_lost --output FILE\n")
     assert output.read_text() == "of an earlier run\n"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl"]
+    status, _, stderr = slackwater("batch", "get", "batch_whole", "--output", "/dev/full", "--url", server.url)
+    assert (status, "error: cannot write /dev/full: No space left on device\n" in stderr) == (1, True)
+    assert stderr.endswith("results: slackwater batch get batch_whole --output FILE\n")
 
 
 def test_batches_are_listed_shown_and_cancelled(server: Server, tmp_path: Path) -> None:
