@@ -66,7 +66,8 @@ def ids(rig: GatewayRig) -> dict[str, str]:
     """Of things that are there."""
     file_id = rig.openai.files.create(file=("a.jsonl", b"{}\n"), purpose="batch").id
     made = rig.openai.batches.create(input_file_id=file_id, endpoint=CHAT, completion_window="24h")
-    return {"model_id": MODEL, "file_id": file_id, "input_file_id": file_id, "batch_id": made.id}
+    own = {"model_id": MODEL, "executor_id": "executor-0"}
+    return own | {"file_id": file_id, "input_file_id": file_id, "batch_id": made.id}
 
 
 @pytest.mark.parametrize("examples", [FEW, pytest.param(MANY, marks=pytest.mark.slow)])
