@@ -1,15 +1,20 @@
 """``python -m services.executor``."""
 
+import multiprocessing
+import os
 import sys
+import threading
 from pathlib import Path
 
 from services.executor.engines.factory import load_engine
 from services.executor.service import ExecutorService
 from services.executor.settings import ExecutorSettings
+from services.executor.step_loop import ENGINE_THREADS
 from shared.bus import Bus
 from shared.clock import SystemClock
 from shared.errors import SlackwaterError
 from shared.process.service import configure_logging, run_service
+from shared.replica.engine import Engine
 from shared.settings import config
 from shared.text.tokenizer import Tokenizer
 
@@ -23,11 +28,21 @@ def main() -> int:
     except SlackwaterError as error:
         print(f"executor: {error}", file=sys.stderr)
         return 2
+    return serve(settings, engine, tokenizer)
+
+
+def serve(settings: ExecutorSettings, engine: Engine, tokenizer: Tokenizer) -> int:
+    """The exit status; where the engine hangs the process ends here, and with it the engine's workers."""
 
     def make(bus: Bus) -> ExecutorService:
         return ExecutorService(bus, settings, engine, tokenizer, SystemClock())
 
-    return run_service(settings.nats, settings.log_level, settings.executor_id, make)
+    status = run_service(settings.nats, settings.log_level, settings.executor_id, make)
+    if any(thread.name.startswith(ENGINE_THREADS) for thread in threading.enumerate()):
+        for worker in multiprocessing.active_children():
+            worker.kill()
+        os._exit(status)  # Python would wait for the thread
+    return status
 
 
 if __name__ == "__main__":

@@ -56,7 +56,9 @@ class ExecutorService(Service):
         self._tuning = Tuning(bus, on_change=lambda: self._loop.wake())
         publisher = StepPublisher(bus, self.info, self._results)
         planner = StepPlanner(self._replica, self.name, self.info.epoch, engine.spec.pipeline_depth)
-        self._loop = StepLoop(self._replica, planner, engine, publisher, self._policy_and_model, clock)
+        self._loop = StepLoop(
+            self._replica, planner, engine, publisher, self._policy_and_model, clock, settings.step_timeout_s
+        )
         self._draining = False
         self._offline_waits = ""  # as it was logged last
         self._engine_is_lost = False
@@ -81,6 +83,7 @@ class ExecutorService(Service):
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._loop.run())
+                group.create_task(self._loop.watch())
                 group.create_task(self._beat())
                 group.create_task(self._results.run())
                 group.create_task(self._tuning.run())
@@ -110,6 +113,9 @@ class ExecutorService(Service):
         except BusError as error:
             logger.warning("could not sign off", extra={"executor_id": self.name, "why": str(error)})
         self._loop.close()
+
+    def health(self) -> str:
+        return self._loop.watchdog.report or "ok"
 
     def details(self) -> Details:
         totals = self._replica.totals
@@ -192,6 +198,7 @@ class ExecutorService(Service):
             blocks=self._replica.pool.owners(),
             offline_waits=self._offline_waits,
             step_ms=self._loop.take_step_ms(),
+            slow_step=self._loop.watchdog.report,
         )
 
 

@@ -42,6 +42,9 @@ class ExecutorSettings(msgspec.Struct, frozen=True):
     max_model_len: Annotated[int, Meta(ge=0, description="context limit in tokens; 0 is the model's own")] = 0
     max_num_batched_tokens: Annotated[int, Meta(ge=1, description="tokens of one step: the chunk size")] = 512
     max_num_seqs: Annotated[int, Meta(ge=1, description="requests of one step")] = 256
+    step_timeout_s: Annotated[
+        float, Meta(gt=0, description="a step that takes longer, and 20 times its prediction, ends the executor")
+    ] = 300.0
     cuda_graphs: Annotated[
         str, Meta(description="auto: decode steps on CUDA replay recorded graphs; or off", extra=choices(CUDA_GRAPHS))
     ] = "auto"

@@ -5,12 +5,12 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
 from services.executor.measure import scratch_batch
 from services.executor.publisher import StepPublisher
+from services.executor.watchdog import LaunchedStep, Watchdog
 from shared.clock import Clock
-from shared.errors import EngineError
+from shared.errors import EngineError, EngineLostError
 from shared.latency.features import BatchFeatures
 from shared.latency.histogram import LatencyHistogram
 from shared.latency.model import LatencyModel
@@ -26,12 +26,7 @@ from shared.scheduling.policy import Policy
 
 logger = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True, slots=True)
-class _Launched:
-    batch: StepBatch
-    running: asyncio.Future[StepResult]
-    start_s: float
+ENGINE_THREADS = "engine-step"  # how the names of the threads begin that run steps
 
 
 class StepLoop:
@@ -46,7 +41,9 @@ class StepLoop:
         publisher: StepPublisher,
         tuning: Callable[[], tuple[Policy, LatencyModel]],
         clock: Clock,
+        step_timeout_s: float,
     ) -> None:
+        """``step_timeout_s``: see ``Watchdog``."""
         self._replica = replica
         self._planner = planner
         self._engine = engine
@@ -54,13 +51,15 @@ class StepLoop:
         self._tuning = tuning
         self._clock = clock
         self._depth = engine.spec.pipeline_depth
-        self._threads = ThreadPoolExecutor(self._depth, thread_name_prefix="engine")
+        self._threads = ThreadPoolExecutor(self._depth, thread_name_prefix=ENGINE_THREADS)
         self._wake = asyncio.Event()
         self._measurements: asyncio.Queue[tuple[MeasureShape, asyncio.Future[MeasuredShape]]] = asyncio.Queue(16)
         self._measuring: asyncio.Future[MeasuredShape] | None = None
-        self._in_flight: deque[_Launched] = deque()  # oldest first
+        self._in_flight: deque[LaunchedStep] = deque()  # oldest first
         self._step_ms = LatencyHistogram()  # since they were taken
         self._busy_until_s = 0.0  # monotonic; counted as busy up to here
+        self.watchdog = Watchdog(self._oldest, self._predict_ms, step_timeout_s)
+        self._hangs = False
 
     # What comes in, from the event loop
 
@@ -112,8 +111,16 @@ class StepLoop:
                 elif not self._wake.is_set():
                     await self._wake.wait()
         finally:
-            if self._in_flight:
+            if self._in_flight and not self._hangs:
                 await asyncio.wait([launched.running for launched in self._in_flight])
+
+    async def watch(self) -> None:
+        """Beside ``run``, never returns. Raises EngineLostError where the engine hangs, as ``run`` does."""
+        try:
+            await self.watchdog.run()
+        except EngineLostError:
+            self._hangs = True
+            raise
 
     async def announce_idle(self) -> None:
         """Say what is held here while no step runs, so that a plan can come. Nothing while a step runs."""
@@ -121,13 +128,15 @@ class StepLoop:
             await self._publisher.step_started(self._planner.idle_message())
 
     def close(self) -> None:
-        """After ``run`` was cancelled. Who waits for a measurement is told that none comes."""
+        """After ``run`` was cancelled. Who waits for a measurement is told that none comes. An engine that hangs is left
+        to the process's end."""
         while not self._measurements.empty():
             _answer(self._measurements.get_nowait()[1], _unmeasured("stopping"))
         if self._measuring is not None:
             _answer(self._measuring, _unmeasured("stopping"))
-        self._engine.close()
-        self._threads.shutdown()
+        if not self._hangs:
+            self._engine.close()
+            self._threads.shutdown()
 
     def take_step_ms(self) -> LatencyHistogram:
         """How long the steps took that ended since the last call."""
@@ -144,9 +153,7 @@ class StepLoop:
         batch = self._replica.batch(sequences, self._planner.step)
         for copies in (*batch.copies, *self._replica.copies_ahead):
             self._engine.start_copies(copies)
-        start_s = self._clock.monotonic_s()
-        running = asyncio.get_running_loop().run_in_executor(self._threads, self._engine.execute, batch)
-        self._in_flight.append(_Launched(batch, running, start_s))
+        self._execute(batch)
         before = self._collect_ended([])  # ended without a step: aborted, or never able to run
         await self._publisher.step_started(self._planner.start(source))
         await self._publisher.tokens(batch.step, before)
@@ -169,18 +176,36 @@ class StepLoop:
         self._busy_until_s = now_s
         await self._publisher.tokens(launched.batch.step, self._collect_ended(outputs))
 
-    async def _finish(self, launched: _Launched) -> list[AddressedOutput]:
+    async def _finish(self, launched: LaunchedStep) -> list[AddressedOutput]:
         try:
-            result = await asyncio.shield(launched.running)
+            result = await self._ended()
         except EngineError as error:
             logger.exception("engine step failed", extra={"step": launched.batch.step})
-            self._in_flight.popleft()
             self._replica.fail(str(error))
             return []
-        self._in_flight.popleft()
         self._step_ms.add(result.step_ms)
         await self._publisher.sample(launched.batch.step, batch_shape(launched.batch), result.latency_ms)
         return self._replica.finish(result)
+
+    def _execute(self, batch: StepBatch) -> None:
+        start_s = self._clock.monotonic_s()
+        running = asyncio.get_running_loop().run_in_executor(self._threads, self._engine.execute, batch)
+        self._in_flight.append(LaunchedStep(batch, running, start_s))
+
+    async def _ended(self) -> StepResult:
+        """Of the oldest step, once it is in flight no more. Raises what the engine did."""
+        running = self._in_flight[0].running
+        await asyncio.wait((running,))  # a cancellation leaves it in flight
+        self._in_flight.popleft()
+        return running.result()
+
+    def _oldest(self) -> LaunchedStep | None:
+        """Of those that the engine has not ended."""
+        return next((launched for launched in self._in_flight if not launched.running.done()), None)
+
+    def _predict_ms(self, batch: StepBatch) -> float:
+        _, model = self._tuning()
+        return model.predict_ms(batch_shape(batch))
 
     def _collect_ended(self, outputs: list[AddressedOutput]) -> list[AddressedOutput]:
         """Add the last outputs of those who left; hand results of offline requests over to be stored."""
@@ -202,13 +227,12 @@ class StepLoop:
 
     async def _measure_one(self) -> None:
         shape, self._measuring = self._measurements.get_nowait()
-        loop = asyncio.get_running_loop()
+        latencies: list[float] = []
         try:
             with scratch_batch(shape, self._replica.pool, self._replica.limits, self._engine.spec) as batch:
-                latencies = [
-                    (await loop.run_in_executor(self._threads, self._engine.execute, batch)).latency_ms
-                    for _ in range(max(1, shape.repeats))
-                ]
+                for _ in range(max(1, shape.repeats)):
+                    self._execute(batch)
+                    latencies.append((await self._ended()).latency_ms)
                 measured = MeasuredShape(batch_shape(batch), latencies)
         except (EngineError, ValueError) as error:
             measured = _unmeasured(str(error))

@@ -89,6 +89,7 @@ class Heartbeat(msgspec.Struct, frozen=True):
     blocks: BlockOwners = BlockOwners()  # all 0 where it is not told
     step_ms: LatencyHistogram = msgspec.field(default_factory=LatencyHistogram)  # steps since the heartbeat before
     offline_waits: str = ""  # why no offline request runs beside online ones, in words; empty where some may
+    slow_step: str = ""  # that a step takes far longer than predicted, in words; empty where none does
 
     @property
     def num_held(self) -> int:

@@ -81,6 +81,11 @@ class GatewayRig:
         """With the sim engine; returns at once."""
         self._start_service(executor_id, "executor", "--engine", "sim", "--executor-id", executor_id, *options)
 
+    def start_own_executor(self, script: Path, *options: str) -> None:
+        """A test's own program in the place of executor-0; returns at once."""
+        common = ("--nats", self.nats_url, "--model-path", str(model_folder()), "--model-name", MODEL)
+        self._spawn("executor-0", sys.executable, str(script), "--engine", "sim", *common, *options)
+
     def start_offline_queue(self, *options: str) -> None:
         """Returns at once."""
         self._start_service("offline-queue", "offline_queue", *options)

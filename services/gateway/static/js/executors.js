@@ -25,10 +25,10 @@ function createRow() {
   name.append(id, about);
   const bar = new KvBar(figures.pop());
   const update = (executor) => {
-    const { info, draining, offline_waits: waits } = executor.beat;
+    const { info, draining, offline_waits: waits, slow_step: slow } = executor.beat;
     setText(id, info.executor_id);
     const drain = !draining ? "" : holdsNothing(executor.beat) ? ", drained" : ", drains";
-    setText(about, `${info.spec.engine} on ${info.spec.device}${drain}${waits && `; ${waits}`}`);
+    setText(about, `${info.spec.engine} on ${info.spec.device}${drain}${waits && `; ${waits}`}${slow && `; ${slow}`}`);
     figuresOf(executor).forEach((text, index) => setText(figures[index], text));
     figures[2].classList.toggle("bad", executor.budget_ms !== null && executor.step.mean_ms > executor.budget_ms);
     bar.show(executor.beat);

@@ -59,7 +59,7 @@ def _process_table(processes: list[ProcessStatus]) -> Table:
 
 def describe(beat: Heartbeat) -> str:
     info, counters = beat.info, beat.counters
-    waits = f"           {beat.offline_waits}\n" if beat.offline_waits else ""
+    waits, slow = (f"           {words}\n" if words else "" for words in (beat.offline_waits, beat.slow_step))
     return (
         f"{info.executor_id}  {info.spec.engine} on {info.spec.device}{draining_text(beat)}\n"
         f"  online   {beat.online_running} running, {beat.online_waiting} waiting, "
@@ -67,7 +67,7 @@ def describe(beat: Heartbeat) -> str:
         f"  offline  {beat.offline_running} running, {beat.offline_waiting} waiting, "
         f"{counters.finished_offline} finished, {counters.offline_tokens} tokens\n{waits}"
         f"  steps    {counters.steps}: {counters.steps_planned} planned, {counters.steps_local} local, "
-        f"{counters.steps_idle} from idle\n"
+        f"{counters.steps_idle} from idle\n{slow}"
         f"  entering {counters.entrant_tokens_planned} tokens planned, {counters.entrant_tokens_computed} computed, "
         f"{counters.cached_tokens} found in the prefix cache\n"
         f"  blocks   {beat.num_free_blocks} of {info.spec.num_blocks} free{_describe_sharing(beat)}"
