@@ -5,6 +5,7 @@ import logging
 import os
 import re
 import uuid
+from collections.abc import Iterable
 from copy import copy
 
 from msgspec.structs import replace
@@ -21,7 +22,7 @@ from shared.process.service import Details, Service
 from shared.protocol import subjects
 from shared.protocol.executors import EngineSpec, ExecutorInfo, Heartbeat, SetDraining
 from shared.protocol.measurements import MeasureShape
-from shared.protocol.requests import GenerateRequest, InboxMessage
+from shared.protocol.requests import GenerateRequest, HeldRequests, InboxMessage
 from shared.protocol.steps import StepPlan
 from shared.replica.engine import Engine
 from shared.replica.replica import Replica
@@ -59,6 +60,7 @@ class ExecutorService(Service):
         self._loop = StepLoop(
             self._replica, planner, engine, publisher, self._policy_and_model, clock, settings.step_timeout_s
         )
+        self._gateway_ids: dict[str, None] = {}  # who sent requests
         self._draining = False
         self._offline_waits = ""  # as it was logged last
         self._engine_is_lost = False
@@ -80,6 +82,7 @@ class ExecutorService(Service):
 
     async def run(self) -> None:
         """Steps, heartbeats and results, until cancelled. Raises EngineLostError where no step can be run any more."""
+        gateways = gateway_probe(self._bus, self._gateways, self._abandon, self._held, self._loop.abort)
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._loop.run())
@@ -87,7 +90,7 @@ class ExecutorService(Service):
                 group.create_task(self._beat())
                 group.create_task(self._results.run())
                 group.create_task(self._tuning.run())
-                group.create_task(gateway_probe(self._bus, self._replica.request_ids_of_gateways, self._abandon).run())
+                group.create_task(gateways.run())
         except BaseExceptionGroup as errors:
             lost = errors.subgroup(EngineLostError)
             if lost is None:
@@ -95,9 +98,18 @@ class ExecutorService(Service):
             self._engine_is_lost = True
             raise lost.exceptions[0] from None
 
+    def _gateways(self) -> Iterable[str]:
+        """Those that have sent requests, also where none of theirs is left."""
+        return self._gateway_ids | dict.fromkeys(self._replica.request_ids_of_gateways())
+
+    def _held(self, gateway_id: str) -> HeldRequests:
+        request_ids = self._replica.request_ids_of_gateways().get(gateway_id, [])
+        return HeldRequests(self.name, self.info.epoch, request_ids)
+
     def _abandon(self, gateway_id: str) -> None:
         """A gateway is gone: nobody reads the tokens of its requests, so they stop."""
-        request_ids = self._replica.request_ids_of_gateways().get(gateway_id, [])
+        self._gateway_ids.pop(gateway_id, None)
+        request_ids = self._held(gateway_id).request_ids
         logger.warning("gateway is gone", extra={"gateway_id": gateway_id, "requests": len(request_ids)})
         self._loop.abort(request_ids)
 
@@ -145,6 +157,7 @@ class ExecutorService(Service):
 
     async def _on_inbox(self, message: InboxMessage) -> None:
         if isinstance(message, GenerateRequest):
+            self._gateway_ids[message.gateway_id] = None
             self._loop.submit(message)
         else:
             self._loop.abort(message.request_ids)

@@ -128,8 +128,8 @@ class StepLoop:
             await self._publisher.step_started(self._planner.idle_message())
 
     def close(self) -> None:
-        """After ``run`` was cancelled. Who waits for a measurement is told that none comes. An engine that hangs is left
-        to the process's end."""
+        """After ``run`` was cancelled. Who waits for a measurement is told that none comes. An engine that hangs is not
+        closed: it ends with the process."""
         while not self._measurements.empty():
             _answer(self._measurements.get_nowait()[1], _unmeasured("stopping"))
         if self._measuring is not None:

@@ -27,4 +27,13 @@ class AbortRequests(msgspec.Struct, frozen=True, tag="abort"):
     request_ids: list[str]
 
 
+class HeldRequests(msgspec.Struct, frozen=True):
+    """All that an executor has of one gateway, told from time to time. The gateway answers with AbortRequests: those of
+    them that it does not wait for."""
+
+    executor_id: str
+    epoch: str
+    request_ids: list[str]
+
+
 InboxMessage = GenerateRequest | AbortRequests

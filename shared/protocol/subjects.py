@@ -60,7 +60,7 @@ online = _of_executor("online")  # what online users got from it, once a second 
 executor_alive = _of_executor("alive")  # request and reply: an executor says that it is there
 
 tokens: SubjectOf = f"{PREFIX}.gateway.{{}}.tokens".format  # those of one step for one gateway
-alive: SubjectOf = f"{PREFIX}.gateway.{{}}.alive".format  # request and reply: a gateway says that it is there
+alive: SubjectOf = f"{PREFIX}.gateway.{{}}.alive".format  # request and reply: HeldRequests, AbortRequests
 
 offline_request: SubjectOf = f"{PREFIX}.requests.{{}}".format  # where one is stored until its result is durable
 result: SubjectOf = f"{PREFIX}.results.{{}}".format  # where the one result of an offline request is stored

@@ -4,13 +4,14 @@ import asyncio
 import logging
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from shared.bus import Bus
 from shared.cancellation import check_cancelled
 from shared.errors import BusError, NobodyListensError, NoResponderError
 from shared.protocol import subjects
 from shared.protocol.executors import ExecutorInfo
+from shared.protocol.requests import AbortRequests, HeldRequests
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +25,8 @@ T = TypeVar("T", bound=Hashable)
 @dataclass(slots=True)
 class Probe(Generic[T]):
     """``live`` names those that are believed to be there, ``subject_of`` where each is asked; ``on_gone`` is told of
-    each that is not. ``missing``: what says so."""
+    each that is not. ``missing``: what says so. Each is asked with ``message_of`` it; what it answers is given to
+    ``on_answer``."""
 
     bus: Bus
     subject_of: Callable[[T], str]
@@ -32,6 +34,9 @@ class Probe(Generic[T]):
     on_gone: Callable[[T], None]
     interval_s: float
     missing: type[NoResponderError]
+    answer_type: type[Any] = object
+    message_of: Callable[[T], object] = lambda _: None
+    on_answer: Callable[[Any], None] = lambda _: None
     _misses: dict[T, int] = field(default_factory=dict, init=False)
 
     async def run(self) -> None:
@@ -45,8 +50,9 @@ class Probe(Generic[T]):
     async def _ask(self, each: T) -> None:
         subject = self.subject_of(each)
         try:
-            await self.bus.request(subject, None, object, timeout_s=self.interval_s)
+            answer = await self.bus.request(subject, self.message_of(each), self.answer_type, timeout_s=self.interval_s)
             self._misses[each] = 0
+            self.on_answer(answer)
         except self.missing:
             self._misses[each] += 1
             if self._misses[each] >= MISSES:
@@ -66,6 +72,28 @@ def executor_probe(
     return Probe(bus, subject_of, live, on_gone, EXECUTOR_INTERVAL_S, NobodyListensError)
 
 
-def gateway_probe(bus: Bus, live: Callable[[], Iterable[str]], on_gone: Callable[[str], None]) -> Probe[str]:
-    """By the ids of gateways. One that does not answer in time is gone as well."""
-    return Probe(bus, subjects.alive, live, on_gone, GATEWAY_INTERVAL_S, NoResponderError)
+def gateway_probe(
+    bus: Bus,
+    live: Callable[[], Iterable[str]],
+    on_gone: Callable[[str], None],
+    held: Callable[[str], HeldRequests],
+    on_unwanted: Callable[[list[str]], None],
+) -> Probe[str]:
+    """By the ids of gateways. One that does not answer in time is gone as well. Those that are there are told what is
+    ``held`` of theirs, and tell what of it they do not wait for."""
+
+    def on_answer(unwanted: AbortRequests) -> None:
+        if unwanted.request_ids:
+            on_unwanted(unwanted.request_ids)
+
+    return Probe(
+        bus,
+        subjects.alive,
+        live,
+        on_gone,
+        GATEWAY_INTERVAL_S,
+        NoResponderError,
+        AbortRequests,
+        held,
+        on_answer,
+    )

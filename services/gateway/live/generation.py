@@ -44,6 +44,7 @@ class Generation:
     is_lost: bool = False  # it waits to be sent again; the place is where it was
     lost_s: float = 0.0  # monotonic
     num_losses: int = 0
+    num_missed: int = 0  # comparisons in a row in which its executor did not have it
     num_executors_lost: int = 0  # while it ran there
     attempt: int = 0
     last_token_s: float | None = None
@@ -78,7 +79,7 @@ class Generation:
 
     def next_attempt(self, gateway_id: str) -> GenerateRequest:
         """The message that makes an executor go on from the tokens so far."""
-        self.place, self.is_lost = None, False
+        self.place, self.is_lost, self.num_missed = None, False, 0
         self.attempt += 1
         client_id = self.sender.client_id if self.kind is Kind.ONLINE else ""
         return GenerateRequest(

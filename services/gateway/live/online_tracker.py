@@ -9,8 +9,10 @@ from services.gateway.live.tracker import Tracker
 from shared.bus import Bus
 from shared.clock import Clock
 from shared.protocol import subjects
+from shared.protocol.requests import AbortRequests, HeldRequests
 from shared.protocol.sampling import FinishReason
 
+MAX_MISSED = 3  # comparisons: what an executor has ended may be on its way here
 SUBMIT_WAIT_S = 5.0  # for a first executor; then the client is told to come back
 
 
@@ -46,6 +48,16 @@ class OnlineTracker(Tracker[OnlineGeneration]):
         self._live[generation.wire_id] = generation
         self._reporter.started(generation)
         await self._bus.publish(subjects.inbox(route.target.executor_id), message)
+
+    async def _on_held(self, held: HeldRequests) -> AbortRequests:
+        """What the executor should hold and does not was lost on the way, there or back: it is sent again."""
+        place, request_ids = (held.executor_id, held.epoch), dict.fromkeys(held.request_ids)
+        for generation in list(self._live.values()):
+            if generation.place == place and not generation.is_lost:
+                generation.num_missed = 0 if generation.wire_id in request_ids else generation.num_missed + 1
+                if generation.num_missed >= MAX_MISSED:
+                    self._lose(generation)
+        return await super()._on_held(held)
 
     async def _tend(self) -> None:
         await self._reporter.run()

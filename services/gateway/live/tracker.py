@@ -15,7 +15,7 @@ from shared.clock import Clock
 from shared.errors import BusError, NoExecutorError
 from shared.openai.completions.requests import CompletionRequest
 from shared.protocol import subjects
-from shared.protocol.requests import AbortRequests
+from shared.protocol.requests import AbortRequests, HeldRequests
 from shared.protocol.sampling import FinishReason
 from shared.protocol.tokens import StepTokens, TokenOutput
 
@@ -49,9 +49,9 @@ class Tracker(ABC, Generic[G]):
         return len(self._live)
 
     async def start(self) -> None:
-        """Listen for tokens, and say so to executors that ask."""
+        """Listen for tokens, and answer executors that tell what they hold."""
         await self._bus.subscribe(subjects.tokens(self._gateway_id), StepTokens, self._on_step_tokens)
-        await self._bus.serve(subjects.alive(self._gateway_id), object, self._on_alive)
+        await self._bus.serve(subjects.alive(self._gateway_id), HeldRequests, self._on_held)
 
     async def run(self) -> None:
         """Resume requests whose executor is gone, in the order in which they lost it. Until cancelled."""
@@ -128,19 +128,26 @@ class Tracker(ABC, Generic[G]):
         generation.lost(self._clock.monotonic_s())
         self._to_resume.put_nowait(generation)
 
-    async def _on_alive(self, _: object) -> int:
-        return len(self._live)
+    async def _on_held(self, held: HeldRequests) -> AbortRequests:
+        """A request is known here before it is sent: what is not has ended, and the executor has not heard of it."""
+        return AbortRequests([request_id for request_id in held.request_ids if request_id not in self._live])
 
     async def _on_step_tokens(self, step: StepTokens) -> None:
         place = (step.executor_id, step.epoch)
+        unknown: list[str] = []
         for output in step.outputs:
             generation = self._live.get(output.request_id)
-            if generation is None or generation.ignores(place):
+            if generation is None:
+                if output.finish_reason is None:
+                    unknown.append(output.request_id)
+            elif generation.ignores(place):
                 continue
-            if output.finish_reason is FinishReason.ABORT or not generation.continues(place, output):
+            elif output.finish_reason is FinishReason.ABORT or not generation.continues(place, output):
                 self._lose(generation)
             else:
                 self._take(generation, place, output)
+        if unknown:
+            await self._bus.publish_or_drop(subjects.inbox(step.executor_id), AbortRequests(unknown))
 
     def _take(self, generation: G, place: tuple[str, str], output: TokenOutput) -> None:
         now_s = self._clock.monotonic_s()

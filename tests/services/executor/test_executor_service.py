@@ -19,7 +19,7 @@ from shared.protocol.executors import ExecutorInfo, Heartbeat
 from shared.protocol.latency_models import LatencyModelRecord, LinearCoefficients
 from shared.protocol.measurements import LatencySample, MeasuredShape, MeasureShape, PrefillChunk
 from shared.protocol.offline import OfflineResult
-from shared.protocol.requests import GenerateRequest
+from shared.protocol.requests import AbortRequests, GenerateRequest
 from shared.protocol.sampling import FinishReason, SamplingParams
 from shared.protocol.steps import PlanSource, StepPlan, StepStarted
 from shared.protocol.tokens import StepTokens
@@ -215,8 +215,8 @@ async def test_requests_of_a_gateway_that_is_gone_stop(
 ) -> None:
     there = await Bus.connect(nats_url, "gateway-test")
 
-    async def alive(_: object) -> int:
-        return 1
+    async def alive(_: object) -> AbortRequests:
+        return AbortRequests([])
 
     await there.serve(subjects.alive(GATEWAY), object, alive)
     await there.flush()

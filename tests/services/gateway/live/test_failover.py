@@ -198,3 +198,28 @@ def executors(rig: GatewayRig) -> set[str]:
     """Alive, as the gateway sees it."""
     lines = [line for line in rig.http.get("/metrics").text.splitlines() if "executor_online_running{" in line]
     return {line.split('executor_id="')[1].split('"')[0] for line in lines}
+
+
+def test_nothing_is_computed_for_nobody_after_the_bus_was_away(rig: GatewayRig, pool: ThreadPoolExecutor) -> None:
+    """The executor is back on the bus after the gateway, whose aborts it misses: of the stream that goes on it would
+    run two copies, and one of the stream that nobody reads any more."""
+    rig.start_executor("executor-0", *SLOW)
+    rig.wait_ready()
+    staying = Stream(rig, pool, max_tokens=8000)
+    staying.wait_for_events(5)
+    with rig.http.stream("POST", "/v1/completions", json=staying.body) as leaving:
+        next(leaving.iter_lines())
+        rig.signal("executor-0", signal.SIGSTOP)
+        rig.stop("nats", signal.SIGKILL)
+    wait_until(lambda: rig.metric("slackwater_live_requests") == 1, rig.logs())
+    rig.start_nats()
+    wait_until(lambda: has_logged(rig, "gateway", "bus connection restored"), rig.logs())
+    rig.signal("executor-0", signal.SIGCONT)
+    wait_until(lambda: rig.metric("slackwater_resumed_requests_total") == 1, rig.logs())
+    wait_until(lambda: rig.metric("slackwater_executor_aborted_total") == 2, rig.logs())
+    assert rig.metric("slackwater_executor_online_running") == 1
+    rig.stop("gateway", signal.SIGKILL)
+
+
+def has_logged(rig: GatewayRig, name: str, event: str) -> bool:
+    return any(logged["event"] == event for logged in rig.log_events(name))

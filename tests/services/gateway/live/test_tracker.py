@@ -12,7 +12,7 @@ import pytest
 from services.gateway.access.rate_limits import UNLIMITED, RateLimits, Reservation
 from services.gateway.live.generation import OnlineGeneration, Sender
 from services.gateway.live.metrics import GenerationMetrics
-from services.gateway.live.online_tracker import OnlineTracker
+from services.gateway.live.online_tracker import MAX_MISSED, OnlineTracker
 from services.gateway.live.registry import ExecutorRegistry
 from services.gateway.live.router import Router
 from services.gateway.live.tracker import MAX_LOSSES
@@ -25,7 +25,7 @@ from shared.openai.objects import error_body
 from shared.process.telemetry import Telemetry
 from shared.protocol import subjects
 from shared.protocol.executors import EngineSpec, ExecutorCounters, ExecutorInfo, Heartbeat
-from shared.protocol.requests import AbortRequests, GenerateRequest, InboxMessage
+from shared.protocol.requests import AbortRequests, GenerateRequest, HeldRequests, InboxMessage
 from shared.protocol.sampling import FinishReason, SamplingParams
 from shared.protocol.steps import CacheTold
 from shared.protocol.tokens import StepTokens, TokenOutput
@@ -87,6 +87,11 @@ class Peer:
         message = await asyncio.wait_for(self.inbox.get(), 10)
         assert isinstance(message, GenerateRequest), message
         return message
+
+    async def tell_held(self, request_ids: list[str]) -> list[str]:
+        """As an executor does from time to time; those that the gateway does not wait for."""
+        held = HeldRequests(self.executor_id, self.epoch, request_ids)
+        return (await self.bus.request(subjects.alive(GATEWAY), held, AbortRequests)).request_ids
 
     async def next_abort(self) -> list[str]:
         message = await asyncio.wait_for(self.inbox.get(), 10)
@@ -239,6 +244,31 @@ async def test_tokens_that_were_lost_on_the_way_are_generated_again(front: Front
     await peer.send(again.request_id, [7], FinishReason.LENGTH, so_far=3)
     await generation.finished()
     assert generation.output_token_ids == [5, 6, 7]
+
+
+async def test_what_nobody_waits_for_is_aborted(front: Front, peer: Peer) -> None:
+    await front.submit()
+    request = await peer.next_request()
+    await peer.send("unknown", [5])
+    assert await peer.next_abort() == ["unknown"]
+    await peer.send("unknown", [6], FinishReason.LENGTH)
+    assert await peer.tell_held(["unknown", request.request_id]) == ["unknown"]
+    assert peer.inbox.empty()
+
+
+async def test_what_an_executor_does_not_have_is_sent_again(front: Front, peer: Peer) -> None:
+    """Whether the request was lost on its way, or the last of its tokens."""
+    await front.submit()
+    first = await peer.next_request()
+    for _ in range(MAX_MISSED - 1):
+        await peer.tell_held([])
+    await peer.tell_held([first.request_id])
+    for _ in range(MAX_MISSED - 1):
+        await peer.tell_held([])
+    assert peer.inbox.empty()
+    await peer.tell_held([])
+    assert await peer.next_abort() == [first.request_id]
+    assert (await peer.next_request()).request_id != first.request_id
 
 
 async def test_an_executors_error_ends_the_request(front: Front, peer: Peer) -> None:
