@@ -53,16 +53,18 @@ class SampledTokens:
 
     token_ids: dict[str, int]
     logprobs: dict[str, TokenLogprobs]  # of those whose sampling asks for them
+    failed: dict[str, str] = field(default_factory=dict)  # of those that got no token, why
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """What came out."""
 
-    sampled: dict[str, int]  # request id -> token id, for each sequence that needs_sample
+    sampled: dict[str, int]  # request id -> token id, for each sequence that needs_sample and has not failed
     latency_ms: float  # wall time of the step inside the engine, without what it waited for copies
     logprobs: dict[str, TokenLogprobs] = field(default_factory=dict)  # of those whose sampling asks for them
     copy_wait_ms: float = 0.0  # before the forward pass, until the step's slots were in place
+    failed: dict[str, str] = field(default_factory=dict)  # request id -> why; the KV of such a one is void
 
     @property
     def step_ms(self) -> float:

@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shared.latency.features import BatchFeatures
 from shared.latency.model import LatencyModel
@@ -17,6 +17,7 @@ from shared.replica.kv_allocation import KVAllocation
 from shared.replica.outputs import AddressedOutput, Ended, token_output
 from shared.replica.returning import split_returning
 from shared.replica.sequence import LiveSequence
+from shared.replica.suspects import Suspects
 from shared.scheduling.kv.request_cache import HashedRequests
 from shared.scheduling.kv.slot_transfers import SlotOperations
 from shared.scheduling.limits import Limits, why_never_held
@@ -33,7 +34,7 @@ from shared.text.tokenizer import Tokenizer
 
 Running = list[tuple[LiveSequence, int]]  # what a step runs: each sequence with the tokens that it computes
 
-MAX_ENGINE_FAILURES = 2  # a request that was in this many failed steps ends with an error
+MAX_ENGINE_FAILURES = 2  # in a row, the last of them its own doing: then a request ends with an error
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,7 @@ class Replica:
         self.copies_ahead: list[SlotOperations] = []  # beside the steps in flight; whatever runs next has them too
         self._aborting: dict[str, None] = {}
         self._voided: dict[str, None] = {}  # in flight on KV that another step's failure made worthless
+        self._suspects = Suspects()
         self._ended: list[Ended] = []  # since take_ended
         self._untold: dict[str, None] = {}  # online requests that came since the scheduler was told
         can_foresee = spec.pipeline_depth == 1 and not strategy.sharing.pauses
@@ -168,7 +170,7 @@ class Replica:
         """Give each entry its blocks; what runs, with the tokens that it computes. Entries whose blocks are short are
         dropped."""
         schedule, returning = split_returning(schedule, self.table, self.limits)
-        running = self._kv.allocate(schedule, self._sequences, self._planned)
+        running = self._allocate_apart(schedule) if self._suspects else self._allocate(schedule)
         self._planned = {}
         if running:
             own, copies = self._kv.take_operations(), self.copies_ahead
@@ -193,6 +195,10 @@ class Replica:
             request.num_in_flight_tokens = 0
             if self._voided and self._recomputes(sequence):
                 continue
+            if result.failed and request.request_id in result.failed:
+                self._foresight.err()
+                self._fail(sequence, result.failed[request.request_id], is_to_blame=True)
+                continue
             advance(sequence, num_tokens)
             if self._aborting and self._aborts(sequence):
                 continue
@@ -210,6 +216,9 @@ class Replica:
                 elif request.kind is Kind.ONLINE or sequence.gateway_id:
                     outputs.append((sequence.gateway_id, token_output(sequence)))
                 num_tokens_gained += 1
+                if sequence.num_failures:
+                    sequence.num_failures = 0
+                    self._suspects.clear(request.request_id)
             elif request.num_remaining_tokens == 0:
                 self._foresight.err()
         self.totals.online_tokens += num_online
@@ -218,19 +227,15 @@ class Replica:
 
     def fail(self, why: str) -> None:
         """The engine could not run the oldest step: its KV is void, so every request in it is computed anew, as is
-        whoever holds slots that it was to copy; one that was in too many failed steps ends with an error."""
+        whoever holds slots that it was to copy. Whose doing it was is found by running them apart: one that fails alone
+        ends with an error."""
         failed = self._in_flight.popleft()
         self._foresight.err()
+        self._suspects.add([sequence.request_id for sequence, _ in failed.running])
         for sequence, _ in failed.running:
             sequence.request.num_in_flight_tokens = 0
-            sequence.num_failures += 1
             self._voided.pop(sequence.request_id, None)
-            if self._aborts(sequence):
-                continue
-            if sequence.num_failures >= MAX_ENGINE_FAILURES:
-                self._end(sequence, FinishReason.ERROR, why, may_be_retried=True)
-            else:
-                self._kv.lose(sequence.request)
+            self._fail(sequence, why, is_to_blame=len(failed.running) == 1)
         later = [copies for step in self._in_flight for copies in step.copies]
         for request in self._kv.void(failed.copies, [*later, *self.copies_ahead]):
             if request.is_in_flight:
@@ -289,6 +294,24 @@ class Replica:
         else:
             self._end(sequence, reason)
 
+    def _fail(self, sequence: LiveSequence, why: str, is_to_blame: bool) -> None:
+        """A step gave it nothing: it is computed anew, or has failed too often."""
+        sequence.num_failures += 1
+        if self._aborts(sequence):
+            return
+        if is_to_blame and sequence.num_failures >= MAX_ENGINE_FAILURES:
+            self._end(sequence, FinishReason.ERROR, why, may_be_retried=True)
+        else:
+            self._kv.lose(sequence.request)
+
+    def _allocate(self, schedule: Schedule) -> Running:
+        return self._kv.allocate(schedule, self._sequences, self._planned)
+
+    def _allocate_apart(self, schedule: Schedule) -> Running:
+        """Suspects apart from the others, unless those hold the blocks that they need."""
+        self._foresight.err()
+        return self._allocate(self._suspects.group_of(schedule)) or self._allocate(replace(schedule, preempted=[]))
+
     def _block_hashes(self, request_id: str) -> list[bytes]:
         return self._sequences[request_id].block_hashes(self.limits.block_size)
 
@@ -329,6 +352,7 @@ class Replica:
         self.pool.free(sequence.request_id)
         self.table.remove(sequence.request_id)
         del self._sequences[sequence.request_id]
+        self._suspects.forget(sequence.request_id)
         if reason is FinishReason.ABORT:
             self.totals.aborted += 1
         elif sequence.kind is Kind.ONLINE:

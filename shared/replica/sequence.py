@@ -28,7 +28,7 @@ class LiveSequence:
     adjusts_logits: bool = False  # so engines need the tokens so far
     num_cached_tokens: int = 0  # prompt tokens found in the prefix cache when it first started
     has_started: bool = False
-    num_failures: int = 0  # engine steps that failed with it
+    num_failures: int = 0  # engine steps in a row that failed with it
     unpublished: list[int] = field(default_factory=list)  # output tokens not yet sent
     logprobs: list[TokenLogprobs] = field(default_factory=list)  # of those, where asked for
     http_request_id: str = ""  # for the log

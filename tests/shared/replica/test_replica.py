@@ -14,7 +14,7 @@ from shared.protocol.measurements import MeasureShape, PrefillChunk
 from shared.protocol.requests import GenerateRequest
 from shared.protocol.sampling import FinishReason, SamplingParams
 from shared.protocol.steps import StepPlan
-from shared.replica.engine import StepBatch, StepResult
+from shared.replica.engine import Sequence, StepBatch, StepResult
 from shared.replica.replica import Replica
 from shared.scheduling.limits import Limits
 from shared.scheduling.policy import Policy
@@ -211,14 +211,61 @@ def test_what_can_never_fit_ends_with_a_reason(tokenizer: Tokenizer) -> None:
 
 
 class FailingEngine(SimEngine):
-    """Fails the steps that hold a given request, as a kernel that meets a bad input would."""
+    """Fails the steps that hold a given request beyond some tokens, as a kernel that meets a bad input would."""
 
-    poison = "poison"
+    poison, num_good_tokens = "poison", 0
+    num_failures = 0
 
     def execute(self, batch: StepBatch) -> StepResult:
-        if any(sequence.request_id == self.poison for sequence in batch.sequences):
+        if any(each.request_id == self.poison and _end_of(each) > self.num_good_tokens for each in batch.sequences):
+            self.num_failures += 1
             raise EngineError("bad step")
         return super().execute(batch)
+
+
+class MomentarilyFailingEngine(SimEngine):
+    """Fails every third step, whatever is in it."""
+
+    num_steps = 0
+
+    def execute(self, batch: StepBatch) -> StepResult:
+        self.num_steps += 1
+        if self.num_steps % 3 == 0:
+            raise EngineError("out of memory")
+        return super().execute(batch)
+
+
+class RowFailingEngine(SimEngine):
+    """Tells which request has no token, as a sampler does where its logits are not finite."""
+
+    def execute(self, batch: StepBatch) -> StepResult:
+        result = super().execute(batch)
+        if "poison" in result.sampled:
+            del result.sampled["poison"]
+            result.failed["poison"] = "not a number"
+        return result
+
+
+def _end_of(sequence: Sequence) -> int:
+    return sequence.num_computed_tokens + len(sequence.token_ids)
+
+
+def drain_failing(replica: Replica, engine: SimEngine) -> dict[str, tuple[list[int], FinishReason]]:
+    """As ``drain``, with steps that fail."""
+    results = {}
+    while replica.has_work:
+        batch = replica.begin(replica.schedule(None, ANY, MODEL), 0)
+        assert batch.sequences, "held for ever"
+        try:
+            replica.finish(engine.execute(batch))
+        except EngineError as error:
+            replica.fail(str(error))
+        replica.pool.check_integrity()
+        replica.table.check_integrity()
+        for ended in replica.take_ended():
+            results[ended.sequence.request_id] = (ended.sequence.output_token_ids, ended.finish_reason)
+    assert replica.pool.num_free == replica.limits.num_blocks
+    return results
 
 
 def test_a_failed_step_is_computed_anew_and_its_culprit_ends(tokenizer: Tokenizer) -> None:
@@ -227,17 +274,44 @@ def test_a_failed_step_is_computed_anew_and_its_culprit_ends(tokenizer: Tokenize
     innocent = make_request("innocent")
     replica.submit(make_request("poison"))
     replica.submit(innocent)
-    results = {}
-    while replica.has_work:
-        batch = replica.begin(replica.schedule(None, ANY, MODEL), 0)
-        try:
-            replica.finish(engine.execute(batch))
-        except EngineError as error:
-            replica.fail(str(error))
-        for ended in replica.take_ended():
-            results[ended.sequence.request_id] = (ended.sequence.output_token_ids, ended.finish_reason)
+    results = drain_failing(replica, engine)
     assert results["poison"] == ([], FinishReason.ERROR)
     assert results["innocent"] == alone(tokenizer, innocent)
+
+
+@pytest.mark.parametrize(("num_blocks", "num_good_tokens"), [(64, 0), (64, 23), (20, 23), (64, 150)])
+def test_of_a_failed_batch_only_the_culprit_ends(tokenizer: Tokenizer, num_blocks: int, num_good_tokens: int) -> None:
+    """Its prompt, a decode, or a late chunk of its prompt; with room for all and for some of them."""
+    replica, _ = make_replica(tokenizer, num_blocks)
+    engine = FailingEngine(replica.spec, NO_TIME, 30.0)
+    engine.num_good_tokens = num_good_tokens
+    innocents = [make_request(f"innocent-{n}", 15 + n, 30, list(Kind)[n % 2], first=40 * n) for n in range(12)]
+    for request in (*innocents[:6], make_request("poison", 20 if num_good_tokens < 100 else 200), *innocents[6:]):
+        replica.submit(request)
+    results = drain_failing(replica, engine)
+    assert results.pop("poison")[1] is FinishReason.ERROR
+    assert results == {request.request_id: alone(tokenizer, request) for request in innocents}
+    assert engine.num_failures < len(innocents), "not one by one"
+
+
+def test_failures_that_are_not_in_a_row_end_nothing(tokenizer: Tokenizer) -> None:
+    replica, _ = make_replica(tokenizer)
+    requests = [make_request(f"{n}", 20, 12, list(Kind)[n % 2]) for n in range(8)]
+    for request in requests:
+        replica.submit(request)
+    results = drain_failing(replica, MomentarilyFailingEngine(replica.spec, NO_TIME, 30.0))
+    assert results == {request.request_id: alone(tokenizer, request) for request in requests}
+
+
+def test_a_row_that_fails_takes_nobody_along(tokenizer: Tokenizer) -> None:
+    replica, _ = make_replica(tokenizer)
+    innocents = [make_request(f"innocent-{n}") for n in range(4)]
+    for request in (*innocents, make_request("poison")):
+        replica.submit(request)
+    results = drain_failing(replica, RowFailingEngine(replica.spec, NO_TIME, 30.0))
+    assert results.pop("poison") == ([], FinishReason.ERROR)
+    assert results == {request.request_id: alone(tokenizer, request) for request in innocents}
+    assert replica.totals.preemptions == 1, "the one that failed is tried once more"
 
 
 def test_scratch_batches_leave_nothing_behind(tokenizer: Tokenizer) -> None:

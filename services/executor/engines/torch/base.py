@@ -48,7 +48,7 @@ class EngineOnTorch(ABC):
             raise
         except Exception as error:  # vLLM and torch raise what they like; the executor needs one kind
             raise EngineError(f"step {batch.step} failed: {type(error).__name__}: {error}") from error
-        return StepResult(sampled.token_ids, latency_ms, sampled.logprobs, copy_wait_ms)
+        return StepResult(sampled.token_ids, latency_ms, sampled.logprobs, copy_wait_ms, sampled.failed)
 
     def close(self) -> None:
         """Free the model and the KV blocks; the engine cannot be used afterwards."""

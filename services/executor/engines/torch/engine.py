@@ -36,7 +36,7 @@ from services.executor.engines.torch.device import (
 from services.executor.engines.torch.graphs import DecodeGraphs, Recorder, cuda_recorder
 from services.executor.engines.torch.host_pool import HostPool, host_pool_of
 from services.executor.engines.torch.model import Forward, LoadedModel, first_line
-from services.executor.engines.torch.sampler import gather_logprobs, read_logprobs, sample
+from services.executor.engines.torch.sampler import NO_TOKEN, NOT_FINITE, gather_logprobs, read_logprobs, sample
 from services.executor.engines.torch.warm_up import warm_up_batches
 from shared.errors import ConfigError, EngineError
 from shared.protocol.executors import EngineSpec
@@ -190,13 +190,15 @@ def _sampled(logits: torch.Tensor, sequences: list[Sequence], grammars: GrammarM
     """``logits``: a row for each sequence."""
     rows = [SampleRow(s.sampling, s.num_computed_tokens + len(s.token_ids), s.history, s.request_id) for s in sequences]
     tokens = sample(logits, rows, grammars)
+    sampled = dict(zip([s.request_id for s in sequences], tokens, strict=True))
+    failed = {request_id: NOT_FINITE for request_id, token in sampled.items() if token == NO_TOKEN}
     gathered = gather_logprobs(logits, rows, tokens)
     logprobs = {}
     if gathered is not None:
         for sequence, token_ids, values in zip(sequences, *(each.tolist() for each in gathered), strict=True):
-            if sequence.sampling.logprobs is not None:
+            if sequence.sampling.logprobs is not None and sequence.request_id not in failed:
                 logprobs[sequence.request_id] = read_logprobs(token_ids, values, sequence.sampling.logprobs)
-    return SampledTokens(dict(zip([s.request_id for s in sequences], tokens, strict=True)), logprobs)
+    return SampledTokens({key: token for key, token in sampled.items() if key not in failed}, logprobs, failed)
 
 
 def _allocate(model: LoadedModel, block_size: int, num_blocks: int | None, device: torch.device) -> KVCaches:

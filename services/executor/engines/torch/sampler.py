@@ -11,11 +11,12 @@ import torch
 from services.executor.engines.grammar_masks import GrammarMasks
 from services.executor.engines.sample_row import SampleRow
 from services.executor.engines.torch.logits import NUMBERS, adjusted
-from shared.errors import EngineError
 from shared.protocol.sampling import SamplingParams
 from shared.protocol.tokens import TokenLogprobs
 
 FIRST_CANDIDATES = 256  # a nucleus rarely holds more; rows whose nucleus does look at eight times as many
+NO_TOKEN = -1  # in tensors too, as vLLM hands them on
+NOT_FINITE = "the model's logits are not finite"
 LEAST = -9999.0  # of log probabilities: OpenAI's word for next to impossible; JSON has no infinity
 
 PHILOX_MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
@@ -26,17 +27,15 @@ SHIFT_32 = np.uint64(32)
 
 
 def sample(logits: torch.Tensor, rows: list[SampleRow], grammars: GrammarMasks | None = None) -> list[int]:
-    """One token id for each row of ``logits`` [num_rows, vocab_size]. Raises EngineError if a row has no number.
+    """One token id for each row of ``logits`` [num_rows, vocab_size]; NO_TOKEN for a row that is not finite.
 
     First what ``adjusted`` does, which needs ``grammars`` where a row has one. Then temperature 0 is greedy; else
     temperature, min_p, top_k, top_p in this order, and the inverse of the cumulative distribution at
     ``uniforms(seed, position)``."""
     logits = adjusted(logits, rows, grammars)
     top, chosen = logits.max(dim=-1)
-    if not torch.isfinite(top).all():
-        raise EngineError("the model's logits are not finite")
-    tokens: list[int] = chosen.tolist()
-    random = [i for i, row in enumerate(rows) if row.sampling.temperature > 0]
+    tokens: list[int] = chosen.masked_fill_(~torch.isfinite(top), NO_TOKEN).tolist()
+    random = [i for i, row in enumerate(rows) if row.sampling.temperature > 0 and tokens[i] != NO_TOKEN]
     whole = [i for i in random if not _is_truncated(rows[i].sampling, logits.shape[-1])]
     truncated = [i for i in random if _is_truncated(rows[i].sampling, logits.shape[-1])]
     if whole:
@@ -52,8 +51,8 @@ def gather_logprobs(
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
     """Of the model's own ``logits`` [num_rows, vocab_size]: token ids (int64) and log probabilities (float32), both
     [num_rows, 1 + k] on the CPU. First the row's sampled token, then its most probable ones, as many as any row asks
-    for; rows that ask for none hold zeros. None where no row asks."""
-    asked = [row.sampling.logprobs for row in rows]
+    for; rows that ask for none, or have no token, hold zeros. None where no row asks."""
+    asked = [None if token == NO_TOKEN else row.sampling.logprobs for row, token in zip(rows, tokens, strict=True)]
     wanting = [i for i, num_top in enumerate(asked) if num_top is not None]
     if not wanting:
         return None

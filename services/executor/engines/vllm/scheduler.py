@@ -9,7 +9,7 @@ from vllm.v1.core.sched.interface import PauseState, SchedulerInterface
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import ModelRunnerOutput
 
-from services.executor.engines.torch.sampler import read_logprobs
+from services.executor.engines.torch.sampler import NO_TOKEN, NOT_FINITE, read_logprobs
 from services.executor.engines.vllm.runner_mirror import FIRST_BLOCK, RunnerMirror
 from shared.replica.engine import SampledTokens, Sequence
 
@@ -52,7 +52,11 @@ class PlannedScheduler(SchedulerInterface):
         for sequence in sequences:
             if sequence.needs_sample:
                 row = output.req_id_to_index[sequence.request_id]
-                tokens.token_ids[sequence.request_id] = output.sampled_token_ids[row][0]
+                token_id = output.sampled_token_ids[row][0]
+                if token_id == NO_TOKEN:
+                    tokens.failed[sequence.request_id] = NOT_FINITE
+                    continue
+                tokens.token_ids[sequence.request_id] = token_id
                 if sequence.sampling.logprobs is not None:
                     gathered = (output.logprobs.logprob_token_ids[row].tolist(), output.logprobs.logprobs[row].tolist())
                     tokens.logprobs[sequence.request_id] = read_logprobs(*gathered, sequence.sampling.logprobs)

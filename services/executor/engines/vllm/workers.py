@@ -68,7 +68,7 @@ class SeededSampler(torch.nn.Module):
         self._runner = (runner,)  # in a tuple: torch would take a module in it for a part of this one
 
     def forward(self, logits: torch.Tensor, sampling_metadata: Any) -> SamplerOutput:
-        """``logits``: [num_reqs, vocab_size]. Raises EngineError where a row has no number."""
+        """``logits``: [num_reqs, vocab_size]; NO_TOKEN where a row is not finite."""
         (runner,) = self._runner
         rows = [_sample_row(runner.requests[request_id]) for request_id in runner.input_batch.req_ids]
         tokens = sample(logits, rows, self._grammars)

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from services.executor.engines.sample_row import SampleRow
-from services.executor.engines.torch.sampler import sample, uniforms
-from shared.errors import EngineError
+from services.executor.engines.torch.sampler import NO_TOKEN, gather_logprobs, sample, uniforms
 from shared.protocol.sampling import SamplingParams
 
 VOCAB = 5000
@@ -112,8 +111,15 @@ def test_rows_do_not_touch_each_other() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_not_a_number_is_an_engine_error(temperature: float) -> None:
-    logits = torch.zeros(2, VOCAB)
-    logits[1, 17] = math.nan
-    with pytest.raises(EngineError, match="not finite"):
-        sample(logits, rows(2, temperature=temperature))
+def test_a_row_that_is_not_a_number_has_no_token(temperature: float) -> None:
+    torch.manual_seed(2)
+    logits = torch.randn(4, VOCAB)
+    whole, sampled_rows = logits.clone(), rows(4, temperature=temperature, top_p=0.5, logprobs=1)
+    logits[1, 17], logits[2] = math.nan, -math.inf
+    expected = sample(whole, sampled_rows)
+    tokens = sample(logits, sampled_rows)
+    assert tokens == [expected[0], NO_TOKEN, NO_TOKEN, expected[3]]
+    gathered, unharmed = gather_logprobs(logits, sampled_rows, tokens), gather_logprobs(whole, sampled_rows, expected)
+    assert gathered is not None and unharmed is not None
+    for found, wanted in zip(gathered, unharmed, strict=True):
+        assert found[[0, 3]].equal(wanted[[0, 3]]) and not found[[1, 2]].any()
