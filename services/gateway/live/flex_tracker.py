@@ -61,7 +61,7 @@ class FlexTracker(Tracker[FlexGeneration]):
         self._live.pop(generation.wire_id, None)
         replaces = generation.wire_id if generation.attempt else ""
         request, sender = generation.next_attempt(self._gateway_id), generation.sender
-        message = FlexSubmit(request, sender.client_id, sender.client_weight, replaces, generation.num_executors_lost)
+        message = FlexSubmit(request, sender.client_id, sender.client_weight, replaces, len(generation.crashes))
         self._live[generation.wire_id] = generation
         return (await self._bus.request(subjects.FLEX, message, FlexAnswer)).refusal
 

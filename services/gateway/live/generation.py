@@ -1,6 +1,7 @@
 """One live request: where it runs, and its tokens so far. Online and flex requests differ in who chooses the place."""
 
 import asyncio
+import math
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -11,6 +12,9 @@ from shared.protocol.sampling import FinishReason
 from shared.protocol.tokens import ChoiceOutput, TokenLogprobs, TokenOutput
 from shared.scheduling.placement.routing import Route
 from shared.scheduling.request import Kind
+
+SUSPECT_CRASHES = 2
+TRIAL_TOKENS = 8  # tokens that were on their way when the executor died are generated again first
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +47,21 @@ class Generation:
     place: tuple[str, str] | None = None  # the executor and its epoch, where they are known
     is_lost: bool = False  # it waits to be sent again; the place is where it was
     lost_s: float = 0.0  # monotonic
-    num_losses: int = 0
+    num_losses: int = 0  # in a row without a token between them, where its executor did not die
+    crashes: dict[tuple[str, str], None] = field(default_factory=dict)  # places that died while it was there
     num_missed: int = 0  # comparisons in a row in which its executor did not have it
-    num_executors_lost: int = 0  # while it ran there
     attempt: int = 0
     last_token_s: float | None = None
     num_read: int = 0  # tokens that ``next_tokens`` has given
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _finished: asyncio.Event = field(default_factory=asyncio.Event)
+    _trial_end: float = math.inf  # output tokens
+    _trial_over: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def is_suspect(self) -> bool:
+        """It was there too often when an executor died."""
+        return self.kind is Kind.ONLINE and len(self.crashes) >= SUSPECT_CRASHES
 
     @property
     def executor_id(self) -> str | None:
@@ -98,7 +109,18 @@ class Generation:
     def lost(self, now_s: float) -> None:
         """Nothing of this attempt counts any more; it waits for another from here on."""
         self.is_lost, self.lost_s = True, now_s
-        self.num_losses += 1
+        self._trial_over.set()
+
+    def begin_trial(self, now_s: float) -> None:
+        """A suspect is to be sent again, by itself. It is none any more once it has gained TRIAL_TOKENS."""
+        self.lost_s = now_s  # its turn was waited for, not a taker
+        self._trial_end = len(self.output_token_ids) + TRIAL_TOKENS
+        self._trial_over.clear()
+
+    async def trial_over(self) -> None:
+        """Return when it has got on, is lost again, or has ended."""
+        await self._trial_over.wait()
+        self._trial_end = math.inf
 
     def ignores(self, place: tuple[str, str]) -> bool:
         """Whether tokens from there are nothing to it."""
@@ -115,6 +137,11 @@ class Generation:
         self.output_logprobs += output.logprobs or ()
         if self.attempt == 1 and output.num_cached_tokens:
             self.num_cached_tokens = output.num_cached_tokens
+        if output.token_ids:
+            self.num_losses = 0
+        if len(self.output_token_ids) >= self._trial_end:
+            self.crashes.clear()
+            self._trial_over.set()
         if output.finish_reason is not None:
             self.end(output.finish_reason, output.error)
         else:
@@ -127,6 +154,7 @@ class Generation:
             num_used = len(self.request.prompt_token_ids) + len(self.output_token_ids)
             self.reservation.settle(0 if finish_reason is FinishReason.ERROR else num_used)
             self._changed.set()
+            self._trial_over.set()
             self._finished.set()
 
     async def next_tokens(self) -> list[int]:

@@ -42,11 +42,13 @@ class LiveExecutor:
 
 class ExecutorRegistry:
     """Follows heartbeats and registrations of the executors of one model. Each of ``on_lost`` is called, with
-    (executor_id, epoch), once for every incarnation that is gone: silent for HEARTBEAT_TIMEOUT_S, signed off, restarted
-    under a new epoch, or off the bus, if only for a moment: it or this gateway."""
+    (executor_id, epoch, whether it seems to have died), once for every incarnation that is gone: silent for
+    HEARTBEAT_TIMEOUT_S, signed off, restarted under a new epoch, or off the bus, if only for a moment: it or this
+    gateway. Each of ``on_found`` is called for every incarnation that is heard for the first time, or again."""
 
     def __init__(self, bus: Bus, model: str) -> None:
-        self.on_lost: list[Callable[[str, str], None]] = []
+        self.on_lost: list[Callable[[str, str, bool], None]] = []
+        self.on_found: list[Callable[[str, str], None]] = []
         self._bus = bus
         self.model = model
         self._live: dict[str, LiveExecutor] = {}
@@ -83,15 +85,16 @@ class ExecutorRegistry:
         """The longest context that every available executor can take, in tokens."""
         return min((executor.info.spec.max_model_len for executor in self.available()), default=default)
 
-    def lose(self, info: ExecutorInfo, why: str = "left the bus") -> None:
-        """This incarnation is not to be reached any more; nothing where that is known."""
+    def lose(self, info: ExecutorInfo, why: str = "left the bus", has_died: bool = True) -> None:
+        """This incarnation is not to be reached any more; nothing where that is known. One that has not died may be
+        heard again, or has ended in good order."""
         known = self._live.get(info.executor_id)
         if known is not None and known.info.epoch == info.epoch:
             del self._live[info.executor_id]
             known.timer.cancel()
             logger.warning("executor lost", extra={"executor_id": info.executor_id, "epoch": info.epoch, "why": why})
             for tell in self.on_lost:
-                tell(info.executor_id, info.epoch)
+                tell(info.executor_id, info.epoch, has_died)
 
     async def wait_available(self) -> None:
         """Return when there is one that takes requests: at once where there is."""
@@ -108,7 +111,7 @@ class ExecutorRegistry:
             self.lose(known.info, "restarted")
             known = None
         elif known is not None and known.heartbeat.reconnects != heartbeat.reconnects:
-            self.lose(info, "was off the bus")
+            self.lose(info, "was off the bus", has_died=False)
             known = None
         timer = self._timer(info)
         if known is not None:
@@ -118,6 +121,8 @@ class ExecutorRegistry:
             known = self._live[info.executor_id] = LiveExecutor(heartbeat, timer)
             self._has_gap.set()
             logger.info("executor found", extra={"executor_id": info.executor_id, "epoch": info.epoch})
+            for tell in self.on_found:
+                tell(info.executor_id, info.epoch)
         known.target.observe(heartbeat.online_work)
         if not heartbeat.draining:
             self._arrived.set()
@@ -160,7 +165,7 @@ class ExecutorRegistry:
         bucket = await self._bus.bucket(subjects.EXECUTORS_BUCKET, ExecutorInfo)
         async for entry in bucket.watch():
             if entry is not None and entry.value is None and entry.key in self._live:
-                self.lose(self._live[entry.key].info, "signed off")
+                self.lose(self._live[entry.key].info, "signed off", has_died=False)
 
     async def _watch_connection(self) -> None:
         """Tokens sent while the bus was away are lost, so nobody counts as alive until heard of again."""
@@ -170,4 +175,4 @@ class ExecutorRegistry:
             if self._bus.reconnects != seen:
                 seen = self._bus.reconnects
                 for executor in self.live():
-                    self.lose(executor.info, "bus reconnected")
+                    self.lose(executor.info, "bus reconnected", has_died=False)

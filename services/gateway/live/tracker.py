@@ -22,7 +22,8 @@ from shared.protocol.tokens import StepTokens, TokenOutput
 logger = logging.getLogger(__name__)
 
 RESUME_WAIT_S = 120.0  # for who takes a live request over: a restart reads its model, or its batches, again
-MAX_LOSSES = 6
+MAX_LOSSES = 6  # in a row without a token between them, for no reason that is known
+MAX_CRASHES = 5  # executors that died with a request until it is given up
 
 G = TypeVar("G", bound=Generation)
 
@@ -42,7 +43,9 @@ class Tracker(ABC, Generic[G]):
         self._metrics = metrics
         self._live: dict[str, G] = {}  # wire id -> request
         self._to_resume: asyncio.Queue[G] = asyncio.Queue()  # each live request at most once
+        self._suspects: asyncio.Queue[G] = asyncio.Queue()  # so are these
         registry.on_lost.append(self._on_executor_lost)
+        registry.on_found.append(self._on_executor_found)
 
     @property
     def num_live(self) -> int:
@@ -57,6 +60,7 @@ class Tracker(ABC, Generic[G]):
         """Resume requests whose executor is gone, in the order in which they lost it. Until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._tend())
+            tasks.create_task(self._try_suspects())
             while True:
                 generation = await self._to_resume.get()
                 if generation.finish_reason is None:
@@ -126,7 +130,7 @@ class Tracker(ABC, Generic[G]):
 
     def _lose(self, generation: G) -> None:
         generation.lost(self._clock.monotonic_s())
-        self._to_resume.put_nowait(generation)
+        (self._suspects if generation.is_suspect else self._to_resume).put_nowait(generation)
 
     async def _on_held(self, held: HeldRequests) -> AbortRequests:
         """A request is known here before it is sent: what is not has ended, and the executor has not heard of it."""
@@ -143,6 +147,7 @@ class Tracker(ABC, Generic[G]):
             elif generation.ignores(place):
                 continue
             elif output.finish_reason is FinishReason.ABORT or not generation.continues(place, output):
+                generation.num_losses += 1
                 self._lose(generation)
             else:
                 self._take(generation, place, output)
@@ -159,14 +164,32 @@ class Tracker(ABC, Generic[G]):
         if output.finish_reason is not None:
             self._end(generation, output.finish_reason)
 
-    def _on_executor_lost(self, executor_id: str, epoch: str) -> None:
+    def _on_executor_lost(self, executor_id: str, epoch: str, has_died: bool) -> None:
+        place = (executor_id, epoch)
         for generation in list(self._live.values()):
-            if generation.place == (executor_id, epoch) and not generation.is_lost:
-                generation.num_executors_lost += 1
+            if generation.place == place and not generation.is_lost:
+                if has_died:
+                    generation.crashes[place] = None
                 self._lose(generation)
+
+    def _on_executor_found(self, executor_id: str, epoch: str) -> None:
+        """It had not died."""
+        for generation in self._live.values():
+            generation.crashes.pop((executor_id, epoch), None)
+
+    async def _try_suspects(self) -> None:
+        """One after the other, each until it has got on: what breaks then is known to be its doing."""
+        while True:
+            generation = await self._suspects.get()
+            if generation.finish_reason is None:
+                generation.begin_trial(self._clock.monotonic_s())
+                await self._resume(generation)
+                await generation.trial_over()
 
     async def _resume(self, generation: G) -> None:
         try:
+            if len(generation.crashes) >= MAX_CRASHES:
+                raise NoExecutorError(f"given up: {len(generation.crashes)} executors died while they had it")
             if generation.num_losses >= MAX_LOSSES:
                 raise NoExecutorError(f"given up after {generation.num_losses} losses")
             await self._send_again(generation, generation.lost_s + RESUME_WAIT_S)

@@ -11,6 +11,7 @@ import httpx
 import openai
 import pytest
 
+from services.gateway.live.tracker import MAX_CRASHES
 from tests.services.gateway.gateway_rig import MODEL, GatewayRig, wait_until
 
 NUM_TOKENS = 200
@@ -219,6 +220,54 @@ def test_nothing_is_computed_for_nobody_after_the_bus_was_away(rig: GatewayRig, 
     wait_until(lambda: rig.metric("slackwater_executor_aborted_total") == 2, rig.logs())
     assert rig.metric("slackwater_executor_online_running") == 1
     rig.stop("gateway", signal.SIGKILL)
+
+
+POISONED_EXECUTOR = """
+import os
+import sys
+from pathlib import Path
+
+from services.executor.__main__ import serve
+from services.executor.engines.factory import load_engine
+from services.executor.engines.sim import SimEngine
+from services.executor.settings import ExecutorSettings
+from shared.settings import config
+from shared.text.tokenizer import Tokenizer
+
+
+class PoisonedEngine(SimEngine):
+    def execute(self, batch):
+        if any(sequence.token_ids[:3] == [7, 7, 7] for sequence in batch.sequences):
+            os.abort()
+        return super().execute(batch)
+
+
+if __name__ == "__main__":
+    settings = config.load(ExecutorSettings, "executor")
+    engine = load_engine(settings)
+    engine.__class__ = PoisonedEngine
+    sys.exit(serve(settings, engine, Tokenizer.from_folder(Path(settings.model_path))))
+"""
+
+
+@pytest.mark.slow
+def test_a_request_that_kills_executors_ends_and_those_beside_it_go_on(
+    rig: GatewayRig, pool: ThreadPoolExecutor, tmp_path: Path
+) -> None:
+    script = tmp_path / "poisoned_executor.py"
+    script.write_text(POISONED_EXECUTOR)
+    rig.start_own_executor(script, *SLOW)
+    rig.wait_ready()
+    streams = [Stream(rig, pool, seed=seed, max_tokens=300) for seed in range(2)]
+    for stream in streams:
+        stream.wait_for_events(5)
+    poison = pool.submit(rig.complete, prompt=[7, 7, 7])
+    for _ in range(MAX_CRASHES):
+        assert rig.wait("executor-0") != 0
+        rig.start_own_executor(script, *SLOW)
+    assert poison.result(60).status_code == 500
+    texts = [stream.text() for stream in streams]
+    assert texts == list(pool.map(lambda stream: undisturbed(rig, stream), streams))
 
 
 def has_logged(rig: GatewayRig, name: str, event: str) -> bool:

@@ -8,14 +8,15 @@ from pathlib import Path
 
 import httpx
 import pytest
+from msgspec.structs import replace
 
 from services.gateway.access.rate_limits import UNLIMITED, RateLimits, Reservation
-from services.gateway.live.generation import OnlineGeneration, Sender
+from services.gateway.live.generation import TRIAL_TOKENS, OnlineGeneration, Sender
 from services.gateway.live.metrics import GenerationMetrics
 from services.gateway.live.online_tracker import MAX_MISSED, OnlineTracker
 from services.gateway.live.registry import ExecutorRegistry
 from services.gateway.live.router import Router
-from services.gateway.live.tracker import MAX_LOSSES
+from services.gateway.live.tracker import MAX_CRASHES, MAX_LOSSES
 from shared.bus import Bus
 from shared.clock import SystemClock
 from shared.errors import NoExecutorError
@@ -223,13 +224,66 @@ async def test_an_abort_that_nobody_asked_for_moves_the_request(front: Front, pe
     generation = await front.submit()
     for attempt in range(MAX_LOSSES):
         request = await peer.next_request()
-        assert len(request.output_token_ids) == attempt
-        await peer.send(request.request_id, [attempt])
+        if attempt == 0:
+            await peer.send(request.request_id, [5])
+        assert request.output_token_ids == [5][:attempt]
         await peer.send(request.request_id, [], FinishReason.ABORT)
         assert await peer.next_abort() == [request.request_id]
     await generation.finished()
     assert generation.finish_reason is FinishReason.ERROR
     assert str(MAX_LOSSES) in generation.error
+
+
+async def test_that_the_bus_was_away_is_not_held_against_a_request(front: Front, peer: Peer) -> None:
+    generation = await front.submit()
+    for times in range(1, MAX_LOSSES + MAX_CRASHES):
+        await peer.next_request()
+        await peer.beat(reconnects=times)
+        await peer.next_abort()
+    request = await peer.next_request()
+    await peer.send(request.request_id, [5], FinishReason.LENGTH)
+    await generation.finished()
+    assert (generation.finish_reason, generation.output_token_ids) == (FinishReason.LENGTH, [5])
+
+
+async def test_an_executor_that_is_heard_again_has_not_died(front: Front, peer: Peer) -> None:
+    generation = await front.submit()
+    for _ in range(MAX_CRASHES + 1):
+        await peer.next_request()
+        (executor,) = front.registry.live()
+        front.registry.lose(executor.info, "silent")
+        await peer.next_abort()
+        assert len(generation.crashes) == 1
+        await peer.beat()
+    await peer.next_request()
+    assert not generation.crashes and generation.finish_reason is None
+
+
+async def test_only_the_request_that_kills_executors_is_given_up(front: Front, peer: Peer) -> None:
+    """The others are in the middle of their answers."""
+    innocents = [await front.submit() for _ in range(4)]
+    poison = await front.submit(replace(REQUEST, prompt_token_ids=[99]))
+    num_crashes = 0
+    held: dict[str, GenerateRequest] = {}
+    while poison.finish_reason is None or len(held) < len(innocents):
+        message = await asyncio.wait_for(peer.inbox.get(), 10)
+        if isinstance(message, AbortRequests):
+            continue
+        held[message.request_id] = message
+        if message.prompt_token_ids == [99]:
+            num_crashes += 1
+            held.clear()
+            peer.epoch = f"epoch-{num_crashes + 1}"
+            await peer.beat()
+        else:
+            await peer.send(message.request_id, [5] * TRIAL_TOKENS)
+    assert (poison.finish_reason, num_crashes) == (FinishReason.ERROR, MAX_CRASHES)
+    assert f"{MAX_CRASHES} executors died while they had it" in poison.error
+    for request_id in held:
+        await peer.send(request_id, [6], FinishReason.LENGTH)
+    for generation in innocents:
+        await asyncio.wait_for(generation.finished(), 10)
+        assert generation.finish_reason is FinishReason.LENGTH
 
 
 async def test_tokens_that_were_lost_on_the_way_are_generated_again(front: Front, peer: Peer) -> None:
