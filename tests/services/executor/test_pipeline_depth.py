@@ -80,6 +80,7 @@ class Peer:
         self.replica = Replica(Limits(16, 48, 64, 6), spec, tokenizer, strategy)
         self.engine = SlotEngine(spec, fail=fail)
         self.failed: set[str] = set()
+        self.num_failed_steps = 0
         self.pool = OfflinePool(FairShare(FcfsOrder()), lambda: None, lambda _, __: None)
         info = make_info(strategy, 6, pipeline_depth=depth)
         self.scheduler = Scheduler(info, self.pool, self.tuning, SystemClock())
@@ -123,6 +124,7 @@ class Peer:
             self.replica.finish(self.engine.execute(self.in_flight.popleft()))
         except EngineError as error:
             self.replica.fail(str(error))
+            self.num_failed_steps += 1
         for ended in self.replica.take_ended():
             self.ended.append(ended_request(ended))
             sequence = ended.sequence
@@ -217,7 +219,7 @@ def test_what_a_failed_step_was_to_copy_is_in_no_output(tokenizer: Tokenizer, de
         peer.arrive(request)
     peer.drain()
     undisturbed = alone(tokenizer, [*online, *(request.request for request in offline)])
-    assert peer.replica.totals.restored_slots > 0 and 0 < len(peer.failed) < 40
+    assert peer.replica.totals.restored_slots > 0 and len(peer.failed) < peer.num_failed_steps
     assert {key: output for key, output in peer.outputs.items() if key not in peer.failed} == {
         key: output for key, output in undisturbed.items() if key not in peer.failed
     }
