@@ -26,7 +26,7 @@ from services.executor.engines.grammar_masks import GrammarMasks
 from services.executor.engines.sample_row import SampleRow
 from services.executor.engines.torch.sampler import gather_logprobs, sample
 from services.executor.engines.vllm.runner_mirror import NUM_PROMPT_TOKENS_KEY, SAMPLING_KEY
-from shared.errors import ConfigError, EngineError
+from shared.errors import ConfigError
 from shared.replica.engine import TokenHistory
 
 logger = logging.getLogger(__name__)
@@ -132,13 +132,9 @@ def _compiling_grammars(execute_model: Callable[..., Any], grammars: GrammarMask
 
 
 def _ending_on_failure(call: Callable[..., Any]) -> Callable[..., Any]:
-    """But for the named error of the sampler, which every worker that samples raises alike, after all has been sent."""
-
     def ending(*args: Any) -> Any:
         try:
             return call(*args)
-        except EngineError:
-            raise
         except Exception:
             logger.exception("a worker failed, and ends")
             os._exit(FAILED)
