@@ -16,7 +16,7 @@ import psutil
 
 from benchmarks.harness.command import model_folder
 from services.local.stack.machine import free_port
-from services.local.stack.service_commands import nats_binary
+from services.local.stack.service_commands import SYNC_INTERVAL, nats_argv
 
 READY_S, POLL_S, SAMPLE_S = 120.0, 0.05, 0.1
 MIB = 2**20
@@ -25,13 +25,13 @@ MIB = 2**20
 class Stack:
     """Services by name. What a gateway serves is at ``url``."""
 
-    def __init__(self, store: Path) -> None:
+    def __init__(self, store: Path, sync_interval: str = SYNC_INTERVAL) -> None:
         self.processes: dict[str, psutil.Popen] = {}
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         nats_port = free_port()
         self.nats_url = f"nats://127.0.0.1:{nats_port}"
-        self._spawn("nats-server", nats_binary(), "-a", "127.0.0.1", "-p", str(nats_port), "-js", "-sd", str(store))
+        self._spawn("nats-server", *nats_argv(store / "nats.conf", store / "nats", nats_port, sync_interval))
 
     def start(self, service: str, *options: str, name: str = "") -> None:
         """``name``: else the service's own, with a hyphen."""
@@ -50,10 +50,10 @@ class Stack:
 
 
 @contextlib.contextmanager
-def stack(**services: Sequence[str]) -> Iterator[Stack]:
+def stack(sync_interval: str = SYNC_INTERVAL, **services: Sequence[str]) -> Iterator[Stack]:
     """A nats-server and these services with their options, begun in this order; the gateway among them is ready."""
     with TemporaryDirectory() as store:
-        made = Stack(Path(store))
+        made = Stack(Path(store), sync_interval)
         try:
             for service, options in services.items():
                 made.start(service, *options)

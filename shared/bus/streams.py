@@ -201,6 +201,10 @@ class Streams(Connection):
                 )
                 pending = (await consumer.consumer_info()).num_pending or 0
                 check_cancelled()
+                if last >= start and not pending and (await self._js.stream_info(stream)).state.last_seq < last:
+                    logger.warning("the store has lost messages, reading all again", extra={"stream": stream})
+                    last = 0
+                    continue
             except FAILURES as error:
                 if not caught_up and last < start and not self._client.is_reconnecting:
                     raise BusError(f"read {stream}: {error!r}") from error

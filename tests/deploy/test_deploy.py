@@ -19,7 +19,7 @@ import yaml
 from services.executor.prepare_model import DEFAULT_MODEL
 from services.executor.settings import ExecutorSettings
 from services.gateway.settings import GatewaySettings
-from services.local.stack.service_commands import MAX_PAYLOAD
+from services.local.stack.service_commands import MAX_PAYLOAD, SYNC_INTERVAL
 from services.offline_queue.settings import OfflineQueueSettings
 from services.predictor.settings import PredictorSettings
 from services.profiler.settings import ProfilerSettings
@@ -185,6 +185,7 @@ def test_the_nats_configuration_is_valid_and_matches_that_of_a_local_stack() -> 
     )
     assert checked.returncode == 0, checked.stderr
     assert f"max_payload: {MAX_PAYLOAD}" in config.read_text()
+    assert f"sync_interval: {SYNC_INTERVAL} " in config.read_text()
     assert services["nats"]["volumes"][1] == "nats:/data" and 'store_dir: "/data"' in config.read_text()
 
 

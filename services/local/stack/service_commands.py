@@ -19,16 +19,20 @@ from shared.errors import StackError
 from shared.scheduling.strategy import flat
 
 MAX_PAYLOAD = "8MB"  # a step message of a full executor, and an offline request of a long context, are below this
+SYNC_INTERVAL = "always"  # what is acknowledged is on the disk
 
 
 def nats_command(data_dir: DataDir, port: int) -> Command:
     """JetStream with its store in the data directory, reachable from this machine only. Raises StackError."""
-    config = data_dir.path / "nats.conf"
-    config.write_text(
-        f"max_payload: {MAX_PAYLOAD}\njetstream {{ store_dir: {json.dumps(str(data_dir.nats_store))} }}\n"
-    )
-    argv = (nats_binary(), "-c", str(config), "-a", "127.0.0.1", "-p", str(port))
+    argv = nats_argv(data_dir.path / "nats.conf", data_dir.nats_store, port)
     return Command("nats-server", argv, data_dir.log("nats-server"))
+
+
+def nats_argv(config: Path, store: Path, port: int, sync_interval: str = SYNC_INTERVAL) -> tuple[str, ...]:
+    """Its configuration is written to the file first. Raises StackError."""
+    jetstream = f"store_dir: {json.dumps(str(store))}, sync_interval: {sync_interval}"
+    config.write_text(f"max_payload: {MAX_PAYLOAD}\njetstream {{ {jetstream} }}\n")
+    return (nats_binary(), "-c", str(config), "-a", "127.0.0.1", "-p", str(port))
 
 
 def nats_binary() -> str:

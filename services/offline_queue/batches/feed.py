@@ -20,12 +20,12 @@ class BatchFeed:
         self._tools = tools
         self._progress = progress
         self._next_sequence = 1
-        self._is_exhausted = False
+        self.is_exhausted = False  # every stored request was read
 
     @property
     def is_low(self) -> bool:
         """There is more in the stream, and room for it."""
-        return not self._is_exhausted and 2 * self._progress.held_bytes <= self._tools.room()
+        return not self.is_exhausted and 2 * self._progress.held_bytes <= self._tools.room()
 
     async def fill(self, is_cancelled: Callable[[], bool]) -> None:
         """Up to the room, where less than half of it is in use; the next call goes on from there. Raises BusError; then
@@ -48,8 +48,12 @@ class BatchFeed:
                     group = []
                 if is_full or is_cancelled():
                     return
-        self._is_exhausted = True
+        self.is_exhausted = True
         self._hand_over(group, is_cancelled)
+
+    def start_over(self) -> None:
+        """Requests were stored again; those that the pool has are not handed over twice."""
+        self._next_sequence, self.is_exhausted = 1, False
 
     def _hand_over(self, group: list[OfflineRequest], is_cancelled: Callable[[], bool]) -> None:
         """A result may have come since the request was read, or a cancellation."""

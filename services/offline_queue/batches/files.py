@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 
 import msgspec
@@ -14,6 +15,8 @@ from services.offline_queue.batches.records import ENDING, BatchCounts, Change, 
 from services.offline_queue.batches.results import ResultWriter
 from services.offline_queue.batches.tools import BatchTools
 from shared.bus import GrowingObject
+from shared.errors import BusError, NotFoundOnBusError
+from shared.openai.completions.answers import CompletionUsage
 from shared.protocol import subjects
 from shared.protocol.batches import BatchRecord, FileObject
 from shared.protocol.offline import OfflineResult
@@ -60,7 +63,7 @@ class BatchOutputs:
         """Learn which lines are there; show the files, as a kill may come between piece and record. Raises BusError."""
         for file, place in ((self._output, IN_OUTPUT), (self._errors, IN_ERRORS)):
             async for _, data in split_lines(file.recover()):
-                self._written[line_of(_id_decoder.decode(data).id, "_")] = place
+                self._written[_decoder.decode(data).line] = place
             if file.size:
                 await file.describe()
                 await self._show(file, None)
@@ -76,9 +79,13 @@ class BatchOutputs:
 
     async def finish(self, record: BatchRecord, now_s: int) -> Change:
         """Write what is missing: results that nobody has told of, and of each line without one, why. ``record`` is in
-        the state that its work ended in; returns its end. Raises BusError; a new instance may finish again."""
+        the state that its work ended in; returns its end. Raises BusError; a new instance may finish again. It is one
+        too where every line had its result, and now one has none: it has to run again."""
         has_result = bytearray(len(self._written))
         counts = await self._add_stored(has_result)
+        async for number, counted in self.written_alone(lambda number: bool(has_result[number])):
+            has_result[number] = True
+            counts += counted
         writer = ResultWriter(record, ENDING[record.status], self._tools.tokenizer)
         for start in range(0, self._lines.end, GROUP_LINES):
             numbers = range(start, min(start + GROUP_LINES, self._lines.end))
@@ -86,8 +93,23 @@ class BatchOutputs:
             if record.status == "finalizing":  # lost; those of a cancelled or expired batch have not run
                 counts = replace(counts, failed=counts.failed + len(lines))
             missing = [line for line in lines if not self._written[line.line]]
+            if missing and record.status == "finalizing":
+                raise BusError(f"results of {record.id} are lost")
             await self._append(self._errors, {line.line: writer.error_line(line, None) for line in missing})
         return ended(counts, await self._close(self._output, now_s), await self._close(self._errors, now_s), now_s)
+
+    async def written_alone(self, has_result: Callable[[int], bool]) -> AsyncIterator[tuple[int, BatchCounts]]:
+        """Lines whose result is in a file and not in the stream, and what each counts. Raises BusError."""
+        for file, place in ((self._output, IN_OUTPUT), (self._errors, IN_ERRORS)):
+            if not any(where == place and not has_result(line) for line, where in enumerate(self._written)):
+                continue
+            try:
+                async for _, data in split_lines(self._tools.objects.chunks(file.name)):
+                    written = _decoder.decode(data)
+                    if written.response is not None and not has_result(written.line):
+                        yield written.line, written.response.counts()
+            except NotFoundOnBusError as error:
+                raise BusError(f"{file.name} was deleted meanwhile") from error
 
     def close(self) -> None:
         """Let go of the temporary file."""
@@ -164,8 +186,30 @@ class BatchOutputs:
         await self._tools.files.put(file.name, record)
 
 
+class _Body(msgspec.Struct):
+    usage: CompletionUsage | None = None
+
+
+class _Response(msgspec.Struct):
+    body: _Body
+
+    def counts(self) -> BatchCounts:
+        usage = self.body.usage
+        if usage is None:
+            return BatchCounts(failed=1)
+        cached = usage.prompt_tokens_details.cached_tokens
+        return BatchCounts(1, 0, usage.prompt_tokens, cached, usage.completion_tokens)
+
+
 class _Written(msgspec.Struct):
+    """What is read back of a line of a file. ``response``: None where its request has never ended."""
+
     id: str
+    response: _Response | None
+
+    @property
+    def line(self) -> int:
+        return line_of(self.id, "_")
 
 
-_id_decoder = msgspec.json.Decoder(_Written)
+_decoder = msgspec.json.Decoder(_Written)

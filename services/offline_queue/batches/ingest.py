@@ -1,10 +1,10 @@
 """From an input file to stored requests."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from typing import IO, BinaryIO, cast
 
-from services.offline_queue.batches.input import MAX_ERRORS, MAX_LINE_BYTES, MAX_LINES, BatchInput
+from services.offline_queue.batches.input import MAX_ERRORS, MAX_LINE_BYTES, MAX_LINES, BatchInput, ParsedLines
 from services.offline_queue.batches.lines import encode_lines, lines_object, split_lines, temporary_file
 from services.offline_queue.batches.tools import BatchTools
 from shared.errors import NotFoundOnBusError
@@ -51,30 +51,48 @@ class BatchIngestion:
 
     async def _read(self, lines: IO[bytes]) -> None:
         reader = BatchInput(self._record, self._tools.tokenizer, self._tools.model)
-        async for group in self._groups(self._record.input_file_id):
+        async for group in _groups(self._tools, self._record):
             async with self._tools.reading:
                 parsed = await asyncio.to_thread(reader.parse, group)
             self.errors += parsed.errors[: MAX_ERRORS - len(self.errors)]
             if len(self.errors) == MAX_ERRORS or self._is_cancelled():
                 return
             if not self.errors:
-                requests = [(subjects.offline_request(each.request.request_id), each) for each in parsed.requests]
-                failures = [(subjects.result(each.request_id), each) for each in parsed.failures]
-                await self._tools.bus.store_many([*requests, *failures])
+                await _store(self._tools, parsed)
                 await asyncio.to_thread(lines.write, encode_lines(parsed.lines))
                 self.total += len(parsed.lines)
 
-    async def _groups(self, file_id: str) -> AsyncIterator[Group]:
-        """Ends after the first line that is one too many."""
-        group: Group = []
-        size = 0
-        async for line, data in split_lines(self._tools.objects.chunks(file_id), MAX_LINE_BYTES):
-            group.append((line, data))
-            size += len(data)
-            if line > MAX_LINES:
-                break
-            if len(group) == GROUP_LINES or size >= GROUP_BYTES:
-                yield group
-                group, size = [], 0
-        if group:
+
+async def store_again(tools: BatchTools, record: BatchRecord, lines: Collection[int]) -> list[LineError]:
+    """The requests of these lines, which the store has lost; what cannot be read any more is returned. Raises
+    NotFoundOnBusError where the input file is gone, and BusError."""
+    reader, wanted = BatchInput(record, tools.tokenizer, tools.model), dict.fromkeys(lines)
+    errors: list[LineError] = []
+    async for group in _groups(tools, record):
+        async with tools.reading:
+            parsed = await asyncio.to_thread(reader.parse, [each for each in group if each[0] in wanted])
+        await _store(tools, parsed)
+        errors += parsed.errors
+    return errors
+
+
+async def _store(tools: BatchTools, parsed: ParsedLines) -> None:
+    requests = [(subjects.offline_request(each.request.request_id), each) for each in parsed.requests]
+    failures = [(subjects.result(each.request_id), each) for each in parsed.failures]
+    await tools.bus.store_many([*requests, *failures])
+
+
+async def _groups(tools: BatchTools, record: BatchRecord) -> AsyncIterator[Group]:
+    """Of the input file. Ends after the first line that is one too many."""
+    group: Group = []
+    size = 0
+    async for line, data in split_lines(tools.objects.chunks(record.input_file_id), MAX_LINE_BYTES):
+        group.append((line, data))
+        size += len(data)
+        if line > MAX_LINES:
+            break
+        if len(group) == GROUP_LINES or size >= GROUP_BYTES:
             yield group
+            group, size = [], 0
+    if group:
+        yield group

@@ -6,7 +6,7 @@ import logging
 from services.offline_queue.batches import records as batch_records
 from services.offline_queue.batches.feed import BatchFeed
 from services.offline_queue.batches.files import BatchOutputs
-from services.offline_queue.batches.ingest import BatchIngestion
+from services.offline_queue.batches.ingest import BatchIngestion, store_again
 from services.offline_queue.batches.lines import line_of, read_lines
 from services.offline_queue.batches.progress import BatchProgress
 from services.offline_queue.batches.records import Change
@@ -25,6 +25,8 @@ PROGRESS_S = 0.25  # the record is written at most so often while results come
 RECHECK_S = 60.0  # the clock that expiry goes by may be set while we wait
 GROUP_DELETES = 256
 GROUP_RESULTS = 256
+AT_WORK = ("in_progress", "finalizing")  # finalizing: to see whether it still has every result
+LOST_WITH_INPUT = "the store has lost the request, and its input file is deleted"
 
 
 class BatchLife:
@@ -92,7 +94,7 @@ class BatchLife:
         try:
             if self.record.status == "validating":
                 await self._ingest()
-            if self.record.status == "in_progress":
+            if self.record.status in AT_WORK:
                 await self._work()
             if self.record.status in batch_records.ENDING:
                 await self._end()
@@ -114,7 +116,7 @@ class BatchLife:
     async def admit(self) -> None:
         """Learn what is done, and hand the rest to the pool, as far as there is room. Does nothing for a batch that
         is not at work, or was admitted. Raises BusError; then it can be called again."""
-        if self.record.status != "in_progress" or self.progress is not None:
+        if self.record.status not in AT_WORK or self.progress is not None:
             return
         bus, batch_id = self._tools.bus, self.record.id
         progress = BatchProgress(batch_id)
@@ -128,6 +130,8 @@ class BatchLife:
                 self.add_result(result)
                 if len(self._arrived) >= GROUP_RESULTS:
                     await self._write_arrived()
+            async for number, counts in self._outputs.written_alone(lambda number: not progress.is_open(number)):
+                progress.add_counts(number, counts)
             async for failure in bus.read(subjects.RESULTS_STREAM, subjects.batch_failures(batch_id), OfflineFailure):
                 self.add_failure(failure)
             if not self._is_expired():
@@ -158,12 +162,19 @@ class BatchLife:
         await self.admit()
         progress, feed = self.progress, self._feed
         assert progress is not None and feed is not None
+        if progress.num_open:
+            await self._edit(batch_records.reopened)
+        else:
+            self._end_work()
         while not self._over.is_set() and not self._is_expired():
             if not feed.is_low:
                 await wait_set(self._changed, min(RECHECK_S, self.record.expires_at - self._tools.clock.unix_s()))
             self._changed.clear()  # before anything is written: what comes from here on is written next time
             await self._store_given_up()
             await feed.fill(self._over.is_set)
+            if feed.is_exhausted and progress.num_open > progress.num_held:
+                await self._store_again(progress.never_held())
+                feed.start_over()
             await self._write_progress(progress)
             if not self._over.is_set() and not feed.is_low:
                 self._urgent.clear()
@@ -180,6 +191,15 @@ class BatchLife:
         assert self._outputs is not None
         arrived, self._arrived = self._arrived, []
         await self._outputs.add(arrived)
+
+    async def _store_again(self, lines: list[int]) -> None:
+        """These are open, and their requests are not in the stream: the store lost them, or their results."""
+        logger.warning("requests lost, stored again", extra={"batch_id": self.record.id, "lines": len(lines)})
+        try:
+            errors = await store_again(self._tools, self.record, lines)
+            self._given_up |= {error.line: error.message for error in errors if error.line is not None}
+        except NotFoundOnBusError:
+            self._given_up |= dict.fromkeys(lines, LOST_WITH_INPUT)
 
     async def _store_given_up(self) -> None:
         """As any other results, so that a restart knows of them, and the first result stays."""

@@ -58,6 +58,10 @@ class BatchProgress:
 
     def add_result(self, line: int, result: OfflineResult) -> bool:
         """False where the line is none of the batch, or has a result."""
+        return self.add_counts(line, add_to(BatchCounts(), result, self._prompt_tokens[line]))
+
+    def add_counts(self, line: int, counts: BatchCounts) -> bool:
+        """As ``add_result``, for one that counts so much."""
         if not self.is_open(line):
             return False
         if self._states[line] == HELD:
@@ -67,8 +71,12 @@ class BatchProgress:
         self.num_open -= 1
         if self._sequences[line]:
             self._done_requests.append(self._sequences[line])
-        self.counts = add_to(self.counts, result, self._prompt_tokens[line])
+        self.counts += counts
         return True
+
+    def never_held(self) -> list[int]:
+        """Open lines whose request was not handed to the pool, or read."""
+        return [line for line, state in enumerate(self._states) if state == OPEN]
 
     def add_failure(self, line: int, sequence: int) -> int:
         """A stored failure was read, perhaps again; how many the line has, 0 where it is not open."""

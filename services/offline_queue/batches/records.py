@@ -3,14 +3,17 @@
     validating -> in_progress -> finalizing -> completed
     validating -> failed
     in_progress -> expired
+    finalizing -> in_progress, where the store has lost a result that no file has
     validating | in_progress -> cancelling (by the gateway) -> cancelled
 
 Each function here makes a change for ``Bucket.edit``: it looks at the record as it is at the moment of the write, and
 leaves one alone whose status does not allow the change.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 from msgspec.structs import replace
@@ -32,6 +35,9 @@ class BatchCounts:
     input_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
+
+    def __add__(self, other: BatchCounts) -> BatchCounts:
+        return BatchCounts(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
 
     def fields(self, total: int) -> dict[str, Any]:
         """Of the record of a batch of ``total`` lines."""
@@ -64,6 +70,11 @@ def progressed(counts: BatchCounts) -> Change:
 def finalizing(counts: BatchCounts, now_s: int) -> Change:
     """in_progress -> finalizing, once every line has its result."""
     return _where({"in_progress"}, counts, status="finalizing", finalizing_at=now_s)
+
+
+def reopened(record: BatchRecord) -> BatchRecord:
+    """finalizing -> in_progress: there is a line without a result again."""
+    return _where({"finalizing"}, status="in_progress", finalizing_at=None)(record)
 
 
 def ended(counts: BatchCounts, output_file_id: str | None, error_file_id: str | None, now_s: int) -> Change:

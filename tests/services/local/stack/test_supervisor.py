@@ -10,6 +10,7 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 
@@ -24,6 +25,7 @@ from services.local.stack.service_commands import nats_command
 from services.local.stack.supervisor import Supervisor
 from shared.bus import Bus
 from shared.errors import StackError
+from tests.conftest import wait_for_port
 
 SERVE = (
     "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); print('up', flush=True); signal.pause()"
@@ -237,6 +239,19 @@ async def test_the_bus_starts_with_durable_streams_and_large_messages(tmp_path: 
         assert len(await asyncio.wait_for(received.get(), 20)) == 4_000_000
         await bus.close()
     assert (tmp_path / "nats" / "jetstream").is_dir()
+
+
+def test_the_bus_acknowledges_what_is_on_the_disk(tmp_path: Path) -> None:
+    """As the server itself says."""
+    monitor = free_port()
+    command = nats_command(DataDir(tmp_path), free_port())
+    server = subprocess.Popen([*command.argv, "-m", str(monitor)], stderr=subprocess.DEVNULL)
+    try:
+        wait_for_port(monitor, server)
+        assert httpx.get(f"http://127.0.0.1:{monitor}/jsz?config=true").json()["config"]["sync_always"]
+    finally:
+        server.kill()
+        server.wait()
 
 
 async def test_a_killed_service_is_started_again(tmp_path: Path) -> None:
