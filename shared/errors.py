@@ -29,6 +29,14 @@ class NobodyListensError(NoResponderError):
     """No process listens on a subject, as the bus says at once."""
 
 
+class LeaseHeldError(SlackwaterError):
+    """What one process may be at a time, another one is."""
+
+
+class LeaseLostError(SlackwaterError):
+    """Another process is now what this one was: it has to end."""
+
+
 class ModelError(SlackwaterError):
     """A model or tokenizer folder cannot be used."""
 

@@ -15,14 +15,16 @@ from services.executor.results import ResultStore
 from services.executor.settings import ExecutorSettings
 from services.executor.step_loop import StepLoop
 from shared.bus import Bucket, Bus
+from shared.bus.lease import Lease
 from shared.clock import Clock
-from shared.errors import BusError, EngineLostError
+from shared.errors import BusError, EngineLostError, LeaseHeldError, LeaseLostError
 from shared.latency.model import LatencyModel
 from shared.process.service import Details, Service
 from shared.protocol import subjects
 from shared.protocol.executors import EngineSpec, ExecutorInfo, Heartbeat, SetDraining
 from shared.protocol.measurements import MeasureShape
 from shared.protocol.requests import GenerateRequest, HeldRequests, InboxMessage
+from shared.protocol.services import LeaseHolder
 from shared.protocol.steps import StepPlan
 from shared.replica.engine import Engine
 from shared.replica.replica import Replica
@@ -61,13 +63,16 @@ class ExecutorService(Service):
             self._replica, planner, engine, publisher, self._policy_and_model, clock, settings.step_timeout_s
         )
         self._gateway_ids: dict[str, None] = {}  # who sent requests
+        self._lease = Lease(bus, self.name, clock)
         self._draining = False
         self._offline_waits = ""  # as it was logged last
-        self._engine_is_lost = False
+        self._is_lost = False
         self._executors: Bucket[ExecutorInfo]
 
     async def start(self) -> None:
-        """Listen, then register: whoever sees the registration can be served."""
+        """Listen, then register: whoever sees the registration can be served. Raises LeaseHeldError where another
+        process has this id."""
+        await self._lease.take(self._refuse)
         await self._bus.ensure_streams()
         executor_id = self.info.executor_id
         await self._bus.subscribe(subjects.inbox(executor_id), InboxMessage, self._on_inbox)
@@ -81,10 +86,12 @@ class ExecutorService(Service):
         await self._executors.put(executor_id, self.info)
 
     async def run(self) -> None:
-        """Steps, heartbeats and results, until cancelled. Raises EngineLostError where no step can be run any more."""
+        """Steps, heartbeats and results, until cancelled. Raises EngineLostError where no step can be run any more,
+        and LeaseLostError where another process has its id by now."""
         gateways = gateway_probe(self._bus, self._gateways, self._abandon, self._held, self._loop.abort)
         try:
             async with asyncio.TaskGroup() as group:
+                group.create_task(self._lease.keep())
                 group.create_task(self._loop.run())
                 group.create_task(self._loop.watch())
                 group.create_task(self._beat())
@@ -92,10 +99,10 @@ class ExecutorService(Service):
                 group.create_task(self._tuning.run())
                 group.create_task(gateways.run())
         except BaseExceptionGroup as errors:
-            lost = errors.subgroup(EngineLostError)
+            lost = errors.subgroup((EngineLostError, LeaseLostError))
             if lost is None:
                 raise
-            self._engine_is_lost = True
+            self._is_lost = True
             raise lost.exceptions[0] from None
 
     def _gateways(self) -> Iterable[str]:
@@ -106,6 +113,9 @@ class ExecutorService(Service):
         request_ids = self._replica.request_ids_of_gateways().get(gateway_id, [])
         return HeldRequests(self.name, self.info.epoch, request_ids)
 
+    def _refuse(self, holder: LeaseHolder) -> None:
+        raise LeaseHeldError(f"{self.name} runs already on this bus ({holder}): give this one another --executor-id")
+
     def _abandon(self, gateway_id: str) -> None:
         """A gateway is gone: nobody reads the tokens of its requests, so they stop."""
         self._gateway_ids.pop(gateway_id, None)
@@ -115,13 +125,14 @@ class ExecutorService(Service):
 
     async def stop(self) -> None:
         """Sign off, and let results that are not durable yet become so. With a lost engine there is no sign-off: what
-        ran then is counted as having failed with its executor."""
+        ran then is counted as having failed with its executor; and with a lost id that is another one's to do."""
         self._draining = True
         try:
-            if not self._engine_is_lost:
+            if not self._is_lost:
                 await self._bus.publish(subjects.heartbeat(self.name), self._heartbeat())
                 await self._executors.delete(self.name)
             await self._results.drain(RESULTS_DRAIN_S)
+            await self._lease.release()
         except BusError as error:
             logger.warning("could not sign off", extra={"executor_id": self.name, "why": str(error)})
         self._loop.close()

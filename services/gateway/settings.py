@@ -23,7 +23,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     host: Annotated[str, Meta(description="address to listen on")] = "127.0.0.1"
     port: Annotated[int, Meta(description="TCP port to listen on", ge=1, le=65535)] = 8000
     gateway_id: Annotated[
-        str, Meta(description="where executors send tokens; random where empty", pattern="^[A-Za-z0-9_-]*$")
+        str, Meta(description="what its id on the bus, each process's own, begins with", pattern="^[A-Za-z0-9_-]*$")
     ] = ""
     require_keys: Annotated[
         str,

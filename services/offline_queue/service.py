@@ -9,8 +9,9 @@ from services.offline_queue.batches.manager import BatchManager
 from services.offline_queue.flex_desk import FlexDesk
 from services.offline_queue.settings import OfflineQueueSettings
 from shared.bus import Bus, Entry, Subscription
+from shared.bus.lease import Lease
 from shared.clock import Clock
-from shared.errors import BusError
+from shared.errors import BusError, LeaseLostError
 from shared.openai.completions.requests import ServedModel
 from shared.process.service import Details, Service
 from shared.protocol import subjects
@@ -18,6 +19,7 @@ from shared.protocol.executors import ExecutorInfo, Heartbeat
 from shared.protocol.flex import FlexAnswer, FlexMessage, FlexSubmit
 from shared.protocol.offline import OfflineSample
 from shared.protocol.requests import AbortRequests, InboxMessage
+from shared.protocol.services import LeaseHolder
 from shared.protocol.steps import StepStarted
 from shared.protocol.tokens import StepTokens
 from shared.replica.offline_pool import OfflinePool
@@ -34,6 +36,7 @@ from shared.watch.tuning import Tuning
 
 logger = logging.getLogger(__name__)
 
+NAME = "offline-queue"
 SAMPLE_SIZE = 256
 CACHE_WAIT_S = 2.0
 SETTLE_S = 5.0  # so long after an executor came or went, another may come that is larger
@@ -53,9 +56,8 @@ class _Attached:
 
 class OfflineQueueService(Service):
     """Plans go out as step messages come in; nothing here ever stands on the path of a step. Nothing is to be finished
-    at its end: the pool is durable, and executors go on with what they hold."""
-
-    name = "offline-queue"
+    at its end: the pool is durable, and executors go on with what they hold. One process is at work on a bus: another
+    one waits until that is gone, and nothing is sent any more by one that may have been replaced."""
 
     def __init__(
         self,
@@ -71,6 +73,9 @@ class OfflineQueueService(Service):
         self._model = model
         self._strategy = settings.strategy
         self._clock = clock
+        self._lease = Lease(bus, NAME, clock)
+        self._holder: LeaseHolder | None = None  # another one that is at work
+        self._is_at_work = False
         self._wake = asyncio.Event()
         self._has_work = False  # for executors that wait
         self._has_spoken: dict[str, None] = {}  # since plans were made
@@ -83,10 +88,40 @@ class OfflineQueueService(Service):
         self._tuning = Tuning(bus, self._on_work)
         self._attached: dict[str, _Attached] = {}
         self._num_awaited = 0  # executors came or went; others may be about to
+        self._registering = asyncio.Lock()  # heartbeats attach executors as well
         self._has_gap = asyncio.Event()  # in what is known of an executor's prefix cache
         self._aborts: dict[str, dict[str, None]] = {}
 
-    async def start(self) -> None:
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        """Whoever asks for the offline-queue means the one at work."""
+        return NAME if self._is_at_work else f"{NAME}-standby"
+
+    async def run(self) -> None:
+        """Until cancelled. Raises LeaseLostError where another one is at work by now."""
+        try:
+            await self._lease.take(self._on_held)
+            self._holder = None
+            self._bus.fence(self._lease.may_send)
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._lease.keep())
+                await self._begin()
+                self._is_at_work = True
+                logger.info("at work", extra={"service": NAME})
+                self._work(group)
+        except BaseExceptionGroup as errors:
+            if lost := errors.subgroup(LeaseLostError):
+                raise lost.exceptions[0] from None
+            raise
+
+    async def stop(self) -> None:
+        """Let another one go on at once."""
+        await self._lease.release()
+
+    def health(self) -> str:
+        return f"waits: {self._holder} is at work" if self._holder else "ok"
+
+    async def _begin(self) -> None:
         """Recover the pool before any executor is heard, so that what executors hold is recognized."""
         await self._batches.start()
         await self._bus.subscribe(subjects.HEARTBEATS, Heartbeat, self._on_heartbeat)
@@ -94,20 +129,18 @@ class OfflineQueueService(Service):
         await self._bus.serve(subjects.FLEX, FlexMessage, self._on_flex)
         await self._bus.subscribe(subjects.FLEX_DROP, AbortRequests, self._on_flex_drop)
 
-    async def run(self) -> None:
-        """Until cancelled."""
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._batches.run())
-            group.create_task(FileSweep(self._batches.tools, self._batches.is_being_read).run())
-            group.create_task(self._flex.run())
-            group.create_task(self._tuning.run())
-            group.create_task(self._follow_executors())
-            group.create_task(self._plan())
-            group.create_task(self._watch_silence())
-            group.create_task(self._fill_gaps())
-            group.create_task(executor_probe(self._bus, self._heard, self._on_gone).run())
-            if self._strategy.offline_qps:
-                group.create_task(self._release(1.0 / self._strategy.offline_qps))
+    def _work(self, group: asyncio.TaskGroup) -> None:
+        group.create_task(self._batches.run())
+        group.create_task(FileSweep(self._batches.tools, self._batches.is_being_read).run())
+        group.create_task(self._flex.run())
+        group.create_task(self._tuning.run())
+        group.create_task(self._follow_executors())
+        group.create_task(self._plan())
+        group.create_task(self._watch_silence())
+        group.create_task(self._fill_gaps())
+        group.create_task(executor_probe(self._bus, self._heard, self._on_gone).run())
+        if self._strategy.offline_qps:
+            group.create_task(self._release(1.0 / self._strategy.offline_qps))
 
     def details(self) -> Details:
         batches = self._batches.stats()
@@ -138,6 +171,11 @@ class OfflineQueueService(Service):
     async def _on_flex_drop(self, message: AbortRequests) -> None:
         self._flex.drop(message.request_ids)
 
+    def _on_held(self, holder: LeaseHolder) -> None:
+        if holder != self._holder:
+            logger.warning("another offline-queue is at work, this one waits", extra={"holder": str(holder)})
+        self._holder = holder
+
     # Executors come and go
 
     async def _follow_executors(self) -> None:
@@ -147,6 +185,10 @@ class OfflineQueueService(Service):
                 await self._on_registration(entry)
 
     async def _on_registration(self, entry: Entry[ExecutorInfo]) -> None:
+        async with self._registering:
+            await self._register(entry)
+
+    async def _register(self, entry: Entry[ExecutorInfo]) -> None:
         attached = self._attached.get(entry.key)
         info = entry.value
         if attached is not None and info is not None and attached.scheduler.info.epoch == info.epoch:
@@ -212,8 +254,13 @@ class OfflineQueueService(Service):
         return why_never_held_by_any(request, (each.scheduler for each in self._attached.values()))
 
     async def _on_heartbeat(self, heartbeat: Heartbeat) -> None:
-        attached = self._attached.get(heartbeat.info.executor_id)
-        if attached is not None and attached.scheduler.info.epoch == heartbeat.info.epoch:
+        """It may be one whose registration was overwritten or deleted by another one."""
+        info = heartbeat.info
+        attached = self._attached.get(info.executor_id)
+        if (attached is None or attached.is_silent) and not heartbeat.draining:
+            await self._on_registration(Entry(info.executor_id, info, 0))
+            attached = self._attached.get(info.executor_id)
+        if attached is not None and attached.scheduler.info.epoch == info.epoch:
             attached.seen_s = self._clock.monotonic_s()
             attached.is_silent = False
             attached.lost.clear()

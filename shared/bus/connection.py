@@ -3,8 +3,8 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterator
-from typing import Self
+from collections.abc import Callable, Iterator
+from typing import Any, Self
 
 import nats.errors
 import nats.js.errors
@@ -20,10 +20,25 @@ OPERATION_TIMEOUT_S = 10.0
 FAILURES = (nats.errors.Error, nats.js.errors.Error, asyncio.TimeoutError, OSError)
 
 
+class FencedError(nats.errors.Error):  # type: ignore[misc]
+    """This process may not send now."""
+
+
+class FencedClient(Client):  # type: ignore[misc]
+    """All that is sent goes through ``publish``; ``may_send`` decides by its subject."""
+
+    may_send: Callable[[str], bool] = staticmethod(lambda subject: True)
+
+    async def publish(self, subject: str, *args: Any, **kwargs: Any) -> None:
+        if not self.may_send(subject):
+            raise FencedError(f"{subject}: this process may not send now")
+        await super().publish(subject, *args, **kwargs)
+
+
 class Connection:
     """One connection of one process. Make it with ``Bus.connect``."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: FencedClient) -> None:
         self._client = client
         self._js = client.jetstream(timeout=OPERATION_TIMEOUT_S)
         self._reconnected = asyncio.Event()
@@ -32,7 +47,7 @@ class Connection:
     @classmethod
     async def connect(cls, url: str, name: str, timeout_s: float = CONNECT_TIMEOUT_S) -> Self:
         """Connect, trying for ``timeout_s``; from then on reconnect without limit. Raises BusError."""
-        client = Client()
+        client = FencedClient()
         connection = cls(client)
 
         async def on_disconnect() -> None:
@@ -74,6 +89,10 @@ class Connection:
     @property
     def is_connected(self) -> bool:
         return bool(self._client.is_connected)
+
+    def fence(self, may_send: Callable[[str], bool]) -> None:
+        """From now on what it forbids, by the subject, fails as if the bus were away."""
+        self._client.may_send = may_send
 
     async def wait_reconnected(self, generation: int, timeout_s: float) -> None:
         """Return when the connection was restored after ``reconnects`` read ``generation``, or after the timeout."""

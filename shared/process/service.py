@@ -38,6 +38,7 @@ class Service(Protocol):
 
     async def start(self) -> None:
         """Subscribe and load; the service answers pings from here on."""
+        return
 
     async def run(self) -> None:
         """The main loop; cancelled on a stop signal. Returning ends the process."""

@@ -14,6 +14,7 @@ RESULTS_STREAM = "SLACKWATER_RESULTS"
 
 # Key-value buckets.
 EXECUTORS_BUCKET = "slackwater_executors"  # executor id -> ExecutorInfo
+LEASES_BUCKET = "slackwater_leases"  # what one process may be at a time -> LeaseHolder
 BATCHES_BUCKET = "slackwater_batches"  # batch id -> BatchRecord
 FILES_BUCKET = "slackwater_files"  # file id -> FileObject
 LATENCY_MODELS_BUCKET = "slackwater_latency_models"  # profile key -> LatencyModelRecord
@@ -58,6 +59,8 @@ cache = _of_executor("cache")  # request and reply: all that its prefix cache ha
 drain = _of_executor("drain")  # request and reply: SetDraining; the executor answers with its heartbeat
 online = _of_executor("online")  # what online users got from it, once a second from each gateway
 executor_alive = _of_executor("alive")  # request and reply: an executor says that it is there
+
+holder: SubjectOf = f"{PREFIX}.holder.{{}}".format  # request and reply: who holds a lease says that it is there
 
 tokens: SubjectOf = f"{PREFIX}.gateway.{{}}.tokens".format  # those of one step for one gateway
 alive: SubjectOf = f"{PREFIX}.gateway.{{}}.alive".format  # request and reply: HeldRequests, AbortRequests

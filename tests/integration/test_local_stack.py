@@ -49,6 +49,21 @@ def test_status_names_every_process(sim_stack: LocalStack) -> None:
     assert {"online_waiting", "online_running", "pool_waiting", "pool_running"} <= status["queues"].keys()
 
 
+def test_a_second_stack_on_its_bus_is_refused(sim_stack: LocalStack, tmp_path: Path) -> None:
+    """And the first one's batches go on."""
+    second = LocalStack(tmp_path, "--engine", "sim", "--nats", sim_stack.status()["nats"])
+    try:
+        second.spawn()
+        assert second.supervisor.wait(60) == 1
+        assert "another stack is on this bus" in second.stderr()
+    finally:
+        second.close()
+    source, output = write_batch(tmp_path / "in.jsonl", 20), tmp_path / "out.jsonl"
+    done = sim_stack.run("batch", "submit", str(source), "--wait", "--output", str(output), "--url", sim_stack.url)
+    assert done.returncode == 0, done.stderr
+    assert custom_ids(output) == sorted(f"line-{index}" for index in range(20))
+
+
 def test_status_is_readable(sim_stack: LocalStack) -> None:
     shown = sim_stack.run("status")
     assert shown.returncode == 0

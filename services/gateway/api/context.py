@@ -38,7 +38,8 @@ class Context:
     ) -> None:
         """Raises ModelError."""
         folder = Path(settings.model_path)
-        gateway_id = settings.gateway_id or secrets.token_hex(6)  # tokens of an earlier process never reach this one
+        own = secrets.token_hex(6)  # so that nobody takes this process for an earlier one
+        gateway_id = f"{settings.gateway_id}-{own}" if settings.gateway_id else own
         max_model_len = ModelFacts.read(folder).max_model_len
         self.settings = settings
         self.bus = bus

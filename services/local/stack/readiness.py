@@ -6,7 +6,7 @@ import httpx
 
 from services.local.stack.progress import Progress
 from shared.bus import Bus
-from shared.errors import BusError
+from shared.errors import BusError, StackError
 from shared.protocol.services import ServiceStatus
 from shared.watch.stack_status import PING_WAIT_S, ping_all
 
@@ -18,6 +18,16 @@ PROFILE_LACKING = {  # states in which the stack serves without one, and why the
     "deferred": "the step latencies are not measured yet: the executors have work; it is done when they are idle",
     "failed": "the step latencies cannot be measured here; the latency model is learned from the executors' own steps",
 }
+
+
+async def require_own_bus(bus: Bus, names: Collection[str]) -> None:
+    """Raises StackError where services of these names are there already; only gateways may be several."""
+    answers = await ping_all(bus)
+    if taken := [name for name in names if name in answers and name != "gateway"]:
+        raise StackError(
+            f"another stack is on this bus: {', '.join(taken)} answered. To add an executor to it: "
+            "python -m services.executor --nats URL --executor-id ID --model-path FOLDER"
+        )
 
 
 async def wait_ready(bus: Bus, url: str, names: Collection[str], progress: Progress) -> None:

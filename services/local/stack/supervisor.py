@@ -20,7 +20,7 @@ from services.local.stack.options import StackOptions
 from services.local.stack.processes.keeper import Keeper
 from services.local.stack.processes.process import Command, Process, describe_exit
 from services.local.stack.progress import Progress
-from services.local.stack.readiness import wait_ready
+from services.local.stack.readiness import require_own_bus, wait_ready
 from services.local.stack.service_commands import nats_command, prepare_command, service_commands
 from shared.bus import Bus
 from shared.errors import SlackwaterError, StackError
@@ -109,8 +109,10 @@ class Supervisor:
             model_path = await self._prepare_model()
             shares = await asyncio.to_thread(device_shares, self._options, os.environ)
             commands = service_commands(self._options, self._data_dir, self._nats_url, model_path, shares)
+            names = [command.name for command in commands]
+            await require_own_bus(bus, names)
             self._keep(commands)
-            await wait_ready(bus, self._options.url, [command.name for command in commands], self._progress)
+            await wait_ready(bus, self._options.url, names, self._progress)
         finally:
             await bus.close()
         self._ready = True

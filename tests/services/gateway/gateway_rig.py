@@ -77,18 +77,19 @@ class GatewayRig:
         self._start_service("gateway", "gateway", "--port", str(self.port), *options)
         wait_for_port(self.port, self._processes["gateway"], WAIT_S)
 
-    def start_executor(self, executor_id: str = "executor-0", *options: str) -> None:
-        """With the sim engine; returns at once."""
-        self._start_service(executor_id, "executor", "--engine", "sim", "--executor-id", executor_id, *options)
+    def start_executor(self, executor_id: str = "executor-0", *options: str, name: str = "") -> None:
+        """With the sim engine; returns at once. ``name``: of the process here, else its id."""
+        own = ("--engine", "sim", "--executor-id", executor_id)
+        self._start_service(name or executor_id, "executor", *own, *options)
 
     def start_own_executor(self, script: Path, *options: str) -> None:
         """A test's own program in the place of executor-0; returns at once."""
         common = ("--nats", self.nats_url, "--model-path", str(model_folder()), "--model-name", MODEL)
         self._spawn("executor-0", sys.executable, str(script), "--engine", "sim", *common, *options)
 
-    def start_offline_queue(self, *options: str) -> None:
+    def start_offline_queue(self, *options: str, name: str = "offline-queue") -> None:
         """Returns at once."""
-        self._start_service("offline-queue", "offline_queue", *options)
+        self._start_service(name, "offline_queue", *options)
 
     def start_predictor(self) -> None:
         """Returns at once."""

@@ -55,6 +55,7 @@ class Peer:
     epoch: str = "epoch-1"
     cache: CacheChanges = field(default_factory=lambda: CacheChanges(0, True))  # all that its prefix cache has
     inbox: asyncio.Queue[GenerateRequest | AbortRequests] = field(default_factory=asyncio.Queue)
+    gateway_id: str = GATEWAY  # of the last request
 
     async def listen(self) -> None:
         await self.bus.subscribe(subjects.inbox(self.executor_id), InboxMessage, self.inbox.put)
@@ -87,6 +88,7 @@ class Peer:
     async def next_request(self) -> GenerateRequest:
         message = await asyncio.wait_for(self.inbox.get(), 10)
         assert isinstance(message, GenerateRequest), message
+        self.gateway_id = message.gateway_id
         return message
 
     async def tell_held(self, request_ids: list[str]) -> list[str]:
@@ -110,7 +112,7 @@ class Peer:
     ) -> None:
         output = TokenOutput(request_id, token_ids, finish, 0, error, so_far)
         message = StepTokens(self.executor_id, epoch or self.epoch, 1, [output])
-        await self.bus.publish(subjects.tokens(GATEWAY), message)
+        await self.bus.publish(subjects.tokens(self.gateway_id), message)
 
 
 @dataclass
@@ -350,7 +352,7 @@ async def test_an_executors_error_reaches_the_client(nats_url: str, bus: Bus, tm
     peer = Peer(bus, "executor-0")
     await peer.listen()
     with GatewayRig(tmp_path, nats_url) as rig:
-        rig.start_gateway("--gateway-id", GATEWAY)
+        rig.start_gateway()
         await peer.beat(MODEL)
         async with httpx.AsyncClient(base_url=rig.url, timeout=20) as client, asyncio.TaskGroup() as tasks:
             body = {"model": MODEL, "prompt": "x", "stream": stream}

@@ -1,0 +1,140 @@
+"""What one process may be at a time: it holds a key, renews it, and knows when it may have lost it."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import uuid
+from collections.abc import Callable
+
+from shared.bus import Bucket, Bus, Entry
+from shared.cancellation import check_cancelled
+from shared.clock import Clock
+from shared.errors import BusError, ConflictError, LeaseLostError, NobodyListensError, NotFoundOnBusError
+from shared.protocol import subjects
+from shared.protocol.services import LeaseHolder
+
+logger = logging.getLogger(__name__)
+
+RENEW_S = 2.0
+VALID_S = 8.0  # since the last renewal was sent: from then on the holder may have been replaced
+EXPIRY_S = 10.0  # of a key that nobody renews, as who waits for it sees it
+LOOK_S = 0.5
+MISSES = 2  # in a row: a holder that reconnects is back on the bus within moments
+REPLIES = "_INBOX."
+
+
+class Lease:
+    """Who finds it held takes it over once the bus says that nobody listens for the holder, or it was not renewed for
+    EXPIRY_S. Every write compares the key's revision, so that of two that try one has it."""
+
+    def __init__(self, bus: Bus, name: str, clock: Clock) -> None:
+        self._bus = bus
+        self._name = name
+        self._clock = clock
+        self._own = LeaseHolder(uuid.uuid4().hex, os.getpid(), socket.gethostname())
+        self._bucket: Bucket[LeaseHolder]
+        self._revision: int | None = None  # None: not held
+        self._sent_s = 0.0  # of the last renewal
+        self._reconnects = 0  # at that time
+
+    async def take(self, on_held: Callable[[LeaseHolder], None]) -> None:
+        """Return once it is held here. ``on_held`` is told, again and again, of another holder that answers; what it
+        raises comes out of here. Raises BusError where the bus is away at first."""
+        await self._bus.serve(subjects.holder(self._own.holder_id), object, self._on_asked)
+        self._bucket = await self._bus.bucket(subjects.LEASES_BUCKET, LeaseHolder)
+        revision, since_s, misses = None, 0.0, 0
+        while self._revision is None:
+            try:
+                found = await self._find()
+                now_s = self._clock.monotonic_s()
+                if found is None or found.value is None:
+                    await self._write(None)
+                    return
+                if found.revision != revision:
+                    revision, since_s, misses = found.revision, now_s, 0
+                is_there = await self._is_there(found.value)
+                misses = 0 if is_there is not False else misses + 1
+                if misses >= MISSES or now_s - since_s >= EXPIRY_S:
+                    await self._write(found.revision)
+                    logger.warning("lease taken over", extra={"lease": self._name, "from": str(found.value)})
+                    return
+                if is_there:
+                    on_held(found.value)
+            except BusError as error:  # another one came first, or the bus is away
+                logger.info("lease not taken yet", extra={"lease": self._name, "why": str(error)})
+                revision = None
+            check_cancelled()
+            await asyncio.sleep(LOOK_S)
+
+    async def keep(self) -> None:
+        """Renew it, until cancelled. Raises LeaseLostError once another one holds it."""
+        while True:
+            reconnects = self._bus.reconnects
+            try:
+                await self._write(self._revision)
+            except ConflictError:
+                if await self._was_own_write():
+                    continue
+                raise LeaseLostError(f"another process holds {self._name} now") from None
+            except BusError as error:
+                logger.warning("lease not renewed", extra={"lease": self._name, "why": str(error)})
+            await self._bus.wait_reconnected(reconnects, RENEW_S)
+            check_cancelled()
+
+    async def release(self) -> None:
+        """Let the next one have it at once. Nothing where it is not held."""
+        if self._revision is not None:
+            self._revision = None
+            with contextlib.suppress(BusError):
+                found = await self._find()
+                if found is not None and found.value == self._own:
+                    await self._bucket.delete(self._name)
+
+    def may_send(self, subject: str) -> bool:
+        """For ``Bus.fence``: whether nobody else can hold it by now. Nothing is sent into a lost connection, to come
+        out of it later. The lease itself, and answers, may be sent at any time."""
+        if subjects.LEASES_BUCKET in subject or subject.startswith(REPLIES):
+            return True
+        is_fresh = self._clock.monotonic_s() - self._sent_s < VALID_S
+        return is_fresh and self._bus.is_connected and self._bus.reconnects == self._reconnects
+
+    async def _write(self, revision: int | None) -> None:
+        """Create it, or replace this revision. Raises ConflictError where it is another by now, and BusError."""
+        sent_s, reconnects = self._clock.monotonic_s(), self._bus.reconnects
+        if revision is None:
+            self._revision = await self._bucket.create(self._name, self._own)
+        else:
+            self._revision = await self._bucket.update(self._name, self._own, revision)
+        self._sent_s, self._reconnects = sent_s, reconnects
+
+    async def _was_own_write(self) -> bool:
+        """A renewal that was not confirmed may have been stored all the same."""
+        try:
+            found = await self._find()
+        except BusError:
+            return True  # not known: tried again
+        if found is None or found.value != self._own:
+            return False
+        self._revision = found.revision
+        return True
+
+    async def _find(self) -> Entry[LeaseHolder] | None:
+        try:
+            return await self._bucket.get(self._name)
+        except NotFoundOnBusError:
+            return None
+
+    async def _is_there(self, holder: LeaseHolder) -> bool | None:
+        """None where it listens and does not answer in time."""
+        try:
+            await self._bus.request(subjects.holder(holder.holder_id), None, object, LOOK_S)
+        except NobodyListensError:
+            return False
+        except BusError:
+            return None
+        return True
+
+    async def _on_asked(self, _: object) -> str:
+        return self._own.holder_id
