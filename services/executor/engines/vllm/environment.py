@@ -76,10 +76,13 @@ def changes_undone(num_threads: int | None = None, num_workers: int = 1) -> Iter
     """Around the making of an engine: what would reach beyond it is put back. On a CPU vLLM leaves LD_PRELOAD to
     all later children and makes ``torch.set_num_threads`` do nothing; everywhere it seeds the global generators. It
     looks for its kernels in what every module holds, and would fail at llvmlite's library, which claims to have any
-    attribute. Of several workers each takes its share of ``num_threads`` (None: of every core)."""
+    attribute. Of several workers each takes its share of ``num_threads`` (None: of every core). Weights are packed by
+    ``num_threads``: how they lie may depend on it, and for a shape that it knows vLLM goes on as it began, so that a
+    process must not change the number."""
     import torch
 
-    state, set_num_threads = random.getstate(), torch.set_num_threads
+    state, set_num_threads, num_before = random.getstate(), torch.set_num_threads, torch.get_num_threads()
+    set_num_threads(num_threads or cpu_count())
     variables = {name: os.environ.get(name) for name in ("LD_PRELOAD", "OMP_NUM_THREADS")}
     library = sys.modules.pop(LLVMLITE_LIBRARY, None)
     if num_workers > 1:
@@ -94,6 +97,7 @@ def changes_undone(num_threads: int | None = None, num_workers: int = 1) -> Iter
         if library is not None:
             sys.modules[LLVMLITE_LIBRARY] = library
         torch.set_num_threads = set_num_threads
+        set_num_threads(num_before)
         random.setstate(state)
 
 

@@ -51,7 +51,7 @@ def greedy_of_vllm(path: Path, prompts: list[list[int]]) -> list[list[int]]:
     from vllm import LLM
     from vllm import SamplingParams as VllmSamplingParams
 
-    with changes_undone():
+    with changes_undone(1):
         llm = LLM(
             str(path),
             skip_tokenizer_init=True,
