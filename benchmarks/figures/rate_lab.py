@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.lab.drawn import DurationOption, Lognormal, poisson, uniform_backlog
+from benchmarks.lab.drawn import DurationOption, Lognormal, poisson, uniform_backlog, with_prefix
 from benchmarks.lab.lab import SEED, Bench, Load, Machine, machine_name
 from loadgen.progress import ReplayProgress
 from loadgen.workload.traces import TraceRequest
@@ -58,7 +58,9 @@ class Dataset:
         """At ``rate`` requests/s. Those of a higher rate are others."""
         rng = random.Random(f"{self.name}:{rate}:{seed}")
         requests = poisson(rate, duration_s, rng, self.prompt, self.output)
-        return [_with_preamble(each, rng.randrange(num_preambles)) for each in requests] if num_preambles else requests
+        if not num_preambles:
+            return requests
+        return [with_prefix(each, rng.randrange(num_preambles), PREAMBLE_TOKENS) for each in requests]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +109,3 @@ class RateLab:
         machine, options = self.machine(scene), self.options
         blocks = "" if machine.kv_blocks is None else f", {machine.kv_blocks:,} KV blocks"
         return f"{machine_name(machine)}, {options.chunk} tokens a step{blocks}, {options.duration:g} s"
-
-
-def _with_preamble(request: TraceRequest, number: int) -> TraceRequest:
-    num_tokens = PREAMBLE_TOKENS + request.num_prompt_tokens
-    return replace(request, num_prompt_tokens=num_tokens, block_ids=(number,), block_tokens=PREAMBLE_TOKENS)

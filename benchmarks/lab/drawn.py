@@ -3,8 +3,8 @@ draws the same."""
 
 import math
 import random
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -24,22 +24,30 @@ Length = Callable[[random.Random], int]  # draws one, in tokens
 Bounds = tuple[int, int]
 
 
-def poisson_times(rate: float, duration_s: float, rng: random.Random) -> Iterator[float]:
+def poisson(rate: float, duration_s: float, rng: random.Random, prompt: Length, output: Length) -> list[TraceRequest]:
     """``rate`` requests/s for ``duration_s`` seconds."""
+    made: list[TraceRequest] = []
     now_s = rng.expovariate(rate)
     while now_s < duration_s:
-        yield now_s
+        made.append(TraceRequest(now_s, prompt(rng), output(rng)))
         now_s += rng.expovariate(rate)
+    return made
 
 
-def poisson(rate: float, duration_s: float, rng: random.Random, prompt: Length, output: Length) -> list[TraceRequest]:
-    """At those times; lengths are drawn between one and the next."""
-    return [TraceRequest(now_s, prompt(rng), output(rng)) for now_s in poisson_times(rate, duration_s, rng)]
+def with_prefix(request: TraceRequest, number: int, num_tokens: int) -> TraceRequest:
+    """The same, its prompt behind as many tokens, which all those with this number share."""
+    total = num_tokens + request.num_prompt_tokens
+    return replace(request, num_prompt_tokens=total, block_ids=(number,), block_tokens=num_tokens)
 
 
 def uniform_backlog(size: int, rng: random.Random, prompt: Bounds, output: Bounds) -> list[OfflinePrompt]:
     """Lengths between these bounds, both included."""
     return [OfflinePrompt(rng.randint(*output), num_prompt_tokens=rng.randint(*prompt)) for _ in range(size)]
+
+
+def exponential(mean: int) -> Length:
+    """Lengths around it, at least 1."""
+    return lambda rng: 1 + int(rng.expovariate(1 / mean))
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +76,10 @@ def mixed_load(rate: float, duration_s: float, seed: int) -> Load:
 def load_of(online: Path | None, offline: Path | None, duration_s: float, qps: float | None, drawn_rate: float) -> Load:
     """Of files, the trace sampled to ``qps``; else lengths are exponential around the means of Azure's conversation
     trace of 2023 (5.4 requests/s), with as many prompts as arXiv has summaries, as long. Raises LoadgenError."""
-
-    def mean(num_tokens: int) -> Length:
-        return lambda rng: 1 + int(rng.expovariate(1 / num_tokens))
-
     requests = (
         Scaling(duration_s=duration_s, qps=qps).apply(read_trace(online))
         if online
-        else poisson(drawn_rate, duration_s, random.Random(0), mean(1155), mean(211))
+        else poisson(drawn_rate, duration_s, random.Random(0), exponential(1155), exponential(211))
     )
     prompts = load_backlog(offline) if offline else [OfflinePrompt(291, num_prompt_tokens=2588)] * 28_000
     return Load(requests, prompts, duration_s)

@@ -12,7 +12,7 @@ from benchmarks.lab.outcome import Found, Measured, Recorder, Run
 from loadgen.client.records import RequestRecord
 from loadgen.progress import NoProgress, RenamedProgress, ReplayProgress
 from loadgen.replay import ReplayPlan
-from loadgen.report.metrics import LatencySamples
+from loadgen.report.metrics import LatencySamples, online_report
 from loadgen.report.slo import parse_slo
 from loadgen.workload.backlog import OfflinePrompt
 from loadgen.workload.scaling import Scaling
@@ -26,8 +26,10 @@ from services.profiler.slo.simulated import SimulatedTrials, search_slos
 from shared.latency.features import BatchFeatures
 from shared.latency.model import LatencyModel
 from shared.protocol.executors import ExecutorCounters
+from shared.scheduling.placement.routing import choose
 from shared.scheduling.strategy import Strategy
 from shared.simulation.executor import Progress as Progress
+from shared.simulation.router import Choose
 from shared.simulation.setup import ExecutorSetup
 from shared.simulation.system import VirtualSystem as VirtualSystem
 
@@ -49,10 +51,12 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """What serves: a strategy; and a ``planner`` of ``Bench.planners``, else plans are made with what steps take."""
+    """What serves: a strategy; a ``planner`` of ``Bench.planners``, else plans are made with what steps take; and how
+    the router chooses."""
 
     strategy: Strategy
     planner: str = ""
+    choose: Choose = choose
 
     @classmethod
     def of(cls, preset: str, planner: str = "", **given: str) -> System:
@@ -96,7 +100,8 @@ class Bench:
 
     def __post_init__(self) -> None:
         plan = ReplayPlan(self.load.requests, self.load.prompts, Scaling(duration_s=self.load.duration_s, seed=SEED))
-        self._workload = SimulatedWorkload(plan, self._setup(ONLINE_ONLY, None), wave_size=self.load.wave_size)
+        setup, wave_size = self._setup(ONLINE_ONLY, None), self.load.wave_size
+        self._workload = SimulatedWorkload(plan, setup, wave_size=wave_size, num_executors=self.machine.executors)
 
     @property
     def name(self) -> str:
@@ -150,7 +155,8 @@ class Bench:
         """Run to its end. ``latency``: how long steps take, else the machine's own."""
         setup = self._setup(system, value)
         setup = replace(setup, latency=latency or setup.latency)
-        phase = self._workload.phase(setup, self.load.duration_s, True, setup.strategy.serves_offline, on_change)
+        serves_offline = setup.strategy.serves_offline
+        phase = self._workload.phase(setup, self.load.duration_s, True, serves_offline, on_change, system.choose)
         phase.run()
         return phase
 
@@ -179,9 +185,8 @@ def setup_of(machine: Machine) -> ExecutorSetup:
 
 def _run_of(phase: VirtualPhase) -> Run:
     outcome, samples = phase.outcome(), LatencySamples.of(phase.records)
-    assert outcome.online is not None, "a load has online requests"
+    online = outcome.online or online_report([], 0.0, phase.now_s)
+    executors = [each.replica.totals for each in phase.system.executors.values()]
     bounds = {"ttft": f"ttft_p50<={SLO.ttft_ms:g}ms", "tpot": f"tpot_p50<={SLO.tpot_ms:g}ms"}
-    attained = {
-        name: parse_slo(expr).judge(outcome.online, samples, None).attainment or 0.0 for name, expr in bounds.items()
-    }
-    return Run(outcome.online, outcome.offline, phase.executor.replica.totals, attained, phase.now_s)
+    attained = {name: parse_slo(expr).judge(online, samples, None).attainment or 0.0 for name, expr in bounds.items()}
+    return Run(online, outcome.offline, executors, attained, phase.now_s)

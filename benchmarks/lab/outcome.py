@@ -1,7 +1,9 @@
 """What a run came to, which batches it was made of, and what a search found."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+import msgspec
 
 from loadgen.report.report import OfflineReport, OnlineReport
 from loadgen.report.slo import parse_slo
@@ -53,12 +55,23 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Run(Measured):
-    """A whole one. ``attained``: the share of online requests whose ``ttft`` and mean ``tpot`` are within their
-    deadlines; ``end_s``: when the last online answer was in."""
+    """A whole one. ``executors``: what each counted; ``attained``: the share of online requests whose ``ttft`` and mean
+    ``tpot`` are within their deadlines; ``end_s``: when the last online answer was in."""
 
-    totals: ExecutorCounters
+    executors: Sequence[ExecutorCounters]
     attained: Mapping[str, float]
     end_s: float
+
+    @property
+    def totals(self) -> ExecutorCounters:
+        """Of all executors."""
+        return ExecutorCounters(*map(sum, zip(*map(msgspec.structs.astuple, self.executors), strict=True)))
+
+    @property
+    def cached_share(self) -> float:
+        """Of the prompt tokens that were let in, those that came from a prefix cache."""
+        totals = self.totals
+        return totals.cached_tokens / max(1, totals.cached_tokens + totals.prompt_tokens)
 
 
 @dataclass(frozen=True, slots=True)

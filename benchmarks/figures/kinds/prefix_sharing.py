@@ -60,14 +60,13 @@ def _points(group: str, runs: dict[str, tuple[Bench, System]], budgets_ms: Seque
             run = bench.run(system, budget_ms)
             fcfs = fcfs or run
             speed, theirs = run.offline_requests_per_s, fcfs.offline_requests_per_s
-            entered = run.totals.prompt_tokens + run.totals.cached_tokens  # prompt tokens that were let in
             cells = {
                 "prefix sharing": group,
                 "budget ms": f"{budget_ms:g}",
                 "order": order,
                 "questions/s": f"{speed:.1f}",
                 "over fcfs": f"{speed / theirs:.2f}x" if theirs > 0 else "",
-                "cached": f"{run.totals.cached_tokens / max(1, entered):.0%}" if group != DEDUCTED else "",
+                "cached": f"{run.cached_share:.0%}" if group != DEDUCTED else "",
             }
             yield Point("", group, order, budget_ms, {"questions/s": speed}, cells)
 

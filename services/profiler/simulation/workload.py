@@ -13,6 +13,8 @@ from services.profiler.simulation.encoding import CHARACTERS_PER_TOKEN, PromptEn
 from services.profiler.simulation.requests import Arrivals, Backlog, PreparedBacklog
 from services.profiler.simulation.virtual_phase import VirtualPhase
 from shared.scheduling.orders.offline.fair_share import FairShare
+from shared.scheduling.placement.routing import choose
+from shared.simulation.router import Choose
 from shared.simulation.setup import ExecutorSetup
 from shared.simulation.system import VirtualSystem
 
@@ -62,15 +64,16 @@ class SimulatedWorkload:
         online: bool,
         offline: bool,
         on_change: Callable[[VirtualPhase], None] | None = None,
+        choose: Choose = choose,
     ) -> VirtualPhase:
-        """One run, not yet begun. Raises ValueError for a strategy that lacks a knob."""
+        """One run, not yet begun. ``choose``: which executor gets an online request. Raises ValueError
+        for a strategy that lacks a knob."""
         numbers = iter(random.Random(f"{setup.seed}:order").random, None)
         order = FairShare(setup.strategy.make_offline_order(numbers))
         arrivals = Arrivals(self.requests if online else [], self._online_prompts, self.client_ids)
         backlog = Backlog(self.backlog, self._wave_size) if offline else None
-        return VirtualPhase(
-            partial(VirtualSystem, [setup] * self._num_executors, order), arrivals, backlog, duration_s, on_change
-        )
+        system = partial(VirtualSystem, [setup] * self._num_executors, order, choose=choose)
+        return VirtualPhase(system, arrivals, backlog, duration_s, on_change)
 
 
 def _client_ids(num_requests: int, num_clients: int, seed: int) -> list[str]:
