@@ -43,7 +43,6 @@ class Curve:
     ys: Sequence[float]
     colour: str
     style: str = "o-"
-    fill: str | None = None  # of its markers, where it is not the curve's colour
     opacity: float = 1.0
 
 
@@ -134,7 +133,6 @@ def _draw(panel: Panel, axes: Axes) -> None:
         label = curve.label or "_nolegend_"
         (line,) = axes.plot(curve.xs, curve.ys, curve.style, color=curve.colour, label=label, alpha=curve.opacity)
         line.set_zorder(3 - number / 100)
-        line.set_markerfacecolor(curve.fill or curve.colour)
     axes.set(title=panel.title, ylabel=panel.ylabel)
     if panel.ticks:
         axes.set_xscale("log", base=2)

@@ -1,10 +1,11 @@
 """The comparison's tables and its picture: what each run costs online work, over what offline work got."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 
 from matplotlib.figure import Figure
 
-from benchmarks.harness.charts import BLUE, GREEN, GREY, ORANGE, PINK, Curve, Panel, draw
+from benchmarks.harness.charts import BLUE, GREEN, GREY, ORANGE, PINK, RED, Curves, Panel, Point, draw
 from benchmarks.harness.command import Row, Table
 from benchmarks.harness.page import Page, Result
 from benchmarks.vllm.comparison import Cell, CoRun
@@ -17,6 +18,7 @@ PAGE = Page("vllm_side_by_side", "Side by side with vLLM")
 NAME = "side-by-side"
 VLLM = ("vllm-priority", "vllm-plain")
 COLOURS = {"vllm-priority": ORANGE, "vllm-plain": PINK, "slackwater-vllm": BLUE, "slackwater-torch": GREEN}
+BEST = "the best that kept the SLOs"
 RATIOS = "of online only: TTFT mean / p99, TBT mean / p99"
 
 
@@ -107,36 +109,25 @@ def _pair(summary: Summary | None) -> str:
 
 
 def picture_of(cells: Sequence[Cell], exprs: Sequence[str]) -> Figure:
-    """A row for each SLO, a column for each load, a line for each system with a point for each run; the best of the
-    runs that kept all SLOs is filled."""
-    shares = sorted({cell.share for cell in cells})
-    panels = [
-        [_panel([cell for cell in cells if cell.share == share], slo, share == shares[0]) for share in shares]
-        for slo in map(parse_slo, exprs)
-    ]
+    """A row for each SLO, a column for each load, a line for each system with a point for each run."""
+    styles = {BEST: ("D", RED), **{cell.system: (".-", COLOURS.get(cell.system, GREY)) for cell in cells}}
+    panels: list[list[Panel]] = []
+    for slo in map(parse_slo, exprs):
+        bounds = {"SLO": lambda _, limit=slo.limit: limit} if slo.relative else {}
+        points = [point for cell in cells for point in _points(cell, slo)]
+        panels += Curves("", styles, bounds, from_zero=False).panels(points)
     return draw(panels, 2.6 * len(panels), "offline tokens/s")
 
 
-def _panel(cells: Sequence[Cell], slo: Slo, is_first: bool) -> Panel:
-    curves = [curve for cell in cells for curve in _curves(cell, slo)]
-    if slo.relative:
-        most = max((x for curve in curves for x in curve.xs), default=1.0)
-        curves.append(Curve("", [0.0, most], [slo.limit] * 2, GREY, "--"))
-    ylabel = f"{slo.metric.removesuffix('_ms').upper()} {slo.statistic} (times online only)"
-    title = f"{cells[0].share:.0%} busy with online work"
-    return Panel(curves, title, ylabel=ylabel if is_first else "", from_zero=False)
-
-
-def _curves(cell: Cell, slo: Slo) -> list[Curve]:
+def _points(cell: Cell, slo: Slo) -> Iterator[Point]:
+    """Of its online work alone, of each run, and again of the best."""
     alone_ms = slo.value_ms(cell.alone)
-    if not alone_ms:
-        return []
-
-    def curve(label: str, runs: Sequence[CoRun], fill: str | None) -> Curve:
-        ratios = [(slo.value_ms(run.online) or 0.0) / alone_ms for run in runs]
-        colour = COLOURS.get(cell.system, GREY)
-        xs = [run.trial.offline_tokens_per_s for run in runs]
-        return Curve(label, [0.0, *xs] if label else xs, [1.0, *ratios] if label else ratios, colour, "o-", fill)
-
-    line = curve(cell.system, sorted(cell.runs, key=lambda run: run.trial.offline_tokens_per_s), "white")
-    return [line] if cell.best is None else [curve("", [cell.best], None), line]
+    quantity = f"{slo.metric.removesuffix('_ms').upper()} {slo.statistic} (times online only)"
+    at_load = partial(Point, "", f"{cell.share:.0%} busy with online work", cells={})
+    yield at_load(cell.system, 0.0, {quantity: 1.0})
+    runs = sorted(cell.runs, key=lambda run: run.trial.offline_tokens_per_s) if alone_ms else []
+    for run in runs:
+        point = run.trial.offline_tokens_per_s, {quantity: (slo.value_ms(run.online) or 0.0) / alone_ms}
+        yield at_load(cell.system, *point)
+        if run is cell.best:
+            yield at_load(BEST, *point)
