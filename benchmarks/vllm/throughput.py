@@ -15,14 +15,15 @@ from __future__ import annotations
 from services.executor.engines.torch.threads import cpu_count
 
 # isort: split
-import contextlib
 import importlib.util
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack, contextmanager
+from functools import cache
 from multiprocessing import get_context
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated
 from unittest.mock import patch
 
 import typer
@@ -46,10 +47,13 @@ THREADS = [1, cpu_count()]
 
 Order = str | tuple[str | int, ...]  # ("decode", batch, context), ("prefill", tokens), "again", "finish"
 Turn = Callable[[], list[int]]  # one run of a case; returns how many tokens each of its steps sampled
+Worker = Callable[[Order], tuple[Times, list[int]]]  # takes one turn, the case's first or one more
 
 
 class TorchSubject:
     """Ours. Blocks are scattered over the pool."""
+
+    turn: Turn = list  # of the case at hand
 
     def __init__(self, path: Path, num_threads: int) -> None:
         from services.executor.engines.torch.engine import TorchEngine
@@ -78,32 +82,16 @@ class TorchSubject:
         """End the requests of the last case: nothing is held between steps."""
 
 
-class Worker:
-    """An engine in a process of its own, which does what it is told."""
-
-    def __init__(self, engine: str, path: Path, num_threads: int) -> None:
-        environment = {"OMP_NUM_THREADS": str(num_threads)}
-        if engine == "vllm":
-            environment["LD_PRELOAD"] = bundled_allocator()
-        context = get_context("spawn")
-        self._orders, theirs = context.Pipe()
-        self._process = context.Process(target=work, args=(theirs, engine, path, num_threads))
+@contextmanager
+def worker(engine: str, path: Path, num_threads: int) -> Iterator[Worker]:
+    """An engine in a process of its own. Raises what the engine raises, BrokenProcessPool where its process ends."""
+    environment = {"OMP_NUM_THREADS": str(num_threads)}
+    if engine == "vllm":
+        environment["LD_PRELOAD"] = bundled_allocator()
+    with ProcessPoolExecutor(1, get_context("spawn")) as process:
         with patch.dict(os.environ, environment):
-            self._process.start()
-        theirs.close()
-
-    def ask(self, order: Order) -> tuple[float, float, list[int]]:
-        """Milliseconds by the clock and of CPU time, tokens of each step. Raises RuntimeError where it has ended."""
-        try:
-            self._orders.send(order)
-            return cast(tuple[float, float, list[int]], self._orders.recv())
-        except (EOFError, OSError):
-            self._process.join()
-            raise RuntimeError(f"the engine's process ended with {self._process.exitcode}") from None
-
-    def close(self) -> None:
-        self._orders.close()
-        self._process.join(30)
+            process.submit(os.getpid).result()  # it starts with what it is given first
+        yield lambda order: process.submit(obey, engine, path, num_threads, order).result()
 
 
 def bundled_allocator() -> str:
@@ -113,43 +101,42 @@ def bundled_allocator() -> str:
     return str(next(iter(sorted((folder / "libs").glob("libtcmalloc*"))), ""))
 
 
-def work(orders: Connection, engine: str, path: Path, num_threads: int) -> None:
-    """The other end of a ``Worker``. What libraries print goes to the standard error."""
+@cache
+def subject_of(engine: str, path: Path, num_threads: int) -> TorchSubject | VllmSubject:
+    """In its process, whose libraries print to the standard error."""
     os.dup2(2, 1)
-    subject: TorchSubject | VllmSubject
     if engine == "torch":
-        subject = TorchSubject(path, num_threads)
-    else:
-        from benchmarks.vllm.throughput_core import VllmSubject
+        return TorchSubject(path, num_threads)
+    from benchmarks.vllm.throughput_core import VllmSubject
 
-        limits = {"block_size": BLOCK_SIZE, "num_gpu_blocks_override": NUM_BLOCKS, "max_num_seqs": max(BATCHES)}
-        limits["max_model_len"] = max(*PROMPTS, max(CONTEXTS) + MAX_STEPS) + BLOCK_SIZE
-        subject = VllmSubject(path, max_num_batched_tokens=CHUNK_TOKENS, **limits)
-    run: Turn = list
-    with contextlib.suppress(EOFError):  # the worker is closed
-        while True:
-            match orders.recv():
-                case ("decode", batch, context):
-                    run = subject.decode([prompt_of(context, number) for number in range(batch)], MAX_STEPS)
-                case ("prefill", num_tokens):
-                    run = subject.prefill(prompt_of(num_tokens))
-                case "finish":
-                    subject.finish()
-                    run = list
-            times = Times()
-            sampled = times.time(run)
-            orders.send((*times.clock_ms, *times.cpu_ms, sampled))
+    limits = {"block_size": BLOCK_SIZE, "num_gpu_blocks_override": NUM_BLOCKS, "max_num_seqs": max(BATCHES)}
+    limits["max_model_len"] = max(*PROMPTS, max(CONTEXTS) + MAX_STEPS) + BLOCK_SIZE
+    return VllmSubject(path, max_num_batched_tokens=CHUNK_TOKENS, **limits)
+
+
+def obey(engine: str, path: Path, num_threads: int, order: Order) -> tuple[Times, list[int]]:
+    """In the engine's process: one turn, and how many tokens each of its steps sampled."""
+    subject, times = subject_of(engine, path, num_threads), Times()
+    match order:
+        case ("decode", batch, context):
+            subject.turn = subject.decode([prompt_of(context, number) for number in range(batch)], MAX_STEPS)
+        case ("prefill", num_tokens):
+            subject.turn = subject.prefill(prompt_of(num_tokens))
+        case "finish":
+            subject.finish()
+            subject.turn = list
+    return times, times.time(subject.turn)
 
 
 def measure(workers: dict[str, Worker], case: Order, runs: int) -> dict[str, Times]:
     """``runs`` turns of each worker, after one that warms it up."""
     times = {name: Times() for name in workers}
     for order in (case, *["again"] * runs, "finish"):
-        for name, worker in workers.items():
-            clock_ms, cpu_ms, _ = worker.ask(order)
+        for name, take in workers.items():
+            taken, _ = take(order)
             if order == "again":
-                times[name].clock_ms.append(clock_ms)
-                times[name].cpu_ms.append(cpu_ms)
+                times[name].clock_ms += taken.clock_ms
+                times[name].cpu_ms += taken.cpu_ms
     return times
 
 
@@ -166,8 +153,8 @@ def row(name: str, num_threads: int, num_tokens: int, times: dict[str, Times]) -
 
 
 def compare(path: Path, num_threads: int, runs: int) -> Results:
-    workers = {engine: Worker(engine, path, num_threads) for engine in ENGINES}
-    try:
+    with ExitStack() as started:
+        workers = {engine: started.enter_context(worker(engine, path, num_threads)) for engine in ENGINES}
         for context in CONTEXTS:
             for batch in BATCHES:
                 times = measure(workers, ("decode", batch, context), min(runs, MAX_STEPS - 2))
@@ -175,9 +162,6 @@ def compare(path: Path, num_threads: int, runs: int) -> Results:
         for length in PROMPTS:
             times = measure(workers, ("prefill", length), runs)
             yield row(f"prefill, {length} tokens", num_threads, length, times)
-    finally:
-        for worker in workers.values():
-            worker.close()
 
 
 @benchmark

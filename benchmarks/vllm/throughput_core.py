@@ -34,6 +34,8 @@ class DecodesOnly(DecodeBenchConnector):
 class VllmSubject:
     """Does what ``benchmarks.vllm.throughput.TorchSubject`` does. ``limits``: arguments of EngineArgs."""
 
+    turn: Callable[[], list[int]] = list
+
     def __init__(self, path: Path, **limits: int) -> None:
         connector = KVTransferConfig(
             kv_connector=DecodesOnly.__name__,

@@ -1,36 +1,27 @@
 """The turns of the torch engine and vLLM beside each other."""
 
 import importlib.util
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from benchmarks.harness.turns import Times
-from benchmarks.vllm.throughput import ENGINES, Worker, measure, row
-
-
-@contextmanager
-def workers_of(engines: tuple[str, ...], model_folder: Path) -> Iterator[dict[str, Worker]]:
-    workers = {engine: Worker(engine, model_folder, 1) for engine in engines}
-    try:
-        yield workers
-    finally:
-        for worker in workers.values():
-            worker.close()
+from benchmarks.vllm.throughput import ENGINES, measure, row, worker
+from shared.errors import ModelError
 
 
 def check_turns(engines: tuple[str, ...], model_folder: Path) -> None:
     """The orders reach the engines, and each has as many turns as the other: a step of a batch samples a token for each
     request, a prefill one after its last chunk."""
     cases = {("decode", 1, 20): [1], ("decode", 32, 20): [32], ("prefill", 8): [1], ("prefill", 600): [0, 1]}
-    with workers_of(engines, model_folder) as workers:
+    with ExitStack() as started:
+        workers = {engine: started.enter_context(worker(engine, model_folder, 1)) for engine in engines}
         for case, turn in cases.items():
             for order in (case, "again", "again"):
-                assert [worker.ask(order)[2] for worker in workers.values()] == [turn] * len(engines)
-            for worker in workers.values():
-                worker.ask("finish")
+                assert [take(order)[1] for take in workers.values()] == [turn] * len(engines)
+            for take in workers.values():
+                take("finish")
             times = measure(workers, case, 2)
             for engine in engines:
                 assert len(times[engine].clock_ms) == len(times[engine].cpu_ms) == 2
@@ -48,11 +39,9 @@ def test_turns_of_both(model_folder: Path) -> None:
     check_turns(ENGINES, model_folder)
 
 
-def test_an_engine_that_ends_is_named(tmp_path: Path) -> None:
-    worker = Worker("torch", tmp_path, 1)
-    with pytest.raises(RuntimeError, match="process ended with 1"):
-        worker.ask(("decode", 1, 20))
-    worker.close()
+def test_an_engine_that_cannot_be_loaded_says_why(tmp_path: Path) -> None:
+    with worker("torch", tmp_path, 1) as take, pytest.raises(ModelError, match=str(tmp_path)):
+        take(("decode", 1, 20))
 
 
 def test_a_row_tells_the_fastest_turns() -> None:
