@@ -44,8 +44,11 @@ class Bucket(Generic[T]):
         self._prefix = f"$KV.{name}."
 
     async def get(self, key: str) -> Entry[T]:
-        """Raises NotFoundOnBusError."""
-        return self._entry(await self._newest(key))
+        """Raises NotFoundOnBusError, also where what is there does not parse (another version's)."""
+        entry = self._entry(await self._newest(key))
+        if entry.value is None:
+            raise NotFoundOnBusError(key)
+        return entry
 
     async def create(self, key: str, value: T) -> int:
         """The new revision. Raises ConflictError where the key exists."""
@@ -77,11 +80,26 @@ class Bucket(Generic[T]):
             await self._kv.purge(key)
 
     async def entries(self) -> list[Entry[T]]:
-        """All present entries, in the order of their revisions. A key that is written meanwhile is among them."""
+        """All present entries that parse, in the order of their revisions. A key that is written meanwhile is among
+        them."""
         found = {raw.subject: raw async for raw in self._streams.read_raw(self._stream, f"{self._prefix}>")}
         found |= {raw.subject: raw async for raw in self._missed(found)}
         entries = map(self._entry, found.values())
         return sorted((entry for entry in entries if entry.value is not None), key=lambda entry: entry.revision)
+
+    async def keys(self) -> set[str]:
+        """All that have a value, also one that does not parse; perhaps one that is deleted meanwhile."""
+        gone = {raw.subject async for raw in self._deletions()}
+        found = await self._streams.subjects(self._stream, f"{self._prefix}>")
+        return {subject.removeprefix(self._prefix) for subject in found if subject not in gone}
+
+    async def forget_deleted(self, before_s: float) -> int:
+        """The server keeps of each deleted key that it was deleted, for those who watch and were away. Remove what is
+        older than ``before_s`` (unix time); returns how many keys that were."""
+        old = [raw.sequence async for raw in self._deletions() if raw.stored_s < before_s]
+        for sequence in old:
+            await self._streams.delete_stored(self._stream, sequence)
+        return len(old)
 
     async def watch(self) -> AsyncIterator[Entry[T] | None]:
         """Every present entry, then one None, then every change as it comes. Never ends; what changes while the bus
@@ -95,10 +113,10 @@ class Bucket(Generic[T]):
                     if raw is not None:
                         if present is not None:
                             present.add(raw.subject)
-                        yield self._readable(raw)
+                        yield self._entry(raw)
                         continue
                     async for missed in self._missed(present or ()):
-                        yield self._readable(missed)
+                        yield self._entry(missed)
                     present = None
                     yield None
             except BusError as error:  # only before the None: what was begun is gone on with by itself
@@ -110,6 +128,11 @@ class Bucket(Generic[T]):
         async for entry in self.watch():
             if entry is not None:
                 tell(entry.key, entry.value)
+
+    async def _deletions(self) -> AsyncIterator[Raw]:
+        async for raw in self._streams.read_raw(self._stream, f"{self._prefix}>", newest_only=True):
+            if _is_gone(raw):
+                yield raw
 
     async def _missed(self, seen: Collection[str]) -> AsyncIterator[Raw]:
         """What is present and not among the subjects ``seen`` by a reader that was told that it has caught up. It is
@@ -129,18 +152,15 @@ class Bucket(Generic[T]):
                 raise NotFoundOnBusError(key) from error
         return Raw(entry.value or b"", self._prefix + key, entry.revision or 0, {}, 0.0)
 
-    def _readable(self, raw: Raw) -> Entry[T]:
-        try:
-            return self._entry(raw)
-        except msgspec.DecodeError as error:
-            key = raw.subject.removeprefix(self._prefix)
-            logger.warning("a record does not parse", extra={"stream": self._stream, "key": key, "why": str(error)})
-            return Entry(key, None, raw.sequence)
-
     def _entry(self, raw: Raw) -> Entry[T]:
-        key = raw.subject.removeprefix(self._prefix)
-        is_gone = raw.headers.get(OPERATION_HEADER) in ("DEL", "PURGE")
-        return Entry(key, None if is_gone else decode_record(raw.data, self._type), raw.sequence)
+        key, value = raw.subject.removeprefix(self._prefix), None
+        if not _is_gone(raw):
+            try:
+                value = decode_record(raw.data, self._type)
+            except msgspec.DecodeError as error:
+                why = {"stream": self._stream, "key": key, "why": str(error)}
+                logger.warning("a record does not parse", extra=why)
+        return Entry(key, value, raw.sequence)
 
     async def _write(self, key: str, writing: Awaitable[int]) -> int:
         with failing_as(f"write {key}"):
@@ -151,3 +171,7 @@ class Bucket(Generic[T]):
                 if is_late or error.err_code == WRONG_LAST_SEQUENCE:
                     raise ConflictError(key) from error
                 raise
+
+
+def _is_gone(raw: Raw) -> bool:
+    return raw.headers.get(OPERATION_HEADER) in ("DEL", "PURGE")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import hashlib
+import logging
 from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime
 from typing import BinaryIO
@@ -19,6 +20,8 @@ from shared.bus.streams import Raw, Streams
 from shared.errors import BusError, NotFoundOnBusError
 from shared.protocol import subjects
 from shared.protocol.codec import decode_record, encode_record
+
+logger = logging.getLogger(__name__)
 
 NO_OBJECT = (nats.js.errors.ObjectNotFoundError, nats.js.errors.ObjectDeletedError, nats.js.errors.NotFoundError)
 PIECE_BYTES = 128 * 1024  # as nats-py's own chunks
@@ -66,7 +69,7 @@ class Objects:
     async def all(self) -> dict[str, float]:
         """Every object's name, in the order of their storing, and the unix time at which its last chunk was there."""
         read = self._streams.read_raw(STREAM, f"{DESCRIPTIONS}>")
-        found = [(decode_record(raw.data, _Description), raw.stored_s) async for raw in read]
+        found = [(_described(raw), raw.stored_s) async for raw in read]
         return {description.name: stored_s for description, stored_s in found if not description.deleted}
 
     async def sweep(self, before_s: float) -> int:
@@ -80,7 +83,7 @@ class Objects:
         used: set[str] = set()  # membership only, never iterated
         unused: list[str] = []
         async for raw in self._streams.read_raw(STREAM, f"{DESCRIPTIONS}>"):  # after the chunks: those come first
-            description = decode_record(raw.data, _Description)
+            description = _described(raw)
             if not description.deleted:
                 used.add(CHUNKS + description.nuid)
             elif raw.stored_s < before_s:
@@ -166,6 +169,15 @@ class _Description(msgspec.Struct):
     name: str
     nuid: str = ""
     deleted: bool = False
+
+
+def _described(raw: Raw) -> _Description:
+    """One that does not parse leads to nothing: it is as good as deleted."""
+    try:
+        return decode_record(raw.data, _Description)
+    except msgspec.DecodeError as error:
+        logger.warning("an object's description does not parse", extra={"subject": raw.subject, "why": str(error)})
+        return _Description("", deleted=True)
 
 
 def _pieces(lines: bytes) -> Iterator[bytes]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -116,17 +116,29 @@ class Streams(Connection):
                 raise result
 
     async def read(
-        self, stream: str, subject: str, message_type: type[T], start: int = 1, fetch: int = FETCH_BATCH
+        self,
+        stream: str,
+        subject: str,
+        message_type: type[T],
+        instead: Callable[[str], T] | None = None,
+        fetch: int = FETCH_BATCH,
     ) -> AsyncGenerator[Stored[T], None]:
-        """All stored messages of matching subjects, oldest first, from ``start`` on; ``fetch`` in memory at once."""
-        async with contextlib.aclosing(self.read_raw(stream, subject, fetch, start)) as raws:
+        """All stored messages of matching subjects, oldest first; ``fetch`` in memory at once. ``instead``: what, by
+        its subject, stands for one that does not parse (another version's); without it such a one is passed over."""
+        async with contextlib.aclosing(self.read_raw(stream, subject, fetch)) as raws:
             async for raw in raws:
-                yield Stored(decode(raw.data, message_type), raw.subject, raw.sequence)
+                if (stored := _stored(raw, message_type, instead)) is not None:
+                    yield stored
 
-    async def follow(self, stream: str, subject: str, message_type: type[T]) -> AsyncIterator[Stored[T] | None]:
-        """Every stored message, one None when those present were seen, then each new one as it comes. Never ends."""
+    async def follow(
+        self, stream: str, subject: str, message_type: type[T], instead: Callable[[str], T] | None = None
+    ) -> AsyncIterator[Stored[T] | None]:
+        """Every stored message, one None when those present were seen, then each new one as it comes. Never ends.
+        ``instead`` as of ``read``."""
         async for raw in self.follow_raw(stream, subject):
-            yield None if raw is None else Stored(decode(raw.data, message_type), raw.subject, raw.sequence)
+            stored = None if raw is None else _stored(raw, message_type, instead)
+            if raw is None or stored is not None:
+                yield stored
 
     async def read_raw(
         self, stream: str, subject: str, fetch: int = FETCH_BATCH, start: int = 1, newest_only: bool = False
@@ -236,6 +248,17 @@ class Streams(Connection):
             finally:
                 with contextlib.suppress(*FAILURES):
                     await consumer.unsubscribe()
+
+
+def _stored(raw: Raw, message_type: type[T], instead: Callable[[str], T] | None) -> Stored[T] | None:
+    try:
+        message = decode(raw.data, message_type)
+    except msgspec.DecodeError as error:
+        logger.error("a stored message does not parse", extra={"subject": raw.subject, "why": str(error)})
+        if instead is None:
+            return None
+        message = instead(raw.subject)
+    return Stored(message, raw.subject, raw.sequence)
 
 
 class _ApiError(msgspec.Struct):

@@ -73,6 +73,11 @@ batch_results: SubjectOf = f"{PREFIX}.results.{{}}.*".format
 batch_failures: SubjectOf = f"{PREFIX}.results.{{}}.*.*".format
 
 
+def request_of(subject: str) -> str:
+    """The offline request that a message of REQUESTS_STREAM or RESULTS_STREAM is about."""
+    return ".".join(subject.split(".")[2:4])
+
+
 def failure(request_id: str, failure_id: str) -> str:
     """Where one failed run of an offline request is stored; ``failure_id`` is the run's own."""
     return f"{PREFIX}.results.{request_id}.{failure_id}"

@@ -3,9 +3,13 @@
 import contextlib
 from collections.abc import Callable
 
+import msgspec
+
+from services.offline_queue.batches.lines import line_of
 from services.offline_queue.batches.progress import BatchProgress
 from services.offline_queue.batches.tools import BatchTools
 from shared.protocol import subjects
+from shared.protocol.codec import decode
 from shared.protocol.offline import OfflineRequest
 
 GROUP_REQUESTS = 64
@@ -15,10 +19,12 @@ class BatchFeed:
     """Hands stored requests to the pool in the order of their lines, until the batch has used its room there, and more
     once half of that is free again: whatever a batch's size, its part in memory is the room and one request."""
 
-    def __init__(self, tools: BatchTools, progress: BatchProgress) -> None:
-        """``tools.room``: bytes, as ``BatchProgress.held_bytes`` counts them; it may change at any time."""
+    def __init__(self, tools: BatchTools, progress: BatchProgress, give_up: Callable[[int, str], None]) -> None:
+        """``tools.room``: bytes, as ``BatchProgress.held_bytes`` counts them; it may change at any time. ``give_up``:
+        told of a line that can never run, and why."""
         self._tools = tools
         self._progress = progress
+        self._give_up = give_up
         self._next_sequence = 1
         self.is_exhausted = False  # every stored request was read
 
@@ -34,14 +40,17 @@ class BatchFeed:
             return
         group: list[OfflineRequest] = []
         subject, start = subjects.batch_requests(self._progress.batch_id), self._next_sequence
-        stored_requests = self._tools.bus.read(
-            subjects.REQUESTS_STREAM, subject, OfflineRequest, start=start, fetch=GROUP_REQUESTS
-        )
+        stored_requests = self._tools.bus.read_raw(subjects.REQUESTS_STREAM, subject, GROUP_REQUESTS, start)
         async with contextlib.aclosing(stored_requests):
             async for stored in stored_requests:
                 self._next_sequence = stored.sequence + 1
-                if self._progress.add_request(stored.message.line, stored.sequence):
-                    group.append(stored.message)
+                try:
+                    request = decode(stored.data, OfflineRequest)
+                except msgspec.DecodeError as error:
+                    self._give_up(line_of(stored.subject), f"the stored request cannot be read: {error}")
+                    continue
+                if self._progress.add_request(request.line, stored.sequence):
+                    group.append(request)
                 is_full = self._progress.held_bytes >= self._tools.room()
                 if is_full or len(group) == GROUP_REQUESTS:
                     self._hand_over(group, is_cancelled)

@@ -43,8 +43,7 @@ class FileSweep:
         """Objects that no record names, and chunks of none; how many. Raises BusError."""
         before_s = self._clock.unix_s() - ORPHAN_AGE_S
         old = [name for name, stored_s in (await self._objects.all()).items() if stored_s < before_s]
-        wanted = {entry.key for entry in await self._files.entries()}
-        wanted |= {lines_object(entry.key) for entry in await self._batches.entries()}
+        wanted = await self._files.keys() | {lines_object(key) for key in await self._batches.keys()}
         orphans = [name for name in old if name not in wanted]
         for name in orphans:
             await self._objects.delete(name)

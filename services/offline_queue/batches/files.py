@@ -12,7 +12,7 @@ import msgspec
 from services.offline_queue.batches.lines import LineSpool, line_of, split_lines
 from services.offline_queue.batches.progress import add_to, is_completed
 from services.offline_queue.batches.records import ENDING, BatchCounts, Change, ended
-from services.offline_queue.batches.results import ResultWriter
+from services.offline_queue.batches.results import ResultWriter, unreadable_result
 from services.offline_queue.batches.tools import BatchTools
 from shared.bus import GrowingObject
 from shared.errors import BusError, NotFoundOnBusError
@@ -44,9 +44,7 @@ class BatchOutputs:
         self._record = record
         self._lines = lines
         self._written = bytearray(lines.end)
-        stem = f"file-{record.id.removeprefix('batch_')}"
-        self._output = tools.objects.growing(f"{stem}-output")
-        self._errors = tools.objects.growing(f"{stem}-error")
+        self._output, self._errors = map(tools.objects.growing, file_names(record.id))
 
     @classmethod
     async def open(cls, tools: BatchTools, record: BatchRecord) -> BatchOutputs:
@@ -120,7 +118,10 @@ class BatchOutputs:
         counts = BatchCounts()
         group: list[tuple[OfflineResult, int]] = []  # with the tokens of its prompt
         subject = subjects.batch_results(self._record.id)
-        async for stored in self._tools.bus.read(subjects.RESULTS_STREAM, subject, OfflineResult, fetch=GROUP_LINES):
+        results = self._tools.bus.read(
+            subjects.RESULTS_STREAM, subject, OfflineResult, unreadable_result, fetch=GROUP_LINES
+        )
+        async for stored in results:
             result = stored.message
             number = line_of(result.request_id)
             line = self._lines.get(number)
@@ -199,6 +200,12 @@ class _Response(msgspec.Struct):
             return BatchCounts(failed=1)
         cached = usage.prompt_tokens_details.cached_tokens
         return BatchCounts(1, 0, usage.prompt_tokens, cached, usage.completion_tokens)
+
+
+def file_names(batch_id: str) -> tuple[str, str]:
+    """Of the output and the error file."""
+    stem = f"file-{batch_id.removeprefix('batch_')}"
+    return f"{stem}-output", f"{stem}-error"
 
 
 class _Written(msgspec.Struct):

@@ -5,11 +5,12 @@ import logging
 
 from services.offline_queue.batches import records as batch_records
 from services.offline_queue.batches.feed import BatchFeed
-from services.offline_queue.batches.files import BatchOutputs
+from services.offline_queue.batches.files import BatchOutputs, file_names
 from services.offline_queue.batches.ingest import BatchIngestion, store_again
 from services.offline_queue.batches.lines import line_of, read_lines
 from services.offline_queue.batches.progress import BatchProgress
 from services.offline_queue.batches.records import Change
+from services.offline_queue.batches.results import unreadable_failure, unreadable_result
 from services.offline_queue.batches.tools import BatchTools
 from shared.bus import Stored
 from shared.cancellation import wait_set
@@ -90,7 +91,8 @@ class BatchLife:
         return self.progress is not None and not self._over.is_set() and self.progress.is_open(line)
 
     async def run(self) -> None:
-        """To the end, or to a BusError; ``restart`` is next. Raises NotFoundOnBusError where the record is gone."""
+        """To the end, or to a BusError; ``restart`` is next. What else goes wrong fails the batch. Raises
+        NotFoundOnBusError where the record is gone."""
         try:
             if self.record.status == "validating":
                 await self._ingest()
@@ -101,10 +103,12 @@ class BatchLife:
             await self._clear()
         except NotFoundOnBusError as error:
             logger.error("batch has lost its data", extra={"batch_id": self.record.id, "missing": str(error)})
-            self._discard_held()
-            await self._tools.clear(self.record.id)
-            await self._edit(batch_records.lost(self._now_s()))
-            await self._clear()
+            await self._fail("The stored data of this batch is lost. Submit it again.")
+        except BusError:
+            raise
+        except Exception as error:  # the other batches go on
+            logger.exception("batch cannot go on", extra={"batch_id": self.record.id})
+            await self._fail(f"The server cannot go on with this batch: {error}")
 
     async def restart(self) -> None:
         """After a BusError, before ``run`` is called again: forget all that the bus knows better. Raises BusError."""
@@ -125,18 +129,20 @@ class BatchLife:
                 progress.add_line(line)
             self.progress = progress  # before the results are read: the next one may come to add_result first
             self._outputs = await BatchOutputs.open(self._tools, self.record)
-            self._feed = BatchFeed(self._tools, progress)
-            async for result in bus.read(subjects.RESULTS_STREAM, subjects.batch_results(batch_id), OfflineResult):
+            self._feed = BatchFeed(self._tools, progress, self.give_up)
+            results = subjects.batch_results(batch_id), OfflineResult, unreadable_result
+            async for result in bus.read(subjects.RESULTS_STREAM, *results):
                 self.add_result(result)
                 if len(self._arrived) >= GROUP_RESULTS:
                     await self._write_arrived()
             async for number, counts in self._outputs.written_alone(lambda number: not progress.is_open(number)):
                 progress.add_counts(number, counts)
-            async for failure in bus.read(subjects.RESULTS_STREAM, subjects.batch_failures(batch_id), OfflineFailure):
+            failures = subjects.batch_failures(batch_id), OfflineFailure, unreadable_failure
+            async for failure in bus.read(subjects.RESULTS_STREAM, *failures):
                 self.add_failure(failure)
             if not self._is_expired():
                 await self._feed.fill(lambda: self._is_cancelled)
-        except BusError:
+        except Exception:
             self._forget()
             raise
 
@@ -229,6 +235,20 @@ class BatchLife:
             outputs = self._outputs or await BatchOutputs.open(self._tools, self.record)
             end = await outputs.finish(self.record, self._now_s())
         await self._edit(end)
+
+    async def _fail(self, why: str) -> None:
+        """What is in the files by now stays."""
+        self._discard_held()
+        await self._tools.clear(self.record.id)
+        output_id, error_id = [await self._shown(name) for name in file_names(self.record.id)]
+        await self._edit(batch_records.broken(why, output_id, error_id, self._now_s()))
+        await self._clear()
+
+    async def _shown(self, file_id: str) -> str | None:
+        try:
+            return (await self._tools.files.get(file_id)).key
+        except NotFoundOnBusError:
+            return None
 
     def _forget(self) -> None:
         """What admission learns anew. The pool keeps the requests."""

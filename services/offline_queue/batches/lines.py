@@ -42,8 +42,10 @@ def lines_object(batch_id: str) -> str:
 
 
 def line_of(id: str, separator: str = ".") -> int:
-    """The line at the end of a request's id, or of another one that is made of it."""
-    return int(id.rpartition(separator)[2])
+    """The line at the end of a request's id, or of another one that is made of it; 0, which no line has, where there
+    is no number."""
+    number = id.rpartition(separator)[2]
+    return int(number) if number.isdecimal() else 0
 
 
 def encode_lines(lines: list[BatchLine]) -> bytes:

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from services.offline_queue.batches.life import BatchLife
 from services.offline_queue.batches.lines import line_of
-from services.offline_queue.batches.results import failed_result
+from services.offline_queue.batches.results import failed_result, unreadable_failure, unreadable_result
 from services.offline_queue.batches.tools import BatchTools
 from shared.bus import Bus, Stored
 from shared.clock import Clock
@@ -80,7 +80,7 @@ class BatchManager:
             if entry.value is not None and not entry.value.cleared:
                 self._lives[entry.key] = BatchLife(self.tools, entry.value)
         for life in self._in_order():
-            with contextlib.suppress(BusError):  # its run will say so
+            with contextlib.suppress(Exception):  # its run will say so
                 await life.admit()
         if self._lives:
             logger.info("batches recovered", extra={"batches": len(self._lives), "lines": self.stats().lines_open})
@@ -91,8 +91,10 @@ class BatchManager:
             for life in self._in_order():
                 group.create_task(self._live(life))
             group.create_task(self._watch_batches(group))
-            group.create_task(self._follow(subjects.ALL_RESULTS, OfflineResult, BatchLife.add_result))
-            group.create_task(self._follow(subjects.ALL_FAILURES, OfflineFailure, BatchLife.add_failure))
+            results = subjects.ALL_RESULTS, OfflineResult, unreadable_result, BatchLife.add_result
+            failures = subjects.ALL_FAILURES, OfflineFailure, unreadable_failure, BatchLife.add_failure
+            group.create_task(self._follow(*results))
+            group.create_task(self._follow(*failures))
 
     def is_being_read(self, file_id: str) -> bool:
         """It is the input of a batch that has not been read in yet."""
@@ -178,11 +180,17 @@ class BatchManager:
         finally:
             del self._lives[batch_id]
 
-    async def _follow(self, subject: str, message_type: type[T], tell: Callable[[BatchLife, Stored[T]], None]) -> None:
-        async for stored in self._bus.follow(subjects.RESULTS_STREAM, subject, message_type):
+    async def _follow(
+        self,
+        subject: str,
+        message_type: type[T],
+        instead: Callable[[str], T],
+        tell: Callable[[BatchLife, Stored[T]], None],
+    ) -> None:
+        async for stored in self._bus.follow(subjects.RESULTS_STREAM, subject, message_type, instead):
             if stored is None:
                 continue
-            batch_id = stored.message.request_id.rpartition(".")[0]
+            batch_id = subjects.request_of(stored.subject).rpartition(".")[0]
             if (life := self._lives.get(batch_id)) is not None:
                 tell(life, stored)
             else:

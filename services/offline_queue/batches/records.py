@@ -56,10 +56,11 @@ def failed(errors: list[LineError], now_s: int) -> Change:
     return _where({"validating"}, status="failed", errors=LineErrors(errors), failed_at=now_s)
 
 
-def lost(now_s: int) -> Change:
-    """Any state that is not final -> failed: the store lost what the batch needs to go on."""
-    error = LineError("server_error", "The stored data of this batch is lost. Submit it again.")
-    return _where(OPEN_STATUSES, status="failed", errors=LineErrors([error]), failed_at=now_s)
+def broken(why: str, output_file_id: str | None, error_file_id: str | None, now_s: int) -> Change:
+    """Any state that is not final -> failed, with those files that have lines: the server cannot go on."""
+    files = {"output_file_id": output_file_id, "error_file_id": error_file_id}
+    errors = LineErrors([LineError("server_error", why)])
+    return _where(OPEN_STATUSES, None, status="failed", errors=errors, failed_at=now_s, **files)
 
 
 def progressed(counts: BatchCounts) -> Change:

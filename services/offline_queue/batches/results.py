@@ -10,8 +10,9 @@ from shared.openai.completions.requests import CHAT
 from shared.openai.errors import MAX_MESSAGE_LENGTH, RequestError
 from shared.openai.objects import error_body
 from shared.openai.shown_text import LogprobsShape
+from shared.protocol import subjects
 from shared.protocol.batches import BatchRecord
-from shared.protocol.offline import OfflineResult
+from shared.protocol.offline import OfflineFailure, OfflineResult
 from shared.protocol.sampling import FinishReason
 from shared.text.tokenizer import Tokenizer
 
@@ -40,6 +41,17 @@ def failed_result(request_id: str, error: RequestError) -> OfflineResult:
     body = error_body(error.message, kind, error.param, error.code)
     failed = FailedResponse(error.status, body)
     return OfflineResult(request_id, [], FinishReason.ERROR, error=_encoder.encode(failed).decode())
+
+
+def unreadable_result(subject: str) -> OfflineResult:
+    """In place of a stored one that does not parse: its line can have no other."""
+    message = "The stored result of this request cannot be read."
+    return OfflineResult(subjects.request_of(subject), [], FinishReason.ERROR, error=message)
+
+
+def unreadable_failure(subject: str) -> OfflineFailure:
+    """In place of a stored one that does not parse."""
+    return OfflineFailure(subjects.request_of(subject), "The stored reason cannot be read.")
 
 
 class ResultWriter:

@@ -1,12 +1,15 @@
 """Calls of tools in a model's text, as the text comes."""
 
 import json
+import re
 from collections.abc import Generator
 from typing import Any, TypeVar
 
 import msgspec
 
 from shared.text.tool_format import ARGUMENTS, BEGINS, HERMES_END, ToolFormat
+
+HALF_PAIRS = re.compile("[\ud800-\udfff]")
 
 
 class ToolUse(msgspec.Struct, frozen=True):
@@ -174,9 +177,8 @@ class ToolCallParser:
 
 
 def _json_text(value: Any) -> str:
-    """Escaped only where it has to be: half of a surrogate pair, which JSON may name, is no text."""
-    text = json.dumps(value, ensure_ascii=False)
-    return json.dumps(value) if any("\ud800" <= character <= "\udfff" for character in text) else text
+    """With U+FFFD for half of a surrogate pair, which JSON may name: it is no text, and not every reader takes it."""
+    return HALF_PAIRS.sub("\N{REPLACEMENT CHARACTER}", json.dumps(value, ensure_ascii=False))
 
 
 def split_calls(text: str, tools: ToolUse | None) -> tuple[str, list[CalledFunction]]:

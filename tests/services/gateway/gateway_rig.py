@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import signal
 import subprocess
 import sys
@@ -119,6 +120,10 @@ class GatewayRig:
         pages = int(Path(f"/proc/{self._processes[name].pid}/statm").read_text().split()[1])
         return pages * 4096
 
+    def limit_file_size(self, name: str, num_bytes: int) -> None:
+        """Of each file that the process writes from here on; Linux only."""
+        resource.prlimit(self._processes[name].pid, resource.RLIMIT_FSIZE, (num_bytes, num_bytes))
+
     def logs(self) -> str:
         return "\n".join(f"== {path.name}\n{path.read_text()[-3000:]}" for path in self._folder.glob("*.log"))
 
@@ -155,10 +160,10 @@ class GatewayRig:
                 is_over.set()
             completed.result()
 
-    def submit_batch(self, bodies: Iterable[dict[str, Any]]) -> str:
+    def submit_batch(self, bodies: Iterable[dict[str, Any]], name: str = "line") -> str:
         """Of completions, line-0 first; the batch's id."""
         lines = [
-            {"custom_id": f"line-{number}", "method": "POST", "url": "/v1/completions", "body": body}
+            {"custom_id": f"{name}-{number}", "method": "POST", "url": "/v1/completions", "body": body}
             for number, body in enumerate(bodies)
         ]
         content = "".join(json.dumps(line) + "\n" for line in lines).encode()

@@ -26,7 +26,8 @@ from tests.services.gateway.gateway_rig import MODEL, GatewayRig
 from tests.services.gateway.tool_models import CALLS, TIME, USER, WEATHER, make_model
 
 CALL, OTHER_CALL = CALLS[ToolFormat.HERMES]
-SAYINGS = (CALL, f"I look.\n{CALL}\n{OTHER_CALL}", "Ordinary words.", "<tool_call>no</tool_call>")
+HALF_PAIR = CALL.replace("Paris", "\\ud800")
+SAYINGS = (CALL, f"I look.\n{CALL}\n{OTHER_CALL}", "Ordinary words.", "<tool_call>no</tool_call>", HALF_PAIR)
 
 
 class SayingEngine:
@@ -86,13 +87,14 @@ def asked(saying: int, **fields: Any) -> Any:
     return {"model": MODEL, "messages": [USER], "seed": saying, "tools": [WEATHER, TIME]} | fields
 
 
-async def test_a_call_is_answered_and_its_result_goes_back(client: openai.AsyncOpenAI) -> None:
-    answer = await client.chat.completions.create(**asked(0))
+@pytest.mark.parametrize(("saying", "city"), [(0, "Paris"), (4, "\N{REPLACEMENT CHARACTER}")])
+async def test_a_call_is_answered_and_its_result_goes_back(client: openai.AsyncOpenAI, saying: int, city: str) -> None:
+    answer = await client.chat.completions.create(**asked(saying))
     (choice,) = answer.choices
     assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
     (call,) = choice.message.tool_calls or []
     assert call.type == "function" and call.function.name == "get_weather"
-    assert json.loads(call.function.arguments) == {"city": "Paris"}
+    assert json.loads(call.function.arguments) == {"city": city}
     result: Any = {"role": "tool", "tool_call_id": call.id, "content": "18 degrees"}
     follow_up = asked(2, messages=[USER, choice.message.to_dict(), result])
     second = await client.chat.completions.create(**follow_up)
