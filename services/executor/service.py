@@ -23,9 +23,11 @@ from shared.process.service import Details, Service
 from shared.protocol import subjects
 from shared.protocol.executors import EngineSpec, ExecutorInfo, Heartbeat, SetDraining
 from shared.protocol.measurements import MeasureShape
-from shared.protocol.requests import GenerateRequest, HeldRequests, InboxMessage
+from shared.protocol.requests import AbortRequests, HeldRequests, InboxMessage
+from shared.protocol.sampling import FinishReason
 from shared.protocol.services import LeaseHolder
 from shared.protocol.steps import StepPlan
+from shared.protocol.tokens import TokenOutput
 from shared.replica.engine import Engine
 from shared.replica.replica import Replica
 from shared.replica.step_planner import StepPlanner
@@ -57,7 +59,7 @@ class ExecutorService(Service):
             self.info.limits(), engine.spec, tokenizer, self.info.strategy, lambda: clock.monotonic_s() * 1e3
         )
         self._tuning = Tuning(bus, on_change=lambda: self._loop.wake())
-        publisher = StepPublisher(bus, self.info, self._results)
+        self._publisher = publisher = StepPublisher(bus, self.info, self._results)
         planner = StepPlanner(self._replica, self.name, self.info.epoch, engine.spec.pipeline_depth)
         self._loop = StepLoop(
             self._replica, planner, engine, publisher, self._policy_and_model, clock, settings.step_timeout_s
@@ -167,11 +169,16 @@ class ExecutorService(Service):
         return self._tuning.policy(self.info.strategy, key), self._tuning.model(key)
 
     async def _on_inbox(self, message: InboxMessage) -> None:
-        if isinstance(message, GenerateRequest):
-            self._gateway_ids[message.gateway_id] = None
-            self._loop.submit(message)
-        else:
+        if isinstance(message, AbortRequests):
             self._loop.abort(message.request_ids)
+            return
+        self._gateway_ids[message.gateway_id] = None
+        try:
+            self._loop.submit(message)
+        except Exception as error:
+            output = TokenOutput(message.request_id, [], FinishReason.ERROR, error=f"not taken: {error!r}")
+            await self._publisher.tokens(0, [(message.gateway_id, output)])
+            raise
 
     async def _on_plan(self, plan: StepPlan) -> None:
         if plan.epoch == self.info.epoch:
@@ -208,9 +215,11 @@ class ExecutorService(Service):
 
     def _heartbeat(self) -> Heartbeat:
         table = self._replica.table
+        counters = copy(self._replica.totals)
+        counters.messages_dropped, counters.messages_failed = self._bus.num_dropped, self._bus.num_failed
         return Heartbeat(
             info=self.info,
-            counters=copy(self._replica.totals),
+            counters=counters,
             draining=self._draining,
             online_waiting=len(table.waiting(Kind.ONLINE)),
             online_running=len(table.running(Kind.ONLINE)),

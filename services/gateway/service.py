@@ -98,8 +98,14 @@ def observe(meter: Meter, context: Context, http: HttpServer) -> None:
     }
     for name, count in counts.items():
         meter.create_observable_gauge(f"slackwater.{name}", [reading(count)])
-    meter.create_observable_counter("slackwater.http.stalled", [reading(lambda: http.clients.num_stalled)])
-    meter.create_observable_counter("slackwater.http.refused_connections", [reading(lambda: http.clients.num_refused)])
+    totals: dict[str, Callable[[], int]] = {
+        "http.stalled": lambda: http.clients.num_stalled,
+        "http.refused_connections": lambda: http.clients.num_refused,
+        "messages.dropped": lambda: context.bus.num_dropped,
+        "messages.failed": lambda: context.bus.num_failed,
+    }
+    for name, count in totals.items():
+        meter.create_observable_counter(f"slackwater.{name}", [reading(count)])
 
     def each(read: Callable[[LiveExecutor], float]) -> list[Callable[[CallbackOptions], Iterable[Observation]]]:
         live = context.registry.live

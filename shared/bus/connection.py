@@ -16,6 +16,7 @@ logger = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S = 15.0
 OPERATION_TIMEOUT_S = 10.0
+DROPPED_PERIOD_S = 1.0  # of log lines about dropped messages
 
 FAILURES = (nats.errors.Error, nats.js.errors.Error, asyncio.TimeoutError, OSError)
 
@@ -43,6 +44,9 @@ class Connection:
         self._js = client.jetstream(timeout=OPERATION_TIMEOUT_S)
         self._reconnected = asyncio.Event()
         self.reconnects = 0
+        self.num_failed = 0  # messages whose handler raised, or that do not parse
+        self.num_dropped = 0  # messages that came faster than they were handled
+        self._dropped: dict[str, int] = {}  # by subscription, not in the log yet
 
     @classmethod
     async def connect(cls, url: str, name: str, timeout_s: float = CONNECT_TIMEOUT_S) -> Self:
@@ -61,7 +65,11 @@ class Connection:
             logger.warning("bus connection restored", extra={"url": url})
 
         async def on_error(error: Exception) -> None:
-            logger.debug("bus error", extra={"error": repr(error)})
+            if isinstance(error, nats.errors.SlowConsumerError):
+                connection._count_dropped(error.sub.subject)
+            else:  # while it reconnects, each attempt that fails
+                level = logging.ERROR if client.is_connected else logging.DEBUG
+                logger.log(level, "bus error", extra={"error": repr(error)})
 
         deadline = asyncio.get_running_loop().time() + timeout_s
         while True:
@@ -101,6 +109,18 @@ class Connection:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._reconnected.wait()
+
+    def _count_dropped(self, subject: str) -> None:
+        self.num_dropped += 1
+        if not self._dropped:
+            asyncio.get_running_loop().call_later(DROPPED_PERIOD_S, self._tell_dropped)
+        self._dropped[subject] = self._dropped.get(subject, 0) + 1
+
+    def _tell_dropped(self) -> None:
+        dropped, self._dropped = self._dropped, {}
+        for subject, num_messages in dropped.items():
+            what = {"subject": subject, "messages": num_messages}
+            logger.error("messages dropped: they came faster than they were handled", extra=what)
 
     async def close(self) -> None:
         """Let handlers finish, flush what was published, close."""

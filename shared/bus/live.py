@@ -17,6 +17,8 @@ from shared.protocol.codec import decode, encode
 
 logger = logging.getLogger(__name__)
 
+ERROR_HEADER = "Nats-Service-Error"  # as NATS's own services say it
+
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -51,13 +53,14 @@ class LiveMessages(Connection):
     async def subscribe(
         self, subject: str, message_type: type[T] | Any, handler: Callable[[T], Awaitable[None]]
     ) -> Subscription:
-        """Call ``handler`` for each message, one after the other in the order of arrival."""
+        """Call ``handler`` for each message, one after the other in the order of arrival. An error that it raises is
+        logged and counted, and ends that message alone."""
         return await self._listen(subject, message_type, lambda _, message: handler(message))
 
     async def serve(
         self, subject: str, request_type: type[T] | Any, handler: Callable[[T], Awaitable[object]], queue: str = ""
     ) -> Subscription:
-        """Answer each request with what ``handler`` returns."""
+        """Answer each request with what ``handler`` returns, or with the error that it raises."""
 
         async def answer(msg: Msg, request: T) -> None:
             reply = encode(await handler(request))
@@ -67,7 +70,8 @@ class LiveMessages(Connection):
         return await self._listen(subject, request_type, answer, queue)
 
     async def request(self, subject: str, message: object, reply_type: type[R], timeout_s: float = 5.0) -> R:
-        """Raises NoResponderError where nobody answers in time, NobodyListensError where nobody could."""
+        """Raises NoResponderError where nobody answers in time, NobodyListensError where nobody could, and BusError
+        where the answer is an error, or does not parse."""
         with failing_as(f"request {subject}"):
             try:
                 msg = await self._client.request(subject, encode(message), timeout=timeout_s)
@@ -75,7 +79,13 @@ class LiveMessages(Connection):
                 raise NobodyListensError(subject) from error
             except (TimeoutError, nats.errors.TimeoutError) as error:
                 raise NoResponderError(subject) from error
-        return decode(msg.data, reply_type)
+        why = (msg.headers or {}).get(ERROR_HEADER)
+        try:
+            if why is None:
+                return decode(msg.data, reply_type)
+        except msgspec.DecodeError as error:
+            why = str(error)
+        raise BusError(f"request {subject}: {why}")
 
     async def gather(self, subject: str, message: object, reply_type: type[R], wait_s: float) -> list[R]:
         """Ask everyone; the replies that come within ``wait_s``. Raises BusError."""
@@ -105,11 +115,12 @@ class LiveMessages(Connection):
     ) -> Subscription:
         async def on_message(msg: Msg) -> None:
             try:
-                message = decode(msg.data, message_type)
-            except msgspec.DecodeError as error:
-                why = {"subject": msg.subject, "why": str(error)}
-                logger.warning("dropped a message that does not parse", extra=why)
-                return
-            await handler(msg, message)
+                await handler(msg, decode(msg.data, message_type))
+            except Exception as error:  # the messages behind it are handled
+                self.num_failed += 1
+                logger.exception("a message was not handled", extra={"subject": msg.subject})
+                if msg.reply:
+                    with contextlib.suppress(*FAILURES):
+                        await self._client.publish(msg.reply, headers={ERROR_HEADER: repr(error)})
 
         return Subscription(await self._client.subscribe(subject, queue=queue, cb=on_message))

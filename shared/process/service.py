@@ -111,7 +111,8 @@ async def _serve(nats_url: str, name: str, make: Callable[[Bus], Service]) -> No
         service = make(bus)
 
         async def answer_ping(_: object) -> ServiceStatus:
-            return ServiceStatus(service.name, os.getpid(), service.health(), service.details())
+            of_bus = {"messages_dropped": bus.num_dropped, "messages_failed": bus.num_failed}
+            return ServiceStatus(service.name, os.getpid(), service.health(), service.details() | of_bus)
 
         await service.start()
         try:

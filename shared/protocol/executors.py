@@ -71,6 +71,8 @@ class ExecutorCounters(msgspec.Struct):
     online_tokens: int = 0  # generated
     offline_tokens: int = 0
     busy_s: float = 0.0  # time in engine steps
+    messages_dropped: int = 0  # of the bus, that came faster than they were handled
+    messages_failed: int = 0  # of the bus, that could not be handled
 
 
 class Heartbeat(msgspec.Struct, frozen=True):

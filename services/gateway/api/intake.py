@@ -1,6 +1,7 @@
 """Who calls, and from an HTTP request to its generations and its answer: what endpoints share."""
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from hashlib import blake2b
@@ -27,6 +28,8 @@ from shared.openai.responses.answers import ResponseEvents
 from shared.protocol.api_keys import ApiKeyRecord
 from shared.protocol.sampling import FinishReason
 from shared.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
 
 # A longer prompt is tokenized in a thread, and a schema compiled, so that streams do not wait for it.
 INLINE_BODY_BYTES = 16 * 1024
@@ -84,6 +87,17 @@ async def _start_choices(request: Request, completion: CompletionRequest) -> Cho
 
 
 async def _events(choices: Choices, writer: StreamWriter, tokenizer: Tokenizer) -> AsyncGenerator[bytes, None]:
+    """The answer has begun, so that an error is told as its last event."""
+    try:
+        async with aclosing(_shown(choices, writer, tokenizer)) as events:
+            async for event in events:
+                yield event
+    except Exception:
+        logger.exception("a stream failed", extra=choices.first.log_ids)
+        yield writer.fail("the server failed to process the request")
+
+
+async def _shown(choices: Choices, writer: StreamWriter, tokenizer: Tokenizer) -> AsyncGenerator[bytes, None]:
     """What one choice has more to show at a time; an error of any choice ends all."""
     start = writer.start()  # with the first token, since clients take the first event for it
     async with aclosing(choices.pieces(tokenizer)) as pieces:

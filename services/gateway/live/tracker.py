@@ -12,7 +12,7 @@ from services.gateway.live.metrics import GenerationMetrics
 from services.gateway.live.registry import ExecutorRegistry
 from shared.bus import Bus
 from shared.clock import Clock
-from shared.errors import BusError, NoExecutorError
+from shared.errors import NoExecutorError, SlackwaterError
 from shared.openai.completions.requests import CompletionRequest
 from shared.protocol import subjects
 from shared.protocol.requests import AbortRequests, HeldRequests
@@ -146,13 +146,23 @@ class Tracker(ABC, Generic[G]):
                     unknown.append(output.request_id)
             elif generation.ignores(place):
                 continue
-            elif output.finish_reason is FinishReason.ABORT or not generation.continues(place, output):
-                generation.num_losses += 1
-                self._lose(generation)
             else:
-                self._take(generation, place, output)
+                try:
+                    self._on_output(generation, place, output)
+                except Exception:  # the others of this step go on
+                    self._bus.num_failed += 1
+                    logger.exception("tokens were not taken", extra=generation.log_ids)
+                    self._end(generation, FinishReason.ERROR, "the gateway could not take the tokens of this request")
+                    await self._drop(generation)
         if unknown:
             await self._bus.publish_or_drop(subjects.inbox(step.executor_id), AbortRequests(unknown))
+
+    def _on_output(self, generation: G, place: tuple[str, str], output: TokenOutput) -> None:
+        if output.finish_reason is FinishReason.ABORT or not generation.continues(place, output):
+            generation.num_losses += 1
+            self._lose(generation)
+        else:
+            self._take(generation, place, output)
 
     def _take(self, generation: G, place: tuple[str, str], output: TokenOutput) -> None:
         now_s = self._clock.monotonic_s()
@@ -193,10 +203,11 @@ class Tracker(ABC, Generic[G]):
             if generation.num_losses >= MAX_LOSSES:
                 raise NoExecutorError(f"given up after {generation.num_losses} losses")
             await self._send_again(generation, generation.lost_s + RESUME_WAIT_S)
-        except (NoExecutorError, BusError) as error:
+        except Exception as error:  # the others are to be resumed
             if generation.finish_reason is None:
                 self._end(generation, FinishReason.ERROR, str(error))
-                logger.error("request lost", extra={**generation.log_ids, "why": str(error)})
+                unforeseen = None if isinstance(error, SlackwaterError) else error
+                logger.error("request lost", exc_info=unforeseen, extra={**generation.log_ids, "why": str(error)})
         if generation.finish_reason is None:
             self._metrics.resumed.add(1)
             num_tokens = len(generation.output_token_ids)

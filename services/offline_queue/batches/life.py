@@ -240,8 +240,8 @@ class BatchLife:
         """What is in the files by now stays."""
         self._discard_held()
         await self._tools.clear(self.record.id)
-        output_id, error_id = [await self._shown(name) for name in file_names(self.record.id)]
-        await self._edit(batch_records.broken(why, output_id, error_id, self._now_s()))
+        output, errors = [await self._shown(name) for name in file_names(self.record.id)]
+        await self._edit(batch_records.broken(why, output, errors, self._now_s()))
         await self._clear()
 
     async def _shown(self, file_id: str) -> str | None:

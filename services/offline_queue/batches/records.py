@@ -58,9 +58,9 @@ def failed(errors: list[LineError], now_s: int) -> Change:
 
 def broken(why: str, output_file_id: str | None, error_file_id: str | None, now_s: int) -> Change:
     """Any state that is not final -> failed, with those files that have lines: the server cannot go on."""
-    files = {"output_file_id": output_file_id, "error_file_id": error_file_id}
     errors = LineErrors([LineError("server_error", why)])
-    return _where(OPEN_STATUSES, None, status="failed", errors=errors, failed_at=now_s, **files)
+    fields = {"output_file_id": output_file_id, "error_file_id": error_file_id, "errors": errors}
+    return _where(OPEN_STATUSES, None, status="failed", failed_at=now_s, **fields)
 
 
 def progressed(counts: BatchCounts) -> Change:

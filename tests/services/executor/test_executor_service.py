@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from services.executor.engines.factory import load_engine
 from services.executor.service import ExecutorService, executor_info
@@ -108,6 +109,20 @@ async def test_an_online_request_streams_and_is_timed(bus: Bus, listener: Listen
     sample = await asyncio.wait_for(listener.samples.get(), 5)
     assert (sample.shape.prefill_tokens, sample.shape.prefill_requests) == (40, 1)
     assert sample.latency_ms > 0 and sample.profile_key == executor.info.profile_key
+
+
+async def test_a_request_that_cannot_be_taken_ends_with_an_error(
+    bus: Bus, listener: Listener, executor: ExecutorService
+) -> None:
+    """Here with a token so far that no tokenizer has; the failure is counted, and the next request runs."""
+    odd = replace(make_request("odd"), output_token_ids=[1 << 40])
+    await bus.publish(subjects.inbox("executor-0"), replace(odd, sampling=replace(odd.sampling, stop=("x",))))
+    assert await listener.until_end("odd") == ([], FinishReason.ERROR)
+    await bus.publish(subjects.inbox("executor-0"), make_request("a"))
+    assert (await listener.until_end("a"))[1] is FinishReason.LENGTH
+    async with asyncio.timeout(10):
+        while not (await listener.heartbeats.get()).counters.messages_failed:
+            pass
 
 
 async def test_each_step_message_tells_the_whole_state(bus: Bus, listener: Listener, executor: ExecutorService) -> None:

@@ -47,6 +47,49 @@ async def test_a_request_is_answered_and_a_lonely_one_refused(bus: Bus) -> None:
         await bus.request("test.nobody", AbortRequests([]), AbortRequests, timeout_s=0.5)
 
 
+async def test_a_handler_that_fails_is_told_of_and_the_next_message_is_handled(
+    bus: Bus, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def answer(message: AbortRequests) -> AbortRequests:
+        assert message.request_ids, "nothing to reverse"
+        return message
+
+    await bus.serve("test.same", AbortRequests, answer)
+    with pytest.raises(BusError, match="nothing to reverse") as refused:
+        await bus.request("test.same", AbortRequests([]), AbortRequests)
+    assert not isinstance(refused.value, NoResponderError)
+    with pytest.raises(BusError, match="Expected `object`"):
+        await bus.request("test.same", 1, AbortRequests)
+    with pytest.raises(BusError, match="Expected `int`"):
+        await bus.request("test.same", AbortRequests(["a"]), int)
+    assert bus.num_failed == 2
+    assert [record.levelname for record in caplog.records] == ["ERROR"] * 2
+
+
+async def test_messages_that_nobody_was_fast_enough_for_are_counted(bus: Bus, caplog: pytest.LogCaptureFixture) -> None:
+    """What waits behind one that is handled is bounded; what comes beyond it is lost."""
+    seen: asyncio.Queue[str] = asyncio.Queue()
+    go_on = asyncio.Event()
+
+    async def handler(message: AbortRequests) -> None:
+        await go_on.wait()
+        seen.put_nowait(message.request_ids[0])
+
+    subscription = await bus.subscribe("test.in.*", AbortRequests, handler)
+    subscription._subscription._pending_bytes_limit = 100
+    for number in range(9):
+        await bus.publish("test.in.slow", AbortRequests([str(number)]))
+    await bus.flush()
+    bus._tell_dropped()
+    (record,) = caplog.records
+    told = record.levelname, vars(record)["subject"], vars(record)["messages"]
+    assert told == ("ERROR", "test.in.*", bus.num_dropped)
+    go_on.set()
+    async with asyncio.timeout(10):
+        handled = [await seen.get() for _ in range(9 - bus.num_dropped)]
+    assert handled == [str(number) for number in range(len(handled))] and len(handled) < 9
+
+
 async def test_a_subject_stores_one_result(bus: Bus) -> None:
     first = OfflineResult("batch_1.1", [1, 2], FinishReason.STOP)
     second = OfflineResult("batch_1.1", [3], FinishReason.STOP)

@@ -182,6 +182,20 @@ async def test_tokens_arrive_until_the_end(front: Front, peer: Peer) -> None:
     assert front.tracker.num_live == 0
 
 
+async def test_tokens_that_cannot_be_taken_end_their_request_alone(
+    front: Front, peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken, whole = await front.submit(), await front.submit()
+    outputs = [TokenOutput((await peer.next_request()).request_id, [5], FinishReason.LENGTH) for _ in range(2)]
+    monkeypatch.setattr(broken, "take", None)  # not to be called
+    await peer.bus.publish(subjects.tokens(GATEWAY), StepTokens(peer.executor_id, peer.epoch, 1, outputs))
+    await whole.finished()
+    assert whole.finish_reason is FinishReason.LENGTH
+    assert (broken.finish_reason, front.tracker.num_live) == (FinishReason.ERROR, 0)
+    assert "could not take the tokens" in broken.error
+    assert await peer.next_abort() == [outputs[0].request_id]
+
+
 async def test_tokens_of_another_incarnation_are_ignored(front: Front, peer: Peer) -> None:
     generation = await front.submit()
     request = await peer.next_request()
@@ -361,9 +375,15 @@ async def test_an_executors_error_reaches_the_client(nats_url: str, bus: Bus, tm
             await peer.send(request.request_id, [5])
             await peer.send(request.request_id, [], FinishReason.ERROR, error="out of luck")
             response = await answering
-        last = response.text.rstrip().splitlines()[-1].removeprefix("data: ")
-        assert response.status_code == (200 if stream else 500)
-        assert json.loads(last) == error_body("out of luck", "server_error")
+            answering = tasks.create_task(client.post("/v1/completions", json=body))
+            odd = await peer.next_request()
+            await peer.send(odd.request_id, [1 << 40], FinishReason.LENGTH)  # a token that no tokenizer has
+            other_response = await answering
+        failure = "the server failed to process the request"
+        for each, why in ((response, "out of luck"), (other_response, failure)):
+            last = each.text.rstrip().splitlines()[-1].removeprefix("data: ")
+            assert each.status_code == (200 if stream else 500)
+            assert json.loads(last) == error_body(why, "server_error")
 
 
 async def test_closing_aborts_what_runs_and_only_that(front: Front, peer: Peer) -> None:
