@@ -5,10 +5,13 @@ import contextlib
 import logging
 import uuid
 
+import msgspec
+
 from shared.bus import Bus
 from shared.cancellation import check_cancelled
 from shared.errors import BusError
 from shared.protocol import subjects
+from shared.protocol.codec import encode
 from shared.protocol.offline import OfflineFailure, OfflineResult
 
 logger = logging.getLogger(__name__)
@@ -16,7 +19,9 @@ logger = logging.getLogger(__name__)
 RETRY_S = 0.5
 CONCURRENCY = 32
 
-_Message = tuple[str, OfflineResult | OfflineFailure]  # with its subject
+MAX_BYTES = 64 * 1024**2  # that wait; beyond it the executor is to take no more offline work
+
+_Message = tuple[str, bytes]  # encoded, with its subject
 
 
 class ResultStore:
@@ -25,15 +30,21 @@ class ResultStore:
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
-        self._waiting: asyncio.Queue[_Message] = asyncio.Queue()  # bounded by the requests that one replica holds
+        self._waiting: asyncio.Queue[_Message] = asyncio.Queue()  # bounded by those who ask ``is_full``
+        self._num_bytes = 0  # of all that are not stored
+
+    @property
+    def is_full(self) -> bool:
+        """The bus takes results slower than they come, or none."""
+        return self._num_bytes >= MAX_BYTES
 
     def put(self, result: OfflineResult) -> None:
         """Returns at once."""
-        self._waiting.put_nowait((subjects.result(result.request_id), result))
+        self._put(subjects.result(result.request_id), result)
 
     def put_failure(self, failure: OfflineFailure) -> None:
         """Returns at once. Each call is one failure, however often it is stored."""
-        self._waiting.put_nowait((subjects.failure(failure.request_id, uuid.uuid4().hex), failure))
+        self._put(subjects.failure(failure.request_id, uuid.uuid4().hex), failure)
 
     async def run(self) -> None:
         """Never returns."""
@@ -48,11 +59,17 @@ class ResultStore:
             await asyncio.wait_for(self._waiting.join(), timeout_s)
         storing.cancel()
 
+    def _put(self, subject: str, result: OfflineResult | OfflineFailure) -> None:
+        encoded = encode(result)
+        self._num_bytes += len(encoded)
+        self._waiting.put_nowait((subject, encoded))
+
     async def _store_all(self) -> None:
         while True:
             message = await self._waiting.get()
             try:
                 await self._store(*message)
+                self._num_bytes -= len(message[1])
             except asyncio.CancelledError:
                 self._waiting.put_nowait(message)
                 raise
@@ -60,13 +77,14 @@ class ResultStore:
                 self._waiting.task_done()
             check_cancelled()
 
-    async def _store(self, subject: str, result: OfflineResult | OfflineFailure) -> None:
+    async def _store(self, subject: str, result: bytes) -> None:
+        request_id = subjects.request_of(subject)
         while True:
             generation = self._bus.reconnects
             try:
-                if not await self._bus.store(subject, result):
-                    logger.info("result was there already", extra={"request_id": result.request_id})
+                if not await self._bus.store(subject, msgspec.Raw(result)):
+                    logger.info("result was there already", extra={"request_id": request_id})
                 return
             except BusError as error:
-                logger.warning("result not stored yet", extra={"request_id": result.request_id, "why": str(error)})
+                logger.warning("result not stored yet", extra={"request_id": request_id, "why": str(error)})
                 await self._bus.wait_reconnected(generation, RETRY_S)

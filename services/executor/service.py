@@ -182,7 +182,8 @@ class ExecutorService(Service):
 
     async def _on_plan(self, plan: StepPlan) -> None:
         if plan.epoch == self.info.epoch:
-            self._loop.take_plan(replace(plan, admitted=[]) if self._draining else plan)
+            takes_more = not (self._draining or self._results.is_full)
+            self._loop.take_plan(plan if takes_more else replace(plan, admitted=[]))
 
     async def _on_cache(self, _: object) -> CacheChanges:
         return self._replica.pool.cache_snapshot()

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from services.offline_queue.batches.file_sweep import FileSweep
 from services.offline_queue.batches.manager import BatchManager
 from services.offline_queue.flex_desk import FlexDesk
+from services.offline_queue.registration_sweep import RegistrationSweep
 from services.offline_queue.settings import OfflineQueueSettings
 from shared.bus import Bus, Entry, Subscription
 from shared.bus.lease import Lease
@@ -82,6 +83,7 @@ class OfflineQueueService(Service):
         self._pool = OfflinePool(
             FairShare(order, self._share_of), self._on_work, self._on_discard, lambda each: self._batches.is_open(each)
         )
+        self._keep_batches_s = settings.keep_batches_days * 24 * 3600.0
         pool_bytes = settings.pool_mb * 1024**2
         self._batches = BatchManager(bus, tokenizer, model, self._pool, clock, pool_bytes, settings.max_failures)
         self._flex = FlexDesk(self._pool, clock, settings.max_flex_requests, self._strategy.serves_offline)
@@ -131,7 +133,8 @@ class OfflineQueueService(Service):
 
     def _work(self, group: asyncio.TaskGroup) -> None:
         group.create_task(self._batches.run())
-        group.create_task(FileSweep(self._batches.tools, self._batches.is_being_read).run())
+        group.create_task(FileSweep(self._batches.tools, self._batches.is_being_read, self._keep_batches_s).run())
+        group.create_task(RegistrationSweep(self._bus, self._clock).run())
         group.create_task(self._flex.run())
         group.create_task(self._tuning.run())
         group.create_task(self._follow_executors())

@@ -29,4 +29,7 @@ class OfflineQueueSettings(msgspec.Struct, frozen=True):
     max_flex_requests: Annotated[
         int, Meta(ge=0, description="requests of the service tier flex under way at a time; more are refused")
     ] = 256
+    keep_batches_days: Annotated[
+        float, Meta(ge=0, description="for which a batch can be looked up after its end; 0 is for ever")
+    ] = 30.0
     strategy: Strategy = Strategy()

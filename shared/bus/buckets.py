@@ -74,10 +74,9 @@ class Bucket(Generic[T]):
                 await self.update(key, changed, entry.revision)
                 return changed
 
-    async def delete(self, key: str) -> None:
-        """Deleting an absent key is no error."""
-        with failing_as(f"delete {key}"):
-            await self._kv.purge(key)
+    async def delete(self, key: str, revision: int | None = None) -> None:
+        """Deleting an absent key is no error. Raises ConflictError where it is not at the ``revision``, if given."""
+        await self._write(key, self._kv.delete(key, last=revision))
 
     async def entries(self) -> list[Entry[T]]:
         """All present entries that parse, in the order of their revisions. A key that is written meanwhile is among
@@ -96,9 +95,9 @@ class Bucket(Generic[T]):
     async def forget_deleted(self, before_s: float) -> int:
         """The server keeps of each deleted key that it was deleted, for those who watch and were away. Remove what is
         older than ``before_s`` (unix time); returns how many keys that were."""
-        old = [raw.sequence async for raw in self._deletions() if raw.stored_s < before_s]
-        for sequence in old:
-            await self._streams.delete_stored(self._stream, sequence)
+        old = [raw async for raw in self._deletions() if raw.stored_s < before_s]
+        for raw in old:
+            await self._streams.purge(self._stream, raw.subject, raw.sequence)
         return len(old)
 
     async def watch(self) -> AsyncIterator[Entry[T] | None]:

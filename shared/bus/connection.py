@@ -138,4 +138,4 @@ def failing_as(doing: str) -> Iterator[None]:
     try:
         yield
     except FAILURES as error:
-        raise BusError(f"{doing}: {error!r}") from error
+        raise BusError(f"{doing}: {str(error) or repr(error)}") from error

@@ -12,7 +12,16 @@ from typing import Generic, TypeVar
 import msgspec
 import nats.errors
 import nats.js.errors
-from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, DiscardPolicy, RetentionPolicy, StreamConfig
+from nats.aio.msg import Msg
+from nats.js.api import (
+    AckPolicy,
+    ConsumerConfig,
+    ConsumerInfo,
+    DeliverPolicy,
+    DiscardPolicy,
+    RetentionPolicy,
+    StreamConfig,
+)
 
 from shared.bus.connection import FAILURES, OPERATION_TIMEOUT_S, Connection, failing_as
 from shared.cancellation import check_cancelled
@@ -25,14 +34,17 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 FETCH_BATCH = 256
+FETCH_BYTES = 16 * 1024**2  # in memory at once, where no message is larger
 FETCH_WAIT_S = 5.0
+NEXT_API = "$JS.API.CONSUMER.MSG.NEXT"
 DELETE_API = "$JS.API.STREAM.MSG.DELETE"
 INFO_API = "$JS.API.STREAM.INFO"
 
 # JetStream's error codes.
 NO_SUCH_MESSAGE = (10037, 10043, 10057)  # the sequence is absent, or was deleted before
 NO_SUCH_STREAM = (10059,)
-SUBJECT_IS_TAKEN = 10077  # the stream keeps one message per subject and has it
+STORE_FAILED = 10077  # for any reason, which the description says
+SUBJECT_IS_TAKEN = "per subject exceeded"  # in that: the stream keeps one message per subject and has it
 STREAM_DIFFERS = 10058  # the stream exists with another configuration
 
 
@@ -96,9 +108,9 @@ class Streams(Connection):
             try:
                 await self._js.publish(subject, encode(message))
             except nats.js.errors.APIError as error:
-                if error.err_code != SUBJECT_IS_TAKEN:
-                    raise
-                return False
+                if error.err_code == STORE_FAILED and SUBJECT_IS_TAKEN in (error.description or ""):
+                    return False
+                raise
         return True
 
     async def store_raw(self, subject: str, data: bytes, headers: dict[str, str]) -> int:
@@ -123,8 +135,8 @@ class Streams(Connection):
         instead: Callable[[str], T] | None = None,
         fetch: int = FETCH_BATCH,
     ) -> AsyncGenerator[Stored[T], None]:
-        """All stored messages of matching subjects, oldest first; ``fetch`` in memory at once. ``instead``: what, by
-        its subject, stands for one that does not parse (another version's); without it such a one is passed over."""
+        """All stored messages of matching subjects, oldest first; up to ``fetch`` in memory at once. ``instead``: what,
+        by its subject, stands for one that does not parse (another version's); without it such a one is passed over."""
         async with contextlib.aclosing(self.read_raw(stream, subject, fetch)) as raws:
             async for raw in raws:
                 if (stored := _stored(raw, message_type, instead)) is not None:
@@ -176,10 +188,10 @@ class Streams(Connection):
             if len(found) >= reply.total or not page:
                 return set(found)
 
-    async def purge(self, stream: str, subject: str) -> None:
-        """Remove every stored message whose subject matches."""
+    async def purge(self, stream: str, subject: str, last: int | None = None) -> None:
+        """Remove every stored message whose subject matches, up to the sequence ``last`` where it is given."""
         with failing_as(f"purge {subject}"):
-            await self._js.purge_stream(stream, subject=subject)
+            await self._js.purge_stream(stream, None if last is None else last + 1, subject)
 
     async def _ask(self, api: str, request: dict[str, object], passing: Collection[int]) -> _ApiReply:
         """What JetStream answers. Raises BusError, but not for the ``passing`` error codes."""
@@ -198,20 +210,18 @@ class Streams(Connection):
         policy = DeliverPolicy.LAST_PER_SUBJECT if newest_only else DeliverPolicy.BY_START_SEQUENCE
         while True:
             check_cancelled()
+            config = ConsumerConfig(
+                ack_policy=AckPolicy.NONE,
+                deliver_policy=policy,
+                opt_start_seq=None if newest_only else last + 1,
+                filter_subject=subject,
+                headers_only=newest_only,
+                inactive_threshold=30.0,
+                mem_storage=True,
+            )
             try:
-                consumer = await self._js.pull_subscribe(
-                    subject,
-                    stream=stream,
-                    config=ConsumerConfig(
-                        ack_policy=AckPolicy.NONE,
-                        deliver_policy=policy,
-                        opt_start_seq=None if newest_only else last + 1,
-                        headers_only=newest_only,
-                        inactive_threshold=30.0,
-                        mem_storage=True,
-                    ),
-                )
-                pending = (await consumer.consumer_info()).num_pending or 0
+                consumer = await self._js.add_consumer(stream, config)
+                pending = consumer.num_pending or 0
                 check_cancelled()
                 if last >= start and not pending and (await self._js.stream_info(stream)).state.last_seq < last:
                     logger.warning("the store has lost messages, reading all again", extra={"stream": stream})
@@ -229,14 +239,11 @@ class Streams(Connection):
                         caught_up = True
                         yield None
                     check_cancelled()
-                    try:
-                        # more than there are would be waited for, and those that come be held back meanwhile
-                        messages = await consumer.fetch(max(1, min(fetch, pending)), timeout=FETCH_WAIT_S)
-                    except (TimeoutError, nats.errors.TimeoutError):
-                        # what was pending may have been deleted before it was delivered
-                        pending = (await consumer.consumer_info()).num_pending or 0
-                        continue
+                    # more than there are would be waited for, and those that come be held back meanwhile
+                    messages = await self._pull(consumer, min(fetch, pending))
                     check_cancelled()
+                    if not messages:  # what was pending may have been deleted before it was delivered
+                        pending = (await self._js.consumer_info(stream, consumer.name)).num_pending or 0
                     for msg in messages:
                         meta = msg.metadata
                         last, pending = meta.sequence.stream, meta.num_pending or 0
@@ -245,9 +252,27 @@ class Streams(Connection):
             except FAILURES as error:
                 logger.warning("stream reader lost its consumer", extra={"stream": stream, "error": repr(error)})
                 await self.wait_reconnected(self.reconnects, timeout_s=0.5)
-            finally:
-                with contextlib.suppress(*FAILURES):
-                    await consumer.unsubscribe()
+
+    async def _pull(self, consumer: ConsumerInfo, num_pending: int) -> list[Msg]:
+        """So many, or fewer where they are large; where none is pending, one if it comes in time. nats-py's own fetch
+        knows no bound in bytes."""
+        batch, max_bytes = max(1, num_pending), max(FETCH_BYTES, 2 * self._client.max_payload)
+        waits = {"no_wait": True} if num_pending else {"expires": int(FETCH_WAIT_S * 1e9)}
+        incoming = await self._client.subscribe(self._client.new_inbox())
+        try:
+            subject = f"{NEXT_API}.{consumer.stream_name}.{consumer.name}"
+            request = encode_record({"batch": batch, "max_bytes": max_bytes} | waits)
+            await self._client.publish(subject, request, reply=incoming.subject)
+            messages: list[Msg] = []
+            while len(messages) < batch:
+                msg = await incoming.next_msg(FETCH_WAIT_S + 1.0)
+                if not msg.reply:  # none that is stored: the server says why no more come
+                    break
+                messages.append(msg)
+            return messages
+        finally:
+            with contextlib.suppress(*FAILURES):
+                await incoming.unsubscribe()
 
 
 def _stored(raw: Raw, message_type: type[T], instead: Callable[[str], T] | None) -> Stored[T] | None:

@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 logger = logging.getLogger(__name__)
 
 REQUEST_ID_HEADER = b"x-request-id"
+UNAUTHORIZED = 401
 
 _VALID = re.compile(rb"[!-~]{1,128}")  # visible ASCII: fits a header and a log line, whoever wrote it
 
@@ -36,7 +37,8 @@ class HttpMetrics:
 @dataclass(frozen=True, slots=True)
 class Answers:
     """Around everything else, so that an answer of any layer has an id. One that the client sent is kept where it is
-    1 to 128 visible ASCII characters; else it is replaced. Errors are logged as info, all else as debug.
+    1 to 128 visible ASCII characters; else it is replaced. Errors are logged as info, all else as debug, and what comes
+    without a key, of which anybody can send any number.
     ``refused`` in the request's state is why it was not served, for the metrics."""
 
     app: ASGIApp
@@ -62,7 +64,7 @@ class Answers:
         refused = scope["state"].get("refused")
         self.metrics.answered(scope["method"], route, status, refused)
         about = {"http_request_id": scope["state"]["request_id"], "method": scope["method"], "path": scope["path"]}
-        level = logging.INFO if status >= 400 else logging.DEBUG
+        level = logging.INFO if status >= 400 and status != UNAUTHORIZED else logging.DEBUG
         logger.log(level, "answered", extra={**about, "status": status, "refused": refused})
 
 

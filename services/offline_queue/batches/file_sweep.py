@@ -1,4 +1,4 @@
-"""Files that have expired, and what nobody can reach any more in the object store."""
+"""Files that have expired, what nobody can reach any more in the object store, and records that nobody asks for."""
 
 import asyncio
 import heapq
@@ -10,25 +10,30 @@ from services.offline_queue.batches.tools import BatchTools
 from shared.cancellation import check_cancelled, wait_set
 from shared.errors import BusError, NotFoundOnBusError
 from shared.protocol.batches import FileObject
+from shared.watch.stack_watch import ended_at
 
 logger = logging.getLogger(__name__)
 
 GRACE_S = 60  # a batch or a download that came in time goes on with a file that the gateway shows no more
 RECHECK_S = 60.0  # the clock that expiry goes by may be set while we wait
-ORPHAN_PERIOD_S = 3600.0
+SWEEP_PERIOD_S = 3600.0
 ORPHAN_AGE_S = 3600.0  # of what no record names: an upload stores its last chunk seconds before its record
+FORGET_AGE_S = 24 * 3600.0  # of deletions: who watches and was away for longer starts anew
 
 
 class FileSweep:
-    """Deletes expired files, and once an hour what a kill left half done: contents without a record, chunks without
-    an object. It keeps nothing that the bus does not hold, so a restart loses nothing; one process may run it at a
-    time. The gateway hides a file as soon as it expires; here its bytes go."""
+    """Deletes expired files; and once an hour the records of batches that ended long ago, what is kept of deleted ones,
+    and what a kill left half done: contents without a record, chunks without an object. It keeps nothing that the bus
+    does not hold, so a restart loses nothing; one process may run it at a time. The gateway hides a file as soon as it
+    expires; here its bytes go."""
 
-    def __init__(self, tools: BatchTools, is_being_read: Callable[[str], bool]) -> None:
-        """``is_being_read``: a batch that is still to be read in needs this file (by id); it stays until then."""
+    def __init__(self, tools: BatchTools, is_being_read: Callable[[str], bool], keep_batches_s: float = 0.0) -> None:
+        """``is_being_read``: a batch that is still to be read in needs this file (by id); it stays until then.
+        ``keep_batches_s``: so long the record of a batch is kept after its end; 0 is for ever."""
         self._batches, self._files, self._objects = tools.batches, tools.files, tools.objects
         self._clock = tools.clock
         self._is_being_read = is_being_read
+        self._keep_batches_s = keep_batches_s
         self._due: list[tuple[int, str]] = []  # heap of (unix time, file id); the records decide
         self._changed = asyncio.Event()
 
@@ -37,7 +42,7 @@ class FileSweep:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._files.follow(self._on_file))
             group.create_task(self._delete_when_due())
-            group.create_task(self._remove_orphans_hourly())
+            group.create_task(self._sweep_hourly())
 
     async def remove_orphans(self) -> int:
         """Objects that no record names, and chunks of none; how many. Raises BusError."""
@@ -48,6 +53,18 @@ class FileSweep:
         for name in orphans:
             await self._objects.delete(name)
         return len(orphans) + await self._objects.sweep(before_s)
+
+    async def forget_old(self) -> int:
+        """Records of batches that ended long ago, and that keys of records were deleted; how many. Raises BusError."""
+        now_s, num_forgotten = self._clock.unix_s(), 0
+        for entry in await self._batches.entries() if self._keep_batches_s else []:
+            record = entry.value
+            if record is not None and record.cleared and ended_at(record) + self._keep_batches_s <= now_s:
+                await self._batches.delete(entry.key)
+                num_forgotten += 1
+        for bucket in (self._files, self._batches):
+            num_forgotten += await bucket.forget_deleted(now_s - FORGET_AGE_S)
+        return num_forgotten
 
     def _on_file(self, file_id: str, record: FileObject | None) -> None:
         if record is not None and record.expires_at is not None:
@@ -82,12 +99,13 @@ class FileSweep:
         logger.info("expired file deleted", extra={"file_id": file_id})
         return True
 
-    async def _remove_orphans_hourly(self) -> None:
+    async def _sweep_hourly(self) -> None:
         while True:
             try:
-                if removed := await self.remove_orphans():
-                    logger.info("orphans removed", extra={"removed": removed})
+                removed, forgotten = await self.remove_orphans(), await self.forget_old()
+                if removed or forgotten:
+                    logger.info("swept", extra={"orphans": removed, "records": forgotten})
             except BusError as error:
-                logger.warning("orphans not removed", extra={"why": str(error)})
+                logger.warning("not swept", extra={"why": str(error)})
             check_cancelled()
-            await asyncio.sleep(ORPHAN_PERIOD_S)
+            await asyncio.sleep(SWEEP_PERIOD_S)

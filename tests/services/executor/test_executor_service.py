@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from services.executor import results
 from services.executor.engines.factory import load_engine
 from services.executor.service import ExecutorService, executor_info
 from services.executor.settings import ExecutorSettings
@@ -141,9 +142,7 @@ async def test_each_step_message_tells_the_whole_state(bus: Bus, listener: Liste
     assert done.num_free_blocks == 256
 
 
-async def test_a_plan_brings_offline_work_and_its_result_is_durable(
-    bus: Bus, listener: Listener, executor: ExecutorService
-) -> None:
+async def allow_offline_work(bus: Bus, executor: ExecutorService) -> None:
     models = await bus.bucket(subjects.LATENCY_MODELS_BUCKET, LatencyModelRecord)
     budgets = await bus.bucket(subjects.BUDGETS_BUCKET, BudgetRecord)
     key = executor.info.profile_key
@@ -151,21 +150,57 @@ async def test_a_plan_brings_offline_work_and_its_result_is_durable(
         key, LatencyModelRecord(key, LinearCoefficients((1.0, 0.1, 0.0, 0.0, 0.0, 0.0, 0.1, 0.0)), 9, 0.0, 0.0)
     )
     await budgets.put(key, BudgetRecord(key, 100.0, "fixed"))
+
+
+async def run_by_plan(bus: Bus, listener: Listener, request: GenerateRequest) -> StepStarted:
+    """Plan it for the idle executor, again until it knows its budget; the step that comes of it."""
+    while not listener.steps.empty():
+        listener.steps.get_nowait()
+    entries = [ScheduledRequest(request.request_id, Kind.OFFLINE, 40)]
     async with asyncio.timeout(10):
-        while True:
-            idle = await listener.until_step(idle=True)
-            request = make_request("batch_1.7", Kind.OFFLINE, max_tokens=1)
-            entries = [ScheduledRequest(request.request_id, Kind.OFFLINE, 40)]
-            plan = StepPlan("executor-0", idle.epoch, idle.step, entries, [request], [], 5.0)
+        while (step := await listener.steps.get()).idle:
+            plan = StepPlan("executor-0", step.epoch, step.step, entries, [request], [], 5.0)
             await bus.publish(subjects.plan("executor-0"), plan)
-            step = await listener.steps.get()
-            if not step.idle:  # it knows its budget by now
-                break
+    return step
+
+
+async def until_stored(bus: Bus, request_id: str) -> OfflineResult:
+    async with asyncio.timeout(10):
+        async for stored in bus.follow(subjects.RESULTS_STREAM, subjects.ALL_RESULTS, OfflineResult):
+            if stored is not None and stored.message.request_id == request_id:
+                return stored.message
+    raise AssertionError("following does not end")
+
+
+async def test_a_plan_brings_offline_work_and_its_result_is_durable(
+    bus: Bus, listener: Listener, executor: ExecutorService
+) -> None:
+    await allow_offline_work(bus, executor)
+    step = await run_by_plan(bus, listener, make_request("batch_1.7", Kind.OFFLINE, max_tokens=1))
     assert step.source is PlanSource.PLAN and step.entries[0].request_id == "batch_1.7"
-    async for stored in bus.follow(subjects.RESULTS_STREAM, subjects.ALL_RESULTS, OfflineResult):
-        if stored is not None:
-            assert stored.message.request_id == "batch_1.7" and len(stored.message.output_token_ids) == 1
-            break
+    assert len((await until_stored(bus, "batch_1.7")).output_token_ids) == 1
+
+
+async def test_while_results_are_refused_no_more_offline_work_is_taken(
+    bus: Bus, listener: Listener, executor: ExecutorService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(results, "MAX_BYTES", 1)
+    await allow_offline_work(bus, executor)
+    await bus.store(subjects.result("batch_0.1"), OfflineResult("batch_0.1", [], FinishReason.STOP))
+    config = (await bus._js.stream_info(subjects.RESULTS_STREAM)).config
+    await bus._js.update_stream(dataclasses.replace(config, max_msgs=1))
+    await run_by_plan(bus, listener, make_request("batch_1.7", Kind.OFFLINE, max_tokens=1))
+    idle = await listener.until_step(idle=True)
+    more = make_request("batch_1.8", Kind.OFFLINE, max_tokens=4000)
+    entries = [ScheduledRequest(more.request_id, Kind.OFFLINE, 40)]
+    plan = StepPlan("executor-0", idle.epoch, idle.step, entries, [more], [], 5.0)
+    await bus.publish(subjects.plan("executor-0"), plan)
+    await bus.publish(subjects.inbox("executor-0"), make_request("online"))
+    await listener.until_end("online")
+    assert (await listener.until_step(idle=True)).states == []
+    await bus._js.update_stream(config)
+    await until_stored(bus, "batch_1.7")
+    assert (await run_by_plan(bus, listener, more)).entries[0].request_id == "batch_1.8"
 
 
 async def test_a_plan_of_another_epoch_or_step_is_not_run(

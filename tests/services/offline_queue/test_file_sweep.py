@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 from msgspec.structs import replace
 
-from services.offline_queue.batches.file_sweep import GRACE_S, ORPHAN_AGE_S, FileSweep
+from services.offline_queue.batches.file_sweep import FORGET_AGE_S, GRACE_S, ORPHAN_AGE_S, FileSweep
 from services.offline_queue.batches.lines import lines_object
 from shared.bus import Bus
 from shared.bus.objects import CHUNKS, DESCRIPTIONS, STREAM
@@ -163,3 +163,23 @@ async def test_what_a_kill_left_half_done_goes_and_nothing_else(desk: Desk, cloc
             await read(desk, "file-without-record")
     async with desk.running():
         assert (await desk.until_cleared(batch_id)).request_counts.completed == 1
+
+
+async def test_batches_that_ended_long_ago_and_deletions_are_forgotten(desk: Desk, clock: ManualClock) -> None:
+    """Nothing of them is read any more by whoever lists batches and files."""
+    old, new, running = [await desk.submit([chat_line("a")]) for _ in range(3)]
+    now_s = int(clock.now_s)
+    for batch_id, completed_at in ((old, now_s - 100), (new, now_s - 99)):
+        done = {"status": "completed", "completed_at": completed_at, "cleared": True}
+        await desk.batches.edit(batch_id, lambda record, done=done: replace(record, **done))
+    await desk.files.delete("file-1")
+    await desk.files.delete("file-never")
+    sweep = FileSweep(desk, lambda file_id: False, keep_batches_s=100)
+    assert await sweep.forget_old() == 1
+    assert [entry.key for entry in await desk.batches.entries()] == [running, new]
+    assert await FileSweep(desk, lambda file_id: False).forget_old() == 0  # others are to hear of the deletions first
+    clock.now_s += FORGET_AGE_S + 60
+    assert await FileSweep(desk, lambda file_id: False).forget_old() == 3
+    for bucket, keys in ((desk.batches, {running, new}), (desk.files, {"file-2", "file-3"})):
+        assert await desk.bus.subjects(bucket._stream, ">") == {bucket._prefix + key for key in keys}
+        assert await bucket.keys() == keys

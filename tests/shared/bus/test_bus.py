@@ -1,12 +1,15 @@
 """The bus wrapper against a real nats-server."""
 
 import asyncio
+import contextlib
+import dataclasses
 import itertools
 
 import pytest
 
 from shared.bus import Bus
 from shared.bus.objects import CHUNKS, STREAM
+from shared.bus.streams import FETCH_BYTES
 from shared.errors import BusError, ConflictError, NoResponderError, NotFoundOnBusError
 from shared.protocol import subjects
 from shared.protocol.batches import FileObject
@@ -77,9 +80,12 @@ async def test_messages_that_nobody_was_fast_enough_for_are_counted(bus: Bus, ca
 
     subscription = await bus.subscribe("test.in.*", AbortRequests, handler)
     subscription._subscription._pending_bytes_limit = 100
+    last: asyncio.Queue[AbortRequests] = asyncio.Queue()
+    await bus.subscribe("test.last", AbortRequests, last.put)
     for number in range(9):
         await bus.publish("test.in.slow", AbortRequests([str(number)]))
-    await bus.flush()
+    await bus.publish("test.last", AbortRequests([]))
+    await asyncio.wait_for(last.get(), 10)
     bus._tell_dropped()
     (record,) = caplog.records
     told = record.levelname, vars(record)["subject"], vars(record)["messages"]
@@ -97,6 +103,16 @@ async def test_a_subject_stores_one_result(bus: Bus) -> None:
     assert not await bus.store(subjects.result("batch_1.1"), second)
     stored = [s async for s in bus.read(subjects.RESULTS_STREAM, subjects.batch_results("batch_1"), OfflineResult)]
     assert [s.message for s in stored] == [first]
+
+
+async def test_what_a_full_stream_refuses_is_not_taken_for_stored(bus: Bus) -> None:
+    config = (await bus._js.stream_info(subjects.RESULTS_STREAM)).config
+    await bus._js.update_stream(dataclasses.replace(config, max_msgs=1))
+    results = [OfflineResult(f"batch_1.{line}", [], FinishReason.STOP) for line in (1, 2)]
+    assert await bus.store(subjects.result("batch_1.1"), results[0])
+    with pytest.raises(BusError, match="maximum messages exceeded"):
+        await bus.store(subjects.result("batch_1.2"), results[1])
+    assert not await bus.store(subjects.result("batch_1.1"), results[0])
 
 
 async def test_read_ends_and_follow_goes_on(bus: Bus) -> None:
@@ -134,6 +150,19 @@ async def test_read_ends_where_the_rest_is_purged_meanwhile(bus: Bus) -> None:
         if seen == 1:
             await bus.purge(subjects.RESULTS_STREAM, subjects.batch_results("batch_1"))
     assert 1 <= seen < 600
+
+
+async def test_large_messages_are_not_all_fetched_at_once(bus: Bus) -> None:
+    data, num_messages = bytes(1_000_000), FETCH_BYTES // 1_000_000 + 8
+    for number in range(num_messages):
+        await bus.store_raw(subjects.result(f"batch_1.{number}"), data, {})
+    before = bus._client.stats["in_bytes"]
+    async with contextlib.aclosing(bus.read_raw(subjects.RESULTS_STREAM, subjects.ALL_RESULTS)) as raws:
+        await anext(raws)
+        assert bus._client.stats["in_bytes"] - before <= FETCH_BYTES
+        assert [raw.subject async for raw in raws] == [
+            subjects.result(f"batch_1.{number}") for number in range(1, num_messages)
+        ]
 
 
 async def test_deleting_stored_messages(bus: Bus) -> None:

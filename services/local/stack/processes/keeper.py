@@ -8,8 +8,10 @@ import time
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from services.local.stack.processes.process import Command, Process
+from services.local.stack.processes.process import Command, Process, bound_log
 from shared.errors import StackError
+
+LOG_PERIOD_S = 5.0  # between looks at the size of a log
 
 
 class Watcher(Protocol):
@@ -84,7 +86,9 @@ class Keeper:
         ended = asyncio.ensure_future(process.wait())
         stopped = asyncio.ensure_future(self._stopping.wait())
         try:
-            await asyncio.wait((ended, stopped), return_when=asyncio.FIRST_COMPLETED)
+            while not (ended.done() or stopped.done()):
+                await asyncio.wait((ended, stopped), timeout=LOG_PERIOD_S, return_when=asyncio.FIRST_COMPLETED)
+                bound_log(self.command.log)
             return await ended if ended.done() else await process.terminate(self.command.grace_s)
         finally:
             process.kill()

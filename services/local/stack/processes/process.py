@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Mapping
@@ -104,19 +105,27 @@ def describe_exit(status: int) -> str:
 
 
 def open_log(path: Path) -> BinaryIO:
-    """Open for appending. A file over the bound is first renamed to ``NAME.log.1``, replacing the one before."""
+    """Open for appending."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    if path.exists() and path.stat().st_size > MAX_LOG_BYTES:
-        path.replace(path.with_name(path.name + ".1"))
+    bound_log(path)
     return path.open("ab")
 
 
+def bound_log(path: Path) -> None:
+    """Of a file over the bound the contents become ``NAME.log.1``, in place of those before. Whoever appends to it goes
+    on; lines that come meanwhile may be lost."""
+    if path.exists() and path.stat().st_size > MAX_LOG_BYTES:
+        with contextlib.suppress(OSError):  # no room for a copy is no reason to keep more
+            shutil.copyfile(path, path.with_name(path.name + ".1"))
+        os.truncate(path, 0)
+
+
 def tail(path: Path, max_lines: int = 20, start: int = 0) -> str:
-    """The last lines, from the byte ``start`` on; empty where there is no file."""
+    """The last lines, from the byte ``start`` on, or of all where it has been cut; empty where there is no file."""
     if not path.exists():
         return ""
     with path.open("rb") as log:
         size = log.seek(0, 2)
-        log.seek(max(start, size - TAIL_BYTES))
+        log.seek(max(start if start <= size else 0, size - TAIL_BYTES))
         lines = log.read().decode(errors="replace").splitlines()
     return "\n".join(lines[-max_lines:])

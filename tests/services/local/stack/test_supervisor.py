@@ -18,6 +18,7 @@ from services.local.commands.status.top import show_essentials
 from services.local.stack.data_dir import DataDir, ProcessEntry, StackFile
 from services.local.stack.machine import free_port, require_free
 from services.local.stack.options import StackOptions
+from services.local.stack.processes import keeper as keepers
 from services.local.stack.processes import process as processes
 from services.local.stack.processes.keeper import Backoff, Keeper
 from services.local.stack.processes.process import Command, Process, describe_exit, open_log, tail
@@ -206,6 +207,18 @@ def test_a_grown_log_is_set_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert path.read_bytes() == b"second\nthird\n"
     assert path.with_name("gateway.log.1").read_bytes() == b"first run, too long\n"
     assert tail(path, max_lines=1) == "third"
+
+
+async def test_a_log_is_bounded_while_its_service_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "MAX_LOG_BYTES", 100_000)
+    monkeypatch.setattr(keepers, "LOG_PERIOD_S", 0.01)
+    command = python("talks", "while True: print('x' * 999, flush=True)", tmp_path)
+    aside = command.log.with_name(f"{command.log.name}.1")
+    async with keeping(keeper := Keeper(command, RecordingWatcher())):
+        await poll_until(aside.exists)
+        aside.unlink()
+        await poll_until(aside.exists)
+        assert keeper.starts == 1
 
 
 def test_a_taken_port_is_named_before_anything_starts(tmp_path: Path) -> None:
