@@ -1,18 +1,23 @@
 """From an input file to stored requests."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from functools import partial
 from typing import IO, BinaryIO, cast
 
 from services.offline_queue.batches.input import MAX_ERRORS, MAX_LINE_BYTES, MAX_LINES, BatchInput, ParsedLines
 from services.offline_queue.batches.lines import encode_lines, lines_object, split_lines, temporary_file
 from services.offline_queue.batches.tools import BatchTools
-from shared.errors import NotFoundOnBusError
+from shared.errors import BusError, NotFoundOnBusError
 from shared.protocol import subjects
 from shared.protocol.batches import BatchRecord, LineError
 
+logger = logging.getLogger(__name__)
+
 GROUP_LINES = 64
 GROUP_BYTES = 256 * 1024
+RETRY_S, MAX_RETRY_S = 0.5, 30.0
 
 Group = list[tuple[int, bytes]]
 
@@ -22,17 +27,21 @@ class BatchIngestion:
     a thread: a long file does not hold up a short one, and the event loop keeps most of the interpreter. After
     ``run``, ``total`` requests are stored, or ``errors`` says why none is."""
 
-    def __init__(self, tools: BatchTools, record: BatchRecord, is_cancelled: Callable[[], bool]) -> None:
+    def __init__(
+        self, tools: BatchTools, record: BatchRecord, is_cancelled: Callable[[], bool], is_expired: Callable[[], bool]
+    ) -> None:
         self.total = 0
         self.errors: list[LineError] = []
         self._tools = tools
         self._record = record
         self._is_cancelled = is_cancelled
+        self._is_expired = is_expired
 
     async def run(self) -> None:
         """Store every request, the results of those that cannot be served, and the batch's lines; stops early when
-        cancelled. What an unfinished run left goes first; where there are errors, nothing is left. Raises BusError; a
-        new one may run again."""
+        cancelled. What an unfinished run left goes first; where there are errors, nothing is left. What the bus refuses
+        to store, as where its disk is full, is offered again, and not read again. Raises BusError; a new one may run
+        again."""
         tools, record = self._tools, self._record
         await tools.clear(record.id)
         with temporary_file() as lines:
@@ -46,8 +55,12 @@ class BatchIngestion:
             if self.errors:
                 await tools.clear(record.id)
                 return
-            lines.seek(0)
-            await tools.objects.put(lines_object(record.id), cast(BinaryIO, lines))
+
+            async def put_lines() -> None:
+                lines.seek(0)
+                await tools.objects.put(lines_object(record.id), cast(BinaryIO, lines))
+
+            await self._until_stored(put_lines)
 
     async def _read(self, lines: IO[bytes]) -> None:
         reader = BatchInput(self._record, self._tools.tokenizer, self._tools.model)
@@ -58,9 +71,24 @@ class BatchIngestion:
             if len(self.errors) == MAX_ERRORS or self._is_cancelled():
                 return
             if not self.errors:
-                await _store(self._tools, parsed)
+                await self._until_stored(partial(_store, self._tools, parsed))
                 await asyncio.to_thread(lines.write, encode_lines(parsed.lines))
                 self.total += len(parsed.lines)
+
+    async def _until_stored(self, store: Callable[[], Awaitable[None]]) -> None:
+        """Raises BusError once the batch is cancelled or has expired."""
+        bus, delay_s = self._tools.bus, RETRY_S
+        while True:
+            generation = bus.reconnects
+            try:
+                return await store()
+            except BusError as error:
+                if self._is_cancelled() or self._is_expired():
+                    raise
+                why = {"batch_id": self._record.id, "why": str(error)}
+                logger.warning("batch waits to be stored", extra=why)
+                await bus.wait_reconnected(generation, delay_s)
+                delay_s = min(2 * delay_s, MAX_RETRY_S)
 
 
 async def store_again(tools: BatchTools, record: BatchRecord, lines: Collection[int]) -> list[LineError]:

@@ -38,6 +38,7 @@ class BatchLife:
         self.record = record
         self.progress: BatchProgress | None = None  # from admission on
         self._tools = tools
+        self._ends_s = tools.clock.monotonic_s() + record.expires_at - tools.clock.unix_s()  # monotonic
         self._feed: BatchFeed | None = None  # from admission on
         self._changed = asyncio.Event()  # results came, or the end
         self._urgent = asyncio.Event()  # the end, or the pool needs more of its requests
@@ -152,8 +153,16 @@ class BatchLife:
         self._urgent.set()
 
     async def _ingest(self) -> None:
-        ingested = BatchIngestion(self._tools, self.record, lambda: self._is_cancelled)
-        await ingested.run()
+        ingested = BatchIngestion(self._tools, self.record, lambda: self._is_cancelled, self._is_expired)
+        try:
+            await ingested.run()
+        except NotFoundOnBusError:
+            raise
+        except BusError:
+            if self._is_cancelled or not self._is_expired():
+                raise
+            await self._edit(batch_records.expired(self._now_s()))
+            return
         if ingested.errors:
             await self._edit(batch_records.failed(ingested.errors, self._now_s()))
         elif self._is_cancelled:
@@ -174,7 +183,7 @@ class BatchLife:
             self._end_work()
         while not self._over.is_set() and not self._is_expired():
             if not feed.is_low:
-                await wait_set(self._changed, min(RECHECK_S, self.record.expires_at - self._tools.clock.unix_s()))
+                await wait_set(self._changed, min(RECHECK_S, self._left_s()))
             self._changed.clear()  # before anything is written: what comes from here on is written next time
             await self._store_given_up()
             await feed.fill(self._over.is_set)
@@ -286,7 +295,12 @@ class BatchLife:
             self._tools.pool.discard(self.progress.held_request_ids())
 
     def _is_expired(self) -> bool:
-        return self._tools.clock.unix_s() >= self.record.expires_at
+        return self._left_s() <= 0
+
+    def _left_s(self) -> float:
+        """Until the window ends, by the clock of the day and by the time that has passed: that clock may be set."""
+        clock = self._tools.clock
+        return max(self.record.expires_at - clock.unix_s(), self._ends_s - clock.monotonic_s())
 
     def _now_s(self) -> int:
         return int(self._tools.clock.unix_s())

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T", OfflineResult, OfflineFailure)
 
-RETRY_S = 1.0
+RETRY_S, MAX_RETRY_S = 1.0, 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +162,7 @@ class BatchManager:
 
     async def _live(self, life: BatchLife) -> None:
         """A batch whose step failed on the bus tries again from what the bus holds; the others go on meanwhile."""
-        batch_id, failed = life.record.id, False
+        batch_id, failed, delay_s = life.record.id, False, RETRY_S
         try:
             while True:
                 generation = self._bus.reconnects
@@ -176,7 +176,8 @@ class BatchManager:
                 except BusError as error:
                     logger.warning("batch waits for the bus", extra={"batch_id": batch_id, "why": str(error)})
                     failed = True
-                    await self._bus.wait_reconnected(generation, RETRY_S)
+                    await self._bus.wait_reconnected(generation, delay_s)
+                    delay_s = min(2 * delay_s, MAX_RETRY_S)
         finally:
             del self._lives[batch_id]
 

@@ -2,7 +2,7 @@
 
     validating -> in_progress -> finalizing -> completed
     validating -> failed
-    in_progress -> expired
+    validating | in_progress -> expired
     finalizing -> in_progress, where the store has lost a result that no file has
     validating | in_progress -> cancelling (by the gateway) -> cancelled
 
@@ -54,6 +54,11 @@ def started(total: int, model: str, now_s: int) -> Change:
 def failed(errors: list[LineError], now_s: int) -> Change:
     """validating -> failed."""
     return _where({"validating"}, status="failed", errors=LineErrors(errors), failed_at=now_s)
+
+
+def expired(now_s: int) -> Change:
+    """validating -> expired: its lines could not be stored in time."""
+    return _where({"validating"}, status="expired", expired_at=now_s)
 
 
 def broken(why: str, output_file_id: str | None, error_file_id: str | None, now_s: int) -> Change:

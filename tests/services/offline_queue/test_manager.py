@@ -1,5 +1,7 @@
 """Batches that run to an end: completed, failed line by line, cancelled, expired."""
 
+import asyncio
+import dataclasses
 import gc
 import json
 import tracemalloc
@@ -7,6 +9,7 @@ import tracemalloc
 import pytest
 from msgspec.structs import replace
 
+from services.offline_queue.batches.input import BatchInput, ParsedLines
 from services.offline_queue.batches.lines import lines_object
 from services.offline_queue.batches.manager import BatchStats
 from shared.bus import Bus
@@ -17,7 +20,15 @@ from shared.protocol import subjects
 from shared.protocol.offline import OfflineResult
 from shared.protocol.sampling import FinishReason
 from shared.scheduling.orders.offline.share import Share
-from tests.services.offline_queue.batch_desk import MODEL, TOKENIZER, Desk, ManualClock, answer_text, chat_line
+from tests.services.offline_queue.batch_desk import (
+    MODEL,
+    TIMEOUT_S,
+    TOKENIZER,
+    Desk,
+    ManualClock,
+    answer_text,
+    chat_line,
+)
 
 
 @pytest.fixture
@@ -269,3 +280,67 @@ async def test_memory_does_not_grow_with_the_files(desk: Desk) -> None:
         tracemalloc.stop()
     assert (record.status, record.request_counts.completed) == ("completed", 1000)
     assert peak_bytes < 24_000_000
+
+
+async def refuse_requests(bus: Bus, max_messages: int) -> None:
+    """As where the disk is full; -1 ends it."""
+    config = (await bus._js.stream_info(subjects.REQUESTS_STREAM)).config
+    await bus._js.update_stream(dataclasses.replace(config, max_msgs=max_messages))
+
+
+async def until_logged(caplog: pytest.LogCaptureFixture, event: str, times: int) -> None:
+    async with asyncio.timeout(TIMEOUT_S):
+        while [record.message for record in caplog.records].count(event) < times:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def test_lines_that_cannot_be_stored_are_not_read_again(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    read: list[int] = []
+    parse = BatchInput.parse
+
+    def recorded(self: BatchInput, group: list[tuple[int, bytes]]) -> ParsedLines:
+        read.extend(number for number, _ in group)
+        return parse(self, group)
+
+    monkeypatch.setattr(BatchInput, "parse", recorded)
+    await refuse_requests(desk.bus, 70)
+    batch_id = await desk.submit([chat_line(str(number)) for number in range(200)])
+    async with desk.running():
+        await until_logged(caplog, "batch waits to be stored", 2)
+        await refuse_requests(desk.bus, -1)
+        record = await desk.until_cleared(batch_id)
+    assert (record.status, record.request_counts.completed) == ("completed", 200)
+    assert read == list(range(1, 201))
+
+
+async def test_a_batch_that_cannot_be_stored_expires(
+    desk: Desk, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    await refuse_requests(desk.bus, 1)
+    batch_id = await desk.submit([chat_line("a"), chat_line("b")], window_s=100)
+    async with desk.running():
+        await until_logged(caplog, "batch waits to be stored", 1)
+        clock.now_s += 100
+        record = await desk.until_cleared(batch_id)
+    assert (record.status, record.expired_at, record.output_file_id) == ("expired", int(clock.now_s), None)
+    assert await desk.stored_requests(batch_id) == []
+
+
+async def test_a_clock_that_is_set_ends_no_window(nats_url: str, bus: Bus) -> None:
+    @dataclasses.dataclass
+    class WallClock(ManualClock):
+        set_s: float = 0.0
+
+        def unix_s(self) -> float:
+            return self.now_s + self.set_s
+
+    clock = WallClock()
+    desk = await Desk.open(nats_url, bus, clock)
+    batch_id = await desk.submit([chat_line("a"), chat_line("b")], window_s=100)
+    async with desk.running(permits=1) as (_, pool):
+        await desk.until(batch_id, lambda record: record.request_counts.completed == 1)
+        clock.set_s += 1_000_000
+        pool.permits.release()
+        assert (await desk.until_cleared(batch_id)).status == "completed"
