@@ -339,8 +339,9 @@ async def test_a_clock_that_is_set_ends_no_window(nats_url: str, bus: Bus) -> No
     clock = WallClock()
     desk = await Desk.open(nats_url, bus, clock)
     batch_id = await desk.submit([chat_line("a"), chat_line("b")], window_s=100)
-    async with desk.running(permits=1) as (_, pool):
+    async with desk.running(permits=1) as (manager, pool):
         await desk.until(batch_id, lambda record: record.request_counts.completed == 1)
         clock.set_s += 1_000_000
+        assert not manager._lives[batch_id]._is_expired()
         pool.permits.release()
         assert (await desk.until_cleared(batch_id)).status == "completed"
