@@ -54,12 +54,12 @@ if __name__ == "__main__":
 """
 
 
-def load(path: Path, **options: Any) -> Any:
-    import_vllm(2)
+def load(path: Path, num_threads: int = 2, **options: Any) -> Any:
+    import_vllm(num_threads)
     from services.executor.engines.vllm.core import VllmOptions
     from services.executor.engines.vllm.engine import VllmEngine
 
-    return VllmEngine.load(path, "test", VllmOptions(2, num_blocks=NUM_BLOCKS, max_num_seqs=16, **options))
+    return VllmEngine.load(path, "test", VllmOptions(num_threads, num_blocks=NUM_BLOCKS, max_num_seqs=16, **options))
 
 
 def workers_of(engine: Any) -> list[Any]:
@@ -82,8 +82,8 @@ def requests() -> list[Request]:
 
 @pytest.fixture(scope="module")
 def expected(model: Path, requests: list[Request]) -> dict[str, list[int]]:
-    """From one worker, in this process."""
-    engine = load(model)
+    """From one worker, in this process, whose engines all pack their weights by one thread."""
+    engine = load(model, num_threads=1)
     outputs = EngineDriver(engine, seed=0).run(fresh(requests))
     engine.close()
     return outputs
