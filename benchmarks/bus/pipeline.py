@@ -1,89 +1,53 @@
 """Throughput by pipeline depth: ``python -m benchmarks.bus.pipeline``.
 
-An executor service with the sim engine (K stages that share a step's time) and its scheduler on a real bus, in one
-process; offline requests only, without a latency budget, from the first step message to the last result.
+Gateway, bus, offline-queue and an executor with the sim engine (K stages that share a step's time) run as in the stack;
+one batch without a latency budget, from its first step to the message that its last request has ended.
 """
 
 import asyncio
-import time
-from collections.abc import Mapping
+import tempfile
 from pathlib import Path
 
-import uvloop
+from benchmarks.gateway.batch_scale import PRESET, Told, step_messages, submit, write_input
+from benchmarks.harness.command import Results, benchmark
+from benchmarks.harness.stack import Stack, stack
+from services.local.commands.server import ApiClient
+from shared.protocol.steps import PlanSource
 
-from benchmarks.engine.batches import prompt_of
-from benchmarks.harness.command import Results, benchmark, model_folder
-from benchmarks.harness.stack import stack
-from benchmarks.scheduling.offline_order import make_pool, offline_request
-from services.executor.engines.factory import load_engine
-from services.executor.service import ExecutorService
-from services.executor.settings import ExecutorSettings
-from shared.bus import Bus
-from shared.clock import SystemClock
-from shared.latency.linear import LinearLatencyModel
-from shared.protocol import subjects
-from shared.protocol.offline import OfflineResult
-from shared.protocol.steps import StepStarted
-from shared.replica.scheduler import Scheduler
-from shared.scheduling.policy import Policy
-from shared.scheduling.strategy import Strategy
-from shared.text.tokenizer import Tokenizer
-
-PROMPT, OUTPUT = 256, 64  # tokens
-NO_LATENCY_KNOWN = LinearLatencyModel(0, 0, 0, 0, 0, 0, 0)
+LINE_BYTES, OUTPUT = 1900, 64  # of a line, whose prompt has some 250 tokens; tokens
+LIMITS = ("--max-num-seqs", "16", "--max-num-batched-tokens", "256")
 
 
-async def measure(url: str, folder: Path, depth: int, num_requests: int) -> tuple[float, Mapping[str, object]]:
-    """Seconds from the first step to the last result, and what the executor says of itself."""
-    settings = ExecutorSettings(
-        model_path=str(folder),
-        engine="sim",
-        max_num_seqs=16,
-        max_num_batched_tokens=256,
-        pipeline_depth=depth,
-        strategy=Strategy.of("sarathi++"),
-    )
-    bus, peer_bus = await Bus.connect(url, "executor-0"), await Bus.connect(url, "bench")
-    executor = ExecutorService(bus, settings, load_engine(settings), Tokenizer.from_folder(folder), SystemClock())
-    pool, batch = make_pool("fcfs"), f"batch_{depth}"
-    pool.add([offline_request(number, prompt_of(PROMPT, number), OUTPUT, batch) for number in range(num_requests)])
-    scheduler = Scheduler(executor.info, pool, lambda: (Policy(), NO_LATENCY_KNOWN), SystemClock())
-
-    async def on_step(message: StepStarted) -> None:
-        scheduler.on_step(message)
-        for plan in scheduler.plan():
-            await peer_bus.publish(subjects.plan("executor-0"), plan)
-
-    await peer_bus.subscribe(subjects.step("executor-0"), StepStarted, on_step)
-    await peer_bus.flush()
-    await executor.start()
-    start = time.perf_counter()
-    running = asyncio.create_task(executor.run())
-    num_ended = 0
-    async for stored in peer_bus.follow(subjects.RESULTS_STREAM, subjects.ALL_RESULTS, OfflineResult):
-        num_ended += stored is not None and stored.message.request_id.startswith(f"{batch}.")
-        if num_ended == num_requests:
-            break
-    elapsed_s = time.perf_counter() - start
-    running.cancel()
-    await asyncio.wait((running,))
-    await executor.stop()
-    await bus.close()
-    await peer_bus.close()
-    return elapsed_s, executor.details()
+async def run(running: Stack, source: Path, num_requests: int) -> list[Told]:
+    """The messages of its steps, and the one behind the last."""
+    told: list[Told] = []
+    async with step_messages(running.nats_url) as messages:
+        with ApiClient(running.url) as client:
+            await asyncio.to_thread(submit, client, source)
+        while sum(len(step.ended) for _, step in told) < num_requests:
+            at_s, step = await messages.get()
+            if told or step.entries:
+                told.append((at_s, step))
+    return told
 
 
 @benchmark
-def main(requests: int = 128) -> Results:
-    folder, first_s = model_folder(), 0.0
-    with stack() as running:
+def main(requests: int = 512) -> Results:
+    first_per_s = 0.0
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "input.jsonl"
+        write_input(source, requests, requests * LINE_BYTES, OUTPUT)
         for depth in (1, 2, 4):
-            elapsed_s, details = uvloop.run(measure(running.nats_url, folder, depth, requests))
-            first_s = first_s or elapsed_s
+            executor = (*PRESET, *LIMITS, "--engine", "sim", "--pipeline-depth", str(depth))
+            with stack(offline_queue=PRESET, executor=executor, gateway=()) as running:
+                told = asyncio.run(run(running, source, requests))
+            per_s = requests * OUTPUT / (told[-1][0] - told[0][0])
+            first_per_s = first_per_s or per_s
+            steps = [step for _, step in told if step.entries]
             yield {
                 "pipeline depth": str(depth),
-                "output tokens/s": f"{requests * OUTPUT / elapsed_s:.0f}",
-                "of depth 1": f"{first_s / elapsed_s:.2f}",
-                "steps": str(details["steps"]),
-                "planned": str(details["steps_planned"]),
+                "output tokens/s": f"{per_s:.0f}",
+                "of depth 1": f"{per_s / first_per_s:.2f}",
+                "steps": str(len(steps)),
+                "planned": str(sum(step.source is PlanSource.PLAN for step in steps)),
             }

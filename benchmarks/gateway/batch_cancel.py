@@ -8,40 +8,30 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.gateway.batch_scale import ENDED, batch_stack, submit, write_input
+from benchmarks.gateway.batch_scale import ENDED, batch_stack, step_messages, submit, write_input
 from benchmarks.harness.command import Results, Row, benchmark
 from benchmarks.harness.stack import wait_until
 from services.local.commands.server import ApiClient
-from shared.bus import Bus
-from shared.protocol import subjects
-from shared.protocol.steps import StepStarted
 
 LINE_BYTES = 1000
 MAX_TOKENS = 1000
 
 
 async def cancel(client: ApiClient, nats_url: str, source: Path) -> Row:
-    bus = await Bus.connect(nats_url, "benchmark")
-    steps: asyncio.Queue[tuple[float, StepStarted]] = asyncio.Queue()
-
-    async def on_step(step: StepStarted) -> None:
-        steps.put_nowait((time.perf_counter(), step))
-
-    await bus.subscribe(subjects.STEPS, StepStarted, on_step)
-    batch_id = await asyncio.to_thread(submit, client, source)
-    num_held = 0
-    for _ in range(50):  # in full swing
-        num_held = len((await steps.get())[1].states)
-    start_s = time.perf_counter()
-    cancelling = asyncio.create_task(asyncio.to_thread(client.post, f"/v1/batches/{batch_id}/cancel"))
-    while True:
-        at_s, step = await steps.get()
-        if at_s > start_s and not any(state.request_id.startswith(f"{batch_id}.") for state in step.states):
-            break
-    await cancelling
+    async with step_messages(nats_url) as messages:
+        batch_id = await asyncio.to_thread(submit, client, source)
+        num_held = 0
+        for _ in range(50):  # in full swing
+            num_held = len((await messages.get())[1].states)
+        start_s = time.perf_counter()
+        cancelling = asyncio.create_task(asyncio.to_thread(client.post, f"/v1/batches/{batch_id}/cancel"))
+        while True:
+            at_s, step = await messages.get()
+            if at_s > start_s and not any(state.request_id.startswith(f"{batch_id}.") for state in step.states):
+                break
+        await cancelling
     await asyncio.to_thread(wait_until, lambda: client.get(f"/v1/batches/{batch_id}")["status"] in ENDED)
     ended_s = time.perf_counter()
-    await bus.close()
     return {
         "requests on the executor": str(num_held),
         "ms until no step holds one": f"{(at_s - start_s) * 1e3:.0f}",

@@ -3,12 +3,14 @@ request on an executor with the simulated engine, output file; what each phase t
 process has in it. The engine is scaled so that it is not what is waited for.
 """
 
+import asyncio
 import json
 import random
 import sys
 import tempfile
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,21 +22,25 @@ from tokenizers import Tokenizer
 from benchmarks.harness.command import DEFAULT_MODEL, Results, benchmark, model_folder
 from benchmarks.harness.stack import Stack, Usage, stack, usage_of, wait_until
 from services.local.commands.server import ApiClient
+from shared.bus import Bus
+from shared.protocol import subjects
+from shared.protocol.steps import StepStarted
 
 ENDPOINT = "/v1/chat/completions"
 ENDED = ("completed", "failed", "expired", "cancelled")
 WORD_START = "\u0120"  # of a token that begins a word, in a byte-level vocabulary
+PRESET = ("--preset", "sarathi++")  # no latency budget
 ENGINE = ("--engine", "sim", "--kv-blocks", "32768", "--max-num-batched-tokens", "16384")
 POLL_S, LONGEST_S = 0.2, 3600.0
 UNENDED = ("validating", "in_progress", "finalizing", "cancelling")
+Told = tuple[float, StepStarted]  # a step message, and when it came, in seconds
 PHASES = {"validation": UNENDED[:1], "run": UNENDED[:2], "output file": UNENDED}  # with the statuses that end in it
 
 
 def batch_stack(time_scale: str, *queue_options: str) -> AbstractContextManager[Stack]:
     """Ready to take batches. ``time_scale``: of the engine."""
-    preset = ("--preset", "sarathi++")
-    executor = (*preset, *ENGINE, "--sim-time-scale", time_scale)
-    return stack(offline_queue=(*preset, *queue_options), executor=executor, gateway=())
+    executor = (*PRESET, *ENGINE, "--sim-time-scale", time_scale)
+    return stack(offline_queue=(*PRESET, *queue_options), executor=executor, gateway=())
 
 
 def write_input(path: Path, num_lines: int, num_bytes: int, max_tokens: int) -> None:
@@ -46,7 +52,7 @@ def write_input(path: Path, num_lines: int, num_bytes: int, max_tokens: int) -> 
     with path.open("wb") as sink:
         for line in range(num_lines):
             message = {"role": "user", "content": ""}
-            body = {"model": DEFAULT_MODEL, "messages": [message], "max_tokens": max_tokens}
+            body = {"model": DEFAULT_MODEL, "messages": [message], "max_tokens": max_tokens, "ignore_eos": True}
             envelope = {"custom_id": f"request-{line}", "method": "POST", "url": ENDPOINT, "body": body}
             room = num_bytes // num_lines - len(json.dumps(envelope)) - 1
             message["content"] = " ".join(rng.choices(words, k=room // 3))[: max(1, room)]
@@ -58,6 +64,21 @@ def submit(client: ApiClient, source: Path) -> str:
     file_id = client.upload(source, "batch")["id"]
     body = {"input_file_id": file_id, "endpoint": ENDPOINT, "completion_window": "24h"}
     return str(client.post("/v1/batches", body)["id"])
+
+
+@asynccontextmanager
+async def step_messages(nats_url: str) -> AsyncIterator[asyncio.Queue[Told]]:
+    """Of all executors, as they come."""
+    bus = await Bus.connect(nats_url, "benchmark")
+    messages: asyncio.Queue[Told] = asyncio.Queue()
+
+    async def on_step(step: StepStarted) -> None:
+        messages.put_nowait((time.perf_counter(), step))
+
+    await bus.subscribe(subjects.STEPS, StepStarted, on_step)
+    await bus.flush()
+    yield messages
+    await bus.close()
 
 
 def run(
