@@ -26,15 +26,10 @@ from shared.settings.command_options import with_option_groups
 DEFAULT_LOADS = (20.0, 50.0, 80.0)
 DEFAULT_SYSTEMS = ("vllm-priority", "slackwater-vllm", "slackwater-torch")
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
-@app.callback()
-def main() -> None:
-    """vLLM itself beside Slackwater, on this machine."""
-
-
-@app.command()
+@app.command(no_args_is_help=True)
 @with_option_groups
 def side_by_side(
     setting: Setting,

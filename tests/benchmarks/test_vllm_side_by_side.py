@@ -241,7 +241,7 @@ async def test_tables_and_picture(
 
 
 def test_an_unknown_system_is_named(trace_file: Path, prompt_file: Path, tmp_path: Path) -> None:
-    arguments = ["side-by-side", "--online", str(trace_file), "--offline", str(prompt_file), "--work", str(tmp_path)]
+    arguments = ["--online", str(trace_file), "--offline", str(prompt_file), "--work", str(tmp_path)]
     result = CliRunner().invoke(app, [*arguments, "--system", "other"])
     assert result.exit_code == 2 and "unknown system 'other'; known: vllm-priority" in result.stderr
 
@@ -249,7 +249,7 @@ def test_an_unknown_system_is_named(trace_file: Path, prompt_file: Path, tmp_pat
 @pytest.mark.slow
 def test_vllm_and_slackwater_side_by_side(trace_file: Path, prompt_file: Path, tmp_path: Path) -> None:
     pytest.importorskip("vllm")
-    arguments = ["side-by-side", "--online", str(trace_file), "--offline", str(prompt_file), "--start", "0"]
+    arguments = ["--online", str(trace_file), "--offline", str(prompt_file), "--start", "0"]
     arguments += ["--system", "vllm-priority", "--system", "slackwater-torch", "--load", "50", "--length-scale", "1"]
     arguments += ["--window", "3", "--warm-up", "1", "--max-runs", "1", "--offline-max-tokens", "8", "--no-progress"]
     arguments += ["--slo", "tbt_mean<=100x", "--work", str(tmp_path / "work"), "--out", str(tmp_path)]
