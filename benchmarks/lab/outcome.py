@@ -32,11 +32,6 @@ class Measured:
         return parse_slo(f"{metric}<=1ms").value_ms(self.online) or 0.0
 
     @property
-    def normalized_latency_ms(self) -> float:
-        """A request's latency over its output tokens, in the mean; 0 where none was answered."""
-        return self.latency_or_zero_ms("normalized_latency_mean")
-
-    @property
     def offline_tokens_per_s(self) -> float:
         return 0.0 if self.offline is None else self.offline.total_tokens_per_s or 0.0
 

@@ -24,7 +24,7 @@ LATENCY, TTFT_SHARE, TPOT_SHARE = "normalized latency (ms)", "TTFT attainment (%
 OFFLINE, TTFT_P99 = "offline requests/s", "TTFT p99 (ms)"
 SHARES = (TTFT_SHARE, TPOT_SHARE)
 QUANTITIES: dict[str, Callable[[Run], float]] = {
-    LATENCY: lambda run: run.normalized_latency_ms,
+    LATENCY: lambda run: run.latency_or_zero_ms("normalized_latency_mean"),
     TTFT_SHARE: lambda run: 100 * run.attained["ttft"],
     TPOT_SHARE: lambda run: 100 * run.attained["tpot"],
     OFFLINE: lambda run: run.offline_requests_per_s,
@@ -61,7 +61,7 @@ def by_rate(
 
 def _cells(run: Run) -> Row:
     return {
-        "normalized latency ms": f"{run.normalized_latency_ms:.1f}",
+        "normalized latency ms": f"{run.latency_or_zero_ms('normalized_latency_mean'):.1f}",
         "TTFT p99 ms": f"{run.latency_or_zero_ms('ttft_p99'):,.0f}",
         **formatted(".1%", {"TTFT attained": run.attained["ttft"], "TPOT attained": run.attained["tpot"]}),
         "offline requests/s": f"{run.offline_requests_per_s:.2f}",
