@@ -18,7 +18,6 @@ import torch
 import triton
 import typer
 from triton.backends.compiler import GPUTarget
-from triton.backends.driver import DriverBase
 
 from benchmarks.engine.batches import GREEDY
 from benchmarks.harness.command import Results, benchmark, formatted
@@ -64,39 +63,19 @@ class Resources:
         return min(by_registers, by_shared, 32)
 
 
-class CompileOnlyDriver(DriverBase):
+def compile_only_driver(capability: int) -> SimpleNamespace:
     """Stands where Triton's CUDA driver does, and runs nothing."""
-
-    def __init__(self, capability: int) -> None:
-        self.capability = capability
-        self.utils = SimpleNamespace(
+    return SimpleNamespace(
+        utils=SimpleNamespace(
             get_device_properties=lambda device: {"max_shared_mem": 1 << 30},
             load_binary=lambda name, binary, shared, device: (None, None, 0, 0, 1024),
-        )
-
-    def launcher_cls(self, source: Any, metadata: Any) -> Any:
-        return lambda *arguments: None
-
-    def get_current_device(self) -> int:
-        return self.capability  # Triton keeps one cache of compiled kernels a device
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
-
-    def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", self.capability, 32)
-
-    def get_active_torch_device(self) -> torch.device:
-        return torch.device("cpu")
-
-    def get_benchmarker(self, *arguments: Any) -> Any:
-        raise NotImplementedError("nothing runs here")
-
-    map_python_to_cpp_type = get_benchmarker
-
-    @classmethod
-    def is_active(cls) -> bool:
-        return False
+        ),
+        launcher_cls=lambda source, metadata: lambda *arguments: None,
+        get_current_device=lambda: capability,  # Triton keeps one cache of compiled kernels a device
+        get_current_stream=lambda device: 0,
+        get_current_target=lambda: GPUTarget("cuda", capability, 32),
+        get_active_torch_device=lambda: torch.device("cpu"),
+    )
 
 
 def launch_all(
@@ -123,7 +102,7 @@ def launch_all(
 def measure(capability: int, cases: list[tuple[int, int, torch.dtype, int | None, bool]]) -> list[Resources]:
     """Compile the kernels of ``cases`` (head_dim, query heads a KV head, dtype, window, direction)."""
     found = []
-    triton.runtime.driver.set_active(CompileOnlyDriver(capability))
+    triton.runtime.driver.set_active(compile_only_driver(capability))
     for head_dim, group_size, dtype, window, directed in cases:
         name = f"{str(dtype).removeprefix('torch.')}, head {head_dim}, group {group_size}"
         name += f", window {window}" * (window is not None) + ", direction" * directed
