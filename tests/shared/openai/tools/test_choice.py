@@ -151,7 +151,8 @@ def test_parameters_that_are_nested_too_deeply_are_refused(rig: GatewayRig, is_s
     function = {"name": "f", "strict": is_strict, "parameters": {"items": 0}}
     body = {"model": MODEL, "messages": [USER], "tools": [{"type": "function", "function": function}]}
     nested = '{"items": ' * 700 + "{}" + "}" * 700
-    refused = rig.http.post(CHAT, content=json.dumps(body).replace('{"items": 0}', nested).encode())
+    content = json.dumps(body).replace('{"items": 0}', nested).encode()
+    refused = rig.http.post(CHAT, content=content, headers={"content-type": "application/json"})
     error = refused.json()["error"]
     assert (refused.status_code, error["param"]) == (400, "tools[0].function.parameters")
     assert "deep" in error["message"]
