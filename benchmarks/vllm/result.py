@@ -125,8 +125,9 @@ def _points(cell: Cell, slo: Slo) -> Iterator[Point]:
     quantity = f"{slo.metric.removesuffix('_ms').upper()} {slo.statistic} (times online only)"
     at_load = partial(Point, "", f"{cell.share:.0%} busy with online work", cells={})
     yield at_load(cell.system, 0.0, {quantity: 1.0})
-    runs = sorted(cell.runs, key=lambda run: run.trial.offline_tokens_per_s) if alone_ms else []
-    for run in runs:
+    if not alone_ms:
+        return
+    for run in sorted(cell.runs, key=lambda run: run.trial.offline_tokens_per_s):
         point = run.trial.offline_tokens_per_s, {quantity: (slo.value_ms(run.online) or 0.0) / alone_ms}
         yield at_load(cell.system, *point)
         if run is cell.best:

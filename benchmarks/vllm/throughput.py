@@ -45,7 +45,9 @@ NUM_BLOCKS = max(BATCHES) * ((max(CONTEXTS) + MAX_STEPS) // BLOCK_SIZE + 1)
 ENGINES = ("torch", "vllm")
 THREADS = [1, cpu_count()]
 
-Order = str | tuple[str | int, ...]  # ("decode", batch, context), ("prefill", tokens), "again", "finish"
+Order = (
+    str | tuple[str, int] | tuple[str, int, int]
+)  # ("decode", batch, context), ("prefill", tokens), "again", "finish"
 Turn = Callable[[], list[int]]  # one run of a case; returns how many tokens each of its steps sampled
 Worker = Callable[[Order], tuple[Times, list[int]]]  # takes one turn, the case's first or one more
 

@@ -66,8 +66,8 @@ class SimulatedWorkload:
         on_change: Callable[[VirtualPhase], None] | None = None,
         choose: Choose = choose,
     ) -> VirtualPhase:
-        """One run, not yet begun. ``choose``: which executor gets an online request. Raises ValueError
-        for a strategy that lacks a knob."""
+        """One run, not yet begun. ``choose``: which executor gets an online request. Raises ValueError for a
+        strategy that lacks a knob."""
         numbers = iter(random.Random(f"{setup.seed}:order").random, None)
         order = FairShare(setup.strategy.make_offline_order(numbers))
         arrivals = Arrivals(self.requests if online else [], self._online_prompts, self.client_ids)
