@@ -50,7 +50,7 @@ def test_what_is_nested_too_deeply_is_400(rig: GatewayRig, endpoint: str, depth:
     }
     for name, value in (fields[endpoint] | {"unknown": nested}).items():
         body = json.dumps({"model": MODEL} | BODIES[endpoint])[:-1] + f', "{name}": {value}}}'
-        answer = rig.http.post(endpoint, content=body.encode())
+        answer = rig.http.post(endpoint, content=body.encode(), headers={"content-type": "application/json"})
         assert answer.status_code == 400, (name, answer.text)
 
 
