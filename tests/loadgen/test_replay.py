@@ -131,7 +131,7 @@ async def test_tokens_of_an_exhausted_batch_come_from_its_output(plan: ReplayPla
 
 
 async def test_plain_requests_keep_to_their_concurrency(plan: ReplayPlan, server: OpenAIServer) -> None:
-    server.has_batches = False
+    server.has_batches, server.gap_s = False, 0.02  # longer than a client takes for a request
     report = await run(replace(plan, requests=[], offline_concurrency=3), server)
     assert report.offline is not None
     assert report.offline.mode == "requests"
