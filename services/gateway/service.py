@@ -49,7 +49,8 @@ class GatewayService(Service):
         """When cancelled, open answers finish first, with everything they need still running."""
         context, registry = self._context, self._context.registry
         probe = executor_probe(self._bus, lambda: (each.info for each in registry.live()), registry.lose)
-        followers = (registry, probe, context.tuning, context.tracker, context.flex, context.keys, context.dashboard)
+        live = registry, probe, context.tuning, context.tracker, context.flex
+        followers = (*live, context.keys, context.dashboard, context.files, context.batches)
         async with asyncio.TaskGroup() as tasks:
             following = [tasks.create_task(each.run()) for each in followers]
             try:

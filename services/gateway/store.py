@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import logging
+import secrets
+from abc import abstractmethod
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import BinaryIO, ClassVar, Generic, TypeVar
 
-import msgspec
+from msgspec.structs import replace
 
 from shared.bus import Bucket, Objects
+from shared.cancellation import check_cancelled
 from shared.clock import Clock
-from shared.errors import BusError, NotFoundOnBusError
+from shared.errors import BusError, ConflictError, NotFoundOnBusError
 from shared.openai.errors import RequestError
 from shared.openai.objects import Page, created_s_of, is_well_formed, new_id
-from shared.protocol.batches import Batch, BatchRecord, FileObject
+from shared.protocol.batches import WITHDRAWN, Batch, BatchRecord, FileObject
+
+logger = logging.getLogger(__name__)
 
 CANCELLABLE = ("validating", "in_progress")
+FROM_CLIENT = ("endpoint", "input_file_id", "completion_window", "metadata", "output_expires_after_s")
+WITHDRAW_RETRY_S = 1.0
 
 R = TypeVar("R", FileObject, BatchRecord)
 Shown = TypeVar("Shown", FileObject, Batch)
@@ -24,10 +34,21 @@ Shown = TypeVar("Shown", FileObject, Batch)
 
 @dataclass(frozen=True)
 class RecordStore(Generic[R]):
-    """What clients find by its id. ``noun``: what it is to them."""
+    """What clients find by its id. ``noun``: what it is to them. What could not be created for sure may come to be when
+    the bus is back, though its client was told otherwise: ``run`` withdraws it."""
 
     noun: ClassVar[str]
     records: Bucket[R]
+    clock: Clock
+    _doubtful: asyncio.Queue[R] = field(default_factory=asyncio.Queue, init=False)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            record = await self._doubtful.get()
+            while not await self._try_withdraw(record):
+                check_cancelled()
+                await asyncio.sleep(WITHDRAW_RETRY_S)
 
     async def get(self, id: str, param: str | None = None) -> R:
         """Raises RequestError (404); ``param`` is the field that the id came in."""
@@ -42,8 +63,22 @@ class RecordStore(Generic[R]):
         records = [entry.value for entry in await self.records.entries()]
         return [record for record in records if record is not None and self._is_shown(record)]
 
-    def _is_shown(self, record: R) -> bool:
+    async def _try_withdraw(self, record: R) -> bool:
+        """False where it is to be tried again later."""
+        try:
+            await self._withdraw(record)
+        except BusError as error:
+            logger.warning("not withdrawn yet", extra={"id": record.id, "why": str(error)})
+            return False
+        logger.info("withdrawn", extra={"id": record.id})
         return True
+
+    @abstractmethod
+    async def _withdraw(self, record: R) -> None:
+        """What ``create`` was told to write, whether it is there, comes later or never. Raises BusError."""
+
+    @abstractmethod
+    def _is_shown(self, record: R) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -52,10 +87,9 @@ class FileStore(RecordStore[FileObject]):
 
     noun = "file"
     objects: Objects
-    clock: Clock
 
     async def create(self, filename: str, contents: BinaryIO, expires_after_s: int | None) -> FileObject:
-        """Of a batch's input: store the contents, then the record. Raises BusError; then nothing is left behind."""
+        """Of a batch's input: store the contents, then the record. Raises BusError; then nothing stays behind."""
         now_s = self.clock.unix_s()
         file_id, created_at = new_id("file-", now_s), int(now_s)
         size = await self.objects.put(file_id, contents)
@@ -64,7 +98,7 @@ class FileStore(RecordStore[FileObject]):
         try:
             await self.records.create(file_id, record)
         except BusError:
-            await self.objects.delete(file_id)
+            self._doubtful.put_nowait(record)
             raise
         return record
 
@@ -78,16 +112,50 @@ class FileStore(RecordStore[FileObject]):
         """The contents, as far as the record says: an output may still grow. Raises NotFoundOnBusError and BusError."""
         return self.objects.chunks(record.id, record.bytes)
 
+    async def _withdraw(self, record: FileObject) -> None:
+        await self.records.delete(record.id)  # also of an absent one: where a deletion is, no creation lands
+        await self.objects.delete(record.id)
+
     def _is_shown(self, record: FileObject) -> bool:
         return record.expires_at is None or record.expires_at > self.clock.unix_s()
 
 
+@dataclass(frozen=True)
 class BatchStore(RecordStore[BatchRecord]):
     """The offline-queue, which carries batches to their end, writes them too: every change is a compare-and-set."""
 
     noun = "batch"
 
-    async def cancel(self, batch_id: str, now_s: int) -> BatchRecord:
+    async def create(self, record: BatchRecord, key: str | None) -> BatchRecord:
+        """The batch as it is now: a new one, or that which its client has made with this idempotency key before.
+        Raises RequestError where the key was used for another batch; BusError, and then a new batch is withdrawn."""
+        record = replace(record, claim=secrets.token_hex(8))
+
+        def confirmed(found: BatchRecord) -> BatchRecord:
+            if found.claim == WITHDRAWN:
+                return found
+            if any(getattr(found, name) != getattr(record, name) for name in FROM_CLIENT):
+                message = f"this Idempotency-Key was used for another batch: {found.id}"
+                raise RequestError(message, "Idempotency-Key", "idempotency_key_reused")
+            return replace(found, claim="")
+
+        attempt = 0
+        while True:
+            if key is not None:
+                record = replace(record, id=_id_of_key(record.client_id, key, attempt))
+            try:
+                await self.records.create(record.id, record)
+                return record
+            except ConflictError:
+                found = await self.records.edit(record.id, confirmed)
+                if found.claim != WITHDRAWN:
+                    return found
+                attempt += 1
+            except BusError:
+                self._doubtful.put_nowait(record)
+                raise
+
+    async def cancel(self, batch_id: str) -> BatchRecord:
         """The batch, cancelling from here on. Raises RequestError (404, or 400 where it has ended)."""
         await self.get(batch_id)
 
@@ -97,9 +165,26 @@ class BatchStore(RecordStore[BatchRecord]):
             if record.status not in CANCELLABLE:
                 message = f"a batch whose status is {record.status!r} cannot be cancelled"
                 raise RequestError(message, "batch_id", "batch_not_cancellable")
-            return msgspec.structs.replace(record, status="cancelling", cancelling_at=now_s)
+            return replace(record, status="cancelling", cancelling_at=int(self.clock.unix_s()))
 
         return await self.records.edit(batch_id, cancelling)
+
+    async def _withdraw(self, record: BatchRecord) -> None:
+        now_s = int(self.clock.unix_s())
+
+        def withdrawn(found: BatchRecord) -> BatchRecord:
+            if found.claim != record.claim or found.status not in CANCELLABLE:
+                return found  # a repetition has made or confirmed it, or it is too late
+            return replace(found, status="cancelling", cancelling_at=now_s, claim=WITHDRAWN)
+
+        try:  # in its place, so that it does not land any more
+            ended = replace(record, status="cancelled", cancelled_at=now_s, cleared=True, claim=WITHDRAWN)
+            await self.records.create(record.id, ended)
+        except ConflictError:
+            await self.records.edit(record.id, withdrawn)
+
+    def _is_shown(self, record: BatchRecord) -> bool:
+        return record.claim != WITHDRAWN
 
 
 def page(records: Sequence[Shown], after: str | None, limit: int, newest_first: bool = True) -> Page[Shown]:
@@ -118,3 +203,8 @@ def page(records: Sequence[Shown], after: str | None, limit: int, newest_first: 
 
 def _key(record: FileObject | Batch) -> tuple[int, str]:
     return record.created_at, record.id
+
+
+def _id_of_key(client_id: str, key: str, attempt: int) -> str:
+    """The same for each repetition. ``attempt``: how many batches of the key were withdrawn."""
+    return f"batch_{blake2b(f'{attempt} {client_id} {key}'.encode(), digest_size=16).hexdigest()}"

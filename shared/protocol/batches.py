@@ -9,6 +9,7 @@ BatchStatus = Literal[
 ]
 # The others are final.
 OPEN_STATUSES: frozenset[BatchStatus] = frozenset({"validating", "in_progress", "finalizing", "cancelling"})
+WITHDRAWN = "withdrawn"  # the claim of a batch whose creation was answered with an error: clients do not see it
 
 
 class LineError(msgspec.Struct, frozen=True):
@@ -106,6 +107,7 @@ class BatchRecord(Batch, frozen=True):
     output_expires_after_s: int | None = None  # of the output and the error file, from when they are written
     client_id: str = ""  # whom fairness counts it for
     client_weight: float = 1.0  # of that client, against others
+    claim: str = ""  # of the request that made it; empty once one was answered with it again, or WITHDRAWN
 
 
 class FileObject(msgspec.Struct, frozen=True):

@@ -3,7 +3,7 @@
 from typing import Annotated
 
 import msgspec
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Header, Query, Request, Response
 from msgspec import Meta
 
 from services.gateway.api.context import Context, context_of
@@ -44,8 +44,9 @@ _decoder = msgspec.json.Decoder(CreateBatch)
 
 
 @router.post("", **answers(json_of(Batch), body=json_of(CreateBatch)))
-async def create_batch(request: Request) -> Response:
-    """Start a batch. It runs in the time that online requests leave."""
+async def create_batch(request: Request, idempotency_key: Annotated[str | None, Header()] = None) -> Response:
+    """Start a batch. It runs in the time that online requests leave. A repetition with the same key is answered with
+    the same batch."""
     context = context_of(request)
     take_request(request)
     await context.admission.check_offline()
@@ -67,8 +68,7 @@ async def create_batch(request: Request) -> Response:
         client_id=sender.client_id,
         client_weight=sender.client_weight,
     )
-    await context.batches.records.create(record.id, record)
-    return JsonResponse(shown(record))
+    return JsonResponse(shown(await context.batches.create(record, idempotency_key or None)))
 
 
 @router.get("", **answers(json_of(Page[Batch])))
@@ -88,8 +88,7 @@ async def get_batch(request: Request, batch_id: str) -> Response:
 @router.post("/{batch_id}/cancel", **answers(json_of(Batch)))
 async def cancel_batch(request: Request, batch_id: str) -> Response:
     """Stop a batch; what it has finished is kept."""
-    context = context_of(request)
-    return JsonResponse(shown(await context.batches.cancel(batch_id, int(context.clock.unix_s()))))
+    return JsonResponse(shown(await context_of(request).batches.cancel(batch_id)))
 
 
 def shown(record: BatchRecord) -> Batch:

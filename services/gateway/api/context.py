@@ -65,8 +65,8 @@ class Context:
     @classmethod
     async def open(cls, bus: Bus, settings: GatewaySettings, clock: Clock) -> Context:
         """Raises BusError and ModelError."""
-        files = FileStore(await bus.bucket(subjects.FILES_BUCKET, FileObject), await bus.objects(), clock)
-        batches = BatchStore(await bus.bucket(subjects.BATCHES_BUCKET, BatchRecord))
+        files = FileStore(await bus.bucket(subjects.FILES_BUCKET, FileObject), clock, await bus.objects())
+        batches = BatchStore(await bus.bucket(subjects.BATCHES_BUCKET, BatchRecord), clock)
         return cls(bus, settings, clock, files, batches)
 
     def not_ready_because(self) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import signal
 import subprocess
@@ -111,6 +112,11 @@ class GatewayRig:
 
     def signal(self, name: str, signum: signal.Signals) -> None:
         self._processes[name].send_signal(signum)
+
+    def pause(self, name: str) -> None:
+        """Returns when the process stands still, until it gets SIGCONT."""
+        self.signal(name, signal.SIGSTOP)
+        os.waitid(os.P_PID, self._processes[name].pid, os.WSTOPPED)
 
     def wait(self, name: str) -> int:
         return self._processes[name].wait(WAIT_S)
