@@ -45,9 +45,10 @@ class RecordStore(Generic[R]):
     async def run(self) -> None:
         """Until cancelled."""
         while True:
+            check_cancelled()
             record = await self._doubtful.get()
-            while not await self._try_withdraw(record):
-                check_cancelled()
+            if not await self._try_withdraw(record):
+                self._doubtful.put_nowait(record)
                 await asyncio.sleep(WITHDRAW_RETRY_S)
 
     async def get(self, id: str, param: str | None = None) -> R:
