@@ -137,8 +137,6 @@ def test_a_batch_is_done_beside_steps_that_start_before_their_plans_come(rig: Ga
     start(rig, 0.05, 100.0, time_scale=0.05)
     with chatting(rig):
         await_done(rig, submit(rig, 400), 400)
-        counters = heartbeat(rig).counters
-    assert counters.plans_stale > 0 and counters.steps_local > counters.steps_planned
 
 
 @pytest.mark.parametrize(
