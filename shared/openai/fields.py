@@ -100,9 +100,9 @@ _value_decoder = msgspec.json.Decoder(Any)
 def read_fields(body: bytes, served: Collection[str], others: OtherFields) -> dict[str, msgspec.Raw]:
     """All fields of a body by name. Raises RequestError for the first that is neither ``served`` nor without effect,
     or not with its value."""
-    fields = decode_body(body, _fields_decoder)
+    fields, taken = decode_body(body, _fields_decoder), (*served, *others.ignored)
     for name, value in fields.items():
-        if name in others.refused or name not in (*served, *others.ignored):
+        if name in others.refused or name not in taken:
             check_field(name, decode_body(value, _value_decoder), others.refused.get(name, ()))
     return fields
 

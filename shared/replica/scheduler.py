@@ -108,7 +108,7 @@ class Scheduler:
         self._is_idle, self._has_news = message.idle, True
         in_flight = [] if message.idle else [*message.in_flight, message.entries]
         brought = self._pipeline.observe(message.step if message.idle else message.step + 1, in_flight)
-        self._await_late(message, brought)
+        self._await_late(message.idle, brought, set(ended))
         unwanted = self._settle(message)
         return AbortRequests(unwanted) if unwanted else None
 
@@ -151,15 +151,14 @@ class Scheduler:
         mean_s = self._plan_s_total / self._plans if self._plans else 0.0
         return SchedulerStats(self._plans, mean_s * 1e3, self._plan_s_max * 1e3)
 
-    def _await_late(self, message: StepStarted, brought: list[Request]) -> None:
+    def _await_late(self, is_idle: bool, brought: list[Request], ended: set[str]) -> None:
         """What a plan brings that came too late for its step is in a message to come, unless the executor waits: then
         the plan is lost."""
-        if message.idle:
+        if is_idle:
             for request_id in self._mirror.late:
                 self._mirror.depart(request_id)
-        gone = {each.request_id for each in message.ended}
         for request in brought:
-            if request.request_id not in gone and self._pool.is_held(request.request_id, self.info.executor_id):
+            if request.request_id not in ended and self._pool.is_held(request.request_id, self.info.executor_id):
                 self._mirror.arrive(request)
 
     def _settle(self, message: StepStarted) -> list[str]:
