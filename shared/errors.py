@@ -21,6 +21,10 @@ class ConflictError(BusError):
     """A compare-and-set lost against another writer, or the key exists already."""
 
 
+class TooLargeForBusError(BusError):
+    """A message is over the bus's limit: it never arrives, however often it is sent."""
+
+
 class NoResponderError(BusError):
     """No process answers on a subject within the time limit."""
 

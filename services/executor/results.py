@@ -9,10 +9,11 @@ import msgspec
 
 from shared.bus import Bus
 from shared.cancellation import check_cancelled
-from shared.errors import BusError
+from shared.errors import BusError, TooLargeForBusError
 from shared.protocol import subjects
 from shared.protocol.codec import encode
 from shared.protocol.offline import OfflineFailure, OfflineResult
+from shared.protocol.sampling import FinishReason
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +27,8 @@ _Message = tuple[str, bytes]  # encoded, with its subject
 
 class ResultStore:
     """Stores each result in the results stream, trying until the bus confirms it; the stream refuses a second one for a
-    request, so that is safe. What waits here is lost with the process; its requests have no result and run again."""
+    request, so that is safe. One that is too large for the bus is stored as failed. What waits here is lost with the
+    process; its requests have no result and run again."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
@@ -85,6 +87,10 @@ class ResultStore:
                 if not await self._bus.store(subject, msgspec.Raw(result)):
                     logger.info("result was there already", extra={"request_id": request_id})
                 return
+            except TooLargeForBusError:
+                why = f"the result has {len(result)} bytes, which is more than the bus takes in one message"
+                logger.error("result not stored", extra={"request_id": request_id, "why": why})
+                result = encode(OfflineResult(request_id, [], FinishReason.ERROR, error=why))
             except BusError as error:
                 logger.warning("result not stored yet", extra={"request_id": request_id, "why": str(error)})
                 await self._bus.wait_reconnected(generation, RETRY_S)

@@ -133,7 +133,7 @@ class BatchStore(RecordStore[BatchRecord]):
         record = replace(record, claim=secrets.token_hex(8))
 
         def confirmed(found: BatchRecord) -> BatchRecord:
-            if found.claim == WITHDRAWN:
+            if found.is_withdrawn:
                 return found
             if any(getattr(found, name) != getattr(record, name) for name in FROM_CLIENT):
                 message = f"this Idempotency-Key was used for another batch: {found.id}"
@@ -149,7 +149,7 @@ class BatchStore(RecordStore[BatchRecord]):
                 return record
             except ConflictError:
                 found = await self.records.edit(record.id, confirmed)
-                if found.claim != WITHDRAWN:
+                if not found.is_withdrawn:
                     return found
                 attempt += 1
             except BusError:
@@ -185,7 +185,7 @@ class BatchStore(RecordStore[BatchRecord]):
             await self.records.edit(record.id, withdrawn)
 
     def _is_shown(self, record: BatchRecord) -> bool:
-        return record.claim != WITHDRAWN
+        return not record.is_withdrawn
 
 
 def page(records: Sequence[Shown], after: str | None, limit: int, newest_first: bool = True) -> Page[Shown]:

@@ -5,12 +5,12 @@ import contextlib
 import logging
 
 from services.offline_queue.batches.file_sweep import FORGET_AGE_S
-from shared.bus import Bucket, Bus
+from shared.bus import Bus
 from shared.cancellation import check_cancelled
 from shared.clock import Clock
 from shared.errors import BusError, ConflictError
 from shared.protocol import subjects
-from shared.protocol.executors import ExecutorInfo, Heartbeat
+from shared.protocol.executors import ExecutorInfo
 
 logger = logging.getLogger(__name__)
 
@@ -27,16 +27,12 @@ class RegistrationSweep:
         self._clock = clock
         self._silent_periods: dict[str, int] = {}  # by executor
         self._heard: dict[str, None] = {}  # in this period
-        self._bucket: Bucket[ExecutorInfo]
 
-    async def start(self) -> None:
-        """Listen to heartbeats. Raises BusError."""
-        self._bucket = await self._bus.bucket(subjects.EXECUTORS_BUCKET, ExecutorInfo)
-        await self._bus.subscribe(subjects.HEARTBEATS, Heartbeat, self._on_heartbeat)
+    def on_heartbeat(self, executor_id: str) -> None:
+        self._heard[executor_id] = None
 
     async def run(self) -> None:
         """Until cancelled."""
-        await self.start()
         while True:
             await asyncio.sleep(PERIOD_S)
             check_cancelled()
@@ -47,16 +43,14 @@ class RegistrationSweep:
 
     async def end_period(self) -> None:
         """Raises BusError."""
-        entries = await self._bucket.entries()
+        bucket = await self._bus.bucket(subjects.EXECUTORS_BUCKET, ExecutorInfo)
+        entries = await bucket.entries()
         counted = {entry.key: self._silent_periods.get(entry.key, 0) + 1 for entry in entries}
         self._silent_periods = {key: 0 if key in self._heard else periods for key, periods in counted.items()}
         self._heard.clear()
         for entry in entries:
             if self._silent_periods[entry.key] > MAX_SILENT_PERIODS:
                 with contextlib.suppress(ConflictError):  # it came back at this moment
-                    await self._bucket.delete(entry.key, entry.revision)
+                    await bucket.delete(entry.key, entry.revision)
                     logger.warning("executor forgotten: it is silent", extra={"executor_id": entry.key})
-        await self._bucket.forget_deleted(self._clock.unix_s() - FORGET_AGE_S)
-
-    async def _on_heartbeat(self, heartbeat: Heartbeat) -> None:
-        self._heard[heartbeat.info.executor_id] = None
+        await bucket.forget_deleted(self._clock.unix_s() - FORGET_AGE_S)

@@ -89,6 +89,7 @@ class OfflineQueueService(Service):
         self._flex = FlexDesk(self._pool, clock, settings.max_flex_requests, self._strategy.serves_offline)
         self._tuning = Tuning(bus, self._on_work)
         self._attached: dict[str, _Attached] = {}
+        self._registrations = RegistrationSweep(bus, clock)
         self._num_awaited = 0  # executors came or went; others may be about to
         self._registering = asyncio.Lock()  # heartbeats attach executors as well
         self._has_gap = asyncio.Event()  # in what is known of an executor's prefix cache
@@ -134,7 +135,7 @@ class OfflineQueueService(Service):
     def _work(self, group: asyncio.TaskGroup) -> None:
         group.create_task(self._batches.run())
         group.create_task(FileSweep(self._batches.tools, self._batches.is_being_read, self._keep_batches_s).run())
-        group.create_task(RegistrationSweep(self._bus, self._clock).run())
+        group.create_task(self._registrations.run())
         group.create_task(self._flex.run())
         group.create_task(self._tuning.run())
         group.create_task(self._follow_executors())
@@ -259,6 +260,7 @@ class OfflineQueueService(Service):
     async def _on_heartbeat(self, heartbeat: Heartbeat) -> None:
         """It may be one whose registration was overwritten or deleted by another one."""
         info = heartbeat.info
+        self._registrations.on_heartbeat(info.executor_id)
         attached = self._attached.get(info.executor_id)
         if (attached is None or attached.is_silent) and not heartbeat.draining:
             await self._on_registration(Entry(info.executor_id, info, 0))

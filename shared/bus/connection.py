@@ -10,7 +10,7 @@ import nats.errors
 import nats.js.errors
 from nats.aio.client import Client
 
-from shared.errors import BusError
+from shared.errors import BusError, TooLargeForBusError
 
 logger = logging.getLogger(__name__)
 
@@ -134,8 +134,11 @@ class Connection:
 
 @contextlib.contextmanager
 def failing_as(doing: str) -> Iterator[None]:
-    """Raises BusError, with what was being done, for any failure of the bus inside."""
+    """Raises BusError, with what was being done, for any failure of the bus inside; TooLargeForBusError for a message
+    that it never takes."""
     try:
         yield
+    except nats.errors.MaxPayloadError as error:
+        raise TooLargeForBusError(f"{doing}: the message is over the bus's limit") from error
     except FAILURES as error:
         raise BusError(f"{doing}: {str(error) or repr(error)}") from error

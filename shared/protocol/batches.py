@@ -109,6 +109,10 @@ class BatchRecord(Batch, frozen=True):
     client_weight: float = 1.0  # of that client, against others
     claim: str = ""  # of the request that made it; empty once one was answered with it again, or WITHDRAWN
 
+    @property
+    def is_withdrawn(self) -> bool:
+        return self.claim == WITHDRAWN
+
 
 class FileObject(msgspec.Struct, frozen=True):
     """``purpose``: batch, or batch_output where a batch has written it. ``bytes`` is its size; they are in

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from shared.bus import Bus
 from shared.clock import Clock
 from shared.protocol import subjects
-from shared.protocol.batches import Batch
+from shared.protocol.batches import BatchRecord
 from shared.protocol.budgets import BudgetRecord
 from shared.protocol.executors import ExecutorInfo, Heartbeat
 from shared.protocol.online import OnlineServed
@@ -35,14 +35,14 @@ class StackFollower:
         BusError where the bus is away at the beginning."""
         follower = cls(bus, watch, clock)
         budgets = await bus.bucket(subjects.BUDGETS_BUCKET, BudgetRecord)
-        batches = await bus.bucket(subjects.BATCHES_BUCKET, Batch)
+        batches = await bus.bucket(subjects.BATCHES_BUCKET, BatchRecord)
         subscriptions = [
             await bus.subscribe(subjects.HEARTBEATS, Heartbeat, follower._on_heartbeat),
             await bus.subscribe(subjects.ONLINE_SERVED, OnlineServed, follower._on_served),
         ]
         watching = [
             asyncio.create_task(budgets.follow(watch.on_budget)),
-            asyncio.create_task(batches.follow(lambda *record: watch.on_batch(clock.monotonic_s(), *record))),
+            asyncio.create_task(batches.follow(follower._on_batch)),
         ]
         try:
             yield follower
@@ -66,6 +66,10 @@ class StackFollower:
     async def _on_heartbeat(self, beat: Heartbeat) -> None:
         self._watch.on_heartbeat(self._clock.monotonic_s(), beat)
         self._beaten.set()
+
+    def _on_batch(self, batch_id: str, record: BatchRecord | None) -> None:
+        is_shown = record is not None and not record.is_withdrawn
+        self._watch.on_batch(self._clock.monotonic_s(), batch_id, record if is_shown else None)
 
     async def _on_served(self, served: OnlineServed) -> None:
         self._watch.on_served(self._clock.monotonic_s(), served)

@@ -6,7 +6,7 @@ from services.offline_queue.batches.file_sweep import FORGET_AGE_S
 from services.offline_queue.registration_sweep import MAX_SILENT_PERIODS, RegistrationSweep
 from shared.bus import Bus
 from shared.protocol import subjects
-from shared.protocol.executors import EngineSpec, ExecutorCounters, ExecutorInfo, Heartbeat
+from shared.protocol.executors import EngineSpec, ExecutorInfo
 from tests.services.offline_queue.batch_desk import ManualClock
 
 SPEC = EngineSpec("m", "sim", "cpu", "float16", 256, 49152, 16, 64, (2,))
@@ -19,13 +19,10 @@ async def test_a_silent_executor_is_forgotten_and_one_that_beats_is_not(bus: Bus
     for info in (dead, alive):
         await bucket.put(info.executor_id, info)
     sweep = RegistrationSweep(bus, clock)
-    await sweep.start()
     for _ in range(MAX_SILENT_PERIODS):
         await sweep.end_period()
     assert await bucket.keys() == {"executor-dead", "executor-alive"}
-    heartbeat = Heartbeat(alive, ExecutorCounters(), False, 0, 0, 0, 0, 64)
-    await bus.publish(subjects.heartbeat("executor-alive"), heartbeat)
-    await bus.flush()
+    sweep.on_heartbeat(alive.executor_id)
     await sweep.end_period()
     assert await bucket.keys() == {"executor-alive"}
     clock.now_s += FORGET_AGE_S + 60
