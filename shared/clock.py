@@ -20,3 +20,16 @@ class SystemClock:
 
     def unix_s(self) -> float:
         return time.time()
+
+
+class Deadline:
+    """A moment by the clock of the day. That clock may be set: as much time has to pass as it said at first."""
+
+    def __init__(self, clock: Clock, unix_s: float) -> None:
+        self._clock = clock
+        self._unix_s = unix_s
+        self._monotonic_s = clock.monotonic_s() + unix_s - clock.unix_s()
+
+    def left_s(self) -> float:
+        """Not positive once it has come."""
+        return max(self._unix_s - self._clock.unix_s(), self._monotonic_s - self._clock.monotonic_s())

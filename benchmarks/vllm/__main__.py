@@ -46,8 +46,8 @@ def side_by_side(
         ),
     ] = None,
     max_runs: Annotated[int, typer.Option(min=1, help="Runs of the search for the best value of a knob.")] = 4,
-    baselines: Annotated[
-        int, typer.Option(min=1, help="Online-only runs of each load; their mean is compared with.")
+    repeats: Annotated[
+        int, typer.Option(min=1, help="Online-only runs of each load, and runs beside a batch where there is no knob.")
     ] = 1,
     out: Annotated[Path, typer.Option(metavar="FOLDER", help=f"Where {PAGE.file} and {PAGE.images}/ are.")] = Path(
         "docs"
@@ -58,11 +58,11 @@ def side_by_side(
     resume: Annotated[bool, typer.Option("--resume", help="Take over the runs that are in the --work folder.")] = False,
     progress: ProgressOption = None,
 ) -> None:
-    """Offline throughput under the same SLOs: vLLM with as many offline requests at a time as keep them, Slackwater
-    with the latency budgets that keep them.
+    """Offline throughput under the same SLOs: vLLM with as many offline requests at a time as keep them, Slackwater as
+    it comes.
 
     Each system is started alone, with the same model, threads, limits, trace window and prompts. It does the offline
-    work alone, and for each load the online work alone and then both, with the settings that the same search chooses.
+    work alone, and for each load the online work alone and then both, vLLM with the settings that a search chooses.
     A run lasts the window, the warm-up and some seconds. Ctrl-C keeps what is done; --resume goes on.
     """
     console = Console(stderr=True, soft_wrap=True, highlight=False)
@@ -83,7 +83,7 @@ def side_by_side(
                 shown,
                 lambda: PAGE.write(out, NAME, result_of(comparison.cells, setting, date)),
                 max_runs,
-                baselines,
+                repeats,
             )
             stopped_by = asyncio.run(run_until_signalled(comparison.run()))
         if comparison.cells:

@@ -30,9 +30,9 @@ REQUEST_TIMEOUT_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class CoRun:
-    """Online and offline work together, with one setting of the system's knobs."""
+    """Online and offline work together, with one setting of the system's knob."""
 
-    values: tuple[float, ...]  # of each knob
+    value: float | None  # None where it has none
     online: OnlineReport
     offline: OfflineReport
     trial: Trial
@@ -43,17 +43,18 @@ class Cell:
     """One system under one online load. ``share``: of the time that the load is wanted to keep a server busy."""
 
     system: str
-    knobs: tuple[str, ...]
+    knob: str  # empty where it has none
     share: float
     rate: float
     alone: OnlineReport  # the mean of the online-only runs
     offline_alone: OfflineReport
     runs: list[CoRun] = field(default_factory=list)  # in the order in which they ran
+    mean: CoRun | None = None  # of the runs of a system without a knob
 
     @property
     def best(self) -> CoRun | None:
-        """The most offline tokens/s of the runs that kept the SLOs."""
-        kept = [run for run in self.runs if run.trial.met]
+        """The most offline tokens/s of the runs that kept the SLOs; without a knob the mean of all, where that did."""
+        kept = [run for run in ([self.mean] if self.mean else self.runs) if run.trial.met]
         return max(kept, key=lambda run: run.trial.offline_tokens_per_s, default=None)
 
 
@@ -61,7 +62,8 @@ class Cell:
 class Comparison:
     """``run`` fills ``cells``, and calls ``on_cell`` after each. Runs that the store holds are not made again, and a
     server without any other is not started. ``shares``: of the time, that each online load keeps the first system busy,
-    ascending; ``max_runs``: of a search; ``num_baselines``: online-only runs of each load."""
+    ascending; ``max_runs``: of a search; ``repeats``: online-only runs of each load, and runs of both kinds of work
+    where there is no knob to search."""
 
     workload: Workload
     systems: Sequence[System]
@@ -70,7 +72,7 @@ class Comparison:
     progress: FigureProgress
     on_cell: Callable[[], None]
     max_runs: int = 4
-    num_baselines: int = 1
+    repeats: int = 1
     cells: list[Cell] = field(init=False, default_factory=list)
 
     async def run(self) -> None:
@@ -81,35 +83,35 @@ class Comparison:
 
     async def _run_system(self, system: System, runner: _Lazy) -> None:
         rates = [await self._rate(share, runner) for share in self.shares]
-        everything = system.everything(self.workload.setting)
-        report = await runner.run("offline-only", self.workload.offline_only(), everything)
-        best: CoRun | None = None
+        report = await runner.run("offline-only", self.workload.offline_only(), system.knob and system.knob.most)
         for share, rate in zip(self.shares, rates, strict=True):
             self.progress.figure(f"{system.name}, {share:.0%}")
-            alone = mean_of([await self._online_only(runner, rate, index) for index in range(self.num_baselines)])
-            cell = Cell(system.name, tuple(knob.name for knob in system.knobs), share, rate, alone, _offline(report))
-            for index, knob in enumerate(system.knobs):
-                first = best.values[0] if best and index == 0 else knob.first(alone)
-                await self._search(cell, runner, index, knob, first)
-            best = cell.best
+            alone = mean_of([await self._online_only(runner, rate, index) for index in range(self.repeats)])
+            knob_name = system.knob.name if system.knob else ""
+            cell = Cell(system.name, knob_name, share, rate, alone, _offline(report))
+            await (self._search(cell, runner, system.knob) if system.knob else self._repeat(cell, runner))
             self.cells.append(cell)
             self.on_cell()
 
-    async def _search(self, cell: Cell, runner: _Lazy, index: int, knob: Knob, first: float) -> None:
-        """Turn one knob, those before it as they were best, those after it not yet turned."""
-        before = cell.best.values[:index] if cell.best else ()
-        if len(before) < index:  # nothing kept the SLOs, which more of another knob does not mend
-            return
-        slos = [parse_slo(expr) for expr in self.workload.setting.slos]
-        plan, search = self.workload.together(cell.rate), KnobSearch(knob.ladder, first, self.max_runs)
+    async def _search(self, cell: Cell, runner: _Lazy, knob: Knob) -> None:
+        plan, search = self.workload.together(cell.rate), KnobSearch(knob.ladder, knob.first, self.max_runs)
         while (value := search.next_value()) is not None:
-            values = (*before, value, *[0.0] * (len(cell.knobs) - index - 1))
-            with_values = "-".join(f"{each:g}" for each in values)
-            report = await runner.run(f"{cell.rate:g}-with-{with_values}", plan, values)
-            online, offline = _online(report), _offline(report)
-            trial = TrialOutcome(online, offline).judge(value, slos, TrialOutcome(cell.alone, None))
-            cell.runs.append(CoRun(values, online, offline, trial))
-            search.tell(value, trial.met)
+            report = await runner.run(f"{cell.rate:g}-with-{value:g}", plan, value)
+            cell.runs.append(self._judged(cell, value, _online(report), _offline(report)))
+            search.tell(value, cell.runs[-1].trial.met)
+
+    async def _repeat(self, cell: Cell, runner: _Lazy) -> None:
+        plan = self.workload.together(cell.rate)
+        for index in range(self.repeats):
+            report = await runner.run(f"{cell.rate:g}-with-batch-{index + 1}", plan, None)
+            cell.runs.append(self._judged(cell, None, _online(report), _offline(report)))
+        online, offline = mean_of([run.online for run in cell.runs]), _mean_offline([run.offline for run in cell.runs])
+        cell.mean = self._judged(cell, None, online, offline)
+
+    def _judged(self, cell: Cell, value: float | None, online: OnlineReport, offline: OfflineReport) -> CoRun:
+        slos = [parse_slo(expr) for expr in self.workload.setting.slos]
+        trial = TrialOutcome(online, offline).judge(value or 0.0, slos, TrialOutcome(cell.alone, None))
+        return CoRun(value, online, offline, trial)
 
     async def _rate(self, share: float, runner: _Lazy) -> float:
         """Requests/s of a load, as chosen before, else by online-only runs of this system."""
@@ -128,7 +130,7 @@ class Comparison:
         return Point(rate, (await self._online_only(runner, rate, 0)).under_way_share or 0.0)
 
     async def _online_only(self, runner: _Lazy, rate: float, index: int) -> OnlineReport:
-        return _online(await runner.run(f"{rate:g}-alone-{index + 1}", self.workload.online_only(rate), ()))
+        return _online(await runner.run(f"{rate:g}-alone-{index + 1}", self.workload.online_only(rate), None))
 
 
 @dataclass(slots=True)
@@ -140,7 +142,7 @@ class _Lazy:
     started: AsyncExitStack
     _server: Server | None = field(init=False, default=None)
 
-    async def run(self, name: str, plan: ReplayPlan, values: tuple[float, ...]) -> Report:
+    async def run(self, name: str, plan: ReplayPlan, value: float | None) -> Report:
         """Stored where it was not yet. Raises ServerError where not one online request was answered."""
         store, workload, system = self.of.store, self.of.workload, self.system
         if (report := store.get(system.name, name)) is not None:
@@ -148,8 +150,8 @@ class _Lazy:
         if self._server is None:
             serving = system.serving(workload.setting, workload.model_path, store.server_folder(system.name))
             self._server = await self.started.enter_async_context(serving)
-        if values:
-            plan = replace(plan, **await self._server.turn(*values))
+        if plan.prompts:
+            plan = replace(plan, **self._server.offline(value))
         async with OpenAIClient(self._server.url, REQUEST_TIMEOUT_S) as client:
             replay = Replay(plan, client, RenamedProgress(self.of.progress, lambda _: f"{system.name}: {name}"))
             await replay.prepare_and_run()
@@ -168,6 +170,13 @@ def mean_of(reports: Sequence[OnlineReport]) -> OnlineReport:
             changes[name] = Summary(*map(fmean, zip(*summaries, strict=True)))
     changes["under_way_share"] = fmean(report.under_way_share or 0.0 for report in reports)
     return msgspec.structs.replace(reports[0], **changes)
+
+
+def _mean_offline(reports: Sequence[OfflineReport]) -> OfflineReport:
+    """Its rates the mean of the runs'; the rest is the first run's."""
+    names = ("total_tokens_per_s", "output_tokens_per_s")
+    means = {name: fmean(getattr(report, name) or 0.0 for report in reports) for name in names}
+    return msgspec.structs.replace(reports[0], **means)
 
 
 def _online(report: Report) -> OnlineReport:

@@ -25,10 +25,10 @@ RATIOS = "of online only: TTFT mean / p99, TBT mean / p99"
 def result_of(cells: Sequence[Cell], setting: Setting, date: str) -> Result:
     """``cells``: those done so far, at least one."""
     ordered = sorted(cells, key=lambda cell: cell.share)
-    runs = [(cell, run) for cell in ordered for run in sorted(cell.runs, key=lambda run: run.values)]
+    runs = [(cell, run) for cell in ordered for run in sorted(cell.runs, key=lambda run: run.value or 0.0)]
     caption = (
-        f"The most offline tokens/s of the runs that kept {' and '.join(setting.slos)}, on {date}. "
-        f"{setting.describe()}. Offline tokens are prompt and output."
+        f"The most offline tokens/s that kept {' and '.join(setting.slos)}, on {date}; of a system without a knob "
+        f"the mean of its runs. {setting.describe()}. Offline tokens are prompt and output."
     )
     tables = [
         Table(caption, [_best(cell, _vllm(cells, cell.share)) for cell in ordered]),
@@ -85,7 +85,7 @@ def _offline(run: CoRun | None) -> Row:
 
 
 def _setting(cell: Cell, run: CoRun) -> str:
-    return ", ".join(f"{knob}: {value:g}" for knob, value in zip(cell.knobs, run.values, strict=True))
+    return f"{cell.knob}: {run.value:g}" if run.value is not None else "as it comes"
 
 
 def _ratios(cell: Cell, run: CoRun) -> str:

@@ -3,10 +3,9 @@
 import asyncio
 import contextlib
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -14,39 +13,32 @@ from typing import Any
 from benchmarks.harness.stack import answers
 from benchmarks.vllm.workload import Setting
 from loadgen.errors import ServerError
-from loadgen.report.report import OnlineReport
 from services.local.stack.data_dir import DataDir
 from services.local.stack.machine import free_port
 from services.local.stack.processes.process import Command, Process, tail
-from shared.bus import Bus
 from shared.errors import StackError
-from shared.protocol import subjects
-from shared.protocol.budgets import BudgetRecord, BudgetSource
-from shared.protocol.executors import ExecutorInfo
 
 START_S, GRACE_S, POLL_S = 300.0, 30.0, 0.25
 VLLM_BLOCK_TOKENS, BLOCK_TOKENS = 32, {"vllm": 32, "torch": 16, "sim": 16}
 OFFLINE_PRIORITY = {"priority": 1}  # lower is sooner, and what comes without one has 0
-NOTHING_HELD_BACK_MS = 1e6
-FIRST_BUDGET, FIRST_IDLE_BUDGET = 1.15, 3.0  # times the online-only mean TBT
-BUDGETS_MS = tuple(float(f"{10 * 1.15**step:.3g}") for step in range(34))  # 10 ms to 1 s
 
 
 @dataclass(frozen=True, slots=True)
 class Knob:
-    """``ladder``: its values, ascending; ``first``: where a search begins, by online work alone."""
+    """``ladder``: its values, ascending; ``first``: where a search begins; ``most`` holds no offline work back."""
 
-    name: str  # with the unit
+    name: str
     ladder: tuple[float, ...]
-    first: Callable[[OnlineReport], float]
+    first: float
+    most: float
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A running server. ``turn`` sets the system's knobs, and says to a ReplayPlan how offline work goes there."""
+    """A running server. ``offline``: how offline work goes there, for a ReplayPlan, with this value of its knob."""
 
     url: str
-    turn: Callable[..., Awaitable[Mapping[str, Any]]]
+    offline: Callable[[float | None], Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +48,7 @@ class Vllm:
 
     name: str
     policy: str
-    knobs: tuple[Knob, ...] = (Knob("offline requests at a time", (1, 2, 3, 4, 6, 8, 12, 16, 24, 32), lambda _: 2.0),)
-
-    def everything(self, setting: Setting) -> tuple[float, ...]:
-        """Values of the knobs that hold no offline work back."""
-        return (setting.max_num_seqs,)
+    knob: Knob | None = Knob("offline requests at a time", (1, 2, 3, 4, 6, 8, 12, 16, 24, 32), 2, 1024)
 
     @asynccontextmanager
     async def serving(self, setting: Setting, model_path: Path, folder: Path) -> AsyncIterator[Server]:
@@ -91,59 +79,44 @@ class Vllm:
         }
         command = Command(self.name, _python(program, options), folder / "vllm.log", environ)
         async with _running(command, lambda: answers(f"{url}/health")):
-            yield Server(url, self._turn)
+            yield Server(url, self._offline)
 
-    async def _turn(self, num_requests: float) -> Mapping[str, Any]:
+    def _offline(self, num_requests: float | None) -> Mapping[str, Any]:
         extra = OFFLINE_PRIORITY if self.policy == "priority" else {}
-        return {"offline_mode": "requests", "offline_concurrency": round(num_requests), "offline_extra": extra}
+        return {"offline_mode": "requests", "offline_concurrency": round(num_requests or 1), "offline_extra": extra}
 
 
 @dataclass(frozen=True, slots=True)
 class Slackwater:
-    """``slackwater up`` with an engine. Its knobs are the stack's latency budgets, of steps without online requests and
-    of those beside them, set on its bus as ``slackwater profile --live`` does."""
+    """``slackwater up`` with an engine, and nothing else set that bears on scheduling: it has no knob."""
 
     name: str
     engine: str
-    knobs: tuple[Knob, ...] = (  # what costs online work least for the offline work that it gives first
-        Knob("idle budget ms", BUDGETS_MS, lambda alone: FIRST_IDLE_BUDGET * _mean_tbt_ms(alone)),
-        Knob("budget ms", BUDGETS_MS, lambda alone: FIRST_BUDGET * _mean_tbt_ms(alone)),
-    )
-
-    def everything(self, setting: Setting) -> tuple[float, ...]:
-        return (NOTHING_HELD_BACK_MS, NOTHING_HELD_BACK_MS)
+    knob: Knob | None = None
 
     @asynccontextmanager
     async def serving(self, setting: Setting, model_path: Path, folder: Path) -> AsyncIterator[Server]:
-        with TemporaryDirectory(prefix="data-", dir=folder, ignore_cleanup_errors=True) as store:
-            data_dir = DataDir(Path(store))
-            options = {
-                "engine": self.engine,
-                "model": setting.model,
-                "port": free_port(),
-                "threads": setting.threads,
-                "kv-blocks": setting.kv_tokens // BLOCK_TOKENS[self.engine],
-                "data-dir": data_dir.path,
-            }
-            program = ("-c", "from services.local.cli import main; main()", "up")
-            limits = ("max_num_batched_tokens", "max_num_seqs", "max_model_len")
-            environ = {f"SLACKWATER_{name.upper()}": str(getattr(setting, name)) for name in limits}
-            command = Command(self.name, _python(program, options), folder / "up.log", environ)
-            async with _running(command, lambda: _is_up(data_dir)):
-                stack = data_dir.read_stack()
-                bus = await Bus.connect(stack.nats_url, "side-by-side")
-                try:
-                    yield Server(stack.http_url, partial(_set_budgets, bus))
-                finally:
-                    await bus.close()
+        kv_blocks = setting.kv_tokens // BLOCK_TOKENS[self.engine]
+        limits = ("max_num_batched_tokens", "max_num_seqs", "max_model_len")
+        environ = {f"SLACKWATER_{name.upper()}": str(getattr(setting, name)) for name in limits}
+        options = {"engine": self.engine, "model": setting.model, "threads": setting.threads, "kv-blocks": kv_blocks}
+        async with stack(self.name, folder, options, environ) as url:
+            yield Server(url, lambda _: {"offline_mode": "batch", "count_generated": True})
 
 
-async def _set_budgets(bus: Bus, idle_budget_ms: float, budget_ms: float) -> Mapping[str, Any]:
-    executors = await bus.bucket(subjects.EXECUTORS_BUCKET, ExecutorInfo)
-    budgets = await bus.bucket(subjects.BUDGETS_BUCKET, BudgetRecord)
-    for key in [entry.value.profile_key for entry in await executors.entries() if entry.value is not None]:
-        await budgets.put(key, BudgetRecord(key, budget_ms, BudgetSource.PROFILING, idle_budget_ms))
-    return {"offline_mode": "batch", "count_generated": True}
+@asynccontextmanager
+async def stack(
+    name: str, folder: Path, options: Mapping[str, object], environ: Mapping[str, str] | None = None
+) -> AsyncIterator[str]:
+    """The URL of ``slackwater up`` with these options, whose log goes into the folder. Raises ServerError where it does
+    not start."""
+    with TemporaryDirectory(prefix="data-", dir=folder, ignore_cleanup_errors=True) as store:
+        data_dir = DataDir(Path(store))
+        program = ("-c", "from services.local.cli import main; main()", "up")
+        every = {**options, "port": free_port(), "data-dir": data_dir.path}
+        command = Command(name, _python(program, every), folder / "up.log", dict(environ or {}))
+        async with _running(command, lambda: _is_up(data_dir)):
+            yield data_dir.read_stack().http_url
 
 
 System = Vllm | Slackwater
@@ -179,7 +152,3 @@ def _is_up(data_dir: DataDir) -> bool:
         return data_dir.read_stack().ready
     except StackError:
         return False
-
-
-def _mean_tbt_ms(alone: OnlineReport) -> float:
-    return alone.tbt_ms.mean if alone.tbt_ms else BUDGETS_MS[0]

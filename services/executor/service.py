@@ -165,8 +165,7 @@ class ExecutorService(Service):
         )
 
     def _policy_and_model(self) -> tuple[Policy, LatencyModel]:
-        key = self.info.profile_key
-        return self._tuning.policy(self.info.strategy, key), self._tuning.model(key)
+        return self._tuning.policy(self.info), self._tuning.model(self.info.profile_key)
 
     async def _on_inbox(self, message: InboxMessage) -> None:
         if isinstance(message, AbortRequests):

@@ -23,6 +23,7 @@ from shared.replica.outputs import AddressedOutput, final_output
 from shared.replica.replica import Replica
 from shared.replica.step_planner import StepPlanner
 from shared.scheduling.policy import Policy
+from shared.scheduling.request import Kind
 
 logger = logging.getLogger(__name__)
 
@@ -58,14 +59,18 @@ class StepLoop:
         self._in_flight: deque[LaunchedStep] = deque()  # oldest first
         self._step_ms = LatencyHistogram()  # since they were taken
         self._busy_until_s = 0.0  # monotonic; counted as busy up to here
+        self._turn_s = 0.0  # monotonic; since when it is the turn of the oldest step
         self.watchdog = Watchdog(self._oldest, self._predict_ms, step_timeout_s)
         self._hangs = False
 
     # What comes in, from the event loop
 
     def submit(self, request: GenerateRequest) -> None:
-        """A request for this replica."""
+        """A request for this replica. An online one does not wait for a step that has none."""
         self._replica.submit(request)
+        running = self._oldest()
+        if running is not None and running.batch.may_be_interrupted and request.kind is Kind.ONLINE:
+            self._engine.interrupt(running.batch.step)
         self._wake.set()
 
     def abort(self, request_ids: list[str]) -> None:
@@ -110,6 +115,7 @@ class StepLoop:
                     await self._measure_one()
                 elif not self._wake.is_set():
                     await self._wake.wait()
+                    self._turn_s = self._clock.monotonic_s()
         finally:
             if self._in_flight and not self._hangs:
                 await asyncio.wait([launched.running for launched in self._in_flight])
@@ -183,9 +189,14 @@ class StepLoop:
             logger.exception("engine step failed", extra={"step": launched.batch.step})
             self._replica.fail(str(error))
             return []
+        if result.is_interrupted:
+            self._replica.retract()
+            return []
         self._step_ms.add(result.step_ms)
         await self._publisher.sample(launched.batch.step, batch_shape(launched.batch), result.latency_ms)
-        return self._replica.finish(result)
+        now_s = self._clock.monotonic_s()
+        turn_s, self._turn_s = self._turn_s, now_s
+        return self._replica.finish(result, (now_s - turn_s) * 1e3)
 
     def _execute(self, batch: StepBatch) -> None:
         start_s = self._clock.monotonic_s()

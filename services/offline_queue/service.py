@@ -208,7 +208,7 @@ class OfflineQueueService(Service):
         scheduler = Scheduler(
             info,
             self._pool,
-            lambda: (self._tuning.policy(info.strategy, info.profile_key), self._tuning.model(info.profile_key)),
+            lambda: (self._tuning.policy(info), self._tuning.model(info.profile_key)),
             self._clock,
             self._why_hopeless,
         )

@@ -179,10 +179,10 @@ class Profiler(Service):
         if self._settings.slo:
             return
         profile_key = info.profile_key
-        fixed_ms = info.strategy.budget_ms
-        source = BudgetSource.FIXED if fixed_ms > 0 else BudgetSource.TARGET_TBT
-        budget_ms = fixed_ms or self._settings.target_tbt_ms
-        budget = BudgetRecord(profile_key, budget_ms, source, info.strategy.idle_budget_ms)
+        strategy = info.strategy
+        fixed_ms, tolerance = strategy.budget_ms, None if strategy.budget_ms else strategy.tolerance
+        source = BudgetSource.FIXED if fixed_ms else BudgetSource.TOLERANCE
+        budget = BudgetRecord(profile_key, fixed_ms, source, strategy.idle_budget_ms, tolerance)
         published = None
         with suppress(NotFoundOnBusError):
             published = (await self._budgets.get(profile_key)).value
@@ -191,9 +191,8 @@ class Profiler(Service):
         self._budgeted.add(profile_key)
         if published != budget:
             await self._budgets.put(profile_key, budget)
-            logger.info(
-                "budget published", extra={"profile_key": profile_key, "latency_budget_ms": budget.latency_budget_ms}
-            )
+            figures = {"latency_budget_ms": fixed_ms, "tolerance": tolerance}
+            logger.info("budget published", extra={"profile_key": profile_key, **figures})
 
 
 def _ids(info: ExecutorInfo, error: Exception | None = None) -> dict[str, str]:

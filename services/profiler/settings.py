@@ -20,7 +20,7 @@ class ProfilerSettings(msgspec.Struct, frozen=True):
         str,
         Meta(
             description="SLOs to keep, as ttft_p99<=800ms or tbt_mean<=1.05x of online work alone; several with commas "
-            "between them; empty keeps the target TBT",
+            "between them; empty keeps the tolerance",
             extra=LIST,
         ),
     ] = ""
@@ -29,9 +29,6 @@ class ProfilerSettings(msgspec.Struct, frozen=True):
     slo_check_s: Annotated[float, Meta(gt=0, description="seconds between looks for drift")] = 60.0
     slo_drift: Annotated[float, Meta(gt=0, description="share by which the workload must differ for a new search")] = (
         0.3
-    )
-    target_tbt_ms: Annotated[float, Meta(gt=0, description="time between tokens that online requests are promised")] = (
-        100.0
     )
     nats: NatsUrl = "nats://127.0.0.1:4222"
     log_level: LogLevel = "info"
@@ -51,8 +48,9 @@ class ProfilerSettings(msgspec.Struct, frozen=True):
         root = self.cache_dir or os.environ.get("SLACKWATER_CACHE") or "~/.cache/slackwater"
         return Path(root).expanduser() / "profiles"
 
-    def start_budget_ms(self, slos: Sequence[Slo]) -> float:
-        """Before anything is profiled: the time between tokens that the SLOs name themselves, since a step takes no
-        longer; where they name none in milliseconds, the target TBT."""
-        named = [slo.limit for slo in slos if slo.metric in ("tbt_ms", "tpot_ms") and not slo.relative]
-        return min(named, default=self.target_tbt_ms)
+
+def start_budget_ms(slos: Sequence[Slo]) -> float | None:
+    """Before anything is profiled: the time between tokens that the SLOs name themselves, since a step takes no longer;
+    None where they name none in milliseconds."""
+    named = [slo.limit for slo in slos if slo.metric in ("tbt_ms", "tpot_ms") and not slo.relative]
+    return min(named, default=None)

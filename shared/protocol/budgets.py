@@ -11,20 +11,23 @@ class BudgetSource(enum.StrEnum):
     """Where a latency budget comes from."""
 
     FIXED = "fixed"  # a setting
-    TARGET_TBT = "target-tbt"  # a setting, where neither a budget nor SLOs are given
-    SLO_START = "slo-start"  # SLOs are kept, and nothing has been searched yet
+    TOLERANCE = "tolerance"  # a setting, where neither a budget nor SLOs are given
+    SLO_START = "slo-start"  # named by the SLOs themselves; nothing has been searched yet
     SLO = "slo"  # what a search found
     FEEDBACK = "feedback"  # that, corrected by what users get
     PROFILING = "profiling"  # of a live search, while it runs
 
 
 class BudgetRecord(msgspec.Struct, frozen=True):
-    """The latency budget of one step. ``idle_budget_ms``: while no online request is held, where it is more."""
+    """The latency budget of one step. ``idle_budget_ms``: while no online request is held, where it is more; 0 is as
+    ``Strategy.idle_budget_ms``. ``tolerance``: in its place, the share of the time that online tokens take alone by
+    which offline work may make them come later."""
 
     profile_key: str
     latency_budget_ms: float
     source: BudgetSource
     idle_budget_ms: float = 0.0
+    tolerance: float | None = None
 
 
 class SloState(enum.StrEnum):

@@ -24,6 +24,7 @@ class EngineSpec(msgspec.Struct, frozen=True):
     pipeline_depth: int = 1  # stages; as many steps are in flight at a time
     num_host_slots: int = 0  # KV slots of host memory that slots of the device can be checkpointed to
     swap_ms_per_slot: float = 0.0  # what a slot takes from the host to the device, where many are copied
+    is_interruptible: bool = False  # a step stops within a few layers
 
 
 class ExecutorInfo(msgspec.Struct, frozen=True):
@@ -54,6 +55,7 @@ class ExecutorCounters(msgspec.Struct):
     steps_local: int = 0  # a plan was due and had not come
     steps_idle: int = 0  # started from idle: no plan was due
     steps_offline: int = 0  # had offline work in them
+    steps_interrupted: int = 0  # had only offline work, and gave way to an online request
     plans_stale: int = 0  # plans that came for a step already started
     offline_dropped: int = 0  # entries dropped by PREEMPT_UNTIL_FIT
     entrant_tokens_planned: int = 0  # of requests that enter, as their plans had it
@@ -71,6 +73,8 @@ class ExecutorCounters(msgspec.Struct):
     online_tokens: int = 0  # generated
     offline_tokens: int = 0
     busy_s: float = 0.0  # time in engine steps
+    online_s: float = 0.0  # of those that are held to a tolerance, times the online requests in each
+    online_alone_s: float = 0.0  # and what these would have taken without offline work, as far as is known
     messages_dropped: int = 0  # of the bus, that came faster than they were handled
     messages_failed: int = 0  # of the bus, that could not be handled
 

@@ -6,6 +6,7 @@ import msgspec
 
 from shared.protocol.requests import GenerateRequest
 from shared.protocol.sampling import FinishReason
+from shared.scheduling.credit import NO_SHARE, OnlineShare
 from shared.scheduling.kv.prefix_cache import CacheChanges
 from shared.scheduling.orders.online.order import ClientCounters
 from shared.scheduling.packing.pace import Pace
@@ -23,6 +24,7 @@ class StepPlan(msgspec.Struct, frozen=True):
     admitted: list[GenerateRequest]  # offline requests that enter with this plan
     preempted: list[str]  # whose KV is dropped before the step; offline ones are paused where the KV policy can
     latency_ms: float  # predicted for the whole batch
+    share: OnlineShare = NO_SHARE
     wants_all: bool = False  # the scheduler has missed something: the next step message is to tell all that is held
 
 

@@ -45,6 +45,7 @@ class StepBatch:
     step: int
     sequences: list[Sequence]
     copies: Seq[SlotOperations] = ()  # in this order; their moves and restores precede the forward pass
+    may_be_interrupted: bool = False  # nobody waits for its tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,7 @@ class StepResult:
     logprobs: dict[str, TokenLogprobs] = field(default_factory=dict)  # of those whose sampling asks for them
     copy_wait_ms: float = 0.0  # before the forward pass, until the step's slots were in place
     failed: dict[str, str] = field(default_factory=dict)  # request id -> why; the KV of such a one is void
+    is_interrupted: bool = False  # it has no outcome; its copies are done
 
     @property
     def step_ms(self) -> float:
@@ -87,6 +89,10 @@ class Engine(Protocol):
         position, tokens so far) alone, so that a request that was preempted or moved goes on with the same tokens.
         Raises EngineError; the KV of every sequence in the batch is then void, and so is what the batch's copies
         wrote. Raises EngineLostError where no step can be run any more."""
+
+    def interrupt(self, step: int) -> None:
+        """Have this step stop within a few layers, where it runs and may be interrupted; any other is not touched. May
+        be called while ``execute`` runs. Of an engine whose spec says that it is interruptible."""
 
     def close(self) -> None:
         """Free the model and the KV blocks."""

@@ -1,17 +1,16 @@
 """Whether all has come as the scheduler foresaw it."""
 
 import math
-from collections.abc import Sequence as Seq
 
 from shared.latency.features import BatchFeatures
 from shared.latency.model import LatencyModel
 from shared.protocol.steps import StepPlan
 from shared.scheduling.kv.pool import KVPool
 from shared.scheduling.kv.request_cache import HashedRequests
+from shared.scheduling.packing.pace import Pace
 from shared.scheduling.packing.packings import packing_named
 from shared.scheduling.policy import Policy
 from shared.scheduling.request import Kind, Request
-from shared.scheduling.schedule import ScheduledRequest
 from shared.scheduling.table import RequestTable
 
 
@@ -42,9 +41,9 @@ class Foresight:
         """Something happened that was not foreseen."""
         self._holds = False
 
-    def came_true(self, plan: StepPlan, policy: Policy, model: LatencyModel) -> bool:
-        """All is as the plan was made from, so that reconciling it would change nothing: budget and model, which may
-        have changed since, are asked where they matter."""
+    def came_true(self, plan: StepPlan, policy: Policy, model: LatencyModel, pace: Pace) -> bool:
+        """All is as the plan was made from, so that reconciling it would change nothing: budget, model and pace, which
+        may have changed since, are asked where they matter."""
         table, pool = self._table, self._pool
         waits_in_memory = table.waiting(Kind.ONLINE) and table.online_order.counters() is not None
         return (
@@ -54,12 +53,12 @@ class Foresight:
             and packing_named(policy.packing).keeps_plans
             and not (plan.preempted or waits_in_memory)
             and pool.num_offline_only == table.num_blocks(Kind.OFFLINE)
-            and self._is_within_budget(plan.entries, policy, model)
+            and self._is_within_budget(plan, policy, model, pace)
         )
 
-    def _is_within_budget(self, entries: Seq[ScheduledRequest], policy: Policy, model: LatencyModel) -> bool:
-        """They are all here, and those of offline requests may run beside the others."""
-        features, get = BatchFeatures(), self._table.get
+    def _is_within_budget(self, plan: StepPlan, policy: Policy, model: LatencyModel, pace: Pace) -> bool:
+        """Its entries are all here, and those of offline requests may run beside the others."""
+        entries, features, get = plan.entries, BatchFeatures(), self._table.get
         for entry in entries:
             request = get(entry.request_id)
             if request is None:
@@ -73,4 +72,6 @@ class Foresight:
         if not entries or entries[-1].kind is Kind.ONLINE:  # entries are online first
             return True
         budget_ms = policy.budget_ms(self._table.holds_online, model)
+        if plan.share.num_requests and policy.tolerance is not None:
+            budget_ms = plan.share.alone_ms + pace.credit.extra_ms(plan.share)
         return policy.offline_enabled and (math.isinf(budget_ms) or model.predict_ms(features) <= budget_ms)

@@ -18,6 +18,7 @@ from shared.replica.outputs import AddressedOutput, Ended, token_output
 from shared.replica.returning import split_returning
 from shared.replica.sequence import LiveSequence
 from shared.replica.suspects import Suspects
+from shared.scheduling.credit import OnlineShare
 from shared.scheduling.kv.request_cache import HashedRequests
 from shared.scheduling.kv.slot_transfers import SlotOperations
 from shared.scheduling.limits import Limits, why_never_held
@@ -34,6 +35,7 @@ from shared.text.tokenizer import Tokenizer
 
 Running = list[tuple[LiveSequence, int]]  # what a step runs: each sequence with the tokens that it computes
 
+MOST_INTERRUPTED = 8  # steps in a row
 MAX_ENGINE_FAILURES = 2  # in a row, the last of them its own doing: then a request ends with an error
 
 
@@ -43,6 +45,8 @@ class _Step:
 
     running: Running
     copies: list[SlotOperations]
+    share: OnlineShare
+    planned_ms: float
 
 
 class Replica:
@@ -137,8 +141,8 @@ class Replica:
         for request in plan.admitted:
             self._admit(request)
         self._planned = {entry.request_id: entry.num_scheduled_tokens for entry in plan.entries}
-        if self._foresight.came_true(plan, policy, model):
-            return Schedule(plan.entries, [], plan.latency_ms)
+        if self._foresight.came_true(plan, policy, model, self._pace):
+            return Schedule(plan.entries, [], plan.latency_ms, share=plan.share)
         return self.reconcile(plan.entries, plan.preempted, policy, model)
 
     def reconcile(
@@ -159,7 +163,16 @@ class Replica:
 
     def batch(self, running: Running, step: int) -> StepBatch:
         """Of the newest step in flight, for an engine."""
-        return StepBatch(step, [self._engine_sequence(*each) for each in running], self.copies)
+        sequences = [self._engine_sequence(*each) for each in running]
+        return StepBatch(step, sequences, self.copies, self.is_interruptible)
+
+    @property
+    def is_interruptible(self) -> bool:
+        """The one step in flight has no online request, and the engine can stop it; those before it were not all
+        stopped, since offline work is to come to an end sometime."""
+        if not self.spec.is_interruptible or self._pace.num_interrupted >= MOST_INTERRUPTED or len(self._in_flight) > 1:
+            return False
+        return bool(self._in_flight) and self._in_flight[0].running[0][0].kind is Kind.OFFLINE  # online first
 
     @property
     def copies(self) -> list[SlotOperations]:
@@ -174,23 +187,29 @@ class Replica:
         self._planned = {}
         if running:
             own, copies = self._kv.take_operations(), self.copies_ahead
-            self._in_flight.append(_Step(running, [*copies, own] if own else copies))
+            copies = [*copies, own] if own else copies
+            self._in_flight.append(_Step(running, copies, schedule.share, schedule.latency_ms))
             ahead = self._kv.restore(returning)
             self.copies_ahead = [ahead] if ahead else []
             self._pace = self._pace.after(schedule, self.limits.max_num_seqs)
             self.totals.steps_offline += running[-1][0].kind is Kind.OFFLINE  # entries are online first
         return running
 
-    def finish(self, result: StepResult) -> list[AddressedOutput]:
+    def finish(self, result: StepResult, turn_ms: float | None = None) -> list[AddressedOutput]:
         """Apply the oldest step's outcome; what each gained whose tokens somebody waits for, in batch order. Ended ones
-        are in ``take_ended``."""
+        are in ``take_ended``. ``turn_ms``: from the end of the step before it, what was done between them included;
+        else the step's own time."""
         outputs: list[AddressedOutput] = []
-        self._pace, now_ms = self._pace.measured(result.step_ms), self._now_ms()
+        step, now_ms = self._in_flight.popleft(), self._now_ms()
+        turn_ms = result.step_ms if turn_ms is None else turn_ms
+        self._pace = self._pace.measured(result.step_ms, turn_ms, step.share, step.planned_ms)
+        self.totals.online_s += step.share.num_requests * turn_ms / 1e3
+        self.totals.online_alone_s += step.share.num_requests * self._pace.credit.drift * step.share.alone_ms / 1e3
         self.totals.copy_wait_s += result.copy_wait_ms / 1e3
         advance, sampled, spec = self._kv.advance, result.sampled, self.spec
         generate, slo = self.table.online_order.generate, self._slo
         num_tokens_gained = num_online = 0
-        for sequence, num_tokens in self._in_flight.popleft().running:
+        for sequence, num_tokens in step.running:
             request = sequence.request
             request.num_in_flight_tokens = 0
             if self._voided and self._recomputes(sequence):
@@ -224,6 +243,19 @@ class Replica:
         self.totals.online_tokens += num_online
         self.totals.offline_tokens += num_tokens_gained - num_online
         return outputs
+
+    def retract(self) -> None:
+        """The newest step in flight was interrupted: it has no outcome, and its requests have the KV that they had
+        before it."""
+        self._foresight.err()
+        self.totals.steps_interrupted += 1
+        step = self._in_flight.pop()
+        self._pace = self._pace.interrupted(step.planned_ms)
+        for sequence, _ in step.running:
+            request = sequence.request
+            request.num_in_flight_tokens = 0
+            if not (self._recomputes(sequence) or self._aborts(sequence)):
+                self.pool.unlock(request.request_id, request.num_computed_tokens)
 
     def fail(self, why: str) -> None:
         """The engine could not run the oldest step: its KV is void, so every request in it is computed anew, as is

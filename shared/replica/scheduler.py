@@ -239,6 +239,7 @@ class Scheduler:
             admitted=[self._pool.take(request_id, self.info.executor_id) for request_id in entering],
             preempted=schedule.preempted,
             latency_ms=schedule.latency_ms,
+            share=schedule.share,
             wants_all=not self._mirror.knows_all,
         )
 

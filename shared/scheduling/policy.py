@@ -15,17 +15,20 @@ class Policy:
     ``latency_budget_ms``: L of HyGen Alg. 2, the time that offline work may fill a step up to; infinite is none.
     ``packing``: how a step is filled, a name that ``packing_named`` knows. ``idle_budget_ms``: where it is more, L of
     a step while no online request is held. No token waits for such a step, only a request that comes meanwhile.
+    ``tolerance``: instead of L, the share of the time that online tokens take alone by which offline work may make them
+    come later (``shared.scheduling.credit``).
     """
 
     latency_budget_ms: float = math.inf
     offline_enabled: bool = True
     packing: str = "two-phase"
     idle_budget_ms: float = 0.0
+    tolerance: float | None = None
 
     def budget_ms(self, has_online: bool, model: LatencyModel) -> float:
-        """L of a step; ``has_online``: an online request is held, whether it runs or waits. Where none is, a step may
-        take ``IDLE_STEP_FACTOR`` times what the cheapest takes: a budget below that would keep offline work out of an
-        idle executor for ever."""
+        """L of a step, before its online part is known; ``has_online``: an online request is held, whether it runs or
+        waits. Where none is, a step may take ``IDLE_STEP_FACTOR`` times what the cheapest takes: a budget below that
+        would keep offline work out of an idle executor for ever."""
         if has_online or self.latency_budget_ms == math.inf:
             return self.latency_budget_ms
         return max(self.latency_budget_ms, self.idle_budget_ms, IDLE_STEP_FACTOR * cheapest_step_ms(model))

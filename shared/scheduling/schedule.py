@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from shared.scheduling.credit import NO_SHARE, OnlineShare
 from shared.scheduling.request import Kind
 
 
@@ -25,3 +26,4 @@ class Schedule:
     latency_ms: float  # predicted for the whole batch
     num_dropped: int = 0  # entries of a plan that no longer fitted
     hit_time_limit: bool = False  # an online request stayed out because the step would have taken too long
+    share: OnlineShare = NO_SHARE

@@ -38,6 +38,7 @@ LATENCY_BUDGETS = ("none", "fixed", "profiled", "deadline")
 KNOBS = ("online_knobs", "offline_knobs")  # fields
 OFFLINE_RATES = ("unlimited", "fixed")
 NO_OFFLINE_WORK = "none"
+BLIND_IDLE_BUDGET_MS = 100.0  # of steps that cannot be stopped, where nothing is said of what TTFT can bear
 
 
 def _one_of(known: Iterable[str], description: str) -> Meta:
@@ -81,10 +82,20 @@ class Strategy(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = "recompute"
     budget_ms: Annotated[float, Meta(ge=0, description="fixed latency budget of a step; 0: as it is profiled")] = 0.0
+    tolerance: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="share of the time that online tokens take alone by which offline work may make them come "
+            "later, where neither budget_ms nor SLOs are given",
+        ),
+    ] = 0.05
     idle_budget_ms: Annotated[
         float,
         Meta(
-            ge=0, description="latency budget of a step while no online request is there, if more: what TTFT can bear"
+            ge=0,
+            description="latency budget of a step while no online request is there, if more; 0: whatever fits a step, "
+            "where the engine can stop it when somebody comes",
         ),
     ] = 0.0
     offline_qps: Annotated[
@@ -148,15 +159,14 @@ class Strategy(msgspec.Struct, frozen=True, kw_only=True):
         return {name: value for name, value in own.items() if value != base[name] and name not in implied}
 
     def missing_knob(self) -> str:
-        """What has to be given before anything runs under it without a profiler; empty where nothing is missing."""
-        if self.uses_latency_budget and not self.budget_ms:
-            return f"preset {self.preset} holds offline work to a latency budget: give --budget-ms"
-        return self._missing_rate()
+        """What has to be given before anything runs under it; empty where nothing is missing."""
+        is_missing = self.offline_rate == "fixed" and not self.offline_qps
+        return f"preset {self.preset} serves offline requests at a fixed rate: give --offline-qps" if is_missing else ""
 
     def make_offline_rate(self) -> OfflineRate:
         """At which offline requests enter one executor. Raises ValueError where the rate is missing."""
-        if self._missing_rate():
-            raise ValueError(self._missing_rate())
+        if self.missing_knob():
+            raise ValueError(self.missing_knob())
         return OfflineRate(self.offline_qps if self.offline_rate == "fixed" else math.inf)
 
     @property
@@ -180,20 +190,24 @@ class Strategy(msgspec.Struct, frozen=True, kw_only=True):
         return make_offline_order(self.offline_order, self.offline_knobs, numbers, block_size)
 
     def policy(
-        self, latency_budget_ms: float | None, model_is_known: bool = True, idle_budget_ms: float = 0.0
+        self,
+        latency_budget_ms: float | None,
+        model_is_known: bool = True,
+        idle_budget_ms: float = 0.0,
+        tolerance: float | None = None,
+        is_interruptible: bool = False,
     ) -> Policy:
-        """The policy of a step under a budget; without a known one, or without a latency model to keep deadlines with,
-        a strategy that needs it serves no offline work yet."""
+        """The policy of a step under a budget, or with a ``tolerance`` under that; without a known one, or without a
+        latency model to keep deadlines with, a strategy that needs it serves no offline work yet. A step without online
+        requests that the engine can stop, ``is_interruptible``, needs no bound."""
         if not self.uses_latency_budget:
             serves_offline = self.serves_offline and (model_is_known or not self.uses_deadlines)
             return Policy(math.inf, serves_offline, self.packing)
         if latency_budget_ms is None:
             return Policy(0.0, offline_enabled=False, packing=self.packing)
-        return Policy(latency_budget_ms, self.serves_offline, self.packing, idle_budget_ms)
-
-    def _missing_rate(self) -> str:
-        is_missing = self.offline_rate == "fixed" and not self.offline_qps
-        return f"preset {self.preset} serves offline requests at a fixed rate: give --offline-qps" if is_missing else ""
+        if not idle_budget_ms:
+            idle_budget_ms = math.inf if is_interruptible else BLIND_IDLE_BUDGET_MS if tolerance is not None else 0.0
+        return Policy(latency_budget_ms, self.serves_offline, self.packing, idle_budget_ms, tolerance)
 
     def _misfit(self) -> str:
         """Why the parts do not fit each other; empty where they do."""

@@ -3,7 +3,8 @@
 import random
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 from shared.latency.features import BatchFeatures
 from shared.latency.model import LatencyModel
@@ -14,11 +15,13 @@ from shared.replica.outputs import AddressedOutput, Ended
 from shared.replica.replica import Replica, Running
 from shared.replica.step_planner import StepPlanner
 from shared.scheduling.policy import Policy
+from shared.scheduling.request import Kind
 from shared.simulation.copies import CopyTimeline
 from shared.simulation.events import Events
 from shared.simulation.setup import EPOCH, ExecutorSetup
 from shared.simulation.stages import Stages
 
+INTERRUPTED_AFTER = 1 / 32  # of a step, of which a layer of a usual model takes as much
 FIRST_OUTPUT_ID = 1 << 24  # beyond every vocabulary, so that no output looks like a prompt
 NUM_OUTPUT_IDS = 1 << 24
 
@@ -35,11 +38,13 @@ class Progress:
     ended: list[Ended]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Launched:
     start_s: float
     end_s: float
     result: StepResult
+    is_interruptible: bool = False
+    is_interrupted: bool = False
 
 
 class VirtualExecutor:
@@ -83,6 +88,8 @@ class VirtualExecutor:
     def submit(self, request: GenerateRequest) -> None:
         """An online request arrives."""
         self.replica.submit(request)
+        if self._in_flight and self._in_flight[0].is_interruptible and request.kind is Kind.ONLINE:
+            self._interrupt()
         self._wake()
 
     def abort(self, request_ids: list[str]) -> None:
@@ -137,16 +144,30 @@ class VirtualExecutor:
         end_s = self._stages.leave(start_s + copy_wait_ms / 1e3, latency_ms / 1e3)
         if self._in_flight:
             end_s = max(end_s, self._in_flight[-1].end_s)
-        self._in_flight.append(
-            _Launched(
-                start_s, end_s, StepResult(sampled, (end_s - start_s) * 1e3 - copy_wait_ms, copy_wait_ms=copy_wait_ms)
-            )
-        )
-        self._events.at(end_s, self._finish)
+        result = StepResult(sampled, (end_s - start_s) * 1e3 - copy_wait_ms, copy_wait_ms=copy_wait_ms)
+        launched = _Launched(start_s, end_s, result, self.replica.is_interruptible)
+        self._in_flight.append(launched)
+        self._events.at(end_s, partial(self._finish, launched))
 
-    def _finish(self) -> None:
-        launched = self._in_flight.popleft()
-        outputs = self.replica.finish(launched.result)
+    def _interrupt(self) -> None:
+        """The step in flight, the only one, stops at its next layer."""
+        launched = self._in_flight.pop()
+        self._stages = Stages(self._depth)
+        end_s = min(launched.end_s, self._events.now_s + INTERRUPTED_AFTER * launched.result.latency_ms / 1e3)
+        stopped = replace(launched, end_s=end_s, is_interruptible=False, is_interrupted=True)
+        self._in_flight.append(stopped)
+        self._events.at(end_s, partial(self._finish, stopped))
+
+    def _finish(self, launched: _Launched) -> None:
+        """Nothing where it was interrupted before its time."""
+        if launched not in self._in_flight:
+            return
+        self._in_flight.popleft()
+        outputs: list[AddressedOutput] = []
+        if launched.is_interrupted:
+            self.replica.retract()
+        else:
+            outputs = self.replica.finish(launched.result)
         start_s, self._busy_until_s = max(launched.start_s, self._busy_until_s), launched.end_s
         self.replica.totals.busy_s += launched.end_s - start_s
         self._tell(Progress(self.info.executor_id, start_s, launched.end_s, outputs, self._planner.take_ended()))

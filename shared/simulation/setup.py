@@ -25,9 +25,11 @@ class ExecutorSetup:
     seed: int = 0
 
     def policy(self) -> Policy:
-        """With the budgets that the strategy has; one that needs a budget and has none serves no offline work."""
-        strategy = self.strategy
-        return strategy.policy(strategy.budget_ms or None, idle_budget_ms=strategy.idle_budget_ms)
+        """With the budgets that the strategy has; a fixed one of 0 serves no offline work."""
+        strategy, tolerance, budget_ms = self.strategy, None, self.strategy.budget_ms or None
+        if strategy.latency_budget == "profiled":
+            tolerance, budget_ms = strategy.tolerance, 0.0
+        return strategy.policy(budget_ms, True, strategy.idle_budget_ms, tolerance, self.spec.is_interruptible)
 
     def info(self, executor_id: str) -> ExecutorInfo:
         """The registration, which schedulers follow."""

@@ -11,6 +11,7 @@ from shared.protocol.online import OnlineLatencies, OnlineServed
 from shared.watch.windows import RateWindow, Rolling
 
 RATE_S = 10.0  # of rates and step times
+SLOWDOWN_S = 60.0
 BATCH_RATE_S = 60.0  # of a batch's lines, which end seldom
 GONE_S = 5.0  # an executor that has not beaten for so long is not shown
 MAX_ENDED = 5
@@ -19,7 +20,9 @@ MAX_ENDED = 5
 @dataclass(frozen=True, slots=True)
 class ExecutorView:
     """One executor now. Rates and step times are of the last seconds; None where nothing has come yet. ``budget_ms``:
-    of a step with what it holds now."""
+    of a step with what it holds now; None where it is bounded otherwise, or by nothing. ``online_slowdown``: what
+    online tokens took in the last minute, over what they would have taken without offline work; None where that is not
+    measured."""
 
     beat: Heartbeat
     step_ms: LatencyHistogram
@@ -28,6 +31,7 @@ class ExecutorView:
     busy_share: float | None
     online_tokens_per_s: float | None
     offline_tokens_per_s: float | None
+    online_slowdown: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +139,7 @@ class _ExecutorWatch:
         self.beaten_s = 0.0
         self.num_beats = 0
         self._steps, self._busy_s, self._online, self._offline = (RateWindow(RATE_S) for _ in range(4))
+        self._online_s, self._online_alone_s = RateWindow(SLOWDOWN_S), RateWindow(SLOWDOWN_S)
         self._step_ms = Rolling(RATE_S, LatencyHistogram)
 
     def on_heartbeat(self, now_s: float, beat: Heartbeat) -> None:
@@ -145,12 +150,15 @@ class _ExecutorWatch:
         self._busy_s.add(now_s, counters.busy_s)
         self._online.add(now_s, counters.online_tokens)
         self._offline.add(now_s, counters.offline_tokens)
+        self._online_s.add(now_s, counters.online_s)
+        self._online_alone_s.add(now_s, counters.online_alone_s)
         self._step_ms.add(now_s, beat.step_ms)
 
     def view(self, now_s: float, budget: BudgetRecord | None) -> ExecutorView:
-        holds_online = self.beat.online_running + self.beat.online_waiting > 0
         rates = (self._steps.per_s(), self._busy_s.per_s(), self._online.per_s(), self._offline.per_s())
-        return ExecutorView(self.beat, self._step_ms.total(now_s), _budget_ms(budget, holds_online), *rates)
+        taken, alone = self._online_s.per_s(), self._online_alone_s.per_s()
+        slowdown = taken / alone if taken and alone else None
+        return ExecutorView(self.beat, self._step_ms.total(now_s), _budget_ms(budget, self.beat), *rates, slowdown)
 
 
 def ended_at(record: Batch) -> int:
@@ -164,7 +172,11 @@ def _batch_view(record: Batch, rate: RateWindow) -> BatchView:
     return BatchView(record, counts.done, per_s, counts.left / per_s if per_s and counts.total else None)
 
 
-def _budget_ms(budget: BudgetRecord | None, holds_online: bool) -> float | None:
+def _budget_ms(budget: BudgetRecord | None, beat: Heartbeat) -> float | None:
     if budget is None:
         return None
-    return budget.latency_budget_ms if holds_online else max(budget.latency_budget_ms, budget.idle_budget_ms)
+    if beat.online_running + beat.online_waiting > 0:
+        return None if budget.tolerance is not None else budget.latency_budget_ms
+    if not budget.idle_budget_ms and (beat.info.spec.is_interruptible or budget.tolerance is not None):
+        return None
+    return max(budget.latency_budget_ms, budget.idle_budget_ms)

@@ -9,9 +9,9 @@ from shared.latency.linear import LinearLatencyModel
 from shared.latency.model import LatencyModel
 from shared.protocol import subjects
 from shared.protocol.budgets import BudgetRecord, BudgetSource
+from shared.protocol.executors import ExecutorInfo
 from shared.protocol.latency_models import LatencyModelRecord
 from shared.scheduling.policy import Policy
-from shared.scheduling.strategy import Strategy
 
 logger = logging.getLogger(__name__)
 
@@ -40,14 +40,22 @@ class Tuning:
         budget = self._budgets.get(profile_key)
         return budget.latency_budget_ms if budget is not None and profile_key in self._models else None
 
-    def policy(self, strategy: Strategy, profile_key: str) -> Policy:
-        """The strategy's, by what is known now. A search that measures online requests alone keeps offline ones out of
-        an idle executor too."""
+    def policy(self, info: ExecutorInfo) -> Policy:
+        """That of an executor's strategy, by what is known now. A search that measures online requests alone keeps
+        offline ones out of an idle executor too."""
+        profile_key, strategy = info.profile_key, info.strategy
         budget, budget_ms = self._budgets.get(profile_key), self.budget_ms(profile_key)
-        if budget is not None and budget.source is BudgetSource.PROFILING and not budget_ms:
+        if budget is None:
+            return strategy.policy(None, self.knows_model(profile_key))
+        if budget.source is BudgetSource.PROFILING and not budget_ms:
             budget_ms = None
-        idle_budget_ms = 0.0 if budget is None else budget.idle_budget_ms
-        return strategy.policy(budget_ms, self.knows_model(profile_key), idle_budget_ms)
+        return strategy.policy(
+            budget_ms,
+            self.knows_model(profile_key),
+            budget.idle_budget_ms,
+            budget.tolerance,
+            info.spec.is_interruptible,
+        )
 
     async def run(self) -> None:
         """Follow both buckets; never returns."""

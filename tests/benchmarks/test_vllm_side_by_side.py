@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import msgspec
@@ -22,7 +23,7 @@ from benchmarks.vllm.comparison import Comparison, mean_of
 from benchmarks.vllm.result import NAME, PAGE, result_of
 from benchmarks.vllm.run_store import RunStore
 from benchmarks.vllm.search import KnobSearch, Point, nearest, rate_for
-from benchmarks.vllm.servers import SYSTEMS, Knob, Slackwater
+from benchmarks.vllm.servers import SYSTEMS, Knob
 from benchmarks.vllm.workload import Setting, Workload
 from loadgen.errors import WorkloadError
 from loadgen.report.report import OnlineReport, Summary
@@ -66,10 +67,8 @@ def test_a_ladder_ascends(ladder: tuple[float, ...]) -> None:
 
 
 def test_every_system_has_a_ladder_that_holds_its_first_guess() -> None:
-    alone = online(tbt_ms=40.0)
-    for knob in (knob for system in SYSTEMS.values() for knob in system.knobs):
-        assert KnobSearch(knob.ladder, knob.first(alone), 4).next_value() in knob.ladder
-    assert [knob.first(alone) for knob in Slackwater("s", "torch").knobs] == pytest.approx([120, 46])
+    for knob in (system.knob for system in SYSTEMS.values() if system.knob):
+        assert KnobSearch(knob.ladder, knob.first, 4).next_value() == knob.first
 
 
 def test_rates_follow_the_time_that_is_left_idle() -> None:
@@ -93,32 +92,32 @@ def test_the_mean_of_baselines() -> None:
     assert mean.under_way_share == pytest.approx(0.5) and mean.requests == 10
 
 
+KNOB = Knob("offline requests at a time", (1.0, 2.0, 4.0), 2.0, 8.0)
+
+
 @dataclass(frozen=True, slots=True)
 class Local:
-    """The test's own server as a system. ``turned``: the values that its knobs had; ``starts``: how often it was
+    """The test's own server as a system. ``turned``: the values that its knob had; ``starts``: how often it was
     started."""
 
     server: OpenAIServer
     name: str = "vllm-priority"
-    knobs: tuple[Knob, ...] = (Knob("offline requests at a time", (1.0, 2.0, 4.0), lambda _: 2.0),)
-    turned: list[tuple[float, ...]] = field(default_factory=list)
+    knob: Knob | None = KNOB
+    turned: list[float | None] = field(default_factory=list)
     starts: list[str] = field(default_factory=list)
 
     @property
     def url(self) -> str:
         return self.server.url
 
-    def everything(self, setting: Setting) -> tuple[float, ...]:
-        return tuple(knob.ladder[-1] for knob in self.knobs)
-
     @asynccontextmanager
     async def serving(self, setting: Setting, model_path: Path, folder: Path) -> AsyncIterator[Local]:
         self.starts.append(self.name)
         yield self
 
-    async def turn(self, *values: float) -> Mapping[str, Any]:
-        self.turned.append(values)
-        return {"offline_mode": "requests", "offline_concurrency": round(values[0]), "offline_extra": {"priority": 1}}
+    def offline(self, value: float | None) -> Mapping[str, Any]:
+        self.turned.append(value)
+        return {"offline_mode": "requests", "offline_concurrency": round(value or 2), "offline_extra": {"priority": 1}}
 
 
 @pytest.fixture
@@ -146,7 +145,7 @@ def comparison(setting: Setting, model_path: Path, store: RunStore, *systems: Lo
     """And how many cells were done each time that one was."""
     done: list[int] = []
     workload = Workload(setting, model_path)
-    made = Comparison(workload, systems, (0.5,), store, FigureProgress(), lambda: done.append(len(made.cells)), 2)
+    made = Comparison(workload, systems, (0.5,), store, FigureProgress(), lambda: done.append(len(made.cells)), 2, 2)
     return made, done
 
 
@@ -156,26 +155,23 @@ async def test_a_comparison_runs_searches_and_is_resumed(
     server: OpenAIServer,
     tmp_path: Path,
 ) -> None:
-    second_knob = Knob("more", (8.0, 9.0), lambda _: 8.5)
-    theirs = Local(server)
-    ours = Local(server, "slackwater-torch", (*theirs.knobs, second_knob))
+    theirs, ours = Local(server), Local(server, "slackwater-torch", None)
     first, done = comparison(setting, model_path, RunStore(tmp_path / "work", setting, resume=False), theirs, ours)
     await first.run()
     assert done == [1, 2] and [cell.system for cell in first.cells] == ["vllm-priority", "slackwater-torch"]
-    assert theirs.turned == [(4.0,), (2.0,), (4.0,)]
-    assert ours.turned[:3] == [(4.0, 9.0), (2.0, 0.0), (4.0, 0.0)]
-    first_best = max(first.cells[1].runs[:2], key=lambda run: run.trial.offline_tokens_per_s).values[0]
-    assert ours.turned[3:] == [(first_best, 8.0), (first_best, 9.0)]
-    for cell in first.cells:
-        assert cell.best is not None and cell.best.trial.met
-        assert cell.best.offline.total_tokens_per_s == max(run.offline.total_tokens_per_s or 0 for run in cell.runs)
+    assert theirs.turned == [8.0, 2.0, 4.0]
+    assert ours.turned == [None, None, None], "alone, and twice beside online work"
+    for cell, combine in zip(first.cells, (max, fmean), strict=True):
+        rates = [run.offline.total_tokens_per_s or 0 for run in cell.runs]
+        assert cell.best is not None and cell.best.trial.met and len(rates) == 2
+        assert cell.best.offline.total_tokens_per_s == pytest.approx(combine(rates))
         assert 0 < (cell.alone.under_way_share or 0) <= 1
         assert cell.alone.ttft_ms is not None
     offline = [body for body in server.trace_bodies if body["max_tokens"] == 2]
     assert offline and all(body["priority"] == 1 for body in offline)
 
     num_bodies = len(server.bodies)
-    again = Local(server), Local(server, "slackwater-torch", ours.knobs)
+    again = Local(server), Local(server, "slackwater-torch", None)
     second, _ = comparison(setting, model_path, RunStore(tmp_path / "work", setting, resume=True), *again)
     await second.run()
     assert second.cells == first.cells
@@ -200,7 +196,7 @@ async def test_an_interrupted_comparison_keeps_whole_runs_and_goes_on(
     system = Local(server)
     resumed, _ = comparison(setting, model_path, RunStore(tmp_path, setting, resume=True), system)
     await resumed.run()
-    assert system.turned == [(4.0,), (2.0,), (4.0,)] and len(resumed.cells) == 1
+    assert system.turned == [8.0, 2.0, 4.0] and len(resumed.cells) == 1
 
 
 def test_a_folder_with_runs_is_not_mixed_with_others(setting: Setting, tmp_path: Path) -> None:
@@ -226,7 +222,7 @@ async def test_tables_and_picture(
     twice = replace(
         best, trial=msgspec.structs.replace(best.trial, offline_tokens_per_s=2 * best.trial.offline_tokens_per_s)
     )
-    ours = replace(cell, system="slackwater-torch", knobs=("budget ms",), runs=[twice])
+    ours = replace(cell, system="slackwater-torch", runs=[twice])
     nothing = replace(cell, system="slackwater-vllm", runs=[])
     result = result_of([cell, ours, nothing], setting, "2026-01-01")
     rows = result.tables[0].rows
@@ -259,5 +255,4 @@ def test_vllm_and_slackwater_side_by_side(trace_file: Path, prompt_file: Path, t
     assert result.stdout.strip() in page
     rows = [line for line in page.splitlines() if line.startswith("| 50% |")]
     assert len(rows) == 6 and not any("none kept them" in row for row in rows)
-    names = [knob.name for name in ("vllm-priority", "slackwater-torch") for knob in SYSTEMS[name].knobs]
-    assert all(name in page for name in names)
+    assert "offline requests at a time: 2" in page and "as it comes" in page

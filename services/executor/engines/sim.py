@@ -20,6 +20,7 @@ from shared.protocol.tokens import TokenLogprobs
 from shared.replica.engine import Sequence, StepBatch, StepResult, batch_shape
 from shared.scheduling.kv.slot_transfers import SlotOperations
 from shared.simulation.copies import CopyTimeline
+from shared.simulation.executor import INTERRUPTED_AFTER
 from shared.simulation.stages import Stages
 
 if TYPE_CHECKING:
@@ -50,6 +51,8 @@ class SimEngine:
         self._time_scale = time_scale
         self._model_path = model_path
         self._closed = threading.Event()
+        self._interrupted = threading.Event()  # perhaps a step that has ended
+        self._asked: int | None = None
         self._stages = Stages(spec.pipeline_depth)  # on the performance counter
         self._lock = threading.Lock()
 
@@ -74,12 +77,36 @@ class SimEngine:
                     logprobs[sequence.request_id] = self._logprobs(sequence.sampling, token_id)
         with self._lock:
             end = self._stages.leave(start, self._latency.predict_ms(batch_shape(batch)) * self._time_scale / 1e3)
-        self._closed.wait(max(0.0, end - time.perf_counter()))
-        return StepResult(sampled, (time.perf_counter() - start) * 1e3, logprobs, (start - asked) * 1e3)
+        is_interrupted = self._run_until(end, batch)
+        latency_ms, copy_wait_ms = (time.perf_counter() - start) * 1e3, (start - asked) * 1e3
+        if is_interrupted:
+            self._stages = Stages(self.spec.pipeline_depth)
+            return StepResult({}, latency_ms, copy_wait_ms=copy_wait_ms, is_interrupted=True)
+        return StepResult(sampled, latency_ms, logprobs, copy_wait_ms)
+
+    def interrupt(self, step: int) -> None:
+        """See ``Engine.interrupt``."""
+        self._asked = step
+        self._interrupted.set()
 
     def close(self) -> None:
         """A step that runs ends at once."""
         self._closed.set()
+        self._interrupted.set()
+
+    def _run_until(self, end: float, batch: StepBatch) -> bool:
+        """True where it was interrupted: then it has gone on to the end of a layer."""
+        left_s = max(0.0, end - time.perf_counter())
+        if not batch.may_be_interrupted:
+            self._closed.wait(left_s)
+            return False
+        layer_s = INTERRUPTED_AFTER * left_s
+        while self._asked != batch.step and not self._closed.is_set():
+            if not self._interrupted.wait(max(0.0, end - time.perf_counter())):
+                return False
+            self._interrupted.clear()
+        self._closed.wait(min(layer_s, max(0.0, end - time.perf_counter())))
+        return not self._closed.is_set()
 
     def _token(self, sequence: Sequence) -> int:
         """A function of seed and position alone, where there is no grammar."""

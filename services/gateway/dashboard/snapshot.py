@@ -36,11 +36,12 @@ class ExecutorState(msgspec.Struct, frozen=True):
     busy_share: float | None
     online_tokens_per_s: float | None
     offline_tokens_per_s: float | None
+    online_slowdown: float | None
 
     @classmethod
     def of(cls, view: ExecutorView) -> ExecutorState:
         rates = view.steps_per_s, view.busy_share, view.online_tokens_per_s, view.offline_tokens_per_s
-        return cls(view.beat, LatencyState.of(view.step_ms), view.budget_ms, *rates)
+        return cls(view.beat, LatencyState.of(view.step_ms), view.budget_ms, *rates, view.online_slowdown)
 
 
 class BatchState(msgspec.Struct, frozen=True):

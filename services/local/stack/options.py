@@ -35,7 +35,6 @@ class StackOptions(msgspec.Struct, frozen=True, kw_only=True):
     vllm_attention: Annotated[str, ExecutorSettings] = default_of(ExecutorSettings, "vllm_attention")
     sim_model: Annotated[str, ExecutorSettings] = default_of(ExecutorSettings, "sim_model")
     sim_device: Annotated[str, ExecutorSettings] = default_of(ExecutorSettings, "sim_device")
-    target_tbt_ms: Annotated[float, ProfilerSettings] = default_of(ProfilerSettings, "target_tbt_ms")
     slo: Annotated[str, ProfilerSettings] = default_of(ProfilerSettings, "slo")
     data_dir: Annotated[Path, Meta(description="where the stack keeps its store and its logs")] = DEFAULT_DATA_DIR
     nats: Annotated[str, Meta(description="URL of an existing NATS server with JetStream; empty starts one")] = ""
@@ -44,10 +43,9 @@ class StackOptions(msgspec.Struct, frozen=True, kw_only=True):
     config_file: Path | None = None
 
     def __post_init__(self) -> None:
-        has_target_tbt = self.target_tbt_ms != default_of(ProfilerSettings, "target_tbt_ms")
-        if sum(bool(target) for target in (self.strategy.budget_ms, has_target_tbt, self.slo)) > 1:
-            raise ValueError("give one of --budget-ms, --target-tbt-ms and --slo, not two")
         strategy = self.strategy
+        if strategy.budget_ms and self.slo:
+            raise ValueError("give one of --budget-ms and --slo, not both")
         if self.slo and not (strategy.uses_latency_budget or strategy.uses_deadlines):
             raise ValueError(f"preset {strategy.preset} has no latency budget to keep an SLO with: leave --slo out")
         strategy.make_offline_rate()

@@ -1,13 +1,13 @@
 """Files that have expired, what nobody can reach any more in the object store, and records that nobody asks for."""
 
 import asyncio
-import heapq
 import logging
 from collections.abc import Callable
 
 from services.offline_queue.batches.lines import lines_object
 from services.offline_queue.batches.tools import BatchTools
 from shared.cancellation import check_cancelled, wait_set
+from shared.clock import Deadline
 from shared.errors import BusError, NotFoundOnBusError
 from shared.protocol.batches import FileObject
 from shared.watch.stack_watch import ended_at
@@ -34,7 +34,7 @@ class FileSweep:
         self._clock = tools.clock
         self._is_being_read = is_being_read
         self._keep_batches_s = keep_batches_s
-        self._due: list[tuple[int, str]] = []  # heap of (unix time, file id); the records decide
+        self._due: dict[str, Deadline] = {}  # by file
         self._changed = asyncio.Event()
 
     async def run(self) -> None:
@@ -67,28 +67,25 @@ class FileSweep:
         return num_forgotten
 
     def _on_file(self, file_id: str, record: FileObject | None) -> None:
+        self._due.pop(file_id, None)
         if record is not None and record.expires_at is not None:
-            heapq.heappush(self._due, (record.expires_at + GRACE_S, file_id))
+            self._due[file_id] = Deadline(self._clock, record.expires_at + GRACE_S)
             self._changed.set()
 
     async def _delete_when_due(self) -> None:
         while True:
-            now_s = self._clock.unix_s()
-            while self._due and self._due[0][0] <= now_s:
-                _, file_id = heapq.heappop(self._due)
-                if not await self._try_delete(file_id, now_s):
-                    heapq.heappush(self._due, (int(now_s + RECHECK_S), file_id))
             self._changed.clear()
-            await wait_set(self._changed, min(RECHECK_S, self._due[0][0] - now_s) if self._due else RECHECK_S)
+            for file_id in [each for each, due in self._due.items() if due.left_s() <= 0]:
+                if await self._try_delete(file_id):
+                    self._due.pop(file_id, None)
+            left_s = (due.left_s() for due in self._due.values())
+            await wait_set(self._changed, min([RECHECK_S, *(each for each in left_s if each > 0)]))
 
-    async def _try_delete(self, file_id: str, now_s: float) -> bool:
+    async def _try_delete(self, file_id: str) -> bool:
         """False where it is to be tried again later."""
         if self._is_being_read(file_id):
             return False
         try:
-            record = (await self._files.get(file_id)).value
-            if record is None or record.expires_at is None or record.expires_at + GRACE_S > now_s:
-                return True  # written anew meanwhile: the watch knows
             await self._files.delete(file_id)
             await self._objects.delete(file_id)
         except NotFoundOnBusError:

@@ -14,6 +14,7 @@ from services.offline_queue.batches.results import unreadable_failure, unreadabl
 from services.offline_queue.batches.tools import BatchTools
 from shared.bus import Stored
 from shared.cancellation import wait_set
+from shared.clock import Deadline
 from shared.errors import BusError, NotFoundOnBusError
 from shared.protocol import subjects
 from shared.protocol.batches import BatchRecord
@@ -38,7 +39,7 @@ class BatchLife:
         self.record = record
         self.progress: BatchProgress | None = None  # from admission on
         self._tools = tools
-        self._ends_s = tools.clock.monotonic_s() + record.expires_at - tools.clock.unix_s()  # monotonic
+        self._window = Deadline(tools.clock, record.expires_at)
         self._feed: BatchFeed | None = None  # from admission on
         self._changed = asyncio.Event()  # results came, or the end
         self._urgent = asyncio.Event()  # the end, or the pool needs more of its requests
@@ -183,7 +184,7 @@ class BatchLife:
             self._end_work()
         while not self._over.is_set() and not self._is_expired():
             if not feed.is_low:
-                await wait_set(self._changed, min(RECHECK_S, self._left_s()))
+                await wait_set(self._changed, min(RECHECK_S, self._window.left_s()))
             self._changed.clear()  # before anything is written: what comes from here on is written next time
             await self._store_given_up()
             await feed.fill(self._over.is_set)
@@ -295,12 +296,7 @@ class BatchLife:
             self._tools.pool.discard(self.progress.held_request_ids())
 
     def _is_expired(self) -> bool:
-        return self._left_s() <= 0
-
-    def _left_s(self) -> float:
-        """Until the window ends, by the clock of the day and by the time that has passed: that clock may be set."""
-        clock = self._tools.clock
-        return max(self.record.expires_at - clock.unix_s(), self._ends_s - clock.monotonic_s())
+        return self._window.left_s() <= 0
 
     def _now_s(self) -> int:
         return int(self._tools.clock.unix_s())

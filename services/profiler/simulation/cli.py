@@ -53,6 +53,10 @@ class MachineOptions:
         Path | None,
         typer.Option(metavar="FILE", help="A fitted latency model (JSON) to plan with; else what steps take."),
     ] = None
+    interrupts: Annotated[
+        bool,
+        typer.Option("--interrupt/--no-interrupt", help="A step without online requests stops when one comes."),
+    ] = True
     noise: Annotated[float, typer.Option(min=0.0, help="Sigma of a lognormal factor on each step's time.")] = 0.0
 
     def machine(self, model: str) -> Machine:

@@ -37,6 +37,7 @@ class Machine:
     host_kv_slots: int | None = None
     executors: int = 1
     pipeline_depth: int = 1
+    interrupts: bool = False
 
     def setup(self, strategy: Strategy, seed: int) -> ExecutorSetup:
         """Raises ValueError for unknown names and what does not fit the memory, WorkloadError for unusable files."""
@@ -58,6 +59,7 @@ class Machine:
             num_host_slots=num_blocks * DEFAULT_BLOCK_SIZE if self.host_kv_slots is None else self.host_kv_slots,
             swap_ms_per_slot=swap_ms,
             pipeline_depth=self.pipeline_depth,
+            is_interruptible=self.interrupts and self.pipeline_depth == 1,
         )
         return ExecutorSetup(
             Limits(DEFAULT_BLOCK_SIZE, num_blocks, self.max_num_batched_tokens, self.max_num_seqs, swap_ms),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import msgspec
 
 from loadgen.report.slo import Slo
-from services.profiler.settings import ProfilerSettings
+from services.profiler.settings import ProfilerSettings, start_budget_ms
 from services.profiler.slo.feedback import BudgetFeedback, Target
 from services.profiler.slo.job import SloJob
 from services.profiler.slo.online_watch import OnlineWatch
@@ -46,14 +46,14 @@ class SloKeeper:
         self.model: PublishedModel | None = None  # the newest
         self._slos = slos
         self._settings = settings
-        self._start_ms = settings.start_budget_ms(slos)
+        self._start_ms = start_budget_ms(slos)
         self._targets = [Target(slo) for slo in slos if not slo.relative]
         self._feedback: BudgetFeedback | None = None  # None where no budget keeps the SLOs
         self._profiled_model: LatencyModelRecord | None = None
         self._offline: list[OfflineLength] = []
         self._failure = ""
         self._next_check_s = now_s
-        if self._targets:  # relative ones are not known before the first search
+        if self._targets and self._start_ms:  # relative ones are not known before the first search
             self._feedback = BudgetFeedback(self._start_ms, NO_OFFLINE_WORK_MS, self._targets, now_s, largest_share=1.0)
 
     def on_offline(self, lengths: list[OfflineLength]) -> None:
@@ -122,14 +122,16 @@ class SloKeeper:
 
     def budget(self) -> BudgetRecord:
         """As of now."""
-        key = self.info.profile_key
+        key, strategy = self.info.profile_key, self.info.strategy
         source = BudgetSource.SLO_START if self.record is None else BudgetSource.SLO
-        if self._feedback is None:
-            budget_ms = self._start_ms if self.record is None else NO_OFFLINE_WORK_MS
-            return BudgetRecord(key, budget_ms, source, self.info.strategy.idle_budget_ms if budget_ms else 0.0)
-        if self._feedback.share != 1.0:
-            source = BudgetSource.FEEDBACK
-        return BudgetRecord(key, round(self._feedback.budget_ms, 3), source, self.info.strategy.idle_budget_ms)
+        if self._feedback is not None:
+            source = source if self._feedback.share == 1.0 else BudgetSource.FEEDBACK
+            return BudgetRecord(key, round(self._feedback.budget_ms, 3), source, strategy.idle_budget_ms)
+        if self.record is not None:
+            return BudgetRecord(key, NO_OFFLINE_WORK_MS, source)
+        if self._start_ms is None:
+            return BudgetRecord(key, 0.0, BudgetSource.TOLERANCE, strategy.idle_budget_ms, strategy.tolerance)
+        return BudgetRecord(key, self._start_ms, source, strategy.idle_budget_ms)
 
     def status(self, now_s: float, unix_s: float) -> SloStatus:
         """For people."""

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
 
+import msgspec
+from msgspec.structs import replace
+
+from shared.scheduling.credit import NO_SHARE, Credit, OnlineShare
 from shared.scheduling.request import Kind
 from shared.scheduling.schedule import Schedule
 
@@ -12,8 +16,7 @@ NEWEST_STEP_WEIGHT = 0.1  # in the moving average of step times
 PROBE_STEPS = 256  # without an offline request, after which one runs whatever the budget
 
 
-@dataclass(frozen=True, slots=True)
-class Pace:
+class Pace(msgspec.Struct, frozen=True, array_like=True):
     """Each step makes the next one's. ``now_ms`` is on the clock of the requests' deadlines: when the step starts."""
 
     now_ms: float = 0.0
@@ -21,6 +24,9 @@ class Pace:
     batch_size: int = BASE_BATCH_SIZE  # B_curr: requests of the next step
     last_kind: Kind | None = None  # of the work that the step before was for; both is online
     num_online_only: int = 0  # steps since one that had an offline request
+    credit: Credit = Credit()  # of offline work, where online requests are held to a tolerance
+    most_idle_ms: float = math.inf  # of a step without online requests: those before it were interrupted
+    num_interrupted: int = 0  # steps in a row
 
     @property
     def probes(self) -> bool:
@@ -29,7 +35,7 @@ class Pace:
 
     def at(self, now_ms: float) -> Pace:
         """The same, at another time."""
-        return Pace(now_ms, self.mean_step_ms, self.batch_size, self.last_kind, self.num_online_only)
+        return replace(self, now_ms=now_ms)
 
     def after(self, schedule: Schedule, max_num_seqs: int) -> Pace:
         """Once the schedule starts: the batch size doubles, up to ``max_num_seqs``, unless an online request stayed
@@ -38,10 +44,24 @@ class Pace:
         entries, last_kind, num_online_only = schedule.entries, self.last_kind, self.num_online_only
         if entries:  # online first
             last_kind, num_online_only = entries[0].kind, num_online_only + 1 if entries[-1].kind is Kind.ONLINE else 0
-        return Pace(self.now_ms, self.mean_step_ms, min(batch_size, max_num_seqs), last_kind, num_online_only)
+        credit, batch_size = self.credit, min(batch_size, max_num_seqs)
+        if schedule.share.num_requests:
+            credit = credit.started(schedule.share, schedule.latency_ms)
+        return replace(self, batch_size=batch_size, last_kind=last_kind, num_online_only=num_online_only, credit=credit)
 
-    def measured(self, latency_ms: float) -> Pace:
-        """A step ended that took so long."""
+    def measured(
+        self, latency_ms: float, turn_ms: float = 0.0, share: OnlineShare = NO_SHARE, planned_ms: float = 0.0
+    ) -> Pace:
+        """A step ended that took so long, ``turn_ms`` since the end of the one before, instead of ``planned_ms``."""
         mean_ms = self.mean_step_ms or latency_ms
         mean_ms += NEWEST_STEP_WEIGHT * (latency_ms - mean_ms)
-        return Pace(self.now_ms, mean_ms, self.batch_size, self.last_kind, self.num_online_only)
+        if share.num_requests:
+            return replace(self, mean_step_ms=mean_ms, credit=self.credit.measured(share, planned_ms, turn_ms))
+        if self.last_kind is Kind.OFFLINE:
+            return replace(self, mean_step_ms=mean_ms, most_idle_ms=2.0 * self.most_idle_ms, num_interrupted=0)
+        return replace(self, mean_step_ms=mean_ms)
+
+    def interrupted(self, planned_ms: float) -> Pace:
+        """A step that was to take so long stopped for an online request. The next are shorter, so that less is lost
+        where such requests come often."""
+        return replace(self, most_idle_ms=planned_ms / 2.0, num_interrupted=self.num_interrupted + 1)

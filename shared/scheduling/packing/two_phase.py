@@ -3,6 +3,7 @@ executor, Alg. 2 lines 24-32."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from shared.scheduling.credit import NO_SHARE, OnlineShare
 from shared.scheduling.orders.offline.view import OfflineQueue
 from shared.scheduling.packing.batch import BatchBuilder
 from shared.scheduling.packing.packing import StepState
@@ -33,9 +34,10 @@ class TwoPhasePacking:
         table, builder = state.table, _builder(state)
         preempted = _online_phase(builder, table)
         preempted += give_back_offline_blocks(builder, table, state.num_offline_blocks)
+        share = _bound_by_tolerance(builder, state)
         if state.policy.offline_enabled:
             preempted += _offline_phase(builder, state, offline_queue, preempted)
-        return Schedule(builder.entries, preempted, builder.latency_ms)
+        return Schedule(builder.entries, preempted, builder.latency_ms, share=share)
 
     def reconcile(self, state: StepState, plan: Sequence[ScheduledRequest], preempted: Iterable[str]) -> Schedule:
         """Requests that ended are forgotten, online requests that have just arrived enter (UPDATE_BUDGET), and offline
@@ -50,8 +52,9 @@ class TwoPhasePacking:
         lost += _online_phase(builder, table, lost)
         num_offline_blocks = max(0, state.num_offline_blocks - freed[Kind.OFFLINE])
         lost += give_back_offline_blocks(builder, table, num_offline_blocks, lost)
+        share = _bound_by_tolerance(builder, state)
         num_dropped = _keep_what_fits(builder, table, plan, lost) if state.policy.offline_enabled else 0
-        return Schedule(builder.entries, lost, builder.latency_ms, num_dropped)
+        return Schedule(builder.entries, lost, builder.latency_ms, num_dropped, share=share)
 
 
 def _builder(state: StepState, num_freed_blocks: int = 0) -> BatchBuilder:
@@ -59,8 +62,21 @@ def _builder(state: StepState, num_freed_blocks: int = 0) -> BatchBuilder:
     num_blocks = state.num_free_blocks + state.num_offline_blocks + num_freed_blocks
     holds_online = state.table.holds_online
     budget_ms = state.policy.budget_ms(holds_online, state.model)
-    lets_one_in = not holds_online or (budget_ms > 0 and state.pace.probes)
+    if not holds_online:
+        budget_ms = min(budget_ms, state.pace.most_idle_ms)
+    lets_one_in = not holds_online or (bool(budget_ms or state.policy.tolerance) and state.pace.probes)
     return BatchBuilder(state.limits, state.model, budget_ms, num_blocks, state.cache, lets_one_in)
+
+
+def _bound_by_tolerance(builder: BatchBuilder, state: StepState) -> OnlineShare:
+    """After the online phase, where offline work is held to a tolerance: L is what the online part takes, and what is
+    saved."""
+    if state.policy.tolerance is None or not builder.entries:
+        return NO_SHARE
+    has_prompts = builder.features.prefill_requests > 0 or bool(state.table.waiting(Kind.ONLINE))
+    share = OnlineShare(len(builder.entries), builder.latency_ms, state.policy.tolerance, has_prompts)
+    builder.latency_budget_ms = share.alone_ms + state.pace.credit.extra_ms(share)
+    return share
 
 
 def _online_phase(builder: BatchBuilder, table: RequestTable, preempted: Sequence[str] = ()) -> list[str]:

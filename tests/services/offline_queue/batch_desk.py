@@ -32,15 +32,16 @@ ENDLESS = 1_000_000
 
 @dataclass
 class ManualClock:
-    """Time stands still until it is set."""
+    """Time stands still until it is set; ``set_s``: how far the clock of the day was put forward."""
 
     now_s: float = 1_000_000.0
+    set_s: float = 0.0
 
     def monotonic_s(self) -> float:
         return self.now_s
 
     def unix_s(self) -> float:
-        return self.now_s
+        return self.now_s + self.set_s
 
 
 class StoringPool:

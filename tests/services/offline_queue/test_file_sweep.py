@@ -84,6 +84,20 @@ async def test_an_expired_file_goes_with_its_bytes(desk: Desk, clock: ManualCloc
     assert len(await subjects_of(desk, CHUNKS)) == 1
 
 
+async def test_a_clock_that_is_set_deletes_nothing(desk: Desk, clock: ManualClock) -> None:
+    await add_file(desk, "file-kept", int(clock.now_s) + 1000)
+    await add_file(desk, "file-old", int(clock.now_s) - GRACE_S)
+    async with sweeping(desk):
+        await until_gone(desk, "file-old")  # and so the other is known
+        clock.set_s += 1_000_000
+        await add_file(desk, "file-late", int(clock.unix_s()) - GRACE_S)
+        await until_gone(desk, "file-late")
+        assert (await desk.files.get("file-kept")).value is not None
+        clock.now_s += 1000 + GRACE_S
+        await add_file(desk, "file-later", int(clock.unix_s()) - GRACE_S)
+        await until_gone(desk, "file-kept")
+
+
 async def test_a_file_that_comes_later_is_noticed(desk: Desk, clock: ManualClock) -> None:
     async with sweeping(desk):
         await add_file(desk, "file-late", int(clock.now_s) - GRACE_S)

@@ -328,16 +328,7 @@ async def test_a_batch_that_cannot_be_stored_expires(
     assert await desk.stored_requests(batch_id) == []
 
 
-async def test_a_clock_that_is_set_ends_no_window(nats_url: str, bus: Bus) -> None:
-    @dataclasses.dataclass
-    class WallClock(ManualClock):
-        set_s: float = 0.0
-
-        def unix_s(self) -> float:
-            return self.now_s + self.set_s
-
-    clock = WallClock()
-    desk = await Desk.open(nats_url, bus, clock)
+async def test_a_clock_that_is_set_ends_no_window(desk: Desk, clock: ManualClock) -> None:
     batch_id = await desk.submit([chat_line("a"), chat_line("b")], window_s=100)
     async with desk.running(permits=1) as (manager, pool):
         await desk.until(batch_id, lambda record: record.request_counts.completed == 1)

@@ -118,6 +118,22 @@ async def test_a_request_is_given_up_with_its_reason_and_the_others_run(desk: De
     assert await failures_of(desk, batch_id) == []
 
 
+async def test_a_result_that_the_bus_never_takes_fails_its_line(desk: Desk) -> None:
+    batch_id = await desk.submit([chat_line("endless"), chat_line("good")])
+    endless, good = f"{batch_id}.1", f"{batch_id}.2"
+    async with Counter(desk) as counter:
+        await counter.until(lambda: counter.waiting() == [endless, good])
+        store = ResultStore(desk.bus)
+        store.put(OfflineResult(endless, [1] * 10_000_000, FinishReason.LENGTH))
+        store.put(OfflineResult(good, TOKENIZER.encode("Fine."), FinishReason.STOP))
+        await store.drain(TIMEOUT_S)
+        record = await desk.until_cleared(batch_id)
+    assert (record.request_counts.completed, record.request_counts.failed) == (1, 1)
+    (line,) = await desk.read_file(record.error_file_id)
+    assert (line["custom_id"], line["response"]["status_code"]) == ("endless", 500)
+    assert "more than the bus takes" in line["response"]["body"]["error"]["message"]
+
+
 async def test_failures_outlive_the_offline_queue(desk: Desk) -> None:
     batch_id = await desk.submit([chat_line("poison")])
     poison = f"{batch_id}.1"

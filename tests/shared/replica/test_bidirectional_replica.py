@@ -33,7 +33,11 @@ def make_replica(
     seed: int = 0,
     swap_ms_per_slot: float = 0.0,
 ) -> tuple[Replica, SlotEngine]:
-    spec = EngineSpec("m", "sim", "none", "float16", 512, 49152, 16, num_blocks, (2,), num_host_slots=num_host_slots)
+    spec = EngineSpec(
+        *("m", "sim", "none", "float16", 512, 49152, 16, num_blocks, (2,)),
+        num_host_slots=num_host_slots,
+        is_interruptible=True,
+    )
     limits = Limits(16, num_blocks, tokens, 32, swap_ms_per_slot)
     replica = Replica(limits, spec, None, strategy=Strategy(kv_sharing="bidirectional"))
     return replica, SlotEngine(spec, fail=fail, seed=seed)
@@ -47,8 +51,15 @@ def make_request(request_id: str, prompt: int, max_tokens: int, kind: Kind, firs
     return GenerateRequest(request_id, kind, list(range(first, first + prompt)), params, 0.0, "gateway")
 
 
-def step(replica: Replica, engine: SlotEngine, policy: Policy = ANY, plan: StepPlan | None = None) -> int:
-    """One step, with the copies of the next one before it; returns how many requests ran."""
+def step(
+    replica: Replica,
+    engine: SlotEngine,
+    policy: Policy = ANY,
+    plan: StepPlan | None = None,
+    is_interrupted: bool = False,
+) -> int:
+    """One step, with the copies of the next one before it; returns how many requests ran. ``is_interrupted``: where it
+    may be; then it has written KV, and nothing comes of it."""
     batch = replica.begin(replica.schedule(plan, policy, MODEL), 0)
     replica.pool.check_integrity()
     replica.table.check_integrity()
@@ -56,7 +67,11 @@ def step(replica: Replica, engine: SlotEngine, policy: Policy = ANY, plan: StepP
         for copies in (*batch.copies, *replica.copies_ahead):
             engine.start_copies(copies)
         try:
-            replica.finish(engine.execute(batch))
+            result = engine.execute(batch)
+            if is_interrupted and batch.may_be_interrupted:
+                replica.retract()
+            else:
+                replica.finish(result)
         except EngineError as error:
             replica.fail(str(error))
         replica.pool.check_integrity()
@@ -105,9 +120,10 @@ def test_outputs_do_not_depend_on_who_shares_what(seed: int, num_host_slots: int
         if waiting and rng.random() < 0.3:
             replica.submit(waiting.pop())
         plan = random_plan(replica, rng) if rng.random() < 0.3 else None
-        step(replica, engine, Policy(rng.choice([8.0, 30.0, 1e9])), plan)
+        step(replica, engine, Policy(rng.choice([8.0, 30.0, 1e9])), plan, is_interrupted=rng.random() < 0.3)
         collect(replica, results)
     totals = replica.totals
+    assert totals.steps_interrupted > 0
     assert min(totals.pauses, totals.checkpointed_slots, totals.restored_slots) > 0
     assert results == alone(requests)
     assert replica.pool.num_free == 24

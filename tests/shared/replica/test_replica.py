@@ -33,7 +33,7 @@ def make_spec(num_blocks: int = 64, max_model_len: int = 512) -> EngineSpec:
 
 
 def make_replica(tokenizer: Tokenizer, num_blocks: int = 64, tokens: int = 64) -> tuple[Replica, SimEngine]:
-    spec = make_spec(num_blocks)
+    spec = replace(make_spec(num_blocks), is_interruptible=True)
     return Replica(Limits(16, num_blocks, tokens, 32), spec, tokenizer), SimEngine(spec, NO_TIME, 30.0)
 
 
@@ -50,12 +50,20 @@ def make_request(
     return GenerateRequest(request_id, kind, list(range(first, first + prompt)), params, 0.0, "gateway")
 
 
-def run(replica: Replica, engine: SimEngine, policy: Policy = ANY, plan: StepPlan | None = None) -> int:
-    """One step; returns how many requests ran."""
+def run(
+    replica: Replica,
+    engine: SimEngine,
+    policy: Policy = ANY,
+    plan: StepPlan | None = None,
+    is_interrupted: bool = False,
+) -> int:
+    """One step; returns how many requests ran. ``is_interrupted``: where it may be."""
     batch = replica.begin(replica.schedule(plan, policy, MODEL), 0)
     replica.pool.check_integrity()
     replica.table.check_integrity()
-    if batch.sequences:
+    if is_interrupted and batch.may_be_interrupted:
+        replica.retract()
+    elif batch.sequences:
         replica.finish(engine.execute(batch))
     return len(batch.sequences)
 
@@ -112,10 +120,10 @@ def test_outputs_do_not_depend_on_the_schedule(tokenizer: Tokenizer, seed: int) 
         if waiting and rng.random() < 0.5:
             replica.submit(waiting.pop())
         plan = _random_plan(replica, rng) if rng.random() < 0.5 else None
-        run(replica, engine, Policy(rng.choice([8.0, 30.0, 1e9])), plan)
+        run(replica, engine, Policy(rng.choice([8.0, 30.0, 1e9])), plan, is_interrupted=rng.random() < 0.5)
         for ended in replica.take_ended():
             results[ended.sequence.request_id] = (ended.sequence.output_token_ids, ended.finish_reason)
-    assert replica.totals.preemptions > 0
+    assert replica.totals.preemptions > 0 and replica.totals.steps_interrupted > 0
     assert results == {request.request_id: alone(tokenizer, request) for request in requests}
 
 

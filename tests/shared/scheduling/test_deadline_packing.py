@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from shared.latency.features import BatchFeatures
 from shared.scheduling.packing.packing import StepState
@@ -45,7 +46,7 @@ def test_the_most_urgent_is_served_and_the_step_ends_in_time(
     online: list[Request], contexts: list[int], prompts: list[int], size: int
 ) -> None:
     offline = [make_decode(kind=Kind.OFFLINE, context=context) for context in contexts]
-    state = make_state(make_timed_table([*online, *offline]), pace=replace(PACE, batch_size=size))
+    state = make_state(make_timed_table([*online, *offline]), pace=structs.replace(PACE, batch_size=size))
     queue = [make_request(kind=Kind.OFFLINE, prompt=prompt) for prompt in prompts]
     schedule = pack(state, queue)
     by_id = {request.request_id: request for request in (*online, *offline, *queue)}
@@ -73,7 +74,7 @@ def test_the_same_state_gives_the_same_schedule_and_stays_as_it_was(
 ) -> None:
     offline = [make_decode(kind=Kind.OFFLINE, context=context) for context in contexts]
     queue = [make_request(kind=Kind.OFFLINE, prompt=prompt) for prompt in prompts]
-    state = make_state(make_timed_table([*online, *offline]), pace=replace(PACE, batch_size=size))
+    state = make_state(make_timed_table([*online, *offline]), pace=structs.replace(PACE, batch_size=size))
     before = [copy(request) for request in (*state.table, *queue)]
     first = pack(state, queue)
     assert pack(state, queue) == first
@@ -104,7 +105,7 @@ def test_decodes_started_prompts_and_waiting_ones_are_ordered_together() -> None
     decode = due(make_decode("decode"), 180.0)
     table = make_timed_table([decode, started, waiting])
     assert list(tokens(pack(make_state(table)))) == ["decode", "waiting", "started"]
-    assert list(tokens(pack(make_state(table, pace=replace(PACE, batch_size=2))))) == ["decode", "waiting"]
+    assert list(tokens(pack(make_state(table, pace=structs.replace(PACE, batch_size=2))))) == ["decode", "waiting"]
 
 
 def test_a_chunk_is_as_long_as_the_first_deadline_allows() -> None:
@@ -152,7 +153,7 @@ def test_who_is_late_enters_where_those_that_run_can_grow() -> None:
 def test_a_full_batch_lets_an_offline_request_in_for_the_one_that_can_wait_longest() -> None:
     urgent, patient = due(make_decode("urgent"), 100.0), due(make_decode("patient"), 180.0)
     offline = [make_decode("off-0", Kind.OFFLINE), make_decode("off-1", Kind.OFFLINE)]
-    state = make_state(make_timed_table([patient, urgent, *offline]), pace=replace(PACE, batch_size=2))
+    state = make_state(make_timed_table([patient, urgent, *offline]), pace=structs.replace(PACE, batch_size=2))
     schedule = pack(state)
     assert list(tokens(schedule)) == ["urgent", "off-0"]
     assert schedule.latency_ms == pytest.approx(decodes_ms(101, 101))
@@ -163,15 +164,15 @@ def test_nobody_is_replaced_who_would_miss_a_deadline() -> None:
     urgent, patient = due(make_decode("urgent"), 31.0), due(make_decode("patient"), 32.0)
     offline = make_decode("off", Kind.OFFLINE)
     table = make_timed_table([patient, urgent, offline])
-    state = make_state(table, pace=replace(PACE, batch_size=2))
+    state = make_state(table, pace=structs.replace(PACE, batch_size=2))
     assert list(tokens(pack(state))) == ["urgent", "patient"]
-    assert list(tokens(pack(replace(state, pace=replace(state.pace, mean_step_ms=19.0))))) == ["urgent", "off"]
+    assert list(tokens(pack(replace(state, pace=structs.replace(state.pace, mean_step_ms=19.0))))) == ["urgent", "off"]
 
 
 def test_a_prompt_is_not_put_off_for_offline_work() -> None:
     urgent, prompt = due(make_decode("urgent"), 100.0), due(make_request("prompt", prompt=20), 390.0)
     state = make_state(
-        make_timed_table([urgent, make_decode("off", Kind.OFFLINE), prompt]), pace=replace(PACE, batch_size=2)
+        make_timed_table([urgent, make_decode("off", Kind.OFFLINE), prompt]), pace=structs.replace(PACE, batch_size=2)
     )
     assert tokens(pack(state)) == {"urgent": 1, "prompt": 20}
 

@@ -1,10 +1,9 @@
 """What every packing keeps to, and packing by arrival."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from shared.scheduling.limits import Limits
 from shared.scheduling.orders.offline.view import no_queue

@@ -3,15 +3,19 @@
 import asyncio
 import math
 
+from msgspec.structs import replace
+
 from shared.bus import Bus
 from shared.protocol import subjects
 from shared.protocol.budgets import BudgetRecord, BudgetSource
+from shared.protocol.executors import EngineSpec, ExecutorInfo
 from shared.protocol.latency_models import LatencyModelRecord, LinearCoefficients
 from shared.scheduling.policy import Policy
-from shared.scheduling.strategy import Strategy
+from shared.scheduling.strategy import BLIND_IDLE_BUDGET_MS, Strategy
 from shared.watch.tuning import Tuning
 
-STRATEGY = Strategy.of("hygen")
+SPEC = EngineSpec("m", "sim", "cpu", "float16", 256, 49152, 16, 64, (2,))
+INFO = ExecutorInfo("executor-0", "epoch", 1, "key", SPEC, 8, 512)
 
 
 async def test_the_policy_follows_what_is_published(bus: Bus) -> None:
@@ -25,18 +29,22 @@ async def test_the_policy_follows_what_is_published(bus: Bus) -> None:
         if budget is not None:
             await budgets.put("key", budget)
         async with asyncio.timeout(10):
-            while tuning.policy(STRATEGY, "key") != policy:
+            while tuning.policy(INFO) != policy:
                 changed.clear()
                 await changed.wait()
 
     nothing = Policy(0.0, offline_enabled=False)
-    assert tuning.policy(STRATEGY, "key") == nothing
-    assert tuning.policy(Strategy.of("sarathi++"), "key") == Policy(math.inf)
+    assert tuning.policy(INFO) == nothing
+    assert tuning.policy(replace(INFO, strategy=Strategy.of("sarathi++"))) == Policy(math.inf)
     await budgets.put("key", BudgetRecord("key", 40.0, BudgetSource.SLO, 80.0))
     await models.put("key", LatencyModelRecord("key", LinearCoefficients((1.0,) * 8), 100, 0.01, 0.0))
     await becomes(None, Policy(40.0, idle_budget_ms=80.0))
     await becomes(BudgetRecord("key", 0.0, BudgetSource.SLO, 0.0), Policy(0.0))
     await becomes(BudgetRecord("key", 20.0, BudgetSource.PROFILING, 30.0), Policy(20.0, idle_budget_ms=30.0))
     await becomes(BudgetRecord("key", 0.0, BudgetSource.PROFILING, 0.0), nothing)
+    tolerance = BudgetRecord("key", 0.0, BudgetSource.TOLERANCE, tolerance=0.05)
+    await becomes(tolerance, Policy(0.0, idle_budget_ms=BLIND_IDLE_BUDGET_MS, tolerance=0.05))
+    stoppable = replace(INFO, spec=replace(SPEC, is_interruptible=True))
+    assert tuning.policy(stoppable) == Policy(0.0, idle_budget_ms=math.inf, tolerance=0.05)
     following.cancel()
     await asyncio.gather(following, return_exceptions=True)

@@ -58,10 +58,14 @@ class ShapeProbe:
         return F.scaled_dot_product_attention(rows, keys, values, is_causal=True, scale=scale).transpose(0, 1)
 
 
-def paged_step(kv_caches: Mapping[Layer, Tensor], metadata: AttentionMetadata, buffer: GatherBuffer) -> AttentionStep:
-    """Over the paged KV of every layer: ``kv_caches``, each [num_blocks, block_size, num_kv_heads, k_dim + v_dim]."""
+def paged_step(
+    kv_caches: Mapping[Layer, Tensor], metadata: AttentionMetadata, buffer: GatherBuffer, check: Callable[[], None]
+) -> AttentionStep:
+    """Over the paged KV of every layer: ``kv_caches``, each [num_blocks, block_size, num_kv_heads, k_dim + v_dim].
+    ``check`` is called in each layer, and may end the pass by what it raises."""
 
     def attend(layer: Layer, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None) -> Tensor:
+        check()
         kv_cache = kv_caches[layer]
         write_kv(key, value, kv_cache, metadata.slot_mapping, metadata.is_paged)
         return paged_attention(query, kv_cache, metadata, scale, buffer, window)

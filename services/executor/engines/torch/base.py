@@ -6,8 +6,9 @@ from abc import ABC, abstractmethod
 
 import torch
 
-from services.executor.engines.torch.device import make_current
+from services.executor.engines.torch.device import is_lost, make_current
 from services.executor.engines.torch.host_pool import HostPool, set_num_threads
+from services.executor.engines.torch.interruption import Interruption, StepInterruptedError
 from shared.errors import EngineError, EngineLostError
 from shared.protocol.executors import EngineSpec
 from shared.replica.engine import SampledTokens, Sequence, StepBatch, StepResult
@@ -17,13 +18,21 @@ from shared.scheduling.kv.slot_transfers import SlotOperations
 class EngineOnTorch(ABC):
     """A loaded model with its KV blocks; see ``shared.replica.engine.Engine``."""
 
-    def __init__(self, spec: EngineSpec, device: torch.device, host: HostPool | None, num_threads: int) -> None:
-        """``host``: None where no slots can be copied."""
+    def __init__(
+        self,
+        spec: EngineSpec,
+        device: torch.device,
+        host: HostPool | None,
+        num_threads: int,
+        interruption: Interruption | None = None,
+    ) -> None:
+        """``host``: None where no slots can be copied. ``interruption``: where layers ask it already."""
         self.spec = spec
         self._device = device
         self._host = host
         self._num_threads = num_threads
         self._threads = threading.local()
+        self._interruption = interruption or Interruption(device)
 
     def start_copies(self, copies: SlotOperations) -> None:
         """See ``Engine.start_copies``; without host slots the step fails."""
@@ -32,7 +41,7 @@ class EngineOnTorch(ABC):
 
     def execute(self, batch: StepBatch) -> StepResult:
         """Run one step; see ``Engine.execute``. Raises EngineError for whatever goes wrong, also for slots to copy
-        where there is no host pool; EngineLostError as it comes."""
+        where there is no host pool; EngineLostError as it comes, and where the device takes no work any more."""
         if not batch.sequences:
             return StepResult({}, 0.0)
         self._claim_thread()
@@ -42,13 +51,22 @@ class EngineOnTorch(ABC):
                     raise EngineError("slots cannot be copied: the engine was loaded without host slots")
                 copy_wait_ms = self._host.wait(batch.copies) if self._host is not None and batch.copies else 0.0
                 started_s = time.perf_counter()
+                self._interruption.begin(batch)
                 sampled = self._run(batch.sequences)
                 latency_ms = (time.perf_counter() - started_s) * 1000.0
+        except StepInterruptedError:
+            latency_ms = (time.perf_counter() - started_s) * 1000.0
+            return StepResult({}, latency_ms, copy_wait_ms=copy_wait_ms, is_interrupted=True)
         except EngineLostError:
             raise
         except Exception as error:  # vLLM and torch raise what they like; the executor needs one kind
-            raise EngineError(f"step {batch.step} failed: {type(error).__name__}: {error}") from error
+            what = f"step {batch.step} failed: {type(error).__name__}: {error}"
+            raise (EngineLostError if is_lost(self._device) else EngineError)(what) from error
         return StepResult(sampled.token_ids, latency_ms, sampled.logprobs, copy_wait_ms, sampled.failed)
+
+    def interrupt(self, step: int) -> None:
+        """See ``Engine.interrupt``."""
+        self._interruption.ask(step)
 
     def close(self) -> None:
         """Free the model and the KV blocks; the engine cannot be used afterwards."""

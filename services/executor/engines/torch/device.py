@@ -44,6 +44,18 @@ def make_current(device: torch.device) -> None:
         torch.cuda.set_device(device)
 
 
+def is_lost(device: torch.device) -> bool:
+    """After an error: whether the device takes no work of this process any more, as CUDA after an access that was not
+    allowed. Then each later call fails the same way."""
+    if device.type != "cuda":
+        return False
+    try:
+        torch.cuda.synchronize(device)
+    except RuntimeError:
+        return True
+    return False
+
+
 def choose_dtype(dtype: str, device: torch.device, checkpoint: torch.dtype | None) -> torch.dtype:
     """ "auto" is float32 on CPU; on CUDA the checkpoint's own if it has 16 bits, else bfloat16. Raises ConfigError."""
     if dtype != "auto":

@@ -112,6 +112,7 @@ class TorchEngine(EngineOnTorch):
             eos_token_ids=facts.eos_token_ids,
             num_host_slots=host.num_slots if host is not None else 0,
             swap_ms_per_slot=host.ms_per_slot if host is not None else 0.0,
+            is_interruptible=True,
         )
         engine = cls(spec, model.forward, kv_caches, host, GrammarMasks(path), threads)
         if chosen.type == "cuda":
@@ -182,7 +183,7 @@ class TorchEngine(EngineOnTorch):
         return self._forward(input_ids, metadata, torch.arange(len(input_ids), device=self._device))
 
     def _forward(self, input_ids: torch.Tensor, metadata: AttentionMetadata, rows: torch.Tensor) -> torch.Tensor:
-        step = paged_step(self._kv_caches, metadata, self._buffer)
+        step = paged_step(self._kv_caches, metadata, self._buffer, self._interruption.check)
         return self._model(input_ids, metadata.position_ids, rows, step)
 
 

@@ -19,10 +19,11 @@ from vllm.v1.executor import Executor
 from services.executor.engines.torch.base import EngineOnTorch
 from services.executor.engines.torch.device import device_name
 from services.executor.engines.torch.host_pool import HostPool, host_pool_of
+from services.executor.engines.torch.interruption import Interruption
 from services.executor.engines.vllm.attention_step import bind_attention
 from services.executor.engines.vllm.core import VllmOptions, make_core, shut_down_on_error
 from services.executor.engines.vllm.scheduler import PlannedScheduler
-from services.executor.engines.vllm.workers import prepare_worker
+from services.executor.engines.vllm.workers import check_in_layers, prepare_worker
 from shared.errors import EngineLostError
 from shared.protocol.executors import EngineSpec
 from shared.replica.engine import SampledTokens, Sequence
@@ -34,8 +35,11 @@ logger = logging.getLogger(__name__)
 class VllmEngine(EngineOnTorch):
     """Runs as many steps at a time as it has stages. A step raises EngineLostError where a worker has ended."""
 
-    def __init__(self, spec: EngineSpec, core: EngineCore, host: HostPool | None, num_threads: int) -> None:
-        super().__init__(spec, torch.device(core.vllm_config.device_config.device_type), host, num_threads)
+    def __init__(
+        self, spec: EngineSpec, core: EngineCore, host: HostPool | None, num_threads: int, interruption: Interruption
+    ) -> None:
+        device = torch.device(core.vllm_config.device_config.device_type)
+        super().__init__(spec, device, host, num_threads, interruption)
         self._core = core
         self._steps = StepsInFlight(core.model_executor, core.scheduler)
 
@@ -47,6 +51,9 @@ class VllmEngine(EngineOnTorch):
         core = make_core(path, facts, options)
         with shut_down_on_error(core, path):
             core.model_executor.collective_rpc(prepare_worker, args=(options.num_workers > 1, path))
+            interruption = Interruption(torch.device(core.vllm_config.device_config.device_type))
+            if options.num_workers == 1:
+                core.model_executor.collective_rpc(check_in_layers, args=(interruption.check,))
             host = None
             if options.has_directions:  # its slots are those of our block ids, which leave out vLLM's null block
                 (kv_caches,) = core.model_executor.collective_rpc(bind_attention)
@@ -68,9 +75,10 @@ class VllmEngine(EngineOnTorch):
             num_host_slots=host.num_slots if host is not None else 0,
             swap_ms_per_slot=host.ms_per_slot if host is not None else 0.0,
             pipeline_depth=options.pipeline_parallel,
+            is_interruptible=options.num_workers == 1,
         )
         logger.info("model loaded", extra={"model": name, "device": spec.device, "num_blocks": spec.num_blocks})
-        return cls(spec, core, host, num_threads)
+        return cls(spec, core, host, num_threads, interruption)
 
     def close(self) -> None:
         super().close()

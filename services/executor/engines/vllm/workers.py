@@ -120,6 +120,21 @@ def _make_stage_input(runner: Any) -> None:
         )
 
 
+def check_in_layers(worker: Any, check: Callable[[], None]) -> None:
+    """Called by ``collective_rpc`` where the one worker runs in this process: ``check`` is called in each layer, by its
+    attention, where vLLM's compiled graphs return to Python too, and may end a step by what it raises."""
+    for layer in worker.model_runner.compilation_config.static_forward_context.values():
+        layer.impl.forward = _checking(layer.impl.forward, check)
+
+
+def _checking(attend: Callable[..., Any], check: Callable[[], None]) -> Callable[..., Any]:
+    def attend_after_check(*args: Any, **named: Any) -> Any:
+        check()
+        return attend(*args, **named)
+
+    return attend_after_check
+
+
 def _compiling_grammars(execute_model: Callable[..., Any], grammars: GrammarMasks) -> Callable[..., Any]:
     """Beside the forward pass, so that they are ready when it comes to sampling."""
 

@@ -6,7 +6,7 @@ import { outcome } from "./slo.js";
 
 const SOURCES = {
   fixed: "as set with --budget-ms",
-  "target-tbt": "the target TBT (--target-tbt-ms): no SLO is given",
+  tolerance: "as much as --tolerance lets offline work add: neither a budget nor an SLO is given",
   "slo-start": "a first guess, the smallest bound on TBT: nothing has been searched yet",
   slo: "found by a search with the recorded workload",
   feedback: "found by a search, corrected by what users got",
@@ -33,9 +33,11 @@ function createCard() {
   const node = element("div", "panel budget", element("div", "", value, source, key), promises, evidence.node);
   const list = new SloTable(slos);
   const update = (budget) => {
-    setText(value, `${figure(budget.latency_budget_ms)} ms`);
-    const idle = budget.idle_budget_ms ? `; ${figure(budget.idle_budget_ms)} ms while no online request is there` : "";
-    setText(source, `a step: ${SOURCES[budget.source] ?? budget.source}${idle}`);
+    const isTolerance = budget.tolerance !== null;
+    setText(value, isTolerance ? `${figure(100 * budget.tolerance)} %` : `${figure(budget.latency_budget_ms)} ms`);
+    const idle = budget.idle_budget_ms ? `; ${figure(budget.idle_budget_ms)} ms a step while no online request is there` : "";
+    const what = isTolerance ? "of the time that online tokens take alone" : "a step";
+    setText(source, `${what}: ${SOURCES[budget.source] ?? budget.source}${idle}`);
     setText(key, budget.profile_key);
     slos.hidden = budget.slo === null;
     noSlo.hidden = budget.slo !== null;

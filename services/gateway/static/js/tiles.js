@@ -60,6 +60,8 @@ function stepTile(now) {
   const [value, plainUnit] = latency(rate ? weighted / rate : null);
   const unit = plainUnit && `${plainUnit} mean`;
   const budgets = now.executors.map((executor) => executor.budget_ms).filter((budget) => budget !== null);
+  const slowdowns = now.executors.map((executor) => executor.online_slowdown).filter((slowdown) => slowdown !== null);
+  if (slowdowns.length) return { value, unit, note: `online tokens take ${Math.max(...slowdowns).toFixed(2)} times as long as alone` };
   if (!budgets.length) return { value, unit, note: "no latency budget" };
   return { value, unit, note: `budget ${latencyText(Math.min(...budgets))}` };
 }

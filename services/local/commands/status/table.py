@@ -8,7 +8,7 @@ from rich.table import Table
 
 from services.local.commands.asked_stack import AskedStackOptions
 from services.local.commands.parameters import JsonOption, show
-from shared.protocol.budgets import SloStatus
+from shared.protocol.budgets import BudgetRecord, SloStatus
 from shared.protocol.executors import Heartbeat
 from shared.protocol.slo_profile import SloVerdict
 from shared.settings.command_options import with_option_groups
@@ -36,9 +36,7 @@ def print_status(status: Status) -> None:
     for beat in status.executors:
         console.print(describe(beat))
     for budget in status.budgets:
-        idle = f", {budget.idle_budget_ms:g} ms without online requests" if budget.idle_budget_ms else ""
-        line = f"budget     {budget.latency_budget_ms:g} ms a step{idle} ({budget.source})  {budget.profile_key}"
-        console.print(line, soft_wrap=True)
+        console.print(f"budget     {budget_text(budget)}  {budget.profile_key}", soft_wrap=True)
     for slo in status.slos:
         console.print(slo_text(slo, time.time()), soft_wrap=True)
     console.print("queues")
@@ -46,6 +44,13 @@ def print_status(status: Status) -> None:
     for name, value in status.queues.items():
         queues.add_row(name.replace("_", " "), str(value))
     console.print(queues)
+
+
+def budget_text(budget: BudgetRecord) -> str:
+    idle = f", {budget.idle_budget_ms:g} ms without online requests" if budget.idle_budget_ms else ""
+    if budget.tolerance is not None:
+        return f"online tokens come at most {budget.tolerance:.0%} later in the mean{idle} ({budget.source})"
+    return f"{budget.latency_budget_ms:g} ms a step{idle} ({budget.source})"
 
 
 def _process_table(processes: list[ProcessStatus]) -> Table:

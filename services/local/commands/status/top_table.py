@@ -21,7 +21,7 @@ QUEUES = ("pool_", "gateway_")
 UNKNOWN = "-"
 EXECUTOR_COLUMNS = (
     *("executor", "engine", "online", "waiting", "offline", "waiting"),
-    *("step ms", "p99", "budget", "steps/s", "busy", "online tok/s", "offline tok/s", "KV used"),
+    *("step ms", "p99", "budget", "slowdown", "steps/s", "busy", "online tok/s", "offline tok/s", "KV used"),
 )
 
 
@@ -65,6 +65,7 @@ def _executor_table(executors: Sequence[ExecutorView]) -> Table:
             Text(_figure(executor.step_ms.mean_ms(), ".1f"), style="red" if over else ""),
             _figure(executor.step_ms.quantile_ms(0.99), ".1f"),
             _figure(executor.budget_ms, ".1f"),
+            _figure(executor.online_slowdown, ".2f"),
             _figure(executor.steps_per_s, ".1f"),
             _figure(executor.busy_share, ".0%"),
             _figure(executor.online_tokens_per_s, ",.0f"),

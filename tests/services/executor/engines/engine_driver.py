@@ -1,6 +1,7 @@
 """Runs requests to their end on an engine the hard way: random mixes, random chunks, scattered and shared blocks."""
 
 import random
+import time
 from collections import Counter, deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -27,6 +28,8 @@ class Request:
         return len(self.output) == self.sampling.max_tokens or self.output[-1:] in [[eos] for eos in eos_token_ids]
 
 
+LATEST_INTERRUPTION_S = 0.03  # after the step's beginning
+
 Scheduled = list[tuple[Request, Sequence]]
 
 
@@ -42,16 +45,19 @@ class EngineDriver:
         drop: float = 0.0,
         restart: float = 0.0,
         fail: float = 0.0,
+        interrupt: float = 0.0,
     ) -> None:
         """A step runs at most ``max_tokens``; before each, one request that is in none loses its KV with probability
         ``drop``, and one is aborted, and begins again under its id, with probability ``restart``. A step fails with
-        probability ``fail``: a sequence is in it that cannot be run."""
+        probability ``fail``: a sequence is in it that cannot be run. It is interrupted, sometime, with probability
+        ``interrupt``."""
         self._engine = engine
         self._rng = random.Random(seed)
         self._max_tokens = max_tokens
         self._drop = drop
         self._restart = restart
         self._fail = fail
+        self._interrupt = interrupt
         self._users: Counter[int] = Counter()
         self._cached: dict[tuple[int, ...], int] = {}  # whole prefix up to a full block's end -> the block
         self.shared_blocks = 0
@@ -60,6 +66,7 @@ class EngineDriver:
         self.holds = 0  # requests with KV that were left out of a step
         self.steps = 0
         self.failures = 0
+        self.interruptions = 0
         self.max_in_flight = 0
 
     def run(self, requests: list[Request]) -> dict[str, list[int]]:
@@ -72,7 +79,11 @@ class EngineDriver:
                 free = [r for r in requests if r.request_id not in busy and not r.is_finished(eos)]
                 if free and len(in_flight) < depth:
                     scheduled = self._schedule_some(free)
-                    in_flight.append((scheduled, threads.submit(self._engine.execute, self._batch(scheduled))))
+                    batch = self._batch(scheduled)
+                    in_flight.append((scheduled, threads.submit(self._engine.execute, batch)))
+                    if self._interrupt and self._rng.random() < self._interrupt:
+                        time.sleep(self._rng.random() * LATEST_INTERRUPTION_S)
+                        self._engine.interrupt(batch.step)
                     self.max_in_flight = max(self.max_in_flight, len(in_flight))
                 elif in_flight:
                     self._finish(*in_flight.popleft())
@@ -92,7 +103,7 @@ class EngineDriver:
         if self._fail and self._rng.random() < self._fail:
             sequences.append(Sequence("bad", [1], 0, [self._engine.spec.num_blocks], SamplingParams(1), True))
         self.steps += 1
-        return StepBatch(self.steps - 1, sequences)
+        return StepBatch(self.steps - 1, sequences, may_be_interrupted=self._interrupt > 0)
 
     def _finish(self, scheduled: Scheduled, running: Future[StepResult]) -> None:
         try:
@@ -103,6 +114,9 @@ class EngineDriver:
             self.failures += 1
             for request, _ in scheduled:
                 self._release(request)
+            return
+        if result.is_interrupted:
+            self.interruptions += 1
             return
         for request, sequence in scheduled:
             request.num_computed += len(sequence.token_ids)

@@ -64,6 +64,25 @@ def test_greedy_equals_transformers(engine: TorchEngine, transformers_model: Any
         assert len(output) == MAX_TOKENS or output[-1] in engine.spec.eos_token_ids
 
 
+def test_interrupted_steps_leave_all_as_it_was(engine: TorchEngine, prompts: list[list[int]]) -> None:
+    expected = EngineDriver(engine, seed=4).run(requests_of(prompts[:16]))
+    driver = EngineDriver(engine, seed=5, drop=0.05, interrupt=0.5)
+    assert driver.run(requests_of(prompts[:16])) == expected
+    assert driver.interruptions > 5
+
+
+def test_an_interrupted_step_stops_within_a_few_layers(engine: TorchEngine) -> None:
+    """One that is asked to stop before it begins does next to nothing; one that may not be stopped ends as ever."""
+    prompt = Sequence("r", list(range(1, 1001)), 0, list(range(63)), SamplingParams(1), True)
+    for step, may_be_interrupted in enumerate((True, False)):
+        engine.interrupt(step)
+        result = engine.execute(StepBatch(step, [prompt], may_be_interrupted=may_be_interrupted))
+        assert result.is_interrupted == may_be_interrupted
+        assert list(result.sampled) == ([] if may_be_interrupted else ["r"])
+    engine.interrupt(7)
+    assert not engine.execute(StepBatch(8, [prompt], may_be_interrupted=True)).is_interrupted
+
+
 @pytest.mark.parametrize("index", [0, 4, 12, 20, 28])
 def test_alone_equals_generate(
     engine: TorchEngine, transformers_model: Any, prompts: list[list[int]], index: int

@@ -106,6 +106,13 @@ def test_penalties_are_those_of_the_torch_engine(engine: Any, torch_engine: Any,
     assert driver.drops > 0 and driver.holds > 0
 
 
+def test_interrupted_steps_leave_all_as_it_was(engine: Any, prompts: list[list[int]]) -> None:
+    expected = EngineDriver(engine, seed=4).run(requests_of(prompts))
+    driver = EngineDriver(engine, seed=5, drop=0.05, interrupt=0.5)
+    assert driver.run(requests_of(prompts)) == expected
+    assert driver.interruptions > 5
+
+
 def test_hot_outputs_keep_to_their_schema(
     engine: Any, torch_engine: Any, model_folder: Path, prompts: list[list[int]]
 ) -> None:

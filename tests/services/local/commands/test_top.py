@@ -17,7 +17,7 @@ from shared.bus import Bus
 from shared.clock import SystemClock
 from shared.latency.histogram import LatencyHistogram
 from shared.protocol import subjects
-from shared.protocol.batches import BatchRecord, RequestCounts
+from shared.protocol.batches import WITHDRAWN, BatchRecord, RequestCounts
 from shared.protocol.budgets import BudgetRecord, BudgetSource, SloState, SloStatus
 from shared.protocol.executors import ExecutorCounters, ExecutorInfo, Heartbeat
 from shared.protocol.online import OnlineLatencies, OnlineServed
@@ -29,8 +29,8 @@ from shared.watch.stack_watch import GONE_S, MAX_ENDED, StackWatch, ended_at
 from shared.watch.windows import RateWindow
 from tests.services.profiler.profiling import KEY, executor_info, until
 
-COUNTERS = ExecutorCounters(steps=100, busy_s=10.0, online_tokens=1000, offline_tokens=5000)
-LATER = ExecutorCounters(steps=120, busy_s=11.0, online_tokens=1100, offline_tokens=7000)
+COUNTERS = ExecutorCounters(100, busy_s=10.0, online_tokens=1000, offline_tokens=5000, online_s=8.0, online_alone_s=8.0)
+LATER = ExecutorCounters(120, busy_s=11.0, online_tokens=1100, offline_tokens=7000, online_s=9.0, online_alone_s=8.8)
 COUNTS = RequestCounts(1000, 100)
 BATCH = BatchRecord("batch_1", "/v1/completions", "file_1", "24h", 100, 200, "in_progress", request_counts=COUNTS)
 
@@ -85,7 +85,7 @@ def test_executors_are_shown_with_their_rates_and_step_times() -> None:
     assert executor.step_ms.mean_ms() == pytest.approx(20.0) and executor.budget_ms == 25.0
     row = next(line.split() for line in drawn(watch, 3.0).splitlines() if "executor-0" in line)
     assert row[:6] == ["executor-0", "torch", "2", "1", "4", "3"]
-    assert row[6] == "20.0" and row[8:] == ["25.0", "10.0", "50%", "50", "1,000", "75%"]
+    assert row[6] == "20.0" and row[8:] == ["25.0", "1.25", "10.0", "50%", "50", "1,000", "75%"]
     watch.on_budget(KEY, None)
     assert watch.view(20.0 - GONE_S).executors == []
 
@@ -190,6 +190,15 @@ def test_durations_are_written_as_clocks_do(seconds: float, shown: str) -> None:
     assert duration(seconds) == shown
 
 
+def test_a_budget_that_is_no_number_of_milliseconds_is_not_shown_as_one() -> None:
+    watch = StackWatch()
+    watch.on_budget(KEY, BudgetRecord(KEY, 0.0, BudgetSource.TOLERANCE, tolerance=0.05))
+    watch.on_heartbeat(1.0, beat(COUNTERS))
+    assert watch.view(1.0).executors[0].budget_ms is None
+    watch.on_heartbeat(2.0, msgspec.structs.replace(beat(COUNTERS), online_waiting=0, online_running=0))
+    assert watch.view(2.0).executors[0].budget_ms is None
+
+
 async def publish_stack(bus: Bus, counters: ExecutorCounters) -> None:
     await bus.publish(subjects.heartbeat("executor-0"), beat(counters))
     await bus.publish(subjects.online("executor-0"), served(ttft_ms=100.0))
@@ -214,8 +223,11 @@ async def test_a_stack_is_followed_on_its_bus(bus: Bus) -> None:
         budgets = await bus.bucket(subjects.BUDGETS_BUCKET, BudgetRecord)
         await budgets.put(KEY, BudgetRecord(KEY, 25.0, BudgetSource.SLO))
         await until(lambda: watch.view(clock.monotonic_s()).executors[0].budget_ms == 25.0)
+        withdrawn = msgspec.structs.replace(BATCH, id="batch_2", status="cancelled", claim=WITHDRAWN)
+        await batches.put("batch_2", withdrawn)
         await batches.put("batch_1", msgspec.structs.replace(BATCH, status="completed"))
         await until(lambda: not watch.view(clock.monotonic_s()).batches)
+        assert [record.id for record in watch.view(clock.monotonic_s()).ended] == ["batch_1"]
 
 
 async def test_one_frame_is_printed(bus: Bus, nats_url: str) -> None:

@@ -1,0 +1,123 @@
+"""A batch alone, on a stack that is as it comes, beside vLLM's ``LLM.chat`` on the same lines.
+
+Each has the same model and number of threads, and nothing else is set; ``LLM`` has the allocator that vLLM comes with.
+A round has prompts of its own, so that none is cached. Of a stack all counts from the upload until the batch is seen to
+be complete, of ``LLM.chat`` the call.
+"""
+
+from __future__ import annotations
+
+from services.executor.engines.torch.threads import cpu_count
+
+# isort: split
+import asyncio
+import os
+import time
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import fmean
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated
+from unittest.mock import patch
+
+import msgspec
+import typer
+
+from benchmarks.harness.command import DEFAULT_MODEL, ModelOption, Results, benchmark, formatted, model_folder
+from benchmarks.vllm.servers import stack
+from benchmarks.vllm.throughput import bundled_allocator
+from loadgen.client.openai_client import OpenAIClient
+from loadgen.workload.backlog import load_backlog
+
+if TYPE_CHECKING:
+    from vllm import LLM
+
+ENDPOINT = "/v1/chat/completions"
+POLL_S, TIMEOUT_S = 0.1, 600.0
+GREEDY = {"temperature": 0.0}
+WARM_UP = "Say hello."
+Rates = list[float]  # output tokens/s of each round
+
+
+@cache
+def chat_model(path: Path) -> LLM:
+    """In its process, whose libraries print to the standard error."""
+    os.dup2(2, 1)
+    from services.executor.engines.vllm.environment import import_vllm
+
+    import_vllm(int(os.environ["OMP_NUM_THREADS"]))
+    from vllm import LLM
+
+    return LLM(model=str(path), dtype="float32", enforce_eager=True, generation_config="vllm")
+
+
+def chat(path: Path, texts: list[str], max_tokens: int) -> float:
+    """In vLLM's process: output tokens/s."""
+    from vllm import SamplingParams
+
+    llm, sampling = chat_model(path), SamplingParams(max_tokens=max_tokens, **GREEDY)
+    start_s = time.perf_counter()
+    outputs = llm.chat([[{"role": "user", "content": text}] for text in texts], sampling, use_tqdm=False)
+    return sum(len(output.outputs[0].token_ids) for output in outputs) / (time.perf_counter() - start_s)
+
+
+def chat_rates(path: Path, rounds: list[list[str]], max_tokens: int, threads: int) -> Rates:
+    environment = {"OMP_NUM_THREADS": str(threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    with ProcessPoolExecutor(1, get_context("spawn")) as process:
+        with patch.dict(os.environ, environment | {"LD_PRELOAD": bundled_allocator()}):
+            process.submit(chat, path, [WARM_UP], 4).result()
+        return [process.submit(chat, path, texts, max_tokens).result() for texts in rounds]
+
+
+async def batch_rates(engine: str, model: str, files: list[Path], threads: int) -> Rates:
+    """Raises ServerError."""
+    hello = {"model": model, "max_tokens": 4, "messages": [{"role": "user", "content": WARM_UP}]}
+    options = {"engine": engine, "model": model, "threads": threads}
+    async with stack(engine, files[0].parent, options) as url, OpenAIClient(url, TIMEOUT_S) as client:
+        await client.post_json(ENDPOINT, hello)
+        return [await batch_rate(client, file) for file in files]
+
+
+async def batch_rate(client: OpenAIClient, file: Path) -> float:
+    start_s = time.perf_counter()
+    wanted = {"input_file_id": await client.upload(file), "endpoint": ENDPOINT, "completion_window": "24h"}
+    batch = await client.post_json("/v1/batches", wanted)
+    while batch["status"] not in ("completed", "failed"):
+        await asyncio.sleep(POLL_S)
+        batch = await client.get_json(f"/v1/batches/{batch['id']}")
+    counts = batch["request_counts"]
+    assert counts["completed"] == counts["total"] > 0, batch
+    return float(batch["usage"]["output_tokens"]) / (time.perf_counter() - start_s)
+
+
+def write_batch(file: Path, model: str, texts: list[str], max_tokens: int) -> Path:
+    common = {"model": model, "max_tokens": max_tokens, **GREEDY}
+    bodies = (common | {"messages": [{"role": "user", "content": text}]} for text in texts)
+    lines = [{"custom_id": f"{n}", "method": "POST", "url": ENDPOINT, "body": body} for n, body in enumerate(bodies)]
+    file.write_bytes(msgspec.json.Encoder().encode_lines(lines))
+    return file
+
+
+@benchmark
+def main(
+    prompts: Annotated[Path, typer.Option(help="As the backlog of slackwater replay: texts.")],
+    lines: Annotated[int, typer.Option(help="Of a round.")] = 200,
+    max_tokens: int = 64,
+    rounds: int = 3,
+    threads: int = cpu_count(),
+    model: ModelOption = DEFAULT_MODEL,
+) -> Results:
+    texts = [prompt.text or "" for prompt in load_backlog(prompts, lines * rounds)]
+    parts = [texts[first : first + lines] for first in range(0, len(texts), lines)]
+    rates = {"LLM.chat": chat_rates(model_folder(model), parts, max_tokens, threads)}
+    with TemporaryDirectory() as folder:
+        named = enumerate(parts)
+        files = [write_batch(Path(folder) / f"{number}.jsonl", model, part, max_tokens) for number, part in named]
+        for engine in ("torch", "vllm"):
+            rates[f"slackwater up --engine {engine}"] = asyncio.run(batch_rates(engine, model, files, threads))
+    for system, own in rates.items():
+        ratio = fmean(own) / fmean(rates["LLM.chat"])
+        spread = {"output tokens/s": fmean(own), "least": min(own), "most": max(own)}
+        yield {"system": system, **formatted(".1f", spread), **formatted(".2f", {"of LLM.chat": ratio})}

@@ -1,0 +1,66 @@
+"""How much later online tokens may come by offline work: a share of the time that they take without it.
+
+Where no budget of milliseconds is given or found, each step earns that share for every online request in it, and what
+offline work adds to a step is paid from what was earned, so that the mean holds while single steps may carry a whole
+chunk. Both are measured: the time alone is what the model says, times what steps of online work alone were seen to take
+of it.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec.structs import replace
+
+MOST_EXTRA = 1.0  # of a step of decodes, over what it takes alone: who comes meanwhile waits for its end
+SAVED_STEPS = 4.0  # so many of those can be paid, or owed, at the most
+NEWEST_STEP_WEIGHT = 0.05  # in the moving average of the model's error
+PERIOD, NUM_PROBES = 64, 6  # steps, and how many of them have no offline work
+LEAST_DRIFT, MOST_DRIFT = 0.2, 5.0  # of one step: beyond it something else was in the way
+
+
+class OnlineShare(msgspec.Struct, frozen=True, array_like=True):
+    """The online part of a step that is held to a tolerance; of another ``num_requests`` is 0."""
+
+    num_requests: int = 0
+    alone_ms: float = 0.0  # predicted for the step without its offline work
+    tolerance: float = 0.0  # share of that time by which online tokens may come later in the mean
+    has_prompts: bool = False  # somebody waits for a first token
+
+
+NO_SHARE = OnlineShare()
+
+
+class Credit(msgspec.Struct, frozen=True, array_like=True):
+    """Of one executor, after the steps so far. ``saved_ms``: what offline work may yet add, times the online requests
+    that it adds it to; negative where it owes."""
+
+    saved_ms: float = 0.0
+    drift: float = 1.0  # what steps of online work alone take, over what the model says
+    num_steps: int = 0  # with online work
+    num_alone: int = 0  # of those, the last in a row that had no other
+
+    def extra_ms(self, share: OnlineShare) -> float:
+        """What offline work may add to a step, as the model predicts it. Who waits for a first token pays for no other
+        step's savings; and now and then nothing is added for some steps, to see what they take."""
+        if self.num_steps % PERIOD < NUM_PROBES:
+            return 0.0
+        most_ms = (share.tolerance if share.has_prompts else MOST_EXTRA) * share.alone_ms
+        return max(0.0, min(self.saved_ms / (share.num_requests * self.drift), most_ms))
+
+    def started(self, share: OnlineShare, planned_ms: float) -> Credit:
+        """A step begins that is predicted to take so long."""
+        extra_ms = max(0.0, planned_ms - share.alone_ms)
+        unit_ms = share.num_requests * self.drift
+        most_ms = SAVED_STEPS * MOST_EXTRA * unit_ms * share.alone_ms
+        saved_ms = self.saved_ms + unit_ms * (share.tolerance * share.alone_ms - extra_ms)
+        num_alone = 0 if extra_ms else self.num_alone + 1
+        return Credit(max(-most_ms, min(most_ms, saved_ms)), self.drift, self.num_steps + 1, num_alone)
+
+    def measured(self, share: OnlineShare, planned_ms: float, turn_ms: float) -> Credit:
+        """And it took ``turn_ms``. The first step alone after others still suffers from these, in caches."""
+        if planned_ms > share.alone_ms:
+            return replace(self, saved_ms=self.saved_ms - share.num_requests * (turn_ms - self.drift * planned_ms))
+        if self.num_alone < 2 or share.alone_ms <= 0.0:
+            return self
+        drift = max(LEAST_DRIFT, min(MOST_DRIFT, turn_ms / share.alone_ms))
+        return replace(self, drift=self.drift + NEWEST_STEP_WEIGHT * (drift - self.drift))
