@@ -118,7 +118,7 @@ def batch_line(rng: random.Random, preamble: list[int], num_prompt_tokens: int, 
 def simulate(workload: tuple[Path, Path], case: Case) -> Report:
     trace, backlog = workload
     scaling = Scaling(duration_s=case.duration_s)
-    setup = Machine().setup(Strategy.of(**case.strategy), seed=0)  # type: ignore[arg-type]
+    setup = Machine(interrupts=True).setup(Strategy.of(**case.strategy), seed=0)  # type: ignore[arg-type]
     roofline = setup.latency
     assert isinstance(roofline, RooflineLatencyModel)
     plan = ReplayPlan(scaling.apply(read_trace(trace)), load_backlog(backlog), scaling)
