@@ -11,7 +11,7 @@ from services.predictor.fit import refit
 from services.predictor.settings import PredictorSettings
 from services.predictor.watched_kind import RECENT_SAMPLES, WatchedKind
 from shared.bus import Bucket, Bus, Subscription
-from shared.cancellation import check_cancelled
+from shared.cancellation import check_cancelled, wait_set
 from shared.clock import Clock
 from shared.errors import BusError, NotFoundOnBusError
 from shared.process.service import Details, Service
@@ -21,6 +21,8 @@ from shared.protocol.latency_models import LatencyModelRecord, PredictBatch, Pre
 from shared.protocol.measurements import LatencySample
 
 logger = logging.getLogger(__name__)
+
+FITTING_SHARE = 0.01  # of a core, while models stay as they are
 
 
 class Predictor(Service):
@@ -34,6 +36,7 @@ class Predictor(Service):
         self._clock = clock
         self._kinds: dict[str, WatchedKind] = {}
         self._arrived = asyncio.Event()
+        self._drifted = asyncio.Event()
         self._counts: Counter[str] = Counter()
         self._models: Bucket[LatencyModelRecord]
         self._executors: Bucket[ExecutorInfo]
@@ -58,13 +61,16 @@ class Predictor(Service):
         while True:
             await self._arrived.wait()
             self._arrived.clear()
-            round_started_s = self._clock.monotonic_s()
+            round_started_s, has_published = self._clock.monotonic_s(), False
             for profile_key, kind in list(self._kinds.items()):
                 if self._is_due(kind):
-                    await self._refit(profile_key, kind)
+                    has_published |= await self._refit(profile_key, kind)
                     check_cancelled()
             elapsed_s = self._clock.monotonic_s() - round_started_s
             await asyncio.sleep(max(0.0, self._settings.refit_interval_s - elapsed_s))  # bounds the rate of fitting
+            if not has_published:  # what is known is good enough
+                await wait_set(self._drifted, elapsed_s / FITTING_SHARE)
+            self._drifted.clear()
 
     async def stop(self) -> None:
         """Nothing is lost: what was published stays, and samples come again."""
@@ -99,6 +105,7 @@ class Predictor(Service):
         if sample.step > 0:  # a sweep's shapes are all that may come, not what does
             drift = kind.watch(sample.shape, sample.latency_ms, self._clock.unix_s())
             if drift is not None:
+                self._drifted.set()
                 ids = {"profile_key": sample.profile_key, "executor_id": sample.executor_id}
                 logger.warning("steps drifted from the model", extra={**ids, "ratio": round(drift.ratio, 3)})
         if self._is_due(kind):
@@ -111,24 +118,26 @@ class Predictor(Service):
             return Prediction(error=f"the executors cannot be read: {error}")
         return answer(asked, self._kinds, executors)
 
-    async def _refit(self, profile_key: str, kind: WatchedKind) -> None:
+    async def _refit(self, profile_key: str, kind: WatchedKind) -> bool:
+        """Whether a model was published."""
         kind.has_news = False
         try:
             await self._take_over(profile_key, kind)
             record = await self._fitted(profile_key, kind)
             if record is None:
-                return
+                return False
             revision = await self._models.put(profile_key, record)
         except BusError as error:
             kind.has_news = True
             self._arrived.set()  # tries again in the next round
             logger.warning("model not published", extra={"profile_key": profile_key, "error": str(error)})
-            return
+            return True
         kind.publish(record, revision)
         kind.has_drifted = kind.drifts > record.drifts  # since the samples were taken
         self._counts["published"] += 1
         facts = {"kind": record.kind, "num_samples": record.num_samples, "mape": round(record.mape, 4)}
         logger.info("model published", extra={"profile_key": profile_key, **facts})
+        return True
 
     async def _fitted(self, profile_key: str, kind: WatchedKind) -> LatencyModelRecord | None:
         """What is worth publishing. All of the kind is taken at once, since samples come while the fit runs."""
