@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +18,7 @@ from shared.latency.model import LatencyModel
 from shared.protocol.measurements import MeasuredShape, MeasureShape
 from shared.protocol.requests import GenerateRequest
 from shared.protocol.sampling import FinishReason
-from shared.protocol.steps import StepPlan
+from shared.protocol.steps import PlanSource, StepPlan, StepStarted
 from shared.replica.engine import Engine, StepBatch, StepResult, batch_shape
 from shared.replica.outputs import AddressedOutput, final_output
 from shared.replica.replica import Replica
@@ -27,12 +28,17 @@ from shared.scheduling.request import Kind
 
 logger = logging.getLogger(__name__)
 
+LOOK_AHEAD_AFTER = 0.5  # of a step's predicted time: by then a plan for the next one is there, or is late
 ENGINE_THREADS = "engine-step"  # how the names of the threads begin that run steps
 
 
 class StepLoop:
     """Runs steps while there is work, and waits where there is none. With pipeline depth K a step is launched whenever
-    fewer than K are in flight and something can run that is in none of them; outcomes are applied in that order."""
+    fewer than K are in flight and something can run that is in none of them; outcomes are applied in that order.
+
+    An engine that takes steps ahead is handed the next step while one runs, over the expected outcome of that, and
+    begins it when that has ended, beside what is done here about its outcome. Until then it is taken back, and made
+    anew, when an online request or its plan comes."""
 
     def __init__(
         self,
@@ -57,6 +63,9 @@ class StepLoop:
         self._measurements: asyncio.Queue[tuple[MeasureShape, asyncio.Future[MeasuredShape]]] = asyncio.Queue(16)
         self._measuring: asyncio.Future[MeasuredShape] | None = None
         self._in_flight: deque[LaunchedStep] = deque()  # oldest first
+        self._ahead: LaunchedStep | None = None  # behind the one in flight, told nobody
+        self._source_ahead = PlanSource.LOCAL  # of that one
+        self._look_ahead_s = math.inf  # monotonic; when a step ahead is made without its plan
         self._step_ms = LatencyHistogram()  # since they were taken
         self._busy_until_s = 0.0  # monotonic; counted as busy up to here
         self._turn_s = 0.0  # monotonic; since when it is the turn of the oldest step
@@ -66,11 +75,13 @@ class StepLoop:
     # What comes in, from the event loop
 
     def submit(self, request: GenerateRequest) -> None:
-        """A request for this replica. An online one does not wait for a step that has none."""
+        """A request for this replica. An online one does not wait for a step that has none, nor for one that has not
+        begun."""
         self._replica.submit(request)
-        running = self._oldest()
-        if running is not None and running.batch.may_be_interrupted and request.kind is Kind.ONLINE:
-            self._engine.interrupt(running.batch.step)
+        if request.kind is Kind.ONLINE:
+            running = self._oldest() if self._take_back() else self._ahead
+            if running is not None and running.batch.may_be_interrupted:
+                self._engine.interrupt(running.batch.step)
         self._wake.set()
 
     def abort(self, request_ids: list[str]) -> None:
@@ -80,7 +91,8 @@ class StepLoop:
 
     def take_plan(self, plan: StepPlan) -> None:
         """As ``StepPlanner.take_plan``."""
-        self._planner.take_plan(plan)
+        is_of_step_ahead = self._ahead is not None and self._ahead.batch.step == plan.step
+        self._planner.take_plan(plan, is_late=is_of_step_ahead and not self._take_back())
         self._wake.set()
 
     def wake(self) -> None:
@@ -108,6 +120,7 @@ class StepLoop:
                 if await self._launch():
                     continue
                 if self._in_flight:
+                    self._launch_ahead()
                     await self._finish_or_wake()
                     continue
                 await self._after_last_step()
@@ -117,8 +130,11 @@ class StepLoop:
                     await self._wake.wait()
                     self._turn_s = self._clock.monotonic_s()
         finally:
-            if self._in_flight and not self._hangs:
-                await asyncio.wait([launched.running for launched in self._in_flight])
+            running = [launched.running for launched in self._in_flight]
+            if self._ahead is not None and not self._ahead.job.cancel():
+                running.append(self._ahead.running)
+            if running and not self._hangs:
+                await asyncio.wait(running)
 
     async def watch(self) -> None:
         """Beside ``run``, never returns. Raises EngineLostError where the engine hangs, as ``run`` does."""
@@ -159,37 +175,92 @@ class StepLoop:
         batch = self._replica.batch(sequences, self._planner.step)
         for copies in (*batch.copies, *self._replica.copies_ahead):
             self._engine.start_copies(copies)
-        self._execute(batch)
+        self._in_flight.append(self._execute(batch))
         before = self._collect_ended([])  # ended without a step: aborted, or never able to run
-        await self._publisher.step_started(self._planner.start(source))
+        started = self._start(source)
+        await self._publisher.step_started(started)
         await self._publisher.tokens(batch.step, before)
         return True
 
+    def _launch_ahead(self) -> None:
+        """Hand the next step over, where that is of use by now: its plan is there, or may come too late."""
+        if self._ahead is not None or not self._engine.spec.takes_steps_ahead or len(self._in_flight) != 1:
+            return
+        if not self._planner.has_plan and self._clock.monotonic_s() < self._look_ahead_s:
+            return
+        self._look_ahead_s = math.inf  # for this step, unless there is news
+        source, sequences = self._planner.look_ahead(*self._tuning())
+        if sequences:
+            self._ahead = self._execute(self._replica.batch(sequences, self._planner.step))
+            self._source_ahead = source
+
+    def _take_back(self) -> bool:
+        """The step ahead, to make it anew; False where it has begun."""
+        if self._ahead is None:
+            return True
+        if not self._ahead.job.cancel():
+            return False
+        self._forget_ahead()
+        return True
+
+    def _forget_ahead(self) -> None:
+        self._ahead = None
+        self._look_ahead_s = 0.0
+        self._replica.take_back()
+
     async def _finish_or_wake(self) -> None:
-        """Apply the oldest step when it ends; or return earlier, where there is room for another and news came."""
+        """Apply the oldest step when it ends; or return earlier, where there is room for another, or for one ahead, and
+        news came or it is time for that."""
         launched = self._in_flight[0]
-        if len(self._in_flight) < self._depth and not launched.running.done():
+        has_room = len(self._in_flight) < self._depth or self._engine.spec.takes_steps_ahead
+        if has_room and not launched.running.done():
+            left_s = self._look_ahead_s - self._clock.monotonic_s()
             waking = asyncio.ensure_future(self._wake.wait())
             try:
-                await asyncio.wait((launched.running, waking), return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(
+                    (launched.running, waking),
+                    timeout=max(0.0, left_s) if left_s < math.inf and self._ahead is None else None,
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
             finally:
                 waking.cancel()
             if not launched.running.done():
                 return
-        outputs = await self._finish(launched)
+        outputs = self._collect_ended(await self._finish(launched))
+        started = self._start_ahead()
         now_s = self._clock.monotonic_s()
         self._replica.totals.busy_s += now_s - max(launched.start_s, self._busy_until_s)
         self._busy_until_s = now_s
-        await self._publisher.tokens(launched.batch.step, self._collect_ended(outputs))
+        await self._publisher.tokens(launched.batch.step, outputs)
+        if started is not None:
+            await self._publisher.step_started(started)
+
+    def _start_ahead(self) -> StepStarted | None:
+        """The step ahead is the one in flight from here on; the message about it."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is None:
+            return None
+        self._in_flight.append(ahead)
+        return self._start(self._source_ahead)
+
+    def _start(self, source: PlanSource) -> StepStarted:
+        """As ``StepPlanner.start``, for the newest step in flight."""
+        launched = self._in_flight[-1]
+        if self._engine.spec.takes_steps_ahead:
+            predicted_s = self._predict_ms(launched.batch) / 1e3
+            self._look_ahead_s = self._clock.monotonic_s() + LOOK_AHEAD_AFTER * predicted_s
+        return self._planner.start(source)
 
     async def _finish(self, launched: LaunchedStep) -> list[AddressedOutput]:
         try:
             result = await self._ended()
         except EngineError as error:
             logger.exception("engine step failed", extra={"step": launched.batch.step})
+            await self._drop_ahead()
             self._replica.fail(str(error))
             return []
         if result.is_interrupted:
+            await self._drop_ahead()
             self._replica.retract()
             return []
         self._step_ms.add(result.step_ms)
@@ -198,10 +269,22 @@ class StepLoop:
         turn_s, self._turn_s = self._turn_s, now_s
         return self._replica.finish(result, (now_s - turn_s) * 1e3)
 
-    def _execute(self, batch: StepBatch) -> None:
+    async def _drop_ahead(self) -> None:
+        """The step ahead stands on nothing: take it back, where it has begun once the engine has seen that. Raises
+        EngineLostError where it has not."""
+        if self._ahead is None or self._take_back():
+            return
+        running = self._ahead.running
+        await asyncio.wait((running,))
+        self._forget_ahead()
+        if isinstance(running.exception(), EngineLostError):
+            running.result()
+
+    def _execute(self, batch: StepBatch) -> LaunchedStep:
+        """In the engine's threads, when they have ended what they were given before."""
         start_s = self._clock.monotonic_s()
-        running = asyncio.get_running_loop().run_in_executor(self._threads, self._engine.execute, batch)
-        self._in_flight.append(LaunchedStep(batch, running, start_s))
+        job = self._threads.submit(self._engine.execute, batch)
+        return LaunchedStep(batch, job, asyncio.wrap_future(job), start_s)
 
     async def _ended(self) -> StepResult:
         """Of the oldest step, once it is in flight no more. Raises what the engine did."""
@@ -242,7 +325,7 @@ class StepLoop:
         try:
             with scratch_batch(shape, self._replica.pool, self._replica.limits, self._engine.spec) as batch:
                 for _ in range(max(1, shape.repeats)):
-                    self._execute(batch)
+                    self._in_flight.append(self._execute(batch))
                     latencies.append((await self._ended()).latency_ms)
                 measured = MeasuredShape(batch_shape(batch), latencies)
         except (EngineError, ValueError) as error:

@@ -1,6 +1,7 @@
 """Notices an engine that hangs."""
 
 import asyncio
+import concurrent.futures
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,10 +19,11 @@ REPORTED_AFTER = 0.1  # of the time that a step may take
 
 @dataclass(frozen=True, slots=True)
 class LaunchedStep:
-    """That the engine runs."""
+    """That the engine runs, or will when it has ended the one before."""
 
     batch: StepBatch
-    running: asyncio.Future[StepResult]
+    job: concurrent.futures.Future[StepResult]
+    running: asyncio.Future[StepResult]  # the same, for the event loop
     start_s: float  # monotonic
 
 

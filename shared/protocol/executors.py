@@ -25,6 +25,7 @@ class EngineSpec(msgspec.Struct, frozen=True):
     num_host_slots: int = 0  # KV slots of host memory that slots of the device can be checkpointed to
     swap_ms_per_slot: float = 0.0  # what a slot takes from the host to the device, where many are copied
     is_interruptible: bool = False  # a step stops within a few layers
+    takes_steps_ahead: bool = False  # the next step is handed over while one runs, and takes that one's tokens itself
 
 
 class ExecutorInfo(msgspec.Struct, frozen=True):

@@ -2,7 +2,8 @@
 
 The executor owns scheduling and the KV block tables; an engine owns the model and the KV tensors behind the blocks.
 An engine is called from as many threads at a time as it has pipeline stages, usually one; no request and no block that
-is written is in two of the calls.
+is written is in two of the calls. One that takes steps ahead may be given a step that was built before the one that it
+follows had ended: a request that goes on then has a token TO_COME, which the engine sampled for it there.
 """
 
 from collections.abc import Sequence as Seq
@@ -14,6 +15,8 @@ from shared.protocol.executors import EngineSpec
 from shared.protocol.sampling import SamplingParams
 from shared.protocol.tokens import TokenLogprobs
 from shared.scheduling.kv.slot_transfers import SlotOperations
+
+TO_COME = -1  # in the place of a token that the step before samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +32,7 @@ class Sequence:
     """One request's share of a step: run ``token_ids`` at positions [num_computed, num_computed + len(token_ids))."""
 
     request_id: str
-    token_ids: list[int]  # [num_scheduled_tokens]
+    token_ids: list[int]  # [num_scheduled_tokens]; the last may be TO_COME
     num_computed_tokens: int  # KV slots already written for this request
     block_table: list[int]  # block ids; covers num_computed_tokens + len(token_ids) slots
     sampling: SamplingParams
@@ -46,6 +49,7 @@ class StepBatch:
     sequences: list[Sequence]
     copies: Seq[SlotOperations] = ()  # in this order; their moves and restores precede the forward pass
     may_be_interrupted: bool = False  # nobody waits for its tokens
+    follows: int | None = None  # a step that had not ended when this one was built, and on whose outcome it stands
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +70,7 @@ class StepResult:
     logprobs: dict[str, TokenLogprobs] = field(default_factory=dict)  # of those whose sampling asks for them
     copy_wait_ms: float = 0.0  # before the forward pass, until the step's slots were in place
     failed: dict[str, str] = field(default_factory=dict)  # request id -> why; the KV of such a one is void
-    is_interrupted: bool = False  # it has no outcome; its copies are done
+    is_interrupted: bool = False  # it has no outcome, or the step that it follows has none; its copies are done
 
     @property
     def step_ms(self) -> float:
@@ -87,6 +91,7 @@ class Engine(Protocol):
     def execute(self, batch: StepBatch) -> StepResult:
         """Run one step, once its copies are done; those that were not begun are now. Sampling is a function of (seed,
         position, tokens so far) alone, so that a request that was preempted or moved goes on with the same tokens.
+        Tokens to come are put in their places in the batch; of a row that got none in the step before, any will do.
         Raises EngineError; the KV of every sequence in the batch is then void, and so is what the batch's copies
         wrote. Raises EngineLostError where no step can be run any more."""
 

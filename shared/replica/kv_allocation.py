@@ -93,6 +93,15 @@ class KVAllocation:
         if num_after // self._block_size > num_before // self._block_size:
             self._pool.commit(request.request_id, num_after, sequence.block_hashes(self._block_size))
 
+    def expect(self, sequence: LiveSequence, num_tokens: int) -> None:
+        """KV will be written for so many more of its tokens before the next step reads it; full blocks can be found
+        from here on, unless the step fails: see ``KVPool.withdraw``."""
+        request = sequence.request
+        num_before = request.num_computed_tokens
+        request.num_computed_tokens = num_after = num_before + num_tokens
+        if num_after // self._block_size > num_before // self._block_size:
+            self._pool.commit(request.request_id, num_after, sequence.block_hashes(self._block_size))
+
     def lose(self, request: Request) -> None:
         """Its KV is gone, its tokens stay."""
         self.restart(request)

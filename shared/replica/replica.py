@@ -1,7 +1,7 @@
 """One model replica's state: requests, tokens and KV blocks, from one step to the next. Synchronous, no I/O."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 
@@ -11,7 +11,8 @@ from shared.protocol.executors import EngineSpec, ExecutorCounters
 from shared.protocol.requests import GenerateRequest
 from shared.protocol.sampling import FinishReason
 from shared.protocol.steps import StepPlan
-from shared.replica.engine import Sequence, StepBatch, StepResult, TokenHistory
+from shared.replica.ahead import ExpectedOutcome, Running, StepAhead
+from shared.replica.engine import TO_COME, Sequence, StepBatch, StepResult, TokenHistory
 from shared.replica.foresight import Foresight
 from shared.replica.kv_allocation import KVAllocation
 from shared.replica.outputs import AddressedOutput, Ended, token_output
@@ -33,10 +34,9 @@ from shared.scheduling.strategy import Strategy
 from shared.scheduling.table import RequestTable
 from shared.text.tokenizer import Tokenizer
 
-Running = list[tuple[LiveSequence, int]]  # what a step runs: each sequence with the tokens that it computes
-
 MOST_INTERRUPTED = 8  # steps in a row
 MAX_ENGINE_FAILURES = 2  # in a row, the last of them its own doing: then a request ends with an error
+COUNTED_BY_ALLOCATE = ("steps_offline", "cached_tokens", "entrant_tokens_planned", "entrant_tokens_computed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +56,9 @@ class Replica:
     As many steps as the engine has pipeline stages may begin before the oldest of them finishes; they finish in the
     order in which they began. A step in flight keeps its requests from other steps and their KV from others.
     ``submit`` and ``abort`` may come at any time; an abort of a request in flight takes effect when its step finishes.
+
+    Where the engine takes steps ahead, one may begin by ``look_ahead`` while the only other runs. From that one's
+    ``finish`` on it is as any step in flight; before it, and before ``fail`` and ``retract``, ``take_back`` undoes it.
     """
 
     def __init__(
@@ -87,10 +90,13 @@ class Replica:
         self._aborting: dict[str, None] = {}
         self._voided: dict[str, None] = {}  # in flight on KV that another step's failure made worthless
         self._suspects = Suspects()
+        self._ahead: StepAhead | None = None  # the newest step in flight, before the other has ended
+        self._left: dict[str, LiveSequence] = {}  # ended while the step in flight had them: it writes to their blocks
         self._ended: list[Ended] = []  # since take_ended
         self._untold: dict[str, None] = {}  # online requests that came since the scheduler was told
         can_foresee = spec.pipeline_depth == 1 and not strategy.sharing.pauses
         self._foresight = Foresight(self.table, self.pool, self._cache, can_foresee)
+        self._can_look_ahead = can_foresee and spec.takes_steps_ahead and not strategy.uses_deadlines
 
     @property
     def has_work(self) -> bool:
@@ -113,7 +119,7 @@ class Replica:
             sequence = self._sequences.get(request_id)
             if sequence is None:
                 continue
-            if sequence.request.is_in_flight:
+            if sequence.request.is_in_flight or (self._ahead is not None and self._runs(sequence)):
                 self._aborting[request_id] = None
             else:
                 self._end(sequence, FinishReason.ABORT)
@@ -164,15 +170,17 @@ class Replica:
     def batch(self, running: Running, step: int) -> StepBatch:
         """Of the newest step in flight, for an engine."""
         sequences = [self._engine_sequence(*each) for each in running]
-        return StepBatch(step, sequences, self.copies, self.is_interruptible)
+        follows = None if self._ahead is None else step - 1
+        return StepBatch(step, sequences, self.copies, self.is_interruptible, follows)
 
     @property
     def is_interruptible(self) -> bool:
-        """The one step in flight has no online request, and the engine can stop it; those before it were not all
+        """The newest step in flight has no online request, and the engine can stop it; those before it were not all
         stopped, since offline work is to come to an end sometime."""
-        if not self.spec.is_interruptible or self._pace.num_interrupted >= MOST_INTERRUPTED or len(self._in_flight) > 1:
+        if not self.spec.is_interruptible or self._pace.num_interrupted >= MOST_INTERRUPTED or not self._in_flight:
             return False
-        return bool(self._in_flight) and self._in_flight[0].running[0][0].kind is Kind.OFFLINE  # online first
+        is_one_of_many = len(self._in_flight) > 1 and self._ahead is None
+        return not is_one_of_many and self._in_flight[-1].running[0][0].kind is Kind.OFFLINE  # online first
 
     @property
     def copies(self) -> list[SlotOperations]:
@@ -195,6 +203,48 @@ class Replica:
             self.totals.steps_offline += running[-1][0].kind is Kind.OFFLINE  # entries are online first
         return running
 
+    def look_ahead(self, plan: StepPlan | None, policy: Policy, model: LatencyModel) -> Running:
+        """``schedule`` and ``allocate`` for the step after the one in flight, over what is expected to come of that.
+        Nothing where the outcome has to be awaited: where a token depends on it, or where the step would take KV from
+        somebody, or leave out something of its plan."""
+        if not self._can_look_ahead or self._suspects or self._ahead is not None or len(self._in_flight) != 1:
+            return []
+        leaving = {**self._left, **self._aborting, **self._voided}
+        expected = None if packing_named(policy.packing).uses_time else self._expected(leaving)
+        if expected is None:
+            return []
+        expected.assume(self._kv)
+        schedule = self.schedule(plan, policy, model)
+        if not self._fits(schedule):
+            expected.undo()
+            return []
+        sequences = [self._sequences[entry.request_id] for entry in schedule.entries]
+        entering = [sequence for sequence in sequences if not sequence.request.is_running]
+        pace, counts = self._pace, {name: getattr(self.totals, name) for name in COUNTED_BY_ALLOCATE}
+        running = self.allocate(schedule)
+        num_tokens = {sequence.request_id: count for sequence, count in running}
+        self._ahead = StepAhead(expected, num_tokens, entering, schedule, pace, counts)
+        return running
+
+    def take_back(self) -> None:
+        """The step that began ahead does not run: all is as before it, but that those who go on keep the blocks that
+        they got for it."""
+        ahead, self._ahead = self._ahead, None
+        assert ahead is not None, "no step began ahead"
+        self._foresight.err()
+        step = self._in_flight.pop()
+        for sequence, _ in step.running:
+            sequence.request.num_in_flight_tokens = 0
+        ahead.expected.undo()
+        for sequence in ahead.entering:
+            self._kv.restart(sequence.request)
+        for sequence, _ in step.running:
+            if not sequence.request.is_in_flight:
+                self._aborts(sequence)
+        self._pace = ahead.pace
+        for name, count in ahead.counts.items():
+            setattr(self.totals, name, count)
+
     def finish(self, result: StepResult, turn_ms: float | None = None) -> list[AddressedOutput]:
         """Apply the oldest step's outcome; what each gained whose tokens somebody waits for, in batch order. Ended ones
         are in ``take_ended``. ``turn_ms``: from the end of the step before it, what was done between them included;
@@ -202,6 +252,10 @@ class Replica:
         outputs: list[AddressedOutput] = []
         step, now_ms = self._in_flight.popleft(), self._now_ms()
         turn_ms = result.step_ms if turn_ms is None else turn_ms
+        ahead = self._ahead
+        if ahead is not None:
+            ahead.expected.undo()
+            self._pace = ahead.pace
         self._pace = self._pace.measured(result.step_ms, turn_ms, step.share, step.planned_ms)
         self.totals.online_s += step.share.num_requests * turn_ms / 1e3
         self.totals.online_alone_s += step.share.num_requests * self._pace.credit.drift * step.share.alone_ms / 1e3
@@ -212,7 +266,7 @@ class Replica:
         for sequence, num_tokens in step.running:
             request = sequence.request
             request.num_in_flight_tokens = 0
-            if self._voided and self._recomputes(sequence):
+            if (self._left and self._leaves(sequence)) or (self._voided and self._recomputes(sequence)):
                 continue
             if result.failed and request.request_id in result.failed:
                 self._foresight.err()
@@ -242,11 +296,14 @@ class Replica:
                 self._foresight.err()
         self.totals.online_tokens += num_online
         self.totals.offline_tokens += num_tokens_gained - num_online
+        if ahead is not None:
+            self._go_on_with(ahead, bool(result.failed))
         return outputs
 
     def retract(self) -> None:
         """The newest step in flight was interrupted: it has no outcome, and its requests have the KV that they had
         before it."""
+        assert self._ahead is None, "a step stands on its outcome"
         self._foresight.err()
         self.totals.steps_interrupted += 1
         step = self._in_flight.pop()
@@ -254,6 +311,9 @@ class Replica:
         for sequence, _ in step.running:
             request = sequence.request
             request.num_in_flight_tokens = 0
+            if self._leaves(sequence):
+                continue
+            self.pool.withdraw(request.request_id, request.num_computed_tokens)
             if not (self._recomputes(sequence) or self._aborts(sequence)):
                 self.pool.unlock(request.request_id, request.num_computed_tokens)
 
@@ -261,10 +321,12 @@ class Replica:
         """The engine could not run the oldest step: its KV is void, so every request in it is computed anew, as is
         whoever holds slots that it was to copy. Whose doing it was is found by running them apart: one that fails alone
         ends with an error."""
+        assert self._ahead is None, "a step stands on its outcome"
         failed = self._in_flight.popleft()
         self._foresight.err()
-        self._suspects.add([sequence.request_id for sequence, _ in failed.running])
-        for sequence, _ in failed.running:
+        sequences = [sequence for sequence, _ in failed.running if not self._leaves(sequence)]
+        self._suspects.add([sequence.request_id for sequence in sequences])
+        for sequence in sequences:
             sequence.request.num_in_flight_tokens = 0
             self._voided.pop(sequence.request_id, None)
             self._fail(sequence, why, is_to_blame=len(failed.running) == 1)
@@ -283,7 +345,11 @@ class Replica:
     def in_flight(self) -> list[list[ScheduledRequest]]:
         """The steps that run, oldest first."""
         return [
-            [ScheduledRequest(sequence.request_id, sequence.kind, tokens) for sequence, tokens in step.running]
+            [
+                ScheduledRequest(sequence.request_id, sequence.kind, tokens)
+                for sequence, tokens in step.running
+                if self._left.get(sequence.request_id) is not sequence
+            ]
             for step in self._in_flight
         ]
 
@@ -329,12 +395,64 @@ class Replica:
     def _fail(self, sequence: LiveSequence, why: str, is_to_blame: bool) -> None:
         """A step gave it nothing: it is computed anew, or has failed too often."""
         sequence.num_failures += 1
+        self.pool.withdraw(sequence.request_id, sequence.request.num_computed_tokens)
         if self._aborts(sequence):
             return
         if is_to_blame and sequence.num_failures >= MAX_ENGINE_FAILURES:
             self._end(sequence, FinishReason.ERROR, why, may_be_retried=True)
+        elif self._is_ahead(sequence):
+            self._voided[sequence.request_id] = None
         else:
             self._kv.lose(sequence.request)
+
+    def _expected(self, leaving: Container[str]) -> ExpectedOutcome | None:
+        return ExpectedOutcome.of(self._in_flight[0].running, leaving)
+
+    def _fits(self, schedule: Schedule) -> bool:
+        """The step can run beside all that is held, whole, whatever comes of the one before it."""
+        if not schedule.entries or schedule.preempted or schedule.num_dropped:
+            return False
+        num_blocks, get = self.pool.num_free, self.table.get
+        for entry in schedule.entries:
+            request = get(entry.request_id)
+            if request is None or request.is_in_flight or entry.request_id in self._left:
+                return False
+            if request.is_running:
+                num_blocks -= request.num_new_blocks(entry.num_scheduled_tokens, self.limits.block_size)
+            else:
+                found = self._cache.found(request)
+                num_slots = found.num_tokens + entry.num_scheduled_tokens
+                num_blocks -= -(-num_slots // self.limits.block_size) - found.num_held_blocks
+        return num_blocks >= 0
+
+    def _go_on_with(self, ahead: StepAhead, has_failed: bool) -> None:
+        """The step before it has ended: it is as any other. ``has_failed``: some who were in that one; those who
+        entered may have found what these did not write."""
+        self._ahead = None
+        if has_failed:
+            found = (sequence for sequence in ahead.entering if sequence.request.num_computed_tokens)
+            self._voided |= {sequence.request_id: None for sequence in found}
+        self._pace = self._pace.after(ahead.schedule, self.limits.max_num_seqs)
+        for sequence, num_tokens in self._in_flight[0].running:
+            if self._left.get(sequence.request_id) is not sequence:
+                sequence.request.num_in_flight_tokens = num_tokens
+
+    def _runs(self, sequence: LiveSequence) -> bool:
+        """It is in a step in flight."""
+        return any(each is sequence for step in self._in_flight for each, _ in step.running)
+
+    def _is_ahead(self, sequence: LiveSequence) -> bool:
+        """It is in the step that began before its last one had ended."""
+        return self._ahead is not None and sequence.request_id in self._ahead.num_tokens
+
+    def _leaves(self, sequence: LiveSequence) -> bool:
+        """Free its blocks where it had ended before the step that has just run with it."""
+        if self._left.get(sequence.request_id) is not sequence:
+            return False
+        del self._left[sequence.request_id]
+        self._foresight.err()
+        self.pool.free(sequence.request_id)
+        return True
 
     def _allocate(self, schedule: Schedule) -> Running:
         return self._kv.allocate(schedule, self._sequences, self._planned)
@@ -352,6 +470,7 @@ class Replica:
         if sequence.request_id not in self._voided:
             return False
         del self._voided[sequence.request_id]
+        self._foresight.err()
         if not self._aborts(sequence):
             self._kv.lose(sequence.request)
         return True
@@ -369,9 +488,12 @@ class Replica:
         end = request.num_computed_tokens + num_tokens
         needs_sample = end == request.num_tokens
         needs_history = needs_sample and sequence.adjusts_logits
+        token_ids = sequence.token_ids[request.num_computed_tokens : end]
+        if len(token_ids) < num_tokens:
+            token_ids.append(TO_COME)
         return Sequence(
             request.request_id,
-            sequence.token_ids[request.num_computed_tokens : end],
+            token_ids,
             request.num_computed_tokens,
             self.pool.table(request.request_id),
             sequence.sampling,
@@ -381,7 +503,10 @@ class Replica:
         )
 
     def _end(self, sequence: LiveSequence, reason: FinishReason, error: str = "", may_be_retried: bool = False) -> None:
-        self.pool.free(sequence.request_id)
+        if self._is_ahead(sequence):
+            self._left[sequence.request_id] = sequence
+        elif sequence.request_id not in self._left:
+            self.pool.free(sequence.request_id)
         self.table.remove(sequence.request_id)
         del self._sequences[sequence.request_id]
         self._suspects.forget(sequence.request_id)

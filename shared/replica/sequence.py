@@ -17,7 +17,8 @@ from shared.text.tokenizer import IncrementalDetokenizer, Tokenizer
 
 @dataclass(slots=True)
 class LiveSequence:
-    """``token_ids``: prompt and output; ``request``: what the scheduler knows of it."""
+    """``token_ids``: prompt and output; ``request``: what the scheduler knows of it, which is a token ahead of these
+    while a step is scheduled over the expected outcome of another."""
 
     request: Request
     token_ids: list[int]
@@ -67,6 +68,11 @@ class LiveSequence:
         return self.request.kind
 
     @property
+    def has_more_choices(self) -> bool:
+        """To be generated after this one."""
+        return self.sampling.n > len(self.ended_choices) + 1
+
+    @property
     def output_token_ids(self) -> list[int]:
         return self.token_ids[self.num_prompt_tokens :]
 
@@ -100,7 +106,7 @@ class LiveSequence:
 
     def begin_next_choice(self, reason: FinishReason, tokenizer: Tokenizer | None) -> bool:
         """Where the choice that has just ended is not the last one: keep it, and begin anew from the prompt."""
-        if len(self.ended_choices) + 1 >= self.sampling.n:
+        if not self.has_more_choices:
             return False
         self.ended_choices.append(self.choice(reason))
         self.sampling = msgspec.structs.replace(self.sampling, seed=self.sampling.seed_of_choice(1))

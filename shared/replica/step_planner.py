@@ -3,8 +3,9 @@ it. Synchronous: the live loop and the simulator feed it."""
 
 from shared.latency.model import LatencyModel
 from shared.protocol.steps import EndedRequest, PlanSource, StepPlan, StepStarted
+from shared.replica.ahead import Running
 from shared.replica.outputs import Ended, ended_request
-from shared.replica.replica import Replica, Running
+from shared.replica.replica import Replica
 from shared.scheduling.policy import Policy
 
 
@@ -28,11 +29,17 @@ class StepPlanner:
         """No step has started since it last had nothing to run."""
         return not self._steps_since_idle
 
-    def take_plan(self, plan: StepPlan) -> None:
-        """Keep the plan of a step to come. Of one whose step has started already the requests are taken: they wait for
-        the next, so that offline work goes on where plans come later than steps start."""
+    @property
+    def has_plan(self) -> bool:
+        """Of the step that starts next."""
+        return self.step in self._plans
+
+    def take_plan(self, plan: StepPlan, is_late: bool = False) -> None:
+        """Keep the plan of a step to come. Of one whose step has started already, or which ``is_late`` for another
+        reason, the requests are taken: they wait for the next, so that offline work goes on where plans come later than
+        steps start."""
         self._tells_all = self._tells_all or plan.wants_all
-        if plan.step < self.step:
+        if plan.step < self.step or is_late:
             self._replica.totals.plans_stale += 1
             for request in plan.admitted:
                 self._replica.submit(request)
@@ -51,6 +58,12 @@ class StepPlanner:
         if not self._replica.has_work:
             return source, []
         return source, self._replica.allocate(self._replica.schedule(None, policy, model))
+
+    def look_ahead(self, policy: Policy, model: LatencyModel) -> tuple[PlanSource, Running]:
+        """As ``next_step``, while the step before it runs: see ``Replica.look_ahead``."""
+        plan = self._plans.get(self.step)
+        source = PlanSource.LOCAL if plan is None else PlanSource.PLAN
+        return source, self._replica.look_ahead(plan, policy, model)
 
     def start(self, source: PlanSource) -> StepStarted:
         """What ``next_step`` gave has been launched; the message about it."""

@@ -10,9 +10,10 @@ from shared.latency.features import BatchFeatures
 from shared.latency.model import LatencyModel
 from shared.protocol.requests import GenerateRequest
 from shared.protocol.steps import StepPlan, StepStarted
+from shared.replica.ahead import Running
 from shared.replica.engine import StepResult
 from shared.replica.outputs import AddressedOutput, Ended
-from shared.replica.replica import Replica, Running
+from shared.replica.replica import Replica
 from shared.replica.step_planner import StepPlanner
 from shared.scheduling.policy import Policy
 from shared.scheduling.request import Kind

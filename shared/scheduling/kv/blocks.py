@@ -124,6 +124,19 @@ class BlockPool(KVPool):
                 self._by_hash[key] = table.blocks[index]
                 self._cache_log.note(key, None, True)
 
+    def withdraw(self, request_id: str, num_computed_tokens: int) -> None:
+        table = self._tables.get(request_id)
+        if table is None:
+            return
+        num_full = num_computed_tokens // self.block_size
+        for key, block_id in zip(table.hashes[num_full:], table.blocks[num_full:], strict=False):
+            block = self._blocks[block_id]
+            if block.hash is not None:
+                block.hash = None
+                del self._by_hash[key]
+                self._cache_log.note(key, True, None)
+        del table.hashes[num_full:]
+
     def free(self, request_id: str) -> None:
         table = self._tables.pop(request_id, None)
         if table is None:

@@ -80,6 +80,10 @@ class KVPool(PrefixCache, Protocol):
         """Make the full blocks among the first ``num_computed_tokens`` findable; their KV is written. ``hashes`` as
         for ``start``."""
 
+    def withdraw(self, request_id: str, num_computed_tokens: int) -> None:
+        """Blocks that ``commit`` made findable before their KV was written, beyond so many tokens, are not to be found:
+        it was not. A request without a table is no error. Nothing in a pool of which that is not asked."""
+
     def free(self, request_id: str) -> None:
         """Let go of a request's blocks; a request without a table is no error. Its last blocks are reused first,
         since others are less likely to share them."""

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 
 import torch
 
+from services.executor.engines.last_step import LastStep
 from services.executor.engines.torch.device import is_lost, make_current
 from services.executor.engines.torch.host_pool import HostPool, set_num_threads
 from services.executor.engines.torch.interruption import Interruption, StepInterruptedError
@@ -33,6 +34,7 @@ class EngineOnTorch(ABC):
         self._num_threads = num_threads
         self._threads = threading.local()
         self._interruption = interruption or Interruption(device)
+        self._last_step = LastStep()
 
     def start_copies(self, copies: SlotOperations) -> None:
         """See ``Engine.start_copies``; without host slots the step fails."""
@@ -44,6 +46,8 @@ class EngineOnTorch(ABC):
         where there is no host pool; EngineLostError as it comes, and where the device takes no work any more."""
         if not batch.sequences:
             return StepResult({}, 0.0)
+        if not self._last_step.take(batch):
+            return StepResult({}, 0.0, is_interrupted=True)
         self._claim_thread()
         try:
             with torch.inference_mode():
@@ -62,6 +66,7 @@ class EngineOnTorch(ABC):
         except Exception as error:  # vLLM and torch raise what they like; the executor needs one kind
             what = f"step {batch.step} failed: {type(error).__name__}: {error}"
             raise (EngineLostError if is_lost(self._device) else EngineError)(what) from error
+        self._last_step.keep(batch.step, sampled.token_ids)
         return StepResult(sampled.token_ids, latency_ms, sampled.logprobs, copy_wait_ms, sampled.failed)
 
     def interrupt(self, step: int) -> None:

@@ -113,6 +113,7 @@ class TorchEngine(EngineOnTorch):
             num_host_slots=host.num_slots if host is not None else 0,
             swap_ms_per_slot=host.ms_per_slot if host is not None else 0.0,
             is_interruptible=True,
+            takes_steps_ahead=True,
         )
         engine = cls(spec, model.forward, kv_caches, host, GrammarMasks(path), threads)
         if chosen.type == "cuda":
