@@ -22,7 +22,9 @@ from shared.text.tokenizer import Tokenizer
 from tests.services.executor.engines.following_engine import FollowingEngine
 from tests.shared.replica.test_replica import MODEL
 
-SPEC = EngineSpec("m", "sim", "none", "float16", 512, 49152, 16, 40, (2,), takes_steps_ahead=True, is_interruptible=True)
+SPEC = EngineSpec(
+    "m", "sim", "none", "float16", 512, 49152, 16, 40, (2,), takes_steps_ahead=True, is_interruptible=True
+)
 ANY = Policy()
 Outcome = tuple[list[list[int]], FinishReason]
 
@@ -269,7 +271,7 @@ def test_the_same_id_may_come_again_before_its_blocks_are_free(tokenizer: Tokeni
     assert rig.replica.pool.num_free < 40
     rig.replica.submit(online("a"))
     rig.finish()
-    assert [ended for ended in rig.outcomes] == ["a"] and rig.outcomes.pop("a")[1] is FinishReason.ABORT
+    assert list(rig.outcomes) == ["a"] and rig.outcomes.pop("a")[1] is FinishReason.ABORT
     rig.drain()
     assert rig.outcomes == alone(tokenizer, [online("a")])
 

@@ -1,7 +1,5 @@
 """An engine without a model that takes steps ahead, and whose tokens depend on every KV slot that a sequence reads."""
 
-import random
-
 from msgspec.structs import replace
 
 from services.executor.engines.last_step import LastStep
