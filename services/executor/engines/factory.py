@@ -108,6 +108,7 @@ def _load_sim(settings: ExecutorSettings) -> Engine:
         num_host_slots=num_blocks * block_size if host_slots is None else host_slots,
         swap_ms_per_slot=swap_ms_per_slot(architecture, device, tensor_parallel) * settings.sim_time_scale,
         is_interruptible=settings.pipeline_depth == 1,
+        takes_steps_ahead=settings.pipeline_depth == 1,
     )
     return SimEngine(spec, latency, settings.sim_mean_output_tokens, settings.sim_time_scale, model_path)
 

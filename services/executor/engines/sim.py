@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from services.executor.engines.last_step import LastStep
 from services.executor.engines.sample_row import SampleRow
 from shared.latency.model import LatencyModel
 from shared.protocol.executors import EngineSpec
@@ -54,6 +55,7 @@ class SimEngine:
         self._interrupted = threading.Event()  # perhaps a step that has ended
         self._asked: int | None = None
         self._stages = Stages(spec.pipeline_depth)  # on the performance counter
+        self._last_step = LastStep()
         self._lock = threading.Lock()
 
     def start_copies(self, copies: SlotOperations) -> None:
@@ -63,6 +65,8 @@ class SimEngine:
 
     def execute(self, batch: StepBatch) -> StepResult:
         """Takes the predicted time, choosing the tokens included, plus what earlier steps and slots' copies block."""
+        if not self._last_step.take(batch):
+            return StepResult({}, 0.0, is_interrupted=True)
         asked = time.perf_counter()
         with self._lock:
             wait_ms = self._copies.wait_ms(batch.copies, asked * 1e3 / self._time_scale) * self._time_scale
@@ -82,6 +86,7 @@ class SimEngine:
         if is_interrupted:
             self._stages = Stages(self.spec.pipeline_depth)
             return StepResult({}, latency_ms, copy_wait_ms=copy_wait_ms, is_interrupted=True)
+        self._last_step.keep(batch.step, sampled)
         return StepResult(sampled, latency_ms, logprobs, copy_wait_ms)
 
     def interrupt(self, step: int) -> None:

@@ -113,7 +113,7 @@ class TorchEngine(EngineOnTorch):
             num_host_slots=host.num_slots if host is not None else 0,
             swap_ms_per_slot=host.ms_per_slot if host is not None else 0.0,
             is_interruptible=True,
-            takes_steps_ahead=True,
+            takes_steps_ahead=chosen.type == "cuda",  # on a CPU a step needs the interpreter all the time
         )
         engine = cls(spec, model.forward, kv_caches, host, GrammarMasks(path), threads)
         if chosen.type == "cuda":

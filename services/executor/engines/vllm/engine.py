@@ -76,7 +76,7 @@ class VllmEngine(EngineOnTorch):
             swap_ms_per_slot=host.ms_per_slot if host is not None else 0.0,
             pipeline_depth=options.pipeline_parallel,
             is_interruptible=options.num_workers == 1,
-            takes_steps_ahead=options.pipeline_parallel == 1,
+            takes_steps_ahead=options.pipeline_parallel == 1 and config.device_config.device_type == "cuda",
         )
         logger.info("model loaded", extra={"model": name, "device": spec.device, "num_blocks": spec.num_blocks})
         return cls(spec, core, host, num_threads, interruption)

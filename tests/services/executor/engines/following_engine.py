@@ -2,7 +2,6 @@
 
 from msgspec.structs import replace
 
-from services.executor.engines.last_step import LastStep
 from shared.protocol.executors import EngineSpec
 from shared.replica.engine import TO_COME, StepBatch, StepResult
 from tests.services.executor.engines.slot_engine import GARBAGE, SlotEngine
@@ -19,7 +18,6 @@ class FollowingEngine(SlotEngine):
     ) -> None:
         spec = replace(spec, takes_steps_ahead=True, is_interruptible=True)
         super().__init__(spec, fail=fail or (NEVER if fail_row else 0.0), seed=seed)
-        self._last_step = LastStep()
         self._fail_row, self._interrupt = fail_row, interrupt
         self.num_void = self.num_interrupted = self.num_failed_rows = 0
 
@@ -40,7 +38,7 @@ class FollowingEngine(SlotEngine):
             del result.sampled[request_id]
             result.failed[request_id] = "not a number"
         self.num_failed_rows += len(failed)
-        self._last_step.keep(batch.step, result.sampled)
+        self._last_step.keep(batch.step, result.sampled)  # without those
         return result
 
     def _spoil(self, batch: StepBatch, request_ids: list[str]) -> None:
