@@ -13,8 +13,10 @@ from dataclasses import dataclass
 
 from shared.replica.kv_allocation import KVAllocation
 from shared.replica.sequence import LiveSequence
+from shared.scheduling.kv.request_cache import RequestCache
 from shared.scheduling.packing.pace import Pace
 from shared.scheduling.schedule import Schedule
+from shared.scheduling.table import RequestTable
 
 Running = list[tuple[LiveSequence, int]]  # what a step runs: each sequence with the tokens that it computes
 
@@ -57,6 +59,35 @@ class ExpectedOutcome:
             request.num_in_flight_tokens = num_tokens
             request.num_computed_tokens -= num_tokens
             request.num_tokens -= gains
+
+
+@dataclass(frozen=True, slots=True)
+class HeldNow:
+    """What stays as it is while a step is made ready. ``left``: the ids whose blocks a step in flight writes, though
+    their requests have ended."""
+
+    table: RequestTable
+    left: Container[str]
+    cache: RequestCache
+    num_free_blocks: int
+    block_size: int
+
+    def can_run_beside(self, schedule: Schedule) -> bool:
+        """The step is whole, and takes no more than what is free."""
+        if not schedule.entries or schedule.preempted or schedule.num_dropped:
+            return False
+        num_blocks = 0
+        for entry in schedule.entries:
+            request = self.table.get(entry.request_id)
+            if request is None or request.is_in_flight or entry.request_id in self.left:
+                return False
+            if request.is_running:
+                num_blocks += request.num_new_blocks(entry.num_scheduled_tokens, self.block_size)
+            else:
+                found = self.cache.found(request)
+                num_slots = found.num_tokens + entry.num_scheduled_tokens
+                num_blocks += -(-num_slots // self.block_size) - found.num_held_blocks
+        return num_blocks <= self.num_free_blocks
 
 
 @dataclass(frozen=True, slots=True)

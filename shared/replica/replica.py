@@ -1,7 +1,7 @@
 """One model replica's state: requests, tokens and KV blocks, from one step to the next. Synchronous, no I/O."""
 
 from collections import deque
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 
@@ -11,7 +11,7 @@ from shared.protocol.executors import EngineSpec, ExecutorCounters
 from shared.protocol.requests import GenerateRequest
 from shared.protocol.sampling import FinishReason
 from shared.protocol.steps import StepPlan
-from shared.replica.ahead import ExpectedOutcome, Running, StepAhead
+from shared.replica.ahead import ExpectedOutcome, HeldNow, Running, StepAhead
 from shared.replica.engine import TO_COME, Sequence, StepBatch, StepResult, TokenHistory
 from shared.replica.foresight import Foresight
 from shared.replica.kv_allocation import KVAllocation
@@ -210,12 +210,13 @@ class Replica:
         if not self._can_look_ahead or self._suspects or self._ahead is not None or len(self._in_flight) != 1:
             return []
         leaving = {**self._left, **self._aborting, **self._voided}
-        expected = None if packing_named(policy.packing).uses_time else self._expected(leaving)
-        if expected is None:
+        expected = ExpectedOutcome.of(self._in_flight[0].running, leaving)
+        if expected is None or packing_named(policy.packing).uses_time:
             return []
         expected.assume(self._kv)
         schedule = self.schedule(plan, policy, model)
-        if not self._fits(schedule):
+        held = HeldNow(self.table, self._left, self._cache, self.pool.num_free, self.limits.block_size)
+        if not held.can_run_beside(schedule):
             expected.undo()
             return []
         sequences = [self._sequences[entry.request_id] for entry in schedule.entries]
@@ -404,26 +405,6 @@ class Replica:
             self._voided[sequence.request_id] = None
         else:
             self._kv.lose(sequence.request)
-
-    def _expected(self, leaving: Container[str]) -> ExpectedOutcome | None:
-        return ExpectedOutcome.of(self._in_flight[0].running, leaving)
-
-    def _fits(self, schedule: Schedule) -> bool:
-        """The step can run beside all that is held, whole, whatever comes of the one before it."""
-        if not schedule.entries or schedule.preempted or schedule.num_dropped:
-            return False
-        num_blocks, get = self.pool.num_free, self.table.get
-        for entry in schedule.entries:
-            request = get(entry.request_id)
-            if request is None or request.is_in_flight or entry.request_id in self._left:
-                return False
-            if request.is_running:
-                num_blocks -= request.num_new_blocks(entry.num_scheduled_tokens, self.limits.block_size)
-            else:
-                found = self._cache.found(request)
-                num_slots = found.num_tokens + entry.num_scheduled_tokens
-                num_blocks -= -(-num_slots // self.limits.block_size) - found.num_held_blocks
-        return num_blocks >= 0
 
     def _go_on_with(self, ahead: StepAhead, has_failed: bool) -> None:
         """The step before it has ended: it is as any other. ``has_failed``: some who were in that one; those who

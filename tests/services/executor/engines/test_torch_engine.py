@@ -11,7 +11,7 @@ from services.executor.engines.torch.engine import TorchEngine
 from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, prepare
 from shared.errors import ConfigError, EngineError, ModelError
 from shared.protocol.sampling import SamplingParams
-from shared.replica.engine import Sequence, StepBatch
+from shared.replica.engine import TO_COME, Sequence, StepBatch, StepResult
 from tests.services.executor.engines.engine_driver import EngineDriver, check_only_asked_rows_are_sampled
 from tests.services.executor.engines.engine_prompts import (
     MAX_TOKENS,
@@ -81,6 +81,27 @@ def test_an_interrupted_step_stops_within_a_few_layers(engine: TorchEngine) -> N
         assert list(result.sampled) == ([] if may_be_interrupted else ["r"])
     engine.interrupt(7)
     assert not engine.execute(StepBatch(8, [prompt], may_be_interrupted=True)).is_interrupted
+
+
+def test_a_step_that_follows_takes_the_tokens_of_the_one_before(engine: TorchEngine, prompts: list[list[int]]) -> None:
+    """And has no outcome where that has none, or is another."""
+    greedy = SamplingParams(max_tokens=3, temperature=0.0)
+    prompt, table = prompts[12], [0, 1]
+
+    def decode(step: int, position: int, token_id: int = TO_COME, follows: int | None = None) -> StepResult:
+        sequence = Sequence("r", [token_id], position, table, greedy, True)
+        return engine.execute(StepBatch(step, [sequence], follows=follows))
+
+    first = engine.execute(StepBatch(0, [Sequence("r", prompt, 0, table, greedy, True)])).sampled["r"]
+    second = decode(1, len(prompt), follows=0).sampled["r"]
+    third = decode(2, len(prompt) + 1, follows=1).sampled["r"]
+    assert decode(3, len(prompt), first).sampled["r"] == second
+    assert decode(4, len(prompt) + 1, second).sampled["r"] == third
+    assert decode(6, len(prompt) + 2, follows=5).is_interrupted
+    with pytest.raises(EngineError):
+        decode(7, len(prompt), engine.spec.vocab_size)
+    assert decode(8, len(prompt), follows=7).is_interrupted
+    assert decode(9, len(prompt), first).sampled["r"] == second
 
 
 @pytest.mark.parametrize("index", [0, 4, 12, 20, 28])

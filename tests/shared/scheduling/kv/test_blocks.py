@@ -57,6 +57,20 @@ def test_uncommitted_blocks_are_not_found() -> None:
     assert start(pool, "b", Kind.ONLINE, list(range(9))) == 0
 
 
+def test_withdrawn_blocks_are_not_found_until_they_are_committed_again() -> None:
+    pool, tokens = BlockPool(16, BLOCK), list(range(13))
+    started(pool, "a", tokens)
+    assert start(pool, "b", Kind.ONLINE, tokens) == 12
+    pool.withdraw("a", 6)
+    pool.check_integrity()
+    assert start(pool, "c", Kind.ONLINE, tokens) == 4
+    pool.free("b")
+    commit(pool, "a", tokens, 12)
+    assert start(pool, "d", Kind.ONLINE, tokens) == 12
+    pool.withdraw("stranger", 0)
+    pool.check_integrity()
+
+
 def test_growth_beyond_the_pool_changes_nothing() -> None:
     pool = BlockPool(4, BLOCK)
     started(pool, "a", list(range(10)))
