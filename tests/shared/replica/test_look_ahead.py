@@ -13,6 +13,7 @@ from shared.protocol.sampling import FinishReason, SamplingParams
 from shared.protocol.steps import StepPlan
 from shared.replica.engine import TO_COME, StepBatch, StepResult
 from shared.replica.replica import Replica
+from shared.replica.step_planner import StepPlanner
 from shared.scheduling.limits import Limits
 from shared.scheduling.policy import Policy
 from shared.scheduling.request import Kind
@@ -344,3 +345,18 @@ def test_some_strategies_have_none(tokenizer: Tokenizer, strategy: Strategy) -> 
     rig.begin()
     assert not rig.look_ahead()
     rig.drain()
+
+
+def test_a_plan_that_comes_after_its_step_began_leaves_its_requests(tokenizer: Tokenizer) -> None:
+    rig = make_rig(tokenizer)
+    planner = StepPlanner(rig.replica, "executor-0", "epoch", 1)
+    rig.replica.submit(online("a"))
+    source, running = planner.next_step(ANY, MODEL)
+    rig.replica.finish(rig.engine.execute(rig.replica.batch(running, planner.step)))
+    planner.start(source)
+    late = replace(online("b", first=500), kind=Kind.OFFLINE, gateway_id="")
+    entries = [ScheduledRequest("b", Kind.OFFLINE, 20)]
+    planner.take_plan(StepPlan("executor-0", "epoch", planner.step, entries, [late], [], 1.0), is_late=True)
+    assert not planner.has_plan and rig.replica.totals.plans_stale == 1
+    rig.drain()
+    assert set(rig.outcomes) == {"a", "b"}
