@@ -89,7 +89,7 @@ class Strategy(msgspec.Struct, frozen=True, kw_only=True):
             description="share of the time that online tokens take alone by which offline work may make them come "
             "later, where neither budget_ms nor SLOs are given",
         ),
-    ] = 0.05
+    ] = 0.02
     idle_budget_ms: Annotated[
         float,
         Meta(

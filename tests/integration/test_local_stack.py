@@ -70,7 +70,7 @@ def test_status_is_readable(sim_stack: LocalStack) -> None:
     assert sim_stack.url in shown.stdout
     for name in SERVICES:
         assert name in shown.stdout
-    assert "budget     online tokens come at most 5% later in the mean (tolerance)" in shown.stdout
+    assert "budget     online tokens come at most 2% later in the mean (tolerance)" in shown.stdout
 
 
 def test_chat_answers_once_and_in_a_conversation(sim_stack: LocalStack) -> None:

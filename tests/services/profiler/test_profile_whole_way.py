@@ -54,7 +54,7 @@ async def test_a_real_executor_is_profiled(bus: Bus, tmp_path: Path, executor_pr
 
         await until(model_follows_the_sim, timeout_s=10)
     budgets = await bus.bucket(subjects.BUDGETS_BUCKET, BudgetRecord)
-    assert (await budgets.get(key)).value == BudgetRecord(key, 0.0, "tolerance", tolerance=0.05)
+    assert (await budgets.get(key)).value == BudgetRecord(key, 0.0, "tolerance", tolerance=0.02)
     assert (tmp_path / "profiles" / f"{key}.json").exists()
 
 

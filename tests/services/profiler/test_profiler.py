@@ -68,7 +68,7 @@ async def test_a_new_executor_gets_a_profile_a_model_and_a_budget(
     async with running(service), MeasuringExecutor(bus, executor_info()) as executor:
         assert service.details()["profile_state"] == "waiting"
         await until(lambda: is_done(service))
-        assert await budget_of(bus) == BudgetRecord(KEY, 0.0, "tolerance", tolerance=0.05)
+        assert await budget_of(bus) == BudgetRecord(KEY, 0.0, "tolerance", tolerance=0.02)
         assert service.details()["profile_progress"] == 1.0
         samples = sum(shape.repeats for shape in executor.asked[1:])  # the first is the warm-up
         await until(lambda: predictor.details()["samples"] == samples)
