@@ -252,6 +252,7 @@ class StepLoop:
         return self._planner.start(source)
 
     async def _finish(self, launched: LaunchedStep) -> list[AddressedOutput]:
+        turn_began_s = self._turn_s
         try:
             result = await self._ended()
         except EngineError as error:
@@ -265,9 +266,7 @@ class StepLoop:
             return []
         self._step_ms.add(result.step_ms)
         await self._publisher.sample(launched.batch.step, batch_shape(launched.batch), result.latency_ms)
-        now_s = self._clock.monotonic_s()
-        turn_s, self._turn_s = self._turn_s, now_s
-        return self._replica.finish(result, (now_s - turn_s) * 1e3)
+        return self._replica.finish(result, (self._turn_s - turn_began_s) * 1e3)
 
     async def _drop_ahead(self) -> None:
         """The step ahead stands on nothing: take it back, where it has begun once the engine has seen that. Raises
@@ -287,10 +286,12 @@ class StepLoop:
         return LaunchedStep(batch, job, asyncio.wrap_future(job), start_s)
 
     async def _ended(self) -> StepResult:
-        """Of the oldest step, once it is in flight no more. Raises what the engine did."""
+        """Of the oldest step, once it is in flight no more, whose turn ends whatever came of it. Raises what the engine
+        did."""
         running = self._in_flight[0].running
         await asyncio.wait((running,))  # a cancellation leaves it in flight
         self._in_flight.popleft()
+        self._turn_s = self._clock.monotonic_s()
         return running.result()
 
     def _oldest(self) -> LaunchedStep | None:

@@ -61,14 +61,14 @@ class Predictor(Service):
         while True:
             await self._arrived.wait()
             self._arrived.clear()
-            round_started_s, has_published = self._clock.monotonic_s(), False
+            round_started_s, is_settled = self._clock.monotonic_s(), True
             for profile_key, kind in list(self._kinds.items()):
                 if self._is_due(kind):
-                    has_published |= await self._refit(profile_key, kind)
+                    is_settled &= await self._refit(profile_key, kind)
                     check_cancelled()
             elapsed_s = self._clock.monotonic_s() - round_started_s
             await asyncio.sleep(max(0.0, self._settings.refit_interval_s - elapsed_s))  # bounds the rate of fitting
-            if not has_published:  # what is known is good enough
+            if is_settled:
                 await wait_set(self._drifted, elapsed_s / FITTING_SHARE)
             self._drifted.clear()
 
@@ -119,25 +119,25 @@ class Predictor(Service):
         return answer(asked, self._kinds, executors)
 
     async def _refit(self, profile_key: str, kind: WatchedKind) -> bool:
-        """Whether a model was published."""
+        """Whether what is known is good enough: no model was to be published."""
         kind.has_news = False
         try:
             await self._take_over(profile_key, kind)
             record = await self._fitted(profile_key, kind)
             if record is None:
-                return False
+                return True
             revision = await self._models.put(profile_key, record)
         except BusError as error:
             kind.has_news = True
             self._arrived.set()  # tries again in the next round
             logger.warning("model not published", extra={"profile_key": profile_key, "error": str(error)})
-            return True
+            return False
         kind.publish(record, revision)
         kind.has_drifted = kind.drifts > record.drifts  # since the samples were taken
         self._counts["published"] += 1
         facts = {"kind": record.kind, "num_samples": record.num_samples, "mape": round(record.mape, 4)}
         logger.info("model published", extra={"profile_key": profile_key, **facts})
-        return True
+        return False
 
     async def _fitted(self, profile_key: str, kind: WatchedKind) -> LatencyModelRecord | None:
         """What is worth publishing. All of the kind is taken at once, since samples come while the fit runs."""

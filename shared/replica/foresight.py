@@ -73,5 +73,5 @@ class Foresight:
             return True
         budget_ms = policy.budget_ms(self._table.holds_online, model)
         if plan.share.num_requests and policy.tolerance is not None:
-            budget_ms = plan.share.alone_ms + pace.credit.extra_ms(plan.share)
+            budget_ms = pace.credit.budget_ms(plan.share)
         return policy.offline_enabled and (math.isinf(budget_ms) or model.predict_ms(features) <= budget_ms)

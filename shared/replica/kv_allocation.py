@@ -86,12 +86,11 @@ class KVAllocation:
         """KV is written for so many more of its tokens; full blocks can be found from here on."""
         request = sequence.request
         num_before = request.num_computed_tokens
-        request.num_computed_tokens = num_after = num_before + num_tokens
+        num_after = num_before + num_tokens
         if num_before < sequence.num_prompt_tokens:
             self._totals.prompt_tokens += min(num_after, sequence.num_prompt_tokens) - num_before
         self._pool.unlock(request.request_id, num_after)
-        if num_after // self._block_size > num_before // self._block_size:
-            self._pool.commit(request.request_id, num_after, sequence.block_hashes(self._block_size))
+        self.expect(sequence, num_tokens)
 
     def expect(self, sequence: LiveSequence, num_tokens: int) -> None:
         """KV will be written for so many more of its tokens before the next step reads it; full blocks can be found

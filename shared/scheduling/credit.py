@@ -39,6 +39,10 @@ class Credit(msgspec.Struct, frozen=True, array_like=True):
     num_steps: int = 0  # with online work
     num_alone: int = 0  # of those, the last in a row that had no other
 
+    def budget_ms(self, share: OnlineShare) -> float:
+        """L of a step: what its online part takes, and what offline work may add."""
+        return share.alone_ms + self.extra_ms(share)
+
     def extra_ms(self, share: OnlineShare) -> float:
         """What offline work may add to a step, as the model predicts it. Who waits for a first token pays for no other
         step's savings; and now and then nothing is added for some steps, to see what they take."""

@@ -20,9 +20,8 @@ from shared.scheduling.request import Kind
 from shared.simulation.copies import CopyTimeline
 from shared.simulation.events import Events
 from shared.simulation.setup import EPOCH, ExecutorSetup
-from shared.simulation.stages import Stages
+from shared.simulation.stages import INTERRUPTED_AFTER, Stages
 
-INTERRUPTED_AFTER = 1 / 32  # of a step, of which a layer of a usual model takes as much
 FIRST_OUTPUT_ID = 1 << 24  # beyond every vocabulary, so that no output looks like a prompt
 NUM_OUTPUT_IDS = 1 << 24
 

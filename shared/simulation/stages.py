@@ -1,5 +1,7 @@
 """When a step leaves a pipeline of engine stages."""
 
+INTERRUPTED_AFTER = 1 / 32  # of a step, of which a layer of a usual model takes as much
+
 
 class Stages:
     """A step's time is shared evenly by the stages; it enters each in turn, when the step before has left it."""

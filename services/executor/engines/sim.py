@@ -21,8 +21,7 @@ from shared.protocol.tokens import TokenLogprobs
 from shared.replica.engine import Sequence, StepBatch, StepResult, batch_shape
 from shared.scheduling.kv.slot_transfers import SlotOperations
 from shared.simulation.copies import CopyTimeline
-from shared.simulation.executor import INTERRUPTED_AFTER
-from shared.simulation.stages import Stages
+from shared.simulation.stages import INTERRUPTED_AFTER, Stages
 
 if TYPE_CHECKING:
     from services.executor.engines.grammar_masks import GrammarMasks

@@ -69,13 +69,12 @@ def _builder(state: StepState, num_freed_blocks: int = 0) -> BatchBuilder:
 
 
 def _bound_by_tolerance(builder: BatchBuilder, state: StepState) -> OnlineShare:
-    """After the online phase, where offline work is held to a tolerance: L is what the online part takes, and what is
-    saved."""
+    """After the online phase, where offline work is held to a tolerance."""
     if state.policy.tolerance is None or not builder.entries:
         return NO_SHARE
     has_prompts = builder.features.prefill_requests > 0 or bool(state.table.waiting(Kind.ONLINE))
     share = OnlineShare(len(builder.entries), builder.latency_ms, state.policy.tolerance, has_prompts)
-    builder.latency_budget_ms = share.alone_ms + state.pace.credit.extra_ms(share)
+    builder.latency_budget_ms = state.pace.credit.budget_ms(share)
     return share
 
 

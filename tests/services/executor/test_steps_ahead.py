@@ -23,6 +23,7 @@ from shared.protocol.sampling import FinishReason, SamplingParams
 from shared.protocol.steps import PlanSource, StepPlan, StepStarted
 from shared.protocol.tokens import StepTokens
 from shared.replica.engine import Engine, StepBatch, StepResult
+from shared.replica.outputs import AddressedOutput
 from shared.scheduling.kv.slot_transfers import SlotOperations
 from shared.scheduling.request import Kind
 from shared.scheduling.schedule import ScheduledRequest
@@ -221,6 +222,36 @@ async def test_a_plan_takes_the_place_of_a_step_made_without_it(
         assert rig.steps[1].source is PlanSource.PLAN and rig.steps[1].entries == entries
         await rig.until_ended(2)
     assert rig.replica.totals.plans_stale == 0 and rig.replica.totals.steps_planned == 1
+
+
+async def test_what_an_interrupted_step_took_is_not_counted_to_the_next_one(
+    nats_url: str, model_folder: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thousand seconds of it, by the loop's clock."""
+
+    class LateClock(SystemClock):
+        late_s = 0.0
+
+        def monotonic_s(self) -> float:
+            return super().monotonic_s() + self.late_s
+
+    engine, clock, turns_ms = HeldEngine(), LateClock(), []
+    async with held(nats_url, model_folder, tokenizer, engine) as rig:
+        rig.loop._clock = clock
+        finish = rig.replica.finish
+
+        def noting(result: StepResult, turn_ms: float | None = None) -> list[AddressedOutput]:
+            turns_ms.append(turn_ms or 0.0)
+            return finish(result, turn_ms)
+
+        monkeypatch.setattr(rig.replica, "finish", noting)
+        await rig.send(offline(7, 12))
+        await until(lambda: len(engine.began) == 1)
+        clock.late_s = 1000.0
+        await rig.send(make_online(0, 20, 12))
+        await until(lambda: rig.replica.totals.steps_interrupted == 1)
+        await rig.until_ended(2)
+    assert len(turns_ms) >= 12 and max(turns_ms) < 500_000.0
 
 
 async def test_with_an_interrupted_step_falls_the_one_behind_it(
