@@ -61,9 +61,9 @@ def side_by_side(
     """Offline throughput under the same SLOs: vLLM with as many offline requests at a time as keep them, Slackwater as
     it comes.
 
-    Each system is started alone, with the same model, threads, limits, trace window and prompts. It does the offline
-    work alone, and for each load the online work alone and then both, vLLM with the settings that a search chooses.
-    A run lasts the window, the warm-up and some seconds. Ctrl-C keeps what is done; --resume goes on.
+    All systems are started, with the same model, threads, limits, trace window and prompts, and are run in turns. Each
+    does the offline work alone, and for each load the online work alone and both, vLLM with the settings that a search
+    chooses. A run lasts the window, the warm-up and some seconds. Ctrl-C keeps what is done; --resume goes on.
     """
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     date = datetime.now(UTC).date().isoformat()
@@ -74,7 +74,7 @@ def side_by_side(
         shares = sorted({percent / 100 for percent in load or DEFAULT_LOADS})
         store = RunStore(work, setting, resume)
         raise_file_limit()
-        with figure_progress(console, is_shown(progress), len(names) * len(shares)) as shown:
+        with figure_progress(console, is_shown(progress), len(shares)) as shown:
             comparison = Comparison(
                 Workload(setting, model_folder(setting.model)),
                 [SYSTEMS[name] for name in names],

@@ -46,10 +46,15 @@ class Cell:
     knob: str  # empty where it has none
     share: float
     rate: float
-    alone: OnlineReport  # the mean of the online-only runs
     offline_alone: OfflineReport
+    alone_runs: list[OnlineReport] = field(default_factory=list)
     runs: list[CoRun] = field(default_factory=list)  # in the order in which they ran
     mean: CoRun | None = None  # of the runs of a system without a knob
+
+    @property
+    def alone(self) -> OnlineReport:
+        """The mean of the online-only runs, of which there is one at least."""
+        return mean_of(self.alone_runs)
 
     @property
     def best(self) -> CoRun | None:
@@ -60,38 +65,51 @@ class Cell:
 
 @dataclass(slots=True)
 class Comparison:
-    """``run`` fills ``cells``, and calls ``on_cell`` after each. Runs that the store holds are not made again, and a
-    server without any other is not started. ``shares``: of the time, that each online load keeps the first system busy,
-    ascending; ``max_runs``: of a search; ``repeats``: online-only runs of each load, and runs of both kinds of work
-    where there is no knob to search."""
+    """``run`` fills ``cells``, and calls ``on_cells`` when those of a load are done. Runs that the store holds are not
+    made again, and a server without any other is not started; the others stay until the end, so that online-only runs,
+    and those beside a batch where there is no knob to search, go in turns over all systems, ``repeats`` times.
+    ``shares``: of the time, that each online load keeps the first system busy, ascending; ``max_runs``: of a search."""
 
     workload: Workload
     systems: Sequence[System]
     shares: Sequence[float]
     store: RunStore
     progress: FigureProgress
-    on_cell: Callable[[], None]
+    on_cells: Callable[[], None]
     max_runs: int = 4
     repeats: int = 1
     cells: list[Cell] = field(init=False, default_factory=list)
 
     async def run(self) -> None:
         """Raises LoadgenError."""
-        for system in self.systems:
-            async with AsyncExitStack() as started:
-                await self._run_system(system, _Lazy(self, system, started))
+        async with AsyncExitStack() as started:
+            runners = [_Lazy(self, system, started) for system in self.systems]
+            rates = [await self._rate(share, runners[0]) for share in self.shares]
+            offline = [await self._offline_only(runner) for runner in runners]
+            for share, rate in zip(self.shares, rates, strict=True):
+                self.progress.figure(f"{share:.0%}")
+                names = [(system.name, system.knob.name if system.knob else "") for system in self.systems]
+                cells = [Cell(*name, share, rate, report) for name, report in zip(names, offline, strict=True)]
+                await self._run_in_turns(cells, runners)
+                for cell, runner in zip(cells, runners, strict=True):
+                    if runner.system.knob is not None:
+                        await self._search(cell, runner, runner.system.knob)
+                self.cells += cells
+                self.on_cells()
 
-    async def _run_system(self, system: System, runner: _Lazy) -> None:
-        rates = [await self._rate(share, runner) for share in self.shares]
-        report = await runner.run("offline-only", self.workload.offline_only(), system.knob and system.knob.most)
-        for share, rate in zip(self.shares, rates, strict=True):
-            self.progress.figure(f"{system.name}, {share:.0%}")
-            alone = mean_of([await self._online_only(runner, rate, index) for index in range(self.repeats)])
-            knob_name = system.knob.name if system.knob else ""
-            cell = Cell(system.name, knob_name, share, rate, alone, _offline(report))
-            await (self._search(cell, runner, system.knob) if system.knob else self._repeat(cell, runner))
-            self.cells.append(cell)
-            self.on_cell()
+    async def _run_in_turns(self, cells: Sequence[Cell], runners: Sequence[_Lazy]) -> None:
+        beside: dict[str, list[Report]] = {}
+        for index in range(self.repeats):
+            for cell, runner in zip(cells, runners, strict=True):
+                cell.alone_runs.append(await self._online_only(runner, cell.rate, index))
+                if runner.system.knob is None:
+                    name, plan = f"{cell.rate:g}-with-batch-{index + 1}", self.workload.together(cell.rate)
+                    beside.setdefault(cell.system, []).append(await runner.run(name, plan, None))
+        for cell in cells:
+            if reports := beside.get(cell.system):
+                cell.runs = [self._judged(cell, None, _online(report), _offline(report)) for report in reports]
+                online = mean_of([run.online for run in cell.runs])
+                cell.mean = self._judged(cell, None, online, _mean_offline([run.offline for run in cell.runs]))
 
     async def _search(self, cell: Cell, runner: _Lazy, knob: Knob) -> None:
         plan, search = self.workload.together(cell.rate), KnobSearch(knob.ladder, knob.first, self.max_runs)
@@ -99,14 +117,6 @@ class Comparison:
             report = await runner.run(f"{cell.rate:g}-with-{value:g}", plan, value)
             cell.runs.append(self._judged(cell, value, _online(report), _offline(report)))
             search.tell(value, cell.runs[-1].trial.met)
-
-    async def _repeat(self, cell: Cell, runner: _Lazy) -> None:
-        plan = self.workload.together(cell.rate)
-        for index in range(self.repeats):
-            report = await runner.run(f"{cell.rate:g}-with-batch-{index + 1}", plan, None)
-            cell.runs.append(self._judged(cell, None, _online(report), _offline(report)))
-        online, offline = mean_of([run.online for run in cell.runs]), _mean_offline([run.offline for run in cell.runs])
-        cell.mean = self._judged(cell, None, online, offline)
 
     def _judged(self, cell: Cell, value: float | None, online: OnlineReport, offline: OfflineReport) -> CoRun:
         slos = [parse_slo(expr) for expr in self.workload.setting.slos]
@@ -128,6 +138,10 @@ class Comparison:
 
     async def _point(self, rate: float, runner: _Lazy) -> Point:
         return Point(rate, (await self._online_only(runner, rate, 0)).under_way_share or 0.0)
+
+    async def _offline_only(self, runner: _Lazy) -> OfflineReport:
+        knob = runner.system.knob
+        return _offline(await runner.run("offline-only", self.workload.offline_only(), knob and knob.most))
 
     async def _online_only(self, runner: _Lazy, rate: float, index: int) -> OnlineReport:
         return _online(await runner.run(f"{rate:g}-alone-{index + 1}", self.workload.online_only(rate), None))

@@ -32,7 +32,10 @@ def result_of(cells: Sequence[Cell], setting: Setting, date: str) -> Result:
     )
     tables = [
         Table(caption, [_best(cell, _vllm(cells, cell.share)) for cell in ordered]),
-        Table("Each kind of work alone.", [_alone(cell) for cell in ordered]),
+        Table(
+            "Each kind of work alone; of several runs the mean, and the least and most of their means.",
+            [_alone(cell, _first_of(ordered, cell.share)) for cell in ordered],
+        ),
         Table("All runs of both kinds of work together.", [_run(cell, run) for cell, run in runs]),
     ]
     return Result(tables, picture_of(ordered, setting.slos))
@@ -54,8 +57,10 @@ def _best(cell: Cell, vllm: float) -> Row:
     }
 
 
-def _alone(cell: Cell) -> Row:
-    online, offline = cell.alone, cell.offline_alone
+def _alone(cell: Cell, first: Cell) -> Row:
+    """``first``: the cell of the same load that others are compared with."""
+    online, offline, of_first = cell.alone, cell.offline_alone, interference(cell.alone, first.alone)
+    means = sorted(run.tbt_ms.mean for run in cell.alone_runs if run.tbt_ms)
     return {
         **_load(cell),
         "requests/s": f"{cell.rate:g}",
@@ -63,9 +68,15 @@ def _alone(cell: Cell) -> Row:
         "busy": f"{online.under_way_share or 0:.0%}",
         "TTFT ms mean / p99": _pair(online.ttft_ms),
         "TBT ms mean / p99": _pair(online.tbt_ms),
+        "TBT means": f"{means[0]:.1f} to {means[-1]:.1f}" if means else "-",
+        f"of {first.system}: TTFT p99, TBT mean": f"{of_first.ttft_ms.p99 or 0:.2f}, {of_first.tbt_ms.mean or 0:.2f}",
         "offline only, tokens/s": f"{offline.total_tokens_per_s or 0:.1f}",
         "output tokens/s": f"{offline.output_tokens_per_s or 0:.1f}",
     }
+
+
+def _first_of(cells: Sequence[Cell], share: float) -> Cell:
+    return next(cell for cell in cells if cell.share == share)
 
 
 def _run(cell: Cell, run: CoRun) -> Row:

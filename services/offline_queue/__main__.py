@@ -10,7 +10,6 @@ from shared.bus import Bus
 from shared.clock import SystemClock
 from shared.errors import ConfigError, SlackwaterError
 from shared.openai.completions.requests import ServedModel
-from shared.process.memory import collect_seldom
 from shared.process.service import run_service
 from shared.scheduling.orders.offline.registry import DEFAULT_BLOCK_SIZE
 from shared.settings import config
@@ -38,7 +37,6 @@ def main() -> int:
     def make(bus: Bus) -> OfflineQueueService:
         return OfflineQueueService(bus, settings, model, order, tokenizer, SystemClock())
 
-    collect_seldom()
     return run_service(settings.nats, settings.log_level, "offline-queue", make)
 
 

@@ -17,6 +17,7 @@ import uvloop
 from shared.bus import Bus
 from shared.clock import Clock, SystemClock
 from shared.errors import ConfigError, SlackwaterError
+from shared.process.memory import collect_seldom
 from shared.protocol import subjects
 from shared.protocol.services import ServiceStatus
 from shared.settings.config import load
@@ -93,6 +94,7 @@ def service_main(settings_type: type[S], name: str, make: Callable[[Bus, S, Cloc
 def run_service(nats_url: str, log_level: str, name: str, make: Callable[[Bus], Service]) -> int:
     """Run one service until SIGINT or SIGTERM; the process's exit status. Named errors end it with one log line."""
     configure_logging(log_level)
+    collect_seldom()
     try:
         uvloop.run(_serve(nats_url, name, make))
     except SlackwaterError as error:

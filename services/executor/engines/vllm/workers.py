@@ -24,6 +24,7 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner  # on a CPU too
 
 from services.executor.engines.grammar_masks import GrammarMasks
 from services.executor.engines.sample_row import SampleRow
+from services.executor.engines.torch.device import keep_freed_memory
 from services.executor.engines.torch.sampler import gather_logprobs, sample
 from services.executor.engines.vllm.runner_mirror import NUM_PROMPT_TOKENS_KEY, SAMPLING_KEY
 from shared.errors import ConfigError
@@ -47,6 +48,8 @@ def prepare_worker(worker: Any, has_peers: bool, model_path: Path) -> None:
     """Called in the worker's process by vLLM's ``collective_rpc``. Raises ConfigError for an unknown model runner."""
     runner = worker.model_runner
     check_runner(runner)
+    if runner.device.type == "cpu":
+        keep_freed_memory()
     grammars = GrammarMasks(model_path)
     runner.sampler = SeededSampler(runner, grammars)
     runner.execute_model = _compiling_grammars(runner.execute_model, grammars)
