@@ -1,74 +1,32 @@
 """A batch alone, on a stack that is as it comes, beside vLLM's ``LLM.chat`` on the same lines.
 
-Each has the same model and number of threads, and nothing else is set; ``LLM`` has the allocator that vLLM comes with.
-A round has prompts of its own, so that none is cached. Of a stack all counts from the upload until the batch is seen to
-be complete, of ``LLM.chat`` the call.
+Each has the same model and number of threads, and nothing else is set. A round has prompts of its own, so that none is
+cached. Of a stack all counts from the upload until the batch is seen to be complete, of ``LLM.chat`` the call.
 """
-
-from __future__ import annotations
 
 from services.executor.engines.torch.threads import cpu_count
 
 # isort: split
 import asyncio
-import os
 import time
-from concurrent.futures import ProcessPoolExecutor
-from functools import cache
-from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated
-from unittest.mock import patch
+from typing import Annotated
 
 import msgspec
 import typer
 
 from benchmarks.harness.command import DEFAULT_MODEL, ModelOption, Results, benchmark, formatted, model_folder
+from benchmarks.vllm import chat
+from benchmarks.vllm.chat import GREEDY, WARM_UP
 from benchmarks.vllm.servers import stack
-from benchmarks.vllm.throughput import bundled_allocator
 from loadgen.client.openai_client import OpenAIClient
 from loadgen.workload.backlog import load_backlog
 
-if TYPE_CHECKING:
-    from vllm import LLM
-
 ENDPOINT = "/v1/chat/completions"
 POLL_S, TIMEOUT_S = 0.1, 600.0
-GREEDY = {"temperature": 0.0}
-WARM_UP = "Say hello."
 Rates = list[float]  # output tokens/s of each round
-
-
-@cache
-def chat_model(path: Path) -> LLM:
-    """In its process, whose libraries print to the standard error."""
-    os.dup2(2, 1)
-    from services.executor.engines.vllm.environment import import_vllm
-
-    import_vllm(int(os.environ["OMP_NUM_THREADS"]))
-    from vllm import LLM
-
-    return LLM(model=str(path), dtype="float32", enforce_eager=True, generation_config="vllm")
-
-
-def chat(path: Path, texts: list[str], max_tokens: int) -> float:
-    """In vLLM's process: output tokens/s."""
-    from vllm import SamplingParams
-
-    llm, sampling = chat_model(path), SamplingParams(max_tokens=max_tokens, **GREEDY)
-    start_s = time.perf_counter()
-    outputs = llm.chat([[{"role": "user", "content": text}] for text in texts], sampling, use_tqdm=False)
-    return sum(len(output.outputs[0].token_ids) for output in outputs) / (time.perf_counter() - start_s)
-
-
-def chat_rates(path: Path, rounds: list[list[str]], max_tokens: int, threads: int) -> Rates:
-    environment = {"OMP_NUM_THREADS": str(threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-    with ProcessPoolExecutor(1, get_context("spawn")) as process:
-        with patch.dict(os.environ, environment | {"LD_PRELOAD": bundled_allocator()}):
-            process.submit(chat, path, [WARM_UP], 4).result()
-        return [process.submit(chat, path, texts, max_tokens).result() for texts in rounds]
 
 
 async def batch_rates(engine: str, model: str, files: list[Path], threads: int) -> Rates:
@@ -111,7 +69,8 @@ def main(
 ) -> Results:
     texts = [prompt.text or "" for prompt in load_backlog(prompts, lines * rounds)]
     parts = [texts[first : first + lines] for first in range(0, len(texts), lines)]
-    rates = {"LLM.chat": chat_rates(model_folder(model), parts, max_tokens, threads)}
+    chosen = model_folder(model), parts, max_tokens, threads
+    rates = {"LLM.chat": chat.rates(*chosen), "LLM.chat, one process": chat.rates(*chosen, one_process=True)}
     with TemporaryDirectory() as folder:
         named = enumerate(parts)
         files = [write_batch(Path(folder) / f"{number}.jsonl", model, part, max_tokens) for number, part in named]

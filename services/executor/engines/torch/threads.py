@@ -6,6 +6,10 @@ import os
 # and the gateway, and a spinning thread keeps the core that the preempted one needs: one busy process beside two
 # engine threads made a step 10 times as slow. Some microseconds of spinning keep nearly all of the gain.
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+# Else libgomp spins a tenth of that where its threads outnumber the cores, as they do for good once a second thread of
+# the process has used OpenMP: the engine is loaded in one thread, and its steps run in another. Each small operation
+# then wakes a sleeping thread: a chunk of 512 tokens took 1.35 times as long on two cores.
+os.environ.setdefault("OMP_WAIT_POLICY", "active")
 
 
 def cpu_count() -> int:
