@@ -12,10 +12,11 @@ import msgspec
 from msgspec.structs import replace
 
 MOST_EXTRA = 1.0  # of a step of decodes, over what it takes alone: who comes meanwhile waits for its end
-SAVED_STEPS = 4.0  # so many of those can be paid, or owed, at the most
+SAVED_STEPS, OWED_STEPS = 1.0, 4.0  # so many of those can be paid at the most, or owed
 NEWEST_STEP_WEIGHT = 0.05  # in the moving average of the model's error
 PERIOD, NUM_PROBES = 64, 6  # steps, and how many of them have no offline work
-LEAST_DRIFT, MOST_DRIFT = 0.2, 5.0  # of one step: beyond it something else was in the way
+LEAST_DRIFT, MOST_DRIFT = 0.2, 5.0
+MOST_SURPRISE = 1.25  # times the drift so far: a step that takes longer met something that is no part of it
 
 
 class OnlineShare(msgspec.Struct, frozen=True, array_like=True):
@@ -55,16 +56,20 @@ class Credit(msgspec.Struct, frozen=True, array_like=True):
         """A step begins that is predicted to take so long."""
         extra_ms = max(0.0, planned_ms - share.alone_ms)
         unit_ms = share.num_requests * self.drift
-        most_ms = SAVED_STEPS * MOST_EXTRA * unit_ms * share.alone_ms
+        most_ms = MOST_EXTRA * unit_ms * share.alone_ms
         saved_ms = self.saved_ms + unit_ms * (share.tolerance * share.alone_ms - extra_ms)
         num_alone = 0 if extra_ms else self.num_alone + 1
-        return Credit(max(-most_ms, min(most_ms, saved_ms)), self.drift, self.num_steps + 1, num_alone)
+        saved_ms = max(-OWED_STEPS * most_ms, min(SAVED_STEPS * most_ms, saved_ms))
+        return Credit(saved_ms, self.drift, self.num_steps + 1, num_alone)
 
     def measured(self, share: OnlineShare, planned_ms: float, turn_ms: float) -> Credit:
-        """And it took ``turn_ms``. The first step alone after others still suffers from these, in caches."""
+        """And it took ``turn_ms``. The first step alone after others still suffers from these, in caches. Too large a
+        drift would let offline work take that much of every step, too small a one only costs it some of its time: so
+        it rises slowly."""
         if planned_ms > share.alone_ms:
             return replace(self, saved_ms=self.saved_ms - share.num_requests * (turn_ms - self.drift * planned_ms))
         if self.num_alone < 2 or share.alone_ms <= 0.0:
             return self
-        drift = max(LEAST_DRIFT, min(MOST_DRIFT, turn_ms / share.alone_ms))
-        return replace(self, drift=self.drift + NEWEST_STEP_WEIGHT * (drift - self.drift))
+        seen = min(turn_ms / share.alone_ms, MOST_SURPRISE * self.drift)
+        drift = self.drift + NEWEST_STEP_WEIGHT * (seen - self.drift)
+        return replace(self, drift=max(LEAST_DRIFT, min(MOST_DRIFT, drift)))

@@ -85,3 +85,18 @@ def test_what_steps_take_alone_is_measured_where_two_in_a_row_were_alone() -> No
     after_others = credit.started(share, 14.0).measured(share, 14.0, 14.0).started(share, 10.0)
     assert after_others.measured(share, 10.0, 20.0).drift == 1.0
     assert 1.0 < after_others.started(share, 10.0).measured(share, 10.0, 20.0).drift < 1.1
+
+
+def test_steps_that_met_something_else_hardly_count_as_what_steps_take_alone() -> None:
+    credit, share = Credit(), OnlineShare(1, 10.0, TOLERANCE)
+    for turn_ms in (10.0, 10.0, 1000.0, 10.0, 10.0):
+        credit = credit.started(share, 10.0).measured(share, 10.0, turn_ms)
+    assert 1.0 <= credit.drift < 1.02
+
+
+@pytest.mark.parametrize("times", [0.5, 2.0])
+def test_what_steps_take_alone_is_found_whatever_the_model_says(times: float) -> None:
+    credit, share = Credit(), OnlineShare(1, 10.0, TOLERANCE)
+    for _ in range(200):
+        credit = credit.started(share, 10.0).measured(share, 10.0, times * 10.0)
+    assert credit.drift == pytest.approx(times, rel=0.02)
