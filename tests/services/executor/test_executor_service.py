@@ -21,7 +21,7 @@ from shared.protocol.executors import ExecutorInfo, Heartbeat
 from shared.protocol.latency_models import LatencyModelRecord, LinearCoefficients
 from shared.protocol.measurements import LatencySample, MeasuredShape, MeasureShape, PrefillChunk
 from shared.protocol.offline import OfflineResult
-from shared.protocol.requests import AbortRequests, GenerateRequest
+from shared.protocol.requests import GenerateRequest
 from shared.protocol.sampling import FinishReason, SamplingParams
 from shared.protocol.steps import PlanSource, StepPlan, StepStarted
 from shared.protocol.tokens import StepTokens
@@ -30,8 +30,7 @@ from shared.scheduling.schedule import ScheduledRequest
 from shared.scheduling.strategy import Strategy
 from shared.settings import config
 from shared.text.tokenizer import Tokenizer
-
-GATEWAY = "gateway-test"
+from tests.services.executor.live_gateway import GATEWAY, be_there
 
 
 class Listener:
@@ -48,7 +47,7 @@ class Listener:
         await bus.subscribe(subjects.tokens(GATEWAY), StepTokens, self.tokens.put)
         await bus.subscribe(subjects.sample("executor-0"), LatencySample, self.samples.put)
         await bus.subscribe(subjects.heartbeat("executor-0"), Heartbeat, self.heartbeats.put)
-        await bus.flush()
+        await be_there(bus)
 
     async def until_step(self, idle: bool) -> StepStarted:
         async with asyncio.timeout(10):
@@ -260,16 +259,7 @@ async def test_measuring_waits_for_an_idle_engine(bus: Bus, listener: Listener, 
     assert (await bus.request(subject, MeasureShape([PrefillChunk(64)], []), MeasuredShape)).error == "busy"
 
 
-async def test_requests_of_a_gateway_that_is_gone_stop(
-    nats_url: str, bus: Bus, listener: Listener, executor: ExecutorService
-) -> None:
-    there = await Bus.connect(nats_url, "gateway-test")
-
-    async def alive(_: object) -> AbortRequests:
-        return AbortRequests([])
-
-    await there.serve(subjects.alive(GATEWAY), object, alive)
-    await there.flush()
+async def test_requests_of_a_gateway_that_is_gone_stop(bus: Bus, listener: Listener, executor: ExecutorService) -> None:
     await bus.publish(subjects.inbox("executor-0"), make_request("kept", max_tokens=2000))
     gone = make_request("left", max_tokens=2000)
     await bus.publish(
@@ -283,7 +273,6 @@ async def test_requests_of_a_gateway_that_is_gone_stop(
                 break
     assert [ended.finish_reason for ended in step.ended] == [FinishReason.ABORT]
     assert [state.request_id for state in step.states] == ["kept"]
-    await there.close()
 
 
 async def test_registration_and_signing_off(nats_url: str, bus: Bus, model_folder: Path, tokenizer: Tokenizer) -> None:

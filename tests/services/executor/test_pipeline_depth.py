@@ -37,12 +37,12 @@ from shared.scheduling.strategy import Strategy
 from shared.simulation.stages import Stages
 from shared.text.tokenizer import Tokenizer
 from tests.services.executor.engines.slot_engine import SlotEngine
+from tests.services.executor.live_gateway import GATEWAY, be_there
 from tests.services.profiler.profiling import running
 from tests.shared.replica.factories import KV_STRATEGIES, make_info
 
 MODEL = LinearLatencyModel(5.0, 0.1, 0.001, 0.0, 0.0, 0.1, 0.5)
 NO_TIME = LinearLatencyModel(0, 0, 0, 0, 0, 0, 0)
-GATEWAY = "gateway-test"
 
 Outputs = dict[str, list[int]]
 
@@ -344,7 +344,7 @@ class Site:
 
         await bus.subscribe(subjects.step("executor-0"), StepStarted, on_step)
         await bus.subscribe(subjects.tokens(GATEWAY), StepTokens, on_tokens)
-        await bus.flush()
+        await be_there(bus)
 
     async def _follow_results(self, bus: Bus) -> None:
         async for stored in bus.follow(subjects.RESULTS_STREAM, subjects.ALL_RESULTS, OfflineResult):
@@ -401,7 +401,7 @@ async def test_a_lost_engine_ends_the_service_and_no_request(
         told.extend(output.finish_reason for output in message.outputs)
 
     await gateway_bus.subscribe(subjects.tokens(GATEWAY), StepTokens, on_tokens)
-    await gateway_bus.flush()
+    await be_there(gateway_bus)
     await executor.start()
     for request in (make_online(1, 20, 40), make_online(2, 20, 40)):
         await gateway_bus.publish(subjects.inbox("lost"), request)

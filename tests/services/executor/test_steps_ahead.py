@@ -30,7 +30,8 @@ from shared.scheduling.schedule import ScheduledRequest
 from shared.scheduling.strategy import Strategy
 from shared.text.tokenizer import Tokenizer
 from tests.services.executor.engines.following_engine import FollowingEngine
-from tests.services.executor.test_pipeline_depth import GATEWAY, Site, make_online
+from tests.services.executor.live_gateway import GATEWAY, be_there
+from tests.services.executor.test_pipeline_depth import Site, make_online
 from tests.services.profiler.profiling import running, until
 
 SPEC = EngineSpec("m", "sim", "none", "float16", 512, 49152, 16, 48, (2,))
@@ -102,7 +103,7 @@ class Rig:
 
         await self.bus.subscribe(subjects.tokens(GATEWAY), StepTokens, on_tokens)
         await self.bus.subscribe(subjects.step("executor-0"), StepStarted, on_step)
-        await self.bus.flush()
+        await be_there(self.bus)
 
     async def send(self, *requests: GenerateRequest) -> None:
         for request in requests:
@@ -175,6 +176,7 @@ async def test_the_next_step_waits_behind_the_one_that_runs(
     async with held(nats_url, model_folder, tokenizer, engine) as rig:
         await rig.send(requests[0])
         await rig.until_ahead("on-0")
+        await until(lambda: bool(rig.steps))
         assert len(engine.began) == 1 and [step.step for step in rig.steps] == [0]
         engine.let_go()
         await rig.until_ahead("on-0")
