@@ -78,8 +78,8 @@ def fit_best(
     wanted: str = AUTO,
 ) -> Fit | None:
     """Boosted where it predicts within the limit and held-out samples tell for sure that it is better, else linear.
-    ``wanted``: one of FITS_ON_REQUEST is that model instead, where it can be fitted. ``prior`` is an earlier linear fit. None where the
-    samples do not tell enough for any."""
+    ``wanted``: one of FITS_ON_REQUEST is that model instead, where it can be fitted. ``prior`` is an earlier linear
+    fit. None where the samples do not tell enough for any."""
     train, held_out = split(observations)
 
     def fitted(fit: Callable[[Sequence[Observation]], M | None]) -> _Fitted[M] | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 
+import msgspec
+
 from shared.latency.features import BatchFeatures, attention_pairs
 
 
@@ -15,7 +17,7 @@ class RevisableFeatures(BatchFeatures, array_like=True, gc=False):
     in logarithmic time but for moving what stands behind. It is no message: what is told of a batch has no list.
     """
 
-    context_lens: list[int] = []  # of the decodes
+    context_lens: list[int] = msgspec.field(default_factory=list)  # of the decodes
     is_sorted: bool = False
 
     def __copy__(self) -> RevisableFeatures:

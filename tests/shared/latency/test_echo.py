@@ -154,9 +154,7 @@ def test_a_fit_of_few_samples_is_sound_and_some_odd_ones_do_no_harm() -> None:
     assert few is not None and mean_relative_error(few, observe(TRUTH, 200, 0.0, seed=2)) < 0.1
     observations = observe(TRUTH, 400, 0.01)
     numbered = enumerate(observations)
-    odd = [
-        Observation(each.shape, each.latency_ms * (20.0 if n % 40 == 0 else 1.0)) for n, each in enumerate(observations)
-    ]
+    odd = [Observation(each.shape, each.latency_ms * (20.0 if n % 40 == 0 else 1.0)) for n, each in numbered]
     fitted = fit_echo(odd)
     assert fitted is not None and mean_relative_error(fitted, observe(TRUTH, 200, 0.0, seed=2)) < 0.02
 
