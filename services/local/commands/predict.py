@@ -154,7 +154,7 @@ def _print_models(models: list[ListedModel]) -> None:
     console.print(table)
     console.print(f" {', '.join(KINDS)}: how far off on batches not fitted to; noise: what equal batches differ by")
     for listed in models:
-        console.print(f"\n{listed.record.profile_key}, ms\n  {_formula(listed.record.model)}")
+        console.print(f"\n{listed.record.profile_key}, ms\n  {formula(listed.record.model)}")
         if listed.record.drifts:
             when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(listed.record.drifted_at_s or 0.0))
             ratio = listed.record.drift_ratio or 1.0
@@ -178,7 +178,7 @@ def _percent(share: float | None) -> str:
     return "" if share is None else f"{share:.2%}"
 
 
-def _formula(model: ModelRecord) -> str:
+def formula(model: ModelRecord) -> str:
     """The terms that are not 0; of a curve, what a unit costs and from where on."""
     match model:
         case LinearCoefficients(coefficients=coefficients):
