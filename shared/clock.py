@@ -22,6 +22,11 @@ class SystemClock:
         return time.time()
 
 
+def waited_s(clock: Clock, since_unix_s: float) -> float:
+    """Since a moment that another machine noted, whose clock may be ahead: not negative."""
+    return max(0.0, clock.unix_s() - since_unix_s)
+
+
 class Deadline:
     """A moment by the clock of the day. That clock may be set: as much time has to pass as it said at first."""
 

@@ -7,6 +7,7 @@ import re
 import uuid
 from collections.abc import Iterable
 from copy import copy
+from functools import partial
 
 from msgspec.structs import replace
 
@@ -16,7 +17,7 @@ from services.executor.settings import ExecutorSettings
 from services.executor.step_loop import StepLoop
 from shared.bus import Bucket, Bus
 from shared.bus.lease import Lease
-from shared.clock import Clock
+from shared.clock import Clock, waited_s
 from shared.errors import BusError, EngineLostError, LeaseHeldError, LeaseLostError
 from shared.latency.model import LatencyModel
 from shared.process.service import Details, Service
@@ -56,7 +57,12 @@ class ExecutorService(Service):
         self.info = executor_info(settings, engine.spec)
         self._results = ResultStore(bus)
         self._replica = Replica(
-            self.info.limits(), engine.spec, tokenizer, self.info.strategy, lambda: clock.monotonic_s() * 1e3
+            self.info.limits(),
+            engine.spec,
+            tokenizer,
+            self.info.strategy,
+            lambda: clock.monotonic_s() * 1e3,
+            partial(waited_s, clock),
         )
         self._tuning = Tuning(bus, on_change=lambda: self._loop.wake())
         self._publisher = publisher = StepPublisher(bus, self.info, self._results)

@@ -83,6 +83,7 @@ MAKERS: dict[str, Callable[[str], object]] = {
     "online_order": lambda name: Strategy.of(online_order=name).make_online_order(),
     "offline_order": lambda name: Strategy.of(offline_order=name).make_offline_order(itertools.repeat(0.0)),
     "kv_eviction": make_eviction,
+    "deadline_rule": lambda name: Strategy.of(deadline_rule=name).token_slo,
 }
 
 

@@ -21,9 +21,9 @@ def answer(asked: PredictBatch, kinds: Mapping[str, WatchedKind], executors: Ite
     profile_key = keys[0]
     kind = fitted[profile_key]
     assert kind.model is not None and kind.record is not None
-    prefills_ms, decodes_ms = _costs(asked, kind.model)
+    latency_ms, prefills_ms, decodes_ms = _costs(asked, kind.model)
     quality = (kind.record.kind, kind.record.mape, kind.record.noise_floor, kind.revision, kind.record.fitted_at_s)
-    return Prediction(sum(prefills_ms) + sum(decodes_ms), prefills_ms, decodes_ms, profile_key, *quality)
+    return Prediction(latency_ms, prefills_ms, decodes_ms, profile_key, *quality)
 
 
 def _why_not(asked: PredictBatch) -> str:
@@ -46,8 +46,9 @@ def _keys(whose: str, fitted: Mapping[str, WatchedKind], executors: Iterable[Exe
     return [key for key in dict.fromkeys(named) if key in fitted]
 
 
-def _costs(asked: PredictBatch, model: FittedModel) -> tuple[list[float], list[float]]:
-    """Of each prefill and each decode, added one after another; what any step takes is the first one's."""
+def _costs(asked: PredictBatch, model: FittedModel) -> tuple[float, list[float], list[float]]:
+    """Of the whole, and of each prefill and each decode, added one after another; what any step takes is the first
+    one's."""
     features = BatchFeatures()
     prefills, decodes = [], []
     for chunk in asked.prefills:
@@ -56,4 +57,4 @@ def _costs(asked: PredictBatch, model: FittedModel) -> tuple[list[float], list[f
     for context_len in asked.decode_context_lens:
         decodes.append(model.decode_cost_ms(features, context_len))
         features.add_decode(context_len)
-    return prefills, decodes
+    return model.predict_ms(features), prefills, decodes

@@ -1,13 +1,14 @@
 """Fit the kinds of model to the same samples, and keep the one that serves better or was asked for."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
 from services.predictor.boosted_fit import fit_boosted
+from services.predictor.echo_fit import fit_echo
 from services.predictor.linear_fit import fit_bros, fit_linear
 from services.predictor.regression import Array
 from services.predictor.window import Observation, noise_floor
@@ -16,7 +17,11 @@ from shared.protocol.latency_models import Candidate, FittedModel, kind_of, mode
 
 M = TypeVar("M", bound=FittedModel)
 
-AUTO, BROS = "auto", "bros"  # what may be wanted
+AUTO = "auto"
+FITS_ON_REQUEST: Mapping[str, Callable[[Sequence[Observation]], FittedModel | None]] = {
+    "bros": fit_bros,
+    "echo": fit_echo,
+}
 HOLD_OUT_EVERY = 5
 BETTER_MAPE = 0.005
 SURE_SIGMAS = 2.0
@@ -73,8 +78,8 @@ def fit_best(
     wanted: str = AUTO,
 ) -> Fit | None:
     """Boosted where it predicts within the limit and held-out samples tell for sure that it is better, else linear.
-    ``wanted``: BROS is that model instead, where it can be fitted. ``prior`` is an earlier linear fit. None where the
-    samples do not tell enough for any."""
+    ``wanted``: one of FITS_ON_REQUEST is that model instead, where it can be fitted. ``prior`` is an earlier linear
+    fit. None where the samples do not tell enough for any."""
     train, held_out = split(observations)
 
     def fitted(fit: Callable[[Sequence[Observation]], M | None]) -> _Fitted[M] | None:
@@ -91,9 +96,9 @@ def fit_best(
     boosted = fitted(fit_boosted)
     if boosted is not None and boosted.candidate.prediction_us <= prediction_limit_us:
         chosen = boosted if surely_better(boosted.trained, linear.trained, held_out) else linear
-    bros = fitted(fit_bros) if wanted == BROS else None
-    chosen = bros or chosen
-    candidates = tuple(each.candidate for each in (linear, boosted, bros) if each is not None)
+    asked_for = fitted(FITS_ON_REQUEST[wanted]) if wanted in FITS_ON_REQUEST else None
+    chosen = asked_for or chosen
+    candidates = tuple(each.candidate for each in (linear, boosted, asked_for) if each is not None)
     mape, floor = chosen.candidate.mape, noise_floor(observations)
     return Fit(chosen.model, len(observations), mape, candidates, floor, linear.model.coefficients())
 

@@ -7,6 +7,8 @@ from msgspec import Meta
 
 from shared.settings.setting import LogLevel, NatsUrl, choices
 
+LATENCY_MODELS = ("auto", "bros", "echo")  # what may be wanted
+
 
 class PredictorSettings(msgspec.Struct, frozen=True):
     """Fit latency models from the executors' samples and publish their coefficients."""
@@ -21,7 +23,8 @@ class PredictorSettings(msgspec.Struct, frozen=True):
     latency_model: Annotated[
         str,
         Meta(
-            description="auto: linear or boosted, the better one; bros: BROS's lines", extra=choices(("auto", "bros"))
+            description="auto: linear or boosted, the better one; bros: BROS's lines; echo: Echo's maxima and mean",
+            extra=choices(LATENCY_MODELS),
         ),
     ] = "auto"
     refit_interval_s: Annotated[float, Meta(gt=0, description="shortest time between two rounds of fitting")] = 2.0

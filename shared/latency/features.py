@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
-from msgspec.structs import astuple
 
 
 def attention_pairs(num_tokens: int, num_computed_tokens: int) -> int:
@@ -12,11 +13,13 @@ def attention_pairs(num_tokens: int, num_computed_tokens: int) -> int:
 
 
 class BatchFeatures(msgspec.Struct, array_like=True, gc=False):
-    """Eq. 1 of HyGen (section 4.2) as sums over a batch, and one sum more.
+    """Eq. 1 of HyGen (section 4.2) as sums over a batch, one sum more, and the longest decode.
 
     ``decode_kv_tokens`` is S_d read as the KV tokens that the decodes read, their own included: the number of
     decode tokens is already N_d. ``prefill_pairs`` is ours: Eq. 1 does not tell how much context a prefill chunk
-    attends to, and a prompt's last chunk takes longer than its first.
+    attends to, and a prompt's last chunk takes longer than its first. ``longest_decode`` is max(L) of Echo's Eq. 7;
+    whoever does not tell it leaves it 0. A maximum cannot be taken back as a sum can: where requests leave again, it is
+    a ``shared.latency.revisable.RevisableFeatures``.
     """
 
     prefill_tokens: int = 0  # S_p
@@ -24,6 +27,7 @@ class BatchFeatures(msgspec.Struct, array_like=True, gc=False):
     decode_kv_tokens: int = 0  # S_d
     decode_requests: int = 0  # N_d
     prefill_pairs: int = 0  # query-key pairs of the prefill chunks, see attention_pairs
+    longest_decode: int = 0  # KV tokens that the decode with the longest context reads
 
     def add_prefill(self, num_tokens: int, num_computed_tokens: int) -> None:
         """Count one prefill chunk over ``num_computed_tokens`` tokens of KV that are there."""
@@ -35,42 +39,35 @@ class BatchFeatures(msgspec.Struct, array_like=True, gc=False):
         """Count one decode that reads ``context_len`` KV tokens."""
         self.decode_kv_tokens += context_len
         self.decode_requests += 1
+        if context_len > self.longest_decode:
+            self.longest_decode = context_len
 
-    def add_decodes(self, num_requests: int, num_kv_tokens: int) -> None:
-        """Count several decodes that read so many KV tokens together."""
-        self.decode_kv_tokens += num_kv_tokens
-        self.decode_requests += num_requests
+    def add_decodes(self, context_lens: Sequence[int]) -> None:
+        """Count several decodes that read so many KV tokens each."""
+        self.decode_kv_tokens += sum(context_lens)
+        self.decode_requests += len(context_lens)
+        self.longest_decode = max(self.longest_decode, max(context_lens, default=0))
 
     def add_scheduled(self, num_tokens: int, num_computed_tokens: int) -> None:
         """Count what a step computes for one request: one token over KV that is there is a decode, the rest prefill."""
         if num_tokens == 1 and num_computed_tokens > 0:
             self.decode_kv_tokens += num_computed_tokens + 1  # add_decode, which would take as long again
             self.decode_requests += 1
+            if num_computed_tokens >= self.longest_decode:
+                self.longest_decode = num_computed_tokens + 1
         else:
             self.add_prefill(num_tokens, num_computed_tokens)
 
-    def remove_scheduled(self, num_tokens: int, num_computed_tokens: int) -> None:
-        """Take back what ``add_scheduled`` counted."""
-        if num_tokens == 1 and num_computed_tokens > 0:
-            self.remove_decode(num_computed_tokens + 1)
-        else:
-            self.remove_prefill(num_tokens, num_computed_tokens)
-
-    def remove_prefill(self, num_tokens: int, num_computed_tokens: int) -> None:
-        """Take one counted prefill chunk back."""
-        self.prefill_tokens -= num_tokens
-        self.prefill_requests -= 1
-        self.prefill_pairs -= attention_pairs(num_tokens, num_computed_tokens)
-
-    def remove_decode(self, context_len: int) -> None:
-        """Take one counted decode back."""
-        self.decode_kv_tokens -= context_len
-        self.decode_requests -= 1
-
     @property
-    def sums(self) -> tuple[int, ...]:
+    def sums(self) -> tuple[int, int, int, int, int]:
         """All of them, in the order of the fields: equal batches have equal ones."""
-        return astuple(self)
+        return (
+            self.prefill_tokens,
+            self.prefill_requests,
+            self.decode_kv_tokens,
+            self.decode_requests,
+            self.prefill_pairs,
+        )
 
     @property
     def is_empty(self) -> bool:

@@ -4,10 +4,11 @@ import msgspec
 
 from shared.latency.boosted import BoostedLatencyModel, Curve, Sum
 from shared.latency.bros import BrosCoefficients, BrosLatencyModel
+from shared.latency.echo import EchoCoefficients, EchoLatencyModel
 from shared.latency.linear import Coefficients, LinearLatencyModel
 from shared.protocol.measurements import PrefillChunk
 
-FittedModel = LinearLatencyModel | BoostedLatencyModel | BrosLatencyModel
+FittedModel = LinearLatencyModel | BoostedLatencyModel | BrosLatencyModel | EchoLatencyModel
 
 
 class LinearCoefficients(msgspec.Struct, frozen=True, tag_field="kind", tag="linear"):
@@ -37,13 +38,20 @@ class BrosLines(msgspec.Struct, frozen=True, tag_field="kind", tag="bros"):
     coefficients: BrosCoefficients
 
 
-ModelRecord = LinearCoefficients | BoostedCurves | BrosLines
+class EchoTimes(msgspec.Struct, frozen=True, tag_field="kind", tag="echo"):
+    """alpha, beta and c of the prefills, gamma and delta of the decodes, in milliseconds and not negative; then lambda,
+    from 0.5 to 1."""
+
+    coefficients: EchoCoefficients
+
+
+ModelRecord = LinearCoefficients | BoostedCurves | BrosLines | EchoTimes
 
 
 class Candidate(msgspec.Struct, frozen=True):
     """One kind of model, fitted to the same samples."""
 
-    kind: str  # "linear", "boosted", "bros"
+    kind: str  # "linear", "boosted", "bros", "echo"
     mape: float  # on held-out samples, 0 to 1
     prediction_us: float  # one marginal cost of a decode, on the predictor's machine
 
@@ -74,6 +82,8 @@ class LatencyModelRecord(msgspec.Struct, frozen=True):
                 return LinearLatencyModel(*coefficients)
             case BrosLines(coefficients=lines):
                 return BrosLatencyModel(*lines)
+            case EchoTimes(coefficients=times):
+                return EchoLatencyModel(*times)
             case BoostedCurves(base=base, curves=curves):
                 return BoostedLatencyModel(base, {each.of: Curve(each.knots, each.slopes) for each in curves})
 
@@ -89,6 +99,8 @@ def model_record(model: FittedModel) -> ModelRecord:
         return LinearCoefficients(model.coefficients())
     if isinstance(model, BrosLatencyModel):
         return BrosLines(model.coefficients())
+    if isinstance(model, EchoLatencyModel):
+        return EchoTimes(model.coefficients())
     curves = [CurveRecord(of, curve.knots, curve.slopes) for of, curve in model.curves.items()]
     return BoostedCurves(model.base, curves)
 
@@ -103,13 +115,14 @@ class PredictBatch(msgspec.Struct, frozen=True):
 
 class Prediction(msgspec.Struct, frozen=True):
     """Reply to PredictBatch. Milliseconds; the costs are marginal, in the order of the request, and add up to the
-    whole. ``error`` says why there is none, and what is known instead."""
+    whole; of an echo model, whose prediction can fall where a request is added, perhaps to more. ``error`` says why
+    there is none, and what is known instead."""
 
     latency_ms: float = 0.0
     prefill_costs_ms: list[float] = []
     decode_costs_ms: list[float] = []
     profile_key: str = ""
-    kind: str = ""  # of the model: "linear", "boosted"
+    kind: str = ""  # of the model, as of a Candidate
     mape: float = 0.0  # of the model, on held-out samples, 0 to 1
     noise_floor: float | None = None  # what equal batches deviate by
     revision: int = 0  # of the model on the bus

@@ -16,6 +16,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, tag="generate", omit_defaults
     arrival_s: float  # unix time
     gateway_id: str = ""  # where the tokens go; empty for requests of batches
     output_token_ids: list[int] = []
+    is_resumed: bool = False  # another executor had it, whether or not it gave it tokens
     client_id: str = ""  # whom fairness counts it for; empty for offline requests
     client_weight: float = 1.0  # under vtc, against 1 of other clients
     http_request_id: str = ""  # its x-request-id, for the log; clients choose it, so it need not be unique

@@ -68,9 +68,10 @@ class Replica:
         tokenizer: Tokenizer | None,
         strategy: Strategy | None = None,
         now_ms: Callable[[], float] = lambda: 0.0,
+        waited_s: Callable[[float], float] = lambda arrival_s: 0.0,
     ) -> None:
         """``tokenizer``: finds stop strings; None where no request has any. ``strategy``: hygen unless given.
-        ``now_ms``: the clock of the deadlines."""
+        ``now_ms``: the clock of the deadlines; ``waited_s``: since an arrival at a gateway (unix time)."""
         strategy = strategy or Strategy()
         self.limits = limits
         self.spec = spec
@@ -80,6 +81,7 @@ class Replica:
         self._kv = KVAllocation(limits, self.table, self.pool, strategy.sharing, self.totals)
         self._slo = strategy.token_slo if strategy.uses_deadlines else None
         self._now_ms = now_ms
+        self._waited_s = waited_s
         self._pace = Pace()
         self._tokenizer = tokenizer
         self._sequences: dict[str, LiveSequence] = {}
@@ -376,7 +378,8 @@ class Replica:
             return
         if sequence.kind is Kind.ONLINE:
             if self._slo is not None:
-                self._slo.arrive(sequence.request, self._now_ms())
+                now_ms = self._now_ms()
+                self._slo.arrive(sequence.request, now_ms, now_ms - self._waited_s(request.arrival_s) * 1e3)
             self._untold[request.request_id] = None
         self._sequences[request.request_id] = sequence
         self.table.add(sequence.request)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from shared.clock import Clock
+from shared.clock import Clock, waited_s
 from shared.latency.model import LatencyModel
 from shared.protocol.executors import ExecutorInfo
 from shared.protocol.requests import AbortRequests, GenerateRequest, InboxMessage
@@ -70,7 +70,8 @@ class Scheduler:
         if isinstance(message, GenerateRequest):
             self._hashes.add(message)
             request = scheduled(message, self.info.spec.max_model_len)
-            self._mirror.arrive(request, self._clock.monotonic_s() * 1e3)
+            waited_ms = waited_s(self._clock, message.arrival_s) * 1e3
+            self._mirror.arrive(request, self._clock.monotonic_s() * 1e3, waited_ms)
         else:
             for request_id in message.request_ids:
                 self._mirror.depart(request_id)

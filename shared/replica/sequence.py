@@ -157,6 +157,7 @@ def scheduled(request: GenerateRequest, max_model_len: int) -> Request:
         client_id=request.client_id,
         arrival_s=request.arrival_s,
         client_weight=request.client_weight,
+        num_resumed_tokens=len(request.output_token_ids) if request.is_resumed else None,
     )
 
 

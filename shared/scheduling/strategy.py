@@ -29,7 +29,7 @@ from shared.scheduling.orders.offline.registry import (
 from shared.scheduling.orders.online.order import OnlineOrder
 from shared.scheduling.orders.online.registry import ONLINE_ORDERS, OnlineOrderKnobs, make_online_order
 from shared.scheduling.packing.packings import PACKINGS, packing_named
-from shared.scheduling.packing.token_slo import TokenSlo
+from shared.scheduling.packing.token_slo import DEADLINE_RULES, TokenSlo
 from shared.scheduling.policy import Policy
 from shared.settings.setting import BASE, choices
 
@@ -105,6 +105,14 @@ class Strategy(msgspec.Struct, frozen=True, kw_only=True):
         400.0
     )
     tpot_slo_ms: Annotated[float, Meta(gt=0, description="deadline: a later one is due so long after the last")] = 200.0
+    deadline_rule: Annotated[
+        str,
+        _one_of(
+            DEADLINE_RULES,
+            "deadline: what later tokens' times count from: the last token (BROS), or the request's arrival, so that "
+            "token i is due ttft_slo_ms + i tpot_slo_ms after it (Echo)",
+        ),
+    ] = "last-token"
     slo_group_tokens: Annotated[
         int, Meta(ge=1, description="deadline: later tokens are due in groups of so many, after their times together")
     ] = 1
@@ -112,6 +120,7 @@ class Strategy(msgspec.Struct, frozen=True, kw_only=True):
     offline_knobs: OfflineOrderKnobs = OfflineOrderKnobs()
 
     def __post_init__(self) -> None:
+        named(DEADLINE_RULES, self.deadline_rule, "deadline rule")
         problem = self._misfit()
         if problem:
             raise ValueError(problem)
@@ -150,7 +159,7 @@ class Strategy(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def token_slo(self) -> TokenSlo:
         """By which deadlines go, where anybody goes by them."""
-        return TokenSlo(self.ttft_slo_ms, self.tpot_slo_ms, self.slo_group_tokens)
+        return DEADLINE_RULES[self.deadline_rule](self.ttft_slo_ms, self.tpot_slo_ms, self.slo_group_tokens)
 
     def changes(self) -> dict[str, str | int | float]:
         """By name, what is not as the preset has it."""

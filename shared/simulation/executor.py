@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
+from shared.clock import waited_s
 from shared.latency.features import BatchFeatures
 from shared.latency.model import LatencyModel
 from shared.protocol.requests import GenerateRequest
@@ -63,7 +64,9 @@ class VirtualExecutor:
         self.info = setup.info(executor_id)
         self.setup = setup
         self.longest_plan_ms = 0.0  # of any batch that was planned; under a longer budget all would be the same
-        self.replica = Replica(setup.limits, setup.spec, None, setup.strategy, lambda: events.now_s * 1e3)
+        self.replica = Replica(
+            setup.limits, setup.spec, None, setup.strategy, lambda: events.now_s * 1e3, partial(waited_s, events)
+        )
         self._tuning = setup.policy(), setup.planner
         self._depth = setup.spec.pipeline_depth
         self._planner = StepPlanner(self.replica, executor_id, EPOCH, self._depth)

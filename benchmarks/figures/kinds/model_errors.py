@@ -2,7 +2,7 @@
 throughput is left when plans are made with ever worse ones (HyGen figure 14)."""
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from statistics import fmean
 
@@ -10,6 +10,7 @@ from benchmarks.figures.trace_lab import Metric, Setting, TraceLab
 from benchmarks.harness.charts import BLUE, ORANGE, PINK, Curve, Curves, Panel, Point, Style, draw
 from benchmarks.harness.command import Table
 from benchmarks.harness.page import Result
+from benchmarks.lab.fits import FITS, error_cells
 from benchmarks.lab.lab import HYGEN, ONLINE_ONLY, SARATHI, Bench, setup_of
 from benchmarks.lab.outcome import Found
 from benchmarks.lab.samples import NOISE, run_samples, sweep_samples, window_of
@@ -22,15 +23,17 @@ from shared.latency.model import LatencyModel
 from shared.protocol.latency_models import FittedModel
 
 SHOWN = 700  # points of each model
-Fit = Callable[[Sequence[Observation]], FittedModel | None]  # None where the samples do not tell enough
-FITS: dict[str, tuple[Fit, str]] = {"linear": (fit_linear, ORANGE), "boosted": (fit_boosted, BLUE)}
+KINDS = ("linear", "boosted")
 OWN, OTHER, DISTORTED = "fitted here", "fitted elsewhere", "fitted here, then distorted"
 STYLES: dict[str, Style] = {OWN: ("o", BLUE), OTHER: ("s", ORANGE), DISTORTED: ("^", PINK)}
 Model = tuple[str, str, FittedModel | None]  # with its name and kind; None where there is too little to fit it to
 
 
-def prediction_error(lab: TraceLab, papers: dict[Setting, str], metric: Metric, tolerance: float) -> Result:
-    """``papers``: what the paper reports of each setting; ``tolerance``: of ``metric``, in the run that is foretold."""
+def prediction_error(
+    lab: TraceLab, papers: dict[Setting, str], metric: Metric, tolerance: float, kinds: Sequence[str] = KINDS
+) -> Result:
+    """``papers``: what the paper reports of each setting; ``tolerance``: of ``metric``, in the run that is foretold;
+    ``kinds``: of models, as in ``FITS``."""
     panels, rows = [], []
     for setting, reported in papers.items():
         bench = lab.bench(setting)
@@ -40,11 +43,9 @@ def prediction_error(lab: TraceLab, papers: dict[Setting, str], metric: Metric, 
         noise = fmean(abs(_error(truth, each)) for each in unseen)
         for fitted_to, samples in (("the sweep", sweep_samples(bench)), ("the run's first half", seen)):
             cells = {"setting": bench.name, "fitted to": fitted_to, "samples": f"{len(samples):,}"}
-            for name, (fit, _) in FITS.items():
-                model = fit(samples)
-                cells[name] = "" if model is None else f"{100 * mean_relative_error(model, unseen):.2f}%"
+            cells |= error_cells(samples, unseen, kinds)
             rows.append({**cells, "noise alone": f"{100 * noise:.2f}%", "paper": reported})
-        panels.append(_panel(bench, seen, unseen))
+        panels.append(_panel(bench, seen, unseen, kinds))
     caption = (
         f"Mean absolute percentage error on the second half of a run of hygen under {metric.slo(tolerance)}, steps "
         f"timed with {100 * NOISE:g}% noise. {lab.where(papers)}."
@@ -52,12 +53,12 @@ def prediction_error(lab: TraceLab, papers: dict[Setting, str], metric: Metric, 
     return Result([Table(caption, rows)], draw([panels], 3.2, "step time (ms)"))
 
 
-def _panel(bench: Bench, seen: Sequence[Observation], unseen: Sequence[Observation]) -> Panel:
+def _panel(bench: Bench, seen: Sequence[Observation], unseen: Sequence[Observation], kinds: Sequence[str]) -> Panel:
     shown = unseen[:: max(1, len(unseen) // SHOWN)]
     times_ms = [each.latency_ms for each in shown]
     curves = [
         Curve(name, times_ms, [100 * _error(model, each) for each in shown], colour, ".", opacity=0.6)
-        for name, (fit, colour) in FITS.items()
+        for name, (fit, colour) in ((kind, FITS[kind]) for kind in kinds)
         if (model := fit(seen)) is not None
     ]
     return Panel(curves, bench.name, ylabel="error of the prediction (%)", from_zero=False)

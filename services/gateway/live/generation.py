@@ -101,6 +101,7 @@ class Generation:
             arrival_s=self.arrival_s,
             gateway_id=gateway_id,
             output_token_ids=list(self.output_token_ids),
+            is_resumed=self.attempt > 1,
             client_id=client_id,
             client_weight=self.sender.client_weight if client_id else 1.0,
             http_request_id=self.sender.http_request_id,

@@ -3,7 +3,7 @@
 import asyncio
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import groupby, repeat
 from typing import Annotated
 
@@ -17,6 +17,9 @@ from shared.errors import NoResponderError, StackError
 from shared.protocol import subjects
 from shared.protocol.latency_models import (
     BoostedCurves,
+    BrosLines,
+    CurveRecord,
+    EchoTimes,
     LatencyModelRecord,
     LinearCoefficients,
     ModelRecord,
@@ -32,6 +35,7 @@ PREFILL = re.compile(r"(?:(?P<count>\d+)x)?(?P<tokens>\d+)(?:@(?P<computed>\d+))
 DECODE = re.compile(r"(?:(?P<count>\d+)x)?(?P<tokens>\d+)")
 MAX_REQUESTS = 65_536  # of one shape
 PROFILE_WIDTH = 20  # so that a narrow terminal folds the key, not the figures
+KINDS = ("linear", "boosted", "bros", "echo")
 BROS_REGRESSORS = ("if prefills", "S_p", "pairs", "if decodes", "N_d", "S_d")
 REGRESSORS = ("", "S_p", "S_d", "S_p²", "S_d²", "N_p", "N_d", "pairs")
 
@@ -143,14 +147,14 @@ def _print_models(models: list[ListedModel]) -> None:
         return
     table = Table(box=None, header_style="bold")
     table.add_column("profile", overflow="fold", min_width=PROFILE_WIDTH)
-    for name in ("model", "samples", "linear", "boosted", "bros", "noise", "drifts", "rev"):
+    for name in ("model", "samples", *KINDS, "noise", "drifts", "rev"):
         table.add_column(name, no_wrap=True)
     for listed in models:
         table.add_row(*_row(listed.revision, listed.record))
     console.print(table)
-    console.print(" linear, boosted, bros: how far off on batches not fitted to; noise: what equal batches differ by")
+    console.print(f" {', '.join(KINDS)}: how far off on batches not fitted to; noise: what equal batches differ by")
     for listed in models:
-        console.print(f"\n{listed.record.profile_key}, ms\n  {_formula(listed.record.model)}")
+        console.print(f"\n{listed.record.profile_key}, ms\n  {formula(listed.record.model)}")
         if listed.record.drifts:
             when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(listed.record.drifted_at_s or 0.0))
             ratio = listed.record.drift_ratio or 1.0
@@ -163,7 +167,7 @@ def _row(revision: int, record: LatencyModelRecord) -> list[str]:
         record.profile_key,
         record.kind,
         str(record.num_samples),
-        *(_percent(errors.get(kind)) for kind in ("linear", "boosted", "bros")),
+        *(_percent(errors.get(kind)) for kind in KINDS),
         _percent(record.noise_floor),
         str(record.drifts),
         str(revision),
@@ -174,14 +178,27 @@ def _percent(share: float | None) -> str:
     return "" if share is None else f"{share:.2%}"
 
 
-def _formula(model: ModelRecord) -> str:
+def formula(model: ModelRecord) -> str:
     """The terms that are not 0; of a curve, what a unit costs and from where on."""
-    if not isinstance(model, BoostedCurves):
-        regressors = REGRESSORS if isinstance(model, LinearCoefficients) else BROS_REGRESSORS
-        named = zip(model.coefficients, regressors, strict=True)
-        return " + ".join(f"{weight:.4g} {regressor}".rstrip() for weight, regressor in named if weight) or "0"
-    terms = [f"{model.base:.4g}"]
-    for curve in model.curves:
-        bends = (f"{slope:.4g} from {knot}" for knot, slope in zip(curve.knots, curve.slopes, strict=True))
-        terms.append(f"{curve.of}: {', '.join(bends)}")
-    return "\n  + ".join(terms)
+    match model:
+        case LinearCoefficients(coefficients=coefficients):
+            return _sum(coefficients, REGRESSORS)
+        case BrosLines(coefficients=lines):
+            return _sum(lines, BROS_REGRESSORS)
+        case EchoTimes(coefficients=(alpha, beta, least, gamma, delta, balance)):
+            prefills = f"max({_sum((alpha, beta), ('l²', 'S_p'))}, {least:.4g})"
+            decodes = _sum((gamma, delta), ("max(L)", "mean(L)"))
+            shorter = f" + {1 - balance:.4g} min(p, d)" if balance < 1 else ""
+            return f"{balance:.4g} max(p, d){shorter}\n  p = {prefills}\n  d = {decodes}"
+        case BoostedCurves(base=base, curves=curves):
+            return "\n  + ".join([f"{base:.4g}", *map(_curve, curves)])
+
+
+def _sum(weights: Iterable[float], regressors: Iterable[str]) -> str:
+    named = zip(weights, regressors, strict=True)
+    return " + ".join(f"{weight:.4g} {regressor}".rstrip() for weight, regressor in named if weight) or "0"
+
+
+def _curve(curve: CurveRecord) -> str:
+    bends = (f"{slope:.4g} from {knot}" for knot, slope in zip(curve.knots, curve.slopes, strict=True))
+    return f"{curve.of}: {', '.join(bends)}"

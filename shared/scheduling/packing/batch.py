@@ -4,8 +4,8 @@ import math
 from collections.abc import Iterable
 from itertools import islice
 
-from shared.latency.features import BatchFeatures
 from shared.latency.model import LatencyModel
+from shared.latency.revisable import RevisableFeatures
 from shared.scheduling.kv.request_cache import NO_CACHE, Found, RequestCache
 from shared.scheduling.limits import Limits
 from shared.scheduling.request import Request
@@ -32,7 +32,7 @@ class BatchBuilder:
         """``lets_one_in``: the first bounded request is added though it exceeds the budget, by a decode or a block."""
         self.entries: list[ScheduledRequest] = []
         self.scheduled: set[str] = set()  # membership only, never iterated
-        self.features = BatchFeatures()
+        self.features = RevisableFeatures()
         self.num_blocks_left = num_blocks
         self.num_tokens_left = limits.max_num_batched_tokens
         self._num_seqs_left = limits.max_num_seqs
@@ -87,20 +87,20 @@ class BatchBuilder:
     def add_decodes(self, requests: Iterable[Request]) -> int:
         """HyGen Alg. 1 lines 7-11 for online requests, which no budget bounds: how many were added, up to the first for
         which there is no room."""
-        block_size, blocks_left, kv_tokens = self._block_size, self.num_blocks_left, 0
-        entries, num_before = self.entries, len(self.entries)
+        block_size, blocks_left = self._block_size, self.num_blocks_left
+        entries, num_before, context_lens = self.entries, len(self.entries), list[int]()
         for request in islice(requests, max(0, min(self._num_seqs_left, self.num_tokens_left))):
             num_blocks = request.num_new_blocks(1, block_size)
             if num_blocks > blocks_left:
                 break
             blocks_left -= num_blocks
-            kv_tokens += request.num_computed_tokens + 1
+            context_lens.append(request.num_computed_tokens + 1)
             entries.append(ScheduledRequest(request.request_id, request.kind, 1))
         num_added = len(entries) - num_before
         if num_added == 0:
             return 0
         self.scheduled.update(entry.request_id for entry in islice(entries, num_before, None))
-        self.features.add_decodes(num_added, kv_tokens)
+        self.features.add_decodes(context_lens)
         self._latency_ms = None
         self.num_blocks_left = blocks_left
         self.num_tokens_left -= num_added

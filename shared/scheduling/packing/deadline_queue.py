@@ -33,7 +33,9 @@ class DeadlineQueue:
 
     Only what has KV or may be in time is sorted. What has never run stands in the order of arrival, which is that of
     its deadlines, and is polled beside the sorted rest (request pulling optimization, BROS section 4.2); what has lost
-    its KV and is past its deadline is looked at once somebody of it could enter.
+    its KV and is past its deadline is looked at once somebody of it could enter. One that was on another
+    executor may be due at any time, and is sorted with what has KV; before somebody who came after it and is late by
+    now, it is late too.
     """
 
     def __init__(self, state: StepState) -> None:
@@ -42,15 +44,17 @@ class DeadlineQueue:
         lost_kv = list(takewhile(lambda request: request.was_admitted, waiting.values()))
         self._past_lost_kv = [request for request in lost_kv if request.deadline_ms <= self._pace.now_ms]
         hopeful = [request for request in lost_kv if request.deadline_ms > self._pace.now_ms]
-        pending = [self._timed(request) for request in (*schedulable(state.table, Kind.ONLINE), *hopeful)]
-        recent = [self._timed(request) for request in self._not_past(reversed(waiting.values()))]
-        recent.reverse()
+        not_past = list(self._not_past(reversed(waiting.values())))
+        not_past.reverse()
+        resumed = [request for request in not_past if request.num_resumed_tokens is not None]
+        pending = [self._timed(request) for request in (*schedulable(state.table, Kind.ONLINE), *hopeful, *resumed)]
+        recent = [self._timed(request) for request in not_past if request.num_resumed_tokens is None]
         can_meet = _Alone(state.model, state.limits.max_num_batched_tokens, pending, state.cache)
         self._in_time = sorted(filter(can_meet.in_time, pending), key=_remaining_ms)
         self._late = sorted((timed for timed in pending if not can_meet.in_time(timed)), key=_remaining_ms)
         self._recent_in_time = list(filter(can_meet.in_time, recent))
         self._recent_late = [timed for timed in recent if not can_meet.in_time(timed)]
-        num_past = len(waiting) - len(lost_kv) - len(recent)
+        num_past = len(waiting) - len(lost_kv) - len(not_past)
         self._past = islice(waiting.values(), len(lost_kv), len(lost_kv) + num_past)
         self.has_late = bool(self._late or self._past_lost_kv or self._recent_late or num_past)
         self._is_closed = False
@@ -95,8 +99,10 @@ class DeadlineQueue:
         return Timed(remaining_ms(request, self._pace), request)
 
     def _not_past(self, latest_first: Iterator[Request]) -> Iterator[Request]:
+        """Those that have never run here, up to one that is past its deadline and was nowhere else."""
         now_ms = self._pace.now_ms
-        return takewhile(lambda request: not request.was_admitted and request.deadline_ms > now_ms, latest_first)
+        fresh = takewhile(lambda request: not request.was_admitted, latest_first)
+        return takewhile(lambda request: request.deadline_ms > now_ms or request.num_resumed_tokens is not None, fresh)
 
 
 def remaining_ms(request: Request, pace: Pace) -> float:

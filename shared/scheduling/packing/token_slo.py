@@ -1,27 +1,29 @@
-"""When an online request's next tokens are due."""
+"""When an online request's next tokens are due: two rules, which differ from the second token on."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from shared.scheduling.request import Request
 
 
 @dataclass(frozen=True, slots=True)
 class TokenSlo:
-    """The first token is due ``ttft_ms`` after arrival. Later ones come in groups (BROS section 4.1): each group of
-    ``group_tokens`` is due ``tpot_ms`` for each of its tokens after the group before was complete, so that within a
-    group a late token can be made up for. Raises ValueError for a bound that is not positive."""
+    """Counted from the last token (BROS section 4.1). The first token is due ``ttft_ms`` after the request came to this
+    executor. Later ones come in groups: each group of ``group_tokens`` is due ``tpot_ms`` for each of its tokens after
+    the group before was complete, so that within a group a late token can be made up for. Raises ValueError for a bound
+    that is not positive."""
 
     ttft_ms: float = 400.0  # both as in BROS section 7.1
     tpot_ms: float = 200.0
     group_tokens: int = 1
 
     def __post_init__(self) -> None:
-        for name in self.__slots__:
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be above 0, not {getattr(self, name)}")
+        for each in fields(self):
+            if not getattr(self, each.name) > 0:
+                raise ValueError(f"{each.name} must be above 0, not {getattr(self, each.name)}")
 
-    def arrive(self, request: Request, now_ms: float) -> None:
-        """It waits for a first token: of its answer, or, where another executor gave it some, from here."""
+    def arrive(self, request: Request, now_ms: float, arrival_ms: float) -> None:
+        """It waits for a first token: of its answer, or, where another executor gave it some, from here.
+        ``arrival_ms``: when it came to the gateway, on the clock of ``now_ms``."""
         request.deadline_ms = now_ms + self.ttft_ms
         request.num_group_tokens_left = 1
 
@@ -30,4 +32,29 @@ class TokenSlo:
         request.num_group_tokens_left -= 1
         if request.num_group_tokens_left == 0:
             request.num_group_tokens_left = self.group_tokens
-            request.deadline_ms = now_ms + self.group_tokens * self.tpot_ms
+            request.deadline_ms = self._next_deadline_ms(request, now_ms)
+
+    def _next_deadline_ms(self, request: Request, now_ms: float) -> float:
+        """Of the group after the one that is complete now."""
+        return now_ms + self.group_tokens * self.tpot_ms
+
+
+@dataclass(frozen=True, slots=True)
+class ArrivalTokenSlo(TokenSlo):
+    """Counted from the arrival (Echo section 5.1): token i, the first being 0, is due ``ttft_ms`` + i ``tpot_ms`` after
+    the request came to the gateway. Time that earlier tokens left over is there for later ones, and what they were late
+    has to be made up for; so it is for a request that comes with tokens of another executor. A group is due when its
+    last token is."""
+
+    def arrive(self, request: Request, now_ms: float, arrival_ms: float) -> None:
+        """It waits for the group of the first token that it lacks."""
+        num_tokens = request.num_resumed_tokens or 0
+        last = -(-num_tokens // self.group_tokens) * self.group_tokens  # of the group that token num_tokens is in
+        request.deadline_ms = arrival_ms + self.ttft_ms + last * self.tpot_ms
+        request.num_group_tokens_left = last + 1 - num_tokens
+
+    def _next_deadline_ms(self, request: Request, now_ms: float) -> float:
+        return request.deadline_ms + self.group_tokens * self.tpot_ms
+
+
+DEADLINE_RULES: dict[str, type[TokenSlo]] = {"last-token": TokenSlo, "arrival": ArrivalTokenSlo}

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from shared.latency.features import BatchFeatures, attention_pairs
 from shared.latency.linear import LinearLatencyModel
 from shared.latency.model import LatencyModel
+from shared.latency.revisable import RevisableFeatures
 from shared.scheduling.kv.prefix_cache import PrefixCache
 from shared.scheduling.placement.prompt import Prompt, SentPrompts
 from shared.scheduling.request import Kind
@@ -33,7 +34,7 @@ class RoutingTarget:
     cache: PrefixCache  # as far as it is known here
     _uncomputed: SentPrompts = field(default_factory=SentPrompts)
     _num_given_blocks: int = 0
-    _sent: BatchFeatures = field(default_factory=BatchFeatures)
+    _sent: RevisableFeatures = field(default_factory=RevisableFeatures)
     _others: BatchFeatures = field(default_factory=BatchFeatures)
 
     @property
@@ -57,6 +58,7 @@ class RoutingTarget:
             max(0, work.decode_kv_tokens - sent.decode_kv_tokens),
             max(0, work.decode_requests - sent.decode_requests),
             max(0, work.prefill_pairs - sent.prefill_pairs),
+            work.longest_decode if work.decode_requests > sent.decode_requests else 0,  # whoever's it is
         )
 
     def work(self) -> BatchFeatures:
@@ -68,6 +70,7 @@ class RoutingTarget:
             sent.decode_kv_tokens + others.decode_kv_tokens,
             sent.decode_requests + others.decode_requests,
             sent.prefill_pairs + others.prefill_pairs,
+            max(sent.longest_decode, others.longest_decode),
         )
 
     def answer_ms(self, prompt: Prompt, model: LatencyModel, num_output_tokens: float) -> float:
@@ -80,6 +83,7 @@ class RoutingTarget:
         decodes = BatchFeatures(
             decode_kv_tokens=work.decode_kv_tokens + work.prefill_tokens + prompt.num_tokens,
             decode_requests=work.decode_requests + work.prefill_requests + 1,
+            longest_decode=max(work.longest_decode, prompt.num_tokens),
         )
         return (
             self._prefill_ms(model, work.prefill_tokens, work.prefill_requests, work.prefill_pairs)
@@ -118,7 +122,7 @@ class Route:
     target: RoutingTarget
     num_new_tokens: int
     num_cached_tokens: int
-    _load: BatchFeatures  # of the target, which it becomes a part of
+    _load: RevisableFeatures  # of the target, which it becomes a part of
     _hashes: Sequence[bytes]  # of the prompt's blocks
     _is_answered: bool = False
     _has_ended: bool = False

@@ -54,11 +54,11 @@ class ExecutorMirror:
         self.knows_all = True  # that the executor holds, as far as it counts them
         self._arrivals: dict[str, _Arrival] = {}
 
-    def arrive(self, request: Request, now_ms: float = 0.0) -> None:
+    def arrive(self, request: Request, now_ms: float = 0.0, waited_ms: float = 0.0) -> None:
         """A request was sent to the executor: an online one, or an offline one by a plan that came too late for its
-        step; known ids are ignored."""
+        step; known ids are ignored. ``waited_ms``: since it came to the gateway."""
         if self._slo is not None and request.kind is Kind.ONLINE:
-            self._slo.arrive(request, now_ms)
+            self._slo.arrive(request, now_ms, now_ms - waited_ms)
         if request.request_id not in self.table and request.request_id not in self._arrivals:
             self._arrivals[request.request_id] = _Arrival(request, ARRIVAL_GRACE_STEPS)
             self.table.add(copy(request))

@@ -2,12 +2,14 @@
 
 import random
 from dataclasses import dataclass, field
+from functools import partial
 
 import msgspec
 import pytest
 
 from loadgen.report.slo import parse_slo
 from services.local.stack.options import deadlines_of
+from shared.clock import waited_s
 from shared.latency.features import BatchFeatures
 from shared.latency.linear import LinearLatencyModel
 from shared.latency.model import LatencyModel
@@ -75,7 +77,8 @@ class Stack:
 
     def __post_init__(self) -> None:
         self.policy = self.strategy.policy(None)
-        self.replica = Replica(LIMITS, SPEC, None, self.strategy, lambda: self.clock.now_ms)
+        waited = partial(waited_s, self.clock)
+        self.replica = Replica(LIMITS, SPEC, None, self.strategy, lambda: self.clock.now_ms, waited)
         self.pool = OfflinePool(FairShare(FcfsOrder()), lambda: None, lambda _, __: None)
         info = msgspec.structs.replace(INFO, strategy=self.strategy)
         self.scheduler = Scheduler(info, self.pool, self.tuning, self.clock)
@@ -156,6 +159,42 @@ def test_a_replica_tells_what_is_left_to_a_request() -> None:
     assert stack.remaining_ms("on-1") == pytest.approx(40.0)
 
 
+def test_counted_from_the_arrival_what_a_step_took_longer_is_lost_to_the_next() -> None:
+    stack = Stack(strategy_of("bros", deadline_rule="arrival"))
+    stack.clock.now_ms += 30.0
+    stack.arrive(msgspec.structs.replace(make_online(1), arrival_s=(stack.clock.now_ms - 25.0) / 1e3))
+    assert stack.remaining_ms("on-1") == pytest.approx(75.0)
+    began_ms = stack.clock.now_ms
+    stack.run_step()
+    stack.run_step(factor=4.0)
+    assert stack.remaining_ms("on-1") == pytest.approx(75.0 + 2 * 40.0 - (stack.clock.now_ms - began_ms))
+
+
+@pytest.mark.parametrize("rule", ["last-token", "arrival"])
+@pytest.mark.parametrize("num_tokens", [0, 1, 4])
+def test_executor_and_scheduler_say_the_same_of_who_goes_on_here(rule: str, num_tokens: int) -> None:
+    """Before the executor has told of it, and after."""
+    stack = Stack(strategy_of("bros", deadline_rule=rule))
+    resumed = msgspec.structs.replace(
+        make_online(1, max_tokens=9),
+        arrival_s=(stack.clock.now_ms - 250.0) / 1e3,
+        output_token_ids=list(range(num_tokens)),
+        is_resumed=True,
+    )
+    stack.arrive(resumed)
+    mirrored = stack.scheduler._mirror.table.get("on-1")
+    assert mirrored is not None
+    left_ms = 100.0 if rule == "last-token" else 100.0 - 250.0 + 40.0 * num_tokens
+    assert stack.remaining_ms("on-1") == pytest.approx(left_ms)
+    assert mirrored.deadline_ms - stack.clock.now_ms == pytest.approx(left_ms)
+    for factor in (1.0, 3.0):
+        stack.run_step(factor)
+        stack.say(idle=True)
+        mirrored = stack.scheduler._mirror.table.get("on-1")
+        assert mirrored is not None
+        assert mirrored.deadline_ms - stack.clock.now_ms == pytest.approx(stack.remaining_ms("on-1"))
+
+
 def test_an_offline_request_has_no_deadline() -> None:
     stack = bros()
     stack.replica.submit(make_offline(1).request)
@@ -179,12 +218,13 @@ def test_steps_that_took_as_expected_run_as_planned() -> None:
     assert planned > 10
 
 
+@pytest.mark.parametrize("rule", ["last-token", "arrival"])
 @pytest.mark.parametrize("preset", ["bros", "round-robin", "fcfs"])
 @pytest.mark.parametrize("kv", KV_STRATEGIES)
 @pytest.mark.parametrize("seed", range(2))
-def test_everything_ends_whatever_steps_take(preset: str, kv: str, seed: int) -> None:
+def test_everything_ends_whatever_steps_take(rule: str, preset: str, kv: str, seed: int) -> None:
     rng = random.Random(seed)
-    stack = Stack(strategy_of(preset, **{"kv_sharing": "recompute", **KV_STRATEGIES[kv]}))
+    stack = Stack(strategy_of(preset, deadline_rule=rule, **{"kv_sharing": "recompute", **KV_STRATEGIES[kv]}))
     offline = [make_offline(number) for number in range(6)]
     stack.pool.add(offline)
     waiting = [make_online(number, rng.randint(1, 200), rng.randint(1, 40)) for number in range(12)]

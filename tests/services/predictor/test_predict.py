@@ -9,13 +9,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from services.local.commands.predict import ListedModel, parse_decodes, parse_prefills
+from services.local.commands.predict import ListedModel, formula, parse_decodes, parse_prefills
 from services.predictor.service import Predictor
 from services.predictor.settings import PredictorSettings
 from services.profiler.simulation.setup import read_latency_model
 from shared.bus import Bus
 from shared.clock import SystemClock
 from shared.latency.boosted import BoostedLatencyModel, Curve, Sum
+from shared.latency.bros import BrosLatencyModel
+from shared.latency.echo import EchoLatencyModel
 from shared.protocol import subjects
 from shared.protocol.executors import ExecutorInfo
 from shared.protocol.latency_models import (
@@ -38,6 +40,7 @@ CURVES = BoostedLatencyModel(
 BOOSTED = LatencyModelRecord(
     "gpu", model_record(CURVES), 900, 0.0111, 1e9, None, CANDIDATES, None, drifts=2, drift_ratio=1.31, drifted_at_s=1e9
 )
+ECHO = LatencyModelRecord("echo", model_record(EchoLatencyModel(0.0, 0.2, 30.0, 0.01, 0.02, 0.8)), 90, 0.2, 1e9)
 
 
 @pytest.fixture
@@ -162,7 +165,27 @@ async def test_errors_are_said_in_a_line(
     assert said in " ".join(err.replace("│", " ").split())
 
 
-@pytest.mark.parametrize("record", [LINEAR, BOOSTED])
+async def test_of_an_echo_model_the_whole_is_what_it_says_of_the_batch(bus: Bus, nats_url: str) -> None:
+    """Though the short decode adds nothing and lowers it."""
+    models = await bus.bucket(subjects.LATENCY_MODELS_BUCKET, LatencyModelRecord)
+    await models.put("echo", ECHO)
+    async with running(Predictor(bus, PredictorSettings(), SystemClock())):
+        await bus.flush()
+        prediction = await ask(bus, PredictBatch([], [1000, 100]))
+        assert prediction.decode_costs_ms == [pytest.approx(24.0), 0.0]
+        assert prediction.latency_ms == pytest.approx(0.8 * (0.01 * 1000 + 0.02 * 550))
+    code, out, err = await slackwater("--nats", nats_url)
+    assert code == 0, err
+    assert "0.8 max(p, d) + 0.2 min(p, d)\n" in out
+    assert "p = max(0.2 S_p, 30)\n" in out and "d = 0.01 max(L) + 0.02 mean(L)\n" in out
+
+
+def test_the_formula_of_bros_has_a_line_for_each_phase() -> None:
+    record = model_record(BrosLatencyModel(8.0, 0.6, 0.0, 12.0, 0.4, 3e-3))
+    assert formula(record) == "8 if prefills + 0.6 S_p + 12 if decodes + 0.4 N_d + 0.003 S_d"
+
+
+@pytest.mark.parametrize("record", [LINEAR, BOOSTED, ECHO])
 def test_a_listed_record_is_a_file_for_the_simulator(tmp_path: Path, record: LatencyModelRecord) -> None:
     path = tmp_path / "model.json"
     path.write_bytes(msgspec.json.encode(record))

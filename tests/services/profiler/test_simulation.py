@@ -342,11 +342,12 @@ def test_deadlines_are_kept_where_arrival_order_misses_them() -> None:
     assert attained["fcfs"][0] is not None and attained["fcfs"][0] < 0.5
 
 
-def test_a_looser_deadline_leaves_more_room_for_offline_work() -> None:
+@pytest.mark.parametrize("rule", ["last-token", "arrival"])
+def test_a_looser_deadline_leaves_more_room_for_offline_work(rule: str) -> None:
     plan = make_plan(make_requests(8, 300), make_prompts(8, 600))
     completed = []
     for tpot_ms in (25.0, 200.0):
-        strategy = Strategy.of("bros", ttft_slo_ms=400.0, tpot_slo_ms=tpot_ms)
+        strategy = Strategy.of("bros", ttft_slo_ms=400.0, tpot_slo_ms=tpot_ms, deadline_rule=rule)
         simulation = Simulation(plan, Machine().setup(strategy, 0), "sim://test", NoProgress())
         simulation.run()
         offline = simulation.report(partial=False).offline

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.predictor.fit import BROS, fit_best
+from services.predictor.fit import fit_best
 from services.predictor.linear_fit import fit_bros
 from services.predictor.window import Observation
 from shared.latency.bros import BrosLatencyModel
@@ -76,7 +76,7 @@ def test_samples_of_one_phase_tell_too_little() -> None:
 
 def test_it_is_fitted_where_it_is_wanted_and_only_there() -> None:
     observations = observe(300, 0.01)
-    fitted = fit_best(observations, wanted=BROS)
+    fitted = fit_best(observations, wanted="bros")
     assert fitted is not None and isinstance(fitted.model, BrosLatencyModel)
     assert [candidate.kind for candidate in fitted.candidates] == ["linear", "boosted", "bros"]
     assert fitted.mape == fitted.candidates[2].mape < 0.012
@@ -84,7 +84,7 @@ def test_it_is_fitted_where_it_is_wanted_and_only_there() -> None:
     assert best is not None and [candidate.kind for candidate in best.candidates] == ["linear", "boosted"]
     rng = random.Random(3)
     few = timed([make_shape([n]) for n in range(1, 20)], rng, 0.0)
-    without = fit_best(few, prior=(1.0, 1.0, 1.0, 0.0, 0.0, 1.0, 1.0, 0.0), wanted=BROS)
+    without = fit_best(few, prior=(1.0, 1.0, 1.0, 0.0, 0.0, 1.0, 1.0, 0.0), wanted="bros")
     assert without is not None and [candidate.kind for candidate in without.candidates] == ["linear"]
 
 

@@ -127,23 +127,6 @@ def test_a_chunk_late_in_a_prompt_takes_longer_and_two_chunks_have_the_pairs_of_
     assert whole.prefill_pairs == halves.prefill_pairs
 
 
-@given(batches(), st.lists(st.tuples(st.booleans(), token_counts, contexts), min_size=1, max_size=8))
-def test_remove_undoes_add(features: BatchFeatures, changes: list[tuple[bool, int, int]]) -> None:
-    before = copy(features)
-    for is_prefill, num_tokens, num_computed in changes:
-        if is_prefill:
-            features.add_prefill(num_tokens, num_computed)
-        else:
-            features.add_decode(num_tokens)
-    assert features != before and not features.is_empty
-    for is_prefill, num_tokens, num_computed in changes:
-        if is_prefill:
-            features.remove_prefill(num_tokens, num_computed)
-        else:
-            features.remove_decode(num_tokens)
-    assert features == before
-
-
 @given(models, batches(), token_counts, contexts)
 def test_more_work_never_takes_less_time(
     model: LinearLatencyModel, features: BatchFeatures, num_tokens: int, num_computed: int

@@ -1,15 +1,14 @@
 """Deadlines, what is left until them, and the order in which online requests are polled."""
 
 import math
-from dataclasses import replace
+from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.scheduling.packing.deadline_queue import DeadlineQueue, remaining_ms
+from shared.scheduling.packing.deadline_queue import DeadlineQueue, Timed
 from shared.scheduling.packing.pace import BASE_BATCH_SIZE, Pace
-from shared.scheduling.packing.token_slo import TokenSlo
 from shared.scheduling.request import Kind, Request
 from shared.scheduling.schedule import Schedule, ScheduledRequest
 from tests.shared.scheduling.deadlines import (
@@ -23,34 +22,6 @@ from tests.shared.scheduling.deadlines import (
     make_timed_table,
 )
 from tests.shared.scheduling.factories import make_request
-
-
-def test_a_first_token_has_the_ttft_and_each_later_one_the_tpot() -> None:
-    slo, request = TokenSlo(400.0, 200.0), make_request("r")
-    slo.arrive(request, 1000.0)
-    assert (request.deadline_ms, request.num_group_tokens_left) == (1400.0, 1)
-    slo.advance(request, 1250.0)
-    assert (request.deadline_ms, request.num_group_tokens_left) == (1450.0, 1)
-
-
-def test_a_group_is_due_as_a_whole_and_what_is_missing_of_it_takes_steps() -> None:
-    slo, request = TokenSlo(400.0, 50.0, group_tokens=4), make_request("r")
-    slo.arrive(request, 0.0)
-    slo.advance(request, 100.0)
-    assert (request.deadline_ms, request.num_group_tokens_left) == (300.0, 4)
-    pace = Pace(now_ms=150.0, mean_step_ms=20.0)
-    assert remaining_ms(request, pace) == 300.0 - 150.0 - 3 * 20.0
-    for now_ms in (140.0, 180.0, 290.0):  # one late, made up for within the group
-        slo.advance(request, now_ms)
-        assert request.deadline_ms == 300.0
-    slo.advance(request, 300.0)
-    assert (request.deadline_ms, request.num_group_tokens_left) == (500.0, 4)
-
-
-@pytest.mark.parametrize("field", ["ttft_ms", "tpot_ms", "group_tokens"])
-def test_an_slo_is_positive(field: str) -> None:
-    with pytest.raises(ValueError, match=field):
-        replace(TokenSlo(), **{field: 0})
 
 
 @given(held_online())
@@ -103,3 +74,37 @@ def test_what_a_step_of_its_own_takes_decides_who_can_be_saved() -> None:
     queue = DeadlineQueue(make_state(make_timed_table([late, just])))
     assert [timed.request.request_id for timed in queue.poll()] == ["just", "late"]
     assert queue.limit_ms == 60.5 and queue.has_late
+
+
+def resumed(request: Request, in_ms: float) -> Request:
+    """It was on another executor, and may be due whenever."""
+    request.deadline_ms, request.num_resumed_tokens = NOW_MS + in_ms, 3
+    return request
+
+
+@given(held_online(), st.lists(st.integers(-5000, 5000), max_size=6), st.randoms(use_true_random=False))
+def test_who_was_on_another_executor_makes_nobody_seem_late(held: list[Request], dues: list[int], rng: Random) -> None:
+    fresh = [request for request in held if not request.is_running and not request.was_admitted]
+    elsewhere = [resumed(make_request(prompt=10), in_ms) for in_ms in dues]
+    mixed = [request for request in held if request not in fresh]
+    places = sorted(rng.randrange(len(fresh) + 1) for _ in elsewhere)
+    for place, request in reversed(list(zip(places, elsewhere, strict=True))):
+        fresh.insert(place, request)
+    state = make_state(make_timed_table(mixed + fresh))
+    without = make_state(make_timed_table([request for request in mixed + fresh if request not in elsewhere]))
+    others = [timed.request for timed in DeadlineQueue(state).poll() if timed.request not in elsewhere]
+    assert others == [timed.request for timed in DeadlineQueue(without).poll()]
+    last_late = max((n for n, request in enumerate(fresh) if _is_fresh_and_past(request)), default=-1)
+    seen = {timed.request.request_id for timed in _in_time(DeadlineQueue(state))}
+    for request in fresh[last_late + 1 :]:
+        assert (request.request_id in seen) == can_meet(request, state)
+
+
+def _is_fresh_and_past(request: Request) -> bool:
+    return request.num_resumed_tokens is None and request.deadline_ms <= NOW_MS
+
+
+def _in_time(queue: DeadlineQueue) -> list[Timed]:
+    """Those before the first who is late."""
+    queue.close_entrance()
+    return [timed for timed in queue.poll() if timed.remaining_ms >= queue.limit_ms]

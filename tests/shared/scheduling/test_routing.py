@@ -190,7 +190,7 @@ def test_an_executors_word_adds_what_others_sent() -> None:
     route.answered()
     assert (target.work().prefill_tokens, target.work().decode_requests) == (150, 2)
     target.observe(BatchFeatures())  # it had not got this one yet
-    assert target.work() == BatchFeatures(decode_kv_tokens=100, decode_requests=1)
+    assert target.work() == BatchFeatures(decode_kv_tokens=100, decode_requests=1, longest_decode=100)
 
 
 def test_prompts_take_as_many_steps_as_they_need() -> None:
