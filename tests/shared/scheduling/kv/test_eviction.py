@@ -24,11 +24,13 @@ class Cached:
     block_id: int
     kind: Kind
     turn: int
+    num_readers: int = 0
 
 
 ORDERS: dict[str, Callable[[Cached], object]] = {
     "lru": lambda cached: cached.turn,
     "online-first": lambda cached: (cached.kind is Kind.ONLINE, cached.turn),
+    "task-aware": lambda cached: (cached.num_readers or 0.5 * (cached.kind is Kind.ONLINE), cached.turn),
 }
 
 
@@ -54,7 +56,7 @@ def test_the_order_is_that_of_a_list(name: str, actions: list[tuple[int, Kind, b
 
 
 def test_an_unknown_name_is_refused() -> None:
-    with pytest.raises(ValueError, match="unknown KV eviction 'mru'; known: lru, online-first"):
+    with pytest.raises(ValueError, match="unknown KV eviction 'mru'; known: lru, online-first, task-aware"):
         make_eviction("mru")
 
 
