@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from services.local.commands.config import values_text
 from shared.scheduling.kv.eviction.evictions import EVICTIONS, make_eviction
+from shared.scheduling.kv.reserve import make_reserve
 from shared.scheduling.kv.sharing import KV_SHARINGS
 from shared.scheduling.packing.packings import PACKINGS
 from shared.scheduling.strategy import NO_OFFLINE_WORK, PRESETS, Strategy, flat
@@ -83,6 +84,7 @@ MAKERS: dict[str, Callable[[str], object]] = {
     "online_order": lambda name: Strategy.of(online_order=name).make_online_order(),
     "offline_order": lambda name: Strategy.of(offline_order=name).make_offline_order(itertools.repeat(0.0)),
     "kv_eviction": make_eviction,
+    "kv_reserve": lambda name: make_reserve(name, 1.0, 0.0),
 }
 
 

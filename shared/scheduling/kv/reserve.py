@@ -58,7 +58,9 @@ class BurstReserve:
     def __init__(self, window_s: float, num_sigmas: float) -> None:
         """Raises ValueError for a window of no length, or fewer than 0 sigmas."""
         if window_s <= 0 or num_sigmas < 0:
-            raise ValueError(f"a reserve is of a window over 0 s and at least 0 sigmas, not {window_s} and {num_sigmas}")
+            raise ValueError(
+                f"a reserve is of a window over 0 s and at least 0 sigmas, not {window_s} and {num_sigmas}"
+            )
         self._bucket_s = window_s / NUM_BUCKETS
         self._num_sigmas = num_sigmas
         self._ended: deque[tuple[int, _Moments]] = deque()  # buckets by number, oldest first

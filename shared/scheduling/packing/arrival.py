@@ -86,7 +86,9 @@ def _fill(
         for request in waiting(builder):
             at_most = offline.at_most.get(request.request_id)
             num_left = state.num_blocks_to_leave(builder) if request.kind is Kind.OFFLINE else 0
-            if not builder.fits_whole(request, num_left) or not builder.try_add(request, bounded=False, at_most=at_most):
+            if not builder.fits_whole(request, num_left) or not builder.try_add(
+                request, bounded=False, at_most=at_most
+            ):
                 break
     entries = sorted(builder.entries, key=lambda entry: entry.kind)  # online first, each kind in its order
     return Schedule(entries, victims.lost, builder.latency_ms)
