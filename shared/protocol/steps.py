@@ -16,9 +16,11 @@ from shared.scheduling.schedule import ScheduledRequest
 
 class ReaderCounts(msgspec.Struct, frozen=True, array_like=True):
     """How many offline requests, waiting and running anywhere, will read blocks of KV: rc of Echo (section 4.2). They
-    hold until they are told otherwise, all of them until another scheduler tells some: ``since_s`` is another then."""
+    hold until they are told otherwise, all of them until somebody begins to tell anew: ``since_s`` is another then. Of
+    those told since then this is the ``number``-th, from 0 on: one that is lost leaves a gap."""
 
-    since_s: float  # when the scheduler began, by its clock
+    since_s: float  # when that was, by the scheduler's clock
+    number: int
     entering: list[list[tuple[int, int]]]  # for each that is admitted: (blocks of its prompt up to here, readers)
     changes: list[tuple[bytes, int]]  # (hashes of blocks, one behind the other; readers of each)
 
@@ -74,6 +76,7 @@ class StepStarted(msgspec.Struct, frozen=True):
     num_fresh: int | None = None
     num_wanted_blocks: int = 0  # of the free ones: see StepState, as the next
     num_reserved_blocks: int = 0
+    lacks_readers: bool = False  # some ReaderCounts were lost: they are to be told anew
 
 
 class CacheTold(msgspec.Struct, frozen=True):

@@ -17,7 +17,8 @@ class BlockReaders:
 
     def __init__(self, pool: KVPool) -> None:
         self._pool = pool
-        self._since_s: float | None = None  # of the scheduler that told them
+        self.has_gap = False  # in what was told
+        self._last: tuple[float, int] | None = None  # since when, and the number of the word that came last
         self._counts: dict[bytes, int] = {}  # by hash; 0 is left out
         self._read: dict[str, Sequence[bytes]] = {}  # what requests read that are held, by their ids
         self._most_counts = 2 * pool.num_blocks
@@ -26,15 +27,19 @@ class BlockReaders:
         """Contents of which something is known."""
         return len(self._counts)
 
-    def begin(self, since_s: float) -> None:
-        """A word of the scheduler that began then comes; what another one told is forgotten."""
-        if self._since_s is not None and self._since_s != since_s:
+    def follow(self, since_s: float, number: int) -> None:
+        """A word comes, the ``number``-th since then, or that one once more. Where all is told anew, what was told
+        before is forgotten."""
+        last_s, last = self._last or (None, 0)
+        if last_s != since_s:
             self._set(list(self._counts), 0)
             self._read.clear()
-        self._since_s = since_s
+            self.has_gap, last = False, -1
+        self.has_gap = self.has_gap or number not in (last, last + 1)
+        self._last = since_s, number
 
     def enter(self, request_id: str, hashes: Sequence[bytes], runs: Sequence[tuple[int, int]]) -> None:
-        """A request is admitted. ``hashes``: of its full blocks; ``runs``: (end, readers), of its blocks up to each end,
+        """A request is admitted. ``hashes``: of its full blocks; ``runs``: (end, readers) of its blocks up to each end,
         in order."""
         start = 0
         for end, num_readers in runs:

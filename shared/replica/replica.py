@@ -182,6 +182,11 @@ class Replica:
         )
 
     @property
+    def lacks_readers(self) -> bool:
+        """Something of what plans tell of readers was lost."""
+        return self._readers.has_gap
+
+    @property
     def num_reserved_blocks(self) -> int:
         """That offline requests leave free for online ones when they enter."""
         return self._reserve.num_blocks(self._num_online_blocks())
@@ -393,7 +398,7 @@ class Replica:
         for request in plan.admitted:
             self._admit(request)
         if plan.readers is not None:
-            self._readers.begin(plan.readers.since_s)
+            self._readers.follow(plan.readers.since_s, plan.readers.number)
             for request, runs in zip(plan.admitted, plan.readers.entering, strict=False):  # where some are not taken
                 if request.request_id in self._sequences:
                     self._readers.enter(request.request_id, self._block_hashes(request.request_id), runs)

@@ -107,6 +107,8 @@ class Scheduler:
             message.num_wanted_blocks,
             message.num_reserved_blocks,
         )
+        if message.lacks_readers:
+            self._readers = self._make_readers()
         if self._readers is not None:
             self._readers.forget(ended)
             self._readers.hear((each.request_id for each in message.states if each.kind is Kind.OFFLINE), self._path)
@@ -266,7 +268,7 @@ class Scheduler:
             preempted=schedule.preempted,
             latency_ms=schedule.latency_ms,
             share=schedule.share,
-            readers=None if self._readers is None else self._readers.tell(paths),
+            readers=self._readers.tell(paths) if self._readers is not None and schedule.entries else None,
             wants_all=not self._mirror.knows_all,
         )
 

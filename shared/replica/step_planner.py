@@ -114,4 +114,5 @@ class StepPlanner:
             None if tells_all else replica.table.num_fresh,
             replica.pool.eviction.num_wanted,
             replica.num_reserved_blocks,
+            replica.lacks_readers,
         )

@@ -46,12 +46,13 @@ class ToldReaders:
     def __init__(
         self, demand: PromptDemand, cache: PrefixCacheMirror, is_held: Callable[[str], bool], now_s: float
     ) -> None:
-        """``cache``: the executor's, as it tells it; ``is_held``: by the executor, of a request's id; ``now_s``: what
-        is told from now on is another scheduler's."""
+        """``cache``: the executor's, as it tells it; ``is_held``: by the executor, of a request's id; ``now_s``: from
+        then on all is told anew."""
         self._demand = demand
         self._cache = cache
         self._is_held = is_held
         self._since_s = now_s
+        self._num_words = 0
         self._runs: OrderedDict[bytes, _Run] = (
             OrderedDict()
         )  # by the hash of their last block; those next in turn first
@@ -82,7 +83,8 @@ class ToldReaders:
     def tell(self, entering: Iterable[tuple[str, Path]]) -> ReaderCounts:
         """With a plan. ``entering``: those that it brings, by id, in its order."""
         self._demand.catch_up(MAX_CAUGHT_UP)
-        return ReaderCounts(self._since_s, [self._enter(*each) for each in entering], self._changes())
+        number, self._num_words = self._num_words, self._num_words + 1
+        return ReaderCounts(self._since_s, number, [self._enter(*each) for each in entering], self._changes())
 
     def _enter(self, request_id: str, path: Path) -> list[tuple[int, int]]:
         prompt, hashes = path

@@ -75,7 +75,8 @@ def describe(beat: Heartbeat) -> str:
         f"{counters.steps_idle} from idle\n{slow}"
         f"  entering {counters.entrant_tokens_planned} tokens planned, {counters.entrant_tokens_computed} computed, "
         f"{counters.cached_tokens} found in the prefix cache\n"
-        f"  blocks   {beat.num_free_blocks} of {info.spec.num_blocks} free{_describe_kept(beat)}{_describe_sharing(beat)}"
+        f"  blocks   {beat.num_free_blocks} of {info.spec.num_blocks} free"
+        f"{_describe_kept(beat)}{_describe_sharing(beat)}"
     )
 
 

@@ -14,8 +14,9 @@ class Eviction(Collection[int], Protocol):
         """In the order in which they are given up."""
 
     def let_go(self, block_id: int, key: bytes, kind: Kind, num_hits: int) -> None:
-        """The last holder let go of a block, in which the contents with the hash ``key`` can be found, in no other of
-        them. ``kind``: online once an online request has held them. ``num_hits``: requests that have found them since they were computed."""
+        """The last holder let go of a block, in which the contents with the hash ``key`` can be found, as in no other.
+        ``kind``: online once an online request has held them. ``num_hits``: requests that have found them since they
+        were computed."""
 
     def hold(self, block_id: int) -> None:
         """Somebody holds one of them again, or what could be found in it is worthless."""
@@ -33,7 +34,7 @@ class Eviction(Collection[int], Protocol):
         return 0
 
     def count_readers(self, key: bytes, num_readers: int) -> None:
-        """So many offline requests, waiting and running, will read the contents with this hash, be they in a block here,
-        in one that is held, or not computed yet: rc of Echo (section 4.2). It holds until it is told otherwise; 0
+        """So many offline requests, waiting and running, will read the contents with this hash, be they in a block
+        here, in one that is held, or not computed yet: rc of Echo (section 4.2). It holds until it is told otherwise; 0
         forgets them."""
-        return None
+        del key, num_readers

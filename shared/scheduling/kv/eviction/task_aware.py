@@ -13,9 +13,9 @@ _Place: TypeAlias = tuple[int, int, int]  # priority, turn in which it was let g
 
 
 class TaskAware(Eviction):
-    """By priority: as many as there are offline requests, waiting and running, that will read the contents; 0.5 for what
-    nobody of them reads and an online request has held; 0 for the rest. Within one priority the least recently used
-    first. What running requests hold, with the highest priority in the paper, is never here.
+    """By priority: the number of offline requests, waiting and running, that will read the contents; 0.5 where none
+    will and an online request has held them; else 0. Within one priority the least recently used first. What running
+    requests hold, with the highest priority in the paper, is never here.
 
     O(log) a block, also where its readers change while it is here: a block has its place in a heap, and one that does
     not hold any more is passed over when it comes up.
