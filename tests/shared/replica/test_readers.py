@@ -265,7 +265,7 @@ def test_counts_follow_the_pool(seed: int) -> None:
 def keep_busy(executor: Executor, number: int) -> None:
     """A step with an online request in it, so that a plan is made."""
     request = GenerateRequest(
-        f"on-{number}", Kind.ONLINE, [40_000 + number], SamplingParams(max_tokens=1, ignore_eos=True), 0.0, "gateway"
+        f"on-{number}", Kind.ONLINE, [40_000 + number], SamplingParams(max_tokens=4, ignore_eos=True), 0.0, "gateway"
     )
     executor.replica.submit(request)
     executor.scheduler.on_inbox(request)
