@@ -62,6 +62,7 @@ class Executor:
         self.ended: list[str] = []
 
     def make_scheduler(self) -> Scheduler:
+        self.clock.now_s += 0.001
         return Scheduler(self.info, self.pool, self.tuning, self.clock)
 
     def tuning(self) -> tuple[Policy, LatencyModel]:
@@ -221,7 +222,7 @@ def test_another_scheduler_begins_from_nothing_and_tells_of_what_is_held() -> No
     assert executor.readers(hashes)[:5] == [2, 2, 2, 2, 1]
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(12))
 def test_counts_follow_the_pool(seed: int) -> None:
     """Requests come, end here and elsewhere, plans are lost, schedulers begin anew. Once that is over, what is cached
     and told as wanted is that, and by as many, to a quarter; and nothing is kept of what has gone."""
