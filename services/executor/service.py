@@ -235,6 +235,8 @@ class ExecutorService(Service):
             online_work=self._replica.online_work(),
             reconnects=self._bus.reconnects,
             blocks=self._replica.pool.owners(),
+            num_wanted_blocks=self._replica.pool.eviction.num_wanted,
+            num_reserved_blocks=self._replica.num_reserved_blocks,
             offline_waits=self._offline_waits,
             step_ms=self._loop.take_step_ms(),
             slow_step=self._loop.watchdog.report,

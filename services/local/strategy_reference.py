@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from services.local.commands.config import values_text
 from shared.scheduling.kv.eviction.evictions import EVICTIONS, make_eviction
+from shared.scheduling.kv.reserve import make_reserve
 from shared.scheduling.kv.sharing import KV_SHARINGS
 from shared.scheduling.packing.packings import PACKINGS
 from shared.scheduling.strategy import NO_OFFLINE_WORK, PRESETS, Strategy, flat
@@ -84,6 +85,7 @@ MAKERS: dict[str, Callable[[str], object]] = {
     "offline_order": lambda name: Strategy.of(offline_order=name).make_offline_order(itertools.repeat(0.0)),
     "kv_eviction": make_eviction,
     "deadline_rule": lambda name: Strategy.of(deadline_rule=name).token_slo,
+    "kv_reserve": lambda name: make_reserve(name, 1.0, 0.0),
 }
 
 

@@ -95,6 +95,8 @@ class Heartbeat(msgspec.Struct, frozen=True):
     reconnects: int = 0  # of its bus connection: what was sent to it meanwhile is lost
     blocks: BlockOwners = BlockOwners()  # all 0 where it is not told
     step_ms: LatencyHistogram = msgspec.field(default_factory=LatencyHistogram)  # steps since the heartbeat before
+    num_wanted_blocks: int = 0  # of those that nobody holds: what offline requests will read, where it is counted
+    num_reserved_blocks: int = 0  # that offline requests leave free when they enter
     offline_waits: str = ""  # why no offline request runs beside online ones, in words; empty where some may
     slow_step: str = ""  # that a step takes far longer than predicted, in words; empty where none does
 

@@ -14,6 +14,17 @@ from shared.scheduling.request import Request
 from shared.scheduling.schedule import ScheduledRequest
 
 
+class ReaderCounts(msgspec.Struct, frozen=True, array_like=True):
+    """How many offline requests, waiting and running anywhere, will read blocks of KV: rc of Echo (section 4.2). They
+    hold until they are told otherwise, all of them until somebody begins to tell anew: ``since_s`` is another then. Of
+    those told since then this is the ``number``-th, from 0 on: one that is lost leaves a gap."""
+
+    since_s: float  # when that was, by the scheduler's clock
+    number: int
+    entering: list[list[tuple[int, int]]]  # for each that is admitted: (blocks of its prompt up to here, readers)
+    changes: list[tuple[bytes, int]]  # (hashes of blocks, one behind the other; readers of each)
+
+
 class StepPlan(msgspec.Struct, frozen=True):
     """Q_recv: the plan for one step of one incarnation (``epoch``), made pipeline depth steps before it starts."""
 
@@ -25,6 +36,7 @@ class StepPlan(msgspec.Struct, frozen=True):
     preempted: list[str]  # whose KV is dropped before the step; offline ones are paused where the KV policy can
     latency_ms: float  # predicted for the whole batch
     share: OnlineShare = NO_SHARE
+    readers: ReaderCounts | None = None  # where the executor's KV eviction goes by them
     wants_all: bool = False  # the scheduler has missed something: the next step message is to tell all that is held
 
 
@@ -62,6 +74,9 @@ class StepStarted(msgspec.Struct, frozen=True):
     pace: Pace = Pace()  # for the step after the one that starts; deadlines are on its clock
     cache: CacheChanges = CacheChanges()  # of the prefix cache, since the message before
     num_fresh: int | None = None
+    num_wanted_blocks: int = 0  # of the free ones: see StepState, as the next
+    num_reserved_blocks: int = 0
+    lacks_readers: bool = False  # some ReaderCounts were lost: they are to be told anew
 
 
 class CacheTold(msgspec.Struct, frozen=True):

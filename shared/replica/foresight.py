@@ -41,9 +41,12 @@ class Foresight:
         """Something happened that was not foreseen."""
         self._holds = False
 
-    def came_true(self, plan: StepPlan, policy: Policy, model: LatencyModel, pace: Pace) -> bool:
+    def came_true(
+        self, plan: StepPlan, policy: Policy, model: LatencyModel, pace: Pace, has_reserve: bool = False
+    ) -> bool:
         """All is as the plan was made from, so that reconciling it would change nothing: budget, model and pace, which
-        may have changed since, are asked where they matter."""
+        may have changed since, are asked where they matter. ``has_reserve``: so may what an offline request has to
+        leave when it enters."""
         table, pool = self._table, self._pool
         waits_in_memory = table.waiting(Kind.ONLINE) and table.online_order.counters() is not None
         return (
@@ -53,8 +56,13 @@ class Foresight:
             and packing_named(policy.packing).keeps_plans
             and not (plan.preempted or waits_in_memory)
             and pool.num_offline_only == table.num_blocks(Kind.OFFLINE)
+            and not (has_reserve and self._lets_offline_in(plan))
             and self._is_within_budget(plan, policy, model, pace)
         )
+
+    def _lets_offline_in(self, plan: StepPlan) -> bool:
+        waiting = self._table.waiting(Kind.OFFLINE)
+        return any(entry.request_id in waiting for entry in plan.entries)
 
     def _is_within_budget(self, plan: StepPlan, policy: Policy, model: LatencyModel, pace: Pace) -> bool:
         """Its entries are all here, and those of offline requests may run beside the others."""

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from shared.protocol.codec import decode, encode
 from shared.protocol.offline import OfflineLength, OfflineRequest
 from shared.protocol.requests import GenerateRequest
+from shared.replica.prompt_demand import PromptDemand
 from shared.scheduling.orders.offline.fair_share import FairShare
 from shared.scheduling.orders.offline.view import NOBODY, OfflineView
 from shared.scheduling.packed_prompt import pack_tokens, unpack_tokens
@@ -80,6 +81,7 @@ class OfflinePool:
         self._on_work = on_work
         self._on_discard = on_discard
         self._items: dict[str, _Item] = {}
+        self._demands: dict[int, PromptDemand] = {}  # by block size, of those who ask
         self._assigned: dict[str, dict[str, _Item]] = {}  # by executor
 
     def __len__(self) -> int:
@@ -103,7 +105,18 @@ class OfflinePool:
             if request.request_id not in self._items:
                 self._items[request.request_id] = _Item(packed)
                 self._order.add(request, packed.prompt)
+                for demand in self._demands.values():
+                    demand.add(request.request_id, packed.prompt)
         self._on_work()
+
+    def demand(self, block_size: int) -> PromptDemand:
+        """How many of its requests begin with what, by blocks of so many tokens. It is kept up from the first time on
+        that somebody asks for it, which costs about as much as an order that goes by prompts."""
+        demand = self._demands.get(block_size)
+        if demand is None:
+            there = ((request_id, item.packed.prompt) for request_id, item in self._items.items())
+            demand = self._demands[block_size] = PromptDemand(block_size, there)
+        return demand
 
     def retry(self, request_id: str, num_failures: int) -> None:
         """A run of it failed, the so many-th: it waits again, where it does not run elsewhere; unknown ids are
@@ -142,6 +155,8 @@ class OfflinePool:
             if item is None:
                 continue
             self._order.remove(request_id)
+            for demand in self._demands.values():
+                demand.remove(request_id)
             if item.executor_id is not None:
                 del self._assigned[item.executor_id][request_id]
                 held.setdefault(item.executor_id, []).append(request_id)
@@ -238,6 +253,9 @@ class OfflinePool:
         assert waiting == {request.request_id for request in self._order.in_order()}
         assigned = {key: executor_id for executor_id, items in self._assigned.items() for key in items}
         assert assigned == {key: i.executor_id for key, i in self._items.items() if i.executor_id is not None}
+        for demand in self._demands.values():
+            demand.check_integrity()
+            assert demand.num_requests == len(self._items)
 
 
 def _schedulable(generate: GenerateRequest) -> Request:

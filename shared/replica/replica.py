@@ -12,6 +12,7 @@ from shared.protocol.requests import GenerateRequest
 from shared.protocol.sampling import FinishReason
 from shared.protocol.steps import StepPlan
 from shared.replica.ahead import ExpectedOutcome, HeldNow, Running, StepAhead
+from shared.replica.block_readers import BlockReaders
 from shared.replica.engine import TO_COME, Sequence, StepBatch, StepResult, TokenHistory
 from shared.replica.foresight import Foresight
 from shared.replica.kv_allocation import KVAllocation
@@ -78,6 +79,8 @@ class Replica:
         self.table = RequestTable(strategy.make_online_order())
         self.pool = strategy.make_pool(limits, spec.num_host_slots)
         self.totals = ExecutorCounters()
+        self._readers = BlockReaders(self.pool)
+        self._reserve = strategy.make_reserve()
         self._kv = KVAllocation(limits, self.table, self.pool, strategy.sharing, self.totals)
         self._slo = strategy.token_slo if strategy.uses_deadlines else None
         self._now_ms = now_ms
@@ -114,6 +117,11 @@ class Replica:
         self._foresight.err()
         self._admit(request)
 
+    def take_in_late(self, plan: StepPlan) -> None:
+        """Of a plan that came too late for its step: its requests wait for the next."""
+        self._foresight.err()
+        self._take_in(plan)
+
     def abort(self, request_ids: Seq[str]) -> None:
         """Unknown ids are ignored: they have ended."""
         self._foresight.err()
@@ -146,10 +154,9 @@ class Replica:
         """The next step: the plan, reconciled; or, without one, planned here over what is here."""
         if plan is None:
             return packing_named(policy.packing).schedule(self.step_state(policy, model), no_queue)
-        for request in plan.admitted:
-            self._admit(request)
+        self._take_in(plan)
         self._planned = {entry.request_id: entry.num_scheduled_tokens for entry in plan.entries}
-        if self._foresight.came_true(plan, policy, model, self._pace):
+        if self._foresight.came_true(plan, policy, model, self._pace, self.num_reserved_blocks > 0):
             return Schedule(plan.entries, [], plan.latency_ms, share=plan.share)
         return self.reconcile(plan.entries, plan.preempted, policy, model)
 
@@ -162,7 +169,29 @@ class Replica:
     def step_state(self, policy: Policy, model: LatencyModel) -> StepState:
         """What the next step is packed from."""
         num_free, num_offline = self._kv.num_blocks()
-        return StepState(self.table, num_free, num_offline, self.limits, policy, model, self.pace, self._cache)
+        num_wanted = self.pool.eviction.num_wanted
+        return StepState(
+            self.table,
+            num_free,
+            num_offline,
+            self.limits,
+            policy,
+            model,
+            self.pace,
+            self._cache,
+            num_wanted,
+            self.num_reserved_blocks,
+        )
+
+    @property
+    def lacks_readers(self) -> bool:
+        """Something of what plans tell of readers was lost."""
+        return self._readers.has_gap
+
+    @property
+    def num_reserved_blocks(self) -> int:
+        """That offline requests leave free for online ones when they enter."""
+        return self._reserve.num_blocks(self._num_online_blocks())
 
     def begin(self, schedule: Schedule, step: int) -> StepBatch:
         """``allocate``, and the batch that the engine is to run."""
@@ -203,6 +232,7 @@ class Replica:
             self.copies_ahead = [ahead] if ahead else []
             self._pace = self._pace.after(schedule, self.limits.max_num_seqs)
             self.totals.steps_offline += running[-1][0].kind is Kind.OFFLINE  # entries are online first
+            self._observe_online_blocks()
         return running
 
     def look_ahead(self, plan: StepPlan | None, policy: Policy, model: LatencyModel) -> Running:
@@ -301,6 +331,7 @@ class Replica:
         self.totals.offline_tokens += num_tokens_gained - num_online
         if ahead is not None:
             self._go_on_with(ahead, bool(result.failed))
+        self._observe_online_blocks()
         return outputs
 
     def retract(self) -> None:
@@ -363,6 +394,24 @@ class Replica:
         self._foresight.tell()
         fresh, self._untold = self._untold, {}
         return self.table.copies(None if all_of_them else fresh)
+
+    def _take_in(self, plan: StepPlan) -> None:
+        """What a plan brings, beside its batch."""
+        for request in plan.admitted:
+            self._admit(request)
+        if plan.readers is not None:
+            self._readers.follow(plan.readers.since_s, plan.readers.number)
+            for request, runs in zip(plan.admitted, plan.readers.entering, strict=False):  # where some are not taken
+                if request.request_id in self._sequences:
+                    self._readers.enter(request.request_id, self._block_hashes(request.request_id), runs)
+            self._readers.change(plan.readers.changes)
+
+    def _num_online_blocks(self) -> int:
+        owners = self.pool.owners()
+        return owners.online + owners.shared
+
+    def _observe_online_blocks(self) -> None:
+        self._reserve.observe(self._now_ms() / 1e3, self._num_online_blocks())
 
     def _admit(self, request: GenerateRequest) -> None:
         if request.request_id in self._sequences:
@@ -493,6 +542,7 @@ class Replica:
             self.pool.free(sequence.request_id)
         self.table.remove(sequence.request_id)
         del self._sequences[sequence.request_id]
+        self._readers.leave(sequence.request_id, has_read=reason is not FinishReason.ABORT and not may_be_retried)
         self._suspects.forget(sequence.request_id)
         if reason is FinishReason.ABORT:
             self.totals.aborted += 1

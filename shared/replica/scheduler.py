@@ -13,6 +13,7 @@ from shared.replica.offline_pool import OfflinePool
 from shared.replica.outputs import Ended
 from shared.replica.prompt_hashes import PromptHashes
 from shared.replica.sequence import LiveSequence, scheduled
+from shared.replica.told_readers import Path, ToldReaders
 from shared.scheduling.kv.prefix_cache import CacheChanges
 from shared.scheduling.limits import why_never_held
 from shared.scheduling.orders.offline.view import OfflineView
@@ -60,6 +61,7 @@ class Scheduler:
         self._has_news = False  # of the executor, since a plan was made
         self._hashes = PromptHashes(info.spec.block_size, pool.prompt)
         self._mirror = ExecutorMirror(info.limits(), info.strategy, self._hashes.of)
+        self._readers = self._make_readers()
         self._pipeline = Pipeline(self._mirror, info.spec.pipeline_depth)
         self._plans = 0
         self._plan_s_total = 0.0
@@ -103,7 +105,14 @@ class Scheduler:
             pace,
             message.num_fresh,
             message.cache,
+            message.num_wanted_blocks,
+            message.num_reserved_blocks,
         )
+        if message.lacks_readers:
+            self._readers = self._make_readers()
+        if self._readers is not None:
+            self._readers.forget(ended)
+            self._readers.hear((each.request_id for each in message.states if each.kind is Kind.OFFLINE), self._path)
         for request_id in ended:
             self._hashes.forget(request_id)
         self._is_idle, self._has_news = message.idle, True
@@ -224,6 +233,23 @@ class Scheduler:
             self._refused.append(Ended(sequence, FinishReason.ERROR, why))
         self._pool.discard(list(hopeless))
 
+    def _make_readers(self) -> ToldReaders | None:
+        """None where the executor's eviction does not go by them."""
+        info, pool = self.info, self._pool
+        if not info.strategy.needs_readers:
+            return None
+        return ToldReaders(
+            pool.demand(info.spec.block_size),
+            self._mirror.told_cache,
+            lambda request_id: pool.is_held(request_id, info.executor_id),
+            self._clock.monotonic_s(),
+        )
+
+    def _path(self, request_id: str) -> Path | None:
+        """Of a request of the pool; None for others."""
+        prompt = self._pool.prompt(request_id)
+        return None if prompt is None else (prompt, self._hashes.of(request_id))
+
     def _message(self, step: int, schedule: Schedule) -> StepPlan:
         """Q_recv.send(B, t, m), with the prompt of each offline request that enters."""
         entering = [
@@ -232,15 +258,18 @@ class Scheduler:
             if entry.kind is Kind.OFFLINE and entry.request_id not in self._mirror.table
         ]
         self._rate.enter(len(entering))
+        admitted = [self._pool.take(request_id, self.info.executor_id) for request_id in entering]
+        paths = ((request_id, path) for request_id in entering if (path := self._path(request_id)) is not None)
         return StepPlan(
             executor_id=self.info.executor_id,
             epoch=self.info.epoch,
             step=step,
             entries=schedule.entries,
-            admitted=[self._pool.take(request_id, self.info.executor_id) for request_id in entering],
+            admitted=admitted,
             preempted=schedule.preempted,
             latency_ms=schedule.latency_ms,
             share=schedule.share,
+            readers=self._readers.tell(paths) if self._readers is not None and schedule.entries else None,
             wants_all=not self._mirror.knows_all,
         )
 

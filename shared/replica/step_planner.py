@@ -41,8 +41,7 @@ class StepPlanner:
         self._tells_all = self._tells_all or plan.wants_all
         if plan.step < self.step or is_late:
             self._replica.totals.plans_stale += 1
-            for request in plan.admitted:
-                self._replica.submit(request)
+            self._replica.take_in_late(plan)
         else:
             self._plans[plan.step] = plan
 
@@ -113,4 +112,7 @@ class StepPlanner:
             replica.pace,
             replica.pool.take_cache_changes(),
             None if tells_all else replica.table.num_fresh,
+            replica.pool.eviction.num_wanted,
+            replica.num_reserved_blocks,
+            replica.lacks_readers,
         )

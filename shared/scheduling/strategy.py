@@ -16,6 +16,7 @@ from msgspec import Meta
 from shared.named import named
 from shared.scheduling.kv.eviction.evictions import EVICTIONS, make_eviction
 from shared.scheduling.kv.pool import KVPool
+from shared.scheduling.kv.reserve import KV_RESERVES, Reserve, make_reserve
 from shared.scheduling.kv.sharing import KV_SHARINGS, KVSharing, kv_sharing_named
 from shared.scheduling.limits import Limits
 from shared.scheduling.orders.offline.order import OfflineOrder
@@ -81,6 +82,14 @@ class Strategy(msgspec.Struct, frozen=True, kw_only=True):
             "blocks from the other end",
         ),
     ] = "recompute"
+    kv_reserve: Annotated[
+        str,
+        _one_of(
+            KV_RESERVES,
+            "KV that offline requests leave free when they enter: none, or what a burst of online work needs, by what "
+            "online requests held",
+        ),
+    ] = "none"
     budget_ms: Annotated[float, Meta(ge=0, description="fixed latency budget of a step; 0: as it is profiled")] = 0.0
     tolerance: Annotated[
         float,
@@ -116,6 +125,13 @@ class Strategy(msgspec.Struct, frozen=True, kw_only=True):
     slo_group_tokens: Annotated[
         int, Meta(ge=1, description="deadline: later tokens are due in groups of so many, after their times together")
     ] = 1
+    reserve_sigmas: Annotated[
+        float,
+        Meta(ge=0, description="burst reserve: the mean of what online requests held, and so many standard deviations"),
+    ] = 2.0
+    reserve_window_s: Annotated[
+        float, Meta(gt=0, description="burst reserve: seconds back over which these are taken")
+    ] = 3600.0
     online_knobs: OnlineOrderKnobs = OnlineOrderKnobs()
     offline_knobs: OfflineOrderKnobs = OfflineOrderKnobs()
 
@@ -189,6 +205,15 @@ class Strategy(msgspec.Struct, frozen=True, kw_only=True):
             limits.num_blocks, limits.block_size, num_host_slots, make_eviction(self.kv_eviction)
         )
 
+    def make_reserve(self) -> Reserve:
+        """What an executor's offline requests leave for online ones; a new one."""
+        return make_reserve(self.kv_reserve, self.reserve_window_s, self.reserve_sigmas)
+
+    @property
+    def needs_readers(self) -> bool:
+        """Executors are to be told how many offline requests will read what they have cached."""
+        return self.serves_offline and make_eviction(self.kv_eviction).needs_readers
+
     def make_online_order(self) -> OnlineOrder:
         """A new one. Raises ValueError for an unknown name or bad knobs."""
         return make_online_order(self.online_order, self.online_knobs)
@@ -229,6 +254,8 @@ class Strategy(msgspec.Struct, frozen=True, kw_only=True):
         if packing.offline_orders is not None and self.offline_order not in packing.offline_orders:
             known = " or ".join(packing.offline_orders)
             return f"packing {self.packing} works with offline order {known}, not with {self.offline_order}"
+        if self.kv_reserve != "none" and not packing.keeps_reserve:
+            return f"packing {self.packing} lets nobody pass: leave --kv-reserve {self.kv_reserve} out"
         if self.budget_ms and self.latency_budget != "fixed":
             return f"latency budget {self.latency_budget} is no number of milliseconds: leave --budget-ms out"
         if self.offline_qps and self.offline_rate != "fixed":

@@ -47,6 +47,7 @@ class BidirectionalPool(KVPool):
         """``eviction``: a new one."""
         self.num_blocks = num_blocks
         self.block_size = block_size
+        self.eviction = eviction
         self._transfers = SlotTransfers(num_host_slots)
         self._store = PageStore(num_blocks, block_size, self._transfers, eviction)
         self._tables: dict[str, _Table] = {}

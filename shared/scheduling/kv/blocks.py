@@ -40,7 +40,8 @@ class BlockPool(KVPool):
         self.num_blocks = num_blocks
         self.block_size = block_size
         self._blocks = [_Block([0, 0]) for _ in range(num_blocks)]
-        self._free = FreeBlocks(num_blocks, Lru() if eviction is None else eviction)
+        self.eviction = Lru() if eviction is None else eviction
+        self._free = FreeBlocks(num_blocks, self.eviction)
         self._by_hash: dict[bytes, int] = {}
         self._tables: dict[str, _Table] = {}
         self._cache_log = CacheLog()

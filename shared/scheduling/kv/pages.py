@@ -20,6 +20,8 @@ from shared.scheduling.kv.page_cache import PageCache
 from shared.scheduling.kv.slot_transfers import SlotTransfers
 from shared.scheduling.request import Kind
 
+ONLINE_PAGE = b"online"
+
 
 class PageStore:
     """All blocks of one executor, by what lies in them. It moves pages and finds room; who may have it, and what
@@ -108,7 +110,7 @@ class PageStore:
             return
         if page.hash is not None and page.is_whole and self.peer(page) is None:
             assert page.block_id is not None
-            self._free.cache(page.block_id, page.hash, page.kind, page.num_hits)
+            self._free.cache(page.block_id, _cached_as(page.hash, page.kind), page.kind, page.num_hits)
         else:
             self._discard(page)
 
@@ -289,6 +291,11 @@ class PageStore:
         self.cache.check_integrity()
         anybodys = {page.block_id for page in (*cached, *idle)}
         assert all(page.is_held is (page.block_id not in anybodys) for page in self.cache if page.is_whole)
+
+
+def _cached_as(key: bytes, kind: Kind) -> bytes:
+    """What an eviction knows contents by. Offline requests do not find an online page: it is none of what they read."""
+    return key if kind is Kind.OFFLINE else ONLINE_PAGE + key
 
 
 def _count(counts: dict[str, int], holders: Iterable[str], change: int) -> None:

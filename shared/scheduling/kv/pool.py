@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from shared.scheduling.kv.eviction.eviction import Eviction
 from shared.scheduling.kv.prefix_cache import CacheChanges, PrefixCache
 from shared.scheduling.kv.slot_transfers import SlotOperations
 from shared.scheduling.request import Kind
@@ -33,6 +34,7 @@ class KVPool(PrefixCache, Protocol):
 
     num_blocks: int
     block_size: int
+    eviction: Eviction  # of its blocks that nobody holds and that can be found
 
     @property
     def num_free(self) -> int:

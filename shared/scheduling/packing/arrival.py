@@ -23,6 +23,7 @@ class FcfsPacking(OneWayPacking):
 
     uses_time = False
     keeps_plans = False  # an offline request that did not fit held up the online ones behind it
+    keeps_reserve = False  # likewise: they would wait for room that is left for them
     latency_budgets: tuple[str, ...] = ("none",)
     offline_orders: tuple[str, ...] | None = ("fcfs", "none")  # merged with online requests by their arrival
 
@@ -84,7 +85,10 @@ def _fill(
     if not victims.lost:  # a waiting prompt must not enter on blocks taken from a started one
         for request in waiting(builder):
             at_most = offline.at_most.get(request.request_id)
-            if not builder.fits_whole(request) or not builder.try_add(request, bounded=False, at_most=at_most):
+            num_left = state.num_blocks_to_leave(builder) if request.kind is Kind.OFFLINE else 0
+            if not builder.fits_whole(request, num_left) or not builder.try_add(
+                request, bounded=False, at_most=at_most
+            ):
                 break
     entries = sorted(builder.entries, key=lambda entry: entry.kind)  # online first, each kind in its order
     return Schedule(entries, victims.lost, builder.latency_ms)

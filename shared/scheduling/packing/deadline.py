@@ -117,7 +117,8 @@ class _OfflinePart:
             return
         reserve = len(running)  # a block each, so that those running can grow
         for request in offline.waiting(self._state, self._builder):
-            if not self._builder.fits_whole(request, reserve) or not self._enter(request, offline):
+            num_left = reserve + self._state.num_blocks_to_leave(self._builder)
+            if not self._builder.fits_whole(request, num_left) or not self._enter(request, offline):
                 return
             reserve += 1
 

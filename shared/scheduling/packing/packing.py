@@ -24,7 +24,9 @@ from shared.scheduling.table import RequestTable
 class StepState:
     """What a step is packed from. ``table``: what the executor holds; ``num_free_blocks``: KV blocks that nobody holds;
     ``num_offline_blocks``: those that only offline requests outside any running step hold; ``cache``: the executor's
-    prefix cache, as far as it is known."""
+    prefix cache, as far as it is known; ``num_wanted_blocks``: those of the free ones whose contents offline requests
+    will read, as far as the eviction is told; ``num_reserved_blocks``: free ones that are left for a burst of online
+    work."""
 
     table: RequestTable
     num_free_blocks: int
@@ -34,6 +36,17 @@ class StepState:
     model: LatencyModel
     pace: Pace
     cache: RequestCache = NO_CACHE
+    num_wanted_blocks: int = 0
+    num_reserved_blocks: int = 0
+
+    def num_blocks_to_leave(self, builder: BatchBuilder) -> int:
+        """The reserve, as it bounds an offline request that would enter, or come back from a pause, after what the
+        builder has. Those that run may grow into it: held up, they would only keep their blocks for longer. It keeps
+        nobody out where nothing else runs: offline work goes on, however large the reserve."""
+        if builder.entries or self.table.holds_online:
+            return self.num_reserved_blocks
+        runs = any(not request.is_paused for request in self.table.running(Kind.OFFLINE).values())
+        return self.num_reserved_blocks if runs else 0
 
     def view(self, builder: BatchBuilder) -> OfflineView:
         """What an offline order sees once the batch has what the builder has."""
@@ -55,6 +68,7 @@ class Packing(Protocol):
     uses_time: bool  # the schedule depends on when the step starts
     keeps_plans: bool  # a plan over what is here is reconciled to itself
     orders_online: bool  # it decides itself which online request comes first
+    keeps_reserve: bool  # it can leave blocks for online requests when an offline one enters
     latency_budgets: tuple[str, ...]  # those of a strategy that it works with
     offline_orders: tuple[str, ...] | None  # likewise; None for all
 
@@ -72,6 +86,7 @@ class OneWayPacking(ABC):
     uses_time: bool
     keeps_plans: bool
     orders_online: bool = True
+    keeps_reserve: bool = True
     latency_budgets: tuple[str, ...]
     offline_orders: tuple[str, ...] | None = None
 

@@ -27,6 +27,7 @@ class TwoPhasePacking:
     uses_time = False
     keeps_plans = True
     orders_online = False
+    keeps_reserve = True
     latency_budgets: tuple[str, ...] = ("none", "fixed", "profiled")
     offline_orders: tuple[str, ...] | None = None
 
@@ -53,7 +54,7 @@ class TwoPhasePacking:
         num_offline_blocks = max(0, state.num_offline_blocks - freed[Kind.OFFLINE])
         lost += give_back_offline_blocks(builder, table, num_offline_blocks, lost)
         share = _bound_by_tolerance(builder, state)
-        num_dropped = _keep_what_fits(builder, table, plan, lost) if state.policy.offline_enabled else 0
+        num_dropped = _keep_what_fits(builder, state, plan, lost) if state.policy.offline_enabled else 0
         return Schedule(builder.entries, lost, builder.latency_ms, num_dropped, share=share)
 
 
@@ -125,7 +126,8 @@ def _offline_phase(
     paused = [request for request in held if request.is_paused]
     reserve = len(table.running(Kind.OFFLINE)) - len(paused)  # a block each, so that those running can grow
     for request in _waiting(builder, state, paused, offline_queue):
-        if not builder.fits_whole(request, reserve) or not builder.try_add(request, bounded=True):
+        num_left = reserve + state.num_blocks_to_leave(builder)
+        if not builder.fits_whole(request, num_left) or not builder.try_add(request, bounded=True):
             break
         reserve += 1
     return victims.lost
@@ -153,19 +155,28 @@ def _keep_online(
 
 
 def _keep_what_fits(
-    builder: BatchBuilder, table: RequestTable, plan: Iterable[ScheduledRequest], preempted: Sequence[str]
+    builder: BatchBuilder, state: StepState, plan: Iterable[ScheduledRequest], preempted: Sequence[str]
 ) -> int:
-    """The plan's offline entries, in order, as long as they fit; returns how many did not."""
+    """The plan's offline entries, in order, as long as they fit, with the reserve as it is by now; returns how many did
+    not."""
     num_dropped = 0
     for entry in plan:
         if entry.kind is not Kind.OFFLINE:
             continue
-        request = table.get(entry.request_id)
+        request = state.table.get(entry.request_id)
         if request is None or request.is_in_flight:
             continue  # ended since, or runs in a step before
-        if entry.request_id in preempted or not builder.try_add(request, True, entry.num_scheduled_tokens):
+        is_kept = entry.request_id not in preempted and _leaves_reserve(builder, state, request)
+        if not (is_kept and builder.try_add(request, True, entry.num_scheduled_tokens)):
             num_dropped += 1
     return num_dropped
+
+
+def _leaves_reserve(builder: BatchBuilder, state: StepState, request: Request) -> bool:
+    """Asked only of one that enters or comes back."""
+    if not state.num_reserved_blocks or (request.is_running and not request.is_paused):
+        return True
+    return builder.fits_whole(request, state.num_blocks_to_leave(builder))
 
 
 def _may_lose(table: RequestTable, request_id: str) -> bool:

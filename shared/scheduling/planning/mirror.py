@@ -47,6 +47,7 @@ class ExecutorMirror:
         self._sharing = strategy.sharing
         self.table = RequestTable(strategy.make_online_order())
         self.num_free_blocks = limits.num_blocks
+        self.num_wanted_blocks = self.num_reserved_blocks = 0  # as they were told last
         self.told_cache = PrefixCacheMirror()
         self._cache = ExpectedCache(self.told_cache)
         self._hashes_of = hashes_of
@@ -84,9 +85,12 @@ class ExecutorMirror:
         pace: Pace | None = None,
         num_fresh: int | None = None,
         cache: CacheChanges = NO_CHANGES,
+        num_wanted_blocks: int = 0,
+        num_reserved_blocks: int = 0,
     ) -> None:
         """Take over the executor's word: all that it holds, in its order, before the step that it starts, its online
-        order's memory, its pace, and what has changed in its prefix cache. Where it counts the online requests that
+        order's memory, its pace, what has changed in its prefix cache, and what of its free blocks is wanted and what
+        reserved (see ``StepState``). Where it counts the online requests that
         have never run, ``num_fresh``, those that it told before are not told again."""
         self.told_cache.apply(cache)
         self._cache.forget()
@@ -102,6 +106,7 @@ class ExecutorMirror:
         for arrival in self._arrivals.values():
             self.table.add(copy(arrival.request))
         self.num_free_blocks = num_free_blocks
+        self.num_wanted_blocks, self.num_reserved_blocks = num_wanted_blocks, num_reserved_blocks
         self.pace = pace or Pace()
 
     def preempt(self, request_ids: Iterable[str]) -> None:
@@ -151,7 +156,16 @@ class ExecutorMirror:
             self.table.num_blocks(Kind.OFFLINE), self.table.num_blocks_in_flight(Kind.OFFLINE)
         )
         state = StepState(
-            self.table, self.num_free_blocks, num_offline, self.limits, policy, model, self.pace, self._requests
+            self.table,
+            self.num_free_blocks,
+            num_offline,
+            self.limits,
+            policy,
+            model,
+            self.pace,
+            self._requests,
+            self.num_wanted_blocks,
+            self.num_reserved_blocks,
         )
         return packing_named(policy.packing).schedule(state, offline_queue)
 

@@ -233,6 +233,17 @@ def test_a_plan_that_came_true_is_what_reconciling_it_gives(
     assert ours.executor.replica.totals == theirs.executor.replica.totals
 
 
+def test_a_plan_that_came_true_is_what_reconciling_it_gives_beside_a_reserve(monkeypatch: pytest.MonkeyPatch) -> None:
+    strategy = Strategy.of("hygen", budget_ms=40.0, kv_eviction="task-aware", kv_reserve="burst", reserve_window_s=5.0)
+    setup = Machine(kv_blocks=400).setup(strategy, 0)
+    ours = run_phase(setup, make_requests(6))
+    assert ours.executor.replica._reserve.num_blocks(0) > 0 < ours.num_offline_finished
+    monkeypatch.setattr(Foresight, "came_true", lambda *_: False)
+    theirs = run_phase(setup, make_requests(6))
+    assert ours.records == theirs.records
+    assert ours.executor.replica.totals == theirs.executor.replica.totals
+
+
 def test_a_fixed_offline_rate_is_kept() -> None:
     setup = Machine().setup(Strategy.of("hygen-star", offline_qps=2.0), 0)
     phase = run_phase(setup, make_requests(6))

@@ -11,6 +11,7 @@ SPEC = EngineSpec("m", "sim", "none", "float16", 512, 49152, 16, 48, (2,))
 KV_STRATEGIES: dict[str, dict[str, str]] = {
     "lru": {},
     "priority": {"kv_eviction": "online-first"},
+    "task-aware": {"kv_eviction": "task-aware"},
     "bidirectional": {"kv_sharing": "bidirectional"},
     "bidirectional-priority": {"kv_sharing": "bidirectional", "kv_eviction": "online-first"},
     "keep-resident": {"kv_sharing": "keep-resident"},

@@ -1,5 +1,8 @@
 """What every packing keeps to, and packing by arrival."""
 
+import dataclasses
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +13,7 @@ from shared.scheduling.orders.offline.view import no_queue
 from shared.scheduling.packing.packing import StepState
 from shared.scheduling.packing.packings import PACKINGS, packing_named
 from shared.scheduling.request import Kind, Request
-from shared.scheduling.schedule import Schedule
+from shared.scheduling.schedule import Schedule, ScheduledRequest
 from shared.scheduling.strategy import PRESETS, Strategy, preset_named
 from shared.scheduling.table import RequestTable
 from tests.shared.scheduling.deadlines import PACE, held_online, make_state, make_timed_table
@@ -98,6 +101,61 @@ def test_what_runs_always_goes_on_without_free_blocks(
     held += [make_decode(kind=Kind.OFFLINE, context=context) for context in offline_contexts]
     state = make_state(make_timed_table(held), name, num_free_blocks=0)
     assert packing_named(name).schedule(state, no_queue).entries
+
+
+RESERVING = [name for name, packing in PACKINGS.items() if packing.keeps_reserve]
+
+
+def reserving_state(held: list[Request], name: str, num_free: int, num_reserved: int, **pace: Any) -> StepState:
+    state = make_state(make_timed_table(held), name, replace(PACE, **pace), num_free_blocks=num_free)
+    return dataclasses.replace(state, num_reserved_blocks=num_reserved)
+
+
+@pytest.mark.parametrize("name", RESERVING)
+@pytest.mark.parametrize("from_plan", [False, True])
+@pytest.mark.parametrize(
+    ("num_reserved", "entered"), [(0, ["a", "b", "c"]), (57, ["a", "b", "c"]), (62, ["a", "b"]), (76, ["a"]), (90, [])]
+)
+def test_an_offline_request_enters_where_it_leaves_the_reserve(
+    name: str, from_plan: bool, num_reserved: int, entered: list[str]
+) -> None:
+    """100 blocks are free, and each prompt takes 13 of them."""
+    held = [make_decode("running", Kind.OFFLINE)]
+    queue = [make_request(request_id, Kind.OFFLINE, prompt=200) for request_id in "abc"]
+    state = reserving_state(held, name, 100, num_reserved, last_kind=Kind.ONLINE)
+    schedule = packing_named(name).schedule(state, queue_of(queue))
+    if from_plan:  # the reserve is another by now
+        planned = packing_named(name).schedule(dataclasses.replace(state, num_reserved_blocks=0), queue_of(queue))
+        for request in queue:
+            state.table.add(request)
+        schedule = packing_named(name).reconcile(state, planned.entries, planned.preempted)
+        assert schedule.num_dropped == 3 - len(entered)
+    assert list(tokens(schedule)) == ["running", *entered]
+
+
+@pytest.mark.parametrize("name", RESERVING)
+def test_those_that_run_grow_into_the_reserve(name: str) -> None:
+    held = [make_decode("running", Kind.OFFLINE, context=160)]  # it needs a block
+    state = reserving_state(held, name, 3, 50, last_kind=Kind.ONLINE)
+    assert tokens(packing_named(name).schedule(state, no_queue)) == {"running": 1}
+
+
+@pytest.mark.parametrize("name", RESERVING)
+def test_a_reserve_lets_one_in_where_nothing_else_runs(name: str) -> None:
+    queue = [make_request(request_id, Kind.OFFLINE, prompt=200) for request_id in "ab"]
+    state = reserving_state([], name, 100, 1000, last_kind=Kind.ONLINE)
+    assert list(tokens(packing_named(name).schedule(state, queue_of(queue)))) == ["a"]
+    for request in queue:
+        state.table.add(request)
+    entries = [ScheduledRequest(request.request_id, Kind.OFFLINE, 200) for request in queue]
+    assert list(tokens(packing_named(name).reconcile(state, entries, []))) == ["a"]
+    state.table.add(make_request("on", prompt=20))
+    assert not {"a", "b"} & tokens(packing_named(name).schedule(state, no_queue)).keys()
+
+
+def test_a_packing_that_lets_nobody_pass_has_no_reserve() -> None:
+    with pytest.raises(ValueError, match="packing fcfs lets nobody pass: leave --kv-reserve burst out"):
+        Strategy.of("fcfs", kv_reserve="burst")
 
 
 def arrived(request: Request, arrival_s: float) -> Request:

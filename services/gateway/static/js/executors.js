@@ -65,13 +65,15 @@ class KvBar {
     cell.append(this.#bar, this.#text);
   }
 
-  show({ blocks, info }) {
+  show({ blocks, info, num_wanted_blocks: wanted, num_reserved_blocks: reserved }) {
     const all = info.spec.num_blocks;
     OWNERS.forEach((owner, index) => {
       this.#parts[index].style.width = `${(100 * blocks[owner]) / all}%`;
     });
     const told = OWNERS.filter((owner) => blocks[owner] > 0).map((owner) => `${percent(blocks[owner] / all)} ${owner}`);
     setAttribute(this.#bar, "aria-label", told.join(", ") || "all free");
-    setText(this.#text, `${count(blocks.cached + blocks.paused + blocks.empty)} of ${count(all)} free`);
+    const free = `${count(blocks.cached + blocks.paused + blocks.empty)} of ${count(all)} free`;
+    const kept = [wanted && `${count(wanted)} wanted`, reserved && `${count(reserved)} reserved`].filter(Boolean);
+    setText(this.#text, [free, ...kept].join(", "));
   }
 }

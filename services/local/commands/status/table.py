@@ -75,13 +75,24 @@ def describe(beat: Heartbeat) -> str:
         f"{counters.steps_idle} from idle\n{slow}"
         f"  entering {counters.entrant_tokens_planned} tokens planned, {counters.entrant_tokens_computed} computed, "
         f"{counters.cached_tokens} found in the prefix cache\n"
-        f"  blocks   {beat.num_free_blocks} of {info.spec.num_blocks} free{_describe_sharing(beat)}"
+        f"  blocks   {beat.num_free_blocks} of {info.spec.num_blocks} free"
+        f"{_describe_kept(beat)}{_describe_sharing(beat)}"
     )
 
 
 def draining_text(beat: Heartbeat) -> str:
     """What stands behind an executor's name."""
     return " (drained)" if beat.is_drained else " (drains)" if beat.draining else ""
+
+
+def _describe_kept(beat: Heartbeat) -> str:
+    """What of the free blocks is not for any offline request that comes."""
+    strategy, words = beat.info.strategy, ""
+    if strategy.needs_readers:
+        words += f", {beat.num_wanted_blocks} of them to be read by offline requests"
+    if strategy.kv_reserve != "none":
+        words += f", {beat.num_reserved_blocks} to be left for online requests"
+    return words
 
 
 def _describe_sharing(beat: Heartbeat) -> str:

@@ -2,10 +2,11 @@
 
 from collections import OrderedDict
 
+from shared.scheduling.kv.eviction.eviction import Eviction
 from shared.scheduling.request import Kind
 
 
-class Lru(OrderedDict[int, None]):
+class Lru(OrderedDict[int, None], Eviction):
     """Least recently used first."""
 
     def let_go(self, block_id: int, key: bytes, kind: Kind, num_hits: int) -> None:

@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator
 
+from shared.scheduling.kv.eviction.eviction import Eviction
 from shared.scheduling.kv.eviction.lru import Lru
 from shared.scheduling.request import Kind
 
 
-class OnlineFirst:
+class OnlineFirst(Eviction):
     """What online requests have computed or found goes after all that only offline requests have, each least recently
     used first: the priorities of Echo (section 4.2) without its counts of offline requests to come."""
 

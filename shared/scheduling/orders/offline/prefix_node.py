@@ -32,6 +32,9 @@ class Leaf:
         """Of its own group."""
         return int(self.is_waiting)
 
+    def num_waiting_of_all(self) -> int:
+        return int(self.is_waiting)
+
 
 @dataclass(slots=True, eq=False, repr=False)
 class Branch:
@@ -57,6 +60,10 @@ class Branch:
     def num_waiting(self, group: str) -> int:
         part = self.parts.get(group)
         return part.num_waiting if part is not None else 0
+
+    def num_waiting_of_all(self) -> int:
+        """Below it, of any group."""
+        return sum(part.num_waiting for part in self.parts.values())
 
     def part(self, group: str) -> Part:
         """Made where there is none."""

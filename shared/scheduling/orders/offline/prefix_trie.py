@@ -55,6 +55,18 @@ class PrefixTrie:
             else:
                 path.pop()
 
+    def along(self, prompt: bytes) -> Iterator[tuple[int, int]]:
+        """How many waiting requests begin with how much of a packed prompt: (end, requests) from the root on, for each
+        edge of its path up to where all leave it, in whole blocks of the shared part."""
+        node: Node | None = self._root
+        while node is not None:
+            end = self._shared_end(node, prompt) if node.end > node.start else node.end
+            if end > node.start:
+                yield end, node.num_waiting_of_all()
+            is_passed = isinstance(node, Branch) and end == node.end
+            block = prompt[end : end + self._block_bytes]
+            node = node.children.get(block) if is_passed and block and isinstance(node, Branch) else None
+
     def add(self, request: Request, prompt: bytes, group: str = "") -> None:
         """A request that waits. ``prompt``: its packed tokens, kept by reference. Raises ValueError for an id that is
         here already."""

@@ -100,7 +100,7 @@ TestKeepingMachine.settings = settings(max_examples=30, stateful_step_count=40)
 def test_long_runs_under_pressure(seed: int) -> None:
     """More than a machine of limited steps reaches: thousands of steps, nearly always without a free block."""
     rng = random.Random(seed)
-    bench = Bench(rng.choice([4, 8, 12]), rng.choice([6, 30, 200]), "lru" if seed % 3 else "online-first")
+    bench = Bench(rng.choice([4, 8, 12]), rng.choice([6, 30, 200]), ("online-first", "task-aware", "lru")[seed % 3])
     listeners = CacheListeners(bench.pool)
     swapped = 0
     for count in range(400):

@@ -134,7 +134,7 @@ def test_online_contents_outlive_offline_churn_where_they_are_kept(eviction: str
     for number in range(20):
         started(pool, "churn", [100 + number] * 4 * BLOCK, Kind.OFFLINE)
         pool.free("churn")
-    assert start(pool, "again", Kind.ONLINE, [*prefix, 1]) == (len(prefix) if eviction == "online-first" else 0)
+    assert start(pool, "again", Kind.ONLINE, [*prefix, 1]) == (len(prefix) if eviction != "lru" else 0)
     pool.check_integrity()
 
 
@@ -230,7 +230,7 @@ class PoolMachine(RuleBasedStateMachine):
         return has_grown
 
     def _is_kept(self, block_id: int) -> bool:
-        return self.eviction == "online-first" and block_id in self.found.values() and block_id in self.online
+        return self.eviction != "lru" and block_id in self.found.values() and block_id in self.online
 
     def _hold(self, block_ids: list[int], kind: Kind) -> None:
         for block_id in block_ids:
@@ -279,6 +279,12 @@ class KeepingMachine(PoolMachine):
     eviction = "online-first"
 
 
+class UntoldMachine(PoolMachine):
+    eviction = "task-aware"
+
+
 TestPoolMachine = PoolMachine.TestCase
 TestKeepingMachine = KeepingMachine.TestCase
+TestUntoldMachine = UntoldMachine.TestCase
 TestPoolMachine.settings = TestKeepingMachine.settings = settings(max_examples=60, stateful_step_count=40)
+TestUntoldMachine.settings = settings(max_examples=30, stateful_step_count=40)

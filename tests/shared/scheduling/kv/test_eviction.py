@@ -1,7 +1,8 @@
 """Eviction policies, each against a list of all blocks that is sorted anew each time."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,6 +12,7 @@ from shared.scheduling.kv.blocks import BlockPool
 from shared.scheduling.kv.eviction.eviction import Eviction
 from shared.scheduling.kv.eviction.evictions import EVICTIONS, make_eviction
 from shared.scheduling.kv.eviction.lru import Lru
+from shared.scheduling.kv.eviction.task_aware import MIN_PLACES, TaskAware
 from shared.scheduling.request import Kind
 from tests.shared.scheduling.kv.cache_listeners import commit, start
 
@@ -24,37 +26,71 @@ class Cached:
     block_id: int
     kind: Kind
     turn: int
+    num_readers: int = 0
 
 
-ORDERS: dict[str, Callable[[Cached], object]] = {
+ORDERS: dict[str, Callable[[Cached], Any]] = {
     "lru": lambda cached: cached.turn,
     "online-first": lambda cached: (cached.kind is Kind.ONLINE, cached.turn),
+    "task-aware": lambda cached: (cached.num_readers or 0.5 * (cached.kind is Kind.ONLINE), cached.turn),
 }
 
 
 @pytest.mark.parametrize("name", EVICTIONS)
-@given(actions=st.lists(st.tuples(st.integers(0, NUM_BLOCKS - 1), st.sampled_from(Kind), st.booleans()), max_size=40))
-def test_the_order_is_that_of_a_list(name: str, actions: list[tuple[int, Kind, bool]]) -> None:
+@given(
+    actions=st.lists(
+        st.tuples(
+            st.integers(0, NUM_BLOCKS - 1),
+            st.sampled_from(Kind),
+            st.sampled_from(["evict", "move", "move", "count", "count of another"]),
+            st.integers(0, 3),
+        ),
+        max_size=60,
+    )
+)
+def test_the_order_is_that_of_a_list(name: str, actions: list[tuple[int, Kind, str, int]]) -> None:
+    """Readers are counted of contents in a block that is here, that is held, and that is nowhere yet."""
     eviction = make_eviction(name)
     cached: dict[int, Cached] = {}
-    for turn, (block_id, kind, evicts) in enumerate(actions):
+    readers: dict[bytes, int] = {}
+    for turn, (block_id, kind, action, num_readers) in enumerate(actions):
         expected = sorted(cached.values(), key=ORDERS[name])
-        if evicts and expected:
+        key = b"%d" % block_id
+        if action.startswith("count"):
+            key = key if action == "count" else b"another"
+            readers[key] = num_readers
+            eviction.count_readers(key, num_readers)
+            if action == "count" and block_id in cached:
+                cached[block_id] = replace(cached[block_id], num_readers=num_readers)
+        elif action == "evict" and expected:
             assert eviction.evict() == expected[0].block_id
             del cached[expected[0].block_id]
         elif block_id in cached:
             eviction.hold(block_id)
             del cached[block_id]
         else:
-            eviction.let_go(block_id, b"%d" % turn, kind, 0)
-            cached[block_id] = Cached(block_id, kind, turn)
+            eviction.let_go(block_id, key, kind, 0)
+            cached[block_id] = Cached(block_id, kind, turn, readers.get(key, 0))
         order = [each.block_id for each in sorted(cached.values(), key=ORDERS[name])]
         assert list(eviction) == order and len(eviction) == len(order)
         assert all((block_id in eviction) == (block_id in cached) for block_id in range(NUM_BLOCKS))
+        num_wanted = sum(each.num_readers > 0 for each in cached.values())
+        assert eviction.num_wanted == (num_wanted if eviction.needs_readers else 0)
+
+
+def test_places_that_do_not_hold_any_more_are_cleared() -> None:
+    eviction = TaskAware()
+    for block_id in range(4):
+        eviction.let_go(block_id, b"%d" % block_id, Kind.OFFLINE, 0)
+    for count in range(1, 10_001):
+        eviction.count_readers(b"%d" % (count % 3), count)
+    assert len(eviction._heap) <= MIN_PLACES
+    assert [eviction.evict() for _ in range(4)] == [3, 2, 0, 1]
+    assert len(eviction) == eviction.num_wanted == 0
 
 
 def test_an_unknown_name_is_refused() -> None:
-    with pytest.raises(ValueError, match="unknown KV eviction 'mru'; known: lru, online-first"):
+    with pytest.raises(ValueError, match="unknown KV eviction 'mru'; known: lru, online-first, task-aware"):
         make_eviction("mru")
 
 

@@ -1,0 +1,30 @@
+"""What ``slackwater status`` says of an executor's blocks."""
+
+import pytest
+from msgspec.structs import replace
+
+from services.local.commands.status.table import describe
+from shared.protocol.executors import ExecutorCounters, Heartbeat
+from shared.scheduling.strategy import Strategy
+from tests.services.profiler.profiling import executor_info
+
+
+@pytest.mark.parametrize(
+    ("strategy", "said"),
+    [
+        (Strategy(), "blocks   500 of 600 free"),
+        (
+            Strategy(kv_eviction="task-aware"),
+            "blocks   500 of 600 free, 120 of them to be read by offline requests",
+        ),
+        (Strategy(kv_reserve="burst"), "blocks   500 of 600 free, 70 to be left for online requests"),
+        (
+            Strategy(kv_eviction="task-aware", kv_reserve="burst"),
+            "blocks   500 of 600 free, 120 of them to be read by offline requests, 70 to be left for online requests",
+        ),
+    ],
+)
+def test_free_blocks_are_told_by_what_they_are_kept_for(strategy: Strategy, said: str) -> None:
+    info = replace(executor_info(num_blocks=600), strategy=strategy)
+    beat = Heartbeat(info, ExecutorCounters(), False, 0, 0, 0, 0, 500, num_wanted_blocks=120, num_reserved_blocks=70)
+    assert describe(beat).splitlines()[-1].strip() == said
