@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 SUFFIXES = (".svg", ".png", ".pdf")
-WIDTH_INCHES, ROW_INCHES = 8.0, 2.4
+WIDTH_INCHES, ROW_INCHES = 10.0, 2.4
 BLUE, ORANGE, GREEN, RED, GREY = "#0072b2", "#e69f00", "#009e73", "#d55e00", "#707070"  # Okabe and Ito (2008)
 STYLE: dict[Any, Any] = {
     "font.size": 9,
@@ -59,7 +59,7 @@ def draw_plan(plan: CapacityPlan, file: Path) -> None:
             _draw_trials(left, device, plan.slos)
             _draw_window(right, device, plan)
         for each in axes[0]:
-            each.legend(loc="upper right", fontsize=8)
+            each.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=3, fontsize=8, columnspacing=1.0)
         axes[-1][0].set_xlabel("GPUs")
         axes[-1][1].set_xlabel("minutes")
         try:
