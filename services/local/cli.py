@@ -32,6 +32,7 @@ class Commands(CommandGroup):
             "Replay a production trace on a named GPU and model in virtual time.",
             "services.profiler.simulation.cli:simulate",
         ),
+        "plan": ("Say how many GPUs keep your SLOs, and what offline work they do.", f"{HERE}.plan:plan"),
         "predict": ("Say how long a batch takes, by the fitted latency model.", f"{HERE}.predict:predict"),
         "profile": ("Find the latency budget that keeps your SLOs.", f"{HERE}.profile.cli:profile"),
         "version": ("Show the version.", f"{HERE}.version:version"),

@@ -28,13 +28,19 @@ ClientsOption = Annotated[
 ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MachineOptions:
-    """The GPUs and the executors' limits: the fields of a Machine, but for its model."""
+@dataclass(frozen=True, kw_only=True)
+class GpuOptions:
+    """Which GPUs, and how many."""
 
     device: Annotated[str, typer.Option(help=", ".join(DEVICES))] = LIVE.sim_device
     tensor_parallel: Annotated[int, typer.Option("--tp", min=1, help="GPUs that share the model.")] = 1
     executors: Annotated[int, typer.Option(min=1, help="Executors, alike, behind one router and one pool.")] = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExecutorOptions:
+    """The executors' limits, and how their steps are timed."""
+
     pipeline_depth: Annotated[int, typer.Option(min=1, help="Stages of an executor: steps that it has in flight.")] = 1
     max_num_batched_tokens: Annotated[int, typer.Option(min=1, help="Tokens of one step: the chunk size.")] = (
         LIVE.max_num_batched_tokens
@@ -59,8 +65,14 @@ class MachineOptions:
     ] = True
     noise: Annotated[float, typer.Option(min=0.0, help="Sigma of a lognormal factor on each step's time.")] = 0.0
 
-    def machine(self, model: str) -> Machine:
-        return Machine(model, **asdict(self))
+    def machine(self, model: str, **gpus: str) -> Machine:
+        """``gpus``: what of a Machine is no option here."""
+        return Machine(model, **asdict(self), **gpus)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachineOptions(ExecutorOptions, GpuOptions):
+    """All of a Machine but its model. Fields of the last base come first on the command line: the GPUs."""
 
 
 @with_option_groups

@@ -1,7 +1,7 @@
 """The requests of a simulation: online ones as they arrive, offline ones as they wait to enter."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from loadgen.workload.backlog import OfflinePrompt
 from loadgen.workload.prompts import PromptMaker
@@ -16,6 +16,7 @@ from shared.scheduling.packed_prompt import TOKEN_BYTES, pack_tokens, unpack_tok
 from shared.scheduling.request import Kind, Request
 
 ONLINE_SEEDS = 1 << 23  # apart from those of offline requests
+FIRST_COPY_ID = 1 << 26  # beyond every token, in prompts and in outputs
 
 Waiting = tuple[Request, Packed]  # as ``OfflinePool.keep`` takes it
 
@@ -63,7 +64,8 @@ class BacklogPrompt:
 
 
 class PreparedBacklog:
-    """Prompts read and encoded once, for any number of runs."""
+    """Prompts read and encoded once, for any number of runs. An index beyond them is that of a copy: all prompts once
+    more, of the same lengths, sharing among each other what the first ones do, and nothing with those."""
 
     def __init__(
         self, prompts: Sequence[OfflinePrompt], encoder: PromptEncoder, maker: PromptMaker[int], max_context: int
@@ -82,9 +84,19 @@ class PreparedBacklog:
     def __len__(self) -> int:
         return len(self.prompts)
 
+    def prompt(self, index: int) -> BacklogPrompt:
+        """The prompt, or its copy."""
+        copy, place = divmod(index, len(self.prompts))
+        prompt = self.prompts[place]
+        if copy == 0:
+            return prompt
+        if prompt.is_length:
+            return replace(prompt, packed=pack_tokens(self._of_length(len(prompt.packed) // TOKEN_BYTES, index)))
+        return replace(prompt, packed=pack_tokens([FIRST_COPY_ID + copy]) + prompt.packed[TOKEN_BYTES:])
+
     def token_ids(self, index: int) -> list[int]:
         """The whole prompt."""
-        prompt = self.prompts[index]
+        prompt = self.prompt(index)
         return self._of_length(prompt.num_tokens, index) if prompt.is_length else unpack_tokens(prompt.packed)
 
     def _of_length(self, num_tokens: int, index: int) -> list[int]:
@@ -95,16 +107,19 @@ class PreparedBacklog:
 class Backlog:
     """One run's requests, as they come into the pool. The prompt of a length is made when its request enters an
     executor: it shares no block with another, and so the order gets to know its first block only. ``wave_size``: so
-    many are submitted at a time, the next when all of them have ended (BROS section 7.1); None submits all at once."""
+    many are submitted at a time, the next when all of them have ended (BROS section 7.1); None submits all at once.
+    ``is_endless``: copies of all of them follow, each set when half of the one before has ended, so that there is
+    always work."""
 
     prepared: PreparedBacklog
     wave_size: int | None = None
+    is_endless: bool = False
     _num_submitted: int = field(init=False, default=0)
     _num_open: int = field(init=False, default=0)  # submitted, and not ended
 
     def __len__(self) -> int:
-        """All of them."""
-        return len(self.prepared)
+        """All of them; of an endless one those that were submitted."""
+        return self._num_submitted if self.is_endless else len(self.prepared)
 
     def begin(self) -> list[Waiting]:
         """What waits from the start."""
@@ -113,17 +128,19 @@ class Backlog:
     def end(self, now_s: float) -> list[Waiting]:
         """One has ended; what comes then."""
         self._num_open -= 1
-        return [] if self._num_open else self._submit(now_s)
+        has_enough = self._num_open > len(self.prepared) // 2 if self.is_endless else self._num_open > 0
+        return [] if has_enough else self._submit(now_s)
 
     def _submit(self, now_s: float) -> list[Waiting]:
-        """The next wave."""
-        wave = range(len(self))[self._num_submitted :][: self.wave_size]
+        """The next wave, or set of copies."""
+        num_known = self._num_submitted + len(self.prepared) if self.is_endless else len(self.prepared)
+        wave = range(num_known)[self._num_submitted :][: self.wave_size]
         self._num_submitted += len(wave)
         self._num_open += len(wave)
         return [self._waiting(index, now_s) for index in wave]
 
     def _waiting(self, index: int, now_s: float) -> Waiting:
-        prompt, request_id = self.prepared.prompts[index], f"offline-{index}"
+        prompt, request_id = self.prepared.prompt(index), f"offline-{index}"
         total = prompt.num_tokens + prompt.max_tokens
         request = Request(request_id, Kind.OFFLINE, prompt.num_tokens, total, arrival_s=now_s)
         return request, _PackedPrompt(self.prepared, index, now_s)
@@ -139,15 +156,15 @@ class _PackedPrompt:
 
     @property
     def prompt(self) -> bytes:
-        return self.prepared.prompts[self.index].packed
+        return self.prepared.prompt(self.index).packed
 
     @property
     def num_bytes(self) -> int:
-        return TOKEN_BYTES * self.prepared.prompts[self.index].num_tokens
+        return TOKEN_BYTES * self.prepared.prompt(self.index).num_tokens
 
     def unpack(self) -> GenerateRequest:
         index, token_ids = self.index, self.prepared.token_ids(self.index)
-        max_tokens = self.prepared.prompts[index].max_tokens
+        max_tokens = self.prepared.prompt(index).max_tokens
         sampling = SamplingParams(max_tokens, temperature=0.0, seed=index, ignore_eos=True)
         return GenerateRequest(f"offline-{index}", Kind.OFFLINE, token_ids, sampling, self.arrival_s)
 

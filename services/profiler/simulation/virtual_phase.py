@@ -41,6 +41,7 @@ class VirtualPhase:
     _open: dict[str, RequestRecord] = field(init=False, default_factory=dict)  # online requests under way
     _counted: Counter[str] = field(init=False, default_factory=Counter)  # offline, ended within the window
     _last_counted_s: float = field(init=False, default=0.0)
+    _is_stopped: bool = field(init=False, default=False)
 
     def __post_init__(self, make_system: MakeSystem) -> None:
         self.system = make_system(self._apply)
@@ -59,8 +60,17 @@ class VirtualPhase:
     def now_s(self) -> float:
         return self.system.events.now_s
 
+    @property
+    def num_offline_tokens(self) -> int:
+        """Prompt and output tokens of offline requests that ended within the window."""
+        return self._counted["input_tokens"] + self._counted["output_tokens"]
+
+    def stop(self) -> None:
+        """From ``on_change``: ``run`` returns at once, and what was measured so far is there."""
+        self._is_stopped = True
+
     def run(self, drain: bool = False) -> None:
-        """To the end of the window, of every online answer and, with ``drain``, of the backlog."""
+        """To the end of the window, of every online answer and, with ``drain``, of the backlog; or until stopped."""
         if self.backlog is not None:
             self.system.queue.add(self.backlog.begin())
         events = self.system.events
@@ -87,6 +97,8 @@ class VirtualPhase:
         )
 
     def _is_over(self, drain: bool) -> bool:
+        if self._is_stopped:
+            return True
         if self.now_s < self.duration_s or self._open or self.arrivals.next_s is not None:
             return False
         return not drain or self.num_offline_finished == self.backlog_size

@@ -30,12 +30,14 @@ class SimulatedWorkload:
         num_clients: int = 1,
         wave_size: int | None = None,
         num_executors: int = 1,
+        is_endless: bool = False,
     ) -> None:
         """``num_clients``: whom requests are from, at random by the plan's seed, the k-th client sending 1/k as many
         as the first. ``wave_size``: of the backlog so many requests are submitted at a time, the next when those have
-        ended; None submits all at once. ``num_executors``: on how many of the setup it runs. Raises WorkloadError
-        for a model folder without tokenizer."""
+        ended; None submits all at once. ``num_executors``: on how many of the setup it runs. ``is_endless``: the
+        backlog never runs out. Raises WorkloadError for a model folder without tokenizer."""
         self._wave_size = wave_size
+        self._is_endless = is_endless
         self._num_executors = num_executors
         self.notes: list[str] = []
         capacity = setup.limits.num_blocks * setup.limits.block_size
@@ -71,7 +73,7 @@ class SimulatedWorkload:
         numbers = iter(random.Random(f"{setup.seed}:order").random, None)
         order = FairShare(setup.strategy.make_offline_order(numbers))
         arrivals = Arrivals(self.requests if online else [], self._online_prompts, self.client_ids)
-        backlog = Backlog(self.backlog, self._wave_size) if offline else None
+        backlog = Backlog(self.backlog, self._wave_size, self._is_endless) if offline else None
         system = partial(VirtualSystem, [setup] * self._num_executors, order, choose=choose)
         return VirtualPhase(system, arrivals, backlog, duration_s, on_change)
 

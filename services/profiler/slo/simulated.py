@@ -72,7 +72,7 @@ class SimulatedTrials:
         has_offline = value != ONLINE_ONLY
         self.progress.phase(self._name(value), len(self.workload.requests), has_offline * len(self.workload.backlog))
         phase = self.workload.phase(
-            replace(self.setup, strategy=self._with_knob(value)),
+            replace(self.setup, strategy=with_knob(self.setup.strategy, self.knob, value)),
             self.duration_s,
             online=True,
             offline=has_offline,
@@ -82,11 +82,6 @@ class SimulatedTrials:
         outcome = phase.outcome()
         assert outcome.online is not None
         return TrialOutcome(outcome.online, outcome.offline), phase
-
-    def _with_knob(self, value: float) -> Strategy:
-        if self.knob is Knob.BUDGET_MS:
-            return msgspec.structs.replace(self.setup.strategy, latency_budget="fixed", budget_ms=value)
-        return msgspec.structs.replace(self.setup.strategy, offline_qps=math.inf if value == ONLINE_ONLY else value)
 
     def _name(self, value: float) -> str:
         if value == ONLINE_ONLY:
@@ -110,6 +105,13 @@ def search_slos(trials: SimulatedTrials, slos: Sequence[Slo], precision: float =
     search = SloSearch(slos, trials.knob, precision)
     run_search(search, trials)
     return search
+
+
+def with_knob(strategy: Strategy, knob: Knob, value: float) -> Strategy:
+    """With this value of it; infinity holds nothing back."""
+    if knob is Knob.BUDGET_MS:
+        return msgspec.structs.replace(strategy, latency_budget="fixed", budget_ms=value)
+    return msgspec.structs.replace(strategy, offline_qps=math.inf if value == ONLINE_ONLY else value)
 
 
 def knob_of(strategy: Strategy) -> Knob:
