@@ -59,6 +59,11 @@ class VirtualPhase:
     def now_s(self) -> float:
         return self.system.events.now_s
 
+    @property
+    def num_offline_tokens(self) -> int:
+        """Of prompts and outputs of offline requests that ended within the window so far."""
+        return self._counted["input_tokens"] + self._counted["output_tokens"]
+
     def run(self, drain: bool = False) -> None:
         """To the end of the window, of every online answer and, with ``drain``, of the backlog."""
         if self.backlog is not None:
