@@ -33,8 +33,8 @@ class BacklogOptions:
     task_prompts: Annotated[Path | None, typer.Option(metavar="JSONL", help="BBH's examples.")] = None
     tasks: Annotated[Path | None, typer.Option(metavar="JSONL", help="BBH's questions.")] = None
     rate: Annotated[float | None, typer.Option(min=0.01, help="Online requests/s; else the figure's own.")] = None
-    duration: DurationOption = 900.0
-    warm_up: Annotated[float, typer.Option(min=0.0, help="Seconds at the start that do not count.")] = 180.0
+    duration: DurationOption = 720.0
+    warm_up: Annotated[float, typer.Option(min=0.0, help="Seconds at the start that do not count.")] = 120.0
     chunk: Annotated[int, typer.Option(min=1, help="Tokens of a step.")] = 512
     kv_blocks: Annotated[int | None, typer.Option(min=1, help="KV blocks; else what fits beside the weights.")] = None
 

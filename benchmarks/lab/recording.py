@@ -34,18 +34,22 @@ class Moment:
 
 @dataclass(slots=True)
 class Recording:
-    """``interval_s``: from one moment to the next, at least. ``records``: the online requests, once it has ended."""
+    """``interval_s``: from one moment to the next, at least; the last is when the backlog is done, if ever.
+    ``records``: the online requests, once the run has ended."""
 
     interval_s: float
     duration_s: float
     moments: list[Moment] = field(default_factory=list)
     records: Sequence[RequestRecord] = ()
+    _is_over: bool = field(init=False, default=False)  # the backlog is done
 
     def on_change(self, phase: VirtualPhase) -> None:
         """After each step within the window."""
         now_s = phase.now_s
-        is_due = not self.moments or now_s >= self.moments[-1].time_s + self.interval_s
-        if is_due and now_s <= self.duration_s:
+        if self._is_over or now_s > self.duration_s:
+            return
+        self._is_over = 0 < phase.backlog_size == phase.num_offline_finished
+        if self._is_over or not self.moments or now_s >= self.moments[-1].time_s + self.interval_s:
             self.moments.append(moment_of(phase))
 
     def after(self, start_s: float) -> Recording:
@@ -61,7 +65,12 @@ class Recording:
         return count(self.moments[-1]) - count(self.moments[0])
 
     def per_s(self, count: Callable[[Moment], int]) -> float:
-        return self.gained(count) / (self.moments[-1].time_s - self.moments[0].time_s)
+        return self.gained(count) / self.length_s
+
+    @property
+    def length_s(self) -> float:
+        """From the first moment to the last."""
+        return self.moments[-1].time_s - self.moments[0].time_s
 
     @property
     def cached_share(self) -> float:

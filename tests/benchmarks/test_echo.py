@@ -34,13 +34,13 @@ STAND_INS = {
     "Echo": {"preset": "bros", "offline_order": "psm", "kv_eviction": "online-first", **DEADLINES},
 }
 ROWS = {
-    "rates": 14,
-    "fig6": 20,
+    "rates": 4,
+    "fig6": 8,
     "fig7": 5,
     "fig8": 2,
     "fig9": 4,
     "fig10": 2,
-    "fig11": 4,
+    "fig11": 3,
     "parts": 2 * len(echo.PARTS),
     "texts": 8,
 }
@@ -74,6 +74,8 @@ def small() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(echo, "SYSTEMS", STAND_INS)
         patch.setattr(echo, "PARTS", dict(zip(echo.PARTS, [*STAND_INS.values()] * 2, strict=False)))
+        patch.setattr(echo, "BACKLOGS", (QA_SHORT, echo.CHATS))
+        patch.setattr(echo, "RATES", (2.0, 4.0))
         for name in ("HOUR", "DAY"):
             patch.setattr(echo, name, replace(getattr(echo, name), output=Lognormal(8.0, 2.0)))
         yield

@@ -14,7 +14,7 @@ from benchmarks.lab.recording import Recording
 from loadgen.report.metrics import LatencySamples, summarize
 from shared.scheduling.packing.token_slo import TokenSlo
 
-POINTS, LONGEST_SLOS = 200, 2.0  # of a curve: how many, and to how many times the bound
+POINTS, LONGEST_SLOS = 200, 1.5  # of a curve: how many, and to how many times the bound
 ALONE = "online alone"
 ATTAINED = "online requests within the SLO (%)"
 PARTS = {"chosen on": CHOSEN_ON, "shown on": SHOWN_ON}

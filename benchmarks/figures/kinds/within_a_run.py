@@ -12,13 +12,13 @@ from benchmarks.harness.page import Result
 from benchmarks.lab.lab import System
 from benchmarks.lab.recording import Moment, Recording
 
-PART_S = 30.0  # of hit rates
+PART_S, LEAST_PARTS = 30.0, 3  # of hit rates
 SHOWN_MOMENTS = 300  # of a curve: each the mean of those that it stands for
 OWNERS = {
-    "held by online requests": ("online", BLUE),
-    "by both": ("shared", PINK),
-    "by offline requests": ("offline", ORANGE),
-    "held by nobody, cached": ("cached", SKY),
+    "online": ("online", BLUE),
+    "both": ("shared", PINK),
+    "offline": ("offline", ORANGE),
+    "cached": ("cached", SKY),
     "empty": ("empty", "#e8e8e8"),
 }
 
@@ -58,9 +58,10 @@ def hit_rates(
     curves = []
     for (name, system), colour in zip(systems.items(), colours, strict=True):
         recording = _recorded(lab, online, backlog, system)
-        parts = recording.parts(PART_S)
+        parts = recording.parts(min(PART_S, recording.length_s / LEAST_PARTS))
         shares = [100 * part.cached_share for part in parts]
-        curves.append(Curve(name, [part.moments[0].time_s / 60 for part in parts], shares, colour, "-"))
+        middles = [(part.moments[0].time_s + part.length_s / 2) / 60 for part in parts]
+        curves.append(Curve(name, middles, shares, colour, "-"))
         spread = {"least": min(shares), "most": max(shares), "deviation": pstdev(shares)}
         rows.append(
             {
@@ -73,7 +74,7 @@ def hit_rates(
     busy = _recorded(lab, online, backlog, next(iter(systems.values()))).moments
     load = _curve("online requests", busy, [each.online_running + each.online_waiting for each in busy], GREY)
     panels = [[Panel(curves, ylabel="prompt tokens from the cache (%)")], [Panel([load], ylabel="online requests")]]
-    caption = f"In parts of {PART_S:g} s. Beside {backlog.name}. {lab.where(online, backlog)}."
+    caption = f"In parts of {PART_S:g} s at most. Beside {backlog.name}. {lab.where(online, backlog)}."
     return Result([Table(caption, rows)], draw(panels, 4.6, "minutes"))
 
 
@@ -90,7 +91,7 @@ def block_owners(lab: BacklogLab, online: Online, backlog: Backlog, systems: Map
         over_half = f"{sum(value > 50 for value in occupied) / len(occupied):.0%} of the time"
         cells = formatted(".1f", {f"{label}, mean %": value for label, value in means.items()})
         rows.append({"system": name, **cells, "more than half is held": over_half})
-    caption = f"KV blocks by who holds them. Beside {backlog.name}. {lab.where(online, backlog)}."
+    caption = f"KV blocks by who holds them; cached ones are held by nobody and can be found. Beside {backlog.name}. {lab.where(online, backlog)}."
     return Result([Table(caption, rows)], draw(panels, 0.8 + 1.9 * len(panels), "minutes"))
 
 
