@@ -37,7 +37,6 @@ from shared.simulation.system import VirtualSystem as VirtualSystem
 OnStep = Callable[[float, ExecutorCounters], None]  # told the time in seconds and the totals after each step
 SEED = 0
 PRECISION = 0.05  # from one value that a search tries to the next, as a share
-RECORDED_EVERY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +131,7 @@ class Bench:
         """A run of its own, looked at each second; made once."""
         if system not in self._recordings:
             self.progress.phase(f"{self.name}, {system.preset}", len(self.load.requests), 0)
-            recording = Recording(RECORDED_EVERY_S, self.load.duration_s)
+            recording = Recording(self.load.duration_s)
 
             def on_change(phase: VirtualPhase) -> None:
                 recording.on_change(phase)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from loadgen.client.records import RequestRecord
+from loadgen.errors import WorkloadError
 from loadgen.report.metrics import LatencySamples
 from services.profiler.simulation.virtual_phase import VirtualPhase
 from shared.scheduling.kv.pool import BlockOwners
@@ -37,8 +38,8 @@ class Recording:
     """``interval_s``: from one moment to the next, at least; the last is when the backlog is done, if ever.
     ``records``: the online requests, once the run has ended."""
 
-    interval_s: float
     duration_s: float
+    interval_s: float = 1.0
     moments: list[Moment] = field(default_factory=list)
     records: Sequence[RequestRecord] = ()
     _is_over: bool = field(init=False, default=False)  # the backlog is done
@@ -53,12 +54,12 @@ class Recording:
             self.moments.append(moment_of(phase))
 
     def after(self, start_s: float) -> Recording:
-        """Without what was before: the warm-up. Raises ValueError where less than two moments are left."""
+        """Without what was before: the warm-up. Raises WorkloadError where less than two moments are left."""
         moments = [moment for moment in self.moments if moment.time_s >= start_s]
         if len(moments) < 2:
-            raise ValueError(f"nothing is left of a run of {self.duration_s:g} s after {start_s:g} s")
+            raise WorkloadError(f"nothing is left of a run of {self.duration_s:g} s after a warm-up of {start_s:g} s")
         records = [record for record in self.records if start_s <= record.due_s < self.duration_s]
-        return Recording(self.interval_s, self.duration_s, moments, records)
+        return Recording(self.duration_s, self.interval_s, moments, records)
 
     def gained(self, count: Callable[[Moment], int]) -> int:
         """From the first moment to the last."""
@@ -84,7 +85,7 @@ class Recording:
         for moment in self.moments:
             if moment.time_s >= cuts[-1].time_s + part_s:
                 cuts.append(moment)
-        return [Recording(self.interval_s, self.duration_s, [before, after]) for before, after in pairwise(cuts)]
+        return [Recording(self.duration_s, self.interval_s, [before, after]) for before, after in pairwise(cuts)]
 
     def attained(self, slo: TokenSlo) -> float:
         """The share of online requests whose first token and whose mean time between tokens are both in time."""

@@ -21,9 +21,10 @@ from benchmarks.figures.trace_lab import TraceOptions
 from benchmarks.harness.page import FigureProgress
 from benchmarks.lab.documents import Documents
 from benchmarks.lab.drawn import Lognormal
+from benchmarks.lab.few_shots import thought_prompts
 from benchmarks.lab.lab import ONLINE_ONLY, SARATHI
 from benchmarks.lab.recording import Moment
-from loadgen.errors import WorkloadError
+from loadgen.errors import TraceError, WorkloadError
 from loadgen.workload.backlog import OfflinePrompt
 
 DEADLINES = {"latency_budget": "deadline", "kv_sharing": "recompute", "ttft_slo_ms": 1000.0, "tpot_slo_ms": 50.0}
@@ -62,7 +63,7 @@ def lab(options: TraceOptions, tmp_path_factory: pytest.TempPathFactory) -> Back
         tasks=tasks,
         task_prompts=task_prompts,
         duration=4.0,
-        warm_up=1.0,
+        warm_up=0.0,
         rate=2.0,
     )
     return BacklogLab(made, FigureProgress())
@@ -118,6 +119,18 @@ def test_more_sharing_than_the_questions_allow_is_refused() -> None:
         Documents("some", 100, 0.8, lambda rng: 1, questions=5)
 
 
+def test_thoughts_are_examples_and_a_question(lab: BacklogLab, tmp_path: Path) -> None:
+    assert lab.options.task_prompts is not None and lab.options.tasks is not None
+    prompts = thought_prompts(lab.options.task_prompts, lab.options.tasks, seed=1)
+    texts = [prompt.text or "" for prompt in prompts]
+    assert len(set(texts)) == 50 and all(text.startswith("Sort the words. ") for text in texts)
+    assert all(text.endswith("\nA: Let's think step by step.") for text in texts)
+    assert texts != sorted(texts), "shuffled"
+    (tmp_path / "tasks.jsonl").write_text('{"task": "counting", "input": "1"}\n')
+    with pytest.raises(TraceError, match=r"line 1: .*no examples of counting"):
+        thought_prompts(lab.options.task_prompts, tmp_path / "tasks.jsonl", seed=1)
+
+
 def test_what_is_shown_is_not_what_was_chosen_on(lab: BacklogLab) -> None:
     chosen, shown = (echo.HOUR.requests(lab.options, part, 2.0, 4.0) for part in (CHOSEN_ON, SHOWN_ON))
     assert chosen != shown and len(chosen) == len(shown) == 8
@@ -137,7 +150,7 @@ def test_a_recording_adds_up(lab: BacklogLab) -> None:
     assert sum(part.gained(computed) for part in parts) <= recording.gained(computed)
     assert recording.after(1.0).moments[0].time_s >= 1.0 > recording.moments[0].time_s
     assert len(recording.after(1.0).records) < len(recording.records) == len(bench.load.requests)
-    with pytest.raises(ValueError, match="nothing is left"):
+    with pytest.raises(WorkloadError, match="nothing is left"):
         recording.after(100.0)
 
 

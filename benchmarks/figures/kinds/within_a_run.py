@@ -91,7 +91,8 @@ def block_owners(lab: BacklogLab, online: Online, backlog: Backlog, systems: Map
         over_half = f"{sum(value > 50 for value in occupied) / len(occupied):.0%} of the time"
         cells = formatted(".1f", {f"{label}, mean %": value for label, value in means.items()})
         rows.append({"system": name, **cells, "more than half is held": over_half})
-    caption = f"KV blocks by who holds them; cached ones are held by nobody and can be found. Beside {backlog.name}. {lab.where(online, backlog)}."
+    held = "KV blocks by who holds them; cached ones are held by nobody, and can be found."
+    caption = f"{held} Beside {backlog.name}. {lab.where(online, backlog)}."
     return Result([Table(caption, rows)], draw(panels, 0.8 + 1.9 * len(panels), "minutes"))
 
 

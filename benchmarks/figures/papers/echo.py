@@ -25,7 +25,7 @@ TOOL_CALL = Lognormal(43.0, 16.0)
 
 HOUR = Online("Azure's conversations of 2023", of_trace, SHAREGPT_PROMPT, SHAREGPT_OUTPUT, rate=6.0)
 DAY = Online("a day of ServeGen's m-large", of_day, SHAREGPT_PROMPT, SHAREGPT_OUTPUT, rate=4.0)
-RATES = (4.0, 6.0, 8.0, 10.0, 12.0, 14.0, 16.0)
+RATES = (6.0, 8.0, 10.0, 12.0, 14.0, 16.0)
 
 
 def drawn(documents: Documents, per_s: float) -> Backlog:
@@ -113,7 +113,7 @@ FIGURES = {
         "Not in the paper: each part alone, and Echo without each.",
     ),
     "fig8": Figure(
-        lambda lab: active_requests(lab, DAY, QA_SHORT, systems_of(SYSTEMS, "BS", "Echo")),
+        lambda lab: active_requests(lab, DAY, CHATS, systems_of(SYSTEMS, "BS", "Echo")),
         "Online and offline requests over a day.",
         ("clients",),
     ),

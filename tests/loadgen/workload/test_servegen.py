@@ -28,7 +28,7 @@ def test_a_day_has_its_mean_rate_whatever_its_length(tmp_path: Path) -> None:
     for duration_s in (DAY_S, 2000.0):
         arrivals_s = day.arrivals_s(qps=5.0, duration_s=duration_s, seed=1)
         assert len(arrivals_s) == pytest.approx(5 * duration_s, rel=0.05)
-        assert arrivals_s == sorted(arrivals_s) and 0 <= arrivals_s[0] and arrivals_s[-1] < duration_s
+        assert arrivals_s == sorted(arrivals_s) and arrivals_s[0] >= 0 and arrivals_s[-1] < duration_s
     assert day.arrivals_s(5.0, 2000.0, 1) == arrivals_s != day.arrivals_s(5.0, 2000.0, 2)
 
 
