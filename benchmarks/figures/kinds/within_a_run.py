@@ -102,7 +102,9 @@ def _recorded(lab: BacklogLab, online: Online, backlog: Backlog, system: System)
 
 def _share(moment: Moment, owner: str) -> float:
     """In percent."""
-    return 100 * float(getattr(moment.owners, owner)) / sum(astuple(moment.owners))
+    held: int = getattr(moment.owners, owner)
+    total: int = sum(astuple(moment.owners))
+    return 100 * held / total
 
 
 def _curve(label: str, moments: Sequence[Moment], values: Sequence[float], colour: str) -> Curve:
