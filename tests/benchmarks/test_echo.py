@@ -53,7 +53,10 @@ def lab(options: TraceOptions, tmp_path_factory: pytest.TempPathFactory) -> Back
     tasks, task_prompts, clients = folder / "tasks.jsonl", folder / "task_prompts.jsonl", folder / "clients.csv"
     tasks.write_text("".join(f'{{"task": "sorting", "input": "sort {number}"}}\n' for number in range(50)))
     task_prompts.write_text('{"task": "sorting", "prompt": "' + "Sort the words. " * 60 + '"}\n')
-    rows = ["client,start_s,rate,cv,dist,arg1,arg2", *(f"1,{600 * row},0.2,1,Gamma,1,5" for row in range(8 * 144, 10 * 144))]
+    rows = [
+        "client,start_s,rate,cv,dist,arg1,arg2",
+        *(f"1,{600 * row},0.2,1,Gamma,1,5" for row in range(8 * 144, 10 * 144)),
+    ]
     clients.write_text("\n".join(rows) + "\n")
     made = BacklogOptions(
         online=options.online,
