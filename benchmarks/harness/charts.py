@@ -48,13 +48,17 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """Curves over common axes; the first ones lie above the last. ``ticks``: of a logarithmic x axis."""
+    """Curves over common axes; the first ones lie above the last. ``ticks``: of a logarithmic x axis. ``names``: of
+    groups of bars, in place of numbers on the x axis, with a bar of each curve in each group. ``is_stacked``: areas,
+    the first at the bottom."""
 
     curves: Sequence[Curve]
     title: str = ""
     ylabel: str = ""
     from_zero: bool = True
     ticks: Sequence[float] = ()
+    names: Sequence[str] = ()
+    is_stacked: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,13 +133,39 @@ def draw(panels: Sequence[Sequence[Panel]], height_inches: float, xlabel: str = 
 
 
 def _draw(panel: Panel, axes: Axes) -> None:
-    for number, curve in enumerate(panel.curves):
-        label = curve.label or "_nolegend_"
-        (line,) = axes.plot(curve.xs, curve.ys, curve.style, color=curve.colour, label=label, alpha=curve.opacity)
-        line.set_zorder(3 - number / 100)
+    if panel.names:
+        _draw_bars(panel, axes)
+    elif panel.is_stacked:
+        _draw_areas(panel, axes)
+    else:
+        _draw_lines(panel, axes)
     axes.set(title=panel.title, ylabel=panel.ylabel)
     if panel.ticks:
         axes.set_xscale("log", base=2)
         axes.set_xticks(panel.ticks, [f"{tick:g}" for tick in panel.ticks])
-    if panel.from_zero:
+    if panel.from_zero and not panel.is_stacked:
         axes.set_ylim(0, 1.08 * axes.get_ylim()[1])  # the highest points are clear of its end
+
+
+def _draw_lines(panel: Panel, axes: Axes) -> None:
+    for number, curve in enumerate(panel.curves):
+        label = curve.label or "_nolegend_"
+        (line,) = axes.plot(curve.xs, curve.ys, curve.style, color=curve.colour, label=label, alpha=curve.opacity)
+        line.set_zorder(3 - number / 100)
+
+
+def _draw_bars(panel: Panel, axes: Axes) -> None:
+    width = 0.8 / len(panel.curves)
+    for number, curve in enumerate(panel.curves):
+        lefts = [x - 0.4 + number * width for x in curve.xs]
+        bars = axes.bar(lefts, curve.ys, 0.92 * width, align="edge", color=curve.colour, label=curve.label, zorder=3)
+        axes.bar_label(bars, [f"{y:.2f}" for y in curve.ys], fontsize=7, padding=1)
+    axes.set_xticks(range(len(panel.names)), panel.names)
+    axes.grid(visible=False, axis="x")
+
+
+def _draw_areas(panel: Panel, axes: Axes) -> None:
+    xs = panel.curves[0].xs
+    labels, colours = [curve.label for curve in panel.curves], [curve.colour for curve in panel.curves]
+    axes.stackplot(xs, [curve.ys for curve in panel.curves], labels=labels, colors=colours, step="post", linewidth=0)
+    axes.set(xlim=(xs[0], xs[-1]), ylim=(0, max(map(sum, zip(*(curve.ys for curve in panel.curves), strict=True)))))

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from benchmarks.lab.outcome import Found, Measured, Recorder, Run
+from benchmarks.lab.recording import Recording
 from loadgen.client.records import RequestRecord
 from loadgen.progress import NoProgress, RenamedProgress, ReplayProgress
 from loadgen.replay import ReplayPlan
@@ -97,6 +98,7 @@ class Bench:
     _workload: SimulatedWorkload = field(init=False)
     _runs: dict[tuple[System, float | None], Run] = field(init=False, default_factory=dict)
     _trials: dict[System, SimulatedTrials] = field(init=False, default_factory=dict)
+    _recordings: dict[System, Recording] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         plan = ReplayPlan(self.load.requests, self.load.prompts, Scaling(duration_s=self.load.duration_s, seed=SEED))
@@ -124,6 +126,20 @@ class Bench:
         """A run of its own, and its online requests."""
         phase = self._phase(system, value, lambda phase: on_step(phase.now_s, phase.executor.replica.totals))
         return phase.records
+
+    def record(self, system: System) -> Recording:
+        """A run of its own, looked at each second; made once."""
+        if system not in self._recordings:
+            self.progress.phase(f"{self.name}, {system.preset}", len(self.load.requests), 0)
+            recording = Recording(self.load.duration_s)
+
+            def on_change(phase: VirtualPhase) -> None:
+                recording.on_change(phase)
+                tell(phase, self.progress)
+
+            recording.records = self._phase(system, None, on_change).records
+            self._recordings[system] = recording
+        return self._recordings[system]
 
     def shapes(self, system: System, value: float | None = None) -> list[BatchFeatures]:
         """Of each step of a run of its own, in order."""

@@ -13,7 +13,6 @@ from loadgen.client.sse import Usage
 from loadgen.workload.backlog import OfflinePrompt
 from loadgen.workload.prompts import load_tokenizer
 from loadgen.workload.scaling import fit_context, scale_lengths
-from loadgen.workload.traces import TraceRequest
 
 MAX_FILE_BYTES = 190 << 20  # OpenAI takes 200 MB
 MAX_FILE_LINES = 50_000
@@ -50,8 +49,7 @@ class OfflineMaker:
                 "temperature": 0,
             }
         if prompt.num_prompt_tokens is not None:
-            shape = TraceRequest(0.0, prompt.num_prompt_tokens, prompt.max_tokens)
-            made = self.maker.prompts.prompt(shape, index)
+            made = self.maker.prompts.prompt(prompt.shape, index)
             return self.maker.body(made, prompt.max_tokens, self.maker.abilities.exact_output)
         return self.maker.body(self.mark + (prompt.text or ""), prompt.max_tokens, ignore_eos=False)
 
@@ -76,7 +74,9 @@ def fit_backlog(
         if prompt.num_prompt_tokens is not None:
             wanted = scale_lengths(prompt.num_prompt_tokens, prompt.max_tokens, length_scale)
             num_prompt_tokens, max_tokens = fit_context(*wanted, max_context)
-            return replace(prompt, num_prompt_tokens=num_prompt_tokens, max_tokens=max_tokens)
+            block_tokens = max(1, round(prompt.block_tokens * length_scale))
+            lengths = replace(prompt, num_prompt_tokens=num_prompt_tokens, max_tokens=max_tokens)
+            return replace(lengths, block_tokens=block_tokens)
         if tokenizer is None or max_context is None or prompt.text is None:
             return prompt
         ids = tokenizer.encode(prompt.text).ids

@@ -10,6 +10,7 @@ import msgspec
 
 from loadgen.errors import TraceError
 from loadgen.workload.files import csv_rows, errors_named, first_line, json_rows
+from loadgen.workload.traces import MOONCAKE_BLOCK_TOKENS, TraceRequest
 
 PROMPT_FIELDS = ("prompt", "question", "text", "input")
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions")
@@ -26,7 +27,8 @@ class Lengths(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class OfflinePrompt:
-    """One line of the backlog: ``text``, ``messages``, a length to make a prompt of, or a batch line's ``body``."""
+    """One line of the backlog: ``text``, ``messages``, a length to make a prompt of, or a batch line's ``body``. A
+    length may say what it begins with: ``block_ids`` and ``block_tokens`` are as in ``TraceRequest``."""
 
     max_tokens: int
     text: str | None = None
@@ -34,6 +36,13 @@ class OfflinePrompt:
     num_prompt_tokens: int | None = None
     endpoint: str | None = None
     body: dict[str, Any] | None = None
+    block_ids: tuple[int, ...] = ()
+    block_tokens: int = MOONCAKE_BLOCK_TOKENS
+
+    @property
+    def shape(self) -> TraceRequest:
+        """Of a length: what its prompt is made by."""
+        return TraceRequest(0.0, self.num_prompt_tokens or 1, self.max_tokens, self.block_ids, self.block_tokens)
 
 
 def load_backlog(path: Path, limit: int | None = None, max_tokens: int | None = None) -> list[OfflinePrompt]:

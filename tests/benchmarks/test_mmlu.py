@@ -2,8 +2,9 @@
 
 import pytest
 
-from benchmarks.figures.kinds.prefix_sharing import SHOTS, few_shot_prompts, in_order, without_shared
+from benchmarks.figures.kinds.prefix_sharing import in_order, without_shared
 from benchmarks.figures.trace_lab import TraceOptions
+from benchmarks.lab.few_shots import SHOTS, few_shot_prompts
 from loadgen.errors import TraceError
 from loadgen.workload.backlog import OfflinePrompt
 

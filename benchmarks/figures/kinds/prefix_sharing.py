@@ -1,28 +1,20 @@
-"""Prefix sharing maximization on MMLU (HyGen figure 6), whose few-shot prompts are as its authors write them (Hendrycks
-et al., 2021)."""
+"""Prefix sharing maximization on MMLU (HyGen figure 6)."""
 
-import random
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise, repeat, takewhile
 from operator import eq
-from pathlib import Path
-
-import msgspec
 
 from benchmarks.figures.trace_lab import GIVEN, Setting, TraceLab
 from benchmarks.harness.charts import BLUE, GREEN, GREY, Curves, Point, Style
 from benchmarks.harness.page import Result
-from benchmarks.lab.lab import SEED, Bench, PromptEncoder, System, setup_of
-from loadgen.errors import TraceError
-from loadgen.workload.backlog import CHOICE_MAX_TOKENS, OfflinePrompt, multiple_choice
-from loadgen.workload.files import json_rows
+from benchmarks.lab.few_shots import as_token_ids, few_shot_prompts, token_ids_of
+from benchmarks.lab.lab import SEED, Bench, System, setup_of
+from loadgen.workload.backlog import OfflinePrompt
 from shared.scheduling.orders.offline.registry import OfflineOrderKnobs, make_offline_order
 from shared.scheduling.packed_prompt import pack_tokens
 from shared.scheduling.request import Kind, Request
 
-SHOTS = 5
 SMALL_CACHE_SHARE = 4  # of the memory for KV, in the second panel
 LONGEST_S = 300.0  # the questions last about as long
 ORDERS: dict[str, Style] = {"fcfs": ("s-", GREY), "psm": ("o-", BLUE), "psm-fair": ("^--", GREEN)}
@@ -89,47 +81,3 @@ def without_shared(prompts: Sequence[OfflinePrompt]) -> list[OfflinePrompt]:
         OfflinePrompt(prompt.max_tokens, num_prompt_tokens=max(1, len(after) - num_shared))
         for prompt, after, num_shared in zip(prompts, token_ids[1:], shared, strict=True)
     ]
-
-
-class Question(msgspec.Struct, frozen=True):
-    """A line of the file. ``text``: up to ``Answer:``."""
-
-    subject: str
-    question: str
-    choices: list[str]
-    answer: str
-
-    @property
-    def text(self) -> str:
-        return multiple_choice(self.question, self.choices)
-
-
-def few_shot_prompts(shots: Path, questions: Path, seed: int) -> list[OfflinePrompt]:
-    """One prompt a question: a sentence about its subject, the first five ``shots`` of the subject with their
-    answers, the question. Shuffled, since the file is sorted by subject and requests are not. Raises TraceError."""
-    answered: dict[str, list[str]] = defaultdict(list)
-    for _, shot in json_rows(shots, Question):
-        answered[shot.subject].append(f"{shot.text} {shot.answer}")
-    prompts = []
-    for _, question in json_rows(questions, Question):
-        subject = question.subject.replace("_", " ")
-        heading = f"The following are multiple choice questions (with answers) about {subject}."
-        text = "\n\n".join([heading, *answered[question.subject][:SHOTS], question.text])
-        prompts.append(OfflinePrompt(CHOICE_MAX_TOKENS, text=text))
-    if not prompts:
-        raise TraceError(f"{questions}: no questions in the file")
-    random.Random(f"{seed}:mmlu").shuffle(prompts)
-    return prompts
-
-
-def as_token_ids(prompts: Sequence[OfflinePrompt]) -> list[OfflinePrompt]:
-    """The same, a token for every four characters."""
-    encoder = PromptEncoder(None)
-    return [replace(prompt, text=None, body={"prompt": encoder.token_ids(prompt)}) for prompt in prompts]
-
-
-def token_ids_of(prompt: OfflinePrompt) -> list[int]:
-    """Of one that ``as_token_ids`` made."""
-    assert prompt.body is not None
-    token_ids: list[int] = prompt.body["prompt"]
-    return token_ids

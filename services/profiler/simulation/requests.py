@@ -55,12 +55,13 @@ class Arrivals:
 
 @dataclass(frozen=True, slots=True)
 class BacklogPrompt:
-    """``packed``: the tokens of a text; of a length, those of its first block, which no other prompt begins with."""
+    """``packed``: the tokens; of a ``length`` that shares nothing those of its first block, which no other prompt
+    begins with."""
 
     num_tokens: int
     max_tokens: int
     packed: bytes
-    is_length: bool
+    length: TraceRequest | None = None
 
 
 class PreparedBacklog:
@@ -71,15 +72,8 @@ class PreparedBacklog:
         self, prompts: Sequence[OfflinePrompt], encoder: PromptEncoder, maker: PromptMaker[int], max_context: int
     ) -> None:
         """``maker``: makes prompts of lengths; texts too long for ``max_context`` tokens are cut."""
-        self._maker = maker
-        self.prompts: list[BacklogPrompt] = []
-        for index, prompt in enumerate(prompts):
-            token_ids = encoder.token_ids(prompt)
-            wanted = prompt.num_prompt_tokens if token_ids is None else len(token_ids)
-            num_tokens, max_tokens = fit_context(wanted or 1, prompt.max_tokens, max_context)
-            known = self._of_length(min(num_tokens, DEFAULT_BLOCK_SIZE), index) if token_ids is None else token_ids
-            packed = pack_tokens(known[:num_tokens])
-            self.prompts.append(BacklogPrompt(num_tokens, max_tokens, packed, token_ids is None))
+        self._encoder, self._maker = encoder, maker
+        self.prompts = [self._prepared(prompt, index, max_context) for index, prompt in enumerate(prompts)]
 
     def __len__(self) -> int:
         return len(self.prompts)
@@ -90,17 +84,29 @@ class PreparedBacklog:
         prompt = self.prompts[place]
         if copy == 0:
             return prompt
-        if prompt.is_length:
-            return replace(prompt, packed=pack_tokens(self._of_length(len(prompt.packed) // TOKEN_BYTES, index)))
+        if prompt.length is not None:
+            return replace(prompt, packed=self._first_block(prompt.num_tokens, index))
         return replace(prompt, packed=pack_tokens([FIRST_COPY_ID + copy]) + prompt.packed[TOKEN_BYTES:])
 
     def token_ids(self, index: int) -> list[int]:
         """The whole prompt."""
         prompt = self.prompt(index)
-        return self._of_length(prompt.num_tokens, index) if prompt.is_length else unpack_tokens(prompt.packed)
+        return _token_ids(self._maker, prompt.length, index) if prompt.length else unpack_tokens(prompt.packed)
 
-    def _of_length(self, num_tokens: int, index: int) -> list[int]:
-        return _token_ids(self._maker, TraceRequest(0.0, num_tokens, 1), index)
+    def _prepared(self, prompt: OfflinePrompt, index: int, max_context: int) -> BacklogPrompt:
+        token_ids = self._encoder.token_ids(prompt)
+        if token_ids is None and prompt.block_ids:
+            token_ids = _token_ids(self._maker, prompt.shape, index)
+        if token_ids is not None:
+            num_tokens, max_tokens = fit_context(len(token_ids) or 1, prompt.max_tokens, max_context)
+            return BacklogPrompt(num_tokens, max_tokens, pack_tokens(token_ids[:num_tokens]))
+        num_tokens, max_tokens = fit_context(prompt.num_prompt_tokens or 1, prompt.max_tokens, max_context)
+        packed = self._first_block(num_tokens, index)
+        return BacklogPrompt(num_tokens, max_tokens, packed, TraceRequest(0.0, num_tokens, max_tokens))
+
+    def _first_block(self, num_tokens: int, index: int) -> bytes:
+        shape = TraceRequest(0.0, min(num_tokens, DEFAULT_BLOCK_SIZE), 1)
+        return pack_tokens(_token_ids(self._maker, shape, index))
 
 
 @dataclass(slots=True)

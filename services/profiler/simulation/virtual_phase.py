@@ -62,7 +62,7 @@ class VirtualPhase:
 
     @property
     def num_offline_tokens(self) -> int:
-        """Prompt and output tokens of offline requests that ended within the window."""
+        """Prompt and output tokens of offline requests that ended within the window so far."""
         return self._counted["input_tokens"] + self._counted["output_tokens"]
 
     def stop(self) -> None:

@@ -70,6 +70,15 @@ def test_lengths_make_exact_prompts(tmp_path: Path) -> None:
     assert (scaled.num_prompt_tokens, scaled.max_tokens) == (20, 10)
 
 
+def test_lengths_may_share_what_they_begin_with() -> None:
+    about = [OfflinePrompt(1, num_prompt_tokens=60, block_ids=(block,), block_tokens=40) for block in (7, 7, 8)]
+    first, second, other = (maker().body(prompt, index)["prompt"] for index, prompt in enumerate(about))
+    assert first[:40] == second[:40] != other[:40] and first[40] != second[40]
+    assert len(first) == len(second) == 60
+    scaled = fit_backlog(about, length_scale=0.5, max_context=None, model_path=None)
+    assert [(prompt.num_prompt_tokens, prompt.block_tokens) for prompt in scaled] == [(30, 20)] * 3
+
+
 def test_csv_with_a_prompt_column(tmp_path: Path) -> None:
     path = write(tmp_path / "prompts.csv", 'act,prompt\r\nx,"two\nlines, quoted"\r\ny,second\r')
     assert [prompt.text for prompt in load_backlog(path)] == ["two\nlines, quoted", "second"]

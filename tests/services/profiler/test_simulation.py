@@ -31,6 +31,7 @@ from shared.protocol.latency_models import LatencyModelRecord, LinearCoefficient
 from shared.replica.foresight import Foresight
 from shared.scheduling.orders.offline.fair_share import FairShare
 from shared.scheduling.orders.offline.fcfs import FcfsOrder
+from shared.scheduling.packed_prompt import pack_tokens
 from shared.scheduling.request import Kind
 from shared.scheduling.strategy import Strategy
 from shared.simulation.setup import ExecutorSetup
@@ -216,6 +217,19 @@ def run_phase(setup: ExecutorSetup, requests: Sequence[TraceRequest], with_backl
     phase = VirtualPhase(make_system, Arrivals(requests, maker), backlog, DURATION_S)
     phase.run()
     return phase
+
+
+def test_an_order_knows_what_lengths_begin_with_and_the_cache_finds_it() -> None:
+    prompts = [OfflinePrompt(4, num_prompt_tokens=400, block_ids=(index % 2,), block_tokens=320) for index in range(12)]
+    prepared = PreparedBacklog(prompts, PromptEncoder(None), token_id_prompts(None, None, "test"), 4096)
+    first, other, same = (prepared.prompts[index].packed for index in range(3))
+    assert len(first) == len(pack_tokens(prepared.token_ids(0))) and first == pack_tokens(prepared.token_ids(0))
+    shared = len(pack_tokens([0] * 320))
+    assert first[:shared] == same[:shared] != other[:shared] and first != same
+    simulation, _ = run(make_plan([], prompts), "sarathi++")
+    (phase,) = simulation.phases.values()
+    assert phase.executor.replica.totals.cached_tokens >= 320 * (12 - 2 - 2)
+    assert phase.num_offline_tokens == 12 * 404
 
 
 @pytest.mark.parametrize("preset", ["hygen", "fcfs", "round-robin"])
