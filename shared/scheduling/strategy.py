@@ -30,7 +30,7 @@ from shared.scheduling.orders.online.order import OnlineOrder
 from shared.scheduling.orders.online.registry import ONLINE_ORDERS, OnlineOrderKnobs, make_online_order
 from shared.scheduling.packing.packings import PACKINGS, packing_named
 from shared.scheduling.packing.token_slo import TokenSlo
-from shared.scheduling.policy import Benefit, Policy
+from shared.scheduling.policy import DEFAULT_BENEFIT, Benefit, Policy
 from shared.settings.setting import BASE, choices
 
 PRESET_NAMES = ("hygen", "sarathi++", "hygen-star", "online-only", "bros", "round-robin", "fcfs", "echo")
@@ -110,10 +110,10 @@ class Strategy(msgspec.Struct, frozen=True, kw_only=True):
     ] = 1
     prefill_benefit: Annotated[
         float, Meta(gt=0, description="kv-aware packing: what computing a token of an offline prompt is worth")
-    ] = 1.0
+    ] = DEFAULT_BENEFIT.prefill
     decode_benefit: Annotated[
         float, Meta(gt=0, description="kv-aware packing: what generating an offline token is worth")
-    ] = 16.0
+    ] = DEFAULT_BENEFIT.decode
     online_knobs: OnlineOrderKnobs = OnlineOrderKnobs()
     offline_knobs: OfflineOrderKnobs = OfflineOrderKnobs()
 

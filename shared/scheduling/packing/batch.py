@@ -164,7 +164,8 @@ class BatchBuilder:
         return self._model.decode_cost_ms(self.features, request.num_computed_tokens + 1)
 
     def chunk_cost_ms(self, num_tokens: int, num_computed: int) -> float:
-        """What a chunk adds to the step; of the rest of a prompt of which the cache has all but a token, as of a decode."""
+        """What a chunk adds to the step. The rest of a prompt of which the cache has all but a token counts as a
+        decode."""
         if num_tokens == 1 and num_computed > 0:
             return self._model.decode_cost_ms(self.features, num_computed + 1)
         return self._model.prefill_cost_ms(self.features, num_tokens, num_computed)

@@ -1,12 +1,10 @@
 """The offline part of a step, built change by change: the plan generator and selector of Echo (sections 3.2 and 4.1).
 
-Eq. 4 has exponentially many batches to choose from. Here the batch grows by the best change at a time. Costs of
-decodes hardly depend on what else is in the batch, so these are sorted once, by what they read; prompts are few.
+Eq. 4 has exponentially many batches to choose from. Here the batch grows by the best change at a time.
 """
 
 import math
 from collections.abc import Sequence
-from itertools import islice
 from operator import attrgetter
 
 from shared.scheduling.orders.offline.view import OfflineQueue
@@ -16,16 +14,21 @@ from shared.scheduling.packing.offline_decodes import OfflineDecodes
 from shared.scheduling.packing.offline_line import OfflineLine
 from shared.scheduling.packing.packing import StepState
 from shared.scheduling.packing.victims import schedulable
-from shared.scheduling.packing.worth import Change, Worth
+from shared.scheduling.packing.worth import Worth
 from shared.scheduling.request import Kind, Request
 
 MAX_STARTED = 16  # prompts that have begun, the first to start first: the others wait for these
 
 
 class OfflineChanges:
-    """What has started goes on where it fits: until it ends its KV is of use to nobody else. What waits enters where it
-    earns more than it evicts, or where no offline request would run. Where requests that have started lack blocks, one
-    of them loses its KV if the others earn more with it, or if none of them could go on.
+    """First what has started, decodes and chunks of prompts by what they earn for their time (Eq. 4): the last batch is
+    the base of the next. Where requests that have started lack blocks, one of them loses its KV if the others earn more
+    with it, or if none of them could go on. Then, one by one, who waits, where that earns more than it evicts, or where
+    no offline request would run.
+
+    Beyond the paper, nobody enters while a started prompt does not fit. An entrant's cached prompt often earns more for
+    its time, but what it then overtakes holds KV that is of use to nobody until it ends: document QA came to 17% fewer
+    tokens/s where entrants could overtake.
     """
 
     def __init__(
@@ -38,7 +41,7 @@ class OfflineChanges:
         held = schedulable(state.table, Kind.OFFLINE, preempted)
         self._running = [request for request in held if not request.is_paused]
         self._decodes = OfflineDecodes(builder, self._worth, [each for each in self._running if each.is_decode])
-        self._prompts = list(islice((each for each in self._running if not each.is_decode), MAX_STARTED))
+        self._prompts = [each for each in self._running if not each.is_decode]
         self._has_begun = bool(state.table.running(Kind.OFFLINE))
         num_reserved = state.num_reserved_blocks if self._has_begun else 0
         paused = [request for request in held if request.is_paused]
@@ -50,8 +53,10 @@ class OfflineChanges:
 
     def make(self) -> list[str]:
         """Adds them to the builder; who lost its KV for others."""
-        self._grow()
+        self._go_on()
         lost = self._take_out()
+        if not lost:
+            self._let_in()
         if not (lost or self._has_any):
             self._add_one()
         return lost
@@ -60,27 +65,22 @@ class OfflineChanges:
     def _has_any(self) -> bool:
         return len(self._builder.entries) > self._num_before
 
-    def _grow(self) -> None:
-        """By the best change, until none is left that fits. That of a prompt is looked at anew after each other."""
+    def _go_on(self) -> None:
+        """By the best change, until none is left that fits. Prompts are looked at anew after each other change."""
         while self._builder.has_room:
-            best = self._best_prompt()
-            if self._decodes.add_while(-math.inf if best is None else best.rate) and best is not None:
-                continue
+            changes = (self._worth.of_chunk(each) for each in self._prompts[:MAX_STARTED])
+            best = max((each for each in changes if each is not None), key=attrgetter("rate"), default=None)
+            was_added = self._decodes.add_while(-math.inf if best is None else best.rate)
             if best is None:
                 return
-            self._add_prompt(best.request)
+            if not was_added:
+                self._prompts.remove(best.request)
+                self._builder.try_add(best.request, bounded=True)
 
-    def _best_prompt(self) -> Change | None:
-        """Of a prompt that has started, or of who is the next to enter; ties in this order."""
-        changes = [self._worth.of_chunk(each) for each in self._prompts]
-        changes.append(self._line.next_change(self._has_begun or self._has_any))
-        return max((each for each in changes if each is not None), key=attrgetter("rate"), default=None)
-
-    def _add_prompt(self, request: Request) -> None:
-        if request in self._prompts:
-            self._prompts.remove(request)
-            self._builder.try_add(request, bounded=True)
-        else:
+    def _let_in(self) -> None:
+        while not self._prompts and self._builder.has_room:
+            if self._line.next_change(self._has_begun or self._has_any) is None:
+                return
             self._line.enter()
 
     def _take_out(self) -> list[str]:
@@ -110,7 +110,7 @@ class OfflineChanges:
 
     def _add_one(self) -> None:
         """Where the builder lets one in whatever the budget."""
-        for request in self._prompts:
+        for request in self._prompts[:MAX_STARTED]:
             if self._builder.try_add(request, bounded=True):
                 return
         self._line.next_change(self._has_begun)

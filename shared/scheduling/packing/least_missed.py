@@ -14,7 +14,9 @@ def least_missed(latest_first: Iterable[Request], num_needed_blocks: int) -> Req
     """Of requests with KV, the one of which the fewest computed tokens are lost for each block that is needed, ties to
     the latest; None where there is none. A large one for a few blocks is a waste, and so are many small ones."""
     looked_at = islice(latest_first, MAX_LOOKS)
-    return min(looked_at, key=lambda each: each.num_computed_tokens / min(each.num_blocks, num_needed_blocks), default=None)
+    return min(
+        looked_at, key=lambda each: each.num_computed_tokens / min(each.num_blocks, num_needed_blocks), default=None
+    )
 
 
 def give_back_least_missed(

@@ -13,8 +13,8 @@ MAX_ENTRANTS = 16  # requests of the pool that a step looks at
 
 
 class OfflineLine:
-    """First who is paused or has lost its KV, then the pool. Of that the first comes first, which is the order's word on
-    whose turn it is; the others that a step looks at come by how much of them the cache has, which costs no time.
+    """First who is paused or has lost its KV, then the pool. Of that the first comes first, which is the order's word
+    on whose turn it is; the others that a step looks at come by how much of them the cache has, which costs no time.
 
     Who is not worth its blocks is passed over. Where one that is held or the pool's first lacks blocks, nobody enters
     behind it, so that blocks come free for it.

@@ -24,8 +24,8 @@ from shared.scheduling.table import RequestTable
 class StepState:
     """What a step is packed from. ``table``: what the executor holds; ``num_free_blocks``: KV blocks that nobody holds;
     ``num_offline_blocks``: those that only offline requests outside any running step hold; ``cache``: the executor's
-    prefix cache, as far as it is known. ``num_wanted_blocks``: free blocks with prefixes that offline requests will read;
-    ``num_reserved_blocks``: those that offline work leaves for bursts of online work."""
+    prefix cache, as far as it is known. ``num_wanted_blocks``: free blocks with prefixes that offline requests will
+    read; ``num_reserved_blocks``: those that offline work leaves for bursts of online work."""
 
     table: RequestTable
     num_free_blocks: int

@@ -14,7 +14,7 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from shared.scheduling.orders.offline.order import Turn
-from shared.scheduling.orders.offline.prefix_node import Branch
+from shared.scheduling.orders.offline.prefix_node import Node
 from shared.scheduling.orders.offline.prefix_trie import PrefixTrie
 from shared.scheduling.orders.offline.view import NOBODY, OfflineView
 from shared.scheduling.request import Request
@@ -89,33 +89,33 @@ class KvAwareOrder:
 
     def _of_cached(self, cached: list["_Cached"], turn: Turn | None) -> Iterator[Request]:
         for each in cached:
-            yield from self._buckets[each.bits].below(each.branch, turn)
+            yield from self._buckets[each.bits].below(each.node, turn)
 
     def _rest(self, cached: list["_Cached"], view: OfflineView, turn: Turn | None) -> Iterator[Request]:
         """Whoever was shown before comes again."""
-        start = {each.bits: each.branch for each in reversed(cached)}  # of each bucket the first
+        start = {each.bits: each.node for each in reversed(cached)}  # of each bucket the first
         others = [last for reader, last in self._last.items() if reader != view.reader] if view.reader else []
         for bits in self._by_nearness(view):
             avoiding = [prompt for bucket, prompt in others if bucket == bits]
             yield from self._buckets[bits].outward(start.get(bits), avoiding, turn)
 
     def _cached(self, view: OfflineView, turn: Turn | None) -> list["_Cached"]:
-        """Branches from which the reader took lately and that its cache has, with somebody below whose turn it is."""
+        """Branches near what the reader took lately, that its cache has, with somebody below whose turn it is."""
         if view.reader is None or view.reader not in self._paths:
             return []
         found: list[_Cached] = []
         prompts = list(reversed(self._paths[view.reader].values()))
         for bits in self._by_nearness(view):
             bucket = self._buckets[bits]
-            branches = dict.fromkeys(filter(None, (bucket.deepest_waiting(prompt, turn) for prompt in prompts)))
-            looked_up = ((self._num_cached(bucket, each, view, turn), each) for each in branches)
+            nodes = dict.fromkeys(bucket.deepest_waiting(prompt, turn) for prompt in prompts)
+            looked_up = ((self._num_cached(bucket, each, view, turn), each) for each in nodes if each is not None)
             counted = sorted((each for each in looked_up if each[0]), key=itemgetter(0), reverse=True)
-            found += [_Cached(bits, branch) for _, branch in counted]
+            found += [_Cached(bits, node) for _, node in counted]
         return found
 
-    def _num_cached(self, bucket: PrefixTrie, branch: Branch, view: OfflineView, turn: Turn | None) -> int:
+    def _num_cached(self, bucket: PrefixTrie, node: Node, view: OfflineView, turn: Turn | None) -> int:
         """Tokens of the first request below."""
-        first = next(bucket.below(branch, turn), None)
+        first = next(bucket.below(node, turn), None)
         return 0 if first is None else view.cache.found(first).num_tokens
 
     def _by_nearness(self, view: OfflineView) -> list[int]:
@@ -146,4 +146,4 @@ class KvAwareOrder:
 
 class _Cached(NamedTuple):
     bits: int
-    branch: Branch
+    node: Node

@@ -10,7 +10,7 @@ bytes per request beside the prompts themselves. Requests are of groups, and eac
 so that the order of some groups is read without a look at the others.
 """
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import TypeAlias
 
 from shared.scheduling.orders.offline.order import Turn
@@ -44,27 +44,25 @@ class PrefixTrie:
         what shares less."""
         return below(self._root, self._walk(turn, avoiding))
 
-    def below(self, branch: Branch, turn: Turn | None = None) -> Iterator[Request]:
-        """The part of ``depth_first`` that is below one of its branches."""
-        return below(branch, self._walk(turn))
+    def below(self, node: Node, turn: Turn | None = None) -> Iterator[Request]:
+        """The part of ``depth_first`` that is at one of its nodes."""
+        return below(node, self._walk(turn))
 
-    def outward(
-        self, branch: Branch | None, avoiding: Iterable[bytes] = (), turn: Turn | None = None
-    ) -> Iterator[Request]:
-        """As ``depth_first``, beginning at one of its branches, None for the root: what is below it, then its
-        neighbours, those first that share more with it."""
-        return outward(branch or self._root, self._walk(turn, avoiding))
+    def outward(self, node: Node | None, avoiding: Iterable[bytes] = (), turn: Turn | None = None) -> Iterator[Request]:
+        """As ``depth_first``, beginning at one of its nodes, None for the root: what is below it, then its neighbours,
+        those first that share more with it."""
+        return outward(node or self._root, self._walk(turn, avoiding))
 
-    def deepest_waiting(self, prompt: bytes, turn: Turn | None = None) -> Branch | None:
-        """The branch that shares most with a prompt, of those below which anybody waits whose turn it is; None where
-        nothing is shared with it."""
+    def deepest_waiting(self, prompt: bytes, turn: Turn | None = None) -> Node | None:
+        """Those that share most with a prompt, of all that wait and whose turn it is; None where nobody shares a block
+        with it."""
         groups = self._walk(turn).groups
-        deepest: Branch | None = None
+        deepest: Node | None = None
         node: Node | None = self._root
-        while isinstance(node, Branch) and waits_below(node, groups):
-            if node.prompt[node.start : node.end] != prompt[node.start : node.end]:
-                break
+        while node is not None and waits_below(node, groups):
             deepest = node
+            if isinstance(node, Leaf) or node.prompt[node.start : node.end] != prompt[node.start : node.end]:
+                break
             node = node.children.get(prompt[node.end : node.end + self._block_bytes])
         return None if deepest is self._root else deepest
 

@@ -17,43 +17,42 @@ class Walk:
     avoided: Collection[Node]
 
 
-def below(branch: Branch, walk: Walk) -> Iterator[Request]:
-    """Depth first."""
-    path = [_children(branch, walk)]
+def below(node: Node, walk: Walk) -> Iterator[Request]:
+    """Depth first; of a leaf its own request."""
+    path = [iter((node,))]
     while path:
-        for node in path[-1]:
-            if isinstance(node, Branch):
-                path.append(_children(node, walk))
+        for each in path[-1]:
+            if isinstance(each, Branch):
+                path.append(_children(each, walk))
                 break
-            if _is_shown(node, walk):
-                yield node.request
+            if each.is_waiting and each.group in walk.groups and each.request.request_id not in walk.passed:
+                yield each.request
         else:
             path.pop()
 
 
-def outward(branch: Branch, walk: Walk) -> Iterator[Request]:
-    """What is below the branch, then below its siblings, then below those of its parent, up to the root."""
-    yield from below(branch, walk)
-    done: Branch = branch
+def outward(node: Node, walk: Walk) -> Iterator[Request]:
+    """What is below the node, then below its siblings, then below those of its parent, up to the root."""
+    yield from below(node, walk)
+    done: Node = node
     while done.parent is not None:
-        for node in _children(done.parent, walk):
-            if isinstance(node, Leaf):
-                if _is_shown(node, walk):
-                    yield node.request
-            elif node is not done:
-                yield from below(node, walk)
+        for sibling in _children(done.parent, walk):
+            if sibling is not done:
+                yield from below(sibling, walk)
         done = done.parent
 
 
-def waits_below(branch: Branch, groups: Collection[str]) -> bool:
+def waits_below(node: Node, groups: Collection[str]) -> bool:
     """Anybody of the groups; the smaller of both sides is looked through."""
+    if isinstance(node, Leaf):
+        return node.is_waiting and node.group in groups
+    return _waits_below(node, groups)
+
+
+def _waits_below(branch: Branch, groups: Collection[str]) -> bool:
     if len(groups) < len(branch.parts):
         return any(branch.num_waiting(group) for group in groups)
     return any(part.num_waiting for group, part in branch.parts.items() if group in groups)
-
-
-def _is_shown(leaf: Leaf, walk: Walk) -> bool:
-    return leaf.group in walk.groups and leaf.request.request_id not in walk.passed
 
 
 def _children(branch: Branch, walk: Walk) -> Iterator[Node]:

@@ -20,7 +20,10 @@ class OfflineOrderKnobs(msgspec.Struct, frozen=True, kw_only=True):
     """Of all of them."""
 
     utility_ratio: Annotated[
-        float, Meta(ge=0, le=1, description="psm-fair, kv-aware: share of offline requests chosen by shared prefix, not by age")
+        float,
+        Meta(
+            ge=0, le=1, description="psm-fair, kv-aware: share of offline requests chosen by shared prefix, not by age"
+        ),
     ] = 0.9  # u of HyGen Alg. 4, which gives none: nearly all of psm's cache hits (docs/benchmarks.md)
 
 
