@@ -9,6 +9,23 @@ IDLE_STEP_FACTOR = 2.0  # so that a step with nobody online fits as much as cost
 
 
 @dataclass(frozen=True, slots=True)
+class Benefit:
+    """b(P) and b(D) of Echo (section 3.1): what a token of a prompt and one that is generated are worth, the same for
+    each token.
+
+    The paper gives no values. A decode over thousands of tokens takes as long as dozens of a prompt's tokens, and holds
+    all its KV until it ends: in document QA, 16 and less came to a tenth fewer tokens/s than 64, at which decodes
+    go before prompts unless they read very much.
+    """
+
+    prefill: float = 1.0
+    decode: float = 64.0
+
+
+DEFAULT_BENEFIT = Benefit()
+
+
+@dataclass(frozen=True, slots=True)
 class Policy:
     """The strategies of a preset, as far as one schedule needs them.
 
@@ -16,7 +33,7 @@ class Policy:
     ``packing``: how a step is filled, a name that ``packing_named`` knows. ``idle_budget_ms``: where it is more, L of
     a step while no online request is held. No token waits for such a step, only a request that comes meanwhile.
     ``tolerance``: instead of L, the share of the time that online tokens take alone by which offline work may make them
-    come later (``shared.scheduling.credit``).
+    come later (``shared.scheduling.credit``). ``benefit``: what tokens are worth to a packing that compares them.
     """
 
     latency_budget_ms: float = math.inf
@@ -24,6 +41,7 @@ class Policy:
     packing: str = "two-phase"
     idle_budget_ms: float = 0.0
     tolerance: float | None = None
+    benefit: Benefit = DEFAULT_BENEFIT
 
     def budget_ms(self, has_online: bool, model: LatencyModel) -> float:
         """L of a step, before its online part is known; ``has_online``: an online request is held, whether it runs or

@@ -31,10 +31,10 @@ from shared.scheduling.orders.online.order import OnlineOrder
 from shared.scheduling.orders.online.registry import ONLINE_ORDERS, OnlineOrderKnobs, make_online_order
 from shared.scheduling.packing.packings import PACKINGS, packing_named
 from shared.scheduling.packing.token_slo import DEADLINE_RULES, TokenSlo
-from shared.scheduling.policy import Policy
+from shared.scheduling.policy import DEFAULT_BENEFIT, Benefit, Policy
 from shared.settings.setting import BASE, choices
 
-PRESET_NAMES = ("hygen", "sarathi++", "hygen-star", "online-only", "bros", "round-robin", "fcfs")
+PRESET_NAMES = ("hygen", "sarathi++", "hygen-star", "online-only", "bros", "round-robin", "fcfs", "echo")
 LATENCY_BUDGETS = ("none", "fixed", "profiled", "deadline")
 KNOBS = ("online_knobs", "offline_knobs")  # fields
 OFFLINE_RATES = ("unlimited", "fixed")
@@ -59,8 +59,8 @@ class Strategy(msgspec.Struct, frozen=True, kw_only=True):
         str,
         _one_of(
             OFFLINE_ORDERS,
-            "which offline request enters next: by arrival, by shared prefix, or that with an eye on age; none: none "
-            "enters",
+            "which offline request enters next: by arrival, by shared prefix, that with an eye on age, or by what the "
+            "executor's cache has; none: none enters",
         ),
     ] = "psm-fair"
     packing: Annotated[str, _one_of(PACKINGS, "how a step is filled")] = "two-phase"
@@ -132,6 +132,12 @@ class Strategy(msgspec.Struct, frozen=True, kw_only=True):
     reserve_window_s: Annotated[
         float, Meta(gt=0, description="burst reserve: seconds back over which these are taken")
     ] = 3600.0
+    prefill_benefit: Annotated[
+        float, Meta(gt=0, description="kv-aware packing: what computing a token of an offline prompt is worth")
+    ] = DEFAULT_BENEFIT.prefill
+    decode_benefit: Annotated[
+        float, Meta(gt=0, description="kv-aware packing: what generating an offline token is worth")
+    ] = DEFAULT_BENEFIT.decode
     online_knobs: OnlineOrderKnobs = OnlineOrderKnobs()
     offline_knobs: OfflineOrderKnobs = OfflineOrderKnobs()
 
@@ -176,6 +182,11 @@ class Strategy(msgspec.Struct, frozen=True, kw_only=True):
     def token_slo(self) -> TokenSlo:
         """By which deadlines go, where anybody goes by them."""
         return DEADLINE_RULES[self.deadline_rule](self.ttft_slo_ms, self.tpot_slo_ms, self.slo_group_tokens)
+
+    @property
+    def benefit(self) -> Benefit:
+        """What offline tokens are worth, to a packing that compares them."""
+        return Benefit(self.prefill_benefit, self.decode_benefit)
 
     def changes(self) -> dict[str, str | int | float]:
         """By name, what is not as the preset has it."""
@@ -236,12 +247,12 @@ class Strategy(msgspec.Struct, frozen=True, kw_only=True):
         requests that the engine can stop, ``is_interruptible``, needs no bound."""
         if not self.uses_latency_budget:
             serves_offline = self.serves_offline and (model_is_known or not self.uses_deadlines)
-            return Policy(math.inf, serves_offline, self.packing)
+            return Policy(math.inf, serves_offline, self.packing, benefit=self.benefit)
         if latency_budget_ms is None:
-            return Policy(0.0, offline_enabled=False, packing=self.packing)
+            return Policy(0.0, offline_enabled=False, packing=self.packing, benefit=self.benefit)
         if not idle_budget_ms:
             idle_budget_ms = math.inf if is_interruptible else BLIND_IDLE_BUDGET_MS if tolerance is not None else 0.0
-        return Policy(latency_budget_ms, self.serves_offline, self.packing, idle_budget_ms, tolerance)
+        return Policy(latency_budget_ms, self.serves_offline, self.packing, idle_budget_ms, tolerance, self.benefit)
 
     def _misfit(self) -> str:
         """Why the parts do not fit each other; empty where they do."""
@@ -282,6 +293,18 @@ PRESETS = {
         Strategy(preset="bros", packing="deadline", latency_budget="deadline", kv_sharing="bidirectional"),
         Strategy(preset="round-robin", offline_order="fcfs", packing="round-robin", latency_budget="none"),
         Strategy(preset="fcfs", offline_order="fcfs", packing="fcfs", latency_budget="none"),
+        # Echo: sections 4.1 and 6, with the SLOs of its evaluation
+        Strategy(
+            preset="echo",
+            offline_order="kv-aware",
+            packing="kv-aware",
+            latency_budget="deadline",
+            kv_eviction="task-aware",
+            kv_reserve="burst",
+            deadline_rule="arrival",
+            ttft_slo_ms=1000.0,
+            tpot_slo_ms=50.0,
+        ),
     )
 }
 

@@ -54,6 +54,11 @@ class BatchBuilder:
             self._latency_ms = self._model.predict_ms(self.features)
         return self._latency_ms
 
+    def bound(self, latency_budget_ms: float) -> None:
+        """What the whole step may take where bounded requests are added from here on."""
+        self.latency_budget_ms = latency_budget_ms
+        self._is_bounded = latency_budget_ms < math.inf
+
     @property
     def has_room(self) -> bool:
         """At least one more token of one more request."""
@@ -66,7 +71,7 @@ class BatchBuilder:
     def fits_whole(self, request: Request, reserve_blocks: int = 0) -> bool:
         """All known tokens of a waiting or paused request fit the free blocks, ``reserve_blocks`` of them left: one
         that cannot be completed would only hold blocks that others need."""
-        num_blocks = self._num_new_blocks(request, request.num_tokens - self._num_computed(request))
+        num_blocks = self._num_new_blocks(request, request.num_tokens - self.num_computed(request))
         return num_blocks + reserve_blocks <= self.num_blocks_left
 
     def try_decode(self, request: Request, bounded: bool) -> bool:
@@ -111,13 +116,12 @@ class BatchBuilder:
         """HyGen Alg. 1 lines 15-20: the longest chunk that fits latency (if bounded), tokens and blocks."""
         if not self.has_room:
             return False
-        num_computed = self._num_computed(request)
-        num_tokens = self._max_prefill(request, num_computed, bounded, at_most)
+        num_tokens, num_computed = self._max_prefill(request, bounded, at_most), self.num_computed(request)
         if num_tokens <= 0:
             return False
         latency_ms = None
         if bounded and self._is_bounded:
-            latency_ms = self.latency_ms + self._chunk_cost_ms(num_tokens, num_computed)
+            latency_ms = self.latency_ms + self.chunk_cost_ms(num_tokens, num_computed)
         self.features.add_scheduled(num_tokens, num_computed)
         self._add(request, num_tokens, self._num_new_blocks(request, num_tokens), latency_ms)
         return True
@@ -140,7 +144,7 @@ class BatchBuilder:
         """Undo what added ``entries[index]``, which is this request's; the tokens that it had."""
         entry = self.entries.pop(index)
         num_tokens = entry.num_scheduled_tokens
-        self.features.remove_scheduled(num_tokens, self._num_computed(request))
+        self.features.remove_scheduled(num_tokens, self.num_computed(request))
         self._latency_ms = None
         self._swap_ms -= request.num_missing_slots * self._swap_ms_per_slot
         self.num_tokens_left += num_tokens
@@ -155,13 +159,35 @@ class BatchBuilder:
         assert was_added, f"{request.request_id} was in the batch before"
         self.entries.insert(index, self.entries.pop())
 
-    def _chunk_cost_ms(self, num_tokens: int, num_computed: int) -> float:
-        """Of the rest of a prompt of which the cache has all but a token, as of a decode."""
+    def decode_cost_ms(self, request: Request) -> float:
+        """What its next token adds to the step."""
+        return self._model.decode_cost_ms(self.features, request.num_computed_tokens + 1)
+
+    def chunk_cost_ms(self, num_tokens: int, num_computed: int) -> float:
+        """What a chunk adds to the step. The rest of a prompt of which the cache has all but a token counts as a
+        decode."""
         if num_tokens == 1 and num_computed > 0:
             return self._model.decode_cost_ms(self.features, num_computed + 1)
         return self._model.prefill_cost_ms(self.features, num_tokens, num_computed)
 
-    def _num_computed(self, request: Request) -> int:
+    def longest_chunk(self, request: Request, latency_budget_ms: float) -> int:
+        """Tokens of a prompt that can be added if the step may take so long; 0 for none."""
+        return self._within(request, self._room(request), latency_budget_ms) if self.has_room else 0
+
+    def num_taken_blocks(self, request: Request, num_tokens: int) -> int:
+        """Free blocks that it fills with something else, for so many more tokens. It may take others besides: those in
+        which the cache has its own beginning."""
+        num_blocks = self._num_new_blocks(request, num_tokens)
+        return num_blocks if request.num_blocks else num_blocks - self.num_reused_blocks(request)
+
+    def num_reused_blocks(self, request: Request) -> int:
+        """Free blocks in which the cache has the beginning of a request that waits."""
+        if request.num_blocks:
+            return 0
+        found = self._look_up(request)
+        return found.num_tokens // self._block_size - found.num_held_blocks
+
+    def num_computed(self, request: Request) -> int:
         """Tokens whose KV is there once it runs."""
         return request.num_computed_tokens if request.num_blocks else self._look_up(request).num_tokens
 
@@ -178,19 +204,29 @@ class BatchBuilder:
             found = self._found[request.request_id] = self._cache.found(request)
         return found
 
-    def _max_prefill(self, request: Request, num_computed: int, bounded: bool, at_most: int | None) -> int:
+    def _max_prefill(self, request: Request, bounded: bool, at_most: int | None) -> int:
         """get_max_prefill(t, c, m, r)."""
-        num_own_blocks = request.num_own_blocks if request.num_blocks else self._look_up(request).num_held_blocks
-        room = (num_own_blocks + self.num_blocks_left) * self._block_size - num_computed
-        limit = min(request.num_tokens - num_computed, self.num_tokens_left, room)
-        if at_most is not None:
-            limit = min(limit, at_most)
+        limit = self._room(request) if at_most is None else min(self._room(request), at_most)
         if not (bounded and self._is_bounded) or limit <= 0:
             return limit
-        left_ms = self.latency_budget_ms - self.latency_ms
+        num_tokens = self._within(request, limit, self.latency_budget_ms)
+        return max(num_tokens, min(limit, self._block_size) if self._lets_one_in else 0)
+
+    def _room(self, request: Request) -> int:
+        """Tokens of its prompt for which there are tokens and blocks."""
+        num_computed = self.num_computed(request)
+        num_own_blocks = request.num_own_blocks if request.num_blocks else self._look_up(request).num_held_blocks
+        room = (num_own_blocks + self.num_blocks_left) * self._block_size - num_computed
+        return min(request.num_tokens - num_computed, self.num_tokens_left, room)
+
+    def _within(self, request: Request, limit: int, latency_budget_ms: float) -> int:
+        """As many of these as fit the time."""
+        if limit <= 0 or latency_budget_ms == math.inf:
+            return max(limit, 0)
+        num_computed, left_ms = self.num_computed(request), latency_budget_ms - self.latency_ms
         num_tokens = self._model.max_prefill_tokens(self.features, num_computed, left_ms, limit)
-        fits = num_tokens != 1 or self._chunk_cost_ms(1, num_computed) <= left_ms  # one token counts as a decode
-        return max(num_tokens if fits else 0, min(limit, self._block_size) if self._lets_one_in else 0)
+        fits = num_tokens != 1 or self.chunk_cost_ms(1, num_computed) <= left_ms  # one token counts as a decode
+        return num_tokens if fits else 0
 
     def _add(self, request: Request, num_tokens: int, num_blocks: int, latency_ms: float | None) -> None:
         self._latency_ms = latency_ms

@@ -3,6 +3,7 @@
 from shared.named import named
 from shared.scheduling.packing.arrival import FcfsPacking, RoundRobinPacking
 from shared.scheduling.packing.deadline import DeadlinePacking
+from shared.scheduling.packing.kv_aware import KvAwarePacking
 from shared.scheduling.packing.packing import Packing
 from shared.scheduling.packing.two_phase import TwoPhasePacking
 
@@ -11,6 +12,7 @@ PACKINGS: dict[str, Packing] = {
     "deadline": DeadlinePacking(),
     "fcfs": FcfsPacking(),
     "round-robin": RoundRobinPacking(),
+    "kv-aware": KvAwarePacking(),
 }
 
 

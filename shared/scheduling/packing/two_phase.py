@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from shared.scheduling.credit import NO_SHARE, OnlineShare
 from shared.scheduling.orders.offline.view import OfflineQueue
 from shared.scheduling.packing.batch import BatchBuilder
+from shared.scheduling.packing.online_limit import OnlineLimit
 from shared.scheduling.packing.packing import StepState
 from shared.scheduling.packing.victims import Victims, give_back_offline_blocks, schedulable
 from shared.scheduling.request import Kind, Request
@@ -33,11 +34,12 @@ class TwoPhasePacking:
 
     def schedule(self, state: StepState, offline_queue: OfflineQueue) -> Schedule:
         table, builder = state.table, _builder(state)
-        preempted = _online_phase(builder, table)
-        preempted += give_back_offline_blocks(builder, table, state.num_offline_blocks)
-        share = _bound_by_tolerance(builder, state)
+        limit = self.online_limit(state, builder)
+        preempted = _online_phase(builder, table, limit)
+        preempted += self.give_back(builder, state, state.num_offline_blocks, preempted)
+        share = _bound(builder, state, limit)
         if state.policy.offline_enabled:
-            preempted += _offline_phase(builder, state, offline_queue, preempted)
+            preempted += self.offline_phase(builder, state, offline_queue, preempted)
         return Schedule(builder.entries, preempted, builder.latency_ms, share=share)
 
     def reconcile(self, state: StepState, plan: Sequence[ScheduledRequest], preempted: Iterable[str]) -> Schedule:
@@ -49,13 +51,30 @@ class TwoPhasePacking:
         freed = _num_freed_blocks(table, lost)
         # What the plan takes from online requests is free; what it takes from offline ones is M_off already.
         builder = _builder(state, freed[Kind.ONLINE])
-        _keep_online(builder, table, plan, lost)
-        lost += _online_phase(builder, table, lost)
+        limit = self.online_limit(state, builder, lost)
+        _keep_online(builder, table, plan, limit, lost)
+        lost += _online_phase(builder, table, limit, lost)
         num_offline_blocks = max(0, state.num_offline_blocks - freed[Kind.OFFLINE])
-        lost += give_back_offline_blocks(builder, table, num_offline_blocks, lost)
-        share = _bound_by_tolerance(builder, state)
+        lost += self.give_back(builder, state, num_offline_blocks, lost)
+        share = _bound(builder, state, limit)
         num_dropped = _keep_what_fits(builder, state, plan, lost) if state.policy.offline_enabled else 0
         return Schedule(builder.entries, lost, builder.latency_ms, num_dropped, share=share)
+
+    def online_limit(self, state: StepState, builder: BatchBuilder, preempted: Sequence[str] = ()) -> OnlineLimit:
+        """What bounds chunks of online prompts, and all of offline work beside the latency budget: nothing."""
+        return OnlineLimit()
+
+    def give_back(
+        self, builder: BatchBuilder, state: StepState, num_offline_blocks: int, preempted: Sequence[str]
+    ) -> list[str]:
+        """Offline requests that lose their KV to the online phase; see ``give_back_offline_blocks``."""
+        return give_back_offline_blocks(builder, state.table, num_offline_blocks, preempted)
+
+    def offline_phase(
+        self, builder: BatchBuilder, state: StepState, offline_queue: OfflineQueue, preempted: Sequence[str]
+    ) -> list[str]:
+        """Phase two; what it preempted."""
+        return _offline_phase(builder, state, offline_queue, preempted)
 
 
 def _builder(state: StepState, num_freed_blocks: int = 0) -> BatchBuilder:
@@ -69,17 +88,21 @@ def _builder(state: StepState, num_freed_blocks: int = 0) -> BatchBuilder:
     return BatchBuilder(state.limits, state.model, budget_ms, num_blocks, state.cache, lets_one_in)
 
 
-def _bound_by_tolerance(builder: BatchBuilder, state: StepState) -> OnlineShare:
-    """After the online phase, where offline work is held to a tolerance."""
+def _bound(builder: BatchBuilder, state: StepState, limit: OnlineLimit) -> OnlineShare:
+    """Offline work, after the online phase: by what that leaves of its limit, and where it is held to a tolerance by
+    that."""
+    builder.bound(min(builder.latency_budget_ms, limit.offline_ms))
     if state.policy.tolerance is None or not builder.entries:
         return NO_SHARE
     has_prompts = builder.features.prefill_requests > 0 or bool(state.table.waiting(Kind.ONLINE))
     share = OnlineShare(len(builder.entries), builder.latency_ms, state.policy.tolerance, has_prompts)
-    builder.latency_budget_ms = state.pace.credit.budget_ms(share)
+    builder.bound(min(state.pace.credit.budget_ms(share), limit.offline_ms))
     return share
 
 
-def _online_phase(builder: BatchBuilder, table: RequestTable, preempted: Sequence[str] = ()) -> list[str]:
+def _online_phase(
+    builder: BatchBuilder, table: RequestTable, limit: OnlineLimit, preempted: Sequence[str] = ()
+) -> list[str]:
     """Phase one: decodes, then chunks of started prompts, then waiting prompts, in order. Returns what it preempted."""
     running = schedulable(table, Kind.ONLINE, preempted)
     victims = Victims(builder, running)
@@ -90,15 +113,15 @@ def _online_phase(builder: BatchBuilder, table: RequestTable, preempted: Sequenc
         for request in left:
             if not builder.has_room:
                 return victims.lost
-            if request.request_id in victims.lost or builder.try_add(request, bounded=False):
+            if request.request_id in victims.lost or builder.try_add(request, False, limit.at_most(request)):
                 continue
             if victims.make_room(request):
-                builder.try_add(request, bounded=False)
+                builder.try_add(request, False, limit.at_most(request))
     if not victims.lost:  # a waiting prompt must not enter on blocks taken from a started one
         for request in table.online_queue():
             if request.request_id in builder.scheduled:
                 continue
-            if not builder.fits_whole(request) or not builder.try_prefill(request, bounded=False):
+            if not builder.fits_whole(request) or not builder.try_prefill(request, False, limit.at_most(request)):
                 break
     return victims.lost
 
@@ -143,7 +166,11 @@ def _waiting(
 
 
 def _keep_online(
-    builder: BatchBuilder, table: RequestTable, plan: Iterable[ScheduledRequest], preempted: Sequence[str]
+    builder: BatchBuilder,
+    table: RequestTable,
+    plan: Iterable[ScheduledRequest],
+    limit: OnlineLimit,
+    preempted: Sequence[str],
 ) -> None:
     """The plan's online entries that can still run."""
     for entry in plan:
@@ -151,7 +178,9 @@ def _keep_online(
         if request is None or request.is_in_flight or request.kind is not Kind.ONLINE:
             continue
         if entry.request_id not in preempted:
-            builder.try_add(request, bounded=False, at_most=entry.num_scheduled_tokens)
+            at_most = limit.at_most(request)
+            num_tokens = entry.num_scheduled_tokens
+            builder.try_add(request, False, num_tokens if at_most is None else min(num_tokens, at_most))
 
 
 def _keep_what_fits(

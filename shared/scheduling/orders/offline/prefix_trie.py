@@ -10,11 +10,12 @@ bytes per request beside the prompts themselves. Requests are of groups, and eac
 so that the order of some groups is read without a look at the others.
 """
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import TypeAlias
 
 from shared.scheduling.orders.offline.order import Turn
 from shared.scheduling.orders.offline.prefix_node import Branch, Leaf, Node
+from shared.scheduling.orders.offline.prefix_walk import Walk, below, outward, waits_below
 from shared.scheduling.packed_prompt import TOKEN_BYTES
 from shared.scheduling.request import Request
 
@@ -41,19 +42,34 @@ class PrefixTrie:
         """Waiting requests of those whose turn it is, of all where None is given, depth first, read lazily; the trie
         must not change meanwhile. At each branch, what shares more of the prompts that are to be avoided comes after
         what shares less."""
-        groups: Collection[str] = self._root.parts if turn is None else turn.groups
-        passed: Collection[str] = () if turn is None else turn.passed
-        avoided = self._paths(avoiding)
-        path = [_children(self._root, groups, avoided)]
-        while path:
-            for node in path[-1]:
-                if isinstance(node, Branch):
-                    path.append(_children(node, groups, avoided))
-                    break
-                if node.group in groups and node.request.request_id not in passed:
-                    yield node.request
-            else:
-                path.pop()
+        return below(self._root, self._walk(turn, avoiding))
+
+    def below(self, node: Node, turn: Turn | None = None) -> Iterator[Request]:
+        """The part of ``depth_first`` that is at one of its nodes."""
+        return below(node, self._walk(turn))
+
+    def outward(self, node: Node | None, avoiding: Iterable[bytes] = (), turn: Turn | None = None) -> Iterator[Request]:
+        """As ``depth_first``, beginning at one of its nodes, None for the root: what is below it, then its neighbours,
+        those first that share more with it."""
+        return outward(node or self._root, self._walk(turn, avoiding))
+
+    def deepest_waiting(self, prompt: bytes, turn: Turn | None = None) -> Node | None:
+        """Those that share most with a prompt, of all that wait and whose turn it is; None where nobody shares a block
+        with it."""
+        groups = self._walk(turn).groups
+        deepest: Node | None = None
+        node: Node | None = self._root
+        while node is not None and waits_below(node, groups):
+            deepest = node
+            if isinstance(node, Leaf) or node.prompt[node.start : node.end] != prompt[node.start : node.end]:
+                break
+            node = node.children.get(prompt[node.end : node.end + self._block_bytes])
+        return None if deepest is self._root else deepest
+
+    def shared_path(self, request_id: str) -> bytes:
+        """What a request's prompt shares with others. Raises KeyError for an unknown id."""
+        leaf = self._leaves[request_id]
+        return leaf.prompt[: leaf.start]
 
     def along(self, prompt: bytes) -> Iterator[tuple[int, int]]:
         """How many waiting requests begin with how much of a packed prompt: (end, requests) from the root on, for each
@@ -109,6 +125,11 @@ class PrefixTrie:
             if branch.prompt is leaf.prompt:
                 branch.prompt = next(iter(branch.children.values())).prompt
             branch = branch.parent
+
+    def _walk(self, turn: Turn | None, avoiding: Iterable[bytes] = ()) -> Walk:
+        if turn is None:
+            return Walk(self._root.parts, (), self._paths(avoiding))
+        return Walk(turn.groups, turn.passed, self._paths(avoiding))
 
     def _count(self, leaf: Leaf, change: int) -> None:
         """It waits, or does not wait any more."""
@@ -242,15 +263,3 @@ class PrefixTrie:
                 num_leaves += self._check(child)
         assert branch is self._root or any(child.prompt is branch.prompt for child in branch.children.values())
         return num_leaves
-
-
-def _children(branch: Branch, groups: Collection[str], avoided: Collection[Node]) -> Iterator[Node]:
-    """Those with waiting requests; those that are to be avoided last, each part in its order."""
-    if branch not in avoided:
-        return branch.waiting(groups)
-    return _avoided_last(branch, groups, avoided)
-
-
-def _avoided_last(branch: Branch, groups: Collection[str], avoided: Collection[Node]) -> Iterator[Node]:
-    yield from (child for child in branch.waiting(groups) if child not in avoided)
-    yield from (child for child in branch.waiting(groups) if child in avoided)

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Iterator
 
 from shared.scheduling.orders.offline.fcfs import FcfsOrder
-from shared.scheduling.orders.offline.order import Turn
+from shared.scheduling.orders.offline.order import OfflineOrder, Turn
 from shared.scheduling.orders.offline.psm import PsmOrder
 from shared.scheduling.orders.offline.view import NOBODY, OfflineView
 from shared.scheduling.request import Request
@@ -19,11 +19,21 @@ class PsmFairOrder:
     request that does not fit right now be passed over by smaller ones again and again.
     """
 
-    def __init__(self, block_size: int, utility_ratio: float, numbers: Iterator[float]) -> None:
-        """``numbers``: endless, uniform in [0, 1). Raises ValueError for a ratio outside [0, 1]."""
+    def __init__(
+        self,
+        block_size: int,
+        utility_ratio: float,
+        numbers: Iterator[float],
+        by_prefix: OfflineOrder | None = None,
+        follows_age: bool = False,
+    ) -> None:
+        """``numbers``: endless, uniform in [0, 1); ``by_prefix``: an empty order by shared prefixes; psm unless given;
+        ``follows_age``: it is told by whom requests are taken that were drawn by their age. Raises ValueError for a
+        ratio outside [0, 1]."""
         if not 0.0 <= utility_ratio <= 1.0:
             raise ValueError(f"utility_ratio must be from 0 to 1, not {utility_ratio}")
-        self._by_prefix = PsmOrder(block_size)
+        self._by_prefix = PsmOrder(block_size) if by_prefix is None else by_prefix
+        self._follows_age = follows_age
         self._by_age = FcfsOrder()
         self._utility_ratio = utility_ratio
         self._numbers = numbers
@@ -38,10 +48,10 @@ class PsmFairOrder:
         self._by_prefix.add(request, prompt, group)
 
     def take(self, request_id: str, reader: str | None = None) -> None:
-        """One that was drawn by its age does not lead its reader away from the prompts that it is at."""
+        """One that was drawn by its age does not lead psm's reader away from the prompts that it is at."""
         was_stale = bool(self._drawn) and self._drawn.popleft() >= self._utility_ratio
         self._by_age.take(request_id)
-        self._by_prefix.take(request_id, None if was_stale else reader)
+        self._by_prefix.take(request_id, None if was_stale and not self._follows_age else reader)
 
     def leave(self, reader: str) -> None:
         self._by_prefix.leave(reader)

@@ -8,6 +8,7 @@ from msgspec import Meta
 
 from shared.named import named
 from shared.scheduling.orders.offline.fcfs import FcfsOrder
+from shared.scheduling.orders.offline.kv_aware import KvAwareOrder
 from shared.scheduling.orders.offline.order import OfflineOrder
 from shared.scheduling.orders.offline.psm import PsmOrder
 from shared.scheduling.orders.offline.psm_fair import PsmFairOrder
@@ -19,7 +20,10 @@ class OfflineOrderKnobs(msgspec.Struct, frozen=True, kw_only=True):
     """Of all of them."""
 
     utility_ratio: Annotated[
-        float, Meta(ge=0, le=1, description="psm-fair: share of offline requests chosen by shared prefix, not by age")
+        float,
+        Meta(
+            ge=0, le=1, description="psm-fair, kv-aware: share of offline requests chosen by shared prefix, not by age"
+        ),
     ] = 0.9  # u of HyGen Alg. 4, which gives none: nearly all of psm's cache hits (docs/benchmarks.md)
 
 
@@ -27,6 +31,9 @@ _MAKERS: dict[str, Callable[[OfflineOrderKnobs, int, Iterator[float]], OfflineOr
     "fcfs": lambda knobs, block_size, numbers: FcfsOrder(),
     "psm": lambda knobs, block_size, numbers: PsmOrder(block_size),
     "psm-fair": lambda knobs, block_size, numbers: PsmFairOrder(block_size, knobs.utility_ratio, numbers),
+    "kv-aware": lambda knobs, block_size, numbers: PsmFairOrder(
+        block_size, knobs.utility_ratio, numbers, KvAwareOrder(block_size), follows_age=True
+    ),
     "none": lambda knobs, block_size, numbers: FcfsOrder(),  # whoever serves none still keeps them
 }
 OFFLINE_ORDERS = tuple(_MAKERS)

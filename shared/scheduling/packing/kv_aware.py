@@ -1,0 +1,41 @@
+"""Packing by what work earns and what it evicts: KV cache aware offline scheduling of Echo (section 4.1)."""
+
+from collections.abc import Sequence
+
+from shared.scheduling.orders.offline.view import OfflineQueue
+from shared.scheduling.packing.batch import BatchBuilder
+from shared.scheduling.packing.kv_changes import OfflineChanges
+from shared.scheduling.packing.least_missed import give_back_least_missed
+from shared.scheduling.packing.online_limit import OnlineLimit, TightestDeadline
+from shared.scheduling.packing.packing import StepState
+from shared.scheduling.packing.two_phase import TwoPhasePacking
+
+
+class KvAwarePacking(TwoPhasePacking):
+    """Echo's: online work first, in order, before the first deadline; then offline work, one change at a time, each the
+    one with the best (benefit - punishment) / time (Eq. 4).
+
+    All that has KV is looked at anew in each step, where the paper keeps the last batch and adjusts it: that costs
+    less than a millisecond, and what ran goes on since no change is better than a decode whose KV is there. A tight
+    SLO takes a request out of a step by leaving it out; it keeps its KV. Where online work takes its blocks, the one
+    that is missed the least loses them.
+
+    Under latency budgets other than ``deadline`` the online part is that of two-phase.
+    """
+
+    uses_time = True
+    keeps_plans = False  # what fits before a deadline changes with every millisecond
+    latency_budgets: tuple[str, ...] = ("none", "fixed", "profiled", "deadline")
+
+    def online_limit(self, state: StepState, builder: BatchBuilder, preempted: Sequence[str] = ()) -> OnlineLimit:
+        return TightestDeadline(state, builder, preempted)
+
+    def give_back(
+        self, builder: BatchBuilder, state: StepState, num_offline_blocks: int, preempted: Sequence[str]
+    ) -> list[str]:
+        return give_back_least_missed(builder, state.table, num_offline_blocks, preempted)
+
+    def offline_phase(
+        self, builder: BatchBuilder, state: StepState, offline_queue: OfflineQueue, preempted: Sequence[str]
+    ) -> list[str]:
+        return OfflineChanges(builder, state, offline_queue, preempted).make()

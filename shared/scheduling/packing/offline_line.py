@@ -1,0 +1,88 @@
+"""Who may enter a step next of the offline requests that wait."""
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+
+from shared.scheduling.orders.offline.view import OfflineQueue
+from shared.scheduling.packing.batch import BatchBuilder
+from shared.scheduling.packing.packing import StepState
+from shared.scheduling.packing.worth import Change, Worth
+from shared.scheduling.request import Kind, Request
+
+MAX_ENTRANTS = 16  # requests of the pool that a step looks at
+
+
+class OfflineLine:
+    """First who is paused or has lost its KV, then the pool. Of that the first comes first, which is the order's word
+    on whose turn it is; the others that a step looks at come by how much of them the cache has, which costs no time.
+
+    Who is not worth its blocks is passed over. Where one that is held or the pool's first lacks blocks, nobody enters
+    behind it, so that blocks come free for it.
+    """
+
+    def __init__(
+        self,
+        builder: BatchBuilder,
+        worth: Worth,
+        state: StepState,
+        paused: Sequence[Request],
+        offline_queue: OfflineQueue,
+        reserve_blocks: int,
+    ) -> None:
+        """``reserve_blocks``: that entrants leave to others; one more for each that enters."""
+        self._builder = builder
+        self._worth = worth
+        self._state = state
+        self._reserve_blocks = reserve_blocks
+        self._line = self._requests(paused, offline_queue)
+        self._next: Request | None = None
+        self._may_be_passed = False
+        self._is_closed = False
+
+    def close(self) -> None:
+        """Nobody enters."""
+        self._is_closed = True
+
+    def next_change(self, may_wait: bool) -> Change | None:
+        """What the entrance of the next earns. None where nobody can enter; who evicts what earns as much does where
+        it does not have to wait."""
+        while (request := self._peek()) is not None:
+            if not self._builder.fits_whole(request, self._reserve_blocks):
+                if not self._may_be_passed:
+                    self.close()
+                self._next = None
+                continue
+            change = self._worth.of_chunk(request) if not request.is_decode else self._worth.of_decode(request)
+            if change is None or change.gain > 0 or not may_wait:
+                return change
+            self._next = None
+        return None
+
+    def enter(self) -> bool:
+        """The next is added; False where it does not fit the step after all, and is passed over."""
+        request, self._next = self._next, None
+        if request is None:
+            return False
+        num_reused = self._builder.num_reused_blocks(request)
+        is_added = self._builder.try_add(request, bounded=True)
+        if is_added:
+            self._worth.reuse(num_reused)
+            self._reserve_blocks += 1
+        return is_added
+
+    def _peek(self) -> Request | None:
+        if self._next is None and not self._is_closed:
+            self._next = next(self._line, None)
+        return self._next
+
+    def _requests(self, paused: Sequence[Request], offline_queue: OfflineQueue) -> Iterator[Request]:
+        """Read lazily, so that the queue sees what those before it have left."""
+        yield from paused
+        yield from self._state.table.waiting(Kind.OFFLINE).values()
+        queue = offline_queue(self._state.view(self._builder))
+        yield from islice(queue, 1)
+        self._may_be_passed = True
+        yield from sorted(islice(queue, MAX_ENTRANTS - 1), key=self._uncached_share)
+
+    def _uncached_share(self, request: Request) -> float:
+        return 1.0 - self._builder.num_computed(request) / request.num_tokens

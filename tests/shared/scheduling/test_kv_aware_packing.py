@@ -1,0 +1,263 @@
+"""Echo's packing: Eq. 4 against a slow reader, SLOs, and whose KV goes."""
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.latency.features import BatchFeatures
+from shared.latency.model import cheapest_step_ms
+from shared.scheduling.kv.request_cache import Found
+from shared.scheduling.limits import Limits
+from shared.scheduling.orders.offline.view import no_queue
+from shared.scheduling.packing.pace import PROBE_STEPS, Pace
+from shared.scheduling.packing.packing import StepState
+from shared.scheduling.packing.packings import packing_named
+from shared.scheduling.policy import Benefit, Policy
+from shared.scheduling.request import Kind, Request
+from shared.scheduling.strategy import Strategy, preset_named
+from tests.shared.scheduling.deadlines import NOW_MS, PACE, due, held_online, left_ms, make_timed_table
+from tests.shared.scheduling.factories import (
+    LIMITS,
+    MODEL,
+    features_of,
+    make_decode,
+    make_request,
+    make_table,
+    queue_of,
+    step_state,
+    tokens,
+)
+
+KV_AWARE, TWO_PHASE = packing_named("kv-aware"), packing_named("two-phase")
+OFFLINE = Kind.OFFLINE
+
+
+class CacheOf:
+    """Has so many tokens of these requests, in free blocks."""
+
+    def __init__(self, **num_tokens: int) -> None:
+        self._num_tokens = num_tokens
+
+    def found(self, request: Request) -> Found:
+        return Found(self._num_tokens.get(request.request_id, 0))
+
+
+offline_held = st.builds(
+    lambda decodes, context, computed: (
+        make_decode(kind=OFFLINE, context=context)
+        if decodes
+        else make_request(kind=OFFLINE, prompt=context + 1, computed=min(computed, context))
+    ),
+    st.booleans(),
+    st.integers(1, 300),
+    st.integers(1, 300),
+)
+
+
+@given(
+    online=held_online(),
+    offline=st.lists(offline_held, max_size=8),
+    prompts=st.lists(st.integers(1, 200), max_size=4),
+    free=st.integers(0, 60),
+    budget_ms=st.sampled_from([0.0, 30.0, 100.0, math.inf]),
+)
+def test_without_deadlines_online_work_is_as_in_two_phases(
+    online: list[Request], offline: list[Request], prompts: list[int], free: int, budget_ms: float
+) -> None:
+    for request in online:
+        request.deadline_ms = math.inf
+    state = step_state(make_timed_table([*online, *offline]), policy=Policy(budget_ms), num_free_blocks=free)
+    queue = queue_of([make_request(kind=OFFLINE, prompt=prompt) for prompt in prompts])
+    ours, theirs = KV_AWARE.schedule(state, queue), TWO_PHASE.schedule(state, queue)
+    own, other = ([each for each in made.entries if each.kind is Kind.ONLINE] for made in (ours, theirs))
+    assert own == other
+    assert ours == KV_AWARE.schedule(state, queue)
+    ids = {request.request_id for request in online}
+    assert [each for each in ours.preempted if each in ids] == [each for each in theirs.preempted if each in ids]
+
+
+@given(
+    online=held_online(), offline=st.lists(offline_held, max_size=8), prompts=st.lists(st.integers(1, 200), max_size=4)
+)
+def test_offline_work_ends_before_the_first_deadline(
+    online: list[Request], offline: list[Request], prompts: list[int]
+) -> None:
+    table = make_timed_table([*online, *offline])
+    state = step_state(table, pace=PACE, policy=Policy(packing="kv-aware"), num_free_blocks=500)
+    schedule = KV_AWARE.schedule(state, queue_of([make_request(kind=OFFLINE, prompt=prompt) for prompt in prompts]))
+    if not table.holds_online or schedule.entries[-1].kind is Kind.ONLINE:
+        return
+    in_batch = [table.get(each.request_id) for each in schedule.entries if each.kind is Kind.ONLINE]
+    assert all(left_ms(each, PACE) >= schedule.latency_ms - 1e-9 for each in in_batch if each is not None)
+    decodes = [each.request_id for each in table.running(Kind.ONLINE).values() if each.is_decode]
+    assert {each for each in decodes if not table.get(each).is_in_flight} <= set(tokens(schedule))  # type: ignore[union-attr]
+
+
+def brute_force(state: StepState) -> list[tuple[str, int]]:
+    """Of the next decode in the order of start and every chunk of a started prompt, the one that is best by Eq. 4, one
+    after another. All blocks are there, none of them wanted."""
+    benefit, budget_ms = state.policy.benefit, state.policy.latency_budget_ms
+    features, chosen, num_left = BatchFeatures(), list[tuple[str, int]](), state.limits.max_num_batched_tokens
+    running = list(state.table.running(OFFLINE).values())
+    decodes, prompts = [r for r in running if r.is_decode], [r for r in running if not r.is_decode]
+
+    def cost_ms(request: Request, num_tokens: int) -> float:
+        after = BatchFeatures(*features.sums)
+        after.add_scheduled(num_tokens, request.num_computed_tokens)
+        return MODEL.predict_ms(after) - MODEL.predict_ms(features)
+
+    def rate(request: Request, num_tokens: int) -> float:
+        worth = benefit.decode if request.is_decode else benefit.prefill * num_tokens
+        return worth / (cost_ms(request, num_tokens) - (cheapest_step_ms(MODEL) if features.is_empty else 0.0))
+
+    def longest(request: Request) -> int:
+        fits = range(1, min(request.num_remaining_tokens, num_left) + 1)
+        left = budget_ms - MODEL.predict_ms(features)
+        return max((n for n in fits if cost_ms(request, n) <= left), default=0)
+
+    while num_left:
+        while decodes and not longest(decodes[0]):
+            decodes.pop(0)
+        changes = [(decodes[0], 1)] if decodes else []
+        changes += [(request, count) for request in prompts if (count := longest(request))]
+        if not changes:
+            break
+        request, count = max(changes, key=lambda each: rate(*each))
+        chosen.append((request.request_id, count))
+        features.add_scheduled(count, request.num_computed_tokens)
+        num_left -= count
+        (decodes if request.is_decode else prompts).remove(request)
+    return chosen
+
+
+@given(
+    offline=st.lists(offline_held, min_size=1, max_size=6),
+    decode=st.sampled_from([0.5, 2.0, 64.0]),
+    budget_ms=st.sampled_from([30.5, 60.5, 150.5, math.inf]),
+    max_tokens=st.integers(1, 300),
+)
+def test_each_change_is_the_best(offline: list[Request], decode: float, budget_ms: float, max_tokens: int) -> None:
+    policy = Policy(budget_ms, idle_budget_ms=budget_ms, benefit=Benefit(1.0, decode))
+    state = step_state(make_table(*offline), replace(LIMITS, max_num_batched_tokens=max_tokens), policy)
+    chosen = [(each.request_id, each.num_scheduled_tokens) for each in KV_AWARE.schedule(state, no_queue).entries]
+    expected = brute_force(state)
+    rates_are_equal = len({each.num_computed_tokens for each in offline}) < len(offline)
+    assert chosen == expected or rates_are_equal or len(chosen) == 1
+
+
+def test_figure_4() -> None:
+    """Five offline requests wait beside online ones. In the order of arrival R1 enters before R2; here R2 and R5 do,
+    whose beginning is cached, and R1 with what is left. R4 is too long for what is left of the blocks."""
+    online = [make_decode("on-1", context=40), make_decode("on-2", context=60)]
+    lengths = {"R1": 100, "R2": 64, "R3": 90, "R4": 4000, "R5": 64}
+    queue = [make_request(each, OFFLINE, prompt=length) for each, length in lengths.items()]
+    state = replace(step_state(make_table(*online), num_free_blocks=30), cache=CacheOf(R2=48, R5=48))
+    two_phase = TWO_PHASE.schedule(state, queue_of(queue))
+    assert tokens(two_phase) == {"on-1": 1, "on-2": 1, "R1": 100, "R2": 16, "R3": 90}
+    ordered = [queue[1], queue[4], queue[0], queue[2], queue[3]]  # as the order kv-aware shows them
+    assert tokens(KV_AWARE.schedule(state, queue_of(ordered))) == tokens(two_phase) | {"R5": 16}
+    tight = replace(state, policy=Policy(40.0))
+    schedule = KV_AWARE.schedule(tight, queue_of([queue[1], queue[0], queue[2], queue[3], queue[4]]))
+    assert tokens(schedule) == {"on-1": 1, "on-2": 1, "R2": 16, "R5": 16, "R1": 19}
+    assert schedule.latency_ms <= 40.0
+
+
+def test_a_late_request_bounds_no_prompt_and_keeps_offline_work_out() -> None:
+    late, decode = due(make_decode("late"), -5.0), due(make_decode("on"), 60.0)
+    prompt, offline = due(make_request("prompt", prompt=300), 900.0), make_decode("off", OFFLINE)
+
+    def made(*requests: Request) -> dict[str, int]:
+        state = step_state(make_timed_table([*requests]), pace=PACE, policy=Policy(packing="kv-aware"))
+        return tokens(KV_AWARE.schedule(state, no_queue))
+
+    assert made(late, prompt, offline) == {"late": 1, "prompt": 300}
+    assert made(decode, prompt, offline) == {"on": 1, "prompt": 96}  # 10 + 1.1 + 0.5 + 96 / 2 ms
+    assert made(decode, offline) == {"on": 1, "off": 1}
+    assert made(due(make_request("prompt", prompt=300), 10.0), offline) == {"prompt": 300}
+
+
+def test_beside_late_requests_an_offline_one_runs_from_time_to_time() -> None:
+    table = make_timed_table([due(make_decode("late"), -5.0), make_decode("off", OFFLINE)])
+    probing = Pace(now_ms=NOW_MS, num_online_only=PROBE_STEPS)
+    for pace, expected in ((PACE, {"late": 1}), (probing, {"late": 1, "off": 1})):
+        state = step_state(table, pace=pace, policy=Policy(packing="kv-aware"))
+        assert tokens(KV_AWARE.schedule(state, no_queue)) == expected
+
+
+def test_reconciling_lets_an_arrival_in_and_drops_what_then_takes_too_long() -> None:
+    table = make_timed_table([due(make_decode("on"), 30.0), make_request("off", OFFLINE, prompt=60, computed=16)])
+    policy = Policy(packing="kv-aware")
+    planned = KV_AWARE.schedule(step_state(table, pace=PACE, policy=policy), no_queue)
+    assert tokens(planned) == {"on": 1, "off": 36}
+    table.add(due(make_request("new", prompt=20), 900.0))
+    reconciled = KV_AWARE.reconcile(step_state(table, pace=PACE, policy=policy), planned.entries, [])
+    assert tokens(reconciled) == {"on": 1, "new": 20, "off": 14} or reconciled.num_dropped == 1
+    assert "new" in tokens(reconciled) and reconciled.latency_ms <= 30.0
+
+
+@pytest.mark.parametrize("num_needed, lost", [(2, ["small"]), (30, ["large"]), (55, ["last", "large"])])
+def test_who_loses_its_kv_for_online_work_is_missed_the_least(num_needed: int, lost: list[str]) -> None:
+    held = [
+        make_decode("large", OFFLINE, context=640),
+        make_decode("small", OFFLINE, context=32),
+        make_decode("last", OFFLINE, context=320),
+    ]
+    state = step_state(make_table(*held, make_request("on", prompt=16 * num_needed)), LIMITS_1024, num_free_blocks=0)
+    schedule = KV_AWARE.schedule(state, no_queue)
+    assert sorted(schedule.preempted) == sorted(lost) and tokens(schedule)["on"] == 16 * num_needed
+
+
+LIMITS_1024 = Limits(16, 1000, 1024, 64)
+
+
+def wanting(state: StepState, num_wanted: int, cache: CacheOf | None = None) -> StepState:
+    return replace(state, num_wanted_blocks=num_wanted, cache=cache or CacheOf())
+
+
+def test_who_would_evict_as_much_as_it_computes_waits_unless_nobody_else_runs() -> None:
+    new, known = make_request("new", OFFLINE, prompt=160), make_request("known", OFFLINE, prompt=160)
+    running, cache = make_decode("running", OFFLINE, context=90), CacheOf(known=144)
+    beside, alone = (step_state(make_table(*each), num_free_blocks=40) for each in ([running], []))
+    queue = queue_of([new, known])
+    assert list(tokens(KV_AWARE.schedule(wanting(beside, 0), queue))) == ["running", "new", "known"]
+    assert list(tokens(KV_AWARE.schedule(wanting(beside, 40), queue))) == ["running"]
+    assert tokens(KV_AWARE.schedule(wanting(beside, 39, cache), queue)) == {"running": 1, "known": 16}
+    assert list(tokens(KV_AWARE.schedule(wanting(alone, 40), queue))) == ["new"]
+
+
+def test_entrants_leave_what_is_reserved_unless_nobody_else_runs() -> None:
+    queue = queue_of([make_request("new", OFFLINE, prompt=160)])
+    beside = step_state(make_table(make_decode("off", OFFLINE, context=90)), num_free_blocks=20)
+    alone = step_state(make_table(), num_free_blocks=20)
+    for num_reserved, expected in ((8, ["off", "new"]), (10, ["off"])):
+        assert list(tokens(KV_AWARE.schedule(replace(beside, num_reserved_blocks=num_reserved), queue))) == expected
+    assert list(tokens(KV_AWARE.schedule(replace(alone, num_reserved_blocks=15), queue))) == ["new"]
+
+
+def test_where_all_lack_blocks_one_loses_its_kv_for_the_others() -> None:
+    held = [make_decode(f"off-{n}", OFFLINE, context=context) for n, context in enumerate((320, 32, 160))]
+    schedule = KV_AWARE.schedule(step_state(make_table(*held), num_free_blocks=0), no_queue)
+    assert schedule.preempted == ["off-1"] and set(tokens(schedule)) == {"off-0", "off-2"}
+
+
+def test_where_some_lack_blocks_one_loses_its_kv_if_the_others_earn_more() -> None:
+    """A block lets three decodes go on for 16 tokens each: 3 * 16 * b(D), for 160 tokens that are lost."""
+    stalled = [make_decode(f"off-{n}", OFFLINE, context=160) for n in range(4)]
+    table = make_table(make_decode("runs", OFFLINE, context=150), *stalled)
+    for decode, lost in ((64.0, ["off-3"]), (1.0, [])):
+        policy = Policy(benefit=Benefit(decode=decode))
+        schedule = KV_AWARE.schedule(step_state(table, policy=policy, num_free_blocks=0), no_queue)
+        assert schedule.preempted == lost and "runs" in tokens(schedule)
+
+
+def test_the_preset_has_the_papers_slos_and_knobs_reach_the_packing() -> None:
+    echo = preset_named("echo")
+    assert (echo.packing, echo.offline_order, echo.latency_budget) == ("kv-aware", "kv-aware", "deadline")
+    assert (echo.ttft_slo_ms, echo.tpot_slo_ms) == (1000.0, 50.0)
+    weighted = Strategy.of("echo", prefill_benefit=2.0, decode_benefit=3.0)
+    assert weighted.policy(None).benefit == Benefit(2.0, 3.0)
+    assert Strategy.of("hygen", packing="kv-aware", decode_benefit=3.0).policy(40.0).benefit == Benefit(1.0, 3.0)
+    assert features_of([], {}).is_empty
