@@ -44,9 +44,7 @@ class OfflineChanges:
         self._prompts = [each for each in self._running if not each.is_decode]
         self._has_begun = bool(state.table.running(Kind.OFFLINE))
         paused = [request for request in held if request.is_paused]
-        reserve = len(self._running) + state.num_blocks_to_leave(
-            builder
-        )  # a block each, so that those running can grow
+        reserve = len(self._running)  # a block each, so that those running can grow
         self._line = OfflineLine(builder, self._worth, state, paused, offline_queue, reserve)
         if preempted:
             self._line.close()
@@ -72,9 +70,9 @@ class OfflineChanges:
             changes = (self._worth.of_chunk(each) for each in self._prompts[:MAX_STARTED])
             best = max((each for each in changes if each is not None), key=attrgetter("rate"), default=None)
             was_added = self._decodes.add_while(-math.inf if best is None else best.rate)
-            if best is None:
-                return
             if not was_added:
+                if best is None:
+                    return
                 self._prompts.remove(best.request)
                 self._builder.try_add(best.request, bounded=True)
 

