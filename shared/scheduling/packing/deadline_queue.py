@@ -33,9 +33,9 @@ class DeadlineQueue:
 
     Only what has KV or may be in time is sorted. What has never run stands in the order of arrival, which is that of
     its deadlines, and is polled beside the sorted rest (request pulling optimization, BROS section 4.2); what has lost
-    its KV and is past its deadline is looked at once somebody of it could enter. One that was on another
-    executor may be due at any time, and is sorted with what has KV; before somebody who came after it and is late by
-    now, it is late too.
+    its KV and is past its deadline is looked at once somebody of it could enter. One that was on another executor may
+    be due at any time, and is sorted with what has KV; but where somebody who came after it is past its deadline, it
+    counts as late too.
     """
 
     def __init__(self, state: StepState) -> None:

@@ -7,13 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.scheduling.packing.deadline_queue import DeadlineQueue, Timed
+from shared.scheduling.packing.deadline_queue import DeadlineQueue
 from shared.scheduling.packing.pace import BASE_BATCH_SIZE, Pace
 from shared.scheduling.request import Kind, Request
 from shared.scheduling.schedule import Schedule, ScheduledRequest
 from tests.shared.scheduling.deadlines import (
     LIMITS,
     NOW_MS,
+    PACE,
     alone_ms,
     can_meet,
     held_online,
@@ -92,19 +93,16 @@ def test_who_was_on_another_executor_makes_nobody_seem_late(held: list[Request],
         fresh.insert(place, request)
     state = make_state(make_timed_table(mixed + fresh))
     without = make_state(make_timed_table([request for request in mixed + fresh if request not in elsewhere]))
-    others = [timed.request for timed in DeadlineQueue(state).poll() if timed.request not in elsewhere]
-    assert others == [timed.request for timed in DeadlineQueue(without).poll()]
-    last_late = max((n for n, request in enumerate(fresh) if _is_fresh_and_past(request)), default=-1)
-    seen = {timed.request.request_id for timed in _in_time(DeadlineQueue(state))}
-    for request in fresh[last_late + 1 :]:
-        assert (request.request_id in seen) == can_meet(request, state)
+    polled = [timed.request for timed in DeadlineQueue(state).poll()]
+    expected = [timed.request for timed in DeadlineQueue(without).poll()]
+    assert sorted(id(each) for each in polled) == sorted(id(each) for each in [*expected, *elsewhere])
+    last_late = max((n for n, request in enumerate(fresh) if _is_fresh_and_past(request)), default=0)
+    passed_over = [request for request in fresh[:last_late] if request in elsewhere]
+    in_time = [request for request in polled if can_meet(request, state) and request not in passed_over]
+    assert polled[: len(in_time)] == in_time
+    assert [left_ms(request, PACE) for request in in_time] == sorted(left_ms(request, PACE) for request in in_time)
+    assert [request for request in in_time if request not in elsewhere] == [r for r in expected if can_meet(r, state)]
 
 
 def _is_fresh_and_past(request: Request) -> bool:
     return request.num_resumed_tokens is None and request.deadline_ms <= NOW_MS
-
-
-def _in_time(queue: DeadlineQueue) -> list[Timed]:
-    """Those before the first who is late."""
-    queue.close_entrance()
-    return [timed for timed in queue.poll() if timed.remaining_ms >= queue.limit_ms]
