@@ -88,7 +88,7 @@ class OfflineChanges:
         lost: list[str] = []
         while stalled := [each for each in self._running if each.request_id not in lost and self._is_stalled(each)]:
             left = (each for each in reversed(self._running) if each.request_id not in self._builder.scheduled)
-            victim = least_missed((each for each in left if each.request_id not in lost), len(stalled))
+            victim = least_missed((each for each in left if each.request_id not in lost), max(1, len(stalled) - 1))
             others = [each for each in stalled if each is not victim]
             if victim is None or not others:
                 break

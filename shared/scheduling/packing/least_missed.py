@@ -11,12 +11,15 @@ MAX_LOOKS = 64  # at requests, the latest to start first
 
 
 def least_missed(latest_first: Iterable[Request], num_needed_blocks: int) -> Request | None:
-    """Of requests with KV, the one of which the fewest computed tokens are lost for each block that is needed, ties to
-    the latest; None where there is none. A large one for a few blocks is a waste, and so are many small ones."""
-    looked_at = islice(latest_first, MAX_LOOKS)
-    return min(
-        looked_at, key=lambda each: each.num_computed_tokens / min(each.num_blocks, num_needed_blocks), default=None
-    )
+    """Of requests with KV, the one of which the fewest computed tokens are lost among those that free as many blocks as
+    are needed; where none does, the one that frees the most, so that few lose theirs. Ties to the latest; None where
+    there is none."""
+    return min(islice(latest_first, MAX_LOOKS), key=lambda each: _missed(each, num_needed_blocks), default=None)
+
+
+def _missed(request: Request, num_needed_blocks: int) -> tuple[bool, int, int]:
+    num_lacking = max(0, num_needed_blocks - request.num_blocks)
+    return num_lacking > 0, num_lacking, request.num_computed_tokens
 
 
 def give_back_least_missed(
