@@ -24,8 +24,8 @@ class Change:
 class Worth:
     """By the policy's benefit of a token. The benefit of a change are the tokens that it has computed. Its punishment
     (Eq. 2) are the tokens evicted that somebody needs again: those of blocks that it takes beyond the free ones that
-    nobody wants. Time is what it adds to the batch; to an empty one, what it would add beside the smallest prompt, since
-    what a step takes at the least is not due to whoever is first.
+    nobody wants. Time is what it adds to the batch; to an empty one, what it would add beside the smallest prompt,
+    since what a step takes at the least is not due to whoever is first.
     """
 
     def __init__(self, builder: BatchBuilder, state: StepState) -> None:

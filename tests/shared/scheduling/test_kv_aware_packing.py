@@ -116,7 +116,7 @@ def brute_force(state: StepState) -> list[tuple[str, int]]:
         return worth / (MODEL.predict_ms(beside) - before_ms)
 
     def longest(request: Request) -> int:
-        fits = [n for n in range(1, min(request.num_remaining_tokens, num_left) + 1)]
+        fits = range(1, min(request.num_remaining_tokens, num_left) + 1)
         left = budget_ms - MODEL.predict_ms(features)
         return max((n for n in fits if cost_ms(request, n) <= left), default=0)
 
