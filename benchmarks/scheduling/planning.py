@@ -34,7 +34,7 @@ from shared.scheduling.strategy import Strategy
 
 LINEAR = LinearLatencyModel(10.0, 0.07, 0.0004, 1e-7, 1e-12, 0.05, 0.05, 3e-6)
 HELD, DEADLINES, KV_AWARE = Policy(100.0), Policy(packing="deadline"), Policy(packing="kv-aware")
-PRESETS = {DEADLINES: "bros", KV_AWARE: "echo"}
+STRATEGIES = {DEADLINES: Strategy.of("bros"), KV_AWARE: Strategy.of("echo", tpot_slo_ms=200.0)}  # time for all that run
 SPEC = EngineSpec("m", "sim", "none", "float16", 4096, 49_152, 16, 40_000, (2,))
 INFO = ExecutorInfo("executor-0", "epoch", 1, "key", SPEC, 512, 2048)
 GROUPS, PROMPT_LEN = 57, 256  # prompts share their first half with those of their group
@@ -65,7 +65,7 @@ def measure(
         encode(planned)
         assert len(planned.entries) >= num_running
 
-    info = replace(INFO, strategy=Strategy.of(PRESETS.get(policy, "hygen")))
+    info = replace(INFO, strategy=STRATEGIES.get(policy, Strategy()))
     for _ in range(rounds):
         scheduler = Scheduler(info, pool, lambda: (policy, model), SystemClock())
         times.time(partial(plan, scheduler, make_step(num_running)))

@@ -22,8 +22,8 @@ MAX_PATHS = 32  # of an executor: so many looks into its cache for each reading
 class LengthBuckets:
     """As an ``OfflineOrder``: first what shares the prefixes that the reader's cache holds, most cached tokens first,
     those of the fitting bucket before those of others; then the neighbours of the first of these, each bucket depth
-    first, the nearest to the fitting one first. Beyond the paper, a cached prefix of another bucket comes before what is
-    not cached of the fitting one, since it might be gone later.
+    first, the nearest to the fitting one first. Beyond the paper, a cached prefix of another bucket comes before what
+    is not cached of the fitting one, since it might be gone later.
 
     A bucket has prompts from one power of two of tokens to the next. The fitting one has the mean length of what runs.
 
