@@ -79,9 +79,8 @@ class OfflineChanges:
 
     def _let_in(self) -> None:
         while not self._prompts and self._builder.has_room:
-            if self._line.next_change(self._has_begun or self._has_any) is None:
+            if not self._line.enter(may_wait=self._has_begun or self._has_any):
                 return
-            self._line.enter()
 
     def _take_out(self) -> list[str]:
         """Some of those that lack blocks, the least missed first, for the others."""
@@ -113,5 +112,4 @@ class OfflineChanges:
         for request in self._prompts[:MAX_STARTED]:
             if self._builder.try_add(request, bounded=True):
                 return
-        self._line.next_change(self._has_begun)
-        self._line.enter()
+        self._line.enter(may_wait=self._has_begun)

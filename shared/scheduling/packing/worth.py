@@ -50,6 +50,12 @@ class Worth:
         gain = self._benefit.prefill * num_tokens - self._punishment(request, num_tokens)
         return Change(request, num_tokens, gain, gain / self._added_ms(num_tokens, builder.num_computed(request)))
 
+    def pays(self, request: Request) -> bool:
+        """The rest of a waiting prompt is worth the blocks that it takes; of one that is paused the KV is there, and is
+        only brought back."""
+        num_tokens = request.num_tokens - self._builder.num_computed(request)
+        return request.is_paused or self._benefit.prefill * num_tokens > self._punishment(request, num_tokens)
+
     def of_block(self, request: Request) -> float:
         """Benefit of a block that lets a started request go on."""
         if request.is_decode:

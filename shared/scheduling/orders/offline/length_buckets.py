@@ -16,7 +16,7 @@ from shared.scheduling.orders.offline.prefix_trie import PrefixTrie
 from shared.scheduling.orders.offline.view import NOBODY, OfflineView
 from shared.scheduling.request import Request
 
-MAX_PATHS = 32  # of an executor: so many looks into its cache for each reading
+MAX_PATHS = 16  # of an executor: so many looks into its cache for each reading
 
 
 class LengthBuckets:
