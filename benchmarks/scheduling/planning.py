@@ -2,7 +2,8 @@
 
 A plan of HyGen Alg. 2 as the offline-queue makes it: the executor's word taken over, the running step's outcome
 assumed, both phases scheduled, the message made. Half of the running requests are online. The latency model is linear;
-the last rows plan with a boosted one, fitted to batches of a simulated schedule, and by deadlines (BROS).
+the last rows plan with a boosted one, fitted to batches of a simulated schedule, by deadlines (BROS), and by what is
+cached (Echo).
 """
 
 import math
@@ -32,7 +33,8 @@ from shared.scheduling.schedule import ScheduledRequest
 from shared.scheduling.strategy import Strategy
 
 LINEAR = LinearLatencyModel(10.0, 0.07, 0.0004, 1e-7, 1e-12, 0.05, 0.05, 3e-6)
-HELD, DEADLINES = Policy(100.0), Policy(packing="deadline")
+HELD, DEADLINES, KV_AWARE = Policy(100.0), Policy(packing="deadline"), Policy(packing="kv-aware")
+STRATEGIES = {DEADLINES: Strategy.of("bros"), KV_AWARE: Strategy.of("echo", tpot_slo_ms=200.0)}  # time for all that run
 SPEC = EngineSpec("m", "sim", "none", "float16", 4096, 49_152, 16, 40_000, (2,))
 INFO = ExecutorInfo("executor-0", "epoch", 1, "key", SPEC, 512, 2048)
 GROUPS, PROMPT_LEN = 57, 256  # prompts share their first half with those of their group
@@ -63,7 +65,7 @@ def measure(
         encode(planned)
         assert len(planned.entries) >= num_running
 
-    info = replace(INFO, strategy=Strategy.of("bros")) if policy is DEADLINES else INFO
+    info = replace(INFO, strategy=STRATEGIES.get(policy, Strategy()))
     for _ in range(rounds):
         scheduler = Scheduler(info, pool, lambda: (policy, model), SystemClock())
         times.time(partial(plan, scheduler, make_step(num_running)))
@@ -86,5 +88,8 @@ def main(rounds: int = 1000) -> Results:
     for order, num_running, num_waiting in product(ORDERS, (16, 64, 256), (100, 10_000)):
         yield measure("linear", LINEAR, order, num_running, num_waiting, HELD, rounds)
     curves = boosted_model(Machine("llama2-7b", "a100-40g"))
-    for policy, num_running in product((HELD, DEADLINES), (64, 256)):
-        yield measure("boosted", curves, "psm-fair", num_running, 10_000, policy, rounds)
+    for policy, num_running in product((HELD, DEADLINES, KV_AWARE), (64, 256)):
+        order = "kv-aware" if policy is KV_AWARE else "psm-fair"
+        yield measure("boosted", curves, order, num_running, 10_000, policy, rounds)
+    for num_running in (64, 256):
+        yield measure("linear", LINEAR, "kv-aware", num_running, 10_000, KV_AWARE, rounds)

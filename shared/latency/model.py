@@ -28,6 +28,13 @@ class LatencyModel(Protocol):
         return longest_chunk(lambda n: self.prefill_cost_ms(features, n, num_computed_tokens), budget_ms, limit)
 
 
+def added_ms(model: LatencyModel, features: BatchFeatures, num_tokens: int, num_computed_tokens: int) -> float:
+    """What ``BatchFeatures.add_scheduled`` adds to the batch's time: one token over KV that is there is a decode."""
+    if num_tokens == 1 and num_computed_tokens > 0:
+        return model.decode_cost_ms(features, num_computed_tokens + 1)
+    return model.prefill_cost_ms(features, num_tokens, num_computed_tokens)
+
+
 def cheapest_step_ms(model: LatencyModel) -> float:
     """Of a prompt of one token, alone: no request begins in less."""
     features = BatchFeatures()

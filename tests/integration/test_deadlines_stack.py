@@ -20,6 +20,7 @@ NUM_LINES, NUM_TOKENS = 40, 30
         ("bros", ("--slo", "ttft_p99<=900ms", "--slo", "tbt_p99<=150ms"), (900.0, 150.0)),
         pytest.param("round-robin", (), (400.0, 200.0), marks=pytest.mark.slow),
         pytest.param("fcfs", (), (400.0, 200.0), marks=pytest.mark.slow),
+        pytest.param("echo", (), (1000.0, 50.0), marks=pytest.mark.slow),
     ],
 )
 def test_both_kinds_are_served(

@@ -6,6 +6,8 @@ import random
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.services.gateway.gateway_rig import MODEL, GatewayRig, wait_until
 
 DOCUMENTS, QUESTIONS, DONE_S = 6, 5, 180.0
@@ -52,6 +54,8 @@ def answers(folder: Path, preset: str) -> tuple[dict[str, str], float]:
     return {custom_id: body["choices"][0]["text"] for custom_id, body in responses.items()}, found / (found + computed)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_the_answers_are_the_same_and_more_is_found_in_the_cache(tmp_path: Path) -> None:
     plain, found_plain = answers(tmp_path / "plain", "sarathi++")
     echo, found_echo = answers(tmp_path / "echo", "echo")

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable
 from itertools import islice
 
-from shared.latency.model import LatencyModel
+from shared.latency.model import LatencyModel, added_ms
 from shared.latency.revisable import RevisableFeatures
 from shared.scheduling.kv.request_cache import NO_CACHE, Found, RequestCache
 from shared.scheduling.limits import Limits
@@ -166,9 +166,7 @@ class BatchBuilder:
     def chunk_cost_ms(self, num_tokens: int, num_computed: int) -> float:
         """What a chunk adds to the step. The rest of a prompt of which the cache has all but a token counts as a
         decode."""
-        if num_tokens == 1 and num_computed > 0:
-            return self._model.decode_cost_ms(self.features, num_computed + 1)
-        return self._model.prefill_cost_ms(self.features, num_tokens, num_computed)
+        return added_ms(self._model, self.features, num_tokens, num_computed)
 
     def longest_chunk(self, request: Request, latency_budget_ms: float) -> int:
         """Tokens of a prompt that can be added if the step may take so long; 0 for none."""

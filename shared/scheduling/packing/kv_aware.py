@@ -15,10 +15,9 @@ class KvAwarePacking(TwoPhasePacking):
     """Echo's: online work first, in order, before the first deadline; then offline work, one change at a time, each the
     one with the best (benefit - punishment) / time (Eq. 4).
 
-    All that has KV is looked at anew in each step, where the paper keeps the last batch and adjusts it: that costs
-    less than a millisecond, and what ran goes on since no change is better than a decode whose KV is there. A tight
-    SLO takes a request out of a step by leaving it out; it keeps its KV. Where online work takes its blocks, the one
-    that is missed the least loses them.
+    The last batch is the base of the next: all that has started is looked at before anybody enters. A tight SLO takes
+    a request out of a step by leaving it out; it keeps its KV. Where online work takes its blocks, the one that is
+    missed the least loses them.
 
     Under latency budgets other than ``deadline`` the online part is that of two-phase.
     """

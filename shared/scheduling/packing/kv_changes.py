@@ -70,24 +70,23 @@ class OfflineChanges:
             changes = (self._worth.of_chunk(each) for each in self._prompts[:MAX_STARTED])
             best = max((each for each in changes if each is not None), key=attrgetter("rate"), default=None)
             was_added = self._decodes.add_while(-math.inf if best is None else best.rate)
+            if best is None:
+                return
             if not was_added:
-                if best is None:
-                    return
                 self._prompts.remove(best.request)
                 self._builder.try_add(best.request, bounded=True)
 
     def _let_in(self) -> None:
         while not self._prompts and self._builder.has_room:
-            if self._line.next_change(self._has_begun or self._has_any) is None:
+            if not self._line.enter(may_wait=self._has_begun or self._has_any):
                 return
-            self._line.enter()
 
     def _take_out(self) -> list[str]:
         """Some of those that lack blocks, the least missed first, for the others."""
         lost: list[str] = []
         while stalled := [each for each in self._running if each.request_id not in lost and self._is_stalled(each)]:
             left = (each for each in reversed(self._running) if each.request_id not in self._builder.scheduled)
-            victim = least_missed((each for each in left if each.request_id not in lost), len(stalled))
+            victim = least_missed((each for each in left if each.request_id not in lost), max(1, len(stalled) - 1))
             others = [each for each in stalled if each is not victim]
             if victim is None or not others:
                 break
@@ -112,5 +111,4 @@ class OfflineChanges:
         for request in self._prompts[:MAX_STARTED]:
             if self._builder.try_add(request, bounded=True):
                 return
-        self._line.next_change(self._has_begun)
-        self._line.enter()
+        self._line.enter(may_wait=self._has_begun)

@@ -29,22 +29,19 @@ class OfflineDecodes:
             self._add_group(decodes)
 
     def add_while(self, least_rate: float) -> bool:
-        """The next of them, as long as it earns so much; who does not fit is left out. One alone where the batch is
-        empty, which changes what all others take. True where any was added."""
-        num_before, was_empty = len(self._builder.entries), self._builder.features.is_empty
+        """The next of them, as long as it earns so much; who does not fit is left out. True where any was added."""
+        num_before = len(self._builder.entries)
         while self._groups and self._builder.has_room:
             rates = [self._rate(each[0]) for each in self._groups]
             best = max(rates)
             if best < least_rate:
                 break
             group = self._groups[rates.index(best)]
-            if len(self._groups) == 1 and not was_empty and self._all_earn(group, least_rate):
+            if len(self._groups) == 1 and self._all_earn(group, least_rate):
                 self._add_all(group)
             else:
                 self._builder.try_decode(group.popleft(), bounded=True)
             self._groups = [each for each in self._groups if each]
-            if was_empty and not self._builder.features.is_empty:
-                break
         return len(self._builder.entries) > num_before
 
     def _all_earn(self, group: Iterable[Request], least_rate: float) -> bool:

@@ -6,10 +6,10 @@ from itertools import islice
 from shared.scheduling.orders.offline.view import OfflineQueue
 from shared.scheduling.packing.batch import BatchBuilder
 from shared.scheduling.packing.packing import StepState
-from shared.scheduling.packing.worth import Change, Worth
+from shared.scheduling.packing.worth import Worth
 from shared.scheduling.request import Kind, Request
 
-MAX_ENTRANTS = 16  # requests of the pool that a step looks at
+MAX_ENTRANTS = 8  # requests of the pool that a step looks at
 
 
 class OfflineLine:
@@ -44,36 +44,32 @@ class OfflineLine:
         """Nobody enters."""
         self._is_closed = True
 
-    def next_change(self, may_wait: bool) -> Change | None:
-        """What the entrance of the next earns. None where nobody can enter; who evicts what earns as much does where
-        it does not have to wait."""
+    def enter(self, may_wait: bool) -> bool:
+        """The next that may enter is added. False where nobody can. Who evicts as much as it earns does where it does
+        not have to wait."""
         while (request := self._peek()) is not None:
             num_left = self._reserve_blocks + self._state.num_blocks_to_leave(self._builder)
-            if not self._builder.fits_whole(request, num_left):
-                if not self._may_be_passed:
-                    self.close()
-                self._next = None
-                continue
-            change = self._worth.of_chunk(request) if not request.is_decode else self._worth.of_decode(request)
-            if change is None or change.gain > 0 or not may_wait:
-                return change
+            fits = self._builder.fits_whole(request, num_left)
+            if fits and (not may_wait or self._worth.pays(request)):
+                return self._add(request)
+            if not (fits or self._may_be_passed):
+                self.close()
             self._next = None
-        return None
+        return False
 
-    def enter(self) -> bool:
-        """The next is added; False where it does not fit the step after all, and is passed over."""
-        request, self._next = self._next, None
-        if request is None:
-            return False
+    def _add(self, request: Request) -> bool:
         num_reused = self._builder.num_reused_blocks(request)
-        is_added = self._builder.try_add(request, bounded=True)
-        if is_added:
-            self._worth.reuse(num_reused)
-            self._reserve_blocks += 1
-        return is_added
+        if not self._builder.try_add(request, bounded=True):
+            return False
+        self._worth.reuse(num_reused)
+        self._reserve_blocks += 1
+        self._next = None
+        return True
 
     def _peek(self) -> Request | None:
-        if self._next is None and not self._is_closed:
+        if self._is_closed:
+            return None
+        if self._next is None:
             self._next = next(self._line, None)
         return self._next
 

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from shared.latency.model import cheapest_step_ms
+from shared.latency.features import BatchFeatures
+from shared.latency.model import added_ms
 from shared.scheduling.packing.batch import BatchBuilder
 from shared.scheduling.packing.packing import StepState
 from shared.scheduling.request import Request
@@ -23,7 +24,8 @@ class Change:
 class Worth:
     """By the policy's benefit of a token. The benefit of a change are the tokens that it has computed. Its punishment
     (Eq. 2) are the tokens evicted that somebody needs again: those of blocks that it takes beyond the free ones that
-    nobody wants. Time is what it adds to the batch, less what an empty one takes for itself: somebody runs anyway.
+    nobody wants. Time is what it adds to the batch; to an empty one, what it would add beside the smallest prompt,
+    since what a step takes at the least is not due to whoever is first.
     """
 
     def __init__(self, builder: BatchBuilder, state: StepState) -> None:
@@ -32,12 +34,12 @@ class Worth:
         self._benefit = state.policy.benefit
         self._block_size = state.limits.block_size
         self._num_wanted = state.num_wanted_blocks  # of the free ones, but for those that were taken since
-        self._base_ms = cheapest_step_ms(state.model)
+        self._model = state.model
 
     def of_decode(self, request: Request) -> Change:
         """A block serves as many tokens as fit it, so that its eviction is spread over those that are to come."""
         gain = self._benefit.decode - self._punishment(request, 1) / self._num_tokens_of_block(request)
-        return Change(request, 1, gain, gain / self._ms(self._builder.decode_cost_ms(request)))
+        return Change(request, 1, gain, gain / self._added_ms(1, request.num_computed_tokens))
 
     def of_chunk(self, request: Request) -> Change | None:
         """The longest that fits; None where none does."""
@@ -46,8 +48,13 @@ class Worth:
         if num_tokens == 0:
             return None
         gain = self._benefit.prefill * num_tokens - self._punishment(request, num_tokens)
-        cost_ms = builder.chunk_cost_ms(num_tokens, builder.num_computed(request))
-        return Change(request, num_tokens, gain, gain / self._ms(cost_ms))
+        return Change(request, num_tokens, gain, gain / self._added_ms(num_tokens, builder.num_computed(request)))
+
+    def pays(self, request: Request) -> bool:
+        """The rest of a waiting prompt is worth the blocks that it takes; of one that is paused the KV is there, and is
+        only brought back."""
+        num_tokens = request.num_tokens - self._builder.num_computed(request)
+        return request.is_paused or self._benefit.prefill * num_tokens > self._punishment(request, num_tokens)
 
     def of_block(self, request: Request) -> float:
         """Benefit of a block that lets a started request go on."""
@@ -79,5 +86,9 @@ class Worth:
         """Tokens to come that a new block serves."""
         return max(1, min(self._block_size, request.max_total_tokens - request.num_tokens + 1))
 
-    def _ms(self, cost_ms: float) -> float:
-        return max(SHORTEST_MS, cost_ms - (self._base_ms if self._builder.features.is_empty else 0.0))
+    def _added_ms(self, num_tokens: int, num_computed: int) -> float:
+        features: BatchFeatures = self._builder.features
+        if features.is_empty:
+            features = BatchFeatures()
+            features.add_prefill(1, 0)
+        return max(SHORTEST_MS, added_ms(self._model, features, num_tokens, num_computed))

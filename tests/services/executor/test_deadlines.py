@@ -219,7 +219,7 @@ def test_steps_that_took_as_expected_run_as_planned() -> None:
 
 
 @pytest.mark.parametrize("rule", ["last-token", "arrival"])
-@pytest.mark.parametrize("preset", ["bros", "round-robin", "fcfs"])
+@pytest.mark.parametrize("preset", ["bros", "round-robin", "fcfs", "echo"])
 @pytest.mark.parametrize("kv", KV_STRATEGIES)
 @pytest.mark.parametrize("seed", range(2))
 def test_everything_ends_whatever_steps_take(rule: str, preset: str, kv: str, seed: int) -> None:

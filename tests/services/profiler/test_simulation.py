@@ -83,7 +83,7 @@ def run(
 
 @pytest.mark.parametrize(
     ("preset", "budget_ms"),
-    [("hygen", 40.0), ("sarathi++", None), ("bros", None), ("round-robin", None), ("fcfs", None)],
+    [("hygen", 40.0), ("sarathi++", None), ("bros", None), ("round-robin", None), ("fcfs", None), ("echo", None)],
 )
 @pytest.mark.parametrize("kv_blocks", [None, 180])
 def test_every_request_ends_once_and_tokens_add_up(preset: str, budget_ms: float | None, kv_blocks: int | None) -> None:

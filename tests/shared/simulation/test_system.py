@@ -80,7 +80,7 @@ class Run:
             events.run_next()
 
 
-@pytest.mark.parametrize("preset", ["hygen", "bros", "fcfs", "round-robin"])
+@pytest.mark.parametrize("preset", ["hygen", "bros", "fcfs", "round-robin", "echo"])
 @pytest.mark.parametrize("depth", [1, 3])
 @pytest.mark.parametrize("num_executors", [1, 3])
 @pytest.mark.parametrize("message_s", [0.0, 0.004])

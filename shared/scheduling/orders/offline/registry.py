@@ -31,9 +31,7 @@ _MAKERS: dict[str, Callable[[OfflineOrderKnobs, int, Iterator[float]], OfflineOr
     "fcfs": lambda knobs, block_size, numbers: FcfsOrder(),
     "psm": lambda knobs, block_size, numbers: PsmOrder(block_size),
     "psm-fair": lambda knobs, block_size, numbers: PsmFairOrder(block_size, knobs.utility_ratio, numbers),
-    "kv-aware": lambda knobs, block_size, numbers: PsmFairOrder(
-        block_size, knobs.utility_ratio, numbers, KvAwareOrder(block_size), follows_age=True
-    ),
+    "kv-aware": lambda knobs, block_size, numbers: KvAwareOrder(block_size, knobs.utility_ratio, numbers),
     "none": lambda knobs, block_size, numbers: FcfsOrder(),  # whoever serves none still keeps them
 }
 OFFLINE_ORDERS = tuple(_MAKERS)

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from shared.scheduling.kv.request_cache import Found
-from shared.scheduling.orders.offline import kv_aware
-from shared.scheduling.orders.offline.kv_aware import MAX_PATHS, KvAwareOrder
+from shared.scheduling.orders.offline.kv_aware import KvAwareOrder
+from shared.scheduling.orders.offline.length_buckets import MAX_PATHS, LengthBuckets
 from shared.scheduling.orders.offline.order import Turn
 from shared.scheduling.orders.offline.view import OfflineView
 from shared.scheduling.packed_prompt import pack_tokens
@@ -59,7 +59,7 @@ class NaiveKvAware:
         paths = self.paths.setdefault(reader, {})
         paths.pop(path, None)
         paths[path] = prompt
-        if len(paths) > kv_aware.MAX_PATHS:
+        if len(paths) > MAX_PATHS:
             del paths[next(iter(paths))]
         self.last[reader] = len(prompt).bit_length(), prompt
 
@@ -103,7 +103,7 @@ class NaiveKvAware:
 class KvAwareMachine(RuleBasedStateMachine):
     @initialize(block_size=st.integers(1, 3))
     def start(self, block_size: int) -> None:
-        self.order, self.naive = KvAwareOrder(block_size), NaiveKvAware(block_size)
+        self.order, self.naive = LengthBuckets(block_size), NaiveKvAware(block_size)
         self.ids, self.prompts = numbered("batch_1"), dict[str, list[int]]()
 
     def held(self) -> list[str]:
@@ -172,8 +172,8 @@ KvAwareMachine.TestCase.settings = settings(max_examples=120, stateful_step_coun
 TestKvAware = KvAwareMachine.TestCase
 
 
-def make_order(prompts: dict[str, list[int]]) -> KvAwareOrder:
-    order = KvAwareOrder(4)
+def make_order(prompts: dict[str, list[int]]) -> LengthBuckets:
+    order = LengthBuckets(4)
     for request_id, prompt in prompts.items():
         order.add(make_waiting(request_id, len(prompt)), pack_tokens(prompt))
     return order
@@ -229,3 +229,19 @@ def test_looks_into_the_cache_are_bounded() -> None:
         order.take(f"{document}-0", "executor-0")
     assert next(order.in_order(OfflineView("executor-0", cache))).request_id == "199-1"
     assert len(cache.looked_up) == MAX_PATHS
+
+
+def test_what_enters_by_age_brings_its_document_with_it() -> None:
+    """The first draw is by age."""
+    prompts = questions(3, 3)
+    order = KvAwareOrder(4, 0.5, iter([0.9, 0.1, 0.1, 0.1]))
+    for request_id, prompt in prompts.items():
+        order.add(make_waiting(request_id, len(prompt)), pack_tokens(prompt))
+    cache, taken = CacheOf(4, prompts, []), []
+    for first in ("2-0", None, None, None):
+        request_id = first or next(order.in_order(OfflineView("executor-0", cache))).request_id
+        order.take(request_id, "executor-0")
+        taken.append(request_id)
+        cache = CacheOf(4, prompts, [prompts[request_id]])
+    assert taken == ["2-0", "0-0", "0-1", "0-2"]
+    order.check_integrity()
