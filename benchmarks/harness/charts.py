@@ -17,6 +17,7 @@ WIDTH_INCHES = 8.0
 
 # Okabe and Ito's palette (2008)
 BLUE, ORANGE, GREEN, PINK, SKY, RED, GREY = "#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#707070"
+YELLOW = "#f0e442"
 STYLE: dict[Any, Any] = {
     "font.size": 9,
     "axes.titlesize": 9,

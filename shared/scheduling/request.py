@@ -38,6 +38,7 @@ class Request(msgspec.Struct, array_like=True, gc=False):
     num_group_tokens_left: int = 1  # of that group, not returned yet: k_i of BROS Alg. 1
     client_weight: float = 1.0  # the client's share of service against that of others; the online order remembers it
     num_resumed_tokens: int | None = None  # of its answer, from the executor that had it before; None where none had
+    awaits_first_token: bool = False  # set by a deadline rule to which that matters
 
     @property
     def num_remaining_tokens(self) -> int:

@@ -118,8 +118,8 @@ class Strategy(msgspec.Struct, frozen=True, kw_only=True):
         str,
         _one_of(
             DEADLINE_RULES,
-            "deadline: what later tokens' times count from: the last token (BROS), or the request's arrival, so that "
-            "token i is due ttft_slo_ms + i tpot_slo_ms after it (Echo)",
+            "deadline: what later tokens' times count from: the last token (BROS), the request's arrival, so that "
+            "token i is due ttft_slo_ms + i tpot_slo_ms after it (Echo), or its first token",
         ),
     ] = "last-token"
     slo_group_tokens: Annotated[
@@ -301,7 +301,7 @@ PRESETS = {
             latency_budget="deadline",
             kv_eviction="task-aware",
             kv_reserve="burst",
-            deadline_rule="arrival",
+            deadline_rule="first-token",
             ttft_slo_ms=1000.0,
             tpot_slo_ms=50.0,
         ),

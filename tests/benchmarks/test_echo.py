@@ -27,13 +27,6 @@ from benchmarks.lab.recording import Moment
 from loadgen.errors import TraceError, WorkloadError
 from loadgen.workload.backlog import OfflinePrompt
 
-DEADLINES = {"latency_budget": "deadline", "kv_sharing": "recompute", "ttft_slo_ms": 1000.0, "tpot_slo_ms": 50.0}
-STAND_INS = {
-    "BS": {"preset": "sarathi++"},
-    "BS+E": {"preset": "bros", "offline_order": "fcfs", **DEADLINES},
-    "BS+E+S": {"preset": "bros", "offline_order": "psm", **DEADLINES},
-    "Echo": {"preset": "bros", "offline_order": "psm", "kv_eviction": "online-first", **DEADLINES},
-}
 ROWS = {
     "rates": 4,
     "fig6": 8,
@@ -76,8 +69,6 @@ def lab(options: TraceOptions, tmp_path_factory: pytest.TempPathFactory) -> Back
 def small() -> Iterator[None]:
     """Answers of a second, and systems of parts that are there."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(echo, "SYSTEMS", STAND_INS)
-        patch.setattr(echo, "PARTS", dict(zip(echo.PARTS, [*STAND_INS.values()] * 2, strict=False)))
         patch.setattr(echo, "BACKLOGS", (QA_SHORT, echo.CHATS))
         patch.setattr(echo, "RATES", (2.0, 4.0))
         for name in ("HOUR", "DAY"):

@@ -1,4 +1,4 @@
-"""When an online request's next tokens are due: two rules, which differ from the second token on."""
+"""When an online request's next tokens are due: rules that differ from the second token on."""
 
 from dataclasses import dataclass, fields
 
@@ -57,4 +57,25 @@ class ArrivalTokenSlo(TokenSlo):
         return request.deadline_ms + self.group_tokens * self.tpot_ms
 
 
-DEADLINE_RULES: dict[str, type[TokenSlo]] = {"last-token": TokenSlo, "arrival": ArrivalTokenSlo}
+@dataclass(frozen=True, slots=True)
+class FirstTokenSlo(ArrivalTokenSlo):
+    """Counted from the first token: that is due ``ttft_ms`` after the arrival, and token i i ``tpot_ms`` after it came.
+    So ``tpot_ms`` bounds the mean time between tokens as a client measures it, which ``ArrivalTokenSlo`` exceeds by
+    what a first token was early, over the number of tokens. A request that comes with tokens of another executor goes
+    on as from its arrival."""
+
+    def arrive(self, request: Request, now_ms: float, arrival_ms: float) -> None:
+        ArrivalTokenSlo.arrive(self, request, now_ms, arrival_ms)
+        request.awaits_first_token = not request.num_resumed_tokens
+
+    def _next_deadline_ms(self, request: Request, now_ms: float) -> float:
+        start_ms = now_ms if request.awaits_first_token else request.deadline_ms
+        request.awaits_first_token = False
+        return start_ms + self.group_tokens * self.tpot_ms
+
+
+DEADLINE_RULES: dict[str, type[TokenSlo]] = {
+    "last-token": TokenSlo,
+    "arrival": ArrivalTokenSlo,
+    "first-token": FirstTokenSlo,
+}

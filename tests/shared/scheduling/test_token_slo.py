@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from shared.scheduling.packing.deadline_queue import remaining_ms
 from shared.scheduling.packing.pace import Pace
-from shared.scheduling.packing.token_slo import DEADLINE_RULES, ArrivalTokenSlo, TokenSlo
+from shared.scheduling.packing.token_slo import DEADLINE_RULES, ArrivalTokenSlo, FirstTokenSlo, TokenSlo
 from shared.scheduling.request import Request
 from shared.scheduling.strategy import Strategy
 from tests.shared.scheduling.factories import make_request
@@ -50,6 +50,25 @@ def test_from_the_arrival_what_is_saved_stays_and_what_is_late_is_made_up_for() 
     for now_ms, expected_ms in ((1010.0, 1350.0), (1020.0, 1400.0), (2000.0, 1450.0)):
         slo.advance(request, now_ms)
         assert due(request) == (expected_ms, 1)
+
+
+@pytest.mark.parametrize("first_ms", [1010.0, 1700.0])
+def test_from_the_first_token_the_mean_time_between_tokens_is_bounded(first_ms: float) -> None:
+    slo, request = FirstTokenSlo(400.0, 50.0), make_request("r")
+    slo.arrive(request, 1000.0, 900.0)
+    assert due(request) == (1300.0, 1)
+    for number, now_ms in enumerate((first_ms, first_ms + 5.0, first_ms + 500.0), start=1):
+        slo.advance(request, now_ms)
+        assert due(request) == (first_ms + number * 50.0, 1)
+
+
+def test_from_the_first_token_a_resumed_request_goes_on_as_from_its_arrival() -> None:
+    slo, request = FirstTokenSlo(400.0, 50.0), make_request("r")
+    request.num_resumed_tokens = 3
+    slo.arrive(request, 1000.0, 900.0)
+    assert due(request) == (1450.0, 1)
+    slo.advance(request, 1010.0)
+    assert due(request) == (1500.0, 1)
 
 
 @given(group_sizes, gaps_ms, st.floats(0, 1000))
@@ -102,5 +121,5 @@ def test_a_strategy_names_its_rule(name: str, rule: type[TokenSlo]) -> None:
 
 def test_bros_counts_from_the_last_token_and_an_unknown_rule_is_refused() -> None:
     assert type(Strategy.of("bros").token_slo) is TokenSlo
-    with pytest.raises(ValueError, match="unknown deadline rule 'first-token'; known: last-token, arrival"):
-        Strategy.of("bros", deadline_rule="first-token")
+    with pytest.raises(ValueError, match="unknown deadline rule 'next-token'; known: last-token, arrival, first-token"):
+        Strategy.of("bros", deadline_rule="next-token")
