@@ -27,8 +27,8 @@ class OfflineChanges:
     no offline request would run.
 
     Beyond the paper, nobody enters while a started prompt does not fit. An entrant's cached prompt often earns more for
-    its time, but what it then overtakes holds KV that is of use to nobody until it ends: document QA came to 17% fewer
-    tokens/s where entrants could overtake.
+    its time, but what it then overtakes holds KV that is of use to nobody until it ends: document QA came to a
+    sixth fewer tokens/s where entrants could overtake.
     """
 
     def __init__(

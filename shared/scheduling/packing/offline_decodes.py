@@ -15,7 +15,7 @@ class OfflineDecodes:
     next token, since that may be a wanted one.
 
     By Eq. 4 alone the one that reads the least would be first. Where not all fit the time, those with long contexts
-    would then wait on KV that nobody else can have: document QA came to 8% fewer tokens/s than in the order of start.
+    would then hold KV for nothing, some for as long as shorter ones come; document QA gained nothing by it.
     """
 
     def __init__(self, builder: BatchBuilder, worth: Worth, decodes: Sequence[Request]) -> None:
