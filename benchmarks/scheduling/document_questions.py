@@ -90,14 +90,17 @@ class Measured:
         }
 
 
-async def measured(plan: ReplayPlan, options: Mapping[str, object], turns: int, folder: Path) -> dict[str, Measured]:
-    """By preset. Raises ServerError."""
+async def measured(
+    plan: ReplayPlan, options: Mapping[str, object], deadlines: Mapping[str, object], turns: int, folder: Path
+) -> dict[str, Measured]:
+    """By preset. ``deadlines``: options of the preset that goes by them. Raises ServerError."""
     made = {preset: Measured() for preset in PRESETS}
     async with AsyncExitStack() as started:
         urls = {}
         for preset in PRESETS:
             (own := folder / preset).mkdir()
-            urls[preset] = await started.enter_async_context(stack(preset, own, {**options, "preset": preset}))
+            given = {**options, "preset": preset, **(deadlines if preset == "echo" else {})}
+            urls[preset] = await started.enter_async_context(stack(preset, own, given))
         for turn in range(turns):
             for preset in PRESETS[turn % len(PRESETS) :] + PRESETS[: turn % len(PRESETS)]:
                 before = _counters(urls[preset])
@@ -130,6 +133,8 @@ def main(
     question_tokens: int = 40,
     answer_tokens: int = 24,
     kv_tokens: Annotated[int, typer.Option(help="Tokens that the KV cache has room for.")] = 12288,
+    ttft_slo_ms: Annotated[float, typer.Option(help="Of echo.")] = 2000.0,
+    tpot_slo_ms: Annotated[float, typer.Option(help="Of echo; more than online requests take alone.")] = 150.0,
     turns: int = 3,
     threads: int = cpu_count(),
     model: ModelOption = DEFAULT_MODEL,
@@ -153,6 +158,7 @@ def main(
         "kv-blocks": kv_tokens // BLOCK_TOKENS["torch"],
     }
     with TemporaryDirectory() as folder:
-        made = asyncio.run(measured(plan, options, turns, Path(folder)))
+        deadlines = {"ttft-slo-ms": ttft_slo_ms, "tpot-slo-ms": tpot_slo_ms}
+        made = asyncio.run(measured(plan, options, deadlines, turns, Path(folder)))
     for preset, each in made.items():
         yield each.row(preset)
