@@ -18,6 +18,7 @@ if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # of its small products in numpy: threads only get in the way
 
 from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, prepare
+from services.local.stack.machine import free_port
 from shared.bus import Bus
 from shared.text.tokenizer import Tokenizer
 
@@ -29,13 +30,6 @@ settings.load_profile("slackwater")
 def nats_server_binary() -> str:
     beside_python = Path(sys.executable).parent / "nats-server"
     return str(beside_python) if beside_python.exists() else shutil.which("nats-server") or "nats-server"
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
 
 
 def wait_for_port(port: int, process: subprocess.Popen[bytes], timeout_s: float = 15.0) -> None:

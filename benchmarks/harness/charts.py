@@ -4,7 +4,6 @@ several series over one axis, a panel for each quantity and group."""
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
 
 from matplotlib import rcParams
 from matplotlib.axes import Axes
@@ -12,26 +11,11 @@ from matplotlib.figure import Figure
 
 from benchmarks.harness.command import Row, Table
 from benchmarks.harness.page import Result
+from shared import pictures
+from shared.pictures import GREY
 
 WIDTH_INCHES = 8.0
-
-# Okabe and Ito's palette (2008)
-BLUE, ORANGE, GREEN, PINK, SKY, RED, GREY = "#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#707070"
-YELLOW = "#f0e442"
-STYLE: dict[Any, Any] = {
-    "font.size": 9,
-    "axes.titlesize": 9,
-    "axes.labelsize": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.color": "#e4e4e4",
-    "grid.linewidth": 0.6,
-    "legend.frameon": False,
-    "lines.linewidth": 1.6,
-    "lines.markersize": 5,
-    "figure.dpi": 100,
-}
+STYLE = pictures.STYLE | {"lines.linewidth": 1.6, "lines.markersize": 5}
 Style = tuple[str, str]  # of a curve: marker and line, colour
 
 

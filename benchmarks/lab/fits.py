@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Sequence
 
-from benchmarks.harness.charts import BLUE, GREEN, ORANGE, PINK
 from services.predictor.boosted_fit import fit_boosted
 from services.predictor.echo_fit import fit_echo
 from services.predictor.fit import mean_relative_error
 from services.predictor.linear_fit import fit_bros, fit_linear
 from services.predictor.window import Observation
+from shared.pictures import BLUE, GREEN, ORANGE, PINK
 from shared.protocol.latency_models import FittedModel
 
 Fit = Callable[[Sequence[Observation]], FittedModel | None]  # None where the samples do not tell enough

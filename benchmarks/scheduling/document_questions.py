@@ -13,7 +13,7 @@ import asyncio
 import random
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
@@ -140,10 +140,9 @@ def main(
     model: ModelOption = DEFAULT_MODEL,
 ) -> Results:
     shape = Shape(documents, questions, document_tokens, question_tokens, answer_tokens)
-    scaling = Scaling(start_s=start, duration_s=window, qps=rate, length_scale=1.0, seed=0)
-    requests = Scaling(start_s=start, duration_s=window, qps=rate, length_scale=length_scale, seed=0)
+    scaling = Scaling(start_s=start, duration_s=window, qps=rate, seed=0)
     plan = ReplayPlan(
-        requests=requests.apply(list(read_trace(online))),
+        requests=replace(scaling, length_scale=length_scale).apply(list(read_trace(online))),
         prompts=shape.prompts(seed=0),
         scaling=scaling,
         model_path=model_folder(model),

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.harness.charts import GREY, Curve, Panel, draw
+from benchmarks.harness.charts import Curve, Panel, draw
 from benchmarks.harness.command import Results, Row, Table, benchmark
 from benchmarks.harness.page import Page, Result
 from benchmarks.lab.drawn import mixed_load
@@ -20,6 +20,7 @@ from benchmarks.lab.lab import Bench, Machine, setup_of
 from benchmarks.lab.samples import DURATION_S, NOISE, scheduled_shapes, sweep_samples, timed, window_of
 from services.predictor.window import Observation
 from shared.latency.features import BatchFeatures
+from shared.pictures import GREY
 
 MACHINE = Machine("llama2-7b", "a100-40g")
 CONTEXT, DECODES = 1000, 32  # what the picture keeps to

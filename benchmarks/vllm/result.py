@@ -5,7 +5,7 @@ from functools import partial
 
 from matplotlib.figure import Figure
 
-from benchmarks.harness.charts import BLUE, GREEN, GREY, ORANGE, PINK, RED, Curves, Panel, Point, draw
+from benchmarks.harness.charts import Curves, Panel, Point, draw
 from benchmarks.harness.command import Row, Table
 from benchmarks.harness.page import Page, Result
 from benchmarks.vllm.comparison import Cell, CoRun
@@ -13,6 +13,7 @@ from benchmarks.vllm.workload import Setting
 from loadgen.report.metrics import harvest, interference
 from loadgen.report.report import Summary
 from loadgen.report.slo import Slo, parse_slo
+from shared.pictures import BLUE, GREEN, GREY, ORANGE, PINK, RED
 
 PAGE = Page("vllm_side_by_side", "Side by side with vLLM")
 NAME = "side-by-side"

@@ -1,8 +1,8 @@
 """How many offline requests will read each block of an executor's KV, as its scheduler tells it with plans."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
-from shared.scheduling.kv.block_hash import HASH_BYTES
+from shared.scheduling.kv.block_hash import split_hashes
 from shared.scheduling.kv.pool import KVPool
 from shared.scheduling.request import Kind
 
@@ -51,15 +51,15 @@ class BlockReaders:
     def change(self, changes: Iterable[tuple[bytes, int]]) -> None:
         """``changes``: hashes, one behind the other, and the readers of each."""
         for packed, num_readers in changes:
-            self._set(_split(packed), num_readers)
+            self._set(split_hashes(packed), num_readers)
 
     def leave(self, request_id: str, has_read: bool) -> None:
         """A request is not held any more; a known one that ``has_read`` what it was to read does so no more."""
-        for key in self._read.pop(request_id, ()) if has_read else ():
+        hashes = self._read.pop(request_id, ())
+        for key in hashes if has_read else ():
             count = self._counts.get(key, 0)
             if count:
                 self._set((key,), count - 1)
-        self._read.pop(request_id, None)
 
     def _set(self, hashes: Iterable[bytes], num_readers: int) -> None:
         counts, tell = self._counts, self._pool.eviction.count_readers
@@ -81,7 +81,3 @@ class BlockReaders:
         gone = [key for key in self._counts if key not in read and not find((key,), Kind.OFFLINE).num_blocks]
         self._set(gone, 0)
         self._most_counts = 2 * max(self._pool.num_blocks, len(self._counts))
-
-
-def _split(packed: bytes) -> Iterator[bytes]:
-    return (packed[start : start + HASH_BYTES] for start in range(0, len(packed), HASH_BYTES))

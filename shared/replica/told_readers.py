@@ -53,9 +53,7 @@ class ToldReaders:
         self._is_held = is_held
         self._since_s = now_s
         self._num_words = 0
-        self._runs: OrderedDict[bytes, _Run] = (
-            OrderedDict()
-        )  # by the hash of their last block; those next in turn first
+        self._runs = OrderedDict[bytes, _Run]()  # by the hash of their last block; those next in turn first
         self._told: dict[str, None] = {}  # requests that are held, those that enter, and some that never did
         self._most_told = MIN_TOLD
 

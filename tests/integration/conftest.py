@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.conftest import free_port
+from services.local.stack.machine import free_port
 
 SLACKWATER = (sys.executable, "-c", "from services.local.cli import main; main()")
 MODEL = "smollm2-135m-instruct"

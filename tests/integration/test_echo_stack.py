@@ -48,7 +48,7 @@ def answers(folder: Path, preset: str) -> tuple[dict[str, str], float]:
         assert batch.request_counts is not None and batch.request_counts.completed == DOCUMENTS * QUESTIONS
         assert batch.output_file_id is not None
         lines = rig.openai.files.content(batch.output_file_id).text.splitlines()
-        wait_until(lambda: rig.metric(COMPUTED) > 0, rig.logs())
+        wait_until(lambda: rig.metric(COMPUTED) > 0, rig.logs)
         found, computed = rig.metric(CACHED), rig.metric(COMPUTED)
     responses = {line["custom_id"]: line["response"]["body"] for line in map(json.loads, lines)}
     return {custom_id: body["choices"][0]["text"] for custom_id, body in responses.items()}, found / (found + computed)

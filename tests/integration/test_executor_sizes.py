@@ -37,7 +37,7 @@ def test_only_what_no_executor_can_hold_fails(rig: GatewayRig) -> None:
     batch_id = rig.submit_batch(body(sizes[number % 3], number) for number in range(NUM_LINES))
     answer = rig.http.post("/v1/completions", json=body(20 * LARGE, 1) | {"service_tier": "flex"})
     assert "do not fit the KV cache" in answer.text and not answer.is_success
-    wait_until(lambda: rig.openai.batches.retrieve(batch_id).status == "completed", rig.logs(), DONE_S)
+    wait_until(lambda: rig.openai.batches.retrieve(batch_id).status == "completed", rig.logs, DONE_S)
     batch = rig.openai.batches.retrieve(batch_id)
     assert batch.output_file_id is not None and batch.error_file_id is not None
     done, failed = (

@@ -33,7 +33,7 @@ class Rig(GatewayRig):
 
     def start_standby(self, name: str) -> None:
         self.start_offline_queue(*PRESET, name=name)
-        wait_until(lambda: health(self, "offline-queue-standby").startswith("waits: pid"), self.logs())
+        wait_until(lambda: health(self, "offline-queue-standby").startswith("waits: pid"), self.logs)
 
     def start_executor_0(self, name: str) -> None:
         self.start_executor("executor-0", *PRESET, "--sim-time-scale", "0.1", name=name)
@@ -46,7 +46,7 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
         made.start_executor_0(made.executor)
         made.start_gateway("--gateway-id", "front")
         made.wait_ready()
-        wait_until(lambda: health(made, "offline-queue") == "ok", made.logs())
+        wait_until(lambda: health(made, "offline-queue") == "ok", made.logs)
         yield made
 
 
@@ -76,12 +76,12 @@ def assert_complete(rig: GatewayRig, batch_id: str, num_lines: int) -> None:
     def has_ended() -> bool:
         return rig.openai.batches.retrieve(batch_id).status == "completed"
 
-    wait_until(has_ended, rig.logs(), ENDED_S)
+    wait_until(has_ended, rig.logs, ENDED_S)
     output_id = rig.openai.batches.retrieve(batch_id).output_file_id
     assert output_id is not None
     written = [json.loads(line)["custom_id"] for line in rig.openai.files.content(output_id).text.splitlines()]
     assert sorted(written) == sorted(f"line-{number}" for number in range(num_lines))
-    wait_until(lambda: not on_bus(rig, lambda bus: stored(bus, batch_id)), rig.logs())
+    wait_until(lambda: not on_bus(rig, lambda bus: stored(bus, batch_id)), rig.logs)
 
 
 async def stored(bus: Bus, batch_id: str) -> int:
@@ -127,8 +127,8 @@ def test_an_offline_queue_that_was_replaced_while_it_stood_still_writes_nothing_
     on_bus(rig, first_request)
     rig.signal(rig.queue, signal.SIGSTOP)
     assert rig.openai.batches.retrieve(batch_id).status == "validating"
-    wait_until(lambda: has_logged(rig, "queue-3", "lease taken over"), rig.logs())
-    wait_until(lambda: rig.openai.batches.retrieve(batch_id).status == "in_progress", rig.logs())
+    wait_until(lambda: has_logged(rig, "queue-3", "lease taken over"), rig.logs)
+    wait_until(lambda: rig.openai.batches.retrieve(batch_id).status == "in_progress", rig.logs)
     rig.signal(rig.queue, signal.SIGCONT)
     assert rig.wait(rig.queue) == 1
     assert has_logged(rig, rig.queue, "LeaseLostError")
@@ -158,7 +158,7 @@ def test_an_executor_id_that_is_in_use_is_refused(rig: Rig) -> None:
 def test_an_executor_that_stood_still_ends_where_another_one_has_its_id(rig: Rig) -> None:
     rig.signal(rig.executor, signal.SIGSTOP)
     rig.start_executor_0("executor-c")
-    wait_until(lambda: has_logged(rig, "executor-c", "lease taken over"), rig.logs())
+    wait_until(lambda: has_logged(rig, "executor-c", "lease taken over"), rig.logs)
     rig.signal(rig.executor, signal.SIGCONT)
     assert rig.wait(rig.executor) == 1
     rig.executor = "executor-c"
@@ -170,7 +170,7 @@ def test_an_executor_whose_registration_is_gone_is_attached_by_its_heartbeat(rig
         await (await bus.bucket(subjects.EXECUTORS_BUCKET, ExecutorInfo)).delete("executor-0")
 
     on_bus(rig, forget)
-    wait_until(lambda: has_logged(rig, rig.queue, "executor detached"), rig.logs())
+    wait_until(lambda: has_logged(rig, rig.queue, "executor detached"), rig.logs)
     assert_complete(rig, submit(rig, 20), 20)
     assert rig.complete().status_code == 200
 
@@ -184,4 +184,4 @@ def test_a_gateway_that_comes_back_does_not_answer_for_the_requests_of_the_one_b
     rig.start_gateway("--gateway-id", "front")
     rig.wait_ready()
     assert rig.complete().status_code == 200
-    wait_until(lambda: has_logged(rig, rig.executor, "gateway is gone"), rig.logs())
+    wait_until(lambda: has_logged(rig, rig.executor, "gateway is gone"), rig.logs)

@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 
 from benchmarks.figures.backlog_lab import CHOSEN_ON, SHOWN_ON, Backlog, BacklogLab, Online
 from benchmarks.figures.kinds.speedups import slo_text
-from benchmarks.harness.charts import BLUE, GREY, ORANGE, Curve, Curves, Panel, Point, Style, draw
+from benchmarks.harness.charts import Curve, Curves, Panel, Point, Style, draw
 from benchmarks.harness.command import Row, Table, formatted
 from benchmarks.harness.page import Result
 from benchmarks.lab.lab import ONLINE_ONLY, System
 from benchmarks.lab.recording import Recording
 from loadgen.report.metrics import LatencySamples, summarize
+from shared.pictures import BLUE, GREY, ORANGE
 from shared.scheduling.packing.token_slo import TokenSlo
 
 POINTS, LONGEST_SLOS = 200, 1.5  # of a curve: how many, and to how many times the bound

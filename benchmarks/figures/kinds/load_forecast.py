@@ -5,11 +5,12 @@ from dataclasses import dataclass
 from statistics import fmean, pstdev
 
 from benchmarks.figures.backlog_lab import SHOWN_ON, BacklogLab, Online
-from benchmarks.harness.charts import BLUE, ORANGE, Curve, Panel, draw
+from benchmarks.harness.charts import Curve, Panel, draw
 from benchmarks.harness.command import Row, Table
 from benchmarks.harness.page import Result
 from benchmarks.lab.lab import ONLINE_ONLY
 from loadgen.workload.servegen import DAY_S
+from shared.pictures import BLUE, ORANGE
 
 MINUTE_S, HOUR_S = 60.0, 3600.0
 ACTUAL, FORETOLD = "actual", "mean + {:g} sigma of the last {:g} minutes"

@@ -7,7 +7,7 @@ from dataclasses import replace
 from statistics import fmean
 
 from benchmarks.figures.trace_lab import Metric, Setting, TraceLab
-from benchmarks.harness.charts import BLUE, ORANGE, PINK, Curve, Curves, Panel, Point, Style, draw
+from benchmarks.harness.charts import Curve, Curves, Panel, Point, Style, draw
 from benchmarks.harness.command import Table
 from benchmarks.harness.page import Result
 from benchmarks.lab.fits import FITS, error_cells
@@ -20,6 +20,7 @@ from services.predictor.linear_fit import fit_linear
 from services.predictor.window import Observation
 from shared.latency.linear import LinearLatencyModel
 from shared.latency.model import LatencyModel
+from shared.pictures import BLUE, ORANGE, PINK
 from shared.protocol.latency_models import FittedModel
 
 SHOWN = 700  # points of each model

@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from statistics import StatisticsError, correlation, fmean
 
 from benchmarks.figures.trace_lab import Metric, Setting, TraceLab
-from benchmarks.harness.charts import BLUE, GREY, PINK, SKY, Curve, Panel, draw
+from benchmarks.harness.charts import Curve, Panel, draw
 from benchmarks.harness.command import Row, Table, formatted
 from benchmarks.harness.page import Result
 from benchmarks.lab.lab import HYGEN, ONLINE_ONLY, STAR
 from loadgen.client.records import RequestRecord
+from shared.pictures import BLUE, GREY, PINK, SKY
 from shared.protocol.executors import ExecutorCounters
 
 PART_S, MOST_PARTS = 20.0, 60

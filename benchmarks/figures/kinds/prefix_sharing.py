@@ -6,11 +6,12 @@ from itertools import pairwise, repeat, takewhile
 from operator import eq
 
 from benchmarks.figures.trace_lab import GIVEN, Setting, TraceLab
-from benchmarks.harness.charts import BLUE, GREEN, GREY, Curves, Point, Style
+from benchmarks.harness.charts import Curves, Point, Style
 from benchmarks.harness.page import Result
 from benchmarks.lab.few_shots import as_token_ids, few_shot_prompts, token_ids_of
 from benchmarks.lab.lab import SEED, Bench, System, setup_of
 from loadgen.workload.backlog import OfflinePrompt
+from shared.pictures import BLUE, GREEN, GREY
 from shared.scheduling.orders.offline.registry import OfflineOrderKnobs, make_offline_order
 from shared.scheduling.packed_prompt import pack_tokens
 from shared.scheduling.request import Kind, Request

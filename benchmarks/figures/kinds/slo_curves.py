@@ -6,11 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from benchmarks.figures.trace_lab import MEAN_TBT, NO_SLO, OURS, P99_TTFT, THEIRS, Kept, Metric, Setting, TraceLab
-from benchmarks.harness.charts import BLUE, GREY, ORANGE, PINK, RED, Curves, Point, Style
+from benchmarks.harness.charts import Curves, Point, Style
 from benchmarks.harness.command import Row, formatted
 from benchmarks.harness.page import Result
 from benchmarks.lab.lab import HYGEN, Bench, setup_of
 from benchmarks.lab.outcome import Measured
+from shared.pictures import BLUE, GREY, ORANGE, PINK, RED
 
 NAIVE, PROFILED = "budget = the SLO", "budget of the profiler"
 ALONE, OFFLINE = "online only", "offline tokens/s"

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from benchmarks.figures.trace_lab import METRICS, NO_SLO, OURS, THEIRS, Kept, Setting, TraceLab
-from benchmarks.harness.charts import BLUE, ORANGE, PINK, Curves, Point, Style, draw
+from benchmarks.harness.charts import Curves, Point, Style, draw
 from benchmarks.harness.command import Row, Table
 from benchmarks.harness.page import Result
 from benchmarks.lab.lab import SARATHI
 from benchmarks.lab.outcome import Measured
+from shared.pictures import BLUE, ORANGE, PINK
 
 TOLERATED = "tolerated interference (%)"
 STYLES: dict[str, Style] = {OURS: ("o-", BLUE), THEIRS: ("s-", PINK), NO_SLO: ("-", ORANGE)}

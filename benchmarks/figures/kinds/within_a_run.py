@@ -6,11 +6,12 @@ from dataclasses import astuple
 from statistics import StatisticsError, correlation, fmean, pstdev
 
 from benchmarks.figures.backlog_lab import Backlog, BacklogLab, Online
-from benchmarks.harness.charts import BLUE, GREY, ORANGE, PINK, SKY, Curve, Panel, draw
+from benchmarks.harness.charts import Curve, Panel, draw
 from benchmarks.harness.command import Row, Table, formatted
 from benchmarks.harness.page import Result
 from benchmarks.lab.lab import System
 from benchmarks.lab.recording import Moment, Recording
+from shared.pictures import BLUE, GREY, ORANGE, PINK, SKY
 
 PART_S, LEAST_PARTS = 30.0, 3  # of hit rates
 SHOWN_MOMENTS = 300  # of a curve: each the mean of those that it stands for

@@ -2,10 +2,10 @@
 
 from benchmarks.figures.kinds.by_rate import LATENCY, OFFLINE, SHARES, TTFT_P99, by_rate, overhead
 from benchmarks.figures.rate_lab import Dataset, RateLab, RateOptions, Scene
-from benchmarks.harness.charts import BLUE, GREEN, GREY, ORANGE, PINK, SKY
 from benchmarks.harness.page import Figure, Page, Paper
 from benchmarks.lab.drawn import Lognormal
 from benchmarks.lab.lab import ONLINE_ONLY, SLO, System
+from shared.pictures import BLUE, GREEN, GREY, ORANGE, PINK, SKY
 
 SHAREGPT = Dataset("ShareGPT", Lognormal(222.76, 256.36), Lognormal(234.51, 268.50))  # Table 2
 LMSYS = Dataset("LMSYS-Chat-1M", Lognormal(90.50, 148.52), Lognormal(237.04, 228.21))

@@ -9,13 +9,13 @@ from benchmarks.figures.kinds.distributions import distributions, rates_alone
 from benchmarks.figures.kinds.load_forecast import load_forecast
 from benchmarks.figures.kinds.speedups import speedups
 from benchmarks.figures.kinds.within_a_run import active_requests, block_owners, hit_rates
-from benchmarks.harness.charts import BLUE, GREEN, GREY, ORANGE, PINK, RED, SKY, YELLOW
 from benchmarks.harness.page import Figure, Page, Paper
 from benchmarks.lab.documents import Documents
 from benchmarks.lab.drawn import Lognormal
 from benchmarks.lab.few_shots import few_shot_prompts, thought_prompts
 from benchmarks.lab.lab import System
 from loadgen.workload.backlog import OfflinePrompt
+from shared.pictures import BLUE, GREEN, GREY, ORANGE, PINK, RED, SKY, YELLOW
 from shared.scheduling.packing.token_slo import TokenSlo
 
 SLO = TokenSlo(ttft_ms=1000.0, tpot_ms=50.0)  # section 7.2

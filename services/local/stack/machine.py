@@ -2,6 +2,7 @@
 
 import errno
 import os
+import random
 import shutil
 import socket
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 from shared.errors import StackError
 
 NVIDIA_SMI_S = 10.0
+SERVER_PORTS = range(10_240, 32_768)  # below those that Linux, macOS and Windows give to clients' ends
 
 
 def usable_cores() -> int:
@@ -40,11 +42,13 @@ def has_cpu_torch() -> bool:
         return False
 
 
-def free_port(host: str = "127.0.0.1") -> int:
-    """A port that nobody listens on now."""
-    with socket.create_server((host, 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
+def free_port() -> int:
+    """One of this host's that nobody listens on now, and that no connection gets as its own end: what is started on it
+    again later finds it free. Raises StackError where none is found."""
+    for port in random.sample(SERVER_PORTS, k=100):
+        if _bind_error(socket.AF_INET, "127.0.0.1", port) is None:
+            return port
+    raise StackError(f"no free port found between {SERVER_PORTS.start} and {SERVER_PORTS.stop}")
 
 
 def require_free(host: str, port: int) -> None:

@@ -4,31 +4,19 @@ the executors do over the window."""
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from loadgen.errors import WorkloadError
 from services.profiler.capacity.record import BesideOnline, CapacityPlan, DevicePlan, PeakTrial
+from shared import pictures
+from shared.pictures import BLUE, GREEN, GREY, ORANGE, RED
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 SUFFIXES = (".svg", ".png", ".pdf")
 WIDTH_INCHES, ROW_INCHES = 10.0, 2.4
-BLUE, ORANGE, GREEN, RED, GREY = "#0072b2", "#e69f00", "#009e73", "#d55e00", "#707070"  # Okabe and Ito (2008)
-STYLE: dict[Any, Any] = {
-    "font.size": 9,
-    "axes.titlesize": 9,
-    "axes.labelsize": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": "#e4e4e4",
-    "grid.linewidth": 0.6,
-    "legend.frameon": False,
-    "figure.dpi": 100,
-    "svg.hashsalt": "plan",  # the same picture is the same file
-}
+STYLE = pictures.STYLE | {"axes.axisbelow": True, "svg.hashsalt": "plan"}  # the same picture is the same file
 LOST_AT = 2.0  # times its bound, where an SLO is drawn of which only is known that it was lost
 SERIES = ((BLUE, "o"), (ORANGE, "s"), (GREEN, "^"), (GREY, "D"))
 

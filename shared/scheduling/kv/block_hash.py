@@ -1,6 +1,6 @@
 """What a full block of KV is known by, everywhere: a hash of its tokens and of all tokens before them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 
 from shared.scheduling.packed_prompt import TOKEN_BYTES, pack_tokens
@@ -31,3 +31,8 @@ def hash_chain(tokens: Sequence[int] | bytes, block_size: int, max_blocks: int |
         parent = hasher.digest()
         hashes.append(parent)
     return hashes
+
+
+def split_hashes(packed: bytes) -> Iterator[bytes]:
+    """Of hashes that stand one behind the other."""
+    return (packed[start : start + HASH_BYTES] for start in range(0, len(packed), HASH_BYTES))

@@ -5,12 +5,12 @@ message says of a block is how it is from then on, not what happened to it.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import msgspec
 
-from shared.scheduling.kv.block_hash import HASH_BYTES
+from shared.scheduling.kv.block_hash import split_hashes
 from shared.scheduling.request import Kind
 
 MAX_EARLY = 64  # messages
@@ -103,9 +103,9 @@ class PrefixCacheMirror:
         if len(blocks) > len(self._held):
             self._forget(len(blocks))
         for held, changes in zip(self._held, blocks, strict=True):
-            held.update(dict.fromkeys(_split(changes.held), True))
-            held.update(dict.fromkeys(_split(changes.free), False))
-            for key in _split(changes.gone):
+            held.update(dict.fromkeys(split_hashes(changes.held), True))
+            held.update(dict.fromkeys(split_hashes(changes.free), False))
+            for key in split_hashes(changes.gone):
                 held.pop(key, None)
 
 
@@ -113,7 +113,3 @@ def count_leading(find: Callable[[bytes], bool | None], hashes: Sequence[bytes])
     """``find``: whether a block is held, None where it is not found."""
     found: list[bool] = list(iter(map(find, hashes).__next__, None))  # up to the first None
     return CachedPrefix(len(found), sum(found))
-
-
-def _split(packed: bytes) -> Iterator[bytes]:
-    return (packed[start : start + HASH_BYTES] for start in range(0, len(packed), HASH_BYTES))

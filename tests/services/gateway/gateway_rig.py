@@ -21,7 +21,8 @@ import httpx
 import openai
 
 from services.executor.prepare_model import DEFAULT_MODEL, default_cache_dir, prepare
-from tests.conftest import free_port, nats_server_binary, wait_for_port
+from services.local.stack.machine import free_port
+from tests.conftest import nats_server_binary, wait_for_port
 
 MODEL = DEFAULT_MODEL
 WAIT_S = 30.0
@@ -31,11 +32,11 @@ def model_folder() -> Path:
     return prepare(MODEL, default_cache_dir(), lambda line: None)
 
 
-def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = WAIT_S) -> None:
-    """For state that only another process knows."""
+def wait_until(condition: Callable[[], bool], what: str | Callable[[], str], timeout_s: float = WAIT_S) -> None:
+    """For state that only another process knows. ``what`` is said where it never comes; if it is to be asked, then."""
     deadline = time.monotonic() + timeout_s
     while not condition():
-        assert time.monotonic() < deadline, what
+        assert time.monotonic() < deadline, what if isinstance(what, str) else what()
         time.sleep(0.02)
 
 
@@ -103,7 +104,7 @@ class GatewayRig:
         self._spawn("profiler", sys.executable, "-m", "services.profiler", *common, *options)
 
     def wait_ready(self) -> None:
-        wait_until(lambda: self.http.get("/ready").status_code == 200, self.logs())
+        wait_until(lambda: self.http.get("/ready").status_code == 200, self.logs)
 
     def stop(self, name: str, signum: signal.Signals = signal.SIGTERM) -> int:
         """Signal the process and wait for its end; its exit status."""

@@ -50,12 +50,12 @@ def until_ended(rig: GatewayRig, batch_id: str) -> Batch:
     def has_ended() -> bool:
         return rig.openai.batches.retrieve(batch_id).status in ("completed", "failed", "expired", "cancelled")
 
-    wait_until(has_ended, rig.logs(), WAIT_S)
+    wait_until(has_ended, rig.logs, WAIT_S)
     return rig.openai.batches.retrieve(batch_id)
 
 
 def until_in_progress(rig: GatewayRig, batch_id: str) -> None:
-    wait_until(lambda: rig.openai.batches.retrieve(batch_id).status == "in_progress", rig.logs(), WAIT_S)
+    wait_until(lambda: rig.openai.batches.retrieve(batch_id).status == "in_progress", rig.logs, WAIT_S)
 
 
 def assert_strict(rig: GatewayRig, path: str, type_: type[Batch] | type[FileObject]) -> dict[str, Any]:

@@ -32,7 +32,7 @@ def until_status(rig: GatewayRig, batch_id: str, *statuses: str) -> openai.types
     def is_there() -> bool:
         return rig.openai.batches.retrieve(batch_id).status in statuses
 
-    wait_until(is_there, rig.logs())
+    wait_until(is_there, rig.logs)
     return rig.openai.batches.retrieve(batch_id)
 
 
@@ -60,7 +60,7 @@ async def test_unreadable_messages_end_their_lines(rig: GatewayRig) -> None:
     await damage(bus, subjects.RESULTS_STREAM, subjects.failure(f"{batch_id}.4", "run"))
     await damage(bus, subjects.RESULTS_STREAM, subjects.result(f"{batch_id}.none"))
     rig.start_offline_queue(*PRESET)
-    wait_until(lambda: rig.openai.batches.retrieve(batch_id).request_counts.failed == 2, rig.logs())
+    wait_until(lambda: rig.openai.batches.retrieve(batch_id).request_counts.failed == 2, rig.logs)
     await damage(bus, subjects.RESULTS_STREAM, subjects.result(f"{batch_id}.3"))
     await damage(bus, subjects.RESULTS_STREAM, subjects.failure("batch_none.1", "run"))
     await bus.close()

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from services.local.stack.machine import free_port
 from services.offline_queue.batches import records as batch_records
 from shared.bus import Bus
 from shared.bus.streams import Raw
 from shared.protocol import subjects
 from shared.protocol.offline import OfflineRequest, OfflineResult
 from shared.protocol.sampling import FinishReason
-from tests.conftest import free_port
 from tests.services.offline_queue.batch_desk import TIMEOUT_S, Desk, chat_line
 from tests.services.offline_queue.test_restarts import assert_complete, nats_server
 

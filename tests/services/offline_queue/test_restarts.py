@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from nats.js.api import Header
 
+from services.local.stack.machine import free_port
 from services.offline_queue.batches import records as batch_records
 from services.offline_queue.batches.lines import lines_object
 from services.offline_queue.batches.manager import BatchManager
@@ -20,7 +21,7 @@ from shared.protocol import subjects
 from shared.protocol.batches import BatchRecord
 from shared.protocol.offline import OfflineRequest, OfflineResult
 from shared.protocol.sampling import FinishReason
-from tests.conftest import free_port, nats_server_binary, wait_for_port
+from tests.conftest import nats_server_binary, wait_for_port
 from tests.services.offline_queue.batch_desk import (
     MODEL,
     TIMEOUT_S,

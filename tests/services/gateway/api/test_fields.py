@@ -63,7 +63,7 @@ def test_a_line_fails_alone_that_asks_for_what_is_not_served_or_for_too_much(rig
         {"stop_token_ids": [], "guided_regex": None},
     ]
     batch_id = rig.submit_batch(plain | change for change in changes)
-    wait_until(lambda: rig.openai.batches.retrieve(batch_id).status == "completed", rig.logs())
+    wait_until(lambda: rig.openai.batches.retrieve(batch_id).status == "completed", rig.logs)
     batch = rig.openai.batches.retrieve(batch_id)
     assert batch.request_counts is not None and batch.error_file_id is not None
     assert (batch.request_counts.completed, batch.request_counts.failed) == (2, 2)

@@ -31,7 +31,7 @@ def make_stack(folder: Path, *queue_options: str, time_scale: str = "0.1") -> Ga
 @pytest.fixture(scope="module")
 def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayRig]:
     with make_stack(tmp_path_factory.mktemp("stack"), "--max-flex-requests", "2") as made:
-        wait_until(lambda: chat(made, service_tier="flex", max_tokens=1) is not None, made.logs())
+        wait_until(lambda: chat(made, service_tier="flex", max_tokens=1) is not None, made.logs)
         yield made
 
 
@@ -129,7 +129,7 @@ def test_a_client_that_leaves_ends_its_request_on_the_executor(rig: GatewayRig, 
 def test_it_outlives_whatever_is_killed(tmp_path: Path) -> None:
     """A stream of 250 tokens for each of the two, killed while the stream runs."""
     with make_stack(tmp_path, time_scale="1.0") as rig, ThreadPoolExecutor(4) as pool:
-        wait_until(lambda: chat(rig, service_tier="flex", max_tokens=1) is not None, rig.logs())
+        wait_until(lambda: chat(rig, service_tier="flex", max_tokens=1) is not None, rig.logs)
         expected = read(rig, [])
         executor = ("executor-0", *PRESET, "--sim-time-scale", "1.0")
         kills = {
@@ -139,7 +139,7 @@ def test_it_outlives_whatever_is_killed(tmp_path: Path) -> None:
         for victim, restart in kills.items():
             pieces: list[str] = []
             reading = pool.submit(read, rig, pieces)
-            wait_until(lambda: len(pieces) > 20 or reading.done(), rig.logs())  # noqa: B023
+            wait_until(lambda: len(pieces) > 20 or reading.done(), rig.logs)  # noqa: B023
             rig.stop(victim, signal.SIGKILL)
             restart()
             assert reading.result(60) == expected, victim

@@ -96,7 +96,7 @@ def run_all(rig: GatewayRig) -> list[Batch]:
     rig.start_offline_queue(*PRESET)
     rig.start_executor("executor-0", *PRESET, "--sim-time-scale", "0.1")
     ended = ("completed", "failed", "cancelled", "expired")
-    wait_until(lambda: all(batch.status in ended for batch in rig.openai.batches.list()), rig.logs())
+    wait_until(lambda: all(batch.status in ended for batch in rig.openai.batches.list()), rig.logs)
     return list(rig.openai.batches.list())
 
 
@@ -122,7 +122,7 @@ def test_the_clients_own_repetitions_make_one_batch(rig: GatewayRig, proxy: Prox
     client = rig.openai.with_options(max_retries=10)
     with ThreadPoolExecutor(1) as thread:
         creating = thread.submit(create, client, input_file, extra_headers=KEY)
-        wait_until(lambda: any(event["event"] == "unavailable" for event in rig.log_events("gateway")), rig.logs())
+        wait_until(lambda: any(event["event"] == "unavailable" for event in rig.log_events("gateway")), rig.logs)
         rig.signal("nats", signal.SIGCONT)
         made = creating.result()
     assert [(batch.id, batch.status) for batch in run_all(rig)] == [(made.id, "completed")]

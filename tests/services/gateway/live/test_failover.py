@@ -83,7 +83,7 @@ def undisturbed_choice(rig: GatewayRig, stream: Stream) -> dict[str, Any]:
 def test_streams_of_a_killed_executor_go_on_at_another(rig: GatewayRig, pool: ThreadPoolExecutor) -> None:
     for executor_id in ("executor-0", "executor-1"):
         rig.start_executor(executor_id, *SLOW)
-    wait_until(lambda: len(executors(rig)) == 2, rig.logs())
+    wait_until(lambda: len(executors(rig)) == 2, rig.logs)
     streams = [Stream(rig, pool, seed=seed, logprobs=1) for seed in range(4)]
     for stream in streams:
         stream.wait_for_events(20)
@@ -113,7 +113,7 @@ def test_an_executor_that_signs_off_hands_its_streams_over(rig: GatewayRig, pool
     stream = Stream(rig, pool)
     stream.wait_for_events(20)
     rig.start_executor("executor-1", *SLOW)
-    wait_until(lambda: len(executors(rig)) == 2, rig.logs())
+    wait_until(lambda: len(executors(rig)) == 2, rig.logs)
     rig.stop("executor-0", signal.SIGTERM)
     assert stream.text() == undisturbed(rig, stream)
 
@@ -126,12 +126,12 @@ def test_a_silent_executor_is_left_and_what_it_still_sends_is_ignored(
     stream = Stream(rig, pool)
     stream.wait_for_events(20)
     rig.start_executor("executor-1", *SLOW)
-    wait_until(lambda: len(executors(rig)) == 2, rig.logs())
+    wait_until(lambda: len(executors(rig)) == 2, rig.logs)
     rig.signal("executor-0", signal.SIGSTOP)
-    wait_until(lambda: rig.metric("slackwater_resumed_requests_total") == 1, rig.logs())
+    wait_until(lambda: rig.metric("slackwater_resumed_requests_total") == 1, rig.logs)
     rig.signal("executor-0", signal.SIGCONT)
     assert stream.text() == undisturbed(rig, stream)
-    wait_until(lambda: rig.metric("slackwater_executor_aborted_total", executor_id="executor-0") == 1, rig.logs())
+    wait_until(lambda: rig.metric("slackwater_executor_aborted_total", executor_id="executor-0") == 1, rig.logs)
 
 
 def test_streams_outlive_the_bus(rig: GatewayRig, pool: ThreadPoolExecutor) -> None:
@@ -140,7 +140,7 @@ def test_streams_outlive_the_bus(rig: GatewayRig, pool: ThreadPoolExecutor) -> N
     stream = Stream(rig, pool)
     stream.wait_for_events(20)
     rig.stop("nats", signal.SIGKILL)
-    wait_until(lambda: rig.http.get("/ready").status_code == 503, rig.logs())
+    wait_until(lambda: rig.http.get("/ready").status_code == 503, rig.logs)
     rig.start_nats()
     assert stream.text() == undisturbed(rig, stream)
 
@@ -181,11 +181,11 @@ def test_a_stopping_gateway_ends_answers_that_take_too_long_with_an_error(
         rig.wait_ready()
         stream = Stream(rig, pool, max_tokens=8000)
         whole = pool.submit(rig.complete, max_tokens=8000, ignore_eos=True)
-        long: dict[str, Any] = {"model": MODEL, "temperature": 0.0, "stream": True}
+        long: dict[str, Any] = {"model": MODEL, "stream": True, "extra_body": {"ignore_eos": True}}
         chat = rig.openai.chat.completions.create(messages=[{"role": "user", "content": "Hi"}], **long)
         response = rig.openai.responses.create(input="Hi", **long)
         stream.wait_for_events(5)
-        wait_until(lambda: rig.metric("slackwater_live_requests") == 4, rig.logs())
+        wait_until(lambda: rig.metric("slackwater_live_requests") == 4, rig.logs)
         rig.signal("gateway", signal.SIGTERM)
         assert "shutting down" in stream.error()["message"]
         assert whole.result(60).status_code == 500 and "shutting down" in whole.result().json()["error"]["message"]
@@ -212,12 +212,12 @@ def test_nothing_is_computed_for_nobody_after_the_bus_was_away(rig: GatewayRig, 
         next(leaving.iter_lines())
         rig.signal("executor-0", signal.SIGSTOP)
         rig.stop("nats", signal.SIGKILL)
-    wait_until(lambda: rig.metric("slackwater_live_requests") == 1, rig.logs())
+    wait_until(lambda: rig.metric("slackwater_live_requests") == 1, rig.logs)
     rig.start_nats()
-    wait_until(lambda: has_logged(rig, "gateway", "bus connection restored"), rig.logs())
+    wait_until(lambda: has_logged(rig, "gateway", "bus connection restored"), rig.logs)
     rig.signal("executor-0", signal.SIGCONT)
-    wait_until(lambda: rig.metric("slackwater_resumed_requests_total") == 1, rig.logs())
-    wait_until(lambda: rig.metric("slackwater_executor_aborted_total") == 2, rig.logs())
+    wait_until(lambda: rig.metric("slackwater_resumed_requests_total") == 1, rig.logs)
+    wait_until(lambda: rig.metric("slackwater_executor_aborted_total") == 2, rig.logs)
     assert rig.metric("slackwater_executor_online_running") == 1
     rig.stop("gateway", signal.SIGKILL)
 

@@ -25,7 +25,7 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayRig]:
             options = ("--preset", "sarathi++", "--sim-time-scale", "0.5", "--max-num-seqs", max_num_seqs)
             made.start_executor(executor_id, *options)
         made.start_gateway()
-        wait_until(lambda: len(alive(made)) == 2, made.logs())
+        wait_until(lambda: len(alive(made)) == 2, made.logs)
         yield made
 
 
@@ -52,7 +52,7 @@ def num_completed(rig: GatewayRig, batch_id: str) -> int:
 
 def outputs(rig: GatewayRig, batch_id: str) -> dict[str, str]:
     """Of a batch that completes without an error; each id has one line."""
-    wait_until(lambda: rig.openai.batches.retrieve(batch_id).status == "completed", rig.logs(), timeout_s=60)
+    wait_until(lambda: rig.openai.batches.retrieve(batch_id).status == "completed", rig.logs, timeout_s=60)
     batch = rig.openai.batches.retrieve(batch_id)
     assert batch.error_file_id is None and batch.output_file_id is not None
     lines = [json.loads(line) for line in rig.openai.files.content(batch.output_file_id).text.splitlines()]
@@ -71,7 +71,7 @@ def alone(rig: GatewayRig) -> dict[str, str]:
 def test_each_executor_gets_as_much_of_a_batch_as_it_has_room_for(rig: GatewayRig) -> None:
     texts = outputs(rig, submit(rig))
     assert len(texts) == LINES
-    wait_until(lambda: sum(finished(rig)) == LINES, rig.logs())
+    wait_until(lambda: sum(finished(rig)) == LINES, rig.logs)
     assert finished(rig)[0] > finished(rig)[1] > 0
     expected = alone(rig)
     assert {line: texts[line] for line in expected} == expected
@@ -85,7 +85,7 @@ def finished(rig: GatewayRig) -> list[int]:
 def test_a_killed_executors_part_of_a_batch_moves_to_the_other(rig: GatewayRig) -> None:
     expected = alone(rig)
     batch_id = submit(rig)
-    wait_until(lambda: num_completed(rig, batch_id) >= LINES // 10, rig.logs())
+    wait_until(lambda: num_completed(rig, batch_id) >= LINES // 10, rig.logs)
     rig.stop("executor-0", signal.SIGKILL)
     assert num_completed(rig, batch_id) < LINES
     texts = outputs(rig, batch_id)
@@ -99,7 +99,7 @@ def test_a_real_models_greedy_stream_goes_on_word_for_word(tmp_path_factory: pyt
         rig.start_gateway()
         for executor_id in EXECUTORS:
             rig.start_executor(executor_id, "--engine", "torch", "--threads", "1", "--kv-blocks", "64")
-        wait_until(lambda: len(alive(rig)) == 2, rig.logs(), timeout_s=60)
+        wait_until(lambda: len(alive(rig)) == 2, rig.logs, timeout_s=60)
         body = {"model": MODEL, "prompt": "Once upon a time there was a lighthouse", "max_tokens": 36}
         body |= {"temperature": 0.0, "ignore_eos": True, "seed": 1}
         pieces = []

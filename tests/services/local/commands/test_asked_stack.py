@@ -44,13 +44,13 @@ def test_a_stack_is_shown_and_drained_by_its_url(rig: GatewayRig) -> None:
 
     drained = slackwater("drain", "executor-0", "--url", rig.url)
     assert (drained.exit_code, drained.stdout) == (0, "executor-0 is drained\n"), drained.stderr
-    wait_until(lambda: "drains (executor-0)" in rig.http.get("/ready").text, rig.logs())
+    wait_until(lambda: "drains (executor-0)" in rig.http.get("/ready").text, rig.logs)
     undrained = slackwater("undrain", "executor-0", "--json", "--url", rig.url)
     assert (undrained.exit_code, json.loads(undrained.stdout)["draining"]) == (0, False), undrained.stderr
 
 
 def test_a_drain_by_url_waits_for_what_runs(rig: GatewayRig) -> None:
-    wait_until(lambda: rig.http.get("/ready").status_code == 200, rig.logs())
+    wait_until(lambda: rig.http.get("/ready").status_code == 200, rig.logs)
     body = {"model": MODEL, "prompt": "Once", "max_tokens": 1000, "ignore_eos": True, "stream": True}
     headers = {"Authorization": f"Bearer {KEY}"}
     with rig.http.stream("POST", "/v1/completions", json=body, headers=headers) as stream:
@@ -59,7 +59,7 @@ def test_a_drain_by_url_waits_for_what_runs(rig: GatewayRig) -> None:
         args = ("drain", "executor-0", "--url", rig.url)
         environ = {**os.environ, "SLACKWATER_API_KEY": KEY}
         draining = subprocess.Popen([*SLACKWATER, *args], env=environ, stdout=subprocess.PIPE, text=True)
-        wait_until(lambda: "drains (executor-0)" in rig.http.get("/ready").text, rig.logs())
+        wait_until(lambda: "drains (executor-0)" in rig.http.get("/ready").text, rig.logs)
         assert draining.poll() is None
         *_, end, _ = lines
     stdout, _ = draining.communicate(timeout=60)

@@ -34,8 +34,8 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayRig]:
 @pytest.fixture(autouse=True)
 def both_serve(rig: GatewayRig) -> None:
     """Whatever a test before has left."""
-    wait_until(lambda: [slackwater(rig, "undrain", each)[0] for each in EXECUTORS] == [0, 0], rig.logs())
-    wait_until(lambda: rig.http.get("/ready").status_code == 200, rig.logs())
+    wait_until(lambda: [slackwater(rig, "undrain", each)[0] for each in EXECUTORS] == [0, 0], rig.logs)
+    wait_until(lambda: rig.http.get("/ready").status_code == 200, rig.logs)
 
 
 def slackwater(rig: GatewayRig, *args: str) -> tuple[int, str]:
@@ -61,20 +61,20 @@ def stream(rig: GatewayRig, max_tokens: int) -> Iterator[dict[str, Any]]:
 def test_streams_end_where_they_run_and_new_requests_go_elsewhere(rig: GatewayRig) -> None:
     running = stream(rig, 600)
     next(running)
-    wait_until(lambda: sum(of_each(rig, "online_running")) == 1, rig.logs())
+    wait_until(lambda: sum(of_each(rig, "online_running")) == 1, rig.logs)
     drained = of_each(rig, "online_running").index(1)
     told: asyncio.Queue[Heartbeat] = asyncio.Queue()
     with ThreadPoolExecutor(1) as pool:
         command = drained_executor(AskedStackOptions(nats=rig.nats_url), EXECUTORS[drained], True, told.put_nowait)
         draining = pool.submit(asyncio.run, command)
-        wait_until(lambda: not told.empty(), rig.logs())
+        wait_until(lambda: not told.empty(), rig.logs)
         assert (told.get_nowait().online_running, draining.done()) == (1, False)
         assert [rig.complete().status_code for _ in range(3)] == [200] * 3
         *_, last = running
         assert (last["finish_reason"], draining.result(30).is_drained) == ("length", True)
     expected = [3, 3]
     expected[drained] = 1
-    wait_until(lambda: of_each(rig, "finished_online_total") == expected, rig.logs())
+    wait_until(lambda: of_each(rig, "finished_online_total") == expected, rig.logs)
     shown = slackwater(rig, "status")[1]
     assert (f"{EXECUTORS[drained]}  sim on" in shown, shown.count("(drained)")) == (True, 1)
 
@@ -83,15 +83,15 @@ def test_offline_requests_end_where_they_run_and_the_rest_of_the_batch_elsewhere
     num_lines = 130
     body = {"model": MODEL, "max_tokens": 60, "ignore_eos": True}
     batch_id = rig.submit_batch(body | {"prompt": [number] * 100} for number in range(num_lines))
-    wait_until(lambda: all(of_each(rig, "finished_offline_total")), rig.logs())
+    wait_until(lambda: all(of_each(rig, "finished_offline_total")), rig.logs)
     assert slackwater(rig, "drain", "executor-0")[0] == 0
     assert rig.openai.batches.retrieve(batch_id).status == "in_progress"
     at_drain = of_each(rig, "finished_offline_total")[0]
-    wait_until(lambda: rig.openai.batches.retrieve(batch_id).status == "completed", rig.logs())
+    wait_until(lambda: rig.openai.batches.retrieve(batch_id).status == "completed", rig.logs)
     output = rig.openai.files.content(rig.openai.batches.retrieve(batch_id).output_file_id or "").text
     ids = sorted(json.loads(line)["custom_id"] for line in output.splitlines())
     assert ids == sorted(f"line-{number}" for number in range(num_lines))
-    wait_until(lambda: sum(of_each(rig, "finished_offline_total")) == num_lines, rig.logs())
+    wait_until(lambda: sum(of_each(rig, "finished_offline_total")) == num_lines, rig.logs)
     assert of_each(rig, "finished_offline_total")[0] == at_drain
 
 
@@ -99,7 +99,7 @@ def test_without_an_executor_that_takes_requests_clients_are_told_so(rig: Gatewa
     for executor_id in EXECUTORS:
         status, text = slackwater(rig, "drain", executor_id, "--no-wait", "--json")
         assert (status, json.loads(text)["draining"]) == (0, True)
-    wait_until(lambda: rig.http.get("/ready").status_code == 503, rig.logs())
+    wait_until(lambda: rig.http.get("/ready").status_code == 503, rig.logs)
     assert "drains (executor-0, executor-1): slackwater undrain" in rig.http.get("/ready").json()["reason"]
     refused = rig.complete()
     assert (refused.status_code, "drains (executor-0, executor-1)" in refused.text) == (503, True)
@@ -113,7 +113,7 @@ def test_an_executor_that_was_started_anew_takes_requests(rig: GatewayRig) -> No
     assert slackwater(rig, "drain", "executor-0")[1].endswith("executor-0 is drained\n")
     rig.stop("executor-0", signal.SIGKILL)
     rig.start_executor("executor-0", *OPTIONS)
-    wait_until(lambda: slackwater(rig, "status")[1].count(" on ") == 2, rig.logs())
+    wait_until(lambda: slackwater(rig, "status")[1].count(" on ") == 2, rig.logs)
     assert "drain" not in slackwater(rig, "status")[1]
 
 
