@@ -1,6 +1,6 @@
 """Questions about long documents as one batch beside online requests, live: presets side by side.
 
-Each preset has a stack of its own with the torch engine. All run at once and are measured in turns, so that all of them
+Each preset has a stack of its own. All run at once and are measured in turns, so that all of them
 meet the same disturbances; no prompt comes twice. Questions about all documents are mixed.
 """
 
@@ -136,6 +136,7 @@ def main(
     ttft_slo_ms: Annotated[float, typer.Option(help="Of echo.")] = 2000.0,
     tpot_slo_ms: Annotated[float, typer.Option(help="Of echo; more than online requests take alone.")] = 150.0,
     turns: int = 3,
+    engine: Annotated[str, typer.Option(help="torch or vllm.")] = "torch",
     threads: int = cpu_count(),
     model: ModelOption = DEFAULT_MODEL,
 ) -> Results:
@@ -151,10 +152,10 @@ def main(
         warm_up_s=warm_up,
     )
     options = {
-        "engine": "torch",
+        "engine": engine,
         "model": model,
         "threads": threads,
-        "kv-blocks": kv_tokens // BLOCK_TOKENS["torch"],
+        "kv-blocks": kv_tokens // BLOCK_TOKENS[engine],
     }
     with TemporaryDirectory() as folder:
         deadlines = {"ttft-slo-ms": ttft_slo_ms, "tpot-slo-ms": tpot_slo_ms}

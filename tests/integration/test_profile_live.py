@@ -97,6 +97,7 @@ def test_what_cannot_be_kept_lets_no_offline_work_in(sim_stack: LocalStack, work
 
 
 @pytest.mark.slow
+@pytest.mark.timed
 def test_a_live_search_sets_the_budget_that_it_found(sim_stack: LocalStack, workload: tuple[str, ...]) -> None:
     sim_stack.wait_healthy()
     done = sim_stack.run("profile", *workload, "--slo", "tbt_mean<=1.7x", "--precision", "0.4", "--json", "-")

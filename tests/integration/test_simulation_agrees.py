@@ -176,6 +176,7 @@ def figures(report: Report) -> dict[str, float]:
 
 
 @pytest.mark.slow
+@pytest.mark.timed
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_throughput_and_p99_agree(tmp_path: Path, case: Case) -> None:

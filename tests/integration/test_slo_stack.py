@@ -175,6 +175,7 @@ async def test_an_slo_is_searched_for_and_held_with_offline_work_running(tmp_pat
 
 
 @pytest.mark.slow
+@pytest.mark.timed
 async def test_a_machine_slower_than_its_model_is_corrected(tmp_path: Path) -> None:
     slo = "tbt_mean<=110ms"
     async with slo_stack(tmp_path, slo, TIME_SCALE / 1.4) as stack:
