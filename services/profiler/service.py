@@ -178,8 +178,10 @@ class Profiler(Service):
         await self._slo_budgets.admit(info)
         if self._settings.slo:
             return
-        profile_key = info.profile_key
-        strategy = info.strategy
+        profile_key, strategy = info.profile_key, info.strategy
+        if not strategy.uses_latency_budget:
+            await self._budgets.delete(profile_key)  # of a strategy before
+            return
         fixed_ms, tolerance = strategy.budget_ms, None if strategy.budget_ms else strategy.tolerance
         source = BudgetSource.FIXED if fixed_ms else BudgetSource.TOLERANCE
         budget = BudgetRecord(profile_key, fixed_ms, source, strategy.idle_budget_ms, tolerance)

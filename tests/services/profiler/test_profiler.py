@@ -19,7 +19,7 @@ from shared.clock import SystemClock
 from shared.errors import ConfigError
 from shared.latency.features import BatchFeatures
 from shared.protocol import subjects
-from shared.protocol.budgets import BudgetRecord
+from shared.protocol.budgets import BudgetRecord, BudgetSource
 from shared.protocol.latency_models import LatencyModelRecord, LinearCoefficients
 from shared.protocol.measurements import LatencySample, MeasuredShape, MeasureShape, PrefillChunk
 from shared.scheduling.strategy import Strategy
@@ -96,6 +96,15 @@ async def test_a_cached_profile_is_replayed_and_not_measured_again(
         assert len(executor.asked) == measured
         assert isinstance(samples, int)
         await until(lambda: predictor.details()["samples"] == 2 * samples)
+
+
+async def test_a_strategy_with_deadlines_has_no_budget(bus: Bus, tmp_path: Path, predictor: Predictor) -> None:
+    budgets = await bus.bucket(subjects.BUDGETS_BUCKET, BudgetRecord)
+    await budgets.put(KEY, BudgetRecord(KEY, 40.0, BudgetSource.FIXED))  # of a strategy before
+    service = profiler(bus, tmp_path)
+    async with running(service), MeasuringExecutor(bus, executor_info(strategy=Strategy.of("echo"))):
+        await until(lambda: is_done(service))
+        assert await budgets.keys() == set()
 
 
 async def test_refresh_and_larger_limits_measure_again(bus: Bus, tmp_path: Path, predictor: Predictor) -> None:

@@ -11,6 +11,7 @@ from services.local.commands.parameters import JsonOption, show
 from shared.protocol.budgets import BudgetRecord, SloStatus
 from shared.protocol.executors import Heartbeat
 from shared.protocol.slo_profile import SloVerdict
+from shared.scheduling.strategy import Strategy
 from shared.settings.command_options import with_option_groups
 from shared.watch.stack_status import ProcessStatus, Status
 
@@ -68,7 +69,7 @@ def describe(beat: Heartbeat) -> str:
     return (
         f"{info.executor_id}  {info.spec.engine} on {info.spec.device}{draining_text(beat)}\n"
         f"  online   {beat.online_running} running, {beat.online_waiting} waiting, "
-        f"{counters.finished_online} finished, {counters.online_tokens} tokens\n"
+        f"{counters.finished_online} finished, {counters.online_tokens} tokens\n{_describe_deadlines(info.strategy)}"
         f"  offline  {beat.offline_running} running, {beat.offline_waiting} waiting, "
         f"{counters.finished_offline} finished, {counters.offline_tokens} tokens\n{waits}"
         f"  steps    {counters.steps}: {counters.steps_planned} planned, {counters.steps_local} local, "
@@ -83,6 +84,13 @@ def describe(beat: Heartbeat) -> str:
 def draining_text(beat: Heartbeat) -> str:
     """What stands behind an executor's name."""
     return " (drained)" if beat.is_drained else " (drains)" if beat.draining else ""
+
+
+def _describe_deadlines(strategy: Strategy) -> str:
+    if not strategy.uses_deadlines:
+        return ""
+    first, later, rule = strategy.ttft_slo_ms, strategy.tpot_slo_ms, strategy.deadline_rule.replace("-", " ")
+    return f"  due      first tokens within {first:g} ms, later ones {later:g} ms each (counted from the {rule})\n"
 
 
 def _describe_kept(beat: Heartbeat) -> str:

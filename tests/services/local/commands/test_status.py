@@ -1,4 +1,4 @@
-"""What ``slackwater status`` says of an executor's blocks."""
+"""What ``slackwater status`` says of an executor."""
 
 import pytest
 from msgspec.structs import replace
@@ -28,3 +28,13 @@ def test_free_blocks_are_told_by_what_they_are_kept_for(strategy: Strategy, said
     info = replace(executor_info(num_blocks=600), strategy=strategy)
     beat = Heartbeat(info, ExecutorCounters(), False, 0, 0, 0, 0, 500, num_wanted_blocks=120, num_reserved_blocks=70)
     assert describe(beat).splitlines()[-1].strip() == said
+
+
+def test_it_is_told_when_tokens_are_due_where_anybody_goes_by_that() -> None:
+    def due(strategy: Strategy) -> list[str]:
+        beat = Heartbeat(replace(executor_info(), strategy=strategy), ExecutorCounters(), False, 0, 0, 0, 0, 500)
+        return [line.strip() for line in describe(beat).splitlines() if line.startswith("  due")]
+
+    assert due(Strategy()) == []
+    words = "due      first tokens within 1000 ms, later ones 50 ms each (counted from the first token)"
+    assert due(Strategy.of("echo")) == [words]
