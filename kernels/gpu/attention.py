@@ -1,5 +1,5 @@
-"""Paged attention in Triton: a launch for decodes and one for chunks, or one for both (``kernels.gpu.fused_attention``).
-What a program does is ``kernels.gpu.attend_tile``."""
+"""Paged attention in Triton: a launch for decodes and one for chunks, or, by ``kernels.gpu.fused_attention``, one for
+both. What a program does is ``kernels.gpu.attend_tile``."""
 
 import math
 

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -154,18 +153,8 @@ def test_an_sm_takes_both_kinds_in_proportion(num_decodes: int, num_chunks: int,
 
 def turns(num_decode_work: int, num_work: int, num_sms: int, count: int) -> Any:
     """[num_sms, count], whether each SM's n-th program takes a decode."""
-    import triton
-    import triton.language as tl
+    from tests.kernels.turns_kernel import turns_kernel
 
-    from kernels.gpu.fused_attention import is_decode_turn
-
-    @triton.jit
-    def turns_kernel(out, num_sms, num_decode_work, num_work, COUNT: tl.constexpr):
-        turn = tl.arange(0, COUNT)
-        taken = is_decode_turn(turn, tl.program_id(0), num_sms, num_decode_work, num_work)
-        tl.store(out + tl.program_id(0) * COUNT + turn, taken.to(tl.int32))
-
-    turns_kernel.fn.__globals__.update(is_decode_turn=is_decode_turn, tl=tl)
     out = torch.empty(num_sms, count, dtype=torch.int32, device=DEVICE)
     turns_kernel[(num_sms,)](out, num_sms, num_decode_work, num_work, COUNT=count)
-    return np.array(out.cpu())
+    return out.cpu().numpy()
