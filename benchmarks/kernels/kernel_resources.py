@@ -82,12 +82,12 @@ def compile_only_driver(capability: int) -> SimpleNamespace:
 def launch_all(
     capability: int, head_dim: int, group_size: int, dtype: torch.dtype, window: int | None, directed: bool
 ) -> None:
-    """Every launcher once: decodes with and without splits, a chunk, both in one launch with and without splits, KV
-    write, gather and scatter."""
+    """Every launcher once: decodes with and without splits, a chunk, both in one launch with splits of neither, of
+    decodes, of both; KV write, gather and scatter."""
     num_kv_heads, block_size = 8, 16
     kv_cache = torch.zeros(64, block_size, num_kv_heads, 2 * head_dim, dtype=dtype)
     tables = list(range(64))
-    for num_new, sms in (([1], 1), ([1], 132), ([1, 64], 1), ([1, 64], 132), ([64], 1)):
+    for num_new, sms in (([1], 1), ([1], 132), ([1, 64], 1), ([1, 256], 16), ([1, 64], 132), ([64], 1)):
         sequences = [Sequence("r", [0] * new, 1024 - new, tables, GREEDY, True, directed) for new in num_new]
         layout = StepLayout.of(sequences, 64, block_size)
         batch, _, slots = PagedBatch.build(layout, kv_cache.device, is_fused=True)
