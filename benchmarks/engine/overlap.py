@@ -14,6 +14,7 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated
 
 import torch
@@ -126,8 +127,12 @@ class MixedStep:
 
 
 def _alone(run: Forward) -> Tensor:
-    """On the calling thread, which has no other beside it."""
-    torch.set_num_threads(1)
+    """On the calling thread, without others of OpenMP."""
+    return _on(1, run)
+
+
+def _on(num_threads: int, run: Forward) -> Tensor:
+    torch.set_num_threads(num_threads)
     with torch.inference_mode():
         return run()
 
@@ -174,6 +179,21 @@ def compare(ways: Mapping[str, Forward], turns: int) -> Iterator[Row]:
         yield _row(name, each, times[0], tokens.get(name, len(expected)), len(expected))
 
 
+def scaling(step: MixedStep, turns: int) -> Iterator[Row]:
+    """What each pass takes by itself, on one thread and on all."""
+    for name, part in (("decodes alone", step.decodes), ("chunk alone", step.chunk)):
+        one, every = in_turns([partial(_on, threads, part.forward) for threads in (1, THREADS)], turns)
+        ratios = [slow / fast for slow, fast in zip(one.clock_ms, every.clock_ms, strict=True)]
+        yield {
+            "pass": name,
+            "one thread ms": f"{one.median_ms:.0f}",
+            "fastest ms": f"{min(one.clock_ms):.0f}",
+            "all threads ms": f"{every.median_ms:.0f}",
+            "their fastest ms": f"{min(every.clock_ms):.0f}",
+            "times as fast": f"{statistics.median(ratios):.2f}",
+        }
+
+
 def _row(name: str, times: Times, base: Times, same: int, num_tokens: int) -> Row:
     ratios = [ours / theirs for ours, theirs in zip(times.clock_ms, base.clock_ms, strict=True)]
     low, middle, high = statistics.quantiles(ratios, n=4)
@@ -205,6 +225,7 @@ def main(
             f"torch {torch.__version__}, {cpu_count()} cores, {THREADS} threads, float32: a chunk of {chunk} beside "
             f"{decodes} decodes over {context}, {turns} turns"
         )
+        yield from scaling(step, turns)
         yield from compare(
             {
                 "as it is": step.together,
