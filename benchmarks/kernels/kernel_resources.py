@@ -23,7 +23,7 @@ from benchmarks.engine.batches import GREEDY
 from benchmarks.harness.command import Results, benchmark, formatted
 from kernels.gpu import attention, fused_attention, kv_write, reduce_splits, slot_copy
 from kernels.gpu.batch import PagedBatch
-from kernels.gpu.tiles import Gpu
+from kernels.gpu.tiles import Gpu, fused_tile_shapes
 from kernels.kv_layers import KVLayers
 from kernels.slots import StepLayout
 from shared.replica.engine import Sequence
@@ -87,11 +87,14 @@ def launch_all(
     num_kv_heads, block_size = 8, 16
     kv_cache = torch.zeros(64, block_size, num_kv_heads, 2 * head_dim, dtype=dtype)
     tables = list(range(64))
-    for num_new, sms in (([1], 1), ([1], 132), ([1, 64], 1), ([1, 256], 16), ([1, 64], 132), ([64], 1)):
+    shared_bytes = (SM_SHARED_KIB[capability] << 10) - SYSTEM_SHARED_BYTES
+    is_fused = fused_tile_shapes(group_size, head_dim, dtype, shared_bytes) is not None
+    mixed = [([1, 64], 1), ([1, 256], 16), ([1, 64], 132)] if is_fused else []
+    for num_new, sms in (([1], 1), ([1], 132), *mixed, ([64], 1)):
         sequences = [Sequence("r", [0] * new, 1024 - new, tables, GREEDY, True, directed) for new in num_new]
         layout = StepLayout.of(sequences, 64, block_size)
-        batch, _, slots = PagedBatch.build(layout, kv_cache.device, is_fused=True)
-        batch.gpu = Gpu(sms, (SM_SHARED_KIB[capability] << 10) - SYSTEM_SHARED_BYTES)
+        batch, _, slots = PagedBatch.build(layout, kv_cache.device, is_fused)
+        batch.gpu = Gpu(sms, shared_bytes)
         query = torch.zeros(sum(num_new), num_kv_heads * group_size, head_dim, dtype=dtype)
         attention.attend(query, kv_cache, batch, head_dim**-0.5, window)
     key = torch.zeros(len(slots), num_kv_heads, head_dim, dtype=dtype)
