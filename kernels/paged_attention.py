@@ -27,11 +27,14 @@ class AttentionMetadata:
         return isinstance(self.batch, PagedBatch)
 
     @classmethod
-    def of(cls, layout: StepLayout, kv_cache: torch.Tensor, paged: bool | None = None) -> AttentionMetadata:
+    def of(
+        cls, layout: StepLayout, kv_cache: torch.Tensor, paged: bool | None = None, fused: bool = False
+    ) -> AttentionMetadata:
         """``kv_cache``: one layer's, for its shape and device. Any order gives the same results, decodes first and by
-        length tight groups. ``paged``: for the Triton kernels; None is as the device needs it."""
+        length tight groups. ``paged``: for the Triton kernels; None is as the device needs it.
+        ``fused``: these take decodes and chunks in one launch."""
         if paged or (paged is None and kv_cache.is_cuda):
-            batch, position_ids, slot_mapping = PagedBatch.build(layout, kv_cache.device)
+            batch, position_ids, slot_mapping = PagedBatch.build(layout, kv_cache.device, fused)
             return cls(position_ids, slot_mapping, batch)
         positions, slots = torch.from_numpy(layout.positions), torch.from_numpy(layout.slot_mapping)
         return cls(positions, slots, GatheredBatch.build(layout, kv_cache[0].nbytes))

@@ -21,9 +21,9 @@ from triton.backends.compiler import GPUTarget
 
 from benchmarks.engine.batches import GREEDY
 from benchmarks.harness.command import Results, benchmark, formatted
-from kernels.gpu import attention, kv_write, reduce_splits, slot_copy
+from kernels.gpu import attention, fused_attention, kv_write, reduce_splits, slot_copy
 from kernels.gpu.batch import PagedBatch
-from kernels.gpu.tiles import Gpu
+from kernels.gpu.tiles import Gpu, fused_tile_shapes
 from kernels.kv_layers import KVLayers
 from kernels.slots import StepLayout
 from shared.replica.engine import Sequence
@@ -34,6 +34,7 @@ SYSTEM_SHARED_BYTES = 1024  # that CUDA adds for itself to what a program takes
 SM_REGISTERS = 65536
 KERNELS = (
     attention.attention_kernel,
+    fused_attention.fused_attention_kernel,
     reduce_splits.reduce_splits_kernel,
     kv_write.write_kv_kernel,
     slot_copy.copy_slots_kernel,
@@ -81,18 +82,22 @@ def compile_only_driver(capability: int) -> SimpleNamespace:
 def launch_all(
     capability: int, head_dim: int, group_size: int, dtype: torch.dtype, window: int | None, directed: bool
 ) -> None:
-    """Every launcher once: decodes with and without splits, a chunk, KV write, gather and scatter."""
+    """Every launcher once: decodes with and without splits, a chunk, both in one launch with splits of neither, of
+    decodes, of both; KV write, gather and scatter."""
     num_kv_heads, block_size = 8, 16
     kv_cache = torch.zeros(64, block_size, num_kv_heads, 2 * head_dim, dtype=dtype)
     tables = list(range(64))
-    for num_new, sms in ((1, 1), (1, 132), (64, 1)):
-        sequences = [Sequence("r", [0] * num_new, 1024 - num_new, tables, GREEDY, True, directed)]
+    shared_bytes = (SM_SHARED_KIB[capability] << 10) - SYSTEM_SHARED_BYTES
+    is_fused = fused_tile_shapes(group_size, head_dim, dtype, shared_bytes) is not None
+    mixed = [([1, 64], 1), ([1, 256], 16), ([1, 64], 132)] if is_fused else []
+    for num_new, sms in (([1], 1), ([1], 132), *mixed, ([64], 1)):
+        sequences = [Sequence("r", [0] * new, 1024 - new, tables, GREEDY, True, directed) for new in num_new]
         layout = StepLayout.of(sequences, 64, block_size)
-        batch, _, slots = PagedBatch.build(layout, kv_cache.device)
-        batch.gpu = Gpu(sms, (SM_SHARED_KIB[capability] << 10) - SYSTEM_SHARED_BYTES)
-        query = torch.zeros(num_new, num_kv_heads * group_size, head_dim, dtype=dtype)
+        batch, _, slots = PagedBatch.build(layout, kv_cache.device, is_fused)
+        batch.gpu = Gpu(sms, shared_bytes)
+        query = torch.zeros(sum(num_new), num_kv_heads * group_size, head_dim, dtype=dtype)
         attention.attend(query, kv_cache, batch, head_dim**-0.5, window)
-    key = torch.zeros(num_new, num_kv_heads, head_dim, dtype=dtype)
+    key = torch.zeros(len(slots), num_kv_heads, head_dim, dtype=dtype)
     kv_write.write_kv(key, key, kv_cache, slots)
     layers = KVLayers.of([kv_cache])
     slot_copy.copy_slots(layers, slots, layers.new_buffer(len(slots)), to_buffer=True)
@@ -167,7 +172,7 @@ def main(
     cases = [CASES[number] for number in case or range(len(CASES))]
     found = [resources for each in capability for resources in measure(each, cases)]
     if as_json:
-        yield json.dumps([asdict(resources) for resources in found])
+        yield json.dumps([asdict(each) | {"programs_per_sm": each.programs_per_sm} for each in found])
         return
     for resources in found:
         yield {

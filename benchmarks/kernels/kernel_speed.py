@@ -4,11 +4,11 @@
 What is compared runs in turns, so that all of it meets the same disturbances; medians are printed. On the CPU, our path
 stands beside gathering every slot and one padded SDPA call, on one thread and in CPU time, which leaves out what others
 on the machine take; on a GPU, the bandwidth of decodes and slot copies stands beside that of a device-to-device copy,
-and attention with direction beside the same kernel without.
+attention with direction beside the same kernel without, and chunks and decodes in one launch beside two.
 """
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Self
@@ -26,12 +26,14 @@ from kernels.kv_layers import KVLayers
 from kernels.paged_attention import AttentionMetadata, paged_attention
 from kernels.slot_copy import gather_slots, scatter_slots
 from kernels.slots import StepLayout
-from shared.replica.engine import Sequence
+from shared.replica.engine import Sequence as Scheduled
 
 BLOCK_SIZE = 16
 HEADS = {"SmolLM2-135M": (9, 3, 64), "Llama-3.1-8B": (32, 8, 128)}  # query heads, KV heads, head size
 CPU_DECODES = ((8, 256), (32, 256), (32, 1024), (4, 4096))  # batch, context
 CPU_CHUNKS = ((256, 0), (128, 1024))  # new tokens, computed
+MIXED = ((64, 8192, 512, 7680), (64, 8192, 2048, 0), (16, 8192, 2048, 14336), (128, 2048, 512, 0))
+"""Decodes, their context, new tokens of the chunk, computed ones."""
 LAYERS = 32
 CHECKPOINT_SLOTS = 4096
 
@@ -42,27 +44,31 @@ class Work:
 
     query: torch.Tensor
     kv_cache: torch.Tensor
-    sequences: list[Sequence]
+    sequences: list[Scheduled]
     scale: float
 
     @classmethod
-    def of(
-        cls, heads: tuple[int, int, int], num: int, computed: int, new: int, device: str, dtype: torch.dtype
-    ) -> Self:
-        """``num`` sequences with so many new tokens each, after so many computed ones."""
+    def of(cls, heads: tuple[int, int, int], parts: Sequence[tuple[int, int]], device: str, dtype: torch.dtype) -> Self:
+        """``parts``: computed and new tokens of each sequence, decodes first."""
         num_heads, num_kv_heads, head_dim = heads
-        tables = block_tables(num * -(-(computed + new) // BLOCK_SIZE), num)
-        sequences = [Sequence(f"r{n}", [0] * new, computed, table, GREEDY, True) for n, table in enumerate(tables)]
+        needed = [-(-sum(part) // BLOCK_SIZE) for part in parts]
+        [pool] = block_tables(sum(needed), 1)
+        tables = [[pool.pop() for _ in range(count)] for count in needed]
+        sequences = [
+            Scheduled(f"r{n}", [0] * new, computed, table, GREEDY, True)
+            for n, ((computed, new), table) in enumerate(zip(parts, tables, strict=True))
+        ]
         torch.manual_seed(0)
-        shape = (sum(map(len, tables)), BLOCK_SIZE, num_kv_heads, 2 * head_dim)
+        shape = (sum(needed), BLOCK_SIZE, num_kv_heads, 2 * head_dim)
         kv_cache = torch.randn(shape, device=device, dtype=dtype)
-        query = torch.randn(num * new, num_heads, head_dim, device=device, dtype=dtype)
+        query = torch.randn(sum(new for _, new in parts), num_heads, head_dim, device=device, dtype=dtype)
         return cls(query, kv_cache, sequences, head_dim**-0.5)
 
-    def step(self, right: Callable[[int], bool]) -> Callable[[], torch.Tensor]:
+    def step(self, right: Callable[[int], bool] = lambda i: False, fused: bool = False) -> Callable[[], torch.Tensor]:
         """Attention with sequence i filling from the right where ``right(i)``; the metadata is built once."""
         sequences = [replace(sequence, fills_right=right(i)) for i, sequence in enumerate(self.sequences)]
-        metadata = AttentionMetadata.of(StepLayout.of(sequences, *self.kv_cache.shape[:2]), self.kv_cache)
+        layout = StepLayout.of(sequences, *self.kv_cache.shape[:2])
+        metadata = AttentionMetadata.of(layout, self.kv_cache, fused=fused)
         buffer = GatherBuffer()
         return lambda: paged_attention(self.query, self.kv_cache, metadata, self.scale, buffer)
 
@@ -112,16 +118,16 @@ def on_cpu(runs: int) -> Results:
     yield f"torch {torch.__version__}, one thread, float32"
     for name, heads in HEADS.items():
         for batch, context in CPU_DECODES:
-            work = Work.of(heads, batch, context - 1, 1, "cpu", torch.float32)
+            work = Work.of(heads, [(context - 1, 1)] * batch, "cpu", torch.float32)
             yield _cpu_row(f"{name}, decode, batch {batch}, context {context}", work, runs)
         for new, computed in CPU_CHUNKS:
-            work = Work.of(heads, 1, computed, new, "cpu", torch.float32)
+            work = Work.of(heads, [(computed, new)], "cpu", torch.float32)
             yield _cpu_row(f"{name}, chunk of {new} after {computed}", work, runs)
 
 
 def _cpu_row(name: str, work: Work, runs: int) -> Row:
     steps = {
-        "ms": work.step(lambda i: False),
+        "ms": work.step(),
         "all from the right ms": work.step(lambda i: True),
         "mixed ms": work.step(lambda i: i % 2 == 0),
         "gather + SDPA ms": work.gathered(),
@@ -140,18 +146,20 @@ def on_cuda(runs: int) -> Results:
         yield _decode_row(batch, context, source, target, runs)
     for new, computed in ((8192, 0), (512, 7680)):
         yield _prefill_row(new, computed, runs)
+    for decodes, context, new, computed in MIXED:
+        yield _mixed_row([(context - 1, 1)] * decodes, (computed, new), runs)
     yield from _checkpoint_rows(runs)
 
 
 def _decode_row(batch: int, context: int, source: torch.Tensor, target: torch.Tensor, runs: int) -> Row:
     from kernels.gpu.attention import attend
 
-    work = Work.of(HEADS["Llama-3.1-8B"], batch, context - 1, 1, "cuda", torch.bfloat16)
+    work = Work.of(HEADS["Llama-3.1-8B"], [(context - 1, 1)] * batch, "cuda", torch.bfloat16)
     layout = StepLayout.of(work.sequences, *work.kv_cache.shape[:2])
     whole = AttentionMetadata.of(layout, work.kv_cache).batch
     assert isinstance(whole, PagedBatch)
     steps: dict[str, Step] = {
-        "left": work.step(lambda i: False),
+        "left": work.step(),
         "mixed": work.step(lambda i: i % 2 == 0),
         "unsplit": lambda: attend(work.query, work.kv_cache, whole, work.scale, num_splits=1),
         "copy": lambda: target.copy_(source),
@@ -170,11 +178,26 @@ def _decode_row(batch: int, context: int, source: torch.Tensor, target: torch.Te
 
 def _prefill_row(new: int, computed: int, runs: int) -> Row:
     heads = HEADS["Llama-3.1-8B"]
-    work = Work.of(heads, 1, computed, new, "cuda", torch.bfloat16)
-    [ms] = medians_ms({"prefill": work.step(lambda i: False)}, runs, cuda=True).values()
+    work = Work.of(heads, [(computed, new)], "cuda", torch.bfloat16)
+    [ms] = medians_ms({"prefill": work.step()}, runs, cuda=True).values()
     reads = new * computed + new * (new + 1) // 2  # pairs of a query and a key
     tflops = 4 * reads * heads[0] * heads[2] / ms / 1e9
     return {"prefill": f"{new} tokens after {computed}", "ms": f"{ms:.3f}", "TFLOP/s": f"{tflops:,.0f}"}
+
+
+def _mixed_row(decodes: list[tuple[int, int]], chunk: tuple[int, int], runs: int, device: str = "cuda") -> Row:
+    """What each kind takes alone stands beside both: one launch could be as short as the longer of them."""
+    parts = {"decodes alone": decodes, "chunk alone": [chunk], "two launches": [*decodes, chunk]}
+    works = {name: Work.of(HEADS["Llama-3.1-8B"], part, device, torch.bfloat16) for name, part in parts.items()}
+    steps = {name: work.step() for name, work in works.items()}
+    steps["one launch"] = works["two launches"].step(fused=True)
+    torch.testing.assert_close(steps["one launch"](), steps["two launches"](), atol=2e-2, rtol=2e-2)
+    taken = medians_ms(steps, runs, cuda=device == "cuda")
+    return {
+        "mixed step": f"{len(decodes)} decodes over {sum(decodes[0])}, {chunk[1]} tokens after {chunk[0]}",
+        **formatted(".3f", {f"{name} ms": ms for name, ms in taken.items()}),
+        "times as fast": f"{taken['two launches'] / taken['one launch']:.2f}",
+    }
 
 
 def _checkpoint_rows(runs: int) -> Iterator[Row]:

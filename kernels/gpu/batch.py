@@ -16,6 +16,7 @@ from kernels.gpu.tiles import LARGE_SHARED_BYTES, Gpu, Tiles, cut_chunks
 from kernels.slots import Ints, StepLayout
 
 ALIGNMENT = 16  # bytes: Triton compiles a kernel anew for a pointer that is aligned otherwise
+LAUNCHES = 64  # that counters are made for at a time: more than most models have layers
 
 
 @dataclass(slots=True)
@@ -30,10 +31,14 @@ class PagedBatch:
     num_decodes: int
     num_new: Ints  # [num_sequences], as the host knows it
     num_computed: Ints  # [num_sequences], likewise; of a decode the device may read less
+    is_fused: bool = False  # whether decodes and chunks share a launch, where the GPU has room for that
     _chunk_tiles: dict[int, Tiles] = field(default_factory=dict)
+    _counters: list[torch.Tensor] = field(default_factory=list)  # zeros, not yet handed out
 
     @classmethod
-    def build(cls, layout: StepLayout, device: torch.device) -> tuple[PagedBatch, torch.Tensor, torch.Tensor]:
+    def build(
+        cls, layout: StepLayout, device: torch.device, is_fused: bool = False
+    ) -> tuple[PagedBatch, torch.Tensor, torch.Tensor]:
         """Returns the batch, and position ids and slot mapping, [num_tokens], int64, from the same copy. Raises
         ValueError for a block size that is no power of two: direction flips the bits of offsets."""
         if layout.block_size & (layout.block_size - 1):
@@ -51,7 +56,7 @@ class PagedBatch:
         )
         directions = fills_right if layout.fills_right.any() else None
         counts = (layout.num_decodes, layout.num_new, layout.num_computed)
-        return cls(block_tables, seq_lens, starts, directions, gpu_of(device), *counts), positions, slots
+        return cls(block_tables, seq_lens, starts, directions, gpu_of(device), *counts, is_fused), positions, slots
 
     def decode_tiles(self) -> Tiles:
         """One tile a decode: its launch needs no table on the device."""
@@ -71,6 +76,13 @@ class PagedBatch:
                 cut.shape[1], sequences, first_tokens, first, int(num_new.sum()), longest, tile_tokens
             )
         return self._chunk_tiles[tile_tokens]
+
+    def new_counters(self) -> torch.Tensor:
+        """[2 + num_sms or more], int32, zeros, for one fused launch. Made for many layers at a time."""
+        if not self._counters:
+            shape = (LAUNCHES, -(-(2 + self.gpu.num_sms) * 4 // ALIGNMENT) * ALIGNMENT // 4)
+            self._counters = list(torch.zeros(shape, dtype=torch.int32, device=self.seq_lens.device))
+        return self._counters.pop()
 
 
 def stack_tables(tables: Sequence[Ints]) -> npt.NDArray[np.int32]:

@@ -1,10 +1,43 @@
 """Combine the partial results that the splits of one query row left behind."""
 
+from __future__ import annotations
+
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
 
-from kernels.gpu.tiles import MAX_SPLITS
+from kernels.gpu.tiles import MAX_SPLITS, Tiles
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where the programs of some tiles leave their rows: in ``out`` itself, or in partial results beside it."""
+
+    out: torch.Tensor  # [num_tokens, num_heads, v_dim]: all rows of the batch
+    tiles: Tiles
+    rows: torch.Tensor  # ``out``, or [num_rows, num_heads, num_splits, v_dim], float32
+    lse: torch.Tensor | None  # [num_rows, num_heads, num_splits], float32; None without splits
+
+    @classmethod
+    def of(cls, out: torch.Tensor, tiles: Tiles, num_splits: int) -> Target:
+        if num_splits == 1:
+            return cls(out, tiles, out, None)
+        shape = (tiles.num_rows, out.shape[1], num_splits)
+        partial = out.new_empty(*shape, out.shape[2], dtype=torch.float32)
+        return cls(out, tiles, partial, out.new_empty(*shape, dtype=torch.float32))
+
+    @property
+    def first_row(self) -> int:
+        """Of the batch, that ``rows`` begins with."""
+        return 0 if self.lse is None else self.tiles.first_row
+
+    def reduce(self) -> None:
+        """Once the programs are launched."""
+        if self.lse is not None:
+            first = self.tiles.first_row
+            reduce_splits(self.rows, self.lse, self.out[first : first + self.tiles.num_rows])
 
 
 def reduce_splits(partial: torch.Tensor, lse: torch.Tensor, out: torch.Tensor) -> None:

@@ -37,6 +37,14 @@ class TileShape:
 
 
 @dataclass(frozen=True, slots=True)
+class FusedShapes:
+    """Of decodes and chunks in one launch: with as many warps and stages, and each with its part of an SM's places."""
+
+    decode: TileShape
+    chunk: TileShape
+
+
+@dataclass(frozen=True, slots=True)
 class Tiles:
     """The tiles of one launch over rows [first_row, first_row + num_rows) of the flattened batch."""
 
@@ -47,6 +55,11 @@ class Tiles:
     num_rows: int
     max_kv_len: int
     max_tile_tokens: int
+
+    def choose_num_splits(self, num_kv_heads: int, window: int | None, shape: TileShape, num_sms: int) -> int:
+        """Into how many parts the KV of each is cut."""
+        longest = min(self.max_kv_len, window + self.max_tile_tokens - 1) if window else self.max_kv_len
+        return choose_num_splits(self.count * num_kv_heads, longest, shape, num_sms)
 
 
 def decode_tile_shape(group_size: int, head_dim: int, dtype: torch.dtype) -> TileShape:
@@ -70,6 +83,25 @@ def chunk_tile_shape(group_size: int, head_dim: int, dtype: torch.dtype, shared_
     if head_dim <= 128:
         return TileShape(max(128, least), 64, 8, 2, 1)
     return TileShape(max(64, least), 32, 8, 2 if shared_bytes >= LARGE_SHARED_BYTES else 1, 1)
+
+
+def fused_tile_shapes(group_size: int, head_dim: int, dtype: torch.dtype, shared_bytes: int) -> FusedShapes | None:
+    """For decodes and chunks in one launch: the largest of which an SM holds two programs at least, so that one of each
+    kind has its place. None where there are none such; the two kinds are then launches of their own."""
+    least, is_large = 1 << (group_size - 1).bit_length(), shared_bytes >= LARGE_SHARED_BYTES
+    if dtype == torch.float32:
+        rows, fits = 32, head_dim <= 64 or (head_dim <= 128 and is_large)
+        decode_keys, chunk_keys, kv_buffers = (64, 32, 1) if head_dim <= 64 else (32, 32, 1)
+    else:
+        rows, fits = 64, head_dim <= 128 or (head_dim <= 256 and is_large)
+        decode_keys, chunk_keys, kv_buffers = (64, 32, 2) if head_dim <= 128 else (32, 16, 2)
+        if head_dim > 64 and not is_large:
+            kv_buffers = 1
+    if not fits or least > rows:
+        return None
+    return FusedShapes(
+        TileShape(max(16, least), decode_keys, 4, kv_buffers, 1), TileShape(rows, chunk_keys, 4, kv_buffers, 1)
+    )
 
 
 def cut_chunks(

@@ -49,6 +49,9 @@ class ExecutorSettings(msgspec.Struct, frozen=True):
         str, Meta(description="auto: decode steps on CUDA replay recorded graphs; or off", extra=choices(CUDA_GRAPHS))
     ] = "auto"
     cuda_graph_decodes: Annotated[int, Meta(ge=1, description="decodes of the largest recorded step")] = 256
+    fused_attention: Annotated[
+        bool, Meta(description="torch on CUDA: a step's prefill chunks and decodes share one launch of attention")
+    ] = False
     tensor_parallel: Annotated[
         int, Meta(ge=1, description="GPUs, on a CPU processes, that share each layer; vllm and sim")
     ] = 1

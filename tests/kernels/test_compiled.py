@@ -39,12 +39,17 @@ def test_kernels_fit_an_sm(case: int, capability: int) -> None:
     kernels = compiled(capability, case)
     attention = [kernel for kernel in kernels if kernel["kernel"] == "attention_kernel"]
     assert len(attention) == 3, "decodes without and with splits, and chunks"
+    fused = [kernel for kernel in kernels if kernel["kernel"] == "fused_attention_kernel"]
+    num_fused = 0 if "float32, head 256" in kernels[0]["case"] else 3
+    assert len(fused) == num_fused, "splits of neither, of decodes, of both"
     assert {"reduce_splits_kernel", "write_kv_kernel", "copy_slots_kernel"} <= {kernel["kernel"] for kernel in kernels}
     for kernel in kernels:
         assert kernel["shared_bytes"] <= SHARED_BYTES[capability], kernel
         float32_256 = "float32, head 256" in kernel["case"]
         assert kernel["stack_bytes"] <= (128 if float32_256 else 0), kernel
-    for kernel in attention:
+    for kernel in fused:
+        assert kernel["programs_per_sm"] >= 2, "room for a decode's beside a chunk's"
+    for kernel in attention + fused:
         assert kernel["async_copies"] and kernel["tensor_core_instructions"], kernel
     for kernel in kernels:
         if kernel["kernel"] == "copy_slots_kernel":

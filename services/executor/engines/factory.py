@@ -37,6 +37,7 @@ def load_engine(settings: ExecutorSettings) -> Engine:
             max_model_len=settings.max_model_len or None,
             num_host_slots=_host_slots(settings),
             max_graph_decodes=min(settings.cuda_graph_decodes, settings.max_num_seqs) if records else 0,
+            fused_attention=settings.fused_attention,
         )
     return _load_vllm(settings) if settings.engine == "vllm" else _load_sim(settings)
 

@@ -59,6 +59,7 @@ class TorchEngine(EngineOnTorch):
         host: HostPool | None,
         grammars: GrammarMasks,
         num_threads: int,
+        fused_attention: bool = False,
     ) -> None:
         super().__init__(spec, next(iter(kv_caches.values())).device, host, num_threads)
         self._grammars = grammars
@@ -66,6 +67,7 @@ class TorchEngine(EngineOnTorch):
         self._kv_caches = kv_caches
         self._buffer = GatherBuffer()
         self._graphs: DecodeGraphs | None = None
+        self._fused_attention = fused_attention
 
     @classmethod
     def load(
@@ -80,6 +82,7 @@ class TorchEngine(EngineOnTorch):
         max_model_len: int | None = None,
         num_host_slots: int | None = 0,
         max_graph_decodes: int = 0,
+        fused_attention: bool = False,
     ) -> TorchEngine:
         """Load the model folder ``path`` under the name that clients use; takes seconds, on a machine for the first
         time more, until every kernel is compiled. Raises ModelError for a model that cannot be run, ConfigError for
@@ -87,7 +90,8 @@ class TorchEngine(EngineOnTorch):
 
         None: ``num_blocks`` sizes the KV cache from memory, ``num_threads`` is every core, ``max_model_len`` the
         model's own context or what the KV blocks hold, ``num_host_slots`` as many as the blocks have or as memory
-        allows. On CUDA, steps of up to ``max_graph_decodes`` decodes are recorded as graphs."""
+        allows. On CUDA, steps of up to ``max_graph_decodes`` decodes are recorded as graphs; with ``fused_attention`` a
+        step's chunks and decodes share a launch of attention."""
         facts = ModelFacts.read(path)
         threads = num_threads or cpu_count()
         torch.set_num_threads(threads)
@@ -115,9 +119,9 @@ class TorchEngine(EngineOnTorch):
             is_interruptible=True,
             takes_steps_ahead=chosen.type == "cuda",  # on a CPU a step needs the interpreter all the time
         )
-        engine = cls(spec, model.forward, kv_caches, host, GrammarMasks(path), threads)
+        engine = cls(spec, model.forward, kv_caches, host, GrammarMasks(path), threads, fused_attention)
         if chosen.type == "cuda":
-            for batch in warm_up_batches(spec):
+            for batch in warm_up_batches(spec, fused_attention):
                 engine.execute(batch)
             engine.record_decodes(max_graph_decodes)
         else:
@@ -176,7 +180,8 @@ class TorchEngine(EngineOnTorch):
         logits = self._graphs.logits(layout, input_ids) if self._graphs is not None else None
         if logits is not None:
             return logits if len(sampling) == len(logits) else logits[sampling]
-        metadata = AttentionMetadata.of(layout, next(iter(self._kv_caches.values())))
+        kv_cache = next(iter(self._kv_caches.values()))
+        metadata = AttentionMetadata.of(layout, kv_cache, fused=self._fused_attention)
         rows = torch.from_numpy(layout.row_ends[sampling] - 1).to(self._device)
         return self._forward(torch.from_numpy(input_ids).to(self._device), metadata, rows)
 

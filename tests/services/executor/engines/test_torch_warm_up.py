@@ -4,7 +4,7 @@ import msgspec
 import pytest
 import torch
 
-from kernels.gpu.tiles import choose_num_splits, chunk_tile_shape, decode_tile_shape
+from kernels.gpu.tiles import choose_num_splits, chunk_tile_shape, decode_tile_shape, fused_tile_shapes
 from kernels.slots import StepLayout
 from services.executor.engines.torch.engine import TorchEngine
 from services.executor.engines.torch.warm_up import warm_up_batches
@@ -31,17 +31,34 @@ def test_every_variant_is_launched(num_sms: int) -> None:
     assert len(variants) == 8
 
 
+@pytest.mark.parametrize("num_sms", [20, 132])
+def test_every_variant_of_a_shared_launch_is_launched(num_sms: int) -> None:
+    """Decodes split and not, chunks split and not, with and without direction."""
+    shapes = fused_tile_shapes(4, 128, torch.bfloat16, shared_bytes=1 << 18)
+    assert shapes is not None
+    variants = set()
+    for batch in warm_up_batches(SPEC, mixed=True):
+        layout = StepLayout.of(batch.sequences, SPEC.num_blocks, SPEC.block_size)
+        if len(batch.sequences) == 2 and layout.num_decodes == 1:
+            are_split = (
+                choose_num_splits(8, int(length), shape, num_sms) > 1
+                for length, shape in zip(layout.seq_lens, (shapes.decode, shapes.chunk), strict=True)
+            )
+            variants.add((*are_split, bool(layout.fills_right[0])))
+    assert len(variants) == 8
+
+
 def test_a_small_pool_is_enough() -> None:
     small = msgspec.structs.replace(SPEC, num_blocks=1)
-    for batch in warm_up_batches(small):
-        [sequence] = batch.sequences
-        assert len(sequence.block_table) == 1
-        assert 1 <= sequence.num_computed_tokens + len(sequence.token_ids) <= small.block_size
+    for batch in warm_up_batches(small, mixed=True):
+        for sequence in batch.sequences:
+            assert len(sequence.block_table) == 1
+            assert 1 <= sequence.num_computed_tokens + len(sequence.token_ids) <= small.block_size
 
 
 def test_an_engine_executes_it() -> None:
     path = prepare(DEFAULT_MODEL, default_cache_dir(), print)
     engine = TorchEngine.load(path, "test", device="cpu", num_blocks=8, num_threads=1)
-    for batch in warm_up_batches(engine.spec):
-        assert set(engine.execute(batch).sampled) == {"warm-up"}
+    for batch in warm_up_batches(engine.spec, mixed=True):
+        assert set(engine.execute(batch).sampled) == {s.request_id for s in batch.sequences}
     engine.close()
