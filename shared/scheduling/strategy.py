@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Annotated, Any
 
 import msgspec
@@ -138,6 +139,14 @@ class Strategy(msgspec.Struct, frozen=True, kw_only=True):
     decode_benefit: Annotated[
         float, Meta(gt=0, description="kv-aware packing: what generating an offline token is worth")
     ] = DEFAULT_BENEFIT.decode
+    batch_multiple: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="offline prompts are cut so that the tokens of a step are a multiple of it, as tiles of GEMMs "
+            "are: 128 on a GPU; 0: of none",
+        ),
+    ] = 0
     online_knobs: OnlineOrderKnobs = OnlineOrderKnobs()
     offline_knobs: OfflineOrderKnobs = OfflineOrderKnobs()
 
@@ -245,14 +254,14 @@ class Strategy(msgspec.Struct, frozen=True, kw_only=True):
         """The policy of a step under a budget, or with a ``tolerance`` under that; without a known one, or without a
         latency model to keep deadlines with, a strategy that needs it serves no offline work yet. A step without online
         requests that the engine can stop, ``is_interruptible``, needs no bound."""
+        own = partial(Policy, packing=self.packing, benefit=self.benefit, batch_multiple=self.batch_multiple)
         if not self.uses_latency_budget:
-            serves_offline = self.serves_offline and (model_is_known or not self.uses_deadlines)
-            return Policy(math.inf, serves_offline, self.packing, benefit=self.benefit)
+            return own(math.inf, self.serves_offline and (model_is_known or not self.uses_deadlines))
         if latency_budget_ms is None:
-            return Policy(0.0, offline_enabled=False, packing=self.packing, benefit=self.benefit)
+            return own(0.0, offline_enabled=False)
         if not idle_budget_ms:
             idle_budget_ms = math.inf if is_interruptible else BLIND_IDLE_BUDGET_MS if tolerance is not None else 0.0
-        return Policy(latency_budget_ms, self.serves_offline, self.packing, idle_budget_ms, tolerance, self.benefit)
+        return own(latency_budget_ms, self.serves_offline, idle_budget_ms=idle_budget_ms, tolerance=tolerance)
 
     def _misfit(self) -> str:
         """Why the parts do not fit each other; empty where they do."""
@@ -267,6 +276,8 @@ class Strategy(msgspec.Struct, frozen=True, kw_only=True):
             return f"packing {self.packing} works with offline order {known}, not with {self.offline_order}"
         if self.kv_reserve != "none" and not packing.keeps_reserve:
             return f"packing {self.packing} lets nobody pass: leave --kv-reserve {self.kv_reserve} out"
+        if self.batch_multiple and not packing.cuts_to_multiples:
+            return f"packing {self.packing} cuts no prompts to multiples: leave --batch-multiple out"
         if self.budget_ms and self.latency_budget != "fixed":
             return f"latency budget {self.latency_budget} is no number of milliseconds: leave --budget-ms out"
         if self.offline_qps and self.offline_rate != "fixed":
