@@ -83,6 +83,7 @@ class OfflinePool:
         self._items: dict[str, _Item] = {}
         self._demands: dict[int, PromptDemand] = {}  # by block size, of those who ask
         self._assigned: dict[str, dict[str, _Item]] = {}  # by executor
+        self.num_learnt = 0  # since its start, of what its order was told
 
     def __len__(self) -> int:
         return len(self._items)
@@ -168,6 +169,7 @@ class OfflinePool:
         of an unknown id, it changes nothing."""
         if request_id in self._items:
             self._order.learn(request_id, num_output_tokens)
+            self.num_learnt += 1
 
     def remember(self) -> bytes:
         """What its order has learnt, for the pool of another time: see ``OfflineOrder``, as for the next two."""

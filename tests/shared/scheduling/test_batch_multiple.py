@@ -144,7 +144,7 @@ def test_every_prompt_is_computed(name: str, num_decodes: int) -> None:
         schedule = packing_named(name).schedule(state_of(table, name), no_queue)
         for request_id, num_tokens in tokens(schedule).items():
             request = table.get(request_id)
-            if request in waiting:
+            if request is not None and request in waiting:
                 request.num_computed_tokens += num_tokens
                 request.num_blocks = -(-request.num_computed_tokens // 16)
                 if request_id in table.waiting(Kind.OFFLINE):
