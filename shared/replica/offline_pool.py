@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Protocol
 
@@ -163,6 +163,23 @@ class OfflinePool:
         for executor_id, ids in held.items():
             self._on_discard(executor_id, ids)
 
+    def learn(self, request_id: str, num_output_tokens: int) -> None:
+        """It ended well, anywhere, after so many tokens of output; to be said before it is discarded. Told again, or
+        of an unknown id, it changes nothing."""
+        if request_id in self._items:
+            self._order.learn(request_id, num_output_tokens)
+
+    def remember(self) -> bytes:
+        """What its order has learnt, for the pool of another time: see ``OfflineOrder``, as for the next two."""
+        return self._order.remember()
+
+    def recall(self, data: bytes) -> None:
+        """Before anything is added."""
+        self._order.recall(data)
+
+    def details(self) -> Mapping[str, float]:
+        return self._order.details()
+
     def in_order(self, view: OfflineView = NOBODY) -> Iterator[Request]:
         """What waits, next first, as the view's reader is to take it; the pool must not change while this is read."""
         return self._order.in_order(view)
@@ -262,4 +279,11 @@ def _schedulable(generate: GenerateRequest) -> Request:
     num_prompt_tokens = len(generate.prompt_token_ids)
     num_tokens = num_prompt_tokens + len(generate.output_token_ids)
     total = num_prompt_tokens + generate.sampling.max_tokens
-    return Request(generate.request_id, Kind.OFFLINE, num_tokens, total, arrival_s=generate.arrival_s)
+    return Request(
+        generate.request_id,
+        Kind.OFFLINE,
+        num_tokens,
+        total,
+        arrival_s=generate.arrival_s,
+        ends_at_limit=generate.sampling.ends_at_limit,
+    )

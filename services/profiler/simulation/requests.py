@@ -148,7 +148,7 @@ class Backlog:
     def _waiting(self, index: int, now_s: float) -> Waiting:
         prompt, request_id = self.prepared.prompt(index), f"offline-{index}"
         total = prompt.num_tokens + prompt.max_tokens
-        request = Request(request_id, Kind.OFFLINE, prompt.num_tokens, total, arrival_s=now_s)
+        request = Request(request_id, Kind.OFFLINE, prompt.num_tokens, total, arrival_s=now_s, ends_at_limit=True)
         return request, _PackedPrompt(self.prepared, index, now_s)
 
 

@@ -1,6 +1,6 @@
 """The seam of offline orders: which waiting offline request may enter an executor next."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -45,6 +45,20 @@ class OfflineOrder(Protocol):
     def leave(self, reader: str) -> None:
         """The reader takes no more."""
 
+    def learn(self, request_id: str, num_output_tokens: int) -> None:
+        """A taken request, which will soon be removed, ended well after so many tokens of output. Told again,
+        it changes nothing. Raises KeyError for an unknown id."""
+
+    def remember(self) -> bytes:
+        """What it has learnt, in at most a few 100 KB; empty where that is nothing."""
+
+    def recall(self, data: bytes) -> None:
+        """An order that knows no request takes over what another of its kind remembered. Raises ValueError where that
+        is not what the bytes are."""
+
+    def details(self) -> Mapping[str, float]:
+        """Figures about it for whoever watches, by name; may be empty."""
+
     def in_order(self, view: OfflineView = NOBODY, turn: Turn | None = None) -> Iterator[Request]:
         """What waits of those whose turn it is, of all where None is given, next first and read lazily: what is found
         costs no look at each of the others. Reading changes nothing: until something is added, taken, given back or
@@ -55,3 +69,20 @@ class OfflineOrder(Protocol):
 
     def check_integrity(self) -> None:
         """Raises AssertionError where the parts disagree."""
+
+
+class LearnsNothing:
+    """Of an order to which it is all the same how its requests end."""
+
+    def learn(self, request_id: str, num_output_tokens: int) -> None:
+        """Nothing comes of it."""
+
+    def remember(self) -> bytes:
+        return b""
+
+    def recall(self, data: bytes) -> None:
+        if data:
+            raise ValueError(f"this order remembers nothing, and was given {len(data)} bytes")
+
+    def details(self) -> Mapping[str, float]:
+        return {}

@@ -242,6 +242,16 @@ def test_an_id_waits_once(name: str) -> None:
             act("b")
 
 
+@pytest.mark.parametrize("name", OFFLINE_ORDERS)
+def test_an_order_remembers_nothing_before_anything_has_ended(name: str) -> None:
+    order = make_offline_order(name, OfflineOrderKnobs(), iter(random.Random(0).random, None))
+    assert order.remember() == b""
+    order.recall(b"")
+    with pytest.raises(ValueError, match="bytes"):
+        order.recall(b"of something else")
+    assert all(isinstance(value, float) for value in order.details().values())
+
+
 def test_presets_name_orders_that_exist() -> None:
     assert {preset.offline_order for preset in PRESETS.values()} <= set(OFFLINE_ORDERS)
     assert {name: PRESETS[name].offline_order for name in ("hygen", "sarathi++", "online-only")} == {
