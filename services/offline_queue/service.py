@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from services.offline_queue.batches.file_sweep import FileSweep
 from services.offline_queue.batches.manager import BatchManager
 from services.offline_queue.flex_desk import FlexDesk
+from services.offline_queue.order_details import order_details
 from services.offline_queue.order_memory import OrderMemory
 from services.offline_queue.registration_sweep import RegistrationSweep
 from services.offline_queue.settings import OfflineQueueSettings
@@ -14,6 +15,7 @@ from shared.bus import Bus, Entry, Subscription
 from shared.bus.lease import Lease
 from shared.clock import Clock
 from shared.errors import BusError, LeaseLostError
+from shared.latency.model import LatencyModel
 from shared.openai.completions.requests import ServedModel
 from shared.process.service import Details, Service
 from shared.protocol import subjects
@@ -173,7 +175,13 @@ class OfflineQueueService(Service):
             "plans": plans,
             "plan_ms_mean": sum(each.plan_ms_mean * each.plans for each in stats) / plans if plans else 0.0,
             "plan_ms_max": max((each.plan_ms_max for each in stats), default=0.0),
+            **order_details(self._pool.details(), self._known_model()),
         }
+
+    def _known_model(self) -> LatencyModel | None:
+        """Of the first executor that has one; as a rule they are alike."""
+        keys = (attached.scheduler.info.profile_key for attached in self._attached.values())
+        return next((self._tuning.model(key) for key in keys if self._tuning.knows_model(key)), None)
 
     async def _on_sample(self, _: object) -> OfflineSample:
         return OfflineSample(self._pool.sample(SAMPLE_SIZE))
