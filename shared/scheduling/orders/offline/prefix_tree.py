@@ -7,7 +7,7 @@ passes through them, so the tree costs a few hundred bytes per request beside th
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Generic, TypeAlias, TypeVar
 
 from shared.scheduling.orders.offline.prefix_node import Branch, Leaf, Node
@@ -73,14 +73,18 @@ class PrefixTree(ABC, Generic[AnyLeaf]):
         """The root, and whatever else shares a block with one of the prompts; empty where there are none."""
         found: set[Node] = set()  # membership only, never iterated
         for prompt in prompts:
-            node: Node | None = self._root
-            while isinstance(node, Branch):
-                found.add(node)
-                is_shared = node.prompt[node.start : node.end] == prompt[node.start : node.end]
-                node = node.children.get(prompt[node.end : node.end + self._block_bytes]) if is_shared else None
-            if node is not None:
-                found.add(node)
+            found.update(self._path(prompt))
         return found
+
+    def _path(self, prompt: bytes) -> Iterator[Node]:
+        """From the root down."""
+        node: Node | None = self._root
+        while isinstance(node, Branch):
+            yield node
+            is_shared = node.prompt[node.start : node.end] == prompt[node.start : node.end]
+            node = node.children.get(prompt[node.end : node.end + self._block_bytes]) if is_shared else None
+        if node is not None:
+            yield node
 
     def _parent_for(self, prompt: bytes) -> Branch:
         """The branch under which a new leaf hangs; an edge that the prompt leaves half-way is split there."""
