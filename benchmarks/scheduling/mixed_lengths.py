@@ -30,7 +30,7 @@ from benchmarks.vllm.servers import BLOCK_TOKENS
 from loadgen.client.openai_client import OpenAIClient
 from loadgen.workload.backlog import OfflinePrompt
 
-ORDERS = ("fcfs", "psm")  # the first is what others' answers are compared with
+ORDERS = ("fcfs", "psm", "blend")  # the first is what others' answers are compared with
 PRESET = "sarathi++"  # nothing but the device bounds a step
 ENDPOINT = "/v1/completions"
 TIMEOUT_S = 600.0

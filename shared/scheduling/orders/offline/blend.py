@@ -103,14 +103,16 @@ class BlendOrder:
         """``output_length_error``: mean of |expected - actual| / actual over the last ones that ended, as they were
         expected to when they were taken, samples left out; ``output_lengths``: prefixes whose lengths are known;
         ``compute_share``: of the tokens that wait, those of units that are at least as dense as all together;
-        ``units``: those, of which each is scanned as a whole."""
+        ``units``: those, of which each is scanned as a whole; ``waiting_tokens`` that are to be computed for all that
+        waits, and KV tokens that decodes will read for it, ``waiting_reads``."""
         figures = {"output_lengths": float(len(self._tree.lengths)), "units": float(self._tree.num_units)}
         if self._errors:
             figures["output_length_error"] = sum(self._errors) / len(self._errors)
         if self._tree.root.num_waiting_below:
-            level, levels = self._tree.root.load.level, self._tree.levels
-            figures["compute_share"] = sum(load.tokens for each, load in levels if each <= level) / max(
-                1, sum(load.tokens for _, load in levels)
+            load, levels = self._tree.root.load, self._tree.levels
+            figures |= {"waiting_tokens": float(load.tokens), "waiting_reads": load.double_reads / 2.0}
+            figures["compute_share"] = sum(own.tokens for level, own in levels if level <= load.level) / max(
+                1, sum(own.tokens for _, own in levels)
             )
         return figures
 
