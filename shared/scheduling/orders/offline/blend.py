@@ -7,9 +7,9 @@ from hashlib import blake2b
 
 from sortedcontainers import SortedDict
 
-from shared.scheduling.orders.offline.density.node import Bundle, DensityBranch, DensityLeaf, number_of
-from shared.scheduling.orders.offline.density.parts import ReaderParts
-from shared.scheduling.orders.offline.density.scan import Bearings, DualScan, Scanner
+from shared.scheduling.orders.offline.density.bearings import Readers
+from shared.scheduling.orders.offline.density.node import DensityLeaf, number_of
+from shared.scheduling.orders.offline.density.scan import DualScan, Scanner
 from shared.scheduling.orders.offline.density.tree import DensityTree
 from shared.scheduling.orders.offline.order import Turn
 from shared.scheduling.orders.offline.view import NOBODY, OfflineView
@@ -26,9 +26,6 @@ class BlendOrder:
     ones run first, as ordinary requests for whose end nobody waits, and whatever ends changes the estimates, and with
     them the order, from then on. Before anything has ended, an answer is taken to have 256
     tokens, about what chats have.
-
-    Each scanner goes on where its reader was, as long as anything is left there: what shares a prefix is not put off
-    because it becomes denser, or less dense, as others of it are taken.
     """
 
     def __init__(self, block_size: int, sample_share: float, split_threshold: float) -> None:
@@ -39,8 +36,7 @@ class BlendOrder:
         self._tree = DensityTree(block_size, split_threshold)
         self._sample_share = sample_share
         self._samples: dict[str, SortedDict[tuple[bytes, int], DensityLeaf]] = {}  # that wait, by group and prompt
-        self._last: dict[str | None, dict[bool, bytes]] = {}  # reader to the prompts taken last, from the left or not
-        self._parts = ReaderParts()
+        self._readers = Readers(self._tree)
         self._errors: deque[float] = deque(maxlen=MAX_ERRORS)
 
     @property
@@ -51,36 +47,34 @@ class BlendOrder:
         leaf = self._tree.add(request, prompt, group, self._is_sample(request))
         if leaf.is_sample:
             self._wait_as_sample(leaf)
-        self._parts.change(self._tree)
+        self._readers.change()
 
     def take(self, request_id: str, reader: str | None = None) -> None:
         leaf = self._tree.leaf(request_id)
         leaf.is_left, leaf.expected_tokens = self._tree.is_left(leaf), leaf.expected
-        self._tree.hold(leaf)
         if leaf.is_sample:
             self._leave_samples(leaf)
-        self._last.setdefault(reader, {})[leaf.is_left] = leaf.prompt
-        if reader is not None:
-            self._parts.join(reader, self._tree)
-        self._parts.change(self._tree)
+        else:
+            self._readers.take(leaf, reader)
+        self._tree.hold(leaf)
+        self._readers.change(reader)
 
     def give_back(self, request_id: str) -> None:
         leaf = self._tree.leaf(request_id)
         self._tree.give_back(leaf)
         if leaf.is_sample:
             self._wait_as_sample(leaf)
-        self._parts.change(self._tree)
+        self._readers.change()
 
     def remove(self, request_id: str) -> None:
         leaf = self._tree.leaf(request_id)
         if leaf.is_sample and leaf.is_waiting:
             self._leave_samples(leaf)
         self._tree.remove(leaf)
-        self._parts.change(self._tree)
+        self._readers.change()
 
     def leave(self, reader: str) -> None:
-        self._last.pop(reader, None)
-        self._parts.leave(reader, self._tree)
+        self._readers.leave(reader)
 
     def learn(self, request_id: str, num_output_tokens: int) -> None:
         leaf = self._tree.leaf(request_id)
@@ -123,7 +117,7 @@ class BlendOrder:
         for request in self._sampled(turn):
             shown[request.request_id] = None
             yield request
-        left, right = self._bearings(view.reader)
+        left, right = self._readers.bearings(view.reader, turn.groups)
         hidden = (shown, turn.passed)
         yield from DualScan(
             self._tree,
@@ -147,26 +141,6 @@ class BlendOrder:
             if group not in turn.groups:
                 return
             yield each
-
-    def _bearings(self, reader: str | None) -> tuple[Bearings, Bearings]:
-        """From the left, and from the right."""
-        last = self._last.get(reader, {})
-        others = [] if reader is None else [each for key, each in self._last.items() if key not in (reader, None)]
-        paths = (self._tree.path(prompt) for each in others for prompt in each.values())
-        avoided = {node for path in paths for node in path}  # membership only, never iterated
-        starts = self._parts.start(reader)
-        left, right = (
-            Bearings(self._own(last.get(is_left), is_left), avoided, start)
-            for is_left, start in zip((True, False), starts, strict=True)
-        )
-        return left, right
-
-    def _own(self, prompt: bytes | None, is_left: bool) -> dict[DensityBranch | Bundle, DensityBranch]:
-        """Closed branches on a path, by their homes; none where the unit has come to be on the other side."""
-        closed = [node for node in self._tree.path(prompt) if not node.is_open] if prompt is not None else []
-        if closed and not self._tree.may_be(closed[0], is_left):
-            return {}
-        return {self._tree.home(node): node for node in closed}
 
     def _is_sample(self, request: Request) -> bool:
         """By its id, so that it stays one whenever it comes."""

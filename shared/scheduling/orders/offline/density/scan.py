@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Container, Iterable, Iterator
 from itertools import chain
 
+from shared.scheduling.orders.offline.density.bearings import Bearings
 from shared.scheduling.orders.offline.density.node import Bundle, DensityBranch, DensityLeaf, Placed
 from shared.scheduling.orders.offline.density.tree import DensityTree
 from shared.scheduling.request import Request
-
-
-@dataclass(frozen=True, slots=True)
-class Bearings:
-    """Where a scanner goes: at each branch first to the one child on its ``own`` path, by that path's home; last to
-    those that are ``avoided``; among the root's from ``start`` on, a rank, and to those before it after them."""
-
-    own: Mapping[DensityBranch | Bundle, DensityBranch]
-    avoided: Collection[Placed] = ()
-    start: int | None = None
 
 
 class Scanner:

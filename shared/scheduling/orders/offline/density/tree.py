@@ -107,13 +107,6 @@ class DensityTree(SortedPrefixTree):
                 return level < of_root.level
         return leaf.load.density >= of_root.density
 
-    def may_be(self, unit: DensityBranch, is_left: bool) -> bool:
-        """Its density is not clearly on the other side of the root's."""
-        if not unit.num_waiting_below:
-            return False
-        level, level_of_root = level_of(unit.rank), self._root.load.level
-        return level <= level_of_root if is_left else level >= level_of_root
-
     def _is_split(self, branch: Branch, node: Node) -> None:
         """It knows at least what the node does."""
         assert isinstance(branch, DensityBranch) and isinstance(node, DensityBranch | DensityLeaf)
