@@ -34,7 +34,7 @@ from shared.scheduling.packing.token_slo import DEADLINE_RULES, TokenSlo
 from shared.scheduling.policy import DEFAULT_BENEFIT, Benefit, Policy
 from shared.settings.setting import BASE, choices
 
-PRESET_NAMES = ("hygen", "sarathi++", "hygen-star", "online-only", "bros", "round-robin", "fcfs", "echo")
+PRESET_NAMES = ("hygen", "sarathi++", "hygen-star", "online-only", "bros", "round-robin", "fcfs", "echo", "blendserve")
 LATENCY_BUDGETS = ("none", "fixed", "profiled", "deadline")
 KNOBS = ("online_knobs", "offline_knobs")  # fields
 OFFLINE_RATES = ("unlimited", "fixed")
@@ -59,8 +59,8 @@ class Strategy(msgspec.Struct, frozen=True, kw_only=True):
         str,
         _one_of(
             OFFLINE_ORDERS,
-            "which offline request enters next: by arrival, by shared prefix, that with an eye on age, or by what the "
-            "executor's cache has; none: none enters",
+            "which offline request enters next: by arrival, by shared prefix, that with an eye on age, by what the "
+            "executor's cache has, or compute-bound ones beside memory-bound ones; none: none enters",
         ),
     ] = "psm-fair"
     packing: Annotated[str, _one_of(PACKINGS, "how a step is filled")] = "two-phase"
@@ -305,6 +305,8 @@ PRESETS = {
             ttft_slo_ms=1000.0,
             tpot_slo_ms=50.0,
         ),
+        # BlendServe: section 3, and beside online work under HyGen's budget, which it does not have
+        Strategy(preset="blendserve", offline_order="blend"),
     )
 }
 

@@ -278,7 +278,7 @@ def test_packing_loses_nothing(token_ids: list[int]) -> None:
     assert len(pack_tokens(token_ids)) == TOKEN_BYTES * len(token_ids)
 
 
-@pytest.mark.parametrize("name", ["psm", "psm-fair", "kv-aware"])
+@pytest.mark.parametrize("name", ["psm", "psm-fair", "kv-aware", "blend"])
 def test_executors_share_the_work_and_no_group_is_torn_while_another_is_whole(name: str) -> None:
     """Eight groups of ten requests; at each turn an executor takes as many as its slack allows."""
     rng = random.Random(5)
