@@ -15,6 +15,7 @@ from loadgen.workload.backlog import OfflinePrompt
 from shared.latency.demand import Demand, DemandModel
 from shared.scheduling.kv.block_hash import hash_chain
 
+NOTHING = Demand()
 ROUNDS = 3  # of counts, each with what the sets of the round before demand: what is shared depends on the counts
 
 
@@ -22,8 +23,8 @@ ROUNDS = 3  # of counts, each with what the sets of the round before demand: wha
 class Demanded:
     """What prompts demand of a device, sharing nothing and sharing all that they can, and in how many tokens."""
 
-    whole: Demand = Demand()
-    computed: Demand = Demand()
+    whole: Demand = NOTHING
+    computed: Demand = NOTHING
     num_prompt_tokens: int = 0
     num_shared_tokens: int = 0
     num_output_tokens: int = 0
@@ -83,9 +84,7 @@ class Recipe:
     density: float
     sharing: float
 
-    def mix(
-        self, name: str, sets: Sequence[RequestSet], size: int, model: DemandModel, seed: int
-    ) -> Mixture:
+    def mix(self, name: str, sets: Sequence[RequestSet], size: int, model: DemandModel, seed: int) -> Mixture:
         """``size``: requests, of all sets. Raises WorkloadError where no mixture of these sets is like that."""
         counts = [size // len(sets)] * len(sets)
         for _ in range(ROUNDS):
@@ -95,7 +94,10 @@ class Recipe:
 
     def _counts(self, sums: Sequence[Demanded], counts: Sequence[int], size: int) -> list[int]:
         """How many of each, by what one demands in the mean: two equations in the counts, and their sum."""
-        means = [(each.whole.times(1 / count), each.computed.times(1 / count)) for each, count in zip(sums, counts, strict=True)]
+        means = [
+            (each.whole.times(1 / count), each.computed.times(1 / count))
+            for each, count in zip(sums, counts, strict=True)
+        ]
         rows = [
             [computed.compute_ms - self.density * computed.memory_ms for _, computed in means],
             [(1 - self.sharing) * whole.compute_ms - computed.compute_ms for whole, computed in means],
@@ -106,14 +108,16 @@ class Recipe:
         except numpy.linalg.LinAlgError:
             solved = numpy.array([-1.0])
         if min(solved) < 0.5:
-            raise WorkloadError(f"these sets make no mixture of density {self.density:g} that shares {self.sharing:.0%}")
+            raise WorkloadError(
+                f"these sets make no mixture of density {self.density:g} that shares {self.sharing:.0%}"
+            )
         return [max(1, round(each)) for each in solved.tolist()]
 
 
 def demanded(prompts: Iterable[OfflinePrompt], model: DemandModel) -> Demanded:
     """Of prompts that share their beginnings among each other, in whole blocks."""
     seen: set[object] = set()
-    whole = computed = Demand()
+    whole = computed = NOTHING
     num_prompt, num_shared, num_output = 0, 0, 0
     for prompt in prompts:
         num_tokens, blocks = _beginning(prompt)

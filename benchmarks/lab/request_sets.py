@@ -1,5 +1,5 @@
-"""Sets of offline requests, each of one kind, as BlendServe's appendix A.1 has them: what a client submits at a time. Each
-begins with a system prompt of its own."""
+"""Sets of offline requests, each of one kind, as BlendServe's appendix A.1 has them: what a client submits at a time.
+Each begins with a system prompt of its own."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -118,8 +118,8 @@ def apart(prompt: Length, output: Length) -> Lengths:
 
 
 def videos(number: int, mean_tokens: float) -> DrawnSet:
-    """OpenVid in kind: a line of text in, all frames out, 256 tokens for each (A.1). Lengths are known: 16,000 tokens in
-    the mean by the paper; here ``mean_tokens``, a deviation of half of that, and twice the mean at most."""
+    """OpenVid in kind: a line of text in, all frames out, 256 tokens for each (A.1). Lengths are known: 16,000 tokens
+    in the mean by the paper; here ``mean_tokens``, a deviation of half of that, and twice the mean at most."""
     drawn = Lognormal(1.02 * mean_tokens, mean_tokens / 2)
 
     def output(rng: random.Random) -> int:
@@ -148,7 +148,8 @@ class _Quantiles(msgspec.Struct, frozen=True):
 
 
 def of_quantiles(path: Path, model: str) -> Lengths:
-    """ServeGen's, of one of its models over all its days; prompts and outputs each for themselves. Raises TraceError."""
+    """ServeGen's, of one of its models over all its days; prompts and outputs each for themselves. Raises
+    TraceError."""
     for _, line in json_rows(path, _Quantiles):
         if line.model == model and line.window_start_s == "all":
             return apart(_between(line.input_q), _between(line.output_q))

@@ -270,6 +270,22 @@ def test_a_plan_that_came_true_is_what_reconciling_it_gives_beside_a_reserve(mon
     assert ours.executor.replica.totals == theirs.executor.replica.totals
 
 
+def test_an_answer_that_ends_by_itself_is_not_known_beforehand() -> None:
+    known = OfflinePrompt(30, num_prompt_tokens=100)
+    prompts = [
+        known,
+        replace(known, asked_tokens=500),
+        replace(known, asked_tokens=10_000),
+        replace(known, asked_tokens=3),
+    ]
+    prepared = PreparedBacklog(prompts, PromptEncoder(None), token_id_prompts(None, None, "test"), 4096)
+    waiting = [request for request, _ in Backlog(prepared).begin()]
+    assert [request.max_total_tokens for request in waiting] == [130, 600, 4096, 130]
+    assert [request.ends_at_limit for request in waiting] == [True, False, False, False]
+    simulation, _ = run(make_plan([], prompts), "fcfs")
+    assert simulation.phases["replay"].executor.replica.totals.offline_tokens == 4 * 30
+
+
 def test_a_fixed_offline_rate_is_kept() -> None:
     setup = Machine().setup(Strategy.of("hygen-star", offline_qps=2.0), 0)
     phase = run_phase(setup, make_requests(6))
