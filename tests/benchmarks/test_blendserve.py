@@ -23,6 +23,7 @@ from benchmarks.lab.request_sets import (
     SYSTEM_TOKENS,
     DrawnSet,
     QuestionSet,
+    RequestSet,
     apart,
     of_quantiles,
     of_summaries,
@@ -49,6 +50,7 @@ ROWS = {
     "fig8": [2],
     "fig9": [1, 1],
     "lengths": [len(SAMPLES)],
+    "interference": [3 * len(TWO)],
     "executors": [len(EXECUTORS) * len(TWO)],
     "online": [len(DEVICES) * len(ORDERINGS)],
 }
@@ -126,7 +128,7 @@ def test_a_batch_longer_than_the_online_trace_is_refused(lab: BlendLab, monkeypa
 
 @pytest.mark.parametrize(("density", "sharing"), [(1.4, 0.35), (0.9, 0.35), (1.4, 0.05), (0.9, 0.05)])
 def test_a_mixture_has_the_density_and_the_sharing(density: float, sharing: float) -> None:
-    sets = [CHATS, QuestionSet(1), videos(2, 4000.0)]
+    sets: list[RequestSet] = [CHATS, QuestionSet(1), videos(2, 4000.0)]
     mixture = Recipe(density, sharing).mix("some", sets, 4_000, MODEL, seed=1)
     assert len(mixture.prompts) == pytest.approx(4_000, abs=3)
     assert mixture.demanded.density == pytest.approx(density, rel=0.03)
@@ -136,8 +138,9 @@ def test_a_mixture_has_the_density_and_the_sharing(density: float, sharing: floa
 
 @pytest.mark.parametrize("recipe", [Recipe(500.0, 0.1), Recipe(0.05, 0.1), Recipe(1.0, 0.99)])
 def test_what_cannot_be_mixed_is_said(recipe: Recipe) -> None:
+    sets: list[RequestSet] = [CHATS, QuestionSet(1), videos(2, 4000.0)]
     with pytest.raises(WorkloadError, match="make no mixture"):
-        recipe.mix("some", [CHATS, QuestionSet(1), videos(2, 4000.0)], 500, MODEL, seed=1)
+        recipe.mix("some", sets, 500, MODEL, seed=1)
 
 
 def ids_of(prompts: Sequence[OfflinePrompt]) -> list[list[int]]:
@@ -171,7 +174,7 @@ def test_what_is_demanded_is_what_the_tokens_say(options: TraceOptions) -> None:
 
 
 def test_sets_share_nothing_with_each_other(options: TraceOptions) -> None:
-    sets = [CHATS, QuestionSet(1, options.shots, options.questions), videos(2, 50.0)]
+    sets: list[RequestSet] = [CHATS, QuestionSet(1, options.shots, options.questions), videos(2, 50.0)]
     firsts = [{tuple(token_ids[:SYSTEM_TOKENS]) for token_ids in ids_of(each.prompts(10, 1))} for each in sets]
     assert [len(each) for each in firsts] == [1, 1, 1] and len(set.union(*firsts)) == 3
 
