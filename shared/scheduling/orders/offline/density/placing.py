@@ -2,7 +2,6 @@
 
 from sortedcontainers import SortedList
 
-from shared.scheduling.orders.offline.density.integrity import check_places
 from shared.scheduling.orders.offline.density.node import (
     Bundle,
     DensityBranch,
@@ -293,8 +292,3 @@ class SortedPrefixTree(PrefixTree[DensityLeaf]):
         sums[1] += sign * load.double_reads
         if not sums[0]:
             del self._levels[level]
-
-    def check_integrity(self) -> None:
-        """Raises AssertionError where paths, loads, places and units disagree."""
-        super().check_integrity()
-        check_places(self)
