@@ -26,7 +26,7 @@ class OfflineOrder(Protocol):
 
     Of several readers, executors by their ids, an order that sees to shared prompts shows each first what shares them
     with no other's last request: who shares a prefix stays together for as long as there is other work. A single
-    reader, and None, are shown the order itself.
+    reader, and None, are shown the order itself, which may go on where they took from last.
     """
 
     def add(self, request: Request, prompt: bytes, group: str = "") -> None:

@@ -1,14 +1,11 @@
 """Where what waits stands in a tree that is sorted by density: BlendServe, Alg. 1 and 2."""
 
-from collections.abc import Sequence
-
 from sortedcontainers import SortedList
 
 from shared.scheduling.orders.offline.density.node import (
     Bundle,
     DensityBranch,
     DensityLeaf,
-    Lines,
     Load,
     Placed,
     level_of,
@@ -103,7 +100,7 @@ class SortedPrefixTree(PrefixTree[DensityLeaf]):
         if parent.is_open:
             self._tally(node.rank, load, 1)
         self._shift(parent, load, count)
-        if isinstance(node, DensityBranch) and self._is_misplaced(node):
+        if isinstance(node, DensityBranch) and self.is_misplaced(node):
             self._open(node)
 
     def _withdraw(self, node: DensityBranch | DensityLeaf) -> None:
@@ -197,7 +194,7 @@ class SortedPrefixTree(PrefixTree[DensityLeaf]):
                 tokens = after.tokens - before.tokens
             if not node.is_open:
                 self._rerank(node, parent.is_open, before, after)
-            wants_change = wants_change or self._is_misplaced(node)
+            wants_change = wants_change or self.is_misplaced(node)
             node = parent
         node.tokens += tokens
         node.double_reads += double_reads
@@ -205,8 +202,8 @@ class SortedPrefixTree(PrefixTree[DensityLeaf]):
         if wants_change:
             self._settle(branch)
 
-    def _is_misplaced(self, branch: DensityBranch) -> bool:
-        """It should be open and is not, or the other way round."""
+    def is_misplaced(self, branch: DensityBranch) -> bool:
+        """Alg. 2: it should be open and is not, or the other way round."""
         assert branch.parent is not None
         waste, bound = branch.num_prefix_tokens * branch.num_placed, self._split_threshold * branch.tokens
         if branch.is_open:
@@ -221,7 +218,7 @@ class SortedPrefixTree(PrefixTree[DensityLeaf]):
             path.append(node)
             node = node.parent
         for each in reversed(path):
-            if self._is_misplaced(each):
+            if self.is_misplaced(each):
                 if each.is_open:
                     self._close(each)
                 else:
@@ -239,7 +236,7 @@ class SortedPrefixTree(PrefixTree[DensityLeaf]):
         for node in branch.placed():
             self._tally(node.rank, node.load, 1)
         for child in branch.branches():
-            if self._is_misplaced(child):
+            if self.is_misplaced(child):
                 self._open(child)
 
     def _close(self, branch: DensityBranch) -> None:
@@ -295,59 +292,3 @@ class SortedPrefixTree(PrefixTree[DensityLeaf]):
         sums[1] += sign * load.double_reads
         if not sums[0]:
             del self._levels[level]
-
-    def check_integrity(self) -> None:
-        """Raises AssertionError where paths, loads, places and units disagree."""
-        super().check_integrity()
-        units: list[Placed] = []
-        self._check_branch(self._root, units)
-        levels: dict[int, list[int]] = {}
-        for unit in units:
-            sums = levels.setdefault(level_of(unit.rank), [0, 0])
-            sums[0] += unit.load.tokens
-            sums[1] += unit.load.double_reads
-        assert self._levels == levels and self.num_units == len(units)
-        self._check_lines(self._root, units)
-
-    def _check_branch(self, branch: DensityBranch, units: list[Placed]) -> None:
-        """The load of what is below, whose units are added."""
-        assert not branch.is_apart
-        placed = list(branch.placed())
-        assert branch.num_placed == len(placed)
-        assert branch.tokens == sum(each.load.tokens for each in placed)
-        assert branch.double_reads == sum(each.load.double_reads for each in placed)
-        for bundle in branch.bundles.values():
-            self._check_bundle(bundle)
-        for child in branch.branches():
-            assert branch.is_open or not child.is_open
-            self._check_branch(child, units)
-        if branch is not self._root:
-            assert not self._is_misplaced(branch)
-        if branch.is_open:
-            units += (each for each in placed if not (isinstance(each, DensityBranch) and each.is_open))
-        else:
-            self._check_lines(branch, placed)
-        for each in placed:
-            if not (isinstance(each, DensityBranch) and each.is_open):
-                assert level_of(each.rank) == each.load.level
-
-    def _check_bundle(self, bundle: Bundle) -> None:
-        leaves = [
-            child
-            for child in bundle.parent.children.values()
-            if isinstance(child, DensityLeaf) and child.is_placed and self.home(child) is bundle
-        ]
-        assert leaves and bundle.num_waiting == len(leaves)
-        made = Bundle(bundle.parent, 0)
-        for leaf in leaves:
-            made.count(leaf, 1)
-        assert bundle.load == bundle.expected_load() == made.expected_load()
-        self._check_lines(bundle, leaves)
-
-    def _check_lines(self, owner: Lines, children: Sequence[Placed]) -> None:
-        """Those of each group, by rank."""
-        groups = dict.fromkeys(group for child in children for group in child.lines_of())
-        assert owner.lines.keys() == groups.keys()
-        for group, line in owner.lines.items():
-            expected = sorted((child.rank, child) for child in children if group in child.lines_of())
-            assert list(line) == expected
