@@ -71,7 +71,7 @@ class BlendOptions:
     video_tokens: Annotated[float, typer.Option(min=16.0, help="Of a video, in the mean; 16,000 in the paper.")] = 4e3
     density: Annotated[list[float] | None, typer.Option(min=0.01, help="Of the grids; repeatable.")] = None
     sharing: Annotated[list[float] | None, typer.Option(min=0.0, max=0.99, help="Of the grids; repeatable.")] = None
-    chunk: Annotated[int, typer.Option(min=1, help="Tokens of a step.")] = 2_048
+    chunk: Annotated[int, typer.Option(min=1, help="Tokens of a step.")] = 512
     seqs: Annotated[int, typer.Option(min=1, help="Requests of a step.")] = 1_024
     kv_blocks: Annotated[int | None, typer.Option(min=1, help="KV blocks; else what fits beside the weights.")] = None
     rate: Annotated[float, typer.Option(min=0.01, help="Online requests/s, beside which a batch runs.")] = 2.0
