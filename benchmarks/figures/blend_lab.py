@@ -35,17 +35,23 @@ from shared.latency.architectures import architecture_named
 from shared.latency.demand import DemandModel
 from shared.latency.devices import device_named
 from shared.latency.features import BatchFeatures
-from shared.latency.overlapping import Interference
+from shared.latency.overlapping import Interference, OverlappingLatencyModel
 from shared.scheduling.strategy import Strategy
 
 SEED = 1
 ONLINE_S = 3_000.0  # of online requests; less than the trace has, and longer than a batch beside them
 UNTIL_DONE_S = 1e7  # longer than any batch takes
-ADDS, OVERLAPS = "adds", "overlaps"  # kinds of device: what ours do, and what NanoFlow's does
+ADDS, OVERLAPS, IDEAL = "adds", "overlaps", "overlaps without interference"  # kinds of device: ours, NanoFlow's, none
 DEVICES = (OVERLAPS, ADDS)
 KINDS = {
     OVERLAPS: "A device that overlaps operators as NanoFlow's does, which none of our engines do",
     ADDS: "A device that runs one operator after another, as our engines do",
+    IDEAL: "A device that overlaps operators without interference, as none of our engines do, nor any other",
+}
+INTERFERENCES = {
+    ADDS: Interference(((0.0, 0.0), (1.0, 1.0))),
+    OVERLAPS: Interference(),
+    IDEAL: Interference(((0.0, 0.0), (1e-6, 1.0), (1.0, 1.0))),
 }
 
 
@@ -65,7 +71,7 @@ class BlendOptions:
     video_tokens: Annotated[float, typer.Option(min=16.0, help="Of a video, in the mean; 16,000 in the paper.")] = 4e3
     density: Annotated[list[float] | None, typer.Option(min=0.01, help="Of the grids; repeatable.")] = None
     sharing: Annotated[list[float] | None, typer.Option(min=0.0, max=0.99, help="Of the grids; repeatable.")] = None
-    chunk: Annotated[int, typer.Option(min=1, help="Tokens of a step.")] = 2_048
+    chunk: Annotated[int, typer.Option(min=1, help="Tokens of a step.")] = 512
     seqs: Annotated[int, typer.Option(min=1, help="Requests of a step.")] = 1_024
     kv_blocks: Annotated[int | None, typer.Option(min=1, help="KV blocks; else what fits beside the weights.")] = None
     rate: Annotated[float, typer.Option(min=0.01, help="Online requests/s, beside which a batch runs.")] = 2.0
@@ -163,7 +169,7 @@ class BlendLab:
     _runs: dict[tuple[Work, Ordering, str, int], BlendRun] = field(init=False, default_factory=dict)
 
     def machine(self, device: str) -> Machine:
-        """``device``: one of ``DEVICES``."""
+        """``device``: the kind."""
         options = self.options
         return Machine(
             model="llama3.1-8b",
@@ -171,7 +177,7 @@ class BlendLab:
             max_num_batched_tokens=options.chunk,
             max_num_seqs=options.seqs,
             kv_blocks=options.kv_blocks,
-            overlaps=device == OVERLAPS,
+            overlaps=device != ADDS,
         )
 
     def demand_model(self) -> DemandModel:
@@ -198,9 +204,7 @@ class BlendLab:
         """The achievable T_o of section 5.2: all that is computed with the most sharing, and all that is read; at once,
         with the interference, or one after the other."""
         computed = self.mixture(work).demanded.computed
-        if device == OVERLAPS:
-            return Interference().together_ms(computed.compute_ms, computed.memory_ms) / 1e3
-        return (computed.compute_ms + computed.memory_ms) / 1e3
+        return INTERFERENCES[device].together_ms(computed.compute_ms, computed.memory_ms) / 1e3
 
     def beside(self, work: Work, ordering: Ordering, device: str) -> Beside:
         """The batch beside online requests under the budget. Raises LoadgenError, also where it is not done in time."""
@@ -248,8 +252,11 @@ class BlendLab:
         """Run until the batch is done, and its steps."""
         self.progress.phase(name, len(plan.requests), len(plan.prompts))
         setup = self.machine(device).setup(strategy, SEED)
-        recorder = Recorder(setup.latency)
-        setup = replace(setup, latency=recorder)
+        latency = setup.latency
+        if isinstance(latency, OverlappingLatencyModel):
+            latency = replace(latency, interference=INTERFERENCES[device])
+        recorder = Recorder(latency)
+        setup = replace(setup, latency=recorder, planner=latency)
         workload = SimulatedWorkload(plan, setup, num_executors=executors)
 
         def on_change(phase: VirtualPhase) -> None:

@@ -3,7 +3,7 @@ prompts is found in the cache (BlendServe figures 6 and 7)."""
 
 from collections.abc import Mapping, Sequence
 
-from benchmarks.figures.blend_lab import DEVICES, BlendLab, BlendRun, Ordering, Work
+from benchmarks.figures.blend_lab import DEVICES, KINDS, BlendLab, BlendRun, Ordering, Work
 from benchmarks.harness.charts import Curve, Panel, draw
 from benchmarks.harness.command import Row, Table, formatted
 from benchmarks.harness.page import Result
@@ -102,6 +102,26 @@ def executors(
     bars = [Curve(name, range(len(counts)), gains[name], colour) for name, colour in zip(gains, colours, strict=True)]
     panel = Panel(bars, ylabel=OVER.format(base), names=[f"{count} executors" for count in counts])
     return Result([Table(f"Workload {work.name}. {lab.where(device, work)}.", rows)], draw([[panel]], 2.8))
+
+
+def by_interference(
+    lab: BlendLab, work: Work, orderings: Mapping[str, Ordering], base: str, colours: Sequence[str]
+) -> Result:
+    """What overlapping is worth by how much it is hindered, on all kinds of device."""
+    rows: list[Row] = []
+    gains: dict[str, list[float]] = {name: [] for name in (*orderings, "optimum")}
+    for device in KINDS:
+        runs = {name: lab.run(work, ordering, device) for name, ordering in orderings.items()}
+        optimum_s = lab.optimum_s(work, device)
+        for name, run in runs.items():
+            gains[name].append(run.tokens_per_s / runs[base].tokens_per_s)
+            cells = {f"over {base}": f"{gains[name][-1]:.3f}x", "of the optimum": f"{optimum_s / run.seconds:.1%}"}
+            rows.append({"a device that": device, "order": name, **_speed(run), **cells, **_cache(run)})
+        gains["optimum"].append(runs[base].seconds / optimum_s)
+    bars = [Curve(name, range(len(KINDS)), gains[name], colour) for name, colour in zip(gains, colours, strict=True)]
+    panel = Panel(bars, ylabel=OVER.format(base), names=list(KINDS))
+    caption = " ".join(f"{lab.where(device, work)}." for device in KINDS)
+    return Result([Table(f"Workload {work.name}. {caption}", rows)], draw([[panel]], 2.8))
 
 
 def _speed(run: BlendRun) -> Row:

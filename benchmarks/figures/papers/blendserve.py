@@ -5,7 +5,7 @@ from functools import partial
 
 from benchmarks.figures.blend_lab import OVERLAPS, BlendLab, BlendOptions, Chats, Ordering, Work
 from benchmarks.figures.kinds.batch_beside_online import batch_beside_online
-from benchmarks.figures.kinds.batch_throughput import executors, sharings, throughputs, variants
+from benchmarks.figures.kinds.batch_throughput import by_interference, executors, sharings, throughputs, variants
 from benchmarks.figures.kinds.density_grid import density_grid
 from benchmarks.figures.kinds.resource_use import resource_use
 from benchmarks.harness.page import Figure, Page, Paper, Result
@@ -97,6 +97,10 @@ FIGURES = {
     "lengths": Figure(
         lambda lab: variants(lab, trace_2(lab), SAMPLES, DFS, BLUE, OVERLAPS),
         "With 0%, 1%, 10% and all output lengths known.",
+    ),
+    "interference": Figure(
+        lambda lab: by_interference(lab, trace_2(lab), TWO, DFS, (ORANGE, BLUE, GREY)),
+        "Not in the paper: gain by what overlapping costs.",
     ),
     "executors": Figure(
         lambda lab: executors(lab, trace_2(lab), TWO, DFS, (ORANGE, BLUE), EXECUTORS, OVERLAPS),

@@ -34,6 +34,7 @@ class BlendOrder:
         if not 0.0 <= sample_share <= 1.0:
             raise ValueError(f"sample_share must be from 0 to 1, not {sample_share}")
         self._tree = DensityTree(block_size, split_threshold)
+        self._block_size = block_size
         self._sample_share = sample_share
         self._samples: dict[str, SortedDict[tuple[bytes, int], DensityLeaf]] = {}  # that wait, by group and prompt
         self._readers = Readers(self._tree)
@@ -126,7 +127,14 @@ class BlendOrder:
             view.running_offline,
             turn.passed,
             shown,
+            self._room(view),
         )
+
+    def _room(self, view: OfflineView) -> int | None:
+        """What offline requests may have of the KV, in tokens; None where nothing is known of that."""
+        if not view.num_free_blocks:
+            return None
+        return self._block_size * (view.num_free_blocks + sum(each.num_blocks for each in view.running_offline))
 
     def _sampled(self, turn: Turn) -> Iterator[Request]:
         """By prompt, so that those that share one are together."""

@@ -1,9 +1,6 @@
 """Whether all that a sorted tree keeps up along its paths is as if it were made anew."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from shared.scheduling.orders.offline.density.node import (
     Bundle,
@@ -14,9 +11,7 @@ from shared.scheduling.orders.offline.density.node import (
     Placed,
     level_of,
 )
-
-if TYPE_CHECKING:
-    from shared.scheduling.orders.offline.density.placing import SortedPrefixTree
+from shared.scheduling.orders.offline.density.placing import SortedPrefixTree
 
 
 def check_places(tree: SortedPrefixTree) -> None:

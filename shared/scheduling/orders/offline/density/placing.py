@@ -2,7 +2,6 @@
 
 from sortedcontainers import SortedList
 
-from shared.scheduling.orders.offline.density.integrity import check_places
 from shared.scheduling.orders.offline.density.node import (
     Bundle,
     DensityBranch,
@@ -164,11 +163,14 @@ class SortedPrefixTree(PrefixTree[DensityLeaf]):
 
     def _rerank(self, node: Bundle | DensityBranch, is_unit: bool, before: Load, after: Load) -> None:
         """Its place, for its new load; it is in lines where anything of it waits."""
+        rank = rank_of(after.level, number_of(node.rank)) if after.tokens else node.rank
+        if is_unit and rank == node.rank and before.tokens and after.tokens:
+            sums = self._levels[level_of(rank)]
+            sums[0] += after.tokens - before.tokens
+            sums[1] += after.double_reads - before.double_reads
+            return
         if is_unit and before.tokens:
             self._tally(node.rank, before, -1)
-        if not after.tokens:
-            return
-        rank = rank_of(after.level, number_of(node.rank))
         if rank != node.rank:
             home = self._root if is_unit else node.parent
             assert home is not None
@@ -177,7 +179,7 @@ class SortedPrefixTree(PrefixTree[DensityLeaf]):
                 line.remove((node.rank, node))
                 line.add((rank, node))
             node.rank = rank
-        if is_unit:
+        if is_unit and after.tokens:
             self._tally(rank, after, 1)
 
     def _shift(self, branch: DensityBranch, more: Load, change: int) -> None:
@@ -293,8 +295,3 @@ class SortedPrefixTree(PrefixTree[DensityLeaf]):
         sums[1] += sign * load.double_reads
         if not sums[0]:
             del self._levels[level]
-
-    def check_integrity(self) -> None:
-        """Raises AssertionError where paths, loads, places and units disagree."""
-        super().check_integrity()
-        check_places(self)

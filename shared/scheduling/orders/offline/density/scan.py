@@ -94,6 +94,10 @@ class DualScan:
     both shares, and so does not matter.
 
     Where both stand in one unit, the densities are those of the largest parts of it that differ.
+
+    It ends where the next one, over its life, would have more than is left of M. A step takes whatever fits now, and
+    requests that have just begun are small: without an end all memory is full of those that have yet to grow, whichever
+    side they are from, and they take it from each other.
     """
 
     def __init__(
@@ -104,20 +108,24 @@ class DualScan:
         running: Iterable[Request],
         passed: Iterable[str],
         shown: dict[str, None],
+        room: int | None = None,
     ) -> None:
         """``running``: what has KV; ``passed``, ``shown``: ids that count as if they ran. What is shown here is added
-        to the second, which is to be hidden to both scanners."""
+        to the second, which is to be hidden to both scanners. ``room``: M, in KV tokens; None ends nowhere."""
         self._tree = tree
         self._left, self._right = left, right
         self._running = running
         self._passed = passed
         self._shown = shown
+        self._room = room
         self._density = tree.root.load.density if tree.root.num_waiting_below else 0.0
         self._in_use: list[float] | None = None  # KV tokens, left and right; counted once it matters
 
     def __iter__(self) -> Iterator[Request]:
         while self._left.settle() and self._right.settle():
             leaf = (self._left if self._takes_left() else self._right).leaf
+            if not self._has_room(leaf):
+                return
             self._shown[leaf.request.request_id] = None
             if self._in_use is not None:
                 self._in_use[not self._tree.is_left(leaf)] += mean_kv_tokens(leaf, leaf.expected)
@@ -127,10 +135,20 @@ class DualScan:
         part = self._left_part()
         if part in (0.0, 1.0):
             return part == 1.0
+        left, right = self._use()
+        return left * (1.0 - part) <= right * part
+
+    def _has_room(self, leaf: DensityLeaf) -> bool:
+        """Also where it is the only one, however much it needs."""
+        if self._room is None:
+            return True
+        in_use = sum(self._use())
+        return not in_use or in_use + mean_kv_tokens(leaf, leaf.expected) <= self._room
+
+    def _use(self) -> list[float]:
         if self._in_use is None:
             self._in_use = self._count_use()
-        left, right = self._in_use
-        return left * (1.0 - part) <= right * part
+        return self._in_use
 
     def _left_part(self) -> float:
         """M_L / M, from 0 to 1."""

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Iterator
 
+from shared.scheduling.orders.offline.density.integrity import check_places
 from shared.scheduling.orders.offline.density.lengths import PRIOR_TOKENS, OutputLengths
 from shared.scheduling.orders.offline.density.node import DensityBranch, DensityLeaf, Placed, level_of
 from shared.scheduling.orders.offline.density.placing import SortedPrefixTree
@@ -157,3 +158,11 @@ class DensityTree(SortedPrefixTree):
                 self._stale.popleft()
             elif branch.seen is None:
                 self._estimate(branch)
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError where paths, loads, places, units and counts disagree."""
+        super().check_integrity()
+        check_places(self)
+        leaves = self._leaves.values()
+        assert self.num_waiting == sum(leaf.is_waiting for leaf in leaves)
+        assert all(leaf.is_placed == (leaf.is_waiting and not leaf.is_sample) for leaf in leaves)
