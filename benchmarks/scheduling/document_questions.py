@@ -1,7 +1,7 @@
 """Questions about long documents as one batch beside online requests, live: presets side by side.
 
-Each preset has a stack of its own. All run at once and are measured in turns, so that all of them
-meet the same disturbances; no prompt comes twice. Questions about all documents are mixed.
+Each preset has a stack of its own; they are measured in turns. No prompt comes twice. Questions about all documents
+are mixed.
 """
 
 from __future__ import annotations
@@ -11,19 +11,17 @@ from services.executor.engines.torch.threads import cpu_count
 # isort: split
 import asyncio
 import random
-from collections.abc import Mapping
-from contextlib import AsyncExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any
+from typing import Annotated
 
-import httpx
 import typer
 
 from benchmarks.harness.command import DEFAULT_MODEL, ModelOption, Results, benchmark, model_folder
-from benchmarks.vllm.servers import BLOCK_TOKENS, stack
+from benchmarks.scheduling.side_by_side import Measured, measured
+from benchmarks.vllm.servers import BLOCK_TOKENS
 from loadgen.client.openai_client import OpenAIClient
 from loadgen.progress import NoProgress
 from loadgen.replay import Replay, ReplayPlan
@@ -34,7 +32,6 @@ from loadgen.workload.traces import read_trace
 
 PRESETS = ("sarathi++", "hygen", "echo")
 TIMEOUT_S = 600.0
-COUNTED = ("cached_tokens", "prompt_tokens", "preemptions")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,60 +60,31 @@ class Shape:
         return asked
 
 
-@dataclass(slots=True)
-class Measured:
-    """Of one preset, one entry a turn."""
-
-    reports: list[Report] = field(default_factory=list)
-    counts: list[Mapping[str, int]] = field(default_factory=list)
-
-    def row(self, preset: str) -> dict[str, str]:
-        rates = [each.offline.total_tokens_per_s or 0.0 for each in self.reports if each.offline]
-        answers = [each.offline.output_tokens_per_s or 0.0 for each in self.reports if each.offline]
-        counts = {name: sum(each[name] for each in self.counts) for name in COUNTED}
-        found = counts["cached_tokens"] / max(1, counts["cached_tokens"] + counts["prompt_tokens"])
-        online = [each.online for each in self.reports if each.online]
-        ttft = [each.ttft_ms.p90 for each in online if each.ttft_ms]
-        tpot = [each.tpot_ms.p90 for each in online if each.tpot_ms]
-        return {
-            "preset": preset,
-            "offline tokens/s": f"{fmean(rates):.0f}",
-            "least to most": f"{min(rates):.0f} to {max(rates):.0f}",
-            "of them generated": f"{fmean(answers):.0f}",
-            "found in the cache": f"{found:.0%}",
-            "preemptions": str(counts["preemptions"]),
-            "TTFT p90 ms": f"{fmean(ttft):.0f}",
-            "TPOT p90 ms": f"{fmean(tpot):.0f}",
-        }
+def row(preset: str, made: Measured[Report]) -> dict[str, str]:
+    offline = [each.offline for each in made.results if each.offline]
+    rates = [each.total_tokens_per_s or 0.0 for each in offline]
+    answers = [each.output_tokens_per_s or 0.0 for each in offline]
+    online = [each.online for each in made.results if each.online]
+    ttft = [each.ttft_ms.p90 for each in online if each.ttft_ms]
+    tpot = [each.tpot_ms.p90 for each in online if each.tpot_ms]
+    return {
+        "preset": preset,
+        "offline tokens/s": f"{fmean(rates):.0f}",
+        "least to most": f"{min(rates):.0f} to {max(rates):.0f}",
+        "of them generated": f"{fmean(answers):.0f}",
+        "found in the cache": f"{made.found_share:.0%}",
+        "preemptions": str(made.count("preemptions")),
+        "TTFT p90 ms": f"{fmean(ttft):.0f}",
+        "TPOT p90 ms": f"{fmean(tpot):.0f}",
+    }
 
 
-async def measured(
-    plan: ReplayPlan, options: Mapping[str, object], deadlines: Mapping[str, object], turns: int, folder: Path
-) -> dict[str, Measured]:
-    """By preset. ``deadlines``: options of the preset that goes by them. Raises ServerError."""
-    made = {preset: Measured() for preset in PRESETS}
-    async with AsyncExitStack() as started:
-        urls = {}
-        for preset in PRESETS:
-            (own := folder / preset).mkdir()
-            given = {**options, "preset": preset, **(deadlines if preset == "echo" else {})}
-            urls[preset] = await started.enter_async_context(stack(preset, own, given))
-        for turn in range(turns):
-            for preset in PRESETS[turn % len(PRESETS) :] + PRESETS[: turn % len(PRESETS)]:
-                before = _counters(urls[preset])
-                async with OpenAIClient(urls[preset], TIMEOUT_S) as client:
-                    replay = Replay(plan, client, NoProgress())
-                    await replay.prepare_and_run()
-                after = _counters(urls[preset])
-                made[preset].reports.append(replay.report(partial=False))
-                made[preset].counts.append({name: after[name] - before[name] for name in COUNTED})
-    return made
-
-
-def _counters(url: str) -> dict[str, Any]:
-    (executor,) = httpx.get(f"{url}/status").raise_for_status().json()["status"]["executors"]
-    counters: dict[str, Any] = executor["counters"]
-    return counters
+async def report(plan: ReplayPlan, url: str) -> Report:
+    """Of a replay against one stack. Raises ServerError."""
+    async with OpenAIClient(url, TIMEOUT_S) as client:
+        replay = Replay(plan, client, NoProgress())
+        await replay.prepare_and_run()
+    return replay.report(partial=False)
 
 
 @benchmark
@@ -157,8 +125,9 @@ def main(
         "threads": threads,
         "kv-blocks": kv_tokens // BLOCK_TOKENS[engine],
     }
+    deadlines = {"ttft-slo-ms": ttft_slo_ms, "tpot-slo-ms": tpot_slo_ms}
+    stacks = {each: {**options, "preset": each, **(deadlines if each == "echo" else {})} for each in PRESETS}
     with TemporaryDirectory() as folder:
-        deadlines = {"ttft-slo-ms": ttft_slo_ms, "tpot-slo-ms": tpot_slo_ms}
-        made = asyncio.run(measured(plan, options, deadlines, turns, Path(folder)))
+        made = asyncio.run(measured(stacks, turns, Path(folder), lambda url, turn: report(plan, url)))
     for preset, each in made.items():
-        yield each.row(preset)
+        yield row(preset, each)

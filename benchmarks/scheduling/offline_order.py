@@ -1,14 +1,15 @@
-"""The offline pool by order: inserts, memory, the next request, and what sharing and fairness cost each other:
+"""The offline pool by order: inserts, memory, the next request, a batch that joins a large pool, and what sharing and
+fairness cost each other:
 ``python -m benchmarks.scheduling.offline_order``.
 
-Prompts are 5-shot questions in kind: three quarters are the prefix of one of 57 groups, groups arrive mixed. In
-``apart`` no two prompts share a block.
+All times are the processor's, so that figures hold beside other work. Prompts are 5-shot questions in kind: three
+quarters are the prefix of one of 57 groups, groups arrive mixed. In ``apart`` no two prompts share a block.
 """
 
 import random
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from itertools import count, islice
 from multiprocessing import get_context
@@ -16,8 +17,10 @@ from typing import Annotated
 
 import psutil
 import typer
+from msgspec.structs import replace
 
 from benchmarks.harness.command import Results, Row, benchmark, formatted, quantiles
+from shared.process.memory import collect_seldom
 from shared.protocol.offline import OfflineRequest
 from shared.protocol.requests import GenerateRequest
 from shared.protocol.sampling import SamplingParams
@@ -39,6 +42,7 @@ INGEST_REQUESTS = 256  # that the pool is handed at once, as batches do
 INSERT_TOKENS, INSERT_REQUESTS = 512, 20_000
 MEMORY_TOKENS, MEMORY_REQUESTS = 1_000, 100_000
 MEMORY = "MB of 100,000 x 1,000 tokens"
+LARGE_POOL, JOINING, JOINING_TOKENS = 400_000, 1_000, 64
 BACKLOG, SERVED, RUNNING, CACHE_BLOCKS = 1_000, 15_000, 16, 1_024
 
 
@@ -68,12 +72,12 @@ def make_requests(prompt_len: int, is_shared: bool) -> Iterator[OfflineRequest]:
 def inserts_and_discards_per_s(order: str, is_shared: bool) -> tuple[float, float]:
     pool = make_pool(order)
     requests = list(islice(make_requests(INSERT_TOKENS, is_shared), INSERT_REQUESTS))
-    start_s = time.perf_counter()
+    start_s = time.process_time()
     for index in range(0, len(requests), INGEST_REQUESTS):
         pool.add(requests[index : index + INGEST_REQUESTS])
-    added_s = time.perf_counter()
+    added_s = time.process_time()
     pool.discard([request.request.request_id for request in requests])
-    end_s = time.perf_counter()
+    end_s = time.process_time()
     return len(requests) / (added_s - start_s), len(requests) / (end_s - added_s)
 
 
@@ -84,14 +88,37 @@ def next_request_us(order: str) -> list[float]:
     running: deque[str] = deque()
     times = []
     while len(running) < 2_000:
-        start_s = time.perf_counter()
+        start_s = time.process_time()
         request_id = next(pool.in_order()).request_id
         pool.take(request_id, "executor-0")
-        times.append((time.perf_counter() - start_s) * 1e6)
+        times.append((time.process_time() - start_s) * 1e6)
         running.append(request_id)
         if len(running) > 256:
             pool.discard([running[-257]])
     return sorted(times[256:])
+
+
+def joining_ms(order: str, is_shared: bool) -> list[float]:
+    """Milliseconds of each of 1,000 requests that join 400,000, of many lengths, known and not, fastest first. To be
+    asked in a process of its own."""
+    pool, rng = make_pool(order), random.Random(3)
+    requests = make_requests(JOINING_TOKENS, is_shared)
+
+    def next_request() -> OfflineRequest:
+        request = next(requests)
+        ends_at = rng.choice([2, 16, 128, 1024, 16_384])
+        sampling = SamplingParams(ends_at, seed=request.line, ignore_eos=rng.random() < 0.5)
+        return replace(request, request=replace(request.request, sampling=sampling))
+
+    while len(pool) < LARGE_POOL:
+        pool.add([next_request() for _ in range(INGEST_REQUESTS)])
+    collect_seldom()
+    times = []
+    for request in [next_request() for _ in range(JOINING)]:
+        start_s = time.process_time()
+        pool.add([request])
+        times.append((time.process_time() - start_s) * 1e3)
+    return sorted(times)
 
 
 def memory_mb(order: str, is_shared: bool) -> float:
@@ -139,8 +166,8 @@ def cached_and_waits(order: str, utility_ratio: float) -> tuple[float, list[int]
     return cached / (SERVED * INSERT_TOKENS), sorted(waits)
 
 
-def costs() -> Iterator[Row]:
-    for order in ORDERS:
+def costs(orders: Sequence[str]) -> Iterator[Row]:
+    for order in orders:
         times = next_request_us(order)
         for is_shared in (True, False):
             inserts, discards = inserts_and_discards_per_s(order, is_shared)
@@ -155,6 +182,19 @@ def costs() -> Iterator[Row]:
             }
 
 
+def joins(orders: Sequence[str]) -> Iterator[Row]:
+    for order in orders:
+        for is_shared in (True, False):
+            with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as fresh:
+                times = fresh.submit(joining_ms, order, is_shared).result()
+            yield {
+                "order": order,
+                "prompts": "shared" if is_shared else "apart",
+                **formatted(".1f", {"1,000 into 400,000 ms": sum(times)}),
+                **formatted(".2f", {"worst insert ms": times[-1]}),
+            }
+
+
 def fairness() -> Iterator[Row]:
     for order, ratio in (("fcfs", 0.0), *(("psm-fair", u) for u in (0.5, 0.8, 0.9, 0.95, 0.99)), ("psm", 1.0)):
         cached, waits = cached_and_waits(order, ratio)
@@ -163,8 +203,13 @@ def fairness() -> Iterator[Row]:
 
 
 @benchmark
-def main(only: Annotated[str | None, typer.Option(help="costs or fairness.")] = None) -> Results:
-    if only != "fairness":
-        yield from costs()
-    if only != "costs":
+def main(
+    only: Annotated[str | None, typer.Option(help="costs, joins or fairness.")] = None,
+    order: Annotated[list[str] | None, typer.Option(help="Of costs and joins; all unless given.")] = None,
+) -> Results:
+    if only in (None, "costs"):
+        yield from costs(order or ORDERS)
+    if only in (None, "joins"):
+        yield from joins(order or ORDERS)
+    if only in (None, "fairness"):
         yield from fairness()

@@ -18,6 +18,7 @@ import msgspec
 import typer
 
 from benchmarks.harness.command import DEFAULT_MODEL, ModelOption, Results, benchmark, formatted, model_folder
+from benchmarks.harness.whole_batch import run_batch
 from benchmarks.vllm import chat
 from benchmarks.vllm.chat import GREEDY, WARM_UP
 from benchmarks.vllm.servers import stack
@@ -25,7 +26,7 @@ from loadgen.client.openai_client import OpenAIClient
 from loadgen.workload.backlog import load_backlog
 
 ENDPOINT = "/v1/chat/completions"
-POLL_S, TIMEOUT_S = 0.1, 600.0
+TIMEOUT_S = 600.0
 Rates = list[float]  # output tokens/s of each round
 
 
@@ -40,13 +41,7 @@ async def batch_rates(engine: str, model: str, files: list[Path], threads: int) 
 
 async def batch_rate(client: OpenAIClient, file: Path) -> float:
     start_s = time.perf_counter()
-    wanted = {"input_file_id": await client.upload(file), "endpoint": ENDPOINT, "completion_window": "24h"}
-    batch = await client.post_json("/v1/batches", wanted)
-    while batch["status"] not in ("completed", "failed"):
-        await asyncio.sleep(POLL_S)
-        batch = await client.get_json(f"/v1/batches/{batch['id']}")
-    counts = batch["request_counts"]
-    assert counts["completed"] == counts["total"] > 0, batch
+    batch = await run_batch(client, file, ENDPOINT)
     return float(batch["usage"]["output_tokens"]) / (time.perf_counter() - start_s)
 
 

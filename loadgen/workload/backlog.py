@@ -28,7 +28,9 @@ class Lengths(msgspec.Struct, frozen=True):
 @dataclass(frozen=True, slots=True)
 class OfflinePrompt:
     """One line of the backlog: ``text``, ``messages``, a length to make a prompt of, or a batch line's ``body``. A
-    length may say what it begins with: ``block_ids`` and ``block_tokens`` are as in ``TraceRequest``."""
+    length may say what it begins with: ``block_ids`` and ``block_tokens`` are as in ``TraceRequest``. ``asked_tokens``:
+    in a simulation, what its client allows for an answer that ends by itself after ``max_tokens``, which nobody knows
+    beforehand; None: the answer has all of ``max_tokens``."""
 
     max_tokens: int
     text: str | None = None
@@ -38,6 +40,7 @@ class OfflinePrompt:
     body: dict[str, Any] | None = None
     block_ids: tuple[int, ...] = ()
     block_tokens: int = MOONCAKE_BLOCK_TOKENS
+    asked_tokens: int | None = None
 
     @property
     def shape(self) -> TraceRequest:

@@ -11,9 +11,10 @@ from shared.clock import SystemClock
 from shared.errors import ConfigError, SlackwaterError
 from shared.openai.completions.requests import ServedModel
 from shared.process.service import run_service
+from shared.protocol.learnt import LearntBy
 from shared.scheduling.orders.offline.registry import DEFAULT_BLOCK_SIZE
 from shared.settings import config
-from shared.text.model_folder import ModelFacts
+from shared.text.model_folder import ModelFacts, tokenizer_digest
 from shared.text.tokenizer import Tokenizer
 
 
@@ -23,19 +24,21 @@ def main() -> int:
         try:
             settings.strategy.make_offline_rate()
             numbers = iter(random.random, None)
-            order = settings.strategy.make_offline_order(numbers, settings.block_size or DEFAULT_BLOCK_SIZE)
+            block_size = settings.block_size or DEFAULT_BLOCK_SIZE
+            order = settings.strategy.make_offline_order(numbers, block_size)
         except ValueError as error:
             raise ConfigError(str(error)) from error
         folder = Path(settings.model_path)
         tokenizer = Tokenizer.from_folder(folder)
         max_model_len = settings.max_model_len or ModelFacts.read(folder).max_model_len
         model = ServedModel(settings.model_name, max_model_len)
+        learnt_by = LearntBy(settings.strategy.offline_order, model.name, tokenizer_digest(folder), block_size)
     except SlackwaterError as error:
         print(f"offline-queue: {error}", file=sys.stderr)
         return 2
 
     def make(bus: Bus) -> OfflineQueueService:
-        return OfflineQueueService(bus, settings, model, order, tokenizer, SystemClock())
+        return OfflineQueueService(bus, settings, model, order, tokenizer, SystemClock(), learnt_by)
 
     return run_service(settings.nats, settings.log_level, "offline-queue", make)
 

@@ -7,17 +7,21 @@ from dataclasses import dataclass, field
 from services.offline_queue.batches.file_sweep import FileSweep
 from services.offline_queue.batches.manager import BatchManager
 from services.offline_queue.flex_desk import FlexDesk
+from services.offline_queue.order_details import order_details
+from services.offline_queue.order_memory import OrderMemory
 from services.offline_queue.registration_sweep import RegistrationSweep
 from services.offline_queue.settings import OfflineQueueSettings
 from shared.bus import Bus, Entry, Subscription
 from shared.bus.lease import Lease
 from shared.clock import Clock
 from shared.errors import BusError, LeaseLostError
+from shared.latency.model import LatencyModel
 from shared.openai.completions.requests import ServedModel
 from shared.process.service import Details, Service
 from shared.protocol import subjects
 from shared.protocol.executors import ExecutorInfo, Heartbeat
 from shared.protocol.flex import FlexAnswer, FlexMessage, FlexSubmit
+from shared.protocol.learnt import LearntBy
 from shared.protocol.offline import OfflineSample
 from shared.protocol.requests import AbortRequests, InboxMessage
 from shared.protocol.services import LeaseHolder
@@ -56,9 +60,9 @@ class _Attached:
 
 
 class OfflineQueueService(Service):
-    """Plans go out as step messages come in; nothing here ever stands on the path of a step. Nothing is to be finished
-    at its end: the pool is durable, and executors go on with what they hold. One process is at work on a bus: another
-    one waits until that is gone, and nothing is sent any more by one that may have been replaced."""
+    """Plans go out as step messages come in; nothing here ever stands on the path of a step. At its end only what was
+    learnt is to be kept: the pool is durable, and executors go on with what they hold. One process is at work on a bus:
+    another one waits until that is gone, and nothing is sent any more by one that may have been replaced."""
 
     def __init__(
         self,
@@ -68,8 +72,9 @@ class OfflineQueueService(Service):
         order: OfflineOrder,
         tokenizer: Tokenizer,
         clock: Clock,
+        learnt_by: LearntBy,
     ) -> None:
-        """``order``: an empty one, the strategy's."""
+        """``order``: an empty one, the strategy's; ``learnt_by``: as what it remembers."""
         self._bus = bus
         self._model = model
         self._strategy = settings.strategy
@@ -83,6 +88,7 @@ class OfflineQueueService(Service):
         self._pool = OfflinePool(
             FairShare(order, self._share_of), self._on_work, self._on_discard, lambda each: self._batches.is_open(each)
         )
+        self._memory = OrderMemory(bus, self._pool, learnt_by)
         self._keep_batches_s = settings.keep_batches_days * 24 * 3600.0
         pool_bytes = settings.pool_mb * 1024**2
         self._batches = BatchManager(bus, tokenizer, model, self._pool, clock, pool_bytes, settings.max_failures)
@@ -118,14 +124,18 @@ class OfflineQueueService(Service):
             raise
 
     async def stop(self) -> None:
-        """Let another one go on at once."""
+        """Let another one go on at once, with what was learnt here."""
+        if self._is_at_work:
+            await self._memory.keep()
         await self._lease.release()
 
     def health(self) -> str:
         return f"waits: {self._holder} is at work" if self._holder else "ok"
 
     async def _begin(self) -> None:
-        """Recover the pool before any executor is heard, so that what executors hold is recognized."""
+        """Recover the pool before any executor is heard, so that what executors hold is recognized; before that, what
+        its order knows."""
+        await self._memory.recall()
         await self._batches.start()
         await self._bus.subscribe(subjects.HEARTBEATS, Heartbeat, self._on_heartbeat)
         await self._bus.serve(subjects.OFFLINE_SAMPLE, object, self._on_sample)
@@ -137,6 +147,7 @@ class OfflineQueueService(Service):
         group.create_task(FileSweep(self._batches.tools, self._batches.is_being_read, self._keep_batches_s).run())
         group.create_task(self._registrations.run())
         group.create_task(self._flex.run())
+        group.create_task(self._memory.run())
         group.create_task(self._tuning.run())
         group.create_task(self._follow_executors())
         group.create_task(self._plan())
@@ -164,7 +175,13 @@ class OfflineQueueService(Service):
             "plans": plans,
             "plan_ms_mean": sum(each.plan_ms_mean * each.plans for each in stats) / plans if plans else 0.0,
             "plan_ms_max": max((each.plan_ms_max for each in stats), default=0.0),
+            **order_details(self._pool.details(), self._known_model()),
         }
+
+    def _known_model(self) -> LatencyModel | None:
+        """Of the first executor that has one; as a rule they are alike."""
+        keys = (attached.scheduler.info.profile_key for attached in self._attached.values())
+        return next((self._tuning.model(key) for key in keys if self._tuning.knows_model(key)), None)
 
     async def _on_sample(self, _: object) -> OfflineSample:
         return OfflineSample(self._pool.sample(SAMPLE_SIZE))

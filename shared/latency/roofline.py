@@ -75,13 +75,13 @@ class RooflineLatencyModel:
         )
 
     def predict_ms(self, features: BatchFeatures) -> float:
-        return self._time_ms(*features.sums)
+        return self.time_ms(*features.sums)
 
     def decode_cost_ms(self, features: BatchFeatures, context_len: int) -> float:
         """In a term or two: prefill attention stays as it is."""
         requests = features.prefill_requests + features.decode_requests
         if requests == 0:
-            return self._time_ms(0, 0, context_len, 1, 0)
+            return self.time_ms(0, 0, context_len, 1, 0)
         tokens = features.prefill_tokens + features.decode_requests
         gemm_ms = self._gemm_ms(tokens + 1) - self._gemm_ms(tokens)
         head_ms = max((requests + 1) * self.ms_per_request_compute, self.head_ms)
@@ -104,14 +104,20 @@ class RooflineLatencyModel:
     def _with_prefill_ms(self, features: BatchFeatures, num_tokens: int, num_computed_tokens: int) -> float:
         s_p, n_p, s_d, n_d, pairs = features.sums
         pairs += attention_pairs(num_tokens, num_computed_tokens)
-        return self._time_ms(s_p + num_tokens, n_p + 1, s_d, n_d, pairs)
+        return self.time_ms(s_p + num_tokens, n_p + 1, s_d, n_d, pairs)
+
+    def traffic_ms(self, s_p: int, tokens: int) -> float:
+        """What a step of ``tokens``, of which ``s_p`` of prompts, reads and writes beside the KV that its decodes
+        read."""
+        matrices_ms = self.weights_ms + self.head_ms + tokens * self.ms_per_token_memory
+        return matrices_ms + s_p * self.ms_per_prefill_token_memory
 
     def _gemm_ms(self, tokens: int) -> float:
         compute_ms = tokens * self.ms_per_token_compute
         memory_ms = self.weights_ms + tokens * self.ms_per_token_memory
         return compute_ms if compute_ms > memory_ms else memory_ms
 
-    def _time_ms(self, s_p: int, n_p: int, s_d: int, n_d: int, pairs: int) -> float:
+    def time_ms(self, s_p: int, n_p: int, s_d: int, n_d: int, pairs: int) -> float:
         """Of ``BatchFeatures.sums``."""
         requests = n_p + n_d
         if requests == 0:

@@ -17,6 +17,9 @@ class FinishReason(enum.StrEnum):
     ERROR = "error"  # the executor could not go on with it
 
 
+ENDS_WELL = (FinishReason.STOP, FinishReason.LENGTH)
+
+
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     """How tokens are chosen. ``seed`` is always set (the gateway or the offline-queue draws one where absent)."""
 
@@ -36,6 +39,11 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     grammar: str = ""  # that the output keeps to, as llguidance reads it; empty for any text
     n: int = 1  # choices of an offline request, generated one after another; an online one is one of its own for each
     logprobs: int | None = None  # with each token its own, and those of so many most probable ones; None: without
+
+    @property
+    def ends_at_limit(self) -> bool:
+        """Nothing but ``max_tokens`` ends it, within the model's context."""
+        return self.ignore_eos and not (self.stop or self.stop_token_ids or self.grammar)
 
     @property
     def adjusts_logits(self) -> bool:

@@ -53,6 +53,7 @@ class EndedRequest(msgspec.Struct, frozen=True, array_like=True):
 
     request_id: str
     finish_reason: FinishReason
+    num_output_tokens: int = 0  # of the last choice, where it has several
 
 
 class StepStarted(msgspec.Struct, frozen=True):

@@ -22,6 +22,7 @@ API_KEYS_BUCKET = "slackwater_api_keys"  # name -> ApiKeyRecord
 REVOKED_API_KEYS_BUCKET = "slackwater_revoked_api_keys"  # hash -> ApiKeyRecord, as it was
 BUDGETS_BUCKET = "slackwater_budgets"  # profile key -> BudgetRecord
 SLO_PROFILES_BUCKET = "slackwater_slo_profiles"  # slo_profile_key -> SloProfileRecord
+LEARNT_BUCKET = "slackwater_learnt"  # LearntBy.key -> Learnt
 
 # Object bucket: file id -> the bytes of the file.
 OBJECTS_BUCKET = "slackwater_objects"

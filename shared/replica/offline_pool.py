@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Protocol
 
@@ -83,6 +83,7 @@ class OfflinePool:
         self._items: dict[str, _Item] = {}
         self._demands: dict[int, PromptDemand] = {}  # by block size, of those who ask
         self._assigned: dict[str, dict[str, _Item]] = {}  # by executor
+        self.num_learnt = 0  # since its start, of what its order was told
 
     def __len__(self) -> int:
         return len(self._items)
@@ -162,6 +163,24 @@ class OfflinePool:
                 held.setdefault(item.executor_id, []).append(request_id)
         for executor_id, ids in held.items():
             self._on_discard(executor_id, ids)
+
+    def learn(self, request_id: str, num_output_tokens: int) -> None:
+        """It ended well, anywhere, after so many tokens of output; to be said before it is discarded. Told again, or
+        of an unknown id, it changes nothing."""
+        if request_id in self._items:
+            self._order.learn(request_id, num_output_tokens)
+            self.num_learnt += 1
+
+    def remember(self) -> bytes:
+        """What its order has learnt, for the pool of another time: see ``OfflineOrder``, as for the next two."""
+        return self._order.remember()
+
+    def recall(self, data: bytes) -> None:
+        """Before anything is added."""
+        self._order.recall(data)
+
+    def details(self) -> Mapping[str, float]:
+        return self._order.details()
 
     def in_order(self, view: OfflineView = NOBODY) -> Iterator[Request]:
         """What waits, next first, as the view's reader is to take it; the pool must not change while this is read."""
@@ -262,4 +281,11 @@ def _schedulable(generate: GenerateRequest) -> Request:
     num_prompt_tokens = len(generate.prompt_token_ids)
     num_tokens = num_prompt_tokens + len(generate.output_token_ids)
     total = num_prompt_tokens + generate.sampling.max_tokens
-    return Request(generate.request_id, Kind.OFFLINE, num_tokens, total, arrival_s=generate.arrival_s)
+    return Request(
+        generate.request_id,
+        Kind.OFFLINE,
+        num_tokens,
+        total,
+        arrival_s=generate.arrival_s,
+        ends_at_limit=generate.sampling.ends_at_limit,
+    )

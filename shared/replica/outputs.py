@@ -48,4 +48,5 @@ def final_output(ended: Ended) -> TokenOutput:
 
 def ended_request(ended: Ended) -> EndedRequest:
     """For the step message."""
-    return EndedRequest(ended.sequence.request_id, ended.finish_reason)
+    sequence = ended.sequence
+    return EndedRequest(sequence.request_id, ended.finish_reason, sequence.num_output_tokens)

@@ -7,7 +7,7 @@ from shared.clock import Clock, waited_s
 from shared.latency.model import LatencyModel
 from shared.protocol.executors import ExecutorInfo
 from shared.protocol.requests import AbortRequests, GenerateRequest, InboxMessage
-from shared.protocol.sampling import FinishReason
+from shared.protocol.sampling import ENDS_WELL, FinishReason
 from shared.protocol.steps import StepPlan, StepStarted
 from shared.replica.offline_pool import OfflinePool
 from shared.replica.outputs import Ended
@@ -115,6 +115,9 @@ class Scheduler:
             self._readers.hear((each.request_id for each in message.states if each.kind is Kind.OFFLINE), self._path)
         for request_id in ended:
             self._hashes.forget(request_id)
+        for each in message.ended:
+            if each.finish_reason in ENDS_WELL:
+                self._pool.learn(each.request_id, each.num_output_tokens)
         self._is_idle, self._has_news = message.idle, True
         in_flight = [] if message.idle else [*message.in_flight, message.entries]
         brought = self._pipeline.observe(message.step if message.idle else message.step + 1, in_flight)

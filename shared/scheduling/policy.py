@@ -34,6 +34,7 @@ class Policy:
     a step while no online request is held. No token waits for such a step, only a request that comes meanwhile.
     ``tolerance``: instead of L, the share of the time that online tokens take alone by which offline work may make them
     come later (``shared.scheduling.credit``). ``benefit``: what tokens are worth to a packing that compares them.
+    ``batch_multiple``: of which the tokens of a step with offline prompts are to be a multiple; 0: of none.
     """
 
     latency_budget_ms: float = math.inf
@@ -42,6 +43,7 @@ class Policy:
     idle_budget_ms: float = 0.0
     tolerance: float | None = None
     benefit: Benefit = DEFAULT_BENEFIT
+    batch_multiple: int = 0
 
     def budget_ms(self, has_online: bool, model: LatencyModel) -> float:
         """L of a step, before its online part is known; ``has_online``: an online request is held, whether it runs or

@@ -39,6 +39,7 @@ class Request(msgspec.Struct, array_like=True, gc=False):
     client_weight: float = 1.0  # the client's share of service against that of others; the online order remembers it
     num_resumed_tokens: int | None = None  # of its answer, from the executor that had it before; None where none had
     awaits_first_token: bool = False  # set by a deadline rule to which that matters
+    ends_at_limit: bool = False  # nothing ends it before it has max_total_tokens: its length is known
 
     @property
     def num_remaining_tokens(self) -> int:

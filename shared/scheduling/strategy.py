@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Annotated, Any
 
 import msgspec
@@ -34,7 +35,7 @@ from shared.scheduling.packing.token_slo import DEADLINE_RULES, TokenSlo
 from shared.scheduling.policy import DEFAULT_BENEFIT, Benefit, Policy
 from shared.settings.setting import BASE, choices
 
-PRESET_NAMES = ("hygen", "sarathi++", "hygen-star", "online-only", "bros", "round-robin", "fcfs", "echo")
+PRESET_NAMES = ("hygen", "sarathi++", "hygen-star", "online-only", "bros", "round-robin", "fcfs", "echo", "blendserve")
 LATENCY_BUDGETS = ("none", "fixed", "profiled", "deadline")
 KNOBS = ("online_knobs", "offline_knobs")  # fields
 OFFLINE_RATES = ("unlimited", "fixed")
@@ -59,8 +60,8 @@ class Strategy(msgspec.Struct, frozen=True, kw_only=True):
         str,
         _one_of(
             OFFLINE_ORDERS,
-            "which offline request enters next: by arrival, by shared prefix, that with an eye on age, or by what the "
-            "executor's cache has; none: none enters",
+            "which offline request enters next: by arrival, by shared prefix, that with an eye on age, by what the "
+            "executor's cache has, or compute-bound ones beside memory-bound ones; none: none enters",
         ),
     ] = "psm-fair"
     packing: Annotated[str, _one_of(PACKINGS, "how a step is filled")] = "two-phase"
@@ -138,6 +139,14 @@ class Strategy(msgspec.Struct, frozen=True, kw_only=True):
     decode_benefit: Annotated[
         float, Meta(gt=0, description="kv-aware packing: what generating an offline token is worth")
     ] = DEFAULT_BENEFIT.decode
+    batch_multiple: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="offline prompts are cut so that the tokens of a step are a multiple of it, as tiles of GEMMs "
+            "are: 128 on a GPU; 0: of none",
+        ),
+    ] = 0
     online_knobs: OnlineOrderKnobs = OnlineOrderKnobs()
     offline_knobs: OfflineOrderKnobs = OfflineOrderKnobs()
 
@@ -245,14 +254,14 @@ class Strategy(msgspec.Struct, frozen=True, kw_only=True):
         """The policy of a step under a budget, or with a ``tolerance`` under that; without a known one, or without a
         latency model to keep deadlines with, a strategy that needs it serves no offline work yet. A step without online
         requests that the engine can stop, ``is_interruptible``, needs no bound."""
+        own = partial(Policy, packing=self.packing, benefit=self.benefit, batch_multiple=self.batch_multiple)
         if not self.uses_latency_budget:
-            serves_offline = self.serves_offline and (model_is_known or not self.uses_deadlines)
-            return Policy(math.inf, serves_offline, self.packing, benefit=self.benefit)
+            return own(math.inf, self.serves_offline and (model_is_known or not self.uses_deadlines))
         if latency_budget_ms is None:
-            return Policy(0.0, offline_enabled=False, packing=self.packing, benefit=self.benefit)
+            return own(0.0, offline_enabled=False)
         if not idle_budget_ms:
             idle_budget_ms = math.inf if is_interruptible else BLIND_IDLE_BUDGET_MS if tolerance is not None else 0.0
-        return Policy(latency_budget_ms, self.serves_offline, self.packing, idle_budget_ms, tolerance, self.benefit)
+        return own(latency_budget_ms, self.serves_offline, idle_budget_ms=idle_budget_ms, tolerance=tolerance)
 
     def _misfit(self) -> str:
         """Why the parts do not fit each other; empty where they do."""
@@ -267,6 +276,8 @@ class Strategy(msgspec.Struct, frozen=True, kw_only=True):
             return f"packing {self.packing} works with offline order {known}, not with {self.offline_order}"
         if self.kv_reserve != "none" and not packing.keeps_reserve:
             return f"packing {self.packing} lets nobody pass: leave --kv-reserve {self.kv_reserve} out"
+        if self.batch_multiple and not packing.cuts_to_multiples:
+            return f"packing {self.packing} cuts no prompts to multiples: leave --batch-multiple out"
         if self.budget_ms and self.latency_budget != "fixed":
             return f"latency budget {self.latency_budget} is no number of milliseconds: leave --budget-ms out"
         if self.offline_qps and self.offline_rate != "fixed":
@@ -305,6 +316,8 @@ PRESETS = {
             ttft_slo_ms=1000.0,
             tpot_slo_ms=50.0,
         ),
+        # BlendServe: section 3, and beside online work under HyGen's budget, which it does not have
+        Strategy(preset="blendserve", offline_order="blend"),
     )
 }
 

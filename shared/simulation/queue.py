@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable
 
 from shared.protocol.requests import AbortRequests, GenerateRequest
+from shared.protocol.sampling import ENDS_WELL
 from shared.protocol.steps import StepPlan, StepStarted
 from shared.replica.offline_pool import OfflinePool, Packed
 from shared.replica.outputs import Ended
@@ -58,8 +59,11 @@ class VirtualQueue:
         if message.idle and not plans:
             self._await_release(scheduler)
 
-    def on_result(self, request_id: str) -> None:
-        """It is durable."""
+    def on_result(self, ended: Ended) -> None:
+        """It is durable, here before the step message that tells of its end."""
+        request_id = ended.sequence.request_id
+        if ended.finish_reason in ENDS_WELL:
+            self.pool.learn(request_id, ended.sequence.num_output_tokens)
         self.pool.discard([request_id])
 
     def _serve_soon(self) -> None:

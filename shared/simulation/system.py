@@ -78,7 +78,7 @@ class VirtualSystem:
             self.router.on_progress(progress)
             for ended in progress.ended:
                 if ended.sequence.kind is Kind.OFFLINE:
-                    self.queue.on_result(ended.sequence.request_id)
+                    self.queue.on_result(ended)
             self._on_progress(progress)
 
         self._send(deliver)

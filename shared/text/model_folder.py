@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 from shared.errors import ModelError
+
+TOKENIZER_DIGEST_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,15 @@ class ModelFacts:
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ModelError(f"{folder / 'config.json'} lacks what is needed: {error!r}") from error
+
+
+def tokenizer_digest(folder: Path) -> str:
+    """The same for folders whose tokenizer is the same file. Raises ModelError."""
+    path = folder / "tokenizer.json"
+    try:
+        return blake2b(path.read_bytes(), digest_size=TOKENIZER_DIGEST_BYTES).hexdigest()
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error}") from error
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -18,8 +18,9 @@ from shared.watch.stack_watch import StackView
 PING_WAIT_S = 0.25
 ANSWER_S = 1.0
 EXECUTOR_FIGURES = ("online_waiting", "online_running", "offline_waiting", "offline_running")
+ORDER_FIGURES = ("output_length_error", "compute_density")  # of an offline order that goes by them
 OWN_FIGURES = {  # of services' details, and as what they are shown
-    "offline-queue": ("pool", ("waiting", "running", "batches")),
+    "offline-queue": ("pool", ("waiting", "running", "batches", *ORDER_FIGURES)),
     "gateway": ("gateway", ("waiting_requests", "refused_requests")),
 }
 
@@ -117,6 +118,11 @@ def queue_figures(beats: Sequence[Heartbeat], answers: Mapping[str, ServiceStatu
         details = answers[service].details if service in answers else {}
         figures |= {f"{prefix}_{name}": details[name] for name in names if name in details}
     return figures
+
+
+def figure_text(value: float | str | None) -> str:
+    """One of a service's figures, as people read it."""
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 async def _budgets(bus: Bus) -> list[BudgetRecord]:

@@ -12,7 +12,7 @@ from shared.protocol import subjects
 from shared.protocol.budgets import SloStatus
 from shared.protocol.services import ServiceStatus
 from shared.protocol.slo_profile import Knob, SloProfileRecord, slo_profile_key
-from shared.watch.stack_status import ping_all, slo_report
+from shared.watch.stack_status import ORDER_FIGURES, ping_all, slo_report
 
 SILENT_S = 5.0  # without an answer; on a busy machine one comes late now and then
 OFFLINE_QUEUE = "offline-queue"
@@ -21,9 +21,11 @@ EXPECTED = (OFFLINE_QUEUE, "predictor", "profiler")  # gateway and executors are
 
 @dataclass(frozen=True, slots=True)
 class StackAnswers:
-    """Of the last seconds. ``slos`` and ``profiles`` are by profile key; ``unwell`` is in words."""
+    """Of the last seconds. ``slos`` and ``profiles`` are by profile key; ``order``: what the
+    offline order says of what waits, as far as it goes by that; ``unwell`` is in words."""
 
     preset: str | None = None
+    order: dict[str, float] = field(default_factory=dict)
     unwell: list[str] = field(default_factory=list)
     slos: dict[str, SloStatus] = field(default_factory=dict)
     profiles: dict[str, SloProfileRecord] = field(default_factory=dict)
@@ -52,9 +54,11 @@ class StackQuestions:
         self._heard |= {name: (now_s, status) for name, status in statuses.items()}
         self._heard = {name: heard for name, heard in self._heard.items() if heard[0] > now_s - SILENT_S}
         queue = self._heard.get(OFFLINE_QUEUE)
-        preset = queue[1].details.get("preset") if queue else None
+        told = queue[1].details if queue else {}
+        preset = told.get("preset")
         return StackAnswers(
             preset=None if preset is None else str(preset),
+            order={name: value for name in ORDER_FIGURES if isinstance(value := told.get(name), float)},
             unwell=self._unwell(),
             slos={status.profile_key: status for status in report.executors},
             profiles={key: profile for key, profile in profiles.items() if profile is not None},

@@ -79,11 +79,13 @@ class BudgetState(BudgetRecord, frozen=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """``preset`` is None where the offline-queue has not answered. ``unwell``: what is wrong, in words."""
+    """``preset`` is None where the offline-queue has not answered. ``order``: figures of the offline order about what
+    waits, by name; may be empty. ``unwell``: what is wrong, in words."""
 
     unix_s: float
     model: str
     preset: str | None
+    order: dict[str, float]
     unwell: list[str]
     executors: list[ExecutorState]
     online: dict[str, LatencyState]  # by metric: ttft, tbt, tpot
@@ -101,6 +103,7 @@ def snapshot_of(view: StackView, lines_left: int, answers: StackAnswers, model: 
         unix_s=unix_s,
         model=model,
         preset=answers.preset,
+        order=answers.order,
         unwell=answers.unwell,
         executors=[ExecutorState.of(executor) for executor in view.executors],
         online={name: LatencyState.of(histogram) for name, histogram in online.items()},

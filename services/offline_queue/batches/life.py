@@ -19,7 +19,7 @@ from shared.errors import BusError, NotFoundOnBusError
 from shared.protocol import subjects
 from shared.protocol.batches import BatchRecord
 from shared.protocol.offline import OfflineFailure, OfflineResult
-from shared.protocol.sampling import FinishReason
+from shared.protocol.sampling import ENDS_WELL, FinishReason
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +65,8 @@ class BatchLife:
         if self.progress is None or not self.progress.add_result(line_of(result.request_id), result):
             return
         self._arrived.append(result)
+        if result.finish_reason in ENDS_WELL:  # where the executor's step message is later than this
+            self._tools.pool.learn(result.request_id, len(result.choices[-1].token_ids))
         self._tools.pool.discard([result.request_id])
         self._changed.set()
         if not self.progress.num_open:

@@ -64,6 +64,13 @@ class ExecutorOptions:
         typer.Option("--interrupt/--no-interrupt", help="A step without online requests stops when one comes."),
     ] = True
     noise: Annotated[float, typer.Option(min=0.0, help="Sigma of a lognormal factor on each step's time.")] = 0.0
+    overlaps: Annotated[
+        bool,
+        typer.Option(
+            "--overlap/--no-overlap",
+            help="Decode attention runs beside matrices, as in NanoFlow and in none of our engines.",
+        ),
+    ] = False
 
     def machine(self, model: str, **gpus: str) -> Machine:
         """``gpus``: what of a Machine is no option here."""

@@ -56,12 +56,13 @@ class Arrivals:
 @dataclass(frozen=True, slots=True)
 class BacklogPrompt:
     """``packed``: the tokens; of a ``length`` that shares nothing those of its first block, which no other prompt
-    begins with."""
+    begins with. ``asked_tokens``: what is known of ``max_tokens`` beforehand; None is all."""
 
     num_tokens: int
     max_tokens: int
     packed: bytes
     length: TraceRequest | None = None
+    asked_tokens: int | None = None
 
 
 class PreparedBacklog:
@@ -94,6 +95,12 @@ class PreparedBacklog:
         return _token_ids(self._maker, prompt.length, index) if prompt.length else unpack_tokens(prompt.packed)
 
     def _prepared(self, prompt: OfflinePrompt, index: int, max_context: int) -> BacklogPrompt:
+        made = self._fitted(prompt, index, max_context)
+        if prompt.asked_tokens is None:
+            return made
+        return replace(made, asked_tokens=min(max(made.max_tokens, prompt.asked_tokens), max_context - made.num_tokens))
+
+    def _fitted(self, prompt: OfflinePrompt, index: int, max_context: int) -> BacklogPrompt:
         token_ids = self._encoder.token_ids(prompt)
         if token_ids is None and prompt.block_ids:
             token_ids = _token_ids(self._maker, prompt.shape, index)
@@ -147,8 +154,9 @@ class Backlog:
 
     def _waiting(self, index: int, now_s: float) -> Waiting:
         prompt, request_id = self.prepared.prompt(index), f"offline-{index}"
-        total = prompt.num_tokens + prompt.max_tokens
-        request = Request(request_id, Kind.OFFLINE, prompt.num_tokens, total, arrival_s=now_s)
+        is_known = prompt.asked_tokens is None
+        total = prompt.num_tokens + (prompt.asked_tokens or prompt.max_tokens)
+        request = Request(request_id, Kind.OFFLINE, prompt.num_tokens, total, arrival_s=now_s, ends_at_limit=is_known)
         return request, _PackedPrompt(self.prepared, index, now_s)
 
 

@@ -10,6 +10,7 @@ from services.executor.settings import DEFAULT_BLOCK_SIZE, ExecutorSettings
 from shared.latency.architectures import architecture_named
 from shared.latency.devices import device_named
 from shared.latency.model import LatencyModel
+from shared.latency.overlapping import OverlappingLatencyModel
 from shared.latency.roofline import RooflineLatencyModel, num_kv_blocks, swap_ms_per_slot
 from shared.protocol.executors import EngineSpec
 from shared.protocol.latency_models import LatencyModelRecord
@@ -23,7 +24,8 @@ LIVE = ExecutorSettings(model_path="")  # the executor's own defaults
 @dataclass(frozen=True, slots=True)
 class Machine:
     """The hardware, the model and the executor's limits, as ``MachineOptions`` explains them. ``step_model``,
-    ``plan_model``: files of fitted coefficients; None is the roofline model, and what steps take."""
+    ``plan_model``: files of fitted coefficients; None is the roofline model, and what steps take. ``overlaps``: the
+    roofline's operators overlap, which those of our engines do not."""
 
     model: str = LIVE.sim_model
     device: str = LIVE.sim_device
@@ -38,13 +40,14 @@ class Machine:
     executors: int = 1
     pipeline_depth: int = 1
     interrupts: bool = False
+    overlaps: bool = False
 
     def setup(self, strategy: Strategy, seed: int) -> ExecutorSetup:
         """Raises ValueError for unknown names and what does not fit the memory, WorkloadError for unusable files."""
         architecture, device = architecture_named(self.model), device_named(self.device)
         gpus = (architecture, device, self.tensor_parallel)
         num_blocks = self.kv_blocks or num_kv_blocks(*gpus, DEFAULT_BLOCK_SIZE)
-        latency = RooflineLatencyModel.of(*gpus) if self.step_model is None else read_latency_model(self.step_model)
+        latency = self._latency_model(RooflineLatencyModel.of(*gpus))
         swap_ms = swap_ms_per_slot(*gpus)
         spec = EngineSpec(
             model=architecture.name,
@@ -71,10 +74,19 @@ class Machine:
             seed=seed,
         )
 
+    def _latency_model(self, roofline: RooflineLatencyModel) -> LatencyModel:
+        """What steps take. Raises ValueError for a fitted model that is to overlap."""
+        if self.step_model is None:
+            return OverlappingLatencyModel(roofline) if self.overlaps else roofline
+        if self.overlaps:
+            raise ValueError("a fitted model tells what its machine overlaps: leave --overlap or --step-model out")
+        return read_latency_model(self.step_model)
+
     def url(self, strategy: Strategy) -> str:
         """Says in a report what was simulated."""
         machine = {"executors": self.executors, "pipeline_depth": self.pipeline_depth}
-        changed = {name: value for name, value in machine.items() if value != 1} | strategy.changes()
+        changed: dict[str, str | int | float] = {name: value for name, value in machine.items() if value != 1}
+        changed |= ({"overlaps": "yes"} if self.overlaps else {}) | strategy.changes()
         values = ((n, f"{v:g}" if isinstance(v, float) else v) for n, v in changed.items())
         changes = "".join(f"&{name}={value}" for name, value in values)
         return f"sim://{self.tensor_parallel}x{self.device}?preset={strategy.preset}{changes}"

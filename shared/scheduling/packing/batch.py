@@ -34,7 +34,7 @@ class BatchBuilder:
         self.scheduled: set[str] = set()  # membership only, never iterated
         self.features = RevisableFeatures()
         self.num_blocks_left = num_blocks
-        self.num_tokens_left = limits.max_num_batched_tokens
+        self.num_tokens_left = self._max_num_tokens = limits.max_num_batched_tokens
         self._num_seqs_left = limits.max_num_seqs
         self._block_size = limits.block_size
         self.latency_budget_ms = latency_budget_ms
@@ -45,6 +45,7 @@ class BatchBuilder:
         self._model = model
         self._cache = cache
         self._found: dict[str, Found] = {}  # of those that wait, as they were looked at
+        self._chunks: dict[str, Request] = {}  # bounded ones; some may have been taken out again
         self._latency_ms: float | None = 0.0  # None after unbounded additions, which do not ask what they cost
 
     @property
@@ -124,6 +125,8 @@ class BatchBuilder:
             latency_ms = self.latency_ms + self.chunk_cost_ms(num_tokens, num_computed)
         self.features.add_scheduled(num_tokens, num_computed)
         self._add(request, num_tokens, self._num_new_blocks(request, num_tokens), latency_ms)
+        if bounded:
+            self._chunks[request.request_id] = request
         return True
 
     def try_add(self, request: Request, bounded: bool, at_most: int | None = None) -> bool:
@@ -158,6 +161,30 @@ class BatchBuilder:
         was_added = self.try_add(request, bounded=False, at_most=num_tokens)
         assert was_added, f"{request.request_id} was in the batch before"
         self.entries.insert(index, self.entries.pop())
+
+    def round_down(self, multiple: int) -> int:
+        """Cut bounded chunks, the last first, until the step's tokens are a multiple, as the tiles of a GEMM are
+        (BlendServe sections 4 and 5.2). Returns how many entries are gone by that.
+
+        The paper rounds a size that is wished for up and down in turns. What is here already is all that fits, so that
+        it goes to the nearest: what fills more than half of a multiple stays. So do chunks that would lose more than
+        half of their tokens: they would be held up for little.
+        """
+        chunks = [entry for entry in self.entries if entry.request_id in self._chunks]
+        surplus = (self._max_num_tokens - self.num_tokens_left) % multiple
+        if 2 * surplus > min(multiple, sum(chunk.num_scheduled_tokens for chunk in chunks)):
+            return 0
+        num_gone = 0
+        while surplus:
+            chunk = chunks.pop()
+            request, index = self._chunks[chunk.request_id], self.entries.index(chunk)
+            num_tokens = self.take_out(index, request)
+            num_cut = min(surplus, num_tokens)
+            if num_cut < num_tokens:
+                self.put_back(index, request, num_tokens - num_cut)
+            num_gone += num_cut == num_tokens
+            surplus -= num_cut
+        return num_gone
 
     def decode_cost_ms(self, request: Request) -> float:
         """What its next token adds to the step."""

@@ -69,6 +69,7 @@ class Packing(Protocol):
     keeps_plans: bool  # a plan over what is here is reconciled to itself
     orders_online: bool  # it decides itself which online request comes first
     keeps_reserve: bool  # it can leave blocks for online requests when an offline one enters
+    cuts_to_multiples: bool  # it can hold the tokens of a step to multiples
     latency_budgets: tuple[str, ...]  # those of a strategy that it works with
     offline_orders: tuple[str, ...] | None  # likewise; None for all
 
@@ -87,6 +88,7 @@ class OneWayPacking(ABC):
     keeps_plans: bool
     orders_online: bool = True
     keeps_reserve: bool = True
+    cuts_to_multiples: bool = False
     latency_budgets: tuple[str, ...]
     offline_orders: tuple[str, ...] | None = None
 

@@ -23,12 +23,15 @@ class TwoPhasePacking:
 
     The online phase may take the blocks of M_off (``StepState.num_offline_blocks``), none of them of requests in
     flight, which stay as they are. Blocks of paused requests count as free.
+
+    Where the policy has a ``batch_multiple``, offline prompts are cut to it once all that fits is there.
     """
 
     uses_time = False
     keeps_plans = True
     orders_online = False
     keeps_reserve = True
+    cuts_to_multiples = True
     latency_budgets: tuple[str, ...] = ("none", "fixed", "profiled")
     offline_orders: tuple[str, ...] | None = None
 
@@ -40,6 +43,7 @@ class TwoPhasePacking:
         share = _bound(builder, state, limit)
         if state.policy.offline_enabled:
             preempted += self.offline_phase(builder, state, offline_queue, preempted)
+            _round_down(builder, state)
         return Schedule(builder.entries, preempted, builder.latency_ms, share=share)
 
     def reconcile(self, state: StepState, plan: Sequence[ScheduledRequest], preempted: Iterable[str]) -> Schedule:
@@ -57,7 +61,9 @@ class TwoPhasePacking:
         num_offline_blocks = max(0, state.num_offline_blocks - freed[Kind.OFFLINE])
         lost += self.give_back(builder, state, num_offline_blocks, lost)
         share = _bound(builder, state, limit)
-        num_dropped = _keep_what_fits(builder, state, plan, lost) if state.policy.offline_enabled else 0
+        num_dropped = 0
+        if state.policy.offline_enabled:
+            num_dropped = _keep_what_fits(builder, state, plan, lost) + _round_down(builder, state)
         return Schedule(builder.entries, lost, builder.latency_ms, num_dropped, share=share)
 
     def online_limit(self, state: StepState, builder: BatchBuilder, preempted: Sequence[str] = ()) -> OnlineLimit:
@@ -98,6 +104,11 @@ def _bound(builder: BatchBuilder, state: StepState, limit: OnlineLimit) -> Onlin
     share = OnlineShare(len(builder.entries), builder.latency_ms, state.policy.tolerance, has_prompts)
     builder.bound(min(state.pace.credit.budget_ms(share), limit.offline_ms))
     return share
+
+
+def _round_down(builder: BatchBuilder, state: StepState) -> int:
+    """How many offline entries the multiple leaves nothing of."""
+    return builder.round_down(state.policy.batch_multiple) if state.policy.batch_multiple else 0
 
 
 def _online_phase(

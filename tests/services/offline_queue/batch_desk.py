@@ -53,6 +53,7 @@ class StoringPool:
         self.added: list[str] = []
         self.most_waiting = 0
         self.discarded: list[str] = []
+        self.learnt: dict[str, int] = {}
         self.retried: list[tuple[str, int]] = []
         self.changed = asyncio.Event()
         self._bus = bus
@@ -63,6 +64,9 @@ class StoringPool:
             self.waiting.setdefault(request.request.request_id, request)
         self.most_waiting = max(self.most_waiting, len(self.waiting))
         self.changed.set()
+
+    def learn(self, request_id: str, num_output_tokens: int) -> None:
+        self.learnt[request_id] = num_output_tokens
 
     def retry(self, request_id: str, num_failures: int) -> None:
         self.retried.append((request_id, num_failures))

@@ -119,6 +119,18 @@ def test_with_shared_blocks_every_request_ends_once_too(host_kv_slots: int | Non
     assert report.online is not None and report.online.completed == len(requests)
 
 
+def test_a_device_that_overlaps_is_quicker_and_says_so() -> None:
+    plan = make_plan([], make_prompts(1), drain=True)
+    (added, _), (overlapped, _) = (run(plan, "fcfs", overlaps=overlaps) for overlaps in (False, True))
+    phases = [simulation.phases["replay"] for simulation in (added, overlapped)]
+    assert [phase.num_offline_finished for phase in phases] == [len(plan.prompts)] * 2
+    assert phases[0].busy_s / 1.2 < phases[1].busy_s < phases[0].busy_s
+    strategy, overlapping = Strategy.of("fcfs"), Machine(overlaps=True)
+    assert "overlaps=yes" in overlapping.url(strategy) and "overlaps" not in Machine().url(strategy)
+    with pytest.raises(ValueError, match="leave --overlap or --step-model out"):
+        replace(overlapping, step_model=Path("fitted.json")).setup(strategy, 0)
+
+
 def test_an_idle_budget_uses_the_time_without_online_requests() -> None:
     model = LinearLatencyModel(10.0, 0.1, 0.0, 0.0, 0.0, 0.1, 0.5)  # most of a step under the latency budget is fixed
     requests = [TraceRequest(5.0 * number, 400, 20) for number in range(4)]
@@ -256,6 +268,22 @@ def test_a_plan_that_came_true_is_what_reconciling_it_gives_beside_a_reserve(mon
     theirs = run_phase(setup, make_requests(6))
     assert ours.records == theirs.records
     assert ours.executor.replica.totals == theirs.executor.replica.totals
+
+
+def test_an_answer_that_ends_by_itself_is_not_known_beforehand() -> None:
+    known = OfflinePrompt(30, num_prompt_tokens=100)
+    prompts = [
+        known,
+        replace(known, asked_tokens=500),
+        replace(known, asked_tokens=10_000),
+        replace(known, asked_tokens=3),
+    ]
+    prepared = PreparedBacklog(prompts, PromptEncoder(None), token_id_prompts(None, None, "test"), 4096)
+    waiting = [request for request, _ in Backlog(prepared).begin()]
+    assert [request.max_total_tokens for request in waiting] == [130, 600, 4096, 130]
+    assert [request.ends_at_limit for request in waiting] == [True, False, False, False]
+    simulation, _ = run(make_plan([], prompts), "fcfs")
+    assert simulation.phases["replay"].executor.replica.totals.offline_tokens == 4 * 30
 
 
 def test_a_fixed_offline_rate_is_kept() -> None:

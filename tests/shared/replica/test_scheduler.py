@@ -3,6 +3,7 @@
 import gc
 import random
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -291,6 +292,48 @@ def test_what_an_executor_lost_returns_to_its_old_place(name: str, utility_ratio
     pool.release("executor-0")
     assert [request.request_id for request in pool.in_order()] == ids
     pool.check_integrity()
+
+
+class Pupil(FcfsOrder):
+    """Writes down what it learns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.learnt: dict[str, int] = {}
+
+    def learn(self, request_id: str, num_output_tokens: int) -> None:
+        assert request_id in self._known
+        self.learnt[request_id] = num_output_tokens
+
+
+def test_the_order_learns_how_long_answers_were(make_peer: MakePeer) -> None:
+    peer, pupil = make_peer(Policy(200.0)), Pupil()
+    peer.pool = OfflinePool(FairShare(pupil), lambda: None, lambda _, ids: None)
+    peer.scheduler = Scheduler(INFO, peer.pool, peer.tuning, SystemClock())
+    peer.pool.add([make_offline(n, max_tokens=3 + n) for n in range(4)])
+    peer.pool.add([make_offline(4, prompt=10**6)])  # ends without an answer
+    peer.say(idle=True)
+    while peer.run_step():
+        pass
+    assert pupil.learnt == {request_id: len(output) for request_id, output in peer.results.items() if output}
+    assert len(pupil.learnt) == 4
+    peer.pool.discard(list(peer.results))
+    peer.pool.learn("batch_1.0", 7)  # unknown by now
+    assert pupil.learnt["batch_1.0"] < 7
+
+
+def test_a_length_is_known_where_nothing_else_ends_a_request() -> None:
+    pool = make_pool("fcfs", [])
+    given: list[dict[str, Any]] = [
+        {"ignore_eos": True},
+        {},
+        {"ignore_eos": True, "stop": ("x",)},
+        {"ignore_eos": True, "stop_token_ids": (7,)},
+        {"ignore_eos": True, "grammar": "root ::= 'a'"},
+    ]
+    for number, each in enumerate(given):
+        pool.enter(replace(make_offline(number).request, sampling=SamplingParams(10, **each)))
+    assert [request.ends_at_limit for request in pool.in_order()] == [True, False, False, False, False]
 
 
 def test_the_next_plan_reads_the_same_order(make_peer: MakePeer) -> None:

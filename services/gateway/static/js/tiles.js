@@ -1,7 +1,7 @@
 // What matters most, in large figures.
 
 import { element, setAttribute, setText } from "./dom.js";
-import { count, duration, figure, latency, latencyText } from "./format.js";
+import { count, duration, figure, latency, latencyText, percent } from "./format.js";
 import { outcome, verdictsOf } from "./slo.js";
 
 // Each gives { value, unit, note, kind }; the kind "good" or "bad" colours the note.
@@ -79,10 +79,16 @@ function onlineTile(now) {
   return { value: count(sum(now, ({ beat }) => beat.online_running)), unit: "running", note };
 }
 
+// Of an order that blends: the time of what waits in computing over that in reading KV, and how well lengths are known.
+function orderNote({ compute_density: density, output_length_error: error }) {
+  const blend = density === undefined ? "" : `; compute to memory ${figure(density)}`;
+  return error === undefined ? blend : `${blend}; lengths off by ${percent(error)}`;
+}
+
 function queueTile(now) {
   const open = now.batches.length;
   const rates = now.batches.map((batch) => batch.lines_per_s ?? 0).reduce((total, rate) => total + rate, 0);
   const left = rates && now.lines_left ? `, about ${duration(now.lines_left / rates)}` : "";
-  const note = open ? `${open} open ${open === 1 ? "batch" : "batches"}${left}` : "no open batch";
+  const note = open ? `${open} open ${open === 1 ? "batch" : "batches"}${left}${orderNote(now.order)}` : "no open batch";
   return { value: count(now.lines_left), unit: now.lines_left === 1 ? "line" : "lines", note };
 }

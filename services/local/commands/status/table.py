@@ -13,7 +13,7 @@ from shared.protocol.executors import Heartbeat
 from shared.protocol.slo_profile import SloVerdict
 from shared.scheduling.strategy import Strategy
 from shared.settings.command_options import with_option_groups
-from shared.watch.stack_status import ProcessStatus, Status
+from shared.watch.stack_status import ProcessStatus, Status, figure_text
 
 
 @with_option_groups
@@ -43,7 +43,7 @@ def print_status(status: Status) -> None:
     console.print("queues")
     queues = Table(box=None, show_header=False, padding=(0, 2))
     for name, value in status.queues.items():
-        queues.add_row(name.replace("_", " "), str(value))
+        queues.add_row(name.replace("_", " "), figure_text(value))
     console.print(queues)
 
 

@@ -11,7 +11,7 @@ from services.local.commands.status.table import draining_text
 from shared.process.service import Details
 from shared.protocol.budgets import SloStatus
 from shared.protocol.slo_profile import SloVerdict
-from shared.watch.stack_status import StackReport, queue_figures
+from shared.watch.stack_status import StackReport, figure_text, queue_figures
 from shared.watch.stack_watch import BatchView, ExecutorView, StackView
 
 BAR_WIDTH = 20
@@ -100,7 +100,9 @@ def _verdict(verdict: SloVerdict) -> Text:
 
 def _queue_line(queues: Details) -> Text:
     """Of the offline pool and the gateway; what waits on executors stands in their table."""
-    figures = [f"{name.replace('_', ' ')} {value}" for name, value in queues.items() if name.startswith(QUEUES)]
+    figures = [
+        f"{name.replace('_', ' ')} {figure_text(value)}" for name, value in queues.items() if name.startswith(QUEUES)
+    ]
     return Text(", ".join(figures) or "neither offline-queue nor gateway answers")
 
 

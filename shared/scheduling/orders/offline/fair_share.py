@@ -9,7 +9,7 @@ prompts next to each other, whosever they are, and need not change from one clie
 request.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from shared.scheduling.orders.offline.order import OfflineOrder
 from shared.scheduling.orders.offline.share import BatchAccount, Charge, ClientAccount, Share, ShareOf, lifted
@@ -93,6 +93,19 @@ class FairShare:
     def leave(self, reader: str) -> None:
         self._order.leave(reader)
 
+    def learn(self, request_id: str, num_output_tokens: int) -> None:
+        """As ``OfflineOrder.learn``; so are the next three."""
+        self._order.learn(request_id, num_output_tokens)
+
+    def remember(self) -> bytes:
+        return self._order.remember()
+
+    def recall(self, data: bytes) -> None:
+        self._order.recall(data)
+
+    def details(self) -> Mapping[str, float]:
+        return self._order.details()
+
     def in_order(self, view: OfflineView = NOBODY) -> Iterator[Request]:
         """What waits, next first, read lazily, as it is if each is taken before the next. Nothing must change
         meanwhile."""
@@ -103,6 +116,8 @@ class FairShare:
                 if turns.charge(request, self._batches[_batch_id(request.request_id)]):
                     break
             else:
+                if turn.ends_reading:
+                    return
                 turns.close(self._batches[batch_id] for batch_id in turn.groups)
 
     def _wait(self, batch: BatchAccount, change: int) -> None:

@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 from sortedcontainers import SortedDict
 
-from shared.scheduling.orders.offline.order import Turn
+from shared.scheduling.orders.offline.order import LearnsNothing, Turn
 from shared.scheduling.orders.offline.view import NOBODY, OfflineView
 from shared.scheduling.request import Request
 
 
-class FcfsOrder:
+class FcfsOrder(LearnsNothing):
     """First come, first served. The number of a request's arrival is kept for good, so that one that ran and comes back
     is as stale as before."""
 

@@ -10,7 +10,7 @@ from itertools import chain
 from operator import itemgetter
 from typing import NamedTuple
 
-from shared.scheduling.orders.offline.order import Turn
+from shared.scheduling.orders.offline.order import LearnsNothing, Turn
 from shared.scheduling.orders.offline.prefix_node import Node
 from shared.scheduling.orders.offline.prefix_trie import PrefixTrie
 from shared.scheduling.orders.offline.view import NOBODY, OfflineView
@@ -19,7 +19,7 @@ from shared.scheduling.request import Request
 MAX_PATHS = 16  # of an executor: so many looks into its cache for each reading
 
 
-class LengthBuckets:
+class LengthBuckets(LearnsNothing):
     """As an ``OfflineOrder``: first what shares the prefixes that the reader's cache holds, most cached tokens first,
     those of the fitting bucket before those of others; then the neighbours of the first of these, each bucket depth
     first, the nearest to the fitting one first. Beyond the paper, a cached prefix of another bucket comes before what

@@ -1,28 +1,20 @@
 """T_p of HyGen Alg. 3: offline requests in a prefix trie, whose depth-first order puts those that share prompts next
 to each other.
 
-Prompts are compared by blocks of tokens, since the KV cache shares nothing smaller; what is left over at a prompt's
-end is a short block of its own. Runs of blocks that all requests below share are one edge. Each request is a leaf
-(section 4.3), so one whose prompt begins another's, or equals it, is that one's sibling over an empty edge.
-
-Edges hold no tokens: they are ranges of a packed prompt that passes through them, so the trie costs a few hundred
-bytes per request beside the prompts themselves. Requests are of groups, and each branch knows what is below it of each,
-so that the order of some groups is read without a look at the others.
+Requests are of groups, and each branch knows what is below it of each, so that the order of some groups is read
+without a look at the others.
 """
 
 from collections.abc import Iterable, Iterator
-from typing import TypeAlias
 
 from shared.scheduling.orders.offline.order import Turn
 from shared.scheduling.orders.offline.prefix_node import Branch, Leaf, Node
+from shared.scheduling.orders.offline.prefix_tree import PrefixTree
 from shared.scheduling.orders.offline.prefix_walk import Walk, below, outward, waits_below
-from shared.scheduling.packed_prompt import TOKEN_BYTES
 from shared.scheduling.request import Request
 
-_Key: TypeAlias = bytes | str  # an edge's first block; for an empty edge the request's id
 
-
-class PrefixTrie:
+class PrefixTrie(PrefixTree[Leaf]):
     """Insert, remove and hold in time proportional to the number of edges on a request's path.
 
     The order is depth first, siblings in the order in which the first of each came. A request that is held (it runs
@@ -31,11 +23,7 @@ class PrefixTrie:
 
     def __init__(self, block_size: int) -> None:
         """``block_size``: tokens of a block. Raises ValueError where it is under 1."""
-        if block_size < 1:
-            raise ValueError(f"block_size must be at least 1, not {block_size}")
-        self._block_bytes = block_size * TOKEN_BYTES
-        self._root = Branch(None, b"", 0, 0, 0)
-        self._leaves: dict[str, Leaf] = {}
+        super().__init__(block_size)
         self.num_waiting = 0
 
     def depth_first(self, avoiding: Iterable[bytes] = (), turn: Turn | None = None) -> Iterator[Request]:
@@ -86,13 +74,10 @@ class PrefixTrie:
     def add(self, request: Request, prompt: bytes, group: str = "") -> None:
         """A request that waits. ``prompt``: its packed tokens, kept by reference. Raises ValueError for an id that is
         here already."""
-        request_id = request.request_id
-        if request_id in self._leaves:
-            raise ValueError(f"request {request_id} is here already")
+        self._require_new(request.request_id)
         parent = self._parent_for(prompt)
         leaf = Leaf(parent, prompt, parent.end, len(prompt), parent.next_rank(), request, group)
-        parent.children[self._key(leaf)] = leaf
-        self._leaves[request_id] = leaf
+        self._hang(leaf)
         self.num_waiting += 1
         self._enter_parts(leaf)
 
@@ -112,19 +97,11 @@ class PrefixTrie:
 
     def remove(self, request_id: str) -> None:
         """Forget a request, waiting or held, and its prompt. Raises KeyError for an unknown id."""
-        leaf = self._leaves.pop(request_id)
+        leaf = self._leaves[request_id]
         if leaf.is_waiting:
             self._count(leaf, -1)
         self._leave_parts(leaf)
-        branch: Branch | None = leaf.parent
-        assert branch is not None
-        del branch.children[self._key(leaf)]
-        if branch.parent is not None and len(branch.children) == 1:
-            branch = self._merge(branch)
-        while branch is not None and branch.parent is not None:
-            if branch.prompt is leaf.prompt:
-                branch.prompt = next(iter(branch.children.values())).prompt
-            branch = branch.parent
+        self._cut(leaf)
 
     def _walk(self, turn: Turn | None, avoiding: Iterable[bytes] = ()) -> Walk:
         if turn is None:
@@ -165,101 +142,36 @@ class PrefixTrie:
             del branch.parts[leaf.group]
             node, branch = branch, branch.parent
 
-    def _paths(self, prompts: Iterable[bytes]) -> set[Node]:
-        """The root, and whatever else shares a block with one of the prompts; empty where there are none."""
-        found: set[Node] = set()  # membership only, never iterated
-        for prompt in prompts:
-            node: Node | None = self._root
-            while isinstance(node, Branch):
-                found.add(node)
-                is_shared = node.prompt[node.start : node.end] == prompt[node.start : node.end]
-                node = node.children.get(prompt[node.end : node.end + self._block_bytes]) if is_shared else None
-            if node is not None:
-                found.add(node)
-        return found
+    def _new_branch(self, parent: Branch | None, prompt: bytes, start: int, end: int) -> Branch:
+        return Branch(parent, prompt, start, end, 0)
 
-    def _parent_for(self, prompt: bytes) -> Branch:
-        """The branch under which a new leaf hangs; an edge that the prompt leaves half-way is split there."""
-        branch = self._root
-        while True:
-            start = branch.end
-            child = branch.children.get(prompt[start : start + self._block_bytes])
-            if child is None:
-                return branch
-            shared_end = self._shared_end(child, prompt)
-            if isinstance(child, Leaf) or shared_end < child.end:
-                return self._split(child, shared_end)
-            branch = child
+    def _before(self, node: Node) -> None:
+        """All that matters is done afterwards."""
 
-    def _shared_end(self, node: Node, prompt: bytes) -> int:
-        """Where the path to the end of ``node``'s edge and ``prompt``, equal up to the edge's first block, part."""
-        limit = min(node.end, len(prompt))
-        whole_end = limit - limit % self._block_bytes
-        is_comparable = limit == whole_end or node.end == len(prompt)  # a short block equals nothing but itself
-        if is_comparable and node.prompt[node.start : limit] == prompt[node.start : limit]:
-            return limit
-        low, high = node.start, whole_end
-        while low < high:
-            middle = low + -(-(high - low) // (2 * self._block_bytes)) * self._block_bytes
-            if node.prompt[low:middle] == prompt[low:middle]:
-                low = middle
-            else:
-                high = middle - self._block_bytes
-        return low
-
-    def _split(self, node: Node, end: int) -> Branch:
-        """A new branch in ``node``'s place, with ``node`` below it; it needs a second child."""
-        parent = node.parent
-        assert parent is not None
-        branch = Branch(parent, node.prompt, node.start, end, node.rank)
-        parent.children[self._key(node)] = branch
-        parent.replace(node, branch)
-        node.parent, node.start, node.rank = branch, end, branch.next_rank()
-        branch.children[self._key(node)] = node
+    def _is_split(self, branch: Branch, node: Node) -> None:
+        assert branch.parent is not None
+        branch.parent.replace(node, branch)
+        node.rank = branch.next_rank()
         for group in node.groups():
             part = branch.part(group)
             part.num_waiting = node.num_waiting(group)
             part.children.add((node.rank, node))
-        return branch
 
-    def _merge(self, branch: Branch) -> Branch:
-        """The only child takes the branch's place and edge; returns its new parent."""
-        parent = branch.parent
-        assert parent is not None
-        (child,) = branch.children.values()
-        parent.children[self._key(branch)] = child
-        parent.replace(branch, child)
-        child.parent, child.start = parent, branch.start
-        return parent
-
-    def _key(self, node: Node) -> _Key:
-        block = node.prompt[node.start : min(node.end, node.start + self._block_bytes)]
-        if block:
-            return block
-        assert isinstance(node, Leaf)
-        return node.request.request_id
+    def _is_merged(self, branch: Branch, node: Node) -> None:
+        assert branch.parent is not None
+        branch.parent.replace(branch, node)
 
     def check_integrity(self) -> None:
         """Raises AssertionError where paths, counts and leaves disagree."""
-        assert self._check(self._root) == len(self._leaves)
+        super().check_integrity()
+        self._check_parts(self._root)
 
-    def _check(self, branch: Branch) -> int:
-        """The number of leaves below, which is at most a recursion per block of a prompt."""
-        num_leaves = 0
-        assert branch is self._root or len(branch.children) >= 2
+    def _check_parts(self, branch: Branch) -> None:
         assert branch.parts.keys() == {group for child in branch.children.values() for group in child.groups()}
         for group, part in branch.parts.items():
             below = [child for child in branch.children.values() if group in child.groups()]
             assert [child for _, child in part.children] == sorted(below, key=lambda child: child.rank)
             assert part.num_waiting == sum(child.num_waiting(group) for child in below)
-        for key, child in branch.children.items():
-            assert child.parent is branch and child.start == branch.end and self._key(child) == key
-            assert child.prompt[: child.start] == branch.prompt[: branch.end]
-            if isinstance(child, Leaf):
-                assert self._leaves[child.request.request_id] is child and child.end == len(child.prompt)
-                num_leaves += 1
-            else:
-                assert child.end > child.start
-                num_leaves += self._check(child)
-        assert branch is self._root or any(child.prompt is branch.prompt for child in branch.children.values())
-        return num_leaves
+        for child in branch.children.values():
+            if isinstance(child, Branch):
+                self._check_parts(child)

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator
 
-from shared.scheduling.orders.offline.order import Turn
+from shared.scheduling.orders.offline.order import LearnsNothing, Turn
 from shared.scheduling.orders.offline.prefix_trie import PrefixTrie
 from shared.scheduling.orders.offline.view import NOBODY, OfflineView
 from shared.scheduling.request import Request
 
 
-class PsmOrder(PrefixTrie):
+class PsmOrder(PrefixTrie, LearnsNothing):
     """Prefix sharing maximization, HyGen Alg. 3: what shares a prompt's beginning runs together, whosever it is."""
 
     def __init__(self, block_size: int) -> None:

@@ -2,7 +2,7 @@
 
 import itertools
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from shared.scheduling.orders.offline.fcfs import FcfsOrder
 from shared.scheduling.orders.offline.order import OfflineOrder, Turn
@@ -63,6 +63,18 @@ class PsmFairOrder:
     def remove(self, request_id: str) -> None:
         self._by_age.remove(request_id)
         self._by_prefix.remove(request_id)
+
+    def learn(self, request_id: str, num_output_tokens: int) -> None:
+        self._by_prefix.learn(request_id, num_output_tokens)
+
+    def remember(self) -> bytes:
+        return self._by_prefix.remember()
+
+    def recall(self, data: bytes) -> None:
+        self._by_prefix.recall(data)
+
+    def details(self) -> Mapping[str, float]:
+        return self._by_prefix.details()
 
     def in_order(self, view: OfflineView = NOBODY, turn: Turn | None = None) -> Iterator[Request]:
         by_prefix, by_age = self._by_prefix.in_order(view, turn), self._by_age.in_order(view, turn)

@@ -7,6 +7,7 @@ import msgspec
 from msgspec import Meta
 
 from shared.named import named
+from shared.scheduling.orders.offline.blend import BlendOrder
 from shared.scheduling.orders.offline.fcfs import FcfsOrder
 from shared.scheduling.orders.offline.kv_aware import KvAwareOrder
 from shared.scheduling.orders.offline.order import OfflineOrder
@@ -25,6 +26,22 @@ class OfflineOrderKnobs(msgspec.Struct, frozen=True, kw_only=True):
             ge=0, le=1, description="psm-fair, kv-aware: share of offline requests chosen by shared prefix, not by age"
         ),
     ] = 0.9  # u of HyGen Alg. 4, which gives none: nearly all of psm's cache hits (docs/benchmarks.md)
+    sample_share: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=1,
+            description="blend: share of the offline requests of unknown output length that run first, for an estimate",
+        ),
+    ] = 0.01  # p of BlendServe, section 5.1
+    split_threshold: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="blend: prompt tokens that may be computed again so that requests with a common prefix are "
+            "ordered each by its own density, as a share of the tokens below that prefix",
+        ),
+    ] = 0.01
 
 
 _MAKERS: dict[str, Callable[[OfflineOrderKnobs, int, Iterator[float]], OfflineOrder]] = {
@@ -32,6 +49,7 @@ _MAKERS: dict[str, Callable[[OfflineOrderKnobs, int, Iterator[float]], OfflineOr
     "psm": lambda knobs, block_size, numbers: PsmOrder(block_size),
     "psm-fair": lambda knobs, block_size, numbers: PsmFairOrder(block_size, knobs.utility_ratio, numbers),
     "kv-aware": lambda knobs, block_size, numbers: KvAwareOrder(block_size, knobs.utility_ratio, numbers),
+    "blend": lambda knobs, block_size, numbers: BlendOrder(block_size, knobs.sample_share, knobs.split_threshold),
     "none": lambda knobs, block_size, numbers: FcfsOrder(),  # whoever serves none still keeps them
 }
 OFFLINE_ORDERS = tuple(_MAKERS)

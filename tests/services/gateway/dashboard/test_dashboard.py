@@ -153,13 +153,15 @@ async def test_nobody_is_asked_while_nobody_looks(bus: Bus, hub: DashboardHub) -
     async def pong(_: object) -> ServiceStatus:
         nonlocal num_asked
         num_asked += 1
-        return ServiceStatus("offline-queue", 1, "ok", {"preset": "hygen"})
+        told = {"preset": "blendserve", "compute_density": 1.27, "output_length_error": 0.2, "plans": 7}
+        return ServiceStatus("offline-queue", 1, "ok", told)
 
     await bus.serve(subjects.PING, object, pong)
     async with hub.viewer():
         _, before = await next_of(hub, 0)
     asked, recorded = num_asked, hub.history.num_recorded
-    assert asked > 0 and before["now"]["preset"] == "hygen"
+    assert asked > 0 and before["now"]["preset"] == "blendserve"
+    assert before["now"]["order"] == {"compute_density": 1.27, "output_length_error": 0.2}
     await until(lambda: hub.history.num_recorded >= recorded + 2)
     assert num_asked <= asked + 1, "one question may have been under way"
     async with hub.viewer():

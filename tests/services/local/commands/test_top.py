@@ -163,9 +163,10 @@ def test_an_executor_that_is_silent_is_forgotten() -> None:
 
 
 def test_what_is_not_well_and_the_queue_are_told() -> None:
-    text = drawn(StackWatch(), 0.0, unwell=["predictor: no answer"], queues={"pool_waiting": 7, "online_waiting": 1})
+    queues = {"pool_waiting": 7, "pool_compute_density": 1.2671, "online_waiting": 1}
+    text = drawn(StackWatch(), 0.0, unwell=["predictor: no answer"], queues=queues)
     assert "predictor: no answer" in text
-    assert "pool waiting 7" in text and "online waiting" not in text
+    assert "pool waiting 7, pool compute density 1.27" in text and "online waiting" not in text
     assert "neither offline-queue nor gateway answers" in drawn(StackWatch(), 0.0)
 
 

@@ -242,6 +242,16 @@ def test_an_id_waits_once(name: str) -> None:
             act("b")
 
 
+@pytest.mark.parametrize("name", OFFLINE_ORDERS)
+def test_an_order_remembers_nothing_before_anything_has_ended(name: str) -> None:
+    order = make_offline_order(name, OfflineOrderKnobs(), iter(random.Random(0).random, None))
+    assert order.remember() == b""
+    order.recall(b"")
+    with pytest.raises(ValueError, match="bytes"):
+        order.recall(b"of something else")
+    assert all(isinstance(value, float) for value in order.details().values())
+
+
 def test_presets_name_orders_that_exist() -> None:
     assert {preset.offline_order for preset in PRESETS.values()} <= set(OFFLINE_ORDERS)
     assert {name: PRESETS[name].offline_order for name in ("hygen", "sarathi++", "online-only")} == {
@@ -268,7 +278,7 @@ def test_packing_loses_nothing(token_ids: list[int]) -> None:
     assert len(pack_tokens(token_ids)) == TOKEN_BYTES * len(token_ids)
 
 
-@pytest.mark.parametrize("name", ["psm", "psm-fair", "kv-aware"])
+@pytest.mark.parametrize("name", ["psm", "psm-fair", "kv-aware", "blend"])
 def test_executors_share_the_work_and_no_group_is_torn_while_another_is_whole(name: str) -> None:
     """Eight groups of ten requests; at each turn an executor takes as many as its slack allows."""
     rng = random.Random(5)

@@ -1,0 +1,73 @@
+"""What the offline order has learnt outlives the process."""
+
+import asyncio
+import logging
+
+from shared.bus import Bucket, Bus
+from shared.cancellation import check_cancelled
+from shared.errors import BusError
+from shared.protocol import subjects
+from shared.protocol.learnt import Learnt, LearntBy
+from shared.replica.offline_pool import OfflinePool
+
+logger = logging.getLogger(__name__)
+
+PERIOD_S = 5.0  # so much is lost where the process is killed
+MAX_RECORDS = 8  # of other models, tokenizers and orders, beside the own one
+
+
+class OrderMemory:
+    """Keeps it in LEARNT_BUCKET: for the same order, model and tokenizer, since lengths are the model's, and what
+    prompts have in common is known by their tokens. Without a bus nothing stops: it is kept when there is one again."""
+
+    def __init__(self, bus: Bus, pool: OfflinePool, learnt_by: LearntBy) -> None:
+        self._bus = bus
+        self._pool = pool
+        self._learnt_by = learnt_by
+        self._bucket: Bucket[Learnt]
+        self._kept = b""
+        self._num_learnt = 0  # when that was made
+
+    async def recall(self) -> None:
+        """To be called before anything is in the pool. What cannot be used is left alone until there is something to
+        replace it. Raises BusError."""
+        self._bucket = await self._bus.bucket(subjects.LEARNT_BUCKET, Learnt)
+        key, entries = self._learnt_by.key, await self._bucket.entries()
+        for entry in entries:
+            if entry.key == key and entry.value is not None:
+                self._take(entry.value)
+        others = [entry for entry in entries if entry.key != key]
+        for entry in others[: max(0, len(others) - MAX_RECORDS)]:
+            await self._bucket.delete(entry.key)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await asyncio.sleep(PERIOD_S)
+            check_cancelled()
+            await self.keep()
+
+    async def keep(self) -> None:
+        """Where there is something new."""
+        if (num_learnt := self._pool.num_learnt) == self._num_learnt:
+            return
+        data = self._pool.remember()
+        try:
+            if data != self._kept:
+                await self._bucket.put(self._learnt_by.key, Learnt(self._learnt_by, data))
+        except BusError as error:
+            logger.warning("what was learnt is not kept yet", extra={"bytes": len(data), "why": str(error)})
+            return
+        self._kept, self._num_learnt = data, num_learnt
+
+    def _take(self, learnt: Learnt) -> None:
+        if learnt.by != self._learnt_by:
+            logger.warning("what was learnt is another's", extra={"by": str(learnt.by)})
+            return
+        try:
+            self._pool.recall(learnt.data)
+        except ValueError as error:
+            logger.warning("what was learnt cannot be used", extra={"bytes": len(learnt.data), "why": str(error)})
+            return
+        self._kept = learnt.data
+        logger.info("what was learnt is there again", extra={"bytes": len(learnt.data), **self._pool.details()})

@@ -1,0 +1,183 @@
+"""The dual scanner of BlendServe (section 3.4): the sorted tree read from both its ends at once."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Container, Iterable, Iterator
+from itertools import chain
+
+from shared.scheduling.orders.offline.density.bearings import Bearings
+from shared.scheduling.orders.offline.density.node import Bundle, DensityBranch, DensityLeaf, Placed
+from shared.scheduling.orders.offline.density.tree import DensityTree
+from shared.scheduling.request import Request
+
+
+class Scanner:
+    """Goes through all requests of the groups, depth first from one end. ``path``: the nodes of the root's lines and
+    below, down to the request at which it stands; empty once there is none."""
+
+    def __init__(
+        self,
+        root: DensityBranch,
+        groups: Collection[str],
+        hidden: Iterable[Container[str]],
+        backwards: bool,
+        bearings: Bearings,
+    ) -> None:
+        """``groups`` may lose members meanwhile; ``hidden``: ids that are passed over, growing meanwhile."""
+        self.path: list[Placed] = []
+        self._root = root
+        self._groups = groups
+        self._hidden = tuple(hidden)
+        self._backwards = backwards
+        self._bearings = bearings
+        self._iterators = [self._children(root)]
+
+    def settle(self) -> bool:
+        """Stand at the first request that is to be shown, which may be where it stands. False where there is none."""
+        if self.path and self._is_shown(self.path[-1]):
+            return True
+        while self._iterators:
+            del self.path[len(self._iterators) - 1 :]
+            node = next(self._iterators[-1], None)
+            if node is None:
+                self._iterators.pop()
+                continue
+            self.path.append(node)
+            if not isinstance(node, DensityLeaf):
+                self._iterators.append(self._children(node))
+            elif self._is_shown(node):
+                return True
+        return False
+
+    @property
+    def leaf(self) -> DensityLeaf:
+        """At which it stands."""
+        leaf = self.path[-1]
+        assert isinstance(leaf, DensityLeaf)
+        return leaf
+
+    def _is_shown(self, node: Placed) -> bool:
+        assert isinstance(node, DensityLeaf)
+        request_id = node.request.request_id
+        return node.group in self._groups and not any(request_id in each for each in self._hidden)
+
+    def _children(self, owner: DensityBranch | Bundle) -> Iterator[Placed]:
+        own = self._bearings.own.get(owner)
+        if own is None and not self._bearings.avoided:
+            return self._in_line(owner)
+        return self._by_bearings(owner, own)
+
+    def _by_bearings(self, owner: DensityBranch | Bundle, own: DensityBranch | None) -> Iterator[Placed]:
+        avoided = self._bearings.avoided
+        if own is not None and own.waits(self._groups):
+            yield own
+        yield from (node for node in self._in_line(owner) if node is not own and node not in avoided)
+        if avoided:
+            yield from (node for node in self._in_line(owner) if node is not own and node in avoided)
+
+    def _in_line(self, owner: DensityBranch | Bundle) -> Iterator[Placed]:
+        groups, backwards, start = self._groups, self._backwards, self._bearings.start
+        if owner is not self._root or start is None:
+            return owner.in_line(groups, backwards)
+        laps = owner.in_line(groups, backwards, low=start), owner.in_line(groups, backwards, high=start)
+        return chain(*(reversed(laps) if backwards else laps))
+
+
+class DualScan:
+    """Requests from the compute-bound end, the left, and from the memory-bound one, the right, so that what runs has
+    about the density of all that waits.
+
+    With rho_L and rho_R, the densities where the scanners stand, M_L + M_R = M and M_L rho_L + M_R rho_R = M rho; they
+    are solved again for each request. Where the ends are not on both sides of rho, no mixture has its density: all of
+    it comes from the end that is nearer to that; and from the left where the ends are not in order, since within what
+    shares a prefix they need not be. Next is the side that has the smaller share of its part in use. M itself is in
+    both shares, and so does not matter.
+
+    Where both stand in one unit, the densities are those of the largest parts of it that differ.
+
+    It ends where the next one, over its life, would have more than is left of M. A step takes whatever fits now, and
+    requests that have just begun are small: without an end all memory is full of those that have yet to grow, whichever
+    side they are from, and they take it from each other.
+    """
+
+    def __init__(
+        self,
+        tree: DensityTree,
+        left: Scanner,
+        right: Scanner,
+        running: Iterable[Request],
+        passed: Iterable[str],
+        shown: dict[str, None],
+        room: int | None = None,
+    ) -> None:
+        """``running``: what has KV; ``passed``, ``shown``: ids that count as if they ran. What is shown here is added
+        to the second, which is to be hidden to both scanners. ``room``: M, in KV tokens; None ends nowhere."""
+        self._tree = tree
+        self._left, self._right = left, right
+        self._running = running
+        self._passed = passed
+        self._shown = shown
+        self._room = room
+        self.is_out_of_room = False
+        self._density = tree.root.load.density if tree.root.num_waiting_below else 0.0
+        self._in_use: list[float] | None = None  # KV tokens, left and right; counted once it matters
+
+    def __iter__(self) -> Iterator[Request]:
+        while self._left.settle() and self._right.settle():
+            leaf = (self._left if self._takes_left() else self._right).leaf
+            if not self._has_room(leaf):
+                self.is_out_of_room = True
+                return
+            self._shown[leaf.request.request_id] = None
+            if self._in_use is not None:
+                self._in_use[not self._tree.is_left(leaf)] += mean_kv_tokens(leaf, leaf.expected)
+            yield leaf.request
+
+    def _takes_left(self) -> bool:
+        part = self._left_part()
+        if part in (0.0, 1.0):
+            return part == 1.0
+        left, right = self._use()
+        return left * (1.0 - part) <= right * part
+
+    def _has_room(self, leaf: DensityLeaf) -> bool:
+        """Also where it is the only one, however much it needs."""
+        if self._room is None:
+            return True
+        in_use = sum(self._use())
+        return not in_use or in_use + mean_kv_tokens(leaf, leaf.expected) <= self._room
+
+    def _use(self) -> list[float]:
+        if self._in_use is None:
+            self._in_use = self._count_use()
+        return self._in_use
+
+    def _left_part(self) -> float:
+        """M_L / M, from 0 to 1."""
+        pairs = zip(self._left.path, self._right.path, strict=False)
+        left, right = next(((a, b) for a, b in pairs if a is not b), (None, None))
+        if left is None or right is None:
+            return 1.0
+        rho_left, rho_right = left.load.density, right.load.density
+        if rho_left <= rho_right:
+            return 1.0
+        return min(1.0, max(0.0, (self._density - rho_right) / (rho_left - rho_right)))
+
+    def _count_use(self) -> list[float]:
+        """Of what runs and was taken, on the side from which it was; of what was shown on the side from which it will
+        be. Each counts with what it has on average over its life, or with what it has now where that is more."""
+        in_use = [0.0, 0.0]
+        for request in self._running:
+            leaf = self._tree.known(request.request_id)
+            if leaf is not None and not leaf.is_waiting:
+                expected = max(mean_kv_tokens(leaf, leaf.expected_tokens), request.num_computed_tokens)
+                in_use[not leaf.is_left] += expected
+        for request_id in chain(self._passed, self._shown):
+            leaf = self._tree.leaf(request_id)
+            in_use[not self._tree.is_left(leaf)] += mean_kv_tokens(leaf, leaf.expected)
+        return in_use
+
+
+def mean_kv_tokens(leaf: DensityLeaf, num_output_tokens: int) -> float:
+    """That a request holds, over its life: p + d / 2."""
+    return leaf.request.num_tokens + num_output_tokens / 2
