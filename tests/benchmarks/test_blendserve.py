@@ -51,6 +51,7 @@ ROWS = {
     "fig9": [1, 1],
     "lengths": [len(SAMPLES)],
     "interference": [3 * len(TWO)],
+    "sizes": [2 * len(TWO)],
     "executors": [len(EXECUTORS) * len(TWO)],
     "online": [len(DEVICES) * len(ORDERINGS)],
 }
@@ -69,6 +70,7 @@ def small() -> Iterator[None]:
     """Short videos, and two subjects, of which a few dozen questions share something."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(blendserve, "RECIPES", (Recipe(5.0, 0.2), RECIPE))
+        patch.setattr(blendserve, "SHARES", (1.0, 2.0))
         patch.setattr(request_sets, "SUBJECTS", 2)
         yield
 
