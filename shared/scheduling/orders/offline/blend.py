@@ -118,7 +118,7 @@ class BlendOrder:
             yield request
         left, right = self._readers.bearings(view.reader, turn.groups)
         hidden = (shown, turn.passed)
-        yield from DualScan(
+        scan = DualScan(
             self._tree,
             Scanner(self._tree.root, turn.groups, hidden, False, left),
             Scanner(self._tree.root, turn.groups, hidden, True, right),
@@ -127,6 +127,8 @@ class BlendOrder:
             shown,
             self._room(view),
         )
+        yield from scan
+        turn.ends_reading = scan.is_out_of_room
 
     def _room(self, view: OfflineView) -> int | None:
         """What offline requests may have of the KV, in tokens; None where nothing is known of that."""

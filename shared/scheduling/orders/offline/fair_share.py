@@ -116,6 +116,8 @@ class FairShare:
                 if turns.charge(request, self._batches[_batch_id(request.request_id)]):
                     break
             else:
+                if turn.ends_reading:
+                    return
                 turns.close(self._batches[batch_id] for batch_id in turn.groups)
 
     def _wait(self, batch: BatchAccount, change: int) -> None:

@@ -8,16 +8,19 @@ from shared.scheduling.orders.offline.view import NOBODY, OfflineView
 from shared.scheduling.request import Request
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Turn:
     """Whose requests an order may show.
 
     ``groups``: may lose members while an order is read, and none of those is shown from then on; ``passed``: ids of
     requests that were shown before in this reading. They are left out, and the rest is as if they had been taken.
+    ``ends_reading``: set by an order that has shown less, since the next is to wait for room in the view's executor:
+    nobody whose turn comes later is to take that meanwhile.
     """
 
     groups: Collection[str]
     passed: Collection[str] = frozenset()
+    ends_reading: bool = False
 
 
 class OfflineOrder(Protocol):

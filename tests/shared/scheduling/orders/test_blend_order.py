@@ -15,9 +15,11 @@ from shared.scheduling.orders.offline.blend import BlendOrder
 from shared.scheduling.orders.offline.density.lengths import MAX_PREFIXES, PRIOR_TOKENS, OutputLengths, quantized
 from shared.scheduling.orders.offline.density.node import DensityLeaf, Placed, request_load
 from shared.scheduling.orders.offline.density.tree import MAX_TOLD
+from shared.scheduling.orders.offline.fair_share import FairShare
 from shared.scheduling.orders.offline.fcfs import FcfsOrder
 from shared.scheduling.orders.offline.order import OfflineOrder, Turn
 from shared.scheduling.orders.offline.psm import PsmOrder
+from shared.scheduling.orders.offline.share import Share
 from shared.scheduling.orders.offline.view import NOBODY, OfflineView
 from shared.scheduling.packed_prompt import pack_tokens
 from shared.scheduling.request import Kind, Request
@@ -554,3 +556,50 @@ def test_nothing_is_lost_or_done_twice_while_readers_come_and_go() -> None:
             order.check_integrity()
     done += [request_id for held in running.values() for request_id in held]
     assert len(done) == len(everything) and set(done) == everything
+
+
+def test_what_has_yet_to_grow_keeps_its_room() -> None:
+    """1,000 blocks of 16 tokens, 16,000: a request of 160 tokens and 3,000 more has 1,660 on average."""
+    order = make_order()
+    for number in range(40):
+        add(order, f"r-{number}", [number] * 160, 3000)
+    assert len(read(order, OfflineView("executor-0", num_free_blocks=1000))) == 9
+    running = []
+    for request_id in read(order)[:5]:
+        order.take(request_id, "executor-0")
+        running.append(Request(request_id, Kind.OFFLINE, 161, 3160, 160, 10))
+    view = OfflineView("executor-0", num_free_blocks=950, running_offline=running)
+    assert len(read(order, view)) == 4
+    for request in running:
+        request.num_computed_tokens, request.num_blocks = 3100, 194
+    view = OfflineView("executor-0", num_free_blocks=30, running_offline=running)
+    assert read(order, view) == []
+    lone = make_order()
+    add(lone, "larger than all", [1] * 16_000, 3000)
+    assert read(lone, OfflineView("executor-0", num_free_blocks=1000)) == ["larger than all"]
+
+
+def test_nobody_takes_the_room_for_which_another_client_waits() -> None:
+    shares = {"long": Share("ann"), "short": Share("ben")}
+    order = FairShare(make_order(), lambda batch_id: shares[batch_id], slack_tokens=1)
+    for line in range(10):
+        order.add(make(f"long.{line}", 160, 3000), pack_tokens([line] * 160))
+        order.add(make(f"short.{line}", 160, 2), pack_tokens([100 + line] * 160))
+    order.take("long.0", "executor-0")
+    running = [Request("long.0", Kind.OFFLINE, 3001, 3160, 3000, 188)]
+    view = OfflineView("executor-0", num_free_blocks=60, running_offline=running)
+    shown = [request.request_id for request in order.in_order(view)]
+    assert shown and all(request_id.startswith("short") for request_id in shown), "until ben has had as much as ann"
+    for request_id in shown:
+        order.take(request_id, "executor-0")
+        order.remove(request_id)
+    for line in range(10, 40):
+        order.add(make(f"short.{line}", 160, 2), pack_tokens([100 + line] * 160))
+    served = 0
+    while shown := [request.request_id for request in order.in_order(view)]:
+        order.take(shown[0], "executor-0")
+        order.remove(shown[0])
+        served += 1
+    assert served < 20 and order.num_waiting > 20
+    assert next(order.in_order(OfflineView("executor-0", num_free_blocks=1000))).request_id.startswith("long")
+    order.check_integrity()

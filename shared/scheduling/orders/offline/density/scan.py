@@ -118,6 +118,7 @@ class DualScan:
         self._passed = passed
         self._shown = shown
         self._room = room
+        self.is_out_of_room = False
         self._density = tree.root.load.density if tree.root.num_waiting_below else 0.0
         self._in_use: list[float] | None = None  # KV tokens, left and right; counted once it matters
 
@@ -125,6 +126,7 @@ class DualScan:
         while self._left.settle() and self._right.settle():
             leaf = (self._left if self._takes_left() else self._right).leaf
             if not self._has_room(leaf):
+                self.is_out_of_room = True
                 return
             self._shown[leaf.request.request_id] = None
             if self._in_use is not None:
