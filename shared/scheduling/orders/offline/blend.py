@@ -126,6 +126,7 @@ class BlendOrder:
             turn.passed,
             shown,
             self._room(view),
+            view.features,
         )
         yield from scan
         turn.ends_reading = scan.is_out_of_room

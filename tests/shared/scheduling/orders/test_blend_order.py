@@ -558,25 +558,46 @@ def test_nothing_is_lost_or_done_twice_while_readers_come_and_go() -> None:
     assert len(done) == len(everything) and set(done) == everything
 
 
+def enter(order: OfflineOrder, view: OfflineView, most: int = 1 << 30) -> list[str]:
+    """As a step does it: who is shown enters it, but for those of more tokens than so many, which are passed over."""
+    entered = []
+    for request in order.in_order(view):
+        if request.max_total_tokens <= most:
+            view.features.add_scheduled(request.num_tokens, 0)
+            entered.append(request.request_id)
+    return entered
+
+
 def test_what_has_yet_to_grow_keeps_its_room() -> None:
     """1,000 blocks of 16 tokens, 16,000: a request of 160 tokens and 3,000 more has 1,660 on average."""
     order = make_order()
     for number in range(40):
         add(order, f"r-{number}", [number] * 160, 3000)
-    assert len(read(order, OfflineView("executor-0", num_free_blocks=1000))) == 9
+    assert len(enter(order, OfflineView("executor-0", num_free_blocks=1000))) == 9
     running = []
     for request_id in read(order)[:5]:
         order.take(request_id, "executor-0")
         running.append(Request(request_id, Kind.OFFLINE, 161, 3160, 160, 10))
-    view = OfflineView("executor-0", num_free_blocks=950, running_offline=running)
-    assert len(read(order, view)) == 4
+    assert len(enter(order, OfflineView("executor-0", num_free_blocks=950, running_offline=running))) == 4
     for request in running:
         request.num_computed_tokens, request.num_blocks = 3100, 194
-    view = OfflineView("executor-0", num_free_blocks=30, running_offline=running)
-    assert read(order, view) == []
+    assert enter(order, OfflineView("executor-0", num_free_blocks=30, running_offline=running)) == []
     lone = make_order()
     add(lone, "larger than all", [1] * 16_000, 3000)
     assert read(lone, OfflineView("executor-0", num_free_blocks=1000)) == ["larger than all"]
+
+
+@pytest.mark.parametrize("num_running", [0, 5])
+def test_nobody_waits_behind_what_the_executor_can_never_hold(num_running: int) -> None:
+    order = make_order()
+    for number in range(20):
+        add(order, f"never-{number}", [number] * 160, 20_000)
+        add(order, f"r-{number}", [100 + number] * 160, 3000)
+    running = [Request(f"r-{number}", Kind.OFFLINE, 161, 3160, 160, 10) for number in range(num_running)]
+    for request in running:
+        order.take(request.request_id, "executor-0")
+    view = OfflineView("executor-0", num_free_blocks=1000 - 10 * num_running, running_offline=running)
+    assert len(enter(order, view, most=16_000)) == 9 - num_running
 
 
 def test_nobody_takes_the_room_for_which_another_client_waits() -> None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Container, Iterable, Iterator
 from itertools import chain
 
+from shared.latency.features import BatchFeatures
 from shared.scheduling.orders.offline.density.bearings import Bearings
 from shared.scheduling.orders.offline.density.node import Bundle, DensityBranch, DensityLeaf, Placed
 from shared.scheduling.orders.offline.density.tree import DensityTree
 from shared.scheduling.request import Request
+
+NOTHING_YET = BatchFeatures()  # never changed: of readings for no step
 
 
 class Scanner:
@@ -109,15 +112,19 @@ class DualScan:
         passed: Iterable[str],
         shown: dict[str, None],
         room: int | None = None,
+        features: BatchFeatures = NOTHING_YET,
     ) -> None:
         """``running``: what has KV; ``passed``, ``shown``: ids that count as if they ran. What is shown here is added
-        to the second, which is to be hidden to both scanners. ``room``: M, in KV tokens; None ends nowhere."""
+        to the second, which is to be hidden to both scanners. ``room``: M, in KV tokens; None ends nowhere.
+        ``features``: of the step, as it stands whenever it is looked at."""
         self._tree = tree
         self._left, self._right = left, right
         self._running = running
         self._passed = passed
         self._shown = shown
         self._room = room
+        self._features = features
+        self._held_tokens: float | None = None  # of what runs and of what has entered here; counted once it matters
         self.is_out_of_room = False
         self._density = tree.root.load.density if tree.root.num_waiting_below else 0.0
         self._in_use: list[float] | None = None  # KV tokens, left and right; counted once it matters
@@ -131,26 +138,32 @@ class DualScan:
             self._shown[leaf.request.request_id] = None
             if self._in_use is not None:
                 self._in_use[not self._tree.is_left(leaf)] += mean_kv_tokens(leaf, leaf.expected)
+            num_before = self._num_in_step()
             yield leaf.request
+            if self._held_tokens is not None and self._num_in_step() > num_before:
+                self._held_tokens += mean_kv_tokens(leaf, leaf.expected)
 
     def _takes_left(self) -> bool:
         part = self._left_part()
         if part in (0.0, 1.0):
             return part == 1.0
-        left, right = self._use()
+        if self._in_use is None:
+            self._in_use = self._count_use()
+        left, right = self._in_use
         return left * (1.0 - part) <= right * part
 
     def _has_room(self, leaf: DensityLeaf) -> bool:
-        """Also where it is the only one, however much it needs."""
-        if self._room is None:
+        """Also where it is the only one. What was shown and did not enter takes no room, and what could never have
+        enough is not waited for: whoever reads passes over what its executor cannot hold."""
+        if self._room is None or leaf.request.max_total_tokens > self._room:
             return True
-        in_use = sum(self._use())
-        return not in_use or in_use + mean_kv_tokens(leaf, leaf.expected) <= self._room
+        if self._held_tokens is None:
+            self._held_tokens = sum(self._count_running())
+        held = self._held_tokens
+        return not held or held + mean_kv_tokens(leaf, leaf.expected) <= self._room
 
-    def _use(self) -> list[float]:
-        if self._in_use is None:
-            self._in_use = self._count_use()
-        return self._in_use
+    def _num_in_step(self) -> int:
+        return self._features.prefill_requests + self._features.decode_requests
 
     def _left_part(self) -> float:
         """M_L / M, from 0 to 1."""
@@ -164,17 +177,22 @@ class DualScan:
         return min(1.0, max(0.0, (self._density - rho_right) / (rho_left - rho_right)))
 
     def _count_use(self) -> list[float]:
-        """Of what runs and was taken, on the side from which it was; of what was shown on the side from which it will
-        be. Each counts with what it has on average over its life, or with what it has now where that is more."""
+        """Of what runs, and of what was shown, on the side from which it will be taken."""
+        in_use = self._count_running()
+        for request_id in chain(self._passed, self._shown):
+            leaf = self._tree.leaf(request_id)
+            in_use[not self._tree.is_left(leaf)] += mean_kv_tokens(leaf, leaf.expected)
+        return in_use
+
+    def _count_running(self) -> list[float]:
+        """On the side from which each was taken. It counts with what it has on average over its life, or with what it
+        has now where that is more."""
         in_use = [0.0, 0.0]
         for request in self._running:
             leaf = self._tree.known(request.request_id)
             if leaf is not None and not leaf.is_waiting:
                 expected = max(mean_kv_tokens(leaf, leaf.expected_tokens), request.num_computed_tokens)
                 in_use[not leaf.is_left] += expected
-        for request_id in chain(self._passed, self._shown):
-            leaf = self._tree.leaf(request_id)
-            in_use[not self._tree.is_left(leaf)] += mean_kv_tokens(leaf, leaf.expected)
         return in_use
 
 
