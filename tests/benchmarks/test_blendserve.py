@@ -106,7 +106,7 @@ def test_a_run_ends_all_and_no_order_beats_the_optimum(lab: BlendLab, device: st
         run = lab.run(WORK, ordering, device)
         assert run.num_tokens == lab.mixture(WORK).demanded.num_tokens
         assert run.seconds > lab.optimum_s(WORK, device) and run is lab.run(WORK, ordering, device)
-        assert run.cached_share <= 1.05 * lab.mixture(WORK).demanded.shared_prompts, "but for what lost its KV"
+        assert run.cached_share <= lab.mixture(WORK).demanded.shared_prompts + 1e-9
         assert sum(shape.decode_requests for shape in run.shapes) > 0
 
 
