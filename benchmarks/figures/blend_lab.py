@@ -216,8 +216,8 @@ class BlendLab:
         if phase.num_offline_finished < phase.backlog_size:
             raise WorkloadError(f"beside online requests a batch takes longer than {ONLINE_S:g} s: give fewer --size")
         assert outcome.online is not None and outcome.offline is not None
-        cached = phase.num_offline_cached_tokens / (outcome.offline.input_tokens or 1)
-        return Beside(outcome.online, phase.num_offline_tokens / outcome.offline.elapsed_s, cached)
+        tokens_per_s = phase.num_offline_tokens / outcome.offline.elapsed_s
+        return Beside(outcome.online, tokens_per_s, phase.offline_cached_share)
 
     def where(self, device: str, work: Work) -> str:
         """For captions."""
@@ -238,7 +238,7 @@ class BlendLab:
         return BlendRun(
             phase.num_offline_tokens,
             report.elapsed_s,
-            phase.num_offline_cached_tokens / (report.input_tokens or 1),
+            phase.offline_cached_share,
             sum(each.replica.totals.preemptions for each in phase.system.executors.values()),
             shapes,
             phase.system.queue.pool.details(),

@@ -66,9 +66,9 @@ class VirtualPhase:
         return self._counted["input_tokens"] + self._counted["output_tokens"]
 
     @property
-    def num_offline_cached_tokens(self) -> int:
-        """Of their prompts, found in the prefix cache when they first started."""
-        return self._counted["cached_tokens"]
+    def offline_cached_share(self) -> float:
+        """Of their prompts' tokens, those that were found in the prefix cache when they first started."""
+        return self._counted["cached_tokens"] / max(1, self._counted["input_tokens"])
 
     def stop(self) -> None:
         """From ``on_change``: ``run`` returns at once, and what was measured so far is there."""
