@@ -3,7 +3,7 @@
 from bisect import insort
 from collections.abc import Iterable, Sequence
 
-from shared.scheduling.orders.offline.density.node import NO_LOAD, DensityLeaf, Load, request_load
+from shared.scheduling.orders.offline.density.node import NO_LOAD, DensityLeaf, Load
 from shared.scheduling.orders.offline.density.tree import DensityTree
 from shared.scheduling.request import Request
 
@@ -21,27 +21,24 @@ class RunningBatch:
         self._room = room
         self._reads = 0  # of a step in which all decode
         self._tokens = 0.0  # what goes with these reads, by the density of each
-        self._memory_bound = NO_LOAD  # of those, over their lives
-        self._rest = NO_LOAD  # of those, what is still to do
+        self._bound_tokens = self._bound_reads = 0  # of those that are memory-bound, over their lives; reads are double
+        self._rest_tokens = self._rest_reads = 0  # of those, what is still to do
         self._futures: list[Future] = []  # ascending
         for request in running:
             leaf = tree.known(request.request_id)
             if leaf is not None and not leaf.is_waiting:
-                num_done = request.num_tokens - leaf.request.num_tokens
-                rest = max(1, leaf.expected_tokens - num_done)
-                self._futures.append(self._add(leaf, leaf.expected_tokens, rest, request.num_tokens, leaf.is_left))
+                self._futures.append(self._add(leaf, leaf.expected_tokens, request.num_tokens, leaf.is_left))
         self._futures.sort()
 
     def enter(self, leaf: DensityLeaf) -> None:
         """One that waits has entered the step."""
-        held, is_left = leaf.request.num_tokens, self._tree.is_left(leaf)
-        insort(self._futures, self._add(leaf, leaf.expected, leaf.expected, held, is_left))
+        insort(self._futures, self._add(leaf, leaf.expected, leaf.request.num_tokens, self._tree.is_left(leaf)))
 
     @property
     def density(self) -> float:
         """Of all that is to do: what waits, and what memory-bound requests have left to do."""
         waiting = self._tree.root.load if self._tree.root.num_waiting_below else NO_LOAD
-        to_do = _sum(waiting, self._rest)
+        to_do = Load(waiting.tokens + self._rest_tokens, waiting.double_reads + self._rest_reads)
         return to_do.density if to_do.double_reads else 0.0
 
     def lacks_compute(self, of_all: float) -> bool:
@@ -51,8 +48,10 @@ class RunningBatch:
     def takes(self, density: float, of_all: float) -> bool:
         """What is so dense: not what is denser than all, beside memory-bound requests that it is to be blended with,
         while a step has enough of that for what they read by now."""
-        bound = self._memory_bound
-        if not bound.double_reads or density <= max(of_all, WORTH_BLENDING * bound.density):
+        if not self._bound_reads:
+            return True
+        of_bound = Load(self._bound_tokens, self._bound_reads).density
+        if density <= max(of_all, WORTH_BLENDING * of_bound):
             return True
         return self.lacks_compute(of_all)
 
@@ -64,13 +63,19 @@ class RunningBatch:
         insort(futures, (leaf.expected, leaf.request.num_tokens))
         return most_held(futures, leaf.expected) <= share * self._room
 
-    def _add(self, leaf: DensityLeaf, expected: int, rest: int, held: int, is_left: bool) -> Future:
-        load = request_load(leaf.num_own_tokens, leaf.request.num_tokens, expected)
+    def _add(self, leaf: DensityLeaf, expected: int, held: int, is_left: bool) -> Future:
+        """Called for all that runs in each reading, so in few steps."""
+        num_prompt_tokens = leaf.request.num_tokens
+        tokens = leaf.num_own_tokens + expected
+        double_reads = (2 * num_prompt_tokens + expected) * expected
+        rest = max(1, num_prompt_tokens + expected - held)
         self._reads += held
-        self._tokens += held * load.density
+        self._tokens += 2 * held * tokens / double_reads
         if not is_left:
-            self._memory_bound = _sum(self._memory_bound, load)
-            self._rest = _sum(self._rest, Load(rest, (2 * held + rest) * rest))
+            self._bound_tokens += tokens
+            self._bound_reads += double_reads
+            self._rest_tokens += rest
+            self._rest_reads += (2 * held + rest) * rest
         return rest, held
 
 
@@ -83,7 +88,3 @@ def most_held(futures: Sequence[Future], num_steps: int) -> int:
         if rest <= num_steps:
             most = max(most, held + number * rest)
     return most
-
-
-def _sum(one: Load, other: Load) -> Load:
-    return Load(one.tokens + other.tokens, one.double_reads + other.double_reads)
