@@ -139,7 +139,7 @@ class BlendRun:
 
     num_tokens: int
     seconds: float
-    cached_share: float  # of the prompts' tokens, not counting what was computed again
+    cached_share: float  # of the prompts' tokens, found when requests first started
     preemptions: int
     shapes: Sequence[BatchFeatures]
     details: Mapping[str, float]
@@ -156,7 +156,7 @@ class Beside:
 
     online: OnlineReport
     offline_tokens_per_s: float
-    cached_share: float  # of the prompts' tokens, online ones included
+    cached_share: float  # of the batch's prompts, as that of a BlendRun
 
 
 @dataclass(slots=True)
@@ -212,12 +212,12 @@ class BlendLab:
         plan = ReplayPlan(self._online(), self._prompts(work, ordering), Scaling(duration_s=ONLINE_S))
         name = f"{device}, {ordering.order}, beside online work"
         phase, _ = self._phase(strategy, plan, device, ONLINE_S, name)
-        outcome, totals = phase.outcome(), phase.executor.replica.totals
+        outcome = phase.outcome()
         if phase.num_offline_finished < phase.backlog_size:
             raise WorkloadError(f"beside online requests a batch takes longer than {ONLINE_S:g} s: give fewer --size")
         assert outcome.online is not None and outcome.offline is not None
-        cached = totals.cached_tokens / max(1, totals.cached_tokens + totals.prompt_tokens)
-        return Beside(outcome.online, phase.num_offline_tokens / outcome.offline.elapsed_s, cached)
+        tokens_per_s = phase.num_offline_tokens / outcome.offline.elapsed_s
+        return Beside(outcome.online, tokens_per_s, phase.offline_cached_share)
 
     def where(self, device: str, work: Work) -> str:
         """For captions."""
@@ -235,13 +235,11 @@ class BlendLab:
         phase, shapes = self._phase(ordering.strategy(), plan, device, UNTIL_DONE_S, name, executors)
         report = phase.outcome().offline
         assert report is not None and report.exhausted
-        totals = [each.replica.totals for each in phase.system.executors.values()]
-        cached, computed = sum(each.cached_tokens for each in totals), sum(each.prompt_tokens for each in totals)
         return BlendRun(
             phase.num_offline_tokens,
             report.elapsed_s,
-            cached / max(1, cached + computed),
-            sum(each.preemptions for each in totals),
+            phase.offline_cached_share,
+            sum(each.replica.totals.preemptions for each in phase.system.executors.values()),
             shapes,
             phase.system.queue.pool.details(),
         )

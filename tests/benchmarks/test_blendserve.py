@@ -51,6 +51,7 @@ ROWS = {
     "fig9": [1, 1],
     "lengths": [len(SAMPLES)],
     "interference": [3 * len(TWO)],
+    "sizes": [2 * len(TWO)],
     "executors": [len(EXECUTORS) * len(TWO)],
     "online": [len(DEVICES) * len(ORDERINGS)],
 }
@@ -69,6 +70,7 @@ def small() -> Iterator[None]:
     """Short videos, and two subjects, of which a few dozen questions share something."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(blendserve, "RECIPES", (Recipe(5.0, 0.2), RECIPE))
+        patch.setattr(blendserve, "SHARES", (1.0, 2.0))
         patch.setattr(request_sets, "SUBJECTS", 2)
         yield
 
@@ -104,7 +106,7 @@ def test_a_run_ends_all_and_no_order_beats_the_optimum(lab: BlendLab, device: st
         run = lab.run(WORK, ordering, device)
         assert run.num_tokens == lab.mixture(WORK).demanded.num_tokens
         assert run.seconds > lab.optimum_s(WORK, device) and run is lab.run(WORK, ordering, device)
-        assert run.cached_share <= 1.05 * lab.mixture(WORK).demanded.shared_prompts, "but for what lost its KV"
+        assert run.cached_share <= lab.mixture(WORK).demanded.shared_prompts + 1e-9
         assert sum(shape.decode_requests for shape in run.shapes) > 0
 
 

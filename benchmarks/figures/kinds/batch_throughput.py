@@ -104,6 +104,31 @@ def executors(
     return Result([Table(f"Workload {work.name}. {lab.where(device, work)}.", rows)], draw([[panel]], 2.8))
 
 
+def by_size(
+    lab: BlendLab,
+    works: Sequence[Work],
+    orderings: Mapping[str, Ordering],
+    base: str,
+    colours: Sequence[str],
+    device: str,
+) -> Result:
+    """The same mixture of fewer and more requests: how much a batch's beginning and its end weigh."""
+    rows: list[Row] = []
+    gains: dict[str, list[float]] = {name: [] for name in (*orderings, "optimum")}
+    for work in works:
+        runs = {name: lab.run(work, ordering, device) for name, ordering in orderings.items()}
+        optimum_s = lab.optimum_s(work, device)
+        for name, run in runs.items():
+            gains[name].append(run.tokens_per_s / runs[base].tokens_per_s)
+            cells = {f"over {base}": f"{gains[name][-1]:.3f}x", "of the optimum": f"{optimum_s / run.seconds:.1%}"}
+            rows.append({"requests": f"{work.size:,}", "order": name, **_speed(run), **cells, **_cache(run)})
+        gains["optimum"].append(runs[base].seconds / optimum_s)
+    bars = [Curve(name, range(len(works)), gains[name], colour) for name, colour in zip(gains, colours, strict=True)]
+    panel = Panel(bars, ylabel=OVER.format(base), names=[f"{work.size:,} requests" for work in works])
+    caption = f"Workload {works[0].name}. {lab.where(device, works[0])}, and more."
+    return Result([Table(caption, rows)], draw([[panel]], 2.8))
+
+
 def by_interference(
     lab: BlendLab, work: Work, orderings: Mapping[str, Ordering], base: str, colours: Sequence[str]
 ) -> Result:

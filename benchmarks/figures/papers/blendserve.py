@@ -1,11 +1,19 @@
 """BlendServe's evaluation (section 5 and appendix A of the paper): its workloads, and which figures are made of
 them."""
 
+from dataclasses import replace
 from functools import partial
 
 from benchmarks.figures.blend_lab import OVERLAPS, BlendLab, BlendOptions, Chats, Ordering, Work
 from benchmarks.figures.kinds.batch_beside_online import batch_beside_online
-from benchmarks.figures.kinds.batch_throughput import by_interference, executors, sharings, throughputs, variants
+from benchmarks.figures.kinds.batch_throughput import (
+    by_interference,
+    by_size,
+    executors,
+    sharings,
+    throughputs,
+    variants,
+)
 from benchmarks.figures.kinds.density_grid import density_grid
 from benchmarks.figures.kinds.resource_use import resource_use
 from benchmarks.harness.page import Figure, Page, Paper, Result
@@ -60,6 +68,7 @@ SAMPLES = {
     "all known": Ordering("blend", knows_all=True),
 }
 EXECUTORS = (1, 2, 4)
+SHARES = (0.5, 1.0, 2.0, 4.0)  # of a batch's size
 
 
 def works(lab: BlendLab) -> list[Work]:
@@ -70,6 +79,11 @@ def works(lab: BlendLab) -> list[Work]:
 def trace_2(lab: BlendLab) -> Work:
     """Much to share, and more to read than to compute: that of figure 8."""
     return works(lab)[1]
+
+
+def sizes(lab: BlendLab) -> list[Work]:
+    """Half of it, all of it, and several times as much."""
+    return [replace(trace_2(lab), size=round(share * lab.options.size)) for share in SHARES]
 
 
 def grid(chats: Chats) -> Figure:
@@ -101,6 +115,10 @@ FIGURES = {
     "interference": Figure(
         lambda lab: by_interference(lab, trace_2(lab), TWO, DFS, (ORANGE, BLUE, GREY)),
         "Not in the paper: gain by what overlapping costs.",
+    ),
+    "sizes": Figure(
+        lambda lab: by_size(lab, sizes(lab), TWO, DFS, (ORANGE, BLUE, GREY), OVERLAPS),
+        "Not in the paper: gain by the size of the batch.",
     ),
     "executors": Figure(
         lambda lab: executors(lab, trace_2(lab), TWO, DFS, (ORANGE, BLUE), EXECUTORS, OVERLAPS),

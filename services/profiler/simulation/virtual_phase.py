@@ -65,6 +65,11 @@ class VirtualPhase:
         """Prompt and output tokens of offline requests that ended within the window so far."""
         return self._counted["input_tokens"] + self._counted["output_tokens"]
 
+    @property
+    def offline_cached_share(self) -> float:
+        """Of their prompts' tokens, those that were found in the prefix cache when they first started."""
+        return self._counted["cached_tokens"] / max(1, self._counted["input_tokens"])
+
     def stop(self) -> None:
         """From ``on_change``: ``run`` returns at once, and what was measured so far is there."""
         self._is_stopped = True
@@ -126,7 +131,7 @@ class VirtualPhase:
         num_output_tokens = len(sequence.token_ids) - sequence.num_prompt_tokens
         failed = ended.finish_reason is FinishReason.ERROR
         if sequence.kind is Kind.OFFLINE:
-            self._end_offline(sequence.num_prompt_tokens, num_output_tokens, failed)
+            self._end_offline(sequence.num_prompt_tokens, sequence.num_cached_tokens, num_output_tokens, failed)
             return
         record = self._open.pop(sequence.request_id)
         if failed:
@@ -138,11 +143,12 @@ class VirtualPhase:
         record.output_tokens = num_output_tokens
         self.num_online_finished += 1
 
-    def _end_offline(self, num_prompt_tokens: int, output_tokens: int, failed: bool) -> None:
+    def _end_offline(self, num_prompt_tokens: int, cached_tokens: int, output_tokens: int, failed: bool) -> None:
         self.num_offline_finished += 1
         if self.now_s < self.duration_s:
             self._counted.update(completed=not failed, errors=failed, output_tokens=output_tokens)
             self._counted["input_tokens"] += 0 if failed else num_prompt_tokens
+            self._counted["cached_tokens"] += cached_tokens
             self._last_counted_s = self.now_s
         assert self.backlog is not None
         if following := self.backlog.end(self.now_s):

@@ -569,18 +569,22 @@ def enter(order: OfflineOrder, view: OfflineView, most: int = 1 << 30) -> list[s
 
 
 def test_what_has_yet_to_grow_keeps_its_room() -> None:
-    """1,000 blocks of 16 tokens, 16,000: a request of 160 tokens and 3,000 more has 1,660 on average."""
+    """1,000 blocks of 16 tokens, 16,000: of requests of 160 tokens and 3,000 more five that begin together; others once
+    these have come so far that they have ended before the others are long."""
     order = make_order()
     for number in range(40):
         add(order, f"r-{number}", [number] * 160, 3000)
-    assert len(enter(order, OfflineView("executor-0", num_free_blocks=1000))) == 9
+    assert len(enter(order, OfflineView("executor-0", num_free_blocks=1000))) == 5
     running = []
     for request_id in read(order)[:5]:
         order.take(request_id, "executor-0")
         running.append(Request(request_id, Kind.OFFLINE, 161, 3160, 160, 10))
-    assert len(enter(order, OfflineView("executor-0", num_free_blocks=950, running_offline=running))) == 4
+    assert len(enter(order, OfflineView("executor-0", num_free_blocks=950, running_offline=running))) == 0
+    for request in running[:3]:
+        request.num_tokens, request.num_computed_tokens, request.num_blocks = 2560, 2559, 160
+    assert len(enter(order, OfflineView("executor-0", num_free_blocks=500, running_offline=running))) == 3
     for request in running:
-        request.num_computed_tokens, request.num_blocks = 3100, 194
+        request.num_tokens, request.num_computed_tokens, request.num_blocks = 3101, 3100, 194
     assert enter(order, OfflineView("executor-0", num_free_blocks=30, running_offline=running)) == []
     lone = make_order()
     add(lone, "larger than all", [1] * 16_000, 3000)
@@ -597,7 +601,7 @@ def test_nobody_waits_behind_what_the_executor_can_never_hold(num_running: int) 
     for request in running:
         order.take(request.request_id, "executor-0")
     view = OfflineView("executor-0", num_free_blocks=1000 - 10 * num_running, running_offline=running)
-    assert len(enter(order, view, most=16_000)) == 9 - num_running
+    assert len(enter(order, view, most=16_000)) == 5 - num_running
 
 
 def test_nobody_takes_the_room_for_which_another_client_waits() -> None:
@@ -607,8 +611,8 @@ def test_nobody_takes_the_room_for_which_another_client_waits() -> None:
         order.add(make(f"long.{line}", 160, 3000), pack_tokens([line] * 160))
         order.add(make(f"short.{line}", 160, 2), pack_tokens([100 + line] * 160))
     order.take("long.0", "executor-0")
-    running = [Request("long.0", Kind.OFFLINE, 3001, 3160, 3000, 188)]
-    view = OfflineView("executor-0", num_free_blocks=60, running_offline=running)
+    running = [Request("long.0", Kind.OFFLINE, 1601, 3160, 1600, 101)]
+    view = OfflineView("executor-0", num_free_blocks=120, running_offline=running)
     shown = [request.request_id for request in order.in_order(view)]
     assert shown and all(request_id.startswith("short") for request_id in shown), "until ben has had as much as ann"
     for request_id in shown:

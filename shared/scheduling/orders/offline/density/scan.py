@@ -6,6 +6,7 @@ from collections.abc import Collection, Container, Iterable, Iterator
 from itertools import chain
 
 from shared.latency.features import BatchFeatures
+from shared.scheduling.orders.offline.density.batch import RunningBatch
 from shared.scheduling.orders.offline.density.bearings import Bearings
 from shared.scheduling.orders.offline.density.node import Bundle, DensityBranch, DensityLeaf, Placed
 from shared.scheduling.orders.offline.density.tree import DensityTree
@@ -98,9 +99,12 @@ class DualScan:
 
     Where both stand in one unit, the densities are those of the largest parts of it that differ.
 
-    It ends where the next one, over its life, would have more than is left of M. A step takes whatever fits now, and
-    requests that have just begun are small: without an end all memory is full of those that have yet to grow, whichever
-    side they are from, and they take it from each other.
+    Where M is known, requests enter on conditions, and the scan ends where neither side's next one may. The paper's
+    pool is so large that as many requests begin, grow and end at any time. Here all may begin at once: then they read
+    little at first, and all the compute-bound work would be gone before they read much. So what is memory-bound enters
+    while it fits M_R in each step of its life, as those that run grow and end; and what is compute-bound while a step
+    computes less than goes with what it reads now, for the density of all that is still to be done, which holds after
+    the last memory-bound request has entered too. Beside nothing memory-bound all that has room enters.
     """
 
     def __init__(
@@ -124,15 +128,15 @@ class DualScan:
         self._shown = shown
         self._room = room
         self._features = features
-        self._held_tokens: float | None = None  # of what runs and of what has entered here; counted once it matters
+        self._batch: RunningBatch | None = None  # of what runs and of what has entered here; counted once it matters
         self.is_out_of_room = False
         self._density = tree.root.load.density if tree.root.num_waiting_below else 0.0
         self._in_use: list[float] | None = None  # KV tokens, left and right; counted once it matters
 
     def __iter__(self) -> Iterator[Request]:
         while self._left.settle() and self._right.settle():
-            leaf = (self._left if self._takes_left() else self._right).leaf
-            if not self._has_room(leaf):
+            leaf = self._next()
+            if leaf is None:
                 self.is_out_of_room = True
                 return
             self._shown[leaf.request.request_id] = None
@@ -140,8 +144,31 @@ class DualScan:
                 self._in_use[not self._tree.is_left(leaf)] += mean_kv_tokens(leaf, leaf.expected)
             num_before = self._num_in_step()
             yield leaf.request
-            if self._held_tokens is not None and self._num_in_step() > num_before:
-                self._held_tokens += mean_kv_tokens(leaf, leaf.expected)
+            if self._batch is not None and self._num_in_step() > num_before:
+                self._batch.enter(leaf)
+
+    def _next(self) -> DensityLeaf | None:
+        """None where neither may enter."""
+        if self._room is None:
+            return (self._left if self._takes_left() else self._right).leaf
+        if self._batch is None:
+            self._batch = RunningBatch(self._tree, self._running, self._room)
+        self._density = self._batch.density
+        part = self._left_part()
+        sides = [(self._left, part), (self._right, 1.0 - part)]
+        if not self._batch.lacks_compute(self._density):
+            sides.reverse()
+        return next((scanner.leaf for scanner, own in sides if own and self._may_enter(scanner, own)), None)
+
+    def _may_enter(self, scanner: Scanner, part: float) -> bool:
+        """What could never have enough room is not waited for: whoever reads passes over what its executor cannot
+        hold."""
+        assert self._batch is not None and self._room is not None
+        leaf, density = scanner.leaf, self._part_of(scanner).load.density
+        if leaf.request.max_total_tokens > self._room:
+            return True
+        share = part if density < self._density else 1.0
+        return self._batch.takes(density, self._density) and self._batch.has_room(leaf, share)
 
     def _takes_left(self) -> bool:
         part = self._left_part()
@@ -152,24 +179,19 @@ class DualScan:
         left, right = self._in_use
         return left * (1.0 - part) <= right * part
 
-    def _has_room(self, leaf: DensityLeaf) -> bool:
-        """Also where it is the only one. What was shown and did not enter takes no room, and what could never have
-        enough is not waited for: whoever reads passes over what its executor cannot hold."""
-        if self._room is None or leaf.request.max_total_tokens > self._room:
-            return True
-        if self._held_tokens is None:
-            self._held_tokens = sum(self._count_running())
-        held = self._held_tokens
-        return not held or held + mean_kv_tokens(leaf, leaf.expected) <= self._room
-
     def _num_in_step(self) -> int:
         return self._features.prefill_requests + self._features.decode_requests
 
-    def _left_part(self) -> float:
-        """M_L / M, from 0 to 1."""
+    def _part_of(self, scanner: Scanner) -> Placed:
+        """The largest where the scanner stands that the other does not stand in; the request where they meet."""
         pairs = zip(self._left.path, self._right.path, strict=False)
         left, right = next(((a, b) for a, b in pairs if a is not b), (None, None))
-        if left is None or right is None:
+        return (left if scanner is self._left else right) or scanner.leaf
+
+    def _left_part(self) -> float:
+        """M_L / M, from 0 to 1."""
+        left, right = self._part_of(self._left), self._part_of(self._right)
+        if left is right:
             return 1.0
         rho_left, rho_right = left.load.density, right.load.density
         if rho_left <= rho_right:
