@@ -49,10 +49,10 @@ def command_of(paper: Paper) -> Callable[..., None]:
 
 def help_of(paper: Paper) -> str:
     """With a line for each figure."""
-    lines = []
+    lines, width = [], max(10, *(len(name) + 1 for name in paper.figures))
     for name, figure in paper.figures.items():
         needs = f" Needs {', '.join(map(_option, figure.files))}." if figure.files else ""
-        lines.append(f"{name:<10}{figure.about}{needs}")
+        lines.append(f"{name:<{width}}{figure.about}{needs}")
     return "\n".join([paper.about, "", "\b", *lines])
 
 

@@ -58,11 +58,7 @@ async def read(desk: Desk, name: str) -> bytes:
 
 async def until_gone(desk: Desk, file_id: str) -> None:
     async with asyncio.timeout(TIMEOUT_S):
-        async for entry in desk.files.watch():
-            if entry is not None and entry.key == file_id and entry.value is None:
-                break
-    async with asyncio.timeout(TIMEOUT_S):
-        while file_id in await desk.objects.all():
+        while file_id in await desk.files.keys() or file_id in await desk.objects.all():
             pass
 
 
