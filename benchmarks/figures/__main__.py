@@ -52,7 +52,7 @@ def help_of(paper: Paper) -> str:
     lines = []
     for name, figure in paper.figures.items():
         needs = f" Needs {', '.join(map(_option, figure.files))}." if figure.files else ""
-        lines.append(f"{name:<10}{figure.about}{needs}")
+        lines.append(f"{name:<13}{figure.about}{needs}")
     return "\n".join([paper.about, "", "\b", *lines])
 
 
