@@ -19,6 +19,7 @@ class PromptDemand:
         self._block_bytes = block_size * TOKEN_BYTES
         self._trie = PrefixTrie(block_size)
         self._to_come = OrderedDict(there)
+        self.num_changes = 0  # of what is counted
 
     @property
     def num_requests(self) -> int:
@@ -27,6 +28,7 @@ class PromptDemand:
 
     def add(self, request_id: str, prompt: bytes) -> None:
         """``prompt``: packed, kept by reference. Raises ValueError for an id that is here already."""
+        self.num_changes += 1
         num_tokens = len(prompt) // TOKEN_BYTES
         self._trie.add(Request(request_id, Kind.OFFLINE, num_tokens, num_tokens), prompt)
 
@@ -35,6 +37,7 @@ class PromptDemand:
         if request_id in self._to_come:
             del self._to_come[request_id]
         else:
+            self.num_changes += 1
             self._trie.remove(request_id)
 
     def catch_up(self, count: int) -> None:

@@ -54,6 +54,8 @@ class ToldReaders:
         self._since_s = now_s
         self._num_words = 0
         self._runs = OrderedDict[bytes, _Run]()  # by the hash of their last block; those next in turn first
+        self._num_known_changes = 0  # of the demand, since when all but the next ``_num_unseen`` runs were looked at
+        self._num_unseen = 0
         self._told: dict[str, None] = {}  # requests that are held, those that enter, and some that never did
         self._most_told = MIN_TOLD
 
@@ -68,6 +70,7 @@ class ToldReaders:
             if request_id not in self._told and (path := path_of(request_id)) is not None:
                 prompt, hashes = path
                 self._keep(_Run(request_id, prompt, 0, len(hashes), b"".join(hashes), 0), is_next=True)
+                self._num_unseen += 1
                 self._told[request_id] = None
         if len(self._told) > self._most_told:
             self._told = {request_id: None for request_id in self._told if self._is_held(request_id)}
@@ -97,7 +100,10 @@ class ToldReaders:
     def _changes(self) -> list[tuple[bytes, int]]:
         changes: list[tuple[bytes, int]] = []
         num_blocks = 0
-        for _ in range(min(MAX_LOOKED_UP, len(self._runs))):
+        if self._num_known_changes != self._demand.num_changes:
+            self._num_known_changes, self._num_unseen = self._demand.num_changes, len(self._runs)
+        for _ in range(min(MAX_LOOKED_UP, self._num_unseen, len(self._runs))):
+            self._num_unseen -= 1
             _, run = self._runs.popitem(last=False)
             if not self._matters(run):
                 continue

@@ -15,6 +15,7 @@ from shared.protocol.steps import StepPlan, StepStarted
 from shared.replica.block_readers import BlockReaders
 from shared.replica.engine import StepResult
 from shared.replica.offline_pool import OfflinePool, PackedRequest
+from shared.replica.prompt_demand import PromptDemand
 from shared.replica.replica import Replica
 from shared.replica.scheduler import Scheduler
 from shared.replica.step_planner import StepPlanner
@@ -182,6 +183,27 @@ def test_what_ends_elsewhere_is_told() -> None:
     executor.step()
     executor.step()
     assert executor.readers(hashes)[:4] == [3] * 4
+
+
+def test_nothing_is_looked_up_while_nobody_comes_or_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    executor = make_executor(max_num_seqs=2)
+    add(executor.pool, [make_offline(number, document=0, own=200) for number in range(3)])
+    executor.step()
+    executor.step()
+    num_looked_up, runs = 0, PromptDemand.runs
+
+    def counted(self: PromptDemand, prompt: bytes, first: int = 0, end: int | None = None) -> list[tuple[int, int]]:
+        nonlocal num_looked_up
+        num_looked_up += 1
+        return runs(self, prompt, first, end)
+
+    monkeypatch.setattr(PromptDemand, "runs", counted)
+    add(executor.pool, [make_offline(3, document=0)])
+    executor.step()
+    assert num_looked_up > 0
+    num_before = num_looked_up
+    plans = executor.step()
+    assert plans and not executor.ended and num_looked_up == num_before
 
 
 def test_a_reader_that_ends_here_counts_no_more_before_anybody_says_so() -> None:
