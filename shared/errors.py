@@ -61,9 +61,22 @@ class EngineLostError(SlackwaterError):
     """An engine can run no further step: the process that holds it has to end, and be started anew."""
 
 
+class LinkError(SlackwaterError):
+    """KV cannot be read from another executor's memory."""
+
+
 class StackError(SlackwaterError):
     """A stack on this machine cannot start, or none is there."""
 
 
 class ApiError(SlackwaterError):
     """An HTTP server cannot be reached, or answered with an error."""
+
+
+class UnavailableApiError(ApiError):
+    """An HTTP server cannot be reached now, or says that it may do later what was asked. ``is_full``: it has enough to
+    do, and says so."""
+
+    def __init__(self, message: str, is_full: bool = False) -> None:
+        super().__init__(message)
+        self.is_full = is_full

@@ -1,5 +1,6 @@
 """Fixtures that every suite shares: a real nats-server, and a connection to it."""
 
+import contextlib
 import os
 import shutil
 import socket
@@ -43,11 +44,11 @@ def wait_for_port(port: int, process: subprocess.Popen[bytes], timeout_s: float 
     raise AssertionError(f"nothing listens on port {port}")
 
 
-@pytest.fixture
-def nats_url(tmp_path: Path) -> Iterator[str]:
-    """A fresh nats-server with JetStream, its store in the test's folder."""
+@contextlib.contextmanager
+def running_nats(store: Path) -> Iterator[str]:
+    """The URL of a nats-server with JetStream, its store in that folder."""
     port = free_port()
-    command = [nats_server_binary(), "-a", "127.0.0.1", "-p", str(port), "-js", "-sd", str(tmp_path / "nats")]
+    command = [nats_server_binary(), "-a", "127.0.0.1", "-p", str(port), "-js", "-sd", str(store)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         wait_for_port(port, process)
@@ -55,6 +56,13 @@ def nats_url(tmp_path: Path) -> Iterator[str]:
     finally:
         process.terminate()
         process.wait(10)
+
+
+@pytest.fixture
+def nats_url(tmp_path: Path) -> Iterator[str]:
+    """A fresh nats-server with JetStream, its store in the test's folder."""
+    with running_nats(tmp_path / "nats") as url:
+        yield url
 
 
 @pytest.fixture

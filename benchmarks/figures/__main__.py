@@ -10,6 +10,7 @@ from benchmarks.figures.papers.blendserve import BLENDSERVE
 from benchmarks.figures.papers.bros import BROS
 from benchmarks.figures.papers.echo import ECHO
 from benchmarks.figures.papers.hygen import HYGEN
+from benchmarks.figures.papers.ooco import OOCO
 from benchmarks.harness.page import FigureProgress, Paper, Result, run_figures
 from loadgen.errors import WorkloadError
 from loadgen.options import ProgressOption
@@ -21,7 +22,7 @@ Each prints its tables as Markdown, and writes them into the paper's page and a 
 invocation share their runs: "all" is quicker than one after another. Ctrl-C keeps those that are done.
 """
 ALL = "all"
-PAPERS = (HYGEN, BROS, ECHO, BLENDSERVE)
+PAPERS = (HYGEN, BROS, ECHO, BLENDSERVE, OOCO)
 
 FiguresArgument = Annotated[list[str], typer.Argument(metavar="FIGURE...", help=f'By name, or "{ALL}".')]
 OutOption = Annotated[Path, typer.Option(metavar="FOLDER", help="Where the page and the folder of its images are.")]

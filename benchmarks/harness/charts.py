@@ -1,6 +1,7 @@
 """Pictures in one style: 800 pixels wide, in colours that colour-blind readers tell apart; and the usual one, points of
 several series over one axis, a panel for each quantity and group."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -15,6 +16,7 @@ from shared import pictures
 from shared.pictures import GREY
 
 WIDTH_INCHES = 8.0
+LEGEND_CHARACTERS, LEGEND_GAP = 105, 7  # that a row has, and what stands before a label takes of them
 STYLE = pictures.STYLE | {"lines.linewidth": 1.6, "lines.markersize": 5}
 Style = tuple[str, str]  # of a curve: marker and line, colour
 
@@ -35,7 +37,7 @@ class Curve:
 class Panel:
     """Curves over common axes; the first ones lie above the last. ``ticks``: of a logarithmic x axis. ``names``: of
     groups of bars, in place of numbers on the x axis, with a bar of each curve in each group. ``is_stacked``: areas,
-    the first at the bottom."""
+    the first at the bottom. ``is_log``: both axes; they do not begin at zero."""
 
     curves: Sequence[Curve]
     title: str = ""
@@ -44,6 +46,7 @@ class Panel:
     ticks: Sequence[float] = ()
     names: Sequence[str] = ()
     is_stacked: bool = False
+    is_log: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +116,16 @@ def draw(panels: Sequence[Sequence[Panel]], height_inches: float, xlabel: str = 
         _draw(panel, drawn)
     figure.supxlabel(xlabel, fontsize=9)
     lines = {label: line for each in axes.flat for line, label in zip(*each.get_legend_handles_labels(), strict=True)}
-    figure.legend(list(lines.values()), list(lines), loc="outside upper center", ncols=len(lines) or 1, fontsize=9)
+    figure.legend(
+        list(lines.values()), list(lines), loc="outside upper center", ncols=_legend_columns(list(lines)), fontsize=9
+    )
     return figure
+
+
+def _legend_columns(labels: Sequence[str]) -> int:
+    """One row, or as few as the picture is wide enough for."""
+    num_rows = math.ceil(sum(len(label) + LEGEND_GAP for label in labels) / LEGEND_CHARACTERS)
+    return max(1, math.ceil(len(labels) / max(1, num_rows)))
 
 
 def _draw(panel: Panel, axes: Axes) -> None:
@@ -128,7 +139,9 @@ def _draw(panel: Panel, axes: Axes) -> None:
     if panel.ticks:
         axes.set_xscale("log", base=2)
         axes.set_xticks(panel.ticks, [f"{tick:g}" for tick in panel.ticks])
-    if panel.from_zero and not panel.is_stacked:
+    if panel.is_log:
+        axes.set(xscale="log", yscale="log")
+    if panel.from_zero and not (panel.is_stacked or panel.is_log):
         axes.set_ylim(0, 1.08 * axes.get_ylim()[1])  # the highest points are clear of its end
 
 

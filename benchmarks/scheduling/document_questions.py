@@ -21,7 +21,7 @@ import typer
 
 from benchmarks.harness.command import DEFAULT_MODEL, ModelOption, Results, benchmark, model_folder
 from benchmarks.scheduling.side_by_side import Measured, measured
-from benchmarks.vllm.servers import BLOCK_TOKENS
+from benchmarks.vllm.servers import stack_options
 from loadgen.client.openai_client import OpenAIClient
 from loadgen.progress import NoProgress
 from loadgen.replay import Replay, ReplayPlan
@@ -119,12 +119,7 @@ def main(
         count_generated=True,
         warm_up_s=warm_up,
     )
-    options = {
-        "engine": engine,
-        "model": model,
-        "threads": threads,
-        "kv-blocks": kv_tokens // BLOCK_TOKENS[engine],
-    }
+    options = stack_options(engine, model, threads, kv_tokens)
     deadlines = {"ttft-slo-ms": ttft_slo_ms, "tpot-slo-ms": tpot_slo_ms}
     stacks = {each: {**options, "preset": each, **(deadlines if each == "echo" else {})} for each in PRESETS}
     with TemporaryDirectory() as folder:

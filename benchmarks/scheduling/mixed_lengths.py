@@ -26,7 +26,7 @@ from benchmarks.harness.whole_batch import run_batch
 from benchmarks.lab.few_and_many import FewAndMany
 from benchmarks.scheduling.answers import Answers, answers_of, compared, together
 from benchmarks.scheduling.side_by_side import Measured, counters, measured
-from benchmarks.vllm.servers import BLOCK_TOKENS
+from benchmarks.vllm.servers import stack_options
 from loadgen.client.openai_client import OpenAIClient
 from loadgen.workload.backlog import OfflinePrompt
 
@@ -107,7 +107,7 @@ def main(
         subjects, subject_questions, answer_tokens=answer_tokens, stories=stories, story_tokens=story_tokens
     )
     prompts = shape.prompts(model_folder(model), shots, questions, passages, seed=0)
-    common = {"engine": engine, "model": model, "threads": threads, "kv-blocks": kv_tokens // BLOCK_TOKENS[engine]}
+    common = stack_options(engine, model, threads, kv_tokens)
     stacks = {order: {**common, "preset": PRESET, "offline-order": order} for order in ORDERS}
     with TemporaryDirectory() as name:
         folder = Path(name)

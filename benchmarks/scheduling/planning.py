@@ -2,8 +2,8 @@
 
 A plan of HyGen Alg. 2 as the offline-queue makes it: the executor's word taken over, the running step's outcome
 assumed, both phases scheduled, the message made. Half of the running requests are online. The latency model is linear;
-the last rows plan with a boosted one, fitted to batches of a simulated schedule, by deadlines (BROS), and by what is
-cached (Echo).
+the last rows plan with a boosted one, fitted to batches of a simulated schedule, by deadlines (BROS), by what is
+cached (Echo), and at random and by length (OOCO), there also where half of the offline ones of 256 do not fit.
 """
 
 import math
@@ -34,7 +34,13 @@ from shared.scheduling.strategy import Strategy
 
 LINEAR = LinearLatencyModel(10.0, 0.07, 0.0004, 1e-7, 1e-12, 0.05, 0.05, 3e-6)
 HELD, DEADLINES, KV_AWARE = Policy(100.0), Policy(packing="deadline"), Policy(packing="kv-aware")
-STRATEGIES = {DEADLINES: Strategy.of("bros"), KV_AWARE: Strategy.of("echo", tpot_slo_ms=200.0)}  # time for all that run
+MIXED, TIGHT = Policy(100.0, packing="mix-decoding"), Policy(58.0, packing="mix-decoding")
+STRATEGIES = {
+    DEADLINES: Strategy.of("bros"),
+    KV_AWARE: Strategy.of("echo", tpot_slo_ms=200.0),  # time for all that run
+    MIXED: Strategy.of("ooco"),
+    TIGHT: Strategy.of("ooco"),
+}
 SPEC = EngineSpec("m", "sim", "none", "float16", 4096, 49_152, 16, 40_000, (2,))
 INFO = ExecutorInfo("executor-0", "epoch", 1, "key", SPEC, 512, 2048)
 GROUPS, PROMPT_LEN = 57, 256  # prompts share their first half with those of their group
@@ -63,7 +69,7 @@ def measure(
         scheduler.on_step(message)
         (planned,) = scheduler.plan()
         encode(planned)
-        assert len(planned.entries) >= num_running
+        assert len(planned.entries) >= (num_running if policy is not TIGHT else num_running // 2)
 
     info = replace(INFO, strategy=STRATEGIES.get(policy, Strategy()))
     for _ in range(rounds):
@@ -88,8 +94,10 @@ def main(rounds: int = 1000) -> Results:
     for order, num_running, num_waiting in product(ORDERS, (16, 64, 256), (100, 10_000)):
         yield measure("linear", LINEAR, order, num_running, num_waiting, HELD, rounds)
     curves = boosted_model(Machine("llama2-7b", "a100-40g"))
-    for policy, num_running in product((HELD, DEADLINES, KV_AWARE), (64, 256)):
+    for policy, num_running in product((HELD, DEADLINES, KV_AWARE, MIXED), (64, 256)):
         order = "kv-aware" if policy is KV_AWARE else "psm-fair"
         yield measure("boosted", curves, order, num_running, 10_000, policy, rounds)
-    for num_running in (64, 256):
-        yield measure("linear", LINEAR, "kv-aware", num_running, 10_000, KV_AWARE, rounds)
+    for policy, num_running in product((KV_AWARE, MIXED, TIGHT), (64, 256)):
+        order = "kv-aware" if policy is KV_AWARE else "psm-fair"
+        kind = "linear, tight" if policy is TIGHT else "linear"
+        yield measure(kind, LINEAR, order, num_running, 10_000, policy, rounds)

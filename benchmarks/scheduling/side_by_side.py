@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 
 import httpx
 
-from benchmarks.vllm.servers import stack
+from benchmarks.harness.local_stack import local_stack
 
 COUNTED = ("cached_tokens", "prompt_tokens", "preemptions")
 OFFLINE_QUEUE = "offline-queue"
@@ -47,7 +47,8 @@ async def measured(
         urls = {}
         for name, options in stacks.items():
             (own := folder / name).mkdir()
-            urls[name] = await started.enter_async_context(stack(name, own, options))
+            data_dir = await started.enter_async_context(local_stack(name, own, options))
+            urls[name] = data_dir.read_stack().http_url
         names = list(stacks)
         for turn in range(turns):
             first = turn % len(names)

@@ -15,14 +15,16 @@ from benchmarks.harness.charts import Curve, Panel, draw
 from benchmarks.harness.command import Results, Row, Table, benchmark
 from benchmarks.harness.page import Page, Result
 from benchmarks.lab.drawn import mixed_load
-from benchmarks.lab.fits import FITS, error_cells
+from benchmarks.lab.fits import error_cells, fits_of
 from benchmarks.lab.lab import Bench, Machine, setup_of
 from benchmarks.lab.samples import DURATION_S, NOISE, scheduled_shapes, sweep_samples, timed, window_of
 from services.predictor.window import Observation
+from shared.latency.architectures import architecture_named
 from shared.latency.features import BatchFeatures
 from shared.pictures import GREY
 
 MACHINE = Machine("llama2-7b", "a100-40g")
+FITS = fits_of(architecture_named(MACHINE.model))
 CONTEXT, DECODES = 1000, 32  # what the picture keeps to
 DECODE_COUNTS, CONTEXTS = (1, 8, 16, 32, 48, 64), (32, 250, 500, 1000, 1500, 2000)
 PHASES: dict[str, Callable[[BatchFeatures], bool]] = {
@@ -45,7 +47,7 @@ def _rows(name: str, fitted_to: Sequence[Observation], unseen: Sequence[Observat
         those = [each for each in unseen if is_one(each.shape)]
         if those:
             cells = {"fitted to": name, "samples": f"{len(fitted_to):,}", "batches": phase, "steps": f"{len(those):,}"}
-            rows.append(cells | error_cells(fitted_to, those))
+            rows.append(cells | error_cells(fitted_to, those, tuple(FITS), FITS))
     return rows
 
 

@@ -13,6 +13,7 @@ import typer
 from benchmarks.harness.command import Results, benchmark, formatted
 from benchmarks.lab.drawn import OfflineOption, OnlineOption, load_of
 from benchmarks.lab.lab import Bench, Machine, System
+from shared.process.memory import collect_seldom
 
 AZURE_RATE = 5.4
 PRESETS, DEVICES = ["hygen"], ["a100-40g", "a100-80g", "h100"]
@@ -27,6 +28,7 @@ def main(
     presets: Annotated[list[str], typer.Option("--preset")] = PRESETS,
     devices: Annotated[list[str], typer.Option("--device")] = DEVICES,
 ) -> Results:
+    collect_seldom()
     load = load_of(online, offline, duration, None, AZURE_RATE)
     for preset, device in product(presets, devices):
         system = System.of(preset)

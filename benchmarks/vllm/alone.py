@@ -18,10 +18,10 @@ import msgspec
 import typer
 
 from benchmarks.harness.command import DEFAULT_MODEL, ModelOption, Results, benchmark, formatted, model_folder
+from benchmarks.harness.local_stack import local_stack
 from benchmarks.harness.whole_batch import run_batch
 from benchmarks.vllm import chat
 from benchmarks.vllm.chat import GREEDY, WARM_UP
-from benchmarks.vllm.servers import stack
 from loadgen.client.openai_client import OpenAIClient
 from loadgen.workload.backlog import load_backlog
 
@@ -34,7 +34,10 @@ async def batch_rates(engine: str, model: str, files: list[Path], threads: int) 
     """Raises ServerError."""
     hello = {"model": model, "max_tokens": 4, "messages": [{"role": "user", "content": WARM_UP}]}
     options = {"engine": engine, "model": model, "threads": threads}
-    async with stack(engine, files[0].parent, options) as url, OpenAIClient(url, TIMEOUT_S) as client:
+    async with (
+        local_stack(engine, files[0].parent, options) as data_dir,
+        OpenAIClient(data_dir.read_stack().http_url, TIMEOUT_S) as client,
+    ):
         await client.post_json(ENDPOINT, hello)
         return [await batch_rate(client, file) for file in files]
 

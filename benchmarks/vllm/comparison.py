@@ -33,6 +33,7 @@ class CoRun:
     """Online and offline work together, with one setting of the system's knob."""
 
     value: float | None  # None where it has none
+    alone: OnlineReport  # what it is compared with: the online-only run of its turn, or the mean of all
     online: OnlineReport
     offline: OfflineReport
     trial: Trial
@@ -107,21 +108,22 @@ class Comparison:
                     beside.setdefault(cell.system, []).append(await runner.run(name, plan, None))
         for cell in cells:
             if reports := beside.get(cell.system):
-                cell.runs = [self._judged(cell, None, _online(report), _offline(report)) for report in reports]
+                turns = zip(cell.alone_runs, reports, strict=True)
+                cell.runs = [self._judged(None, alone, _online(report), _offline(report)) for alone, report in turns]
                 online = mean_of([run.online for run in cell.runs])
-                cell.mean = self._judged(cell, None, online, _mean_offline([run.offline for run in cell.runs]))
+                cell.mean = self._judged(None, cell.alone, online, _mean_offline([run.offline for run in cell.runs]))
 
     async def _search(self, cell: Cell, runner: _Lazy, knob: Knob) -> None:
         plan, search = self.workload.together(cell.rate), KnobSearch(knob.ladder, knob.first, self.max_runs)
         while (value := search.next_value()) is not None:
             report = await runner.run(f"{cell.rate:g}-with-{value:g}", plan, value)
-            cell.runs.append(self._judged(cell, value, _online(report), _offline(report)))
+            cell.runs.append(self._judged(value, cell.alone, _online(report), _offline(report)))
             search.tell(value, cell.runs[-1].trial.met)
 
-    def _judged(self, cell: Cell, value: float | None, online: OnlineReport, offline: OfflineReport) -> CoRun:
+    def _judged(self, value: float | None, alone: OnlineReport, online: OnlineReport, offline: OfflineReport) -> CoRun:
         slos = [parse_slo(expr) for expr in self.workload.setting.slos]
-        trial = TrialOutcome(online, offline).judge(value or 0.0, slos, TrialOutcome(cell.alone, None))
-        return CoRun(value, online, offline, trial)
+        trial = TrialOutcome(online, offline).judge(value or 0.0, slos, TrialOutcome(alone, None))
+        return CoRun(value, alone, online, offline, trial)
 
     async def _rate(self, share: float, runner: _Lazy) -> float:
         """Requests/s of a load, as chosen before, else by online-only runs of this system."""

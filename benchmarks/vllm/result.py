@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from functools import partial
+from statistics import median
 
 from matplotlib.figure import Figure
 
@@ -34,7 +35,8 @@ def result_of(cells: Sequence[Cell], setting: Setting, date: str) -> Result:
     tables = [
         Table(caption, [_best(cell, _vllm(cells, cell.share)) for cell in ordered]),
         Table(
-            "Each kind of work alone; of several runs the mean, and the least and most of their means.",
+            "Each kind of work alone: of several runs the mean; TBT means, and ratios to the first system's run of the "
+            "same turn: the median, the least and the most.",
             [_alone(cell, _first_of(ordered, cell.share)) for cell in ordered],
         ),
         Table("All runs of both kinds of work together.", [_run(cell, run) for cell, run in runs]),
@@ -51,7 +53,7 @@ def _best(cell: Cell, vllm: float) -> Row:
         "best setting": _setting(cell, run) if run else "none kept them",
         "TTFT ms mean / p99": _pair(run.online.ttft_ms) if run else "",
         "TBT ms mean / p99": _pair(run.online.tbt_ms) if run else "",
-        RATIOS: _ratios(cell, run) if run else "",
+        RATIOS: _ratios(run) if run else "",
         **_offline(run),
         "harvest": _harvest(cell, run) if run else "0",
         "times vLLM's best": f"{offline / vllm:.2f}" if vllm else "-",
@@ -60,8 +62,8 @@ def _best(cell: Cell, vllm: float) -> Row:
 
 def _alone(cell: Cell, first: Cell) -> Row:
     """``first``: the cell of the same load that others are compared with."""
-    online, offline, of_first = cell.alone, cell.offline_alone, interference(cell.alone, first.alone)
-    means = sorted(run.tbt_ms.mean for run in cell.alone_runs if run.tbt_ms)
+    online, offline = cell.alone, cell.offline_alone
+    turns = [interference(run, of) for run, of in zip(cell.alone_runs, first.alone_runs, strict=True)]
     return {
         **_load(cell),
         "requests/s": f"{cell.rate:g}",
@@ -69,8 +71,9 @@ def _alone(cell: Cell, first: Cell) -> Row:
         "busy": f"{online.under_way_share or 0:.0%}",
         "TTFT ms mean / p99": _pair(online.ttft_ms),
         "TBT ms mean / p99": _pair(online.tbt_ms),
-        "TBT means": f"{means[0]:.1f} to {means[-1]:.1f}" if means else "-",
-        f"of {first.system}: TTFT p99, TBT mean": f"{of_first.ttft_ms.p99 or 0:.2f}, {of_first.tbt_ms.mean or 0:.2f}",
+        "TBT means": _spread([run.tbt_ms.mean for run in cell.alone_runs if run.tbt_ms], "{:.1f}"),
+        f"of {first.system}: TTFT p99": _spread([turn.ttft_ms.p99 or 0.0 for turn in turns]),
+        "TBT mean": _spread([turn.tbt_ms.mean or 0.0 for turn in turns]),
         "offline only, tokens/s": f"{offline.total_tokens_per_s or 0:.1f}",
         "output tokens/s": f"{offline.output_tokens_per_s or 0:.1f}",
     }
@@ -81,7 +84,7 @@ def _first_of(cells: Sequence[Cell], share: float) -> Cell:
 
 
 def _run(cell: Cell, run: CoRun) -> Row:
-    reached = {"setting": _setting(cell, run), RATIOS: _ratios(cell, run), "SLOs": ("broken", "kept")[run.trial.met]}
+    reached = {"setting": _setting(cell, run), RATIOS: _ratios(run), "SLOs": ("broken", "kept")[run.trial.met]}
     return {**_load(cell), **reached, **_offline(run)}
 
 
@@ -100,15 +103,22 @@ def _setting(cell: Cell, run: CoRun) -> str:
     return f"{cell.knob}: {run.value:g}" if run.value is not None else "as it comes"
 
 
-def _ratios(cell: Cell, run: CoRun) -> str:
+def _ratios(run: CoRun) -> str:
     """Mean and p99 of TTFT, then of TBT."""
-    ratios = interference(run.online, cell.alone)
+    ratios = interference(run.online, run.alone)
     return ", ".join(f"{each.mean or 0:.2f} / {each.p99 or 0:.2f}" for each in (ratios.ttft_ms, ratios.tbt_ms))
 
 
 def _harvest(cell: Cell, run: CoRun) -> str:
     harvested = harvest(run.offline, cell.offline_alone, 1 - (cell.alone.under_way_share or 0.0))
     return "-" if harvested is None else f"{harvested:.2f}"
+
+
+def _spread(values: Sequence[float], form: str = "{:.2f}") -> str:
+    """The median, the least and the most."""
+    if not values:
+        return "-"
+    return "{} ({} to {})".format(*(form.format(value) for value in (median(values), min(values), max(values))))
 
 
 def _vllm(cells: Sequence[Cell], share: float) -> float:
@@ -133,13 +143,13 @@ def picture_of(cells: Sequence[Cell], exprs: Sequence[str]) -> Figure:
 
 def _points(cell: Cell, slo: Slo) -> Iterator[Point]:
     """Of its online work alone, of each run, and again of the best."""
-    alone_ms = slo.value_ms(cell.alone)
     quantity = f"{slo.metric.removesuffix('_ms').upper()} {slo.statistic} (times online only)"
     at_load = partial(Point, "", f"{cell.share:.0%} busy with online work", cells={})
     yield at_load(cell.system, 0.0, {quantity: 1.0})
-    if not alone_ms:
-        return
     for run in sorted(cell.runs, key=lambda run: run.trial.offline_tokens_per_s):
+        alone_ms = slo.value_ms(run.alone)
+        if not alone_ms:
+            continue
         point = run.trial.offline_tokens_per_s, {quantity: (slo.value_ms(run.online) or 0.0) / alone_ms}
         yield at_load(cell.system, *point)
         if run is cell.best:

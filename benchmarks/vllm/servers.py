@@ -1,24 +1,17 @@
 """The servers that are compared: each started for its runs, turned by its knobs, and ended."""
 
-import asyncio
-import contextlib
-import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
+from benchmarks.harness.local_stack import local_stack, python_command, running
 from benchmarks.harness.stack import answers
 from benchmarks.vllm.workload import Setting
-from loadgen.errors import ServerError
-from services.local.stack.data_dir import DataDir
 from services.local.stack.machine import free_port
-from services.local.stack.processes.process import Command, Process, tail
-from shared.errors import StackError
+from services.local.stack.processes.process import Command
 
-START_S, GRACE_S, POLL_S = 300.0, 30.0, 0.25
 VLLM_BLOCK_TOKENS, BLOCK_TOKENS = 32, {"vllm": 32, "torch": 16, "sim": 16}
 OFFLINE_PRIORITY = {"priority": 1}  # lower is sooner, and what comes without one has 0
 
@@ -77,8 +70,8 @@ class Vllm:
             "VLLM_NO_USAGE_STATS": "1",
             "HF_HUB_OFFLINE": "1",
         }
-        command = Command(self.name, _python(program, options), folder / "vllm.log", environ)
-        async with _running(command, lambda: answers(f"{url}/health")):
+        command = Command(self.name, python_command(program, options), folder / "vllm.log", environ)
+        async with running(command, lambda: answers(f"{url}/health")):
             yield Server(url, self._offline)
 
     def _offline(self, num_requests: float | None) -> Mapping[str, Any]:
@@ -96,59 +89,20 @@ class Slackwater:
 
     @asynccontextmanager
     async def serving(self, setting: Setting, model_path: Path, folder: Path) -> AsyncIterator[Server]:
-        kv_blocks = setting.kv_tokens // BLOCK_TOKENS[self.engine]
         limits = ("max_num_batched_tokens", "max_num_seqs", "max_model_len")
         environ = {f"SLACKWATER_{name.upper()}": str(getattr(setting, name)) for name in limits}
-        options = {"engine": self.engine, "model": setting.model, "threads": setting.threads, "kv-blocks": kv_blocks}
-        async with stack(self.name, folder, options, environ) as url:
+        options = stack_options(self.engine, setting.model, setting.threads, setting.kv_tokens)
+        async with local_stack(self.name, folder, options, environ) as data_dir:
+            url = data_dir.read_stack().http_url
             yield Server(url, lambda _: {"offline_mode": "batch", "count_generated": True})
 
 
-@asynccontextmanager
-async def stack(
-    name: str, folder: Path, options: Mapping[str, object], environ: Mapping[str, str] | None = None
-) -> AsyncIterator[str]:
-    """The URL of ``slackwater up`` with these options, whose log goes into the folder. Raises ServerError where it does
-    not start."""
-    with TemporaryDirectory(prefix="data-", dir=folder, ignore_cleanup_errors=True) as store:
-        data_dir = DataDir(Path(store))
-        program = ("-c", "from services.local.cli import main; main()", "up")
-        every = {**options, "port": free_port(), "data-dir": data_dir.path}
-        command = Command(name, _python(program, every), folder / "up.log", dict(environ or {}))
-        async with _running(command, lambda: _is_up(data_dir)):
-            yield data_dir.read_stack().http_url
+def stack_options(engine: str, model: str, threads: int, kv_tokens: int) -> dict[str, object]:
+    """Of ``slackwater up``, with room for so many tokens in the KV cache."""
+    return {"engine": engine, "model": model, "threads": threads, "kv-blocks": kv_tokens // BLOCK_TOKENS[engine]}
 
 
 System = Vllm | Slackwater
 PRIORITY, PLAIN = Vllm("vllm-priority", "priority"), Vllm("vllm-plain", "fcfs")
 ON_VLLM, ON_TORCH = Slackwater("slackwater-vllm", "vllm"), Slackwater("slackwater-torch", "torch")
 SYSTEMS: Mapping[str, System] = {system.name: system for system in (PRIORITY, PLAIN, ON_VLLM, ON_TORCH)}
-
-
-def _python(program: tuple[str, ...], options: Mapping[str, object]) -> tuple[str, ...]:
-    return (sys.executable, *program, *(word for name, value in options.items() for word in (f"--{name}", str(value))))
-
-
-@asynccontextmanager
-async def _running(command: Command, is_ready: Callable[[], bool]) -> AsyncIterator[None]:
-    """Ready within ``START_S``, until the end of the context. Raises ServerError with the end of the log."""
-    process = await Process.start(command)
-    ended, ready = asyncio.ensure_future(process.wait()), False
-    try:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(START_S):
-                while not ended.done() and not (ready := is_ready()):
-                    await asyncio.wait((ended,), timeout=POLL_S)
-        if not ready:
-            raise ServerError(f"{command.name} does not start; the end of {command.log}:\n{tail(command.log)}")
-        yield
-    finally:
-        await process.terminate(GRACE_S)
-        ended.cancel()
-
-
-def _is_up(data_dir: DataDir) -> bool:
-    try:
-        return data_dir.read_stack().ready
-    except StackError:
-        return False

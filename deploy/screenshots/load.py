@@ -8,24 +8,30 @@ import json
 import math
 import random
 import threading
+from collections.abc import Sequence
 from types import TracebackType
 
 import httpx
 
-BATCH_LINES = (40, 45_000, 30_000)  # one that ends, and two that are seen at work
+BATCH_LINES = {"spot check": 40, "reviews": 45_000, "": 30_000}  # one that ends, and two that are seen at work
 MEAN_RATE, SWING, PERIOD_S = 5.0, 0.6, 110.0  # chats per second: their mean, and how it rises and falls
 TIMEOUT_S = 120.0
 
 
 def submit_batches(client: httpx.Client) -> None:
-    """Lines with long prompts that begin alike, and short answers."""
+    """Lines with long prompts that begin alike, and short answers; and one batch whose file has a line that is none."""
     model = client.get("/v1/models").json()["data"][0]["id"]
-    for num_lines in BATCH_LINES:
-        lines = [_line(model, index) for index in range(num_lines)]
-        upload = {"file": ("batch.jsonl", "".join(lines).encode())}
-        file = client.post("/v1/files", files=upload, data={"purpose": "batch"}).raise_for_status().json()
-        batch = {"input_file_id": file["id"], "endpoint": "/v1/completions", "completion_window": "24h"}
-        client.post("/v1/batches", json=batch).raise_for_status()
+    _submit(client, [_line(model, 0), '{"custom_id": "second"}\n'], "half a file")
+    for name, num_lines in BATCH_LINES.items():
+        _submit(client, [_line(model, index) for index in range(num_lines)], name)
+
+
+def _submit(client: httpx.Client, lines: Sequence[str], name: str) -> None:
+    upload = {"file": ("batch.jsonl", "".join(lines).encode())}
+    file = client.post("/v1/files", files=upload, data={"purpose": "batch"}).raise_for_status().json()
+    batch = {"input_file_id": file["id"], "endpoint": "/v1/completions", "completion_window": "24h"}
+    metadata = {"metadata": {"name": name}} if name else {}
+    client.post("/v1/batches", json=batch | metadata).raise_for_status()
 
 
 def _line(model: str, index: int) -> str:

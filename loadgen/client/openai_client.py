@@ -76,6 +76,7 @@ class OpenAIClient:
             async with self._session.post(
                 self.url + request.path, data=request.body, headers=self._headers, timeout=self._timeout
             ) as response:
+                record.status, record.retry_after_s = response.status, _retry_after_s(response)
                 if response.status != 200:
                     record.error = f"{response.status}: {_error_message(await response.read())}"
                 else:
@@ -127,6 +128,10 @@ class OpenAIClient:
         """A GET's body. Raises ServerError for a status other than 200, or no answer."""
         return await self._request("GET", path)
 
+    async def delete(self, path: str) -> None:
+        """Raises ServerError for a status other than 200, or no answer."""
+        await self._request("DELETE", path)
+
     async def _json(self, method: str, path: str, **options: Any) -> Any:
         body = await self._request(method, path, **options)
         try:
@@ -142,7 +147,8 @@ class OpenAIClient:
         except FAILURES as error:
             raise ServerError(f"cannot reach {self.url}: {error or type(error).__name__}") from error
         if response.status != 200:
-            raise ServerError(f"{method} {self.url}{path} answered {response.status}: {_error_message(body)}")
+            message = f"{method} {self.url}{path} answered {response.status}: {_error_message(body)}"
+            raise ServerError(message, response.status, _retry_after_s(response))
         return body
 
 
@@ -164,6 +170,12 @@ def _note(chunk: Chunk, record: RequestRecord, now_s: float) -> bool:
     if any(choice.tells_token for choice in chunk.choices):
         record.token_times_s.append(now_s)
     return any(choice.finish_reason is not None for choice in chunk.choices)
+
+
+def _retry_after_s(response: aiohttp.ClientResponse) -> float | None:
+    """As the header has it in seconds; None without one."""
+    value = response.headers.get("Retry-After", "")
+    return float(value) if value.isdigit() else None
 
 
 def _error_message(body: bytes) -> str:

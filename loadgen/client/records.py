@@ -17,6 +17,8 @@ class RequestRecord:
     prompt_tokens: int | None = None
     output_tokens: int | None = None
     error: str | None = None
+    status: int | None = None  # of the answer, where one has begun
+    retry_after_s: float | None = None  # where the server says when to come back
 
     @property
     def ok(self) -> bool:

@@ -10,6 +10,7 @@ from itertools import pairwise
 import msgspec
 
 from loadgen.client.records import RequestRecord
+from loadgen.report.overload import overload
 from loadgen.report.report import Interference, OfflineReport, OnlineReport, Ratios, Summary
 
 LATENCIES = ("ttft_ms", "tbt_ms", "tpot_ms", "normalized_latency_ms")
@@ -33,7 +34,7 @@ class LatencySamples:
             if not record.ok or not times_s:
                 continue
             samples.ttft_ms.append((times_s[0] - record.due_s) * 1000)
-            samples.tbt_ms.extend((after_s - before_s) * 1000 for before_s, after_s in pairwise(times_s))
+            samples.tbt_ms.extend([(after_s - before_s) * 1000 for before_s, after_s in pairwise(times_s)])
             if num_tokens > 1:
                 samples.tpot_ms.append((times_s[-1] - times_s[0]) / (num_tokens - 1) * 1000)
             samples.normalized_latency_ms.append((times_s[-1] - record.due_s) / num_tokens * 1000)
@@ -78,6 +79,7 @@ def online_report(records: Sequence[RequestRecord], start_s: float, end_s: float
         input_tokens_per_s=sum(prompts) / elapsed_s if len(prompts) == len(completed) else None,
         output_tokens_per_s=sum(record.num_output_tokens for record in completed) / elapsed_s,
         under_way_share=under_way_share(records, start_s, end_s),
+        overload=overload(records, start_s, end_s),
     )
 
 

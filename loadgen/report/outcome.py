@@ -1,6 +1,6 @@
 """A report out of what the phases of a run measured."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -11,6 +11,8 @@ from loadgen.report.metrics import LatencySamples, harvest, interference
 from loadgen.report.report import Baseline, OfflineReport, OnlineReport, Report, RunFacts
 from loadgen.report.slo import Slo
 
+SIMULATED = "sim:"  # what the URL of a simulated run begins with
+KEPT_SHARE = 0.9  # of what can be done; with less room latencies are long anyway
 ONLINE_ONLY, OFFLINE_ONLY, TOGETHER = "online only", "offline only", "replay"
 MAX_SEND_LAG_MS = 20.0  # later than this at p99, the bursts that were sent are no longer the trace's
 
@@ -53,7 +55,7 @@ def compose(
 
 def reservations(report: Report) -> list[str]:
     """One sentence for each thing that limits what the report says."""
-    notes = []
+    notes = [*_overloads(report)]
     lag = report.online and report.online.send_lag_ms
     if lag and lag.p99 > MAX_SEND_LAG_MS:
         notes.append(f"the load generator was late: 1% of the requests left over {lag.p99:.0f} ms after their time")
@@ -64,6 +66,27 @@ def reservations(report: Report) -> list[str]:
     if report.harvest is None and baseline and report.offline:
         notes.append(f"no harvest: {_missing(report)}")
     return notes
+
+
+def _overloads(report: Report) -> Iterator[str]:
+    """Latencies of such a run say how long it was, and nothing else."""
+    alone = report.baseline.online if report.baseline else None
+    for name, online in (("", report.online), (f"{ONLINE_ONLY}: ", alone)):
+        if online is not None and online.overload is not None and online.ttft_ms is not None:
+            who = "this device" if report.run.url.startswith(SIMULATED) else "this server"
+            excess = f"the trace brings {online.overload:.2g} times what {who} can do"
+            less = _less(report.run, KEPT_SHARE / online.overload)
+            yield (
+                f"{name}overloaded: mean TTFT {online.ttft_ms.mean / 1e3:.3g} s: {excess}, and latencies grow as long "
+                f"as it lasts; send less ({less}), or have more executors"
+            )
+
+
+def _less(run: RunFacts, share: float) -> str:
+    """The option that brings such a share of the load."""
+    if run.qps is not None:
+        return f"--qps {run.qps * share:.2g}"
+    return f"--rate-scale {(run.rate_scale or 1.0) * share:.2g}"
 
 
 def _missing(report: Report) -> str:

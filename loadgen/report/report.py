@@ -35,6 +35,7 @@ class OnlineReport(msgspec.Struct, frozen=True):
     input_tokens_per_s: float | None
     output_tokens_per_s: float
     under_way_share: float | None = None  # of the window, in which at least one request was sent and not yet answered
+    overload: float | None = None  # came so many times what was computed in the window; None: it was not too much
 
 
 class OfflineReport(msgspec.Struct, frozen=True):

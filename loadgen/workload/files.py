@@ -3,6 +3,7 @@
 import csv
 import gzip
 import io
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,7 +28,7 @@ def open_text(path: Path) -> Iterator[TextIO]:
         binary = cast(BinaryIO, gzip.open(path)) if is_gzip else path.open("rb")  # noqa: SIM115 (closed by text)
         with io.TextIOWrapper(binary, encoding="utf-8-sig", newline="") as text:
             yield text
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise TraceError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
     except UnicodeDecodeError as error:
         raise TraceError(f"{path}: not UTF-8 text ({error.reason})") from error
@@ -73,10 +74,11 @@ def csv_rows(path: Path, kind: type[Row]) -> Iterator[tuple[int, Row]]:
 
 @contextmanager
 def errors_named(path: Path, number: int) -> Iterator[None]:
-    """A ValueError as a TraceError of this line; one of msgspec is a ValueError."""
+    """A ValueError as a TraceError of this line; one of msgspec is a ValueError. So is what is nested too deeply, and a
+    number beyond what a float or a time has."""
     try:
         yield
-    except ValueError as error:
+    except (ValueError, OverflowError, RecursionError) as error:
         raise TraceError(f"{path}, line {number}: {error}") from error
 
 

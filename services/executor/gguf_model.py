@@ -19,14 +19,28 @@ Progress = Callable[[str], None]
 
 def convert(gguf_file: Path, folder: Path, progress: Progress) -> None:
     """Write a complete model folder from ``gguf_file``. Raises ModelError for a vocabulary it cannot express."""
+    try:
+        progress(f"reading {gguf_file.name}")
+        fields = read_fields(gguf_file)
+        _write_tokenizer(fields, folder)
+        progress("unpacking the weights to float32")
+        _write_model(gguf_file, folder, progress)
+        _write_generation_config(fields, folder)
+    except (ModelError, OSError):
+        raise
+    except Exception as error:  # the libraries have none of their own for a file that is no such model
+        raise ModelError(f"{gguf_file} cannot be converted: {error!r}") from error
+
+
+def read_fields(gguf_file: Path) -> dict[str, Any]:
+    """What the file says of its tokenizer. Raises ModelError where it is no GGUF file, or a torn one."""
     from gguf import GGUFReader
 
-    progress(f"reading {gguf_file.name}")
-    fields = {name: field.contents() for name, field in GGUFReader(gguf_file).fields.items() if "tokenizer" in name}
-    _write_tokenizer(fields, folder)
-    progress("unpacking the weights to float32")
-    _write_model(gguf_file, folder, progress)
-    _write_generation_config(fields, folder)
+    try:
+        fields = GGUFReader(gguf_file).fields
+        return {name: field.contents() for name, field in fields.items() if "tokenizer" in name}
+    except Exception as error:  # struct.error, IndexError, UnicodeDecodeError ...: whatever the bytes lead to
+        raise ModelError(f"{gguf_file} cannot be read as GGUF: {error!r}") from error
 
 
 def _write_tokenizer(fields: dict[str, Any], folder: Path) -> None:

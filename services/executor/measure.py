@@ -15,18 +15,27 @@ SAMPLING = SamplingParams(max_tokens=1, temperature=0.0)
 
 
 @contextmanager
-def scratch_batch(shape: MeasureShape, pool: KVPool, limits: Limits, spec: EngineSpec) -> Iterator[StepBatch]:
-    """One measured batch on blocks that are given back afterwards. Nothing in them is ever findable as a prefix. Raises
-    ValueError where the shape does not fit the executor."""
+def scratch_batch(
+    shape: MeasureShape, pool: KVPool, limits: Limits, spec: EngineSpec, number: int = 1
+) -> Iterator[StepBatch]:
+    """One measured batch on blocks that are given back afterwards. Nothing in them is ever findable as a prefix. Its
+    step is ``-number``, by which it is interrupted. Raises ValueError where the shape does not fit the executor."""
     chunks = [*shape.prefills, *(PrefillChunk(1, length) for length in shape.decode_context_lens)]
     _check(chunks, shape, limits, spec)
-    for number in range(len(chunks)):
-        pool.start(_request_id(number), Kind.OFFLINE, 0, ())
+    for place in range(len(chunks)):
+        pool.start(_request_id(place), Kind.OFFLINE, 0, ())
     try:
-        yield StepBatch(-1, [_sequence(number, chunk, pool, spec) for number, chunk in enumerate(chunks)])
+        sequences = [_sequence(place, chunk, pool, spec) for place, chunk in enumerate(chunks)]
+        yield StepBatch(-number, sequences, may_be_interrupted=_may_be_interrupted(spec))
     finally:
-        for number in range(len(chunks)):
-            pool.free(_request_id(number))
+        for place in range(len(chunks)):
+            pool.free(_request_id(place))
+
+
+def _may_be_interrupted(spec: EngineSpec) -> bool:
+    """Not on CUDA, where the host does not run ahead of such a step, which would be measured too; steps are short
+    there."""
+    return spec.is_interruptible and not spec.device.startswith("cuda")
 
 
 def _check(chunks: list[PrefillChunk], shape: MeasureShape, limits: Limits, spec: EngineSpec) -> None:

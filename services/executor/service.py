@@ -6,23 +6,30 @@ import os
 import re
 import uuid
 from collections.abc import Iterable
+from concurrent.futures import Executor
 from copy import copy
 from functools import partial
 
 from msgspec.structs import replace
 
+from services.executor.handover.desk import HandoverDesk
+from services.executor.handover.link import KVLink
+from services.executor.handover.links import kv_link_of
+from services.executor.handover.pool import PoolMember
 from services.executor.publisher import StepPublisher
 from services.executor.results import ResultStore
 from services.executor.settings import ExecutorSettings
+from services.executor.size_chooser import SizeChooser
 from services.executor.step_loop import StepLoop
 from shared.bus import Bucket, Bus
 from shared.bus.lease import Lease
 from shared.clock import Clock, waited_s
-from shared.errors import BusError, EngineLostError, LeaseHeldError, LeaseLostError
+from shared.errors import BusError, ConfigError, EngineLostError, LeaseHeldError, LeaseLostError
 from shared.latency.model import LatencyModel
 from shared.process.service import Details, Service
 from shared.protocol import subjects
 from shared.protocol.executors import EngineSpec, ExecutorInfo, Heartbeat, SetDraining
+from shared.protocol.handover import SetRole
 from shared.protocol.measurements import MeasureShape
 from shared.protocol.requests import AbortRequests, HeldRequests, InboxMessage
 from shared.protocol.sampling import FinishReason
@@ -33,8 +40,10 @@ from shared.replica.engine import Engine
 from shared.replica.replica import Replica
 from shared.replica.step_planner import StepPlanner
 from shared.scheduling.kv.prefix_cache import CacheChanges
+from shared.scheduling.placement.role import Role
 from shared.scheduling.policy import Policy
 from shared.scheduling.request import Kind
+from shared.scheduling.step_sizes import USUAL, largest_sizes
 from shared.text.tokenizer import Tokenizer
 from shared.watch.probe import gateway_probe
 from shared.watch.tuning import Tuning
@@ -49,12 +58,20 @@ class ExecutorService(Service):
     """One model replica on the bus. A new instance has a new epoch: it holds nothing of an earlier one."""
 
     def __init__(
-        self, bus: Bus, settings: ExecutorSettings, engine: Engine, tokenizer: Tokenizer, clock: Clock
+        self,
+        bus: Bus,
+        settings: ExecutorSettings,
+        engine: Engine,
+        tokenizer: Tokenizer,
+        clock: Clock,
+        threads: Executor | None = None,
     ) -> None:
+        """``threads``: see ``StepLoop``."""
         self.name = settings.executor_id
         self._bus = bus
         self._engine = engine
-        self.info = executor_info(settings, engine.spec)
+        self.info = replace(executor_info(settings, engine.spec), kv_link=kv_link_of(engine))
+        _check_role(self.info, self.info.role)
         self._results = ResultStore(bus)
         self._replica = Replica(
             self.info.limits(),
@@ -64,12 +81,27 @@ class ExecutorService(Service):
             lambda: clock.monotonic_s() * 1e3,
             partial(waited_s, clock),
         )
-        self._tuning = Tuning(bus, on_change=lambda: self._loop.wake())
+        self._tuning = Tuning(bus, on_change=self._on_tuning)
+        self._chooser = SizeChooser(settings)
         self._publisher = publisher = StepPublisher(bus, self.info, self._results)
         planner = StepPlanner(self._replica, self.name, self.info.epoch, engine.spec.pipeline_depth)
         self._loop = StepLoop(
-            self._replica, planner, engine, publisher, self._policy_and_model, clock, settings.step_timeout_s
+            self._replica,
+            planner,
+            engine,
+            publisher,
+            self._policy_and_model,
+            clock,
+            settings.step_timeout_s,
+            largest=self.info.resized(self.info.largest_sizes).limits(),
+            threads=threads,
         )
+
+        def make_desk(link: KVLink) -> HandoverDesk:
+            parts = self._replica, self._loop, link, self._tuning, clock
+            return HandoverDesk(bus, lambda: self.info, *parts, lambda: not self._draining)
+
+        self._pool = PoolMember(lambda: self.info, engine, settings, make_desk)
         self._gateway_ids: dict[str, None] = {}  # who sent requests
         self._lease = Lease(bus, self.name, clock)
         self._draining = False
@@ -89,9 +121,11 @@ class ExecutorService(Service):
         await self._bus.serve(subjects.cache(executor_id), object, self._on_cache)
         await self._bus.serve(subjects.drain(executor_id), SetDraining, self._on_drain)
         await self._bus.serve(subjects.executor_alive(executor_id), object, self._on_alive)
+        await self._bus.serve(subjects.role(executor_id), SetRole, self._on_role)
+        await self._join_pool()
         await self._bus.flush()
         self._executors = await self._bus.bucket(subjects.EXECUTORS_BUCKET, ExecutorInfo)
-        await self._executors.put(executor_id, self.info)
+        await self._register()
 
     async def run(self) -> None:
         """Steps, heartbeats and results, until cancelled. Raises EngineLostError where no step can be run any more,
@@ -105,6 +139,8 @@ class ExecutorService(Service):
                 group.create_task(self._beat())
                 group.create_task(self._results.run())
                 group.create_task(self._tuning.run())
+                group.create_task(self._chooser.run(self._register))
+                group.create_task(self._pool.run())
                 group.create_task(gateways.run())
         except BaseExceptionGroup as errors:
             lost = errors.subgroup((EngineLostError, LeaseLostError))
@@ -137,12 +173,14 @@ class ExecutorService(Service):
         self._draining = True
         try:
             if not self._is_lost:
+                await self._pool.settle()
                 await self._bus.publish(subjects.heartbeat(self.name), self._heartbeat())
                 await self._executors.delete(self.name)
             await self._results.drain(RESULTS_DRAIN_S)
             await self._lease.release()
         except BusError as error:
             logger.warning("could not sign off", extra={"executor_id": self.name, "why": str(error)})
+        await self._pool.close()
         self._loop.close()
 
     def health(self) -> str:
@@ -170,8 +208,14 @@ class ExecutorService(Service):
             f"a step ({least_ms:.3g} ms)"
         )
 
+    def _on_tuning(self) -> None:
+        if self._tuning.knows_model(self.info.profile_key):
+            self.info = self._chooser.choose(self.info, self._tuning.model(self.info.profile_key))
+            self._replica.limits = self.info.limits()
+        self._loop.wake()
+
     def _policy_and_model(self) -> tuple[Policy, LatencyModel]:
-        return self._tuning.policy(self.info), self._tuning.model(self.info.profile_key)
+        return self._tuning.policy(self.info, self._pool.acting), self._tuning.model(self.info.profile_key)
 
     async def _on_inbox(self, message: InboxMessage) -> None:
         if isinstance(message, AbortRequests):
@@ -200,6 +244,25 @@ class ExecutorService(Service):
         await self._bus.publish_or_drop(subjects.heartbeat(self.name), heartbeat)
         logger.info("draining" if order.draining else "takes requests", extra={"executor_id": self.name})
         return heartbeat
+
+    async def _on_role(self, order: SetRole) -> Heartbeat:
+        """Registered and told to all at once; what is here goes on. Raises ConfigError for a role that it cannot
+        have."""
+        _check_role(self.info, order.role)
+        self.info = replace(self.info, role=order.role)
+        await self._join_pool()
+        await self._register()
+        heartbeat = self._heartbeat()
+        await self._bus.publish_or_drop(subjects.heartbeat(self.name), heartbeat)
+        logger.info("has a role", extra={"executor_id": self.name, "role": order.role})
+        return heartbeat
+
+    async def _register(self) -> None:
+        await self._executors.put(self.name, self.info)
+
+    async def _join_pool(self) -> None:
+        if not await self._pool.join():
+            self.info = replace(self.info, kv_link="")
 
     async def _on_alive(self, _: object) -> str:
         return self.info.epoch
@@ -239,12 +302,14 @@ class ExecutorService(Service):
             num_reserved_blocks=self._replica.num_reserved_blocks,
             offline_waits=self._offline_waits,
             step_ms=self._loop.take_step_ms(),
+            handover_ms=self._pool.take_handover_ms(),
             slow_step=self._loop.watchdog.report,
         )
 
 
 def executor_info(settings: ExecutorSettings, spec: EngineSpec) -> ExecutorInfo:
-    """The registration of a new incarnation."""
+    """The registration of a new incarnation. What of its steps' sizes is not given is chosen when a model is there."""
+    sizes, largest = settings.given_or(USUAL), settings.given_or(largest_sizes(spec.device))
     key = f"{spec.model}.{spec.engine}.{spec.device}.{spec.dtype}"
     return ExecutorInfo(
         executor_id=settings.executor_id,
@@ -252,7 +317,14 @@ def executor_info(settings: ExecutorSettings, spec: EngineSpec) -> ExecutorInfo:
         pid=os.getpid(),
         profile_key=re.sub(r"[^A-Za-z0-9_=.-]", "-", key),
         spec=spec,
-        max_num_seqs=settings.max_num_seqs,
-        max_num_batched_tokens=settings.max_num_batched_tokens,
+        max_num_seqs=sizes.max_num_seqs,
+        max_num_batched_tokens=sizes.max_num_batched_tokens,
         strategy=settings.strategy,
+        role=Role(settings.role),
+        largest=None if settings.gives_sizes else largest,
     )
+
+
+def _check_role(info: ExecutorInfo, role: Role) -> None:
+    if role is not Role.MIXED and info.strategy.why_no_pools:
+        raise ConfigError(f"role {role}: {info.strategy.why_no_pools}")

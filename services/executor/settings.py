@@ -7,6 +7,8 @@ from msgspec import Meta
 
 from shared.latency.architectures import ARCHITECTURES
 from shared.latency.devices import DEVICES
+from shared.scheduling.placement.role import Role
+from shared.scheduling.step_sizes import StepSizes
 from shared.scheduling.strategy import Strategy
 from shared.settings.setting import LogLevel, NatsUrl, choices
 
@@ -40,8 +42,18 @@ class ExecutorSettings(msgspec.Struct, frozen=True):
     ] = "auto"
     host_kv_slots: Annotated[int, Meta(ge=0, description="bidirectional: tokens of KV on the host; 0: by memory")] = 0
     max_model_len: Annotated[int, Meta(ge=0, description="context limit in tokens; 0 is the model's own")] = 0
-    max_num_batched_tokens: Annotated[int, Meta(ge=1, description="tokens of one step: the chunk size")] = 512
-    max_num_seqs: Annotated[int, Meta(ge=1, description="requests of one step")] = 256
+    max_num_batched_tokens: Annotated[
+        int,
+        Meta(ge=0, description="tokens of one step: the chunk size; 0: as many as throughput asks, by measured steps"),
+    ] = 0
+    max_num_seqs: Annotated[int, Meta(ge=0, description="requests of one step; 0: likewise")] = 0
+    role: Annotated[
+        str,
+        Meta(
+            description="strict: for what online requests generate; relaxed: for prompts; mixed: for both",
+            extra=choices(role.value for role in Role),
+        ),
+    ] = Role.MIXED.value
     step_timeout_s: Annotated[
         float, Meta(gt=0, description="a step that takes longer, and 20 times its prediction, ends the executor")
     ] = 300.0
@@ -67,3 +79,12 @@ class ExecutorSettings(msgspec.Struct, frozen=True):
     sim_time_scale: Annotated[float, Meta(gt=0, description="sim engine: 0.1 runs ten times as fast")] = 1.0
     sim_mean_output_tokens: Annotated[float, Meta(ge=1, description="sim engine: mean output length")] = 128.0
     strategy: Strategy = Strategy()
+
+    @property
+    def gives_sizes(self) -> bool:
+        """Of a step, both."""
+        return self.max_num_batched_tokens > 0 and self.max_num_seqs > 0
+
+    def given_or(self, sizes: StepSizes) -> StepSizes:
+        """Of a step."""
+        return sizes.but(self.max_num_batched_tokens, self.max_num_seqs)

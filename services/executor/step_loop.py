@@ -5,7 +5,7 @@ import logging
 import math
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 
 from services.executor.measure import scratch_batch
 from services.executor.publisher import StepPublisher
@@ -23,8 +23,10 @@ from shared.replica.engine import Engine, StepBatch, StepResult, batch_shape
 from shared.replica.outputs import AddressedOutput, final_output
 from shared.replica.replica import Replica
 from shared.replica.step_planner import StepPlanner
+from shared.scheduling.limits import Limits
 from shared.scheduling.policy import Policy
 from shared.scheduling.request import Kind
+from shared.scheduling.schedule import ScheduledRequest
 
 logger = logging.getLogger(__name__)
 
@@ -49,8 +51,11 @@ class StepLoop:
         tuning: Callable[[], tuple[Policy, LatencyModel]],
         clock: Clock,
         step_timeout_s: float,
+        largest: Limits,
+        threads: Executor | None = None,
     ) -> None:
-        """``step_timeout_s``: see ``Watchdog``."""
+        """``step_timeout_s``: see ``Watchdog``; ``largest``: what a batch that is measured must keep to; ``threads``:
+        where the engine's steps run, one per stage at a time."""
         self._replica = replica
         self._planner = planner
         self._engine = engine
@@ -58,10 +63,12 @@ class StepLoop:
         self._tuning = tuning
         self._clock = clock
         self._depth = engine.spec.pipeline_depth
-        self._threads = ThreadPoolExecutor(self._depth, thread_name_prefix=ENGINE_THREADS)
+        self._largest = largest
+        self._threads = threads or ThreadPoolExecutor(self._depth, thread_name_prefix=ENGINE_THREADS)
         self._wake = asyncio.Event()
         self._measurements: asyncio.Queue[tuple[MeasureShape, asyncio.Future[MeasuredShape]]] = asyncio.Queue(16)
         self._measuring: asyncio.Future[MeasuredShape] | None = None
+        self._num_measured = 0
         self._in_flight: deque[LaunchedStep] = deque()  # oldest first
         self._ahead: LaunchedStep | None = None  # behind the one in flight, told nobody
         self._source_ahead = PlanSource.LOCAL  # of that one
@@ -69,6 +76,8 @@ class StepLoop:
         self._step_ms = LatencyHistogram()  # since they were taken
         self._busy_until_s = 0.0  # monotonic; counted as busy up to here
         self._turn_s = 0.0  # monotonic; since when it is the turn of the oldest step
+        self._last_entries: list[ScheduledRequest] = []  # of the step that ended last
+        self._before_packing: Callable[[list[ScheduledRequest]], None] | None = None
         self.watchdog = Watchdog(self._oldest, self._predict_ms, step_timeout_s)
         self._hangs = False
 
@@ -78,7 +87,11 @@ class StepLoop:
         """A request for this replica. An online one does not wait for a step that has none, nor for one that has not
         begun."""
         self._replica.submit(request)
-        if request.kind is Kind.ONLINE:
+        self.came(request.kind)
+
+    def came(self, kind: Kind) -> None:
+        """The replica has one more."""
+        if kind is Kind.ONLINE or self._measuring is not None:
             running = self._oldest() if self._take_back() else self._ahead
             if running is not None and running.batch.may_be_interrupted:
                 self._engine.interrupt(running.batch.step)
@@ -93,14 +106,21 @@ class StepLoop:
         """As ``StepPlanner.take_plan``."""
         is_of_step_ahead = self._ahead is not None and self._ahead.batch.step == plan.step
         self._planner.take_plan(plan, is_late=is_of_step_ahead and not self._take_back())
+        if self._measuring is not None:
+            self.came(Kind.OFFLINE)
         self._wake.set()
 
     def wake(self) -> None:
         """Budgets or models changed: what did not fit may fit now."""
         self._wake.set()
 
+    def look_before_packing(self, look: Callable[[list[ScheduledRequest]], None] | None) -> None:
+        """Have ``look`` called, with what ran in the step that ended last, whenever the next is to be packed."""
+        self._before_packing = look
+        self._wake.set()
+
     async def measure(self, shape: MeasureShape) -> MeasuredShape:
-        """Time a batch while nothing else runs; an error where the replica has work."""
+        """Time a batch while nothing else runs; an error where the replica has work, or gets some meanwhile."""
         if self._replica.has_work:
             return _unmeasured("busy")
         done: asyncio.Future[MeasuredShape] = asyncio.get_running_loop().create_future()
@@ -117,6 +137,8 @@ class StepLoop:
         try:
             while True:
                 self._wake.clear()
+                if self._before_packing is not None:
+                    self._before_packing(self._last_entries)
                 if await self._launch():
                     continue
                 if self._in_flight:
@@ -253,6 +275,8 @@ class StepLoop:
 
     async def _finish(self, launched: LaunchedStep) -> list[AddressedOutput]:
         turn_began_s = self._turn_s
+        if self._before_packing is not None:
+            self._last_entries = self._replica.in_flight()[0]
         try:
             result = await self._ended()
         except EngineError as error:
@@ -322,16 +346,23 @@ class StepLoop:
 
     async def _measure_one(self) -> None:
         shape, self._measuring = self._measurements.get_nowait()
+        self._num_measured += 1
+        scratch = self._replica.pool, self._largest, self._engine.spec, self._num_measured
         latencies: list[float] = []
         try:
-            with scratch_batch(shape, self._replica.pool, self._replica.limits, self._engine.spec) as batch:
+            with scratch_batch(shape, *scratch) as batch:
                 for _ in range(max(1, shape.repeats)):
                     self._in_flight.append(self._execute(batch))
-                    latencies.append((await self._ended()).latency_ms)
-                measured = MeasuredShape(batch_shape(batch), latencies)
+                    result = await self._ended()
+                    if result.is_interrupted or self._replica.has_work or self._planner.has_plan:
+                        latencies = []
+                        break
+                    latencies.append(result.latency_ms)
+                measured = MeasuredShape(batch_shape(batch), latencies) if latencies else _unmeasured("busy")
         except (EngineError, ValueError) as error:
             measured = _unmeasured(str(error))
         _answer(self._measuring, measured)
+        self._measuring = None
 
 
 def _unmeasured(why: str) -> MeasuredShape:

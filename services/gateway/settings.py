@@ -6,6 +6,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from loadgen.errors import SloError
+from loadgen.report.slo import parse_slos
 from shared.errors import ConfigError
 from shared.protocol.api_keys import ApiKeyRecord, hash_api_key, key_hint
 from shared.settings.setting import LIST, SECRET, SEPARATOR, LogLevel, NatsUrl, choices
@@ -66,8 +68,15 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     max_waiting_requests: Annotated[int, Meta(description="of them, those without a first token", ge=1)] = 2048
     max_waiting_tokens: Annotated[int, Meta(description="in the prompts of those", ge=1)] = 2_000_000
     max_wait_s: Annotated[float, Meta(description="the expected time to a first token", gt=0)] = 60.0
+    slo: Annotated[
+        str,
+        Meta(description="SLOs to keep: a bound on ttft is one on the expected time to a first token too", extra=LIST),
+    ] = ""
     max_offline_requests: Annotated[int, Meta(description="of batches, without a result yet", ge=1)] = 1_000_000
     max_offline_bytes: Annotated[int, Meta(description="of those, as they are stored", ge=1)] = 8 * 1024**3
+    response_days: Annotated[
+        float, Meta(description="so long a response is stored, unless its store is false; 0: none is", ge=0)
+    ] = 30.0
     cors_origins: Annotated[
         str,
         Meta(
@@ -75,6 +84,18 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
             extra=LIST,
         ),
     ] = ""
+
+    def __post_init__(self) -> None:
+        try:
+            parse_slos(self.slo)
+        except SloError as error:
+            raise ValueError(str(error)) from error
+
+    @property
+    def ttft_bound_s(self) -> float | None:
+        """The tightest of its SLOs on TTFT that says it in seconds; None without one."""
+        bounds_s = [slo.limit / 1e3 for slo in parse_slos(self.slo) if slo.metric == "ttft_ms" and not slo.relative]
+        return min(bounds_s, default=None)
 
 
 def listed(value: str) -> list[str]:

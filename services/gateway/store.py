@@ -20,7 +20,7 @@ from shared.clock import Clock
 from shared.errors import BusError, ConflictError, NotFoundOnBusError
 from shared.openai.errors import RequestError
 from shared.openai.objects import Page, created_s_of, is_well_formed, new_id
-from shared.protocol.batches import WITHDRAWN, Batch, BatchRecord, FileObject
+from shared.protocol.batches import OPEN_STATUSES, WITHDRAWN, Batch, BatchRecord, FileObject
 
 logger = logging.getLogger(__name__)
 
@@ -169,6 +169,25 @@ class BatchStore(RecordStore[BatchRecord]):
             return replace(record, status="cancelling", cancelling_at=int(self.clock.unix_s()))
 
         return await self.records.edit(batch_id, cancelling)
+
+    async def delete(self, batch_id: str) -> BatchRecord:
+        """The batch as it was, which is not shown any more; its record goes once nothing is left of it in the streams.
+        Raises RequestError (404, or 400 where it has not ended)."""
+        found = await self.get(batch_id)
+
+        def hidden(record: BatchRecord) -> BatchRecord:
+            if record.status in OPEN_STATUSES:
+                message = f"a batch whose status is {record.status!r} cannot be deleted; cancel it first"
+                raise RequestError(message, "batch_id", "batch_not_ended")
+            return replace(record, claim=WITHDRAWN)
+
+        if (await self.records.edit(batch_id, hidden)).cleared:
+            await self.records.delete(batch_id)
+        return found
+
+    async def is_reading(self, file_id: str) -> bool:
+        """Some batch still has to read in this file."""
+        return any(each.status == "validating" and each.input_file_id == file_id for each in await self.all())
 
     async def _withdraw(self, record: BatchRecord) -> None:
         now_s = int(self.clock.unix_s())

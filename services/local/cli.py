@@ -23,9 +23,14 @@ class Commands(CommandGroup):
         "top": ("Watch a stack: load, step times, latencies, offline throughput, batches.", f"{HERE}.status.top:top"),
         "drain": ("Give an executor no new requests; wait until those that it has have ended.", f"{HERE}.drain:drain"),
         "undrain": ("Let a drained executor take requests again.", f"{HERE}.drain:undrain"),
+        "role": ("Say of which pool an executor is: strict, relaxed or mixed.", f"{HERE}.role:role"),
         "chat": ("Chat with the model; the answer is streamed.", f"{HERE}.chat:chat"),
         "batch": ("Submit a file of offline requests, watch it, fetch its results.", f"{HERE}.batch:batch_app"),
-        "key": ("Make, list and revoke the API keys that clients need.", f"{HERE}.key:key_app"),
+        "service": ("Write a systemd unit that runs a stack.", f"{HERE}.service:service_app"),
+        "key": (
+            "Make, change, list and revoke the API keys that clients need; what they use.",
+            f"{HERE}.key.cli:key_app",
+        ),
         "config": ("Show what is configured and by what, or write a configuration file.", f"{HERE}.config:config_app"),
         "replay": ("Replay a production trace against any OpenAI-compatible server.", "loadgen.cli:replay"),
         "simulate": (
@@ -35,6 +40,7 @@ class Commands(CommandGroup):
         "plan": ("Say how many GPUs keep your SLOs, and what offline work they do.", f"{HERE}.plan:plan"),
         "predict": ("Say how long a batch takes, by the fitted latency model.", f"{HERE}.predict:predict"),
         "profile": ("Find the latency budget that keeps your SLOs.", f"{HERE}.profile.cli:profile"),
+        "data": ("List the public traces and sets of prompts behind the figures.", f"{HERE}.data:data_app"),
         "version": ("Show the version.", f"{HERE}.version:version"),
     }
 

@@ -1,7 +1,9 @@
 """The shape of the command line: named errors become exit status 1, and a command is imported when it is used."""
 
+import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pkgutil import resolve_name
 from typing import Any, ClassVar
 
@@ -48,7 +50,22 @@ class DeferredCommand(TyperCommand):
         """The command with its options, or the group with its commands."""
         found = resolve_name(self._target)
         if isinstance(found, typer.Typer):
-            return get_command(found)
+            return _with_finite_numbers(get_command(found))
         app = typer.Typer(add_completion=False)
         app.command(self.name)(found)
-        return get_command(app)
+        return _with_finite_numbers(get_command(app))
+
+
+def _with_finite_numbers(command: Any) -> Any:
+    """A number that is none, or infinite, is no usable value of any option: no bound of theirs keeps it out."""
+    for each in getattr(command, "commands", {}).values():
+        _with_finite_numbers(each)
+    for param in command.params:
+        param.callback = partial(_require_finite, param.callback)
+    return command
+
+
+def _require_finite(then: Callable[[Any, Any, Any], Any] | None, ctx: Any, param: Any, value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value) and value != param.default:
+        raise typer.BadParameter(f"{value} is no finite number", ctx=ctx, param=param)
+    return value if then is None else then(ctx, param, value)

@@ -2,12 +2,13 @@
 
 import random
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from services.offline_queue.service import OfflineQueueService
 from services.offline_queue.settings import OfflineQueueSettings
 from shared.bus import Bus
-from shared.clock import SystemClock
+from shared.clock import Clock, SystemClock
 from shared.errors import ConfigError, SlackwaterError
 from shared.openai.completions.requests import ServedModel
 from shared.process.service import run_service
@@ -21,26 +22,32 @@ from shared.text.tokenizer import Tokenizer
 def main() -> int:
     try:
         settings = config.load(OfflineQueueSettings, "offline-queue")
-        try:
-            settings.strategy.make_offline_rate()
-            numbers = iter(random.random, None)
-            block_size = settings.block_size or DEFAULT_BLOCK_SIZE
-            order = settings.strategy.make_offline_order(numbers, block_size)
-        except ValueError as error:
-            raise ConfigError(str(error)) from error
-        folder = Path(settings.model_path)
-        tokenizer = Tokenizer.from_folder(folder)
-        max_model_len = settings.max_model_len or ModelFacts.read(folder).max_model_len
-        model = ServedModel(settings.model_name, max_model_len)
-        learnt_by = LearntBy(settings.strategy.offline_order, model.name, tokenizer_digest(folder), block_size)
+        make = prepared(settings, SystemClock())
     except SlackwaterError as error:
         print(f"offline-queue: {error}", file=sys.stderr)
         return 2
+    return run_service(settings.nats, settings.log_level, "offline-queue", make)
+
+
+def prepared(settings: OfflineQueueSettings, clock: Clock) -> Callable[[Bus], OfflineQueueService]:
+    """What makes the service, once, of the settings and the model's folder. Raises ConfigError and ModelError."""
+    try:
+        settings.strategy.make_offline_rate()
+        numbers = iter(random.random, None)
+        block_size = settings.block_size or DEFAULT_BLOCK_SIZE
+        order = settings.strategy.make_offline_order(numbers, block_size)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    folder = Path(settings.model_path)
+    tokenizer = Tokenizer.from_folder(folder)
+    max_model_len = settings.max_model_len or ModelFacts.read(folder).max_model_len
+    model = ServedModel(settings.model_name, max_model_len)
+    learnt_by = LearntBy(settings.strategy.offline_order, model.name, tokenizer_digest(folder), block_size)
 
     def make(bus: Bus) -> OfflineQueueService:
-        return OfflineQueueService(bus, settings, model, order, tokenizer, SystemClock(), learnt_by)
+        return OfflineQueueService(bus, settings, model, order, tokenizer, clock, learnt_by)
 
-    return run_service(settings.nats, settings.log_level, "offline-queue", make)
+    return make
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
 import asyncio
 import logging
-from dataclasses import dataclass, field
 
+from services.offline_queue.attached import Attached, AttachedExecutors
 from services.offline_queue.batches.file_sweep import FileSweep
 from services.offline_queue.batches.manager import BatchManager
 from services.offline_queue.flex_desk import FlexDesk
@@ -21,6 +21,7 @@ from shared.process.service import Details, Service
 from shared.protocol import subjects
 from shared.protocol.executors import ExecutorInfo, Heartbeat
 from shared.protocol.flex import FlexAnswer, FlexMessage, FlexSubmit
+from shared.protocol.handover import Taken
 from shared.protocol.learnt import LearntBy
 from shared.protocol.offline import OfflineSample
 from shared.protocol.requests import AbortRequests, InboxMessage
@@ -34,6 +35,7 @@ from shared.scheduling.kv.prefix_cache import CacheChanges
 from shared.scheduling.orders.offline.fair_share import FairShare
 from shared.scheduling.orders.offline.order import OfflineOrder
 from shared.scheduling.orders.offline.share import Share
+from shared.scheduling.policy import Policy
 from shared.scheduling.request import Request
 from shared.text.tokenizer import Tokenizer
 from shared.watch.probe import executor_probe
@@ -46,17 +48,6 @@ SAMPLE_SIZE = 256
 CACHE_WAIT_S = 2.0
 SETTLE_S = 5.0  # so long after an executor came or went, another may come that is larger
 SILENCE_S = 5.0  # an executor that is silent for so long holds nothing any more, as far as we know
-
-
-@dataclass(slots=True)
-class _Attached:
-    """An executor's scheduler and its subscriptions."""
-
-    scheduler: Scheduler
-    seen_s: float
-    is_silent: bool = False
-    lost: list[str] = field(default_factory=list)  # what it held when it fell silent
-    subscriptions: list[Subscription] = field(default_factory=list)
 
 
 class OfflineQueueService(Service):
@@ -94,12 +85,13 @@ class OfflineQueueService(Service):
         self._batches = BatchManager(bus, tokenizer, model, self._pool, clock, pool_bytes, settings.max_failures)
         self._flex = FlexDesk(self._pool, clock, settings.max_flex_requests, self._strategy.serves_offline)
         self._tuning = Tuning(bus, self._on_work)
-        self._attached: dict[str, _Attached] = {}
+        self._attached = AttachedExecutors()
         self._registrations = RegistrationSweep(bus, clock)
         self._num_awaited = 0  # executors came or went; others may be about to
         self._registering = asyncio.Lock()  # heartbeats attach executors as well
         self._has_gap = asyncio.Event()  # in what is known of an executor's prefix cache
         self._aborts: dict[str, dict[str, None]] = {}
+        self._taken: Subscription
 
     @property
     def name(self) -> str:  # type: ignore[override]
@@ -127,6 +119,7 @@ class OfflineQueueService(Service):
         """Let another one go on at once, with what was learnt here."""
         if self._is_at_work:
             await self._memory.keep()
+            await self._batches.stop()
         await self._lease.release()
 
     def health(self) -> str:
@@ -137,6 +130,7 @@ class OfflineQueueService(Service):
         its order knows."""
         await self._memory.recall()
         await self._batches.start()
+        self._taken = await self._bus.subscribe(subjects.TAKEN, Taken, self._on_taken)
         await self._bus.subscribe(subjects.HEARTBEATS, Heartbeat, self._on_heartbeat)
         await self._bus.serve(subjects.OFFLINE_SAMPLE, object, self._on_sample)
         await self._bus.serve(subjects.FLEX, FlexMessage, self._on_flex)
@@ -153,7 +147,7 @@ class OfflineQueueService(Service):
         group.create_task(self._plan())
         group.create_task(self._watch_silence())
         group.create_task(self._fill_gaps())
-        group.create_task(executor_probe(self._bus, self._heard, self._on_gone).run())
+        group.create_task(executor_probe(self._bus, lambda: self._attached.at_work(self._pool), self._on_gone).run())
         if self._strategy.offline_qps:
             group.create_task(self._release(1.0 / self._strategy.offline_qps))
 
@@ -202,8 +196,14 @@ class OfflineQueueService(Service):
     async def _follow_executors(self) -> None:
         executors = await self._bus.bucket(subjects.EXECUTORS_BUCKET, ExecutorInfo)
         async for entry in executors.watch():
-            if entry is not None:
-                await self._on_registration(entry)
+            if entry is None:
+                continue
+            if entry.value is not None and entry.value.executor_id != entry.key:
+                logger.warning(
+                    "a registration is not of its key", extra={"key": entry.key, "of": entry.value.executor_id}
+                )
+                continue
+            await self._on_registration(entry)
 
     async def _on_registration(self, entry: Entry[ExecutorInfo]) -> None:
         async with self._registering:
@@ -213,6 +213,8 @@ class OfflineQueueService(Service):
         attached = self._attached.get(entry.key)
         info = entry.value
         if attached is not None and info is not None and attached.scheduler.info.epoch == info.epoch:
+            if attached.update(info):
+                self._on_work()
             return
         if attached is not None:
             lost = await self._detach(entry.key)
@@ -222,20 +224,19 @@ class OfflineQueueService(Service):
             await self._attach(info)
 
     async def _attach(self, info: ExecutorInfo) -> None:
-        scheduler = Scheduler(
-            info,
-            self._pool,
-            lambda: (self._tuning.policy(info), self._tuning.model(info.profile_key)),
-            self._clock,
-            self._why_hopeless,
-        )
-        attached = _Attached(scheduler, self._clock.monotonic_s())
+        def tuning() -> tuple[Policy, LatencyModel]:
+            role = self._attached.acting_role(info.executor_id)
+            return self._tuning.policy(info, role), self._tuning.model(info.profile_key)
+
+        scheduler = Scheduler(info, self._pool, tuning, self._clock, self._why_hopeless)
+        attached = Attached(scheduler, self._clock.monotonic_s())
         self._attached[info.executor_id] = attached
 
         async def on_inbox(message: InboxMessage) -> None:
             scheduler.on_inbox(message)
 
         async def on_step(message: StepStarted) -> None:
+            await self._taken.caught_up()  # what it has taken is its own by now
             abort = scheduler.on_step(message)
             self._has_spoken[info.executor_id] = None
             self._wake.set()
@@ -260,6 +261,14 @@ class OfflineQueueService(Service):
         lost = attached.lost + self._pool.release(executor_id)
         logger.info("executor detached", extra={"executor_id": executor_id, "epoch": attached.scheduler.info.epoch})
         return lost
+
+    async def _begin_anew(self, attached: Attached) -> None:
+        """With the same incarnation, of which nothing is known from here on but what it tells next."""
+        info = attached.scheduler.info
+        async with self._registering:
+            if self._attached.get(info.executor_id) is attached:
+                await self._detach(info.executor_id)
+                await self._attach(info)
 
     def _await_others(self) -> None:
         def settle() -> None:
@@ -286,9 +295,14 @@ class OfflineQueueService(Service):
             attached.seen_s = self._clock.monotonic_s()
             attached.is_silent = False
             attached.lost.clear()
-            if attached.scheduler.takes_requests == heartbeat.draining:
-                attached.scheduler.takes_requests = not heartbeat.draining
+            was_taking, attached.scheduler.takes_requests = attached.scheduler.takes_requests, not heartbeat.draining
+            if attached.update(info) or was_taking == heartbeat.draining:
                 self._on_work()
+
+    async def _on_taken(self, taken: Taken) -> None:
+        if not self._attached.move(taken, self._pool):
+            abort = AbortRequests([taken.request_id])
+            await self._bus.publish_or_drop(subjects.inbox(taken.taker.executor_id), abort)
 
     async def _watch_silence(self) -> None:
         """What a silent executor held waits again; if it speaks again, its next step message settles who has what."""
@@ -299,15 +313,12 @@ class OfflineQueueService(Service):
                 if not attached.is_silent and now_s - attached.seen_s > SILENCE_S:
                     self._give_up(attached, "silent")
 
-    def _heard(self) -> list[ExecutorInfo]:
-        return [attached.scheduler.info for attached in self._attached.values() if not attached.is_silent]
-
     def _on_gone(self, info: ExecutorInfo) -> None:
         attached = self._attached.get(info.executor_id)
         if attached is not None and attached.scheduler.info.epoch == info.epoch:
             self._give_up(attached, "left the bus")
 
-    def _give_up(self, attached: _Attached, why: str) -> None:
+    def _give_up(self, attached: Attached, why: str) -> None:
         executor_id = attached.scheduler.info.executor_id
         attached.is_silent = True
         attached.lost = self._pool.release(executor_id)
@@ -365,7 +376,15 @@ class OfflineQueueService(Service):
                 attached = self._attached.get(executor_id)
                 if attached is None or attached.is_silent:
                     continue
-                for plan in attached.scheduler.plan():
+                try:
+                    plans = attached.scheduler.plan()
+                except Exception:  # of what an executor has told of itself: no other is to suffer from it
+                    logger.exception(
+                        "no plan can be made, the executor is begun with anew", extra={"executor_id": executor_id}
+                    )
+                    await self._begin_anew(attached)
+                    continue
+                for plan in plans:
                     await self._bus.publish_or_drop(subjects.plan(executor_id), plan)
                 if refused := attached.scheduler.take_refused():
                     await self._refuse(refused)

@@ -1,8 +1,9 @@
 """Fit the kinds of model to the same samples, and keep the one that serves better or was asked for."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -11,14 +12,17 @@ from services.predictor.boosted_fit import fit_boosted
 from services.predictor.echo_fit import fit_echo
 from services.predictor.linear_fit import fit_bros, fit_linear
 from services.predictor.regression import Array
+from services.predictor.roofline_fit import fit_roofline
 from services.predictor.window import Observation, noise_floor
 from shared.latency.linear import Coefficients, LinearLatencyModel
+from shared.protocol.executors import EngineSpec
 from shared.protocol.latency_models import Candidate, FittedModel, kind_of, model_record
 
 M = TypeVar("M", bound=FittedModel)
+FitOf = Callable[[Sequence[Observation]], FittedModel | None]
 
 AUTO = "auto"
-FITS_ON_REQUEST: Mapping[str, Callable[[Sequence[Observation]], FittedModel | None]] = {
+FITS_ON_REQUEST: Mapping[str, FitOf] = {
     "bros": fit_bros,
     "echo": fit_echo,
 }
@@ -61,10 +65,11 @@ def refit(
     prior: Coefficients | None,
     prediction_limit_us: float,
     wanted: str,
+    spec: EngineSpec | None,
 ) -> Fit | None:
     """A model to publish in the place of ``published`` (None: of any); None where there is none, or none that is worth
     it. Takes seconds. The other arguments: see ``fit_best`` and ``calibrated``."""
-    fitted = fit_best(observations, prior, prediction_limit_us, wanted)
+    fitted = fit_best(observations, prior, prediction_limit_us, wanted, spec)
     if fitted is None:
         return None
     fitted = calibrated(fitted, recent)
@@ -76,10 +81,11 @@ def fit_best(
     prior: Coefficients | None = None,
     prediction_limit_us: float = 5.0,
     wanted: str = AUTO,
+    spec: EngineSpec | None = None,
 ) -> Fit | None:
-    """Boosted where it predicts within the limit and held-out samples tell for sure that it is better, else linear.
-    ``wanted``: one of FITS_ON_REQUEST is that model instead, where it can be fitted. ``prior`` is an earlier linear
-    fit. None where the samples do not tell enough for any."""
+    """Linear, unless held-out samples tell for sure that one of ``rivals`` is better that predicts within the limit.
+    ``wanted``: a kind that is used instead, where it can be fitted. ``prior`` is an earlier linear fit, ``spec`` what
+    the samples were timed on. None where the samples do not tell enough for any."""
     train, held_out = split(observations)
 
     def fitted(fit: Callable[[Sequence[Observation]], M | None]) -> _Fitted[M] | None:
@@ -93,14 +99,24 @@ def fit_best(
     if linear is None:
         return None
     chosen: _Fitted[Any] = linear
-    boosted = fitted(fit_boosted)
-    if boosted is not None and boosted.candidate.prediction_us <= prediction_limit_us:
-        chosen = boosted if surely_better(boosted.trained, linear.trained, held_out) else linear
+    compared: list[_Fitted[Any]] = [linear, *(found for fit in rivals(spec) if (found := fitted(fit)) is not None)]
+    for rival in compared[1:]:
+        is_fast = rival.candidate.prediction_us <= prediction_limit_us
+        if is_fast and surely_better(rival.trained, chosen.trained, held_out):
+            chosen = rival
     asked_for = fitted(FITS_ON_REQUEST[wanted]) if wanted in FITS_ON_REQUEST else None
-    chosen = asked_for or chosen
-    candidates = tuple(each.candidate for each in (linear, boosted, asked_for) if each is not None)
+    compared += [] if asked_for is None else [asked_for]
+    chosen = next((each for each in compared if each.candidate.kind == wanted), chosen)
+    candidates = tuple(each.candidate for each in compared)
     mape, floor = chosen.candidate.mape, noise_floor(observations)
     return Fit(chosen.model, len(observations), mape, candidates, floor, linear.model.coefficients())
+
+
+def rivals(spec: EngineSpec | None) -> Iterator[FitOf]:
+    """Of the linear fit; that of the roofline where ``spec`` tells the model's architecture."""
+    yield fit_boosted
+    if spec is not None and spec.architecture is not None:
+        yield partial(fit_roofline, architecture=spec.architecture, tensor_parallel=spec.tensor_parallel)
 
 
 def calibrated(fitted: Fit, recent: Sequence[Observation]) -> Fit:
@@ -164,8 +180,12 @@ def split(observations: Sequence[Observation]) -> tuple[list[Observation], list[
     return train, list(observations[HOLD_OUT_EVERY - 1 :: HOLD_OUT_EVERY])
 
 
+def _now_s() -> float:
+    return time.perf_counter()
+
+
 def prediction_us(
-    model: FittedModel, observations: Sequence[Observation], now_s: Callable[[], float] = time.perf_counter
+    model: FittedModel, observations: Sequence[Observation], now_s: Callable[[], float] = _now_s
 ) -> float:
     """Microseconds of one decode's marginal cost, asked for each running request: the fastest of some rounds."""
     batches = [observation.shape for observation in observations[:TIMED_BATCHES]]

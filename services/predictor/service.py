@@ -16,13 +16,14 @@ from shared.clock import Clock
 from shared.errors import BusError, NotFoundOnBusError
 from shared.process.service import Details, Service
 from shared.protocol import subjects
-from shared.protocol.executors import ExecutorInfo
+from shared.protocol.executors import EngineSpec, ExecutorInfo
 from shared.protocol.latency_models import LatencyModelRecord, PredictBatch, Prediction, model_record
 from shared.protocol.measurements import LatencySample
 
 logger = logging.getLogger(__name__)
 
-FITTING_SHARE = 0.01  # of a core, while models stay as they are
+SETTLED_SHARE, CHANGING_SHARE = 0.01, 0.1  # of a core that fits may take, while models stay as they are and while not
+MAX_KINDS = 256  # of executors; samples of others are refused
 
 
 class Predictor(Service):
@@ -68,8 +69,7 @@ class Predictor(Service):
                     check_cancelled()
             elapsed_s = self._clock.monotonic_s() - round_started_s
             await asyncio.sleep(max(0.0, self._settings.refit_interval_s - elapsed_s))  # bounds the rate of fitting
-            if is_settled:
-                await wait_set(self._drifted, elapsed_s / FITTING_SHARE)
+            await wait_set(self._drifted, elapsed_s / (SETTLED_SHARE if is_settled else CHANGING_SHARE))
             self._drifted.clear()
 
     async def stop(self) -> None:
@@ -87,7 +87,7 @@ class Predictor(Service):
         return {
             "profiles": len(self._kinds),
             "models": len(records),
-            "boosted": sum(record.kind == "boosted" for record in records),
+            **{name: sum(record.kind == name for record in records) for name in ("boosted", "roofline")},
             "worst_mape": max((record.mape for record in records), default=None),
             "samples_in_window": sum(len(kind.window) for kind in kinds),
             **{name: self._counts[name] for name in ("samples", "samples_refused", "fits", "published")},
@@ -97,10 +97,11 @@ class Predictor(Service):
         }
 
     async def _on_sample(self, sample: LatencySample) -> None:
-        kind = self._kind(sample.profile_key)
-        if not kind.add(sample.shape, sample.latency_ms):
+        is_one_too_many = sample.profile_key not in self._kinds and len(self._kinds) >= MAX_KINDS
+        if is_one_too_many or not self._kind(sample.profile_key).add(sample.shape, sample.latency_ms):
             self._counts["samples_refused"] += 1
             return
+        kind = self._kind(sample.profile_key)
         self._counts["samples"] += 1
         if sample.step > 0:  # a sweep's shapes are all that may come, not what does
             drift = kind.watch(sample.shape, sample.latency_ms, self._clock.unix_s())
@@ -132,6 +133,11 @@ class Predictor(Service):
             self._arrived.set()  # tries again in the next round
             logger.warning("model not published", extra={"profile_key": profile_key, "error": str(error)})
             return False
+        except Exception as error:  # of the fit: samples can be anything
+            kind.forget_samples()
+            why = {"profile_key": profile_key, "why": repr(error)}
+            logger.warning("no model can be made of the samples, others are waited for", extra=why)
+            return True
         kind.publish(record, revision)
         kind.has_drifted = kind.drifts > record.drifts  # since the samples were taken
         self._counts["published"] += 1
@@ -150,6 +156,7 @@ class Predictor(Service):
             kind.prior,
             self._settings.prediction_limit_us,
             self._settings.latency_model,
+            await self._spec(profile_key, kind),
         )
         self._counts["fits"] += 1
         if fitted is None:
@@ -157,6 +164,14 @@ class Predictor(Service):
         model, candidates, now_s = model_record(fitted.model), list(fitted.candidates), self._clock.unix_s()
         quality = (fitted.num_samples, fitted.mape, now_s, fitted.noise_floor, candidates)
         return LatencyModelRecord(profile_key, model, *quality, fitted.linear, *drift)
+
+    async def _spec(self, profile_key: str, kind: WatchedKind) -> EngineSpec | None:
+        """Of the executors of the kind, of which one may be gone since it told its samples."""
+        if kind.spec is None:
+            entries = [entry.value for entry in await self._executors.entries()]
+            specs = (info.spec for info in entries if info is not None and info.profile_key == profile_key)
+            kind.spec = next(specs, None)
+        return kind.spec
 
     async def _take_over(self, profile_key: str, kind: WatchedKind) -> None:
         """Read anew for each fit, since the bus may have lost its store, or another predictor may have written."""

@@ -7,7 +7,7 @@ from msgspec import Meta
 
 from shared.settings.setting import LogLevel, NatsUrl, choices
 
-LATENCY_MODELS = ("auto", "bros", "echo")  # what may be wanted
+LATENCY_MODELS = ("auto", "roofline", "bros", "echo")  # what may be wanted
 
 
 class PredictorSettings(msgspec.Struct, frozen=True):
@@ -18,12 +18,15 @@ class PredictorSettings(msgspec.Struct, frozen=True):
     window: Annotated[int, Meta(ge=64, description="samples kept for each profile key")] = 4096
     min_samples: Annotated[int, Meta(ge=2, description="samples before the first fit")] = 24
     prediction_limit_us: Annotated[
-        float, Meta(gt=0, description="a boosted model that takes longer for one prediction is not used")
+        float, Meta(gt=0, description="a boosted or roofline model that takes longer for one prediction is not used")
     ] = 5.0
     latency_model: Annotated[
         str,
         Meta(
-            description="auto: linear or boosted, the better one; bros: BROS's lines; echo: Echo's maxima and mean",
+            description=(
+                "auto: linear, boosted or roofline, the best one; roofline: OOCO's, by operator; bros: BROS's lines; "
+                "echo: Echo's maxima and mean"
+            ),
             extra=choices(LATENCY_MODELS),
         ),
     ] = "auto"

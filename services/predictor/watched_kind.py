@@ -5,6 +5,7 @@ from services.predictor.fit import total_ms
 from services.predictor.window import SampleWindow
 from shared.latency.features import BatchFeatures
 from shared.latency.linear import Coefficients
+from shared.protocol.executors import EngineSpec
 from shared.protocol.latency_models import FittedModel, LatencyModelRecord, LinearCoefficients
 
 RECENT_SAMPLES = 128  # whose total a model must get right
@@ -23,6 +24,7 @@ class WatchedKind:
         self.record: LatencyModelRecord | None = None
         self.revision = 0
         self.model: FittedModel | None = None
+        self.spec: EngineSpec | None = None  # of its executors, once one is known
         self._detector: DriftDetector | None = None
 
     def publish(self, record: LatencyModelRecord | None, revision: int) -> None:
@@ -42,6 +44,10 @@ class WatchedKind:
         is_news = self.window.add(shape, latency_ms)
         self.has_news |= is_news
         return is_news
+
+    def forget_samples(self) -> None:
+        """Nothing can be made of them."""
+        self.window = SampleWindow(self.window.capacity)
 
     def watch(self, shape: BatchFeatures, latency_ms: float, now_s: float) -> Drift | None:
         """Compare a sample that was added with the published model. After an alarm all samples but those since the

@@ -13,6 +13,7 @@ from shared.latency.features import BatchFeatures
 
 STRATUM_SHARE = 64  # one stratum holds at most this part of the window
 MIN_STRATUM = 8
+LEAST_MS, MOST_MS = 1e-6, 1e9  # a nanosecond, and eleven days
 STALE_WEIGHT = 0.1  # enough to settle what no newer sample contradicts
 
 
@@ -71,7 +72,7 @@ class SampleWindow:
     a sliding window of this size would have lost by now is stale, and counts less: the machine may have changed."""
 
     def __init__(self, capacity: int) -> None:
-        self._capacity = capacity
+        self.capacity = capacity
         self._stratum_limit = max(MIN_STRATUM, capacity // STRATUM_SHARE)
         self._strata: dict[Stratum, deque[_Numbered]] = {}
         self._size = 0
@@ -81,9 +82,9 @@ class SampleWindow:
         return self._size
 
     def add(self, shape: BatchFeatures, latency_ms: float) -> bool:
-        """False where it says nothing: an empty batch, or a latency that is not a positive number."""
+        """False where it says nothing: an empty batch, or a latency that no step has."""
         is_empty = shape.prefill_requests == 0 and shape.decode_requests == 0
-        if is_empty or not (math.isfinite(latency_ms) and latency_ms > 0):
+        if is_empty or not LEAST_MS <= latency_ms <= MOST_MS:
             return False
         members = self._strata.setdefault(stratum(shape), deque())
         members.append(_Numbered(self._added, shape, latency_ms))
@@ -91,7 +92,7 @@ class SampleWindow:
         self._size += 1
         if len(members) > self._stratum_limit:
             self._drop_oldest(members)
-        elif self._size > self._capacity:
+        elif self._size > self.capacity:
             self._drop_oldest(max(self._strata.values(), key=len))
         return True
 
@@ -106,7 +107,7 @@ class SampleWindow:
 
     def observations(self) -> list[Observation]:
         """Stratum by stratum, oldest first in each."""
-        stale_before = self._added - self._capacity
+        stale_before = self._added - self.capacity
         return [
             Observation(shape, latency_ms, STALE_WEIGHT if number < stale_before else 1.0)
             for members in self._strata.values()
@@ -121,7 +122,7 @@ class SampleWindow:
 
     def check_integrity(self) -> None:
         """Raises AssertionError where the bounds or the sums are broken."""
-        assert self._size == sum(map(len, self._strata.values())) <= self._capacity
+        assert self._size == sum(map(len, self._strata.values())) <= self.capacity
         for key, members in self._strata.items():
             assert len(members) <= self._stratum_limit
             assert all(stratum(member.shape) == key for member in members)

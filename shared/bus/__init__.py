@@ -21,17 +21,24 @@ __all__ = ["Bucket", "Bus", "Entry", "GrowingObject", "Objects", "Stored", "Subs
 
 T = TypeVar("T")
 
+DUPLICATE_WINDOW_S = 120.0  # nats-py's, of a bucket; the server wants none that is longer than what it keeps
+
 
 class Bus(LiveMessages, Streams):
     """One connection of one process. Make it with ``Bus.connect``."""
 
-    async def bucket(self, name: str, record_type: type[T]) -> Bucket[T]:
-        """The KV bucket, created where absent."""
+    async def bucket(self, name: str, record_type: type[T], max_age_s: float | None = None) -> Bucket[T]:
+        """The KV bucket, created where absent. ``max_age_s``: so long after its last change the server keeps a record,
+        also one that is there already; None leaves that as it is, and a new one keeps its records for ever."""
         with failing_as(f"bucket {name}"):
             try:
                 kv = await self._js.key_value(name)
             except nats.js.errors.BucketNotFoundError:
-                kv = await self._js.create_key_value(KeyValueConfig(bucket=name))
+                kv = await self._js.create_key_value(KeyValueConfig(bucket=name, ttl=max_age_s))
+            if max_age_s is not None and (await kv.status()).ttl != max_age_s:
+                config = (await self._js.stream_info(f"KV_{name}")).config
+                window_s = min(max_age_s, DUPLICATE_WINDOW_S)
+                await self._js.update_stream(config.evolve(max_age=max_age_s, duplicate_window=window_s))
         check_cancelled()
         return Bucket(self, kv, name, record_type)
 

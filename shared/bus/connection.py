@@ -4,7 +4,8 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Iterator
-from typing import Any, Self
+from typing import Self
+from urllib.parse import urlsplit
 
 import nats.errors
 import nats.js.errors
@@ -16,6 +17,7 @@ logger = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S = 15.0
 OPERATION_TIMEOUT_S = 10.0
+MOST_SUBJECTS = 4000  # bytes of a message's subjects: nats-server ends a connection over a line of 4,096
 DROPPED_PERIOD_S = 1.0  # of log lines about dropped messages
 
 FAILURES = (nats.errors.Error, nats.js.errors.Error, asyncio.TimeoutError, OSError)
@@ -30,10 +32,17 @@ class FencedClient(Client):  # type: ignore[misc]
 
     may_send: Callable[[str], bool] = staticmethod(lambda subject: True)
 
-    async def publish(self, subject: str, *args: Any, **kwargs: Any) -> None:
+    async def publish(
+        self, subject: str, payload: bytes = b"", reply: str = "", headers: dict[str, str] | None = None
+    ) -> None:
         if not self.may_send(subject):
             raise FencedError(f"{subject}: this process may not send now")
-        await super().publish(subject, *args, **kwargs)
+        if len(subject.encode()) + len(reply.encode()) > MOST_SUBJECTS:
+            raise nats.errors.BadSubjectError
+        await super().publish(subject, payload, reply, headers)
+
+
+CLIENTS: dict[str, type[FencedClient]] = {}  # by the URL's scheme; of any other it is nats-py's own
 
 
 class Connection:
@@ -43,6 +52,7 @@ class Connection:
         self._client = client
         self._js = client.jetstream(timeout=OPERATION_TIMEOUT_S)
         self._reconnected = asyncio.Event()
+        self._closed = asyncio.Event()
         self.reconnects = 0
         self.num_failed = 0  # messages whose handler raised, or that do not parse
         self.num_dropped = 0  # messages that came faster than they were handled
@@ -51,7 +61,7 @@ class Connection:
     @classmethod
     async def connect(cls, url: str, name: str, timeout_s: float = CONNECT_TIMEOUT_S) -> Self:
         """Connect, trying for ``timeout_s``; from then on reconnect without limit. Raises BusError."""
-        client = FencedClient()
+        client = CLIENTS.get(urlsplit(url).scheme, FencedClient)()
         connection = cls(client)
 
         async def on_disconnect() -> None:
@@ -63,6 +73,9 @@ class Connection:
             connection._reconnected.set()
             connection._reconnected = asyncio.Event()
             logger.warning("bus connection restored", extra={"url": url})
+
+        async def on_closed() -> None:
+            connection._closed.set()
 
         async def on_error(error: Exception) -> None:
             if isinstance(error, nats.errors.SlowConsumerError):
@@ -86,6 +99,7 @@ class Connection:
                         pending_size=64 * 1024 * 1024,
                         disconnected_cb=on_disconnect,
                         reconnected_cb=on_reconnect,
+                        closed_cb=on_closed,
                         error_cb=on_error,
                     )
                 return connection
@@ -97,6 +111,11 @@ class Connection:
     @property
     def is_connected(self) -> bool:
         return bool(self._client.is_connected)
+
+    async def wait_closed(self) -> None:
+        """Return once nothing goes over it any more. nats-py reconnects after all but what a server calls an error of
+        the protocol."""
+        await self._closed.wait()
 
     def fence(self, may_send: Callable[[str], bool]) -> None:
         """From now on what it forbids, by the subject, fails as if the bus were away."""
@@ -128,8 +147,9 @@ class Connection:
             return
         try:
             await asyncio.wait_for(self._client.drain(), 5.0)
-        except FAILURES:
-            await self._client.close()
+        except (*FAILURES, RuntimeError):
+            with contextlib.suppress(RuntimeError):  # uvloop's, for what is left to be sent where the server is away
+                await self._client.close()
 
 
 @contextlib.contextmanager

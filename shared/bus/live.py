@@ -12,12 +12,13 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription as NatsSubscription
 
 from shared.bus.connection import FAILURES, OPERATION_TIMEOUT_S, Connection, failing_as
-from shared.errors import BusError, NobodyListensError, NoResponderError
+from shared.errors import BusError, NobodyListensError, NoResponderError, SlackwaterError
 from shared.protocol.codec import decode, encode
 
 logger = logging.getLogger(__name__)
 
 ERROR_HEADER = "Nats-Service-Error"  # as NATS's own services say it
+MOST_ERROR = 4096  # characters of it
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -26,13 +27,22 @@ R = TypeVar("R")
 class Subscription:
     """A live subscription; ``stop`` ends it."""
 
-    def __init__(self, subscription: NatsSubscription) -> None:
+    def __init__(self, subscription: NatsSubscription, idle: asyncio.Event) -> None:
+        """``idle``: set while no handler runs."""
         self._subscription = subscription
+        self._idle = idle
 
     async def stop(self) -> None:
         """No handler call starts after this."""
         with contextlib.suppress(*FAILURES):
             await self._subscription.unsubscribe()
+
+    async def caught_up(self) -> None:
+        """Return when the messages that have arrived here by now are handled. A handler of another subscription waits
+        so for what was published before its own message; two that wait for each other wait for ever."""
+        while self._subscription.pending_msgs or not self._idle.is_set():
+            await self._idle.wait()
+            await asyncio.sleep(0)  # those behind it begin
 
 
 class LiveMessages(Connection):
@@ -54,20 +64,35 @@ class LiveMessages(Connection):
         self, subject: str, message_type: type[T] | Any, handler: Callable[[T], Awaitable[None]]
     ) -> Subscription:
         """Call ``handler`` for each message, one after the other in the order of arrival. An error that it raises is
-        logged and counted, and ends that message alone."""
+        logged and counted, and ends that message alone, as does one that does not parse."""
         return await self._listen(subject, message_type, lambda _, message: handler(message))
 
     async def serve(
-        self, subject: str, request_type: type[T] | Any, handler: Callable[[T], Awaitable[object]], queue: str = ""
+        self,
+        subject: str,
+        request_type: type[T] | Any,
+        handler: Callable[[T], Awaitable[object]],
+        queue: str = "",
+        is_concurrent: bool = False,
     ) -> Subscription:
-        """Answer each request with what ``handler`` returns, or with the error that it raises."""
+        """Answer each request with what ``handler`` returns, or with the error that it raises. ``is_concurrent``: a
+        handler begins in the order of arrival, and does not wait for those before it, however many run."""
 
         async def answer(msg: Msg, request: T) -> None:
             reply = encode(await handler(request))
             with contextlib.suppress(*FAILURES):
                 await self._client.publish(msg.reply, reply)
 
-        return await self._listen(subject, request_type, answer, queue)
+        if not is_concurrent:
+            return await self._listen(subject, request_type, answer, queue)
+        running: set[asyncio.Task[None]] = set()
+
+        async def begin(msg: Msg, request: T) -> None:
+            task = asyncio.create_task(self._handle(msg, answer(msg, request)))
+            running.add(task)
+            task.add_done_callback(running.discard)
+
+        return await self._listen(subject, request_type, begin, queue)
 
     async def request(self, subject: str, message: object, reply_type: type[R], timeout_s: float = 5.0) -> R:
         """Raises NoResponderError where nobody answers in time, NobodyListensError where nobody could, and BusError
@@ -113,14 +138,36 @@ class LiveMessages(Connection):
     async def _listen(
         self, subject: str, message_type: type[T] | Any, handler: Callable[[Msg, T], Awaitable[None]], queue: str = ""
     ) -> Subscription:
-        async def on_message(msg: Msg) -> None:
-            try:
-                await handler(msg, decode(msg.data, message_type))
-            except Exception as error:  # the messages behind it are handled
-                self.num_failed += 1
-                logger.exception("a message was not handled", extra={"subject": msg.subject})
-                if msg.reply:
-                    with contextlib.suppress(*FAILURES):
-                        await self._client.publish(msg.reply, headers={ERROR_HEADER: repr(error)})
+        idle = asyncio.Event()
+        idle.set()
 
-        return Subscription(await self._client.subscribe(subject, queue=queue, cb=on_message))
+        async def decoded(msg: Msg) -> None:
+            await handler(msg, decode(msg.data, message_type))
+
+        async def on_message(msg: Msg) -> None:
+            idle.clear()
+            try:
+                await self._handle(msg, decoded(msg))
+            finally:
+                idle.set()
+
+        return Subscription(await self._client.subscribe(subject, queue=queue, cb=on_message), idle)
+
+    async def _handle(self, msg: Msg, handling: Awaitable[None]) -> None:
+        """Its error ends this message alone: those behind it are handled."""
+        try:
+            await handling
+        except (msgspec.DecodeError, SlackwaterError) as error:
+            why = {"subject": msg.subject, "why": str(error)}
+            logger.warning("a message was refused", extra=why)
+            await self._refuse(msg, error)
+        except Exception as error:
+            logger.exception("a message was not handled", extra={"subject": msg.subject})
+            await self._refuse(msg, error)
+
+    async def _refuse(self, msg: Msg, error: Exception) -> None:
+        """Count it, and tell whoever waits for an answer."""
+        self.num_failed += 1
+        if msg.reply:
+            with contextlib.suppress(*FAILURES):
+                await self._client.publish(msg.reply, headers={ERROR_HEADER: repr(error)[:MOST_ERROR]})

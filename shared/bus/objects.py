@@ -68,8 +68,7 @@ class Objects:
 
     async def all(self) -> dict[str, float]:
         """Every object's name, in the order of their storing, and the unix time at which its last chunk was there."""
-        read = self._streams.read_raw(STREAM, f"{DESCRIPTIONS}>")
-        found = [(_described(raw), raw.stored_s) async for raw in read]
+        found = [(_described(raw), raw.stored_s) for raw in await self._descriptions()]
         return {description.name: stored_s for description, stored_s in found if not description.deleted}
 
     async def sweep(self, before_s: float) -> int:
@@ -82,7 +81,7 @@ class Objects:
         ]
         used: set[str] = set()  # membership only, never iterated
         unused: list[str] = []
-        async for raw in self._streams.read_raw(STREAM, f"{DESCRIPTIONS}>"):  # after the chunks: those come first
+        for raw in await self._descriptions():  # after the chunks: those come first
             description = _described(raw)
             if not description.deleted:
                 used.add(CHUNKS + description.nuid)
@@ -92,6 +91,15 @@ class Objects:
         for subject in unused:
             await self._streams.purge(STREAM, subject)
         return len(unused)
+
+    async def _descriptions(self) -> list[Raw]:
+        """The newest of each object, in the order of their storing. Earlier ones were removed when it was stored, but a
+        server that lost its power may have them again."""
+        newest: dict[str, Raw] = {}
+        async for raw in self._streams.read_raw(STREAM, f"{DESCRIPTIONS}>"):
+            newest.pop(raw.subject, None)
+            newest[raw.subject] = raw
+        return [*newest.values()]
 
     async def _describe(self, name: str) -> ObjectInfo:
         with failing_as(f"get object {name}"):

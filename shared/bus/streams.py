@@ -35,7 +35,10 @@ T = TypeVar("T")
 
 FETCH_BATCH = 256
 FETCH_BYTES = 16 * 1024**2  # in memory at once, where no message is larger
-FETCH_WAIT_S = 5.0
+FETCH_WAIT_S = 25.0  # at the server, for messages that come: less than it keeps a consumer without requests
+BEAT_S = 5.0  # between its words meanwhile
+LATE_S = 1.0  # that they may be
+STILL_WAITS, WAITED_IN_VAIN = "100", "408"  # what it says then, by NATS's ADR-13 and ADR-37
 NEXT_API = "$JS.API.CONSUMER.MSG.NEXT"
 DELETE_API = "$JS.API.STREAM.MSG.DELETE"
 INFO_API = "$JS.API.STREAM.INFO"
@@ -240,9 +243,9 @@ class Streams(Connection):
                         yield None
                     check_cancelled()
                     # more than there are would be waited for, and those that come be held back meanwhile
-                    messages = await self._pull(consumer, min(fetch, pending))
+                    messages, end = await self._pull(consumer, min(fetch, pending))
                     check_cancelled()
-                    if not messages:  # what was pending may have been deleted before it was delivered
+                    if not messages and (pending or end != WAITED_IN_VAIN):  # what was pending may have been deleted
                         pending = (await self._js.consumer_info(stream, consumer.name)).num_pending or 0
                     for msg in messages:
                         meta = msg.metadata
@@ -253,23 +256,26 @@ class Streams(Connection):
                 logger.warning("stream reader lost its consumer", extra={"stream": stream, "error": repr(error)})
                 await self.wait_reconnected(self.reconnects, timeout_s=0.5)
 
-    async def _pull(self, consumer: ConsumerInfo, num_pending: int) -> list[Msg]:
-        """So many, or fewer where they are large; where none is pending, one if it comes in time. nats-py's own fetch
-        knows no bound in bytes."""
+    async def _pull(self, consumer: ConsumerInfo, num_pending: int) -> tuple[list[Msg], str]:
+        """So many, or fewer where they are large; where none is pending, one if it comes in time; and the status by
+        which the server has ended it, if it has. nats-py's own fetch knows no bound in bytes. Raises TimeoutError of
+        nats-py where the server has not said for a while that it waits."""
         batch, max_bytes = max(1, num_pending), max(FETCH_BYTES, 2 * self._client.max_payload)
-        waits = {"no_wait": True} if num_pending else {"expires": int(FETCH_WAIT_S * 1e9)}
+        waits = {"expires": int(FETCH_WAIT_S * 1e9), "idle_heartbeat": int(BEAT_S * 1e9)}
         incoming = await self._client.subscribe(self._client.new_inbox())
         try:
             subject = f"{NEXT_API}.{consumer.stream_name}.{consumer.name}"
-            request = encode_record({"batch": batch, "max_bytes": max_bytes} | waits)
+            how = {"no_wait": True} if num_pending else waits
+            request = encode_record({"batch": batch, "max_bytes": max_bytes} | how)
             await self._client.publish(subject, request, reply=incoming.subject)
             messages: list[Msg] = []
             while len(messages) < batch:
-                msg = await incoming.next_msg(FETCH_WAIT_S + 1.0)
-                if not msg.reply:  # none that is stored: the server says why no more come
-                    break
-                messages.append(msg)
-            return messages
+                msg = await incoming.next_msg(BEAT_S + LATE_S)
+                if msg.reply:
+                    messages.append(msg)
+                elif (status := (msg.headers or {}).get("Status", "")) != STILL_WAITS:
+                    return messages, status
+            return messages, ""
         finally:
             with contextlib.suppress(*FAILURES):
                 await incoming.unsubscribe()

@@ -23,6 +23,7 @@ class Architecture:
     head_dim: int = 128
     num_mlp_matrices: int = 3  # gate, up and down; 2 without a gate
     ties_embeddings: bool = False  # input and output share theirs
+    bytes_per_value: int = HALF_PRECISION_BYTES  # of weights, activations and KV
 
     @property
     def layer_parameters(self) -> int:
@@ -42,7 +43,7 @@ class Architecture:
     @property
     def kv_bytes_per_token(self) -> int:
         """Keys and values of all layers."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * HALF_PRECISION_BYTES
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.bytes_per_value
 
 
 _opt = partial(Architecture, vocab_size=50272, max_model_len=2048, num_mlp_matrices=2, ties_embeddings=True)
@@ -53,6 +54,8 @@ ARCHITECTURES = {
         Architecture("llama3.1-8b", 32, 4096, 32, 8, 14336, 128256, 131072),  # meta-llama/Llama-3.1-8B
         # Qwen/Qwen-14B; its intermediate_size of 27392 counts gate and up together
         Architecture("qwen-14b", 40, 5120, 40, 40, 13696, 152064, 8192),
+        Architecture("qwen2.5-7b", 28, 3584, 28, 4, 18944, 152064, 131072),  # Qwen/Qwen2.5-7B
+        Architecture("qwen2.5-72b", 80, 8192, 64, 8, 29568, 152064, 131072),  # Qwen/Qwen2.5-72B
         Architecture("mistral-7b", 32, 4096, 32, 8, 14336, 32000, 32768),  # mistralai/Mistral-7B-v0.1
         Architecture("yi-34b", 60, 7168, 56, 8, 20480, 64000, 4096),  # 01-ai/Yi-34B
         _opt("opt-13b", 40, 5120, 40, 40, 20480),  # facebook/opt-13b

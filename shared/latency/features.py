@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import msgspec
 
+from shared.bounds import Count
+
 
 def attention_pairs(num_tokens: int, num_computed_tokens: int) -> int:
     """Query-key pairs that attention computes for a chunk: each token with all before it and itself."""
@@ -22,12 +24,12 @@ class BatchFeatures(msgspec.Struct, array_like=True, gc=False):
     a ``shared.latency.revisable.RevisableFeatures``.
     """
 
-    prefill_tokens: int = 0  # S_p
-    prefill_requests: int = 0  # N_p
-    decode_kv_tokens: int = 0  # S_d
-    decode_requests: int = 0  # N_d
-    prefill_pairs: int = 0  # query-key pairs of the prefill chunks, see attention_pairs
-    longest_decode: int = 0  # KV tokens that the decode with the longest context reads
+    prefill_tokens: Count = 0  # S_p
+    prefill_requests: Count = 0  # N_p
+    decode_kv_tokens: Count = 0  # S_d
+    decode_requests: Count = 0  # N_d
+    prefill_pairs: Count = 0  # query-key pairs of the prefill chunks, see attention_pairs
+    longest_decode: Count = 0  # KV tokens that the decode with the longest context reads
 
     def add_prefill(self, num_tokens: int, num_computed_tokens: int) -> None:
         """Count one prefill chunk over ``num_computed_tokens`` tokens of KV that are there."""
@@ -48,6 +50,12 @@ class BatchFeatures(msgspec.Struct, array_like=True, gc=False):
         self.decode_requests += len(context_lens)
         self.longest_decode = max(self.longest_decode, max(context_lens, default=0))
 
+    def decodes(self, num_more: int = 0, context_len: int = 0) -> BatchFeatures:
+        """Its decodes alone, with so many more that each read ``context_len`` KV tokens; a new one."""
+        longest = max(self.longest_decode, context_len if num_more else 0)
+        kv_tokens = self.decode_kv_tokens + num_more * context_len
+        return BatchFeatures(0, 0, kv_tokens, self.decode_requests + num_more, 0, longest)
+
     def add_scheduled(self, num_tokens: int, num_computed_tokens: int) -> None:
         """Count what a step computes for one request: one token over KV that is there is a decode, the rest prefill."""
         if num_tokens == 1 and num_computed_tokens > 0:
@@ -57,6 +65,15 @@ class BatchFeatures(msgspec.Struct, array_like=True, gc=False):
                 self.longest_decode = num_computed_tokens + 1
         else:
             self.add_prefill(num_tokens, num_computed_tokens)
+
+    def add_all(self, scheduled: Sequence[tuple[int, int]]) -> None:
+        """``add_scheduled`` for each: tokens, and computed tokens before them."""
+        context_lens = [num_computed + 1 for num_tokens, num_computed in scheduled if num_tokens == 1 and num_computed]
+        self.add_decodes(context_lens)
+        if len(context_lens) < len(scheduled):
+            for num_tokens, num_computed in scheduled:
+                if num_tokens != 1 or not num_computed:
+                    self.add_prefill(num_tokens, num_computed)
 
     @property
     def sums(self) -> tuple[int, int, int, int, int]:

@@ -5,10 +5,15 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from itertools import accumulate
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
+
+from shared.bounds import Count, Finite
 
 BUCKET_WIDTH = 1.02  # the upper bound of a bucket over the lower
+MAX_BUCKET = 2000  # 1.6e17 ms
 SHORTEST_MS = 1e-3  # what is shorter counts as this
 _PER_LOG = 1.0 / math.log(BUCKET_WIDTH)
 
@@ -17,9 +22,13 @@ class LatencyHistogram(msgspec.Struct, array_like=True):
     """Milliseconds. Buckets are 2% wide and count as their geometric middle, so that quantiles are right to 1%; the
     mean is exact. ``buckets`` maps i to the number of samples from 1.02^i to 1.02^(i + 1) ms."""
 
-    num_samples: int = 0
-    total_ms: float = 0.0
-    buckets: dict[int, int] = {}
+    num_samples: Count = 0
+    total_ms: Finite = 0.0
+    buckets: dict[Annotated[int, Meta(ge=-MAX_BUCKET, le=MAX_BUCKET)], Count] = {}
+
+    def __post_init__(self) -> None:
+        if sum(self.buckets.values()) != self.num_samples:
+            raise ValueError(f"the buckets do not have {self.num_samples} samples")
 
     def add(self, latency_ms: float) -> None:
         """Count one sample."""

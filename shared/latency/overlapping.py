@@ -94,7 +94,7 @@ class OverlappingLatencyModel(LatencyModel):
             return 0.0
         operators, tokens = self.operators, s_p + n_d
         reading_ms = s_d * operators.ms_per_kv_token
-        added_ms = operators.fixed_ms + tokens * operators.ms_per_token_link
+        added_ms = operators.overhead_ms(n_p, n_d) + tokens * operators.ms_per_token_link
         computing_ms = operators.time_ms(s_p, n_p, s_d, n_d, pairs) - reading_ms - added_ms
         return added_ms + max(
             self.interference.together_ms(computing_ms, reading_ms), operators.traffic_ms(s_p, tokens) + reading_ms

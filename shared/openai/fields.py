@@ -3,7 +3,7 @@ silently dropped."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -12,8 +12,7 @@ from shared.openai.errors import RequestError, decode_body
 
 FLEX = "flex"  # a single offline request
 DEFAULT = "default"
-ASKED = ("auto", DEFAULT, FLEX, "priority")
-AskedTier = Annotated[str, Meta(extra_json_schema={"enum": list(ASKED)})]
+AskedTier = Literal["auto", "default", "flex", "priority"]
 
 NAME = r"^[A-Za-z0-9_-]{1,64}$(?!\n)"  # of a function or a schema; in Python alone $ is also before a last newline
 MAX_DEPTH = 100  # of a schema, and of a call's arguments
@@ -31,9 +30,8 @@ IGNORED = (
 )
 IGNORED_COMPLETION = (*IGNORED, "store", "prompt_cache_key", "safety_identifier")  # a response repeats them
 
-# Service tiers, and vLLM's own fields with what they are by default.
+# vLLM's own fields with what they are by default.
 REFUSED: dict[str, tuple[Any, ...]] = {
-    "service_tier": ASKED,
     "min_tokens": (0,),
     "echo": (False,),
     "use_beam_search": (False,),
@@ -73,7 +71,11 @@ CHAT_FIELDS = OtherFields(
         "continue_final_message": (False,),
     },
 )
-TEXT_FIELDS = OtherFields(IGNORED_COMPLETION, REFUSED | {"suffix": (), "add_special_tokens": (True,)})
+TEXT_FIELDS = OtherFields(
+    IGNORED_COMPLETION,
+    {name: values for name, values in REFUSED.items() if name != "echo"}
+    | {"suffix": (), "add_special_tokens": (True,)},
+)
 RESPONSE_FIELDS = OtherFields(
     (*IGNORED, "max_tool_calls", "stream_options"),
     REFUSED
@@ -83,7 +85,6 @@ RESPONSE_FIELDS = OtherFields(
         "context_management": (),
         "include": (["reasoning.encrypted_content"],),  # the model has no reasoning to include
         "moderation": (),
-        "previous_response_id": (),
         "prompt": (),
         "reasoning": ({"effort": "none"},),
         "tools": (),

@@ -68,6 +68,22 @@ class DeletedFile(msgspec.Struct, frozen=True):
     deleted: Literal[True] = True
 
 
+class DeletedBatch(msgspec.Struct, frozen=True):
+    """A batch of which nothing is known any more."""
+
+    id: str
+    object: Literal["batch"] = "batch"
+    deleted: Literal[True] = True
+
+
+class DeletedResponse(msgspec.Struct, frozen=True):
+    """A response that is not stored any more."""
+
+    id: str
+    object: Literal["response"] = "response"
+    deleted: Literal[True] = True
+
+
 def new_id(prefix: str, unix_s: float) -> str:
     """``prefix`` is "file-" or "batch_". Ids sort by their time of creation, and fit into a subject and a KV key."""
     return f"{prefix}{int(unix_s * 1000):012x}{secrets.token_hex(6)}"

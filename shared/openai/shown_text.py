@@ -104,6 +104,7 @@ class LogprobsShape:
 
     tokenizer: Tokenizer
     is_chat: bool
+    offset: int = 0  # characters of the text before the output
 
     def body(self, tokens: Sequence[ShownToken] | None) -> dict[str, Any] | None:
         """None where none were asked for."""
@@ -128,18 +129,21 @@ class LogprobsShape:
         tops = []
         for token in tokens:
             found = token.logprobs
-            top = dict(zip(map(self._name, found.top_token_ids), found.top_logprobs, strict=True))
-            tops.append(top | {self._name(token.token_id): found.logprob})
+            names = (token_name(self.tokenizer, token_id) for token_id in found.top_token_ids)
+            top = dict(zip(names, found.top_logprobs, strict=True))
+            tops.append(top | {token_name(self.tokenizer, token.token_id): found.logprob})
         return {
-            "tokens": [self._name(token.token_id) for token in tokens],
+            "tokens": [token_name(self.tokenizer, token.token_id) for token in tokens],
             "token_logprobs": [token.logprobs.logprob for token in tokens],
             "top_logprobs": tops,
-            "text_offset": [token.offset for token in tokens],
+            "text_offset": [self.offset + token.offset for token in tokens],
         }
 
-    def _name(self, token_id: int) -> str:
-        data = self.tokenizer.token_bytes(token_id)
-        try:
-            return data.decode()
-        except UnicodeDecodeError:  # a part of a character
-            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+def token_name(tokenizer: Tokenizer, token_id: int) -> str:
+    """What text completions call a token: its text, or the bytes of a part of a character."""
+    data = tokenizer.token_bytes(token_id)
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)

@@ -16,7 +16,7 @@ import uvloop
 
 from shared.bus import Bus
 from shared.clock import Clock, SystemClock
-from shared.errors import ConfigError, SlackwaterError
+from shared.errors import BusError, ConfigError, SlackwaterError
 from shared.process.memory import collect_seldom
 from shared.protocol import subjects
 from shared.protocol.services import ServiceStatus
@@ -96,31 +96,37 @@ def run_service(nats_url: str, log_level: str, name: str, make: Callable[[Bus], 
     configure_logging(log_level)
     collect_seldom()
     try:
-        uvloop.run(_serve(nats_url, name, make))
+        uvloop.run(_serve_until_signalled(nats_url, name, make))
     except SlackwaterError as error:
         logger.error("stopped by an error", extra={"service": name, "error": f"{type(error).__name__}: {error}"})
         return 1
     return 0
 
 
-async def _serve(nats_url: str, name: str, make: Callable[[Bus], Service]) -> None:
+async def _serve_until_signalled(nats_url: str, name: str, make: Callable[[Bus], Service]) -> None:
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for signum in STOP_SIGNALS:
         loop.add_signal_handler(signum, stopping.set)
+    await serve(nats_url, name, make, stopping)
+
+
+async def serve(nats_url: str, name: str, make: Callable[[Bus], Service], stopping: asyncio.Event) -> None:
+    """One service's life on a running loop, until ``stopping`` is set. Raises what ends it otherwise."""
     bus = await Bus.connect(nats_url, name)
     try:
-        service = make(bus)
+        service, started_s = make(bus), SystemClock().unix_s()
 
         async def answer_ping(_: object) -> ServiceStatus:
             of_bus = {"messages_dropped": bus.num_dropped, "messages_failed": bus.num_failed}
-            return ServiceStatus(service.name, os.getpid(), service.health(), service.details() | of_bus)
+            details = service.details() | of_bus
+            return ServiceStatus(service.name, os.getpid(), service.health(), details, started_s)
 
         await service.start()
         try:
             await bus.serve(subjects.PING, object, answer_ping)
             logger.info("started", extra={"service": service.name, "pid": os.getpid()})
-            await _until(stopping, service.run())
+            await _until(stopping, bus, service.run())
         finally:
             await service.stop()
             logger.info("stopped", extra={"service": service.name})
@@ -128,12 +134,16 @@ async def _serve(nats_url: str, name: str, make: Callable[[Bus], Service]) -> No
         await bus.close()
 
 
-async def _until(stopping: asyncio.Event, running: Coroutine[None, None, None]) -> None:
-    """Run until ``stopping`` is set; the main loop's own error is raised."""
+async def _until(stopping: asyncio.Event, bus: Bus, running: Coroutine[None, None, None]) -> None:
+    """Run until ``stopping`` is set; the main loop's own error is raised, and BusError where the bus is closed."""
     main = asyncio.ensure_future(running)
     signalled = asyncio.ensure_future(stopping.wait())
-    await asyncio.wait((main, signalled), return_when=asyncio.FIRST_COMPLETED)
-    signalled.cancel()
-    main.cancel()
+    closed = asyncio.ensure_future(bus.wait_closed())
+    await asyncio.wait((main, signalled, closed), return_when=asyncio.FIRST_COMPLETED)
+    is_closed = closed.done()
+    for each in (signalled, closed, main):
+        each.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await main
+    if is_closed:
+        raise BusError("the bus has ended the connection for good")

@@ -1,9 +1,7 @@
 """OpenTelemetry metrics of one process, shown in Prometheus's text format."""
 
-from collections.abc import Callable, Iterable
-
 from opentelemetry.exporter.prometheus import PrometheusMetricReader
-from opentelemetry.metrics import CallbackOptions, Meter, Observation
+from opentelemetry.metrics import Meter
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.resources import Resource
 from prometheus_client import CollectorRegistry
@@ -16,20 +14,15 @@ class Telemetry:
     content_type = CONTENT_TYPE_LATEST
 
     def __init__(self, service_name: str) -> None:
-        self._registry = CollectorRegistry()
-        reader = PrometheusMetricReader(registry=self._registry, scope_info_enabled=False)
+        self.registry = CollectorRegistry()  # takes what OpenTelemetry has no names for
+        reader = PrometheusMetricReader(registry=self.registry, scope_info_enabled=False)
         resource = Resource.create({"service.name": service_name})
         self._provider = MeterProvider(metric_readers=[reader], resource=resource)
         self.meter: Meter = self._provider.get_meter("slackwater")
 
     def render(self) -> bytes:
         """All metrics as Prometheus scrapes them."""
-        return generate_latest(self._registry)
+        return generate_latest(self.registry)
 
     def close(self) -> None:
         self._provider.shutdown()
-
-
-def reading(read: Callable[[], float]) -> Callable[[CallbackOptions], Iterable[Observation]]:
-    """The callback of an observable instrument that has one value."""
-    return lambda options: [Observation(read())]

@@ -2,24 +2,56 @@
 
 import hashlib
 import secrets
+from datetime import UTC, datetime
+from typing import Literal, get_args
 
 import msgspec
+
+from shared.bounds import Weight
 
 PREFIX = "sk-slackwater-"
 KEY_BYTES = 32  # of randomness
 HINT_LENGTH = 4
 
+# What a key may call; ``watch``: the stack's state; ``admin``: that, orders to executors, and what keys have used.
+Permission = Literal["chat", "completions", "responses", "files", "batches", "watch", "admin"]
+PERMISSIONS: tuple[Permission, ...] = get_args(Permission)
 
-class ApiKeyRecord(msgspec.Struct, frozen=True):
-    """A key in API_KEYS_BUCKET, under its name. A None limit is none."""
+
+class KeyTerms(msgspec.Struct, frozen=True, kw_only=True):
+    """What whoever has a key may do with it. A None limit is none."""
+
+    weight: Weight = 1.0  # its share of service against that of others: batches always, online under the order vtc
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    tokens_per_day: int | None = None  # of prompts and answers; days and months are those of UTC
+    tokens_per_month: int | None = None
+    expires_at: int | None = None  # unix seconds; None: never
+    models: list[str] | None = None  # the names that it may ask for; None: any
+    endpoints: list[Permission] | None = None  # None: all
+
+    def has_expired(self, unix_s: float) -> bool:
+        """Whether it is too late for it."""
+        return self.expires_at is not None and self.expires_at <= unix_s
+
+    def permits_model(self, name: str) -> bool:
+        """Whether requests may ask for it."""
+        return self.models is None or name in self.models
+
+    def permits(self, permission: Permission) -> bool:
+        """Whether requests that need this permission may come."""
+        if self.endpoints is None or permission in self.endpoints:
+            return True
+        return permission == "watch" and "admin" in self.endpoints
+
+
+class ApiKeyRecord(KeyTerms, frozen=True):
+    """A key in API_KEYS_BUCKET, under its name."""
 
     name: str
     key_hash: str  # see hash_api_key
     hint: str  # the end of the key, to tell keys apart
     created_at: int  # unix seconds
-    weight: float = 1.0  # its share of service against that of others: batches always, online under the order vtc
-    requests_per_minute: int | None = None
-    tokens_per_minute: int | None = None
 
 
 def new_api_key() -> str:
@@ -33,6 +65,11 @@ def hash_api_key(key: str) -> str:
     A key of 256 random bits cannot be guessed as passwords can: it needs no salt and no slow hash, which a gateway
     could not afford for each request. Nor does a lookup's time tell anything: nobody chooses a hash byte by byte."""
     return hashlib.sha256(key.encode()).hexdigest()
+
+
+def shown_time(unix_s: int) -> str:
+    """As 2026-11-30 12:00 UTC."""
+    return f"{datetime.fromtimestamp(unix_s, UTC):%Y-%m-%d %H:%M} UTC"
 
 
 def key_hint(key: str) -> str:

@@ -4,6 +4,9 @@ from typing import Literal, Self
 
 import msgspec
 
+from shared.bounds import Weight
+from shared.protocol.key_usage import KeyUsage
+
 BatchStatus = Literal[
     "validating", "in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled"
 ]
@@ -106,7 +109,8 @@ class BatchRecord(Batch, frozen=True):
     cleared: bool = False  # ended, and nothing of it is left in the streams
     output_expires_after_s: int | None = None  # of the output and the error file, from when they are written
     client_id: str = ""  # whom fairness counts it for
-    client_weight: float = 1.0  # of that client, against others
+    client_weight: Weight = 1.0  # of that client, against others
+    usage_by_day: dict[str, KeyUsage] = {}  # of a key's batch; a day as day_of writes it
     claim: str = ""  # of the request that made it; empty once one was answered with it again, or WITHDRAWN
 
     @property

@@ -4,6 +4,7 @@ import enum
 
 import msgspec
 
+from shared.bounds import Amount, ProfileKey
 from shared.protocol.slo_profile import SloVerdict
 
 
@@ -23,11 +24,11 @@ class BudgetRecord(msgspec.Struct, frozen=True):
     ``Strategy.idle_budget_ms``. ``tolerance``: in its place, the share of the time that online tokens take alone by
     which offline work may make them come later."""
 
-    profile_key: str
-    latency_budget_ms: float
+    profile_key: ProfileKey
+    latency_budget_ms: Amount
     source: BudgetSource
-    idle_budget_ms: float = 0.0
-    tolerance: float | None = None
+    idle_budget_ms: Amount = 0.0
+    tolerance: Amount | None = None
 
 
 class SloState(enum.StrEnum):

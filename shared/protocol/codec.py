@@ -1,6 +1,7 @@
 """MessagePack for the live traffic, whose encoder and decoders are built once; JSON for the records in KV buckets."""
 
 import functools
+from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import msgspec
@@ -22,7 +23,7 @@ def _decoder(message_type: Any) -> msgspec.msgpack.Decoder[Any]:
 
 def decode(data: bytes, message_type: type[T]) -> T:
     """Raises msgspec.DecodeError or msgspec.ValidationError for bytes that are not such a message."""
-    return cast(T, _decoder(cast(Any, message_type)).decode(data))
+    return cast(T, _parsed(_decoder(cast(Any, message_type)).decode, data))
 
 
 def encode_record(record: object) -> bytes:
@@ -30,6 +31,19 @@ def encode_record(record: object) -> bytes:
     return msgspec.json.encode(record)
 
 
+@functools.cache
+def _record_decoder(record_type: Any) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(record_type)
+
+
 def decode_record(data: bytes, record_type: type[T]) -> T:
     """Raises msgspec.DecodeError or msgspec.ValidationError for bytes that are not such a record."""
-    return msgspec.json.decode(data, type=record_type)
+    return cast(T, _parsed(_record_decoder(cast(Any, record_type)).decode, data))
+
+
+def _parsed(decode: Callable[[bytes], Any], data: bytes) -> Any:
+    """msgspec has errors of its own for all but bytes that are no text, and what is nested too deeply."""
+    try:
+        return decode(data)
+    except (UnicodeDecodeError, RecursionError) as error:
+        raise msgspec.DecodeError(f"{type(error).__name__}: {error}") from error

@@ -1,11 +1,20 @@
 """What an executor is, what it has done, and what it carries."""
 
-import msgspec
+from __future__ import annotations
 
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from shared.bounds import Amount, Count, Finite, Positive, ProfileKey, SubjectToken, TokenId
+from shared.latency.architectures import Architecture
 from shared.latency.features import BatchFeatures
 from shared.latency.histogram import LatencyHistogram
 from shared.scheduling.kv.pool import BlockOwners
 from shared.scheduling.limits import Limits
+from shared.scheduling.placement.role import Role
+from shared.scheduling.step_sizes import StepSizes
 from shared.scheduling.strategy import Strategy
 
 
@@ -16,29 +25,59 @@ class EngineSpec(msgspec.Struct, frozen=True):
     engine: str  # "torch", "vllm", "sim"
     device: str  # as in a profile key: "cpu-amd-epyc-2t", "cuda-nvidia-h200"
     dtype: str
-    max_model_len: int  # tokens, prompt and output together
-    vocab_size: int
-    block_size: int  # tokens of one KV block
-    num_blocks: int
-    eos_token_ids: tuple[int, ...]
-    pipeline_depth: int = 1  # stages; as many steps are in flight at a time
-    num_host_slots: int = 0  # KV slots of host memory that slots of the device can be checkpointed to
-    swap_ms_per_slot: float = 0.0  # what a slot takes from the host to the device, where many are copied
+    max_model_len: Positive  # tokens, prompt and output together
+    vocab_size: Positive
+    block_size: Positive  # tokens of one KV block
+    num_blocks: Positive
+    eos_token_ids: tuple[TokenId, ...]
+    pipeline_depth: Annotated[int, Meta(ge=1, le=64)] = 1  # stages; as many steps are in flight at a time
+    num_host_slots: Count = 0  # KV slots of host memory that slots of the device can be checkpointed to
+    swap_ms_per_slot: Amount = 0.0  # what a slot takes from the host to the device, where many are copied
     is_interruptible: bool = False  # a step stops within a few layers
     takes_steps_ahead: bool = False  # the next step is handed over while one runs, and takes that one's tokens itself
+    architecture: Architecture | None = None  # of the model; None where it is no dense decoder
+    tensor_parallel: Positive = 1  # devices that share each matrix
 
 
 class ExecutorInfo(msgspec.Struct, frozen=True):
     """An executor's registration. A new ``epoch`` is a new incarnation that holds nothing of the old one."""
 
-    executor_id: str
+    executor_id: SubjectToken
     epoch: str
     pid: int
-    profile_key: str  # what latency measurements are valid for
+    profile_key: ProfileKey  # what latency measurements are valid for
     spec: EngineSpec
-    max_num_seqs: int
-    max_num_batched_tokens: int
+    max_num_seqs: Positive  # these two may change while it runs
+    max_num_batched_tokens: Positive
     strategy: Strategy = Strategy()  # schedulers follow it
+    role: Role = Role.MIXED  # may change while it runs
+    kv_link: str = ""  # by which requests move between executors with their KV; empty where they do not
+    largest: StepSizes | None = None  # that its latency model may come to ask for; None: its sizes stay as they are
+
+    @property
+    def pool(self) -> Role:
+        """What its role comes to: mixed where its requests cannot move, whatever it is told to be."""
+        return self.role if self.kv_link else Role.MIXED
+
+    @property
+    def sizes(self) -> StepSizes:
+        """Of its steps, by now."""
+        return StepSizes(self.max_num_batched_tokens, self.max_num_seqs)
+
+    @property
+    def largest_sizes(self) -> StepSizes:
+        """Of any step that it may ever run."""
+        return self.largest or self.sizes
+
+    @property
+    def num_kv_tokens(self) -> int:
+        """That its KV cache has room for."""
+        return self.spec.num_blocks * self.spec.block_size
+
+    def resized(self, sizes: StepSizes) -> ExecutorInfo:
+        """With steps of these sizes from now on."""
+        changes = {"max_num_batched_tokens": sizes.max_num_batched_tokens, "max_num_seqs": sizes.max_num_seqs}
+        return msgspec.structs.replace(self, **changes)
 
     def limits(self) -> Limits:
         """What a schedule for this executor must keep to."""
@@ -51,33 +90,36 @@ class ExecutorInfo(msgspec.Struct, frozen=True):
 class ExecutorCounters(msgspec.Struct):
     """Totals since the executor started. Those who count hold one and add to it."""
 
-    steps: int = 0
-    steps_planned: int = 0  # ran the offline-queue's plan
-    steps_local: int = 0  # a plan was due and had not come
-    steps_idle: int = 0  # started from idle: no plan was due
-    steps_offline: int = 0  # had offline work in them
-    steps_interrupted: int = 0  # had only offline work, and gave way to an online request
-    plans_stale: int = 0  # plans that came for a step already started
-    offline_dropped: int = 0  # entries dropped by PREEMPT_UNTIL_FIT
-    entrant_tokens_planned: int = 0  # of requests that enter, as their plans had it
-    entrant_tokens_computed: int = 0  # and as it was, with what the prefix cache had
-    preemptions: int = 0  # requests that lost their KV
-    pauses: int = 0  # offline requests that gave way and kept it
-    checkpointed_slots: int = 0  # KV slots copied to the host
-    restored_slots: int = 0  # and back
-    copy_wait_s: float = 0.0  # that steps waited for them, where they did not come beside the step before
-    aborted: int = 0
-    finished_online: int = 0
-    finished_offline: int = 0
-    prompt_tokens: int = 0  # computed, cache hits not counted
-    cached_tokens: int = 0
-    online_tokens: int = 0  # generated
-    offline_tokens: int = 0
-    busy_s: float = 0.0  # time in engine steps
-    online_s: float = 0.0  # of those that are held to a tolerance, times the online requests in each
-    online_alone_s: float = 0.0  # and what these would have taken without offline work, as far as is known
-    messages_dropped: int = 0  # of the bus, that came faster than they were handled
-    messages_failed: int = 0  # of the bus, that could not be handled
+    steps: Count = 0
+    steps_planned: Count = 0  # ran the offline-queue's plan
+    steps_local: Count = 0  # a plan was due and had not come
+    steps_idle: Count = 0  # started from idle: no plan was due
+    steps_offline: Count = 0  # had offline work in them
+    steps_interrupted: Count = 0  # had only offline work, and gave way to an online request
+    plans_stale: Count = 0  # plans that came for a step already started
+    offline_dropped: Count = 0  # entries dropped by PREEMPT_UNTIL_FIT
+    entrant_tokens_planned: Count = 0  # of requests that enter, as their plans had it
+    entrant_tokens_computed: Count = 0  # and as it was, with what the prefix cache had
+    preemptions: Count = 0  # requests that lost their KV
+    pauses: Count = 0  # offline requests that gave way and kept it
+    checkpointed_slots: Count = 0  # KV slots copied to the host
+    restored_slots: Count = 0  # and back
+    copy_wait_s: Finite = 0.0  # that steps waited for them, where they did not come beside the step before
+    handed_over: Count = 0  # requests that went to another executor with their KV
+    handover_s: Finite = 0.0  # that these were held for it
+    taken_over: Count = 0  # and that came from one
+    aborted: Count = 0
+    finished_online: Count = 0
+    finished_offline: Count = 0
+    prompt_tokens: Count = 0  # computed, cache hits not counted
+    cached_tokens: Count = 0
+    online_tokens: Count = 0  # generated
+    offline_tokens: Count = 0
+    busy_s: Finite = 0.0  # time in engine steps
+    online_s: Finite = 0.0  # of those that are held to a tolerance, times the online requests in each
+    online_alone_s: Finite = 0.0  # and what these would have taken without offline work, as far as is known
+    messages_dropped: Count = 0  # of the bus, that came faster than they were handled
+    messages_failed: Count = 0  # of the bus, that could not be handled
 
 
 class Heartbeat(msgspec.Struct, frozen=True):
@@ -86,18 +128,19 @@ class Heartbeat(msgspec.Struct, frozen=True):
     info: ExecutorInfo
     counters: ExecutorCounters
     draining: bool
-    online_waiting: int
-    online_running: int
-    offline_waiting: int
-    offline_running: int
-    num_free_blocks: int
+    online_waiting: Count
+    online_running: Count
+    offline_waiting: Count
+    offline_running: Count
+    num_free_blocks: Count
     online_work: BatchFeatures = msgspec.field(default_factory=BatchFeatures)  # as prefill, what is not computed
-    reconnects: int = 0  # of its bus connection: what was sent to it meanwhile is lost
+    reconnects: Count = 0  # of its bus connection: what was sent to it meanwhile is lost
     blocks: BlockOwners = BlockOwners()  # all 0 where it is not told
     step_ms: LatencyHistogram = msgspec.field(default_factory=LatencyHistogram)  # steps since the heartbeat before
-    num_wanted_blocks: int = 0  # of those that nobody holds: what offline requests will read, where it is counted
-    num_reserved_blocks: int = 0  # that offline requests leave free when they enter
+    num_wanted_blocks: Count = 0  # of those that nobody holds: what offline requests will read, where it is counted
+    num_reserved_blocks: Count = 0  # that offline requests leave free when they enter
     offline_waits: str = ""  # why no offline request runs beside online ones, in words; empty where some may
+    handover_ms: LatencyHistogram = msgspec.field(default_factory=LatencyHistogram)  # of requests that went, as they do
     slow_step: str = ""  # that a step takes far longer than predicted, in words; empty where none does
 
     @property

@@ -9,6 +9,7 @@ that client's.
 
 import msgspec
 
+from shared.bounds import Count, Weight
 from shared.protocol.requests import GenerateRequest
 
 HOLD_PERIOD_S = 2.0  # between two FlexHeld of a gateway
@@ -19,9 +20,9 @@ class FlexSubmit(msgspec.Struct, frozen=True, tag="submit"):
 
     request: GenerateRequest
     client_id: str  # whom fairness counts it for
-    client_weight: float = 1.0
+    client_weight: Weight = 1.0
     replaces: str = ""
-    num_executors_lost: int = 0  # while it ran there
+    num_executors_lost: Count = 0  # while it ran there
 
 
 class FlexHeld(msgspec.Struct, frozen=True, tag="held"):

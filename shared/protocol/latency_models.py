@@ -2,13 +2,17 @@
 
 import msgspec
 
+from shared.bounds import Amount, Count, Finite, ProfileKey
+from shared.latency.architectures import Architecture
 from shared.latency.boosted import BoostedLatencyModel, Curve, Sum
 from shared.latency.bros import BrosCoefficients, BrosLatencyModel
+from shared.latency.device_rates import DeviceRates
 from shared.latency.echo import EchoCoefficients, EchoLatencyModel
 from shared.latency.linear import Coefficients, LinearLatencyModel
+from shared.latency.roofline import RooflineLatencyModel
 from shared.protocol.measurements import PrefillChunk
 
-FittedModel = LinearLatencyModel | BoostedLatencyModel | BrosLatencyModel | EchoLatencyModel
+FittedModel = LinearLatencyModel | BoostedLatencyModel | BrosLatencyModel | EchoLatencyModel | RooflineLatencyModel
 
 
 class LinearCoefficients(msgspec.Struct, frozen=True, tag_field="kind", tag="linear"):
@@ -21,14 +25,14 @@ class CurveRecord(msgspec.Struct, frozen=True):
     """Piecewise linear: ``slopes[i]``, milliseconds per unit, from ``knots[i]`` to the next knot or for ever."""
 
     of: Sum
-    knots: tuple[int, ...]  # ascending, from 0
-    slopes: tuple[float, ...]  # not negative
+    knots: tuple[Count, ...]  # ascending, from 0
+    slopes: tuple[Amount, ...]  # not negative
 
 
 class BoostedCurves(msgspec.Struct, frozen=True, tag_field="kind", tag="boosted"):
     """``base`` milliseconds, and a curve for each sum that matters."""
 
-    base: float
+    base: Amount
     curves: list[CurveRecord]
 
 
@@ -45,30 +49,38 @@ class EchoTimes(msgspec.Struct, frozen=True, tag_field="kind", tag="echo"):
     coefficients: EchoCoefficients
 
 
-ModelRecord = LinearCoefficients | BoostedCurves | BrosLines | EchoTimes
+class RooflineRates(msgspec.Struct, frozen=True, tag_field="kind", tag="roofline"):
+    """What ``tensor_parallel`` devices reach that share the model."""
+
+    architecture: Architecture
+    rates: DeviceRates
+    tensor_parallel: int = 1
+
+
+ModelRecord = LinearCoefficients | BoostedCurves | BrosLines | EchoTimes | RooflineRates
 
 
 class Candidate(msgspec.Struct, frozen=True):
     """One kind of model, fitted to the same samples."""
 
-    kind: str  # "linear", "boosted", "bros", "echo"
-    mape: float  # on held-out samples, 0 to 1
-    prediction_us: float  # one marginal cost of a decode, on the predictor's machine
+    kind: str  # "linear", "boosted", "roofline", "bros", "echo"
+    mape: Amount  # on held-out samples, 0 to 1
+    prediction_us: Amount  # one marginal cost of a decode, on the predictor's machine
 
 
 class LatencyModelRecord(msgspec.Struct, frozen=True):
     """The model of one profile key, versioned by the KV revision, and how good it is."""
 
-    profile_key: str
+    profile_key: ProfileKey
     model: ModelRecord
-    num_samples: int
-    mape: float  # mean absolute percentage error on held-out samples, 0 to 1
-    fitted_at_s: float
-    noise_floor: float | None = None  # what equal batches deviate by, 0 to 1; None where none was repeated
+    num_samples: Count
+    mape: Amount  # mean absolute percentage error on held-out samples, 0 to 1
+    fitted_at_s: Finite
+    noise_floor: Amount | None = None  # what equal batches deviate by, 0 to 1; None where none was repeated
     candidates: list[Candidate] = []
     linear_fit: Coefficients | None = None  # what the next linear fit starts from
-    drifts: int = 0  # how often measured times left the published model
-    drift_ratio: float | None = None  # measured over predicted, when they last did
+    drifts: Count = 0  # how often measured times left the published model
+    drift_ratio: Amount | None = None  # measured over predicted, when they last did
     drifted_at_s: float | None = None
 
     @property
@@ -84,6 +96,8 @@ class LatencyModelRecord(msgspec.Struct, frozen=True):
                 return BrosLatencyModel(*lines)
             case EchoTimes(coefficients=times):
                 return EchoLatencyModel(*times)
+            case RooflineRates(architecture=architecture, rates=rates, tensor_parallel=tensor_parallel):
+                return RooflineLatencyModel(architecture, rates, tensor_parallel)
             case BoostedCurves(base=base, curves=curves):
                 return BoostedLatencyModel(base, {each.of: Curve(each.knots, each.slopes) for each in curves})
 
@@ -101,6 +115,8 @@ def model_record(model: FittedModel) -> ModelRecord:
         return BrosLines(model.coefficients())
     if isinstance(model, EchoLatencyModel):
         return EchoTimes(model.coefficients())
+    if isinstance(model, RooflineLatencyModel):
+        return RooflineRates(model.architecture, model.rates, model.tensor_parallel)
     curves = [CurveRecord(of, curve.knots, curve.slopes) for of, curve in model.curves.items()]
     return BoostedCurves(model.base, curves)
 
@@ -109,7 +125,7 @@ class PredictBatch(msgspec.Struct, frozen=True):
     """One step's batch. ``whose``: a profile key, a model's name or an executor's id; empty where there is only one."""
 
     prefills: list[PrefillChunk]
-    decode_context_lens: list[int]  # KV tokens that each decode reads, its own included
+    decode_context_lens: list[Count]  # KV tokens that each decode reads, its own included
     whose: str = ""
 
 

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from shared.bounds import Count
 from shared.protocol.requests import GenerateRequest
 from shared.protocol.sampling import FinishReason
 from shared.protocol.tokens import ChoiceOutput, TokenLogprobs
@@ -12,7 +13,7 @@ class OfflineRequest(msgspec.Struct, frozen=True):
 
     request: GenerateRequest
     batch_id: str
-    line: int  # from 1, as in the input file
+    line: Count  # from 1, as in the input file
     custom_id: str
     model: str
 
@@ -23,10 +24,12 @@ class OfflineResult(msgspec.Struct, frozen=True, omit_defaults=True):
     request_id: str
     output_token_ids: list[int]
     finish_reason: FinishReason
-    num_cached_tokens: int = 0
+    num_cached_tokens: Count = 0
     error: str = ""
     logprobs: list[TokenLogprobs] | None = None  # one for each token, where they were asked for
     other_choices: list[ChoiceOutput] = []
+    prompt_token_ids: bytes = b""  # packed, where an answer shows something of the prompt
+    prompt_scores: bytes | None = None  # where they were asked for
 
     @property
     def choices(self) -> list[ChoiceOutput]:
@@ -44,8 +47,8 @@ class OfflineFailure(msgspec.Struct, frozen=True):
 class OfflineLength(msgspec.Struct, frozen=True, array_like=True):
     """One offline request, as a workload knows it."""
 
-    num_prompt_tokens: int
-    max_tokens: int
+    num_prompt_tokens: Count
+    max_tokens: Count
 
 
 class OfflineSample(msgspec.Struct, frozen=True):

@@ -6,6 +6,7 @@ from typing import Protocol
 
 import msgspec
 
+from shared.bounds import Amount, Count
 from shared.latency.histogram import LatencyHistogram
 
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}  # of the statistics of an SLO; the other is the mean
@@ -26,9 +27,9 @@ class Figure(Protocol):
 class FinishedOnline(msgspec.Struct, frozen=True, array_like=True):
     """An online request that left its executor, as a workload remembers it."""
 
-    arrival_s: float  # unix time, at the gateway
-    num_prompt_tokens: int
-    num_output_tokens: int
+    arrival_s: Amount  # unix time, at the gateway
+    num_prompt_tokens: Count
+    num_output_tokens: Count
 
 
 class OnlineLatencies(msgspec.Struct):
@@ -39,6 +40,7 @@ class OnlineLatencies(msgspec.Struct):
     tbt_ms: LatencyHistogram = msgspec.field(default_factory=LatencyHistogram)
     tpot_ms: LatencyHistogram = msgspec.field(default_factory=LatencyHistogram)
     normalized_latency_ms: LatencyHistogram = msgspec.field(default_factory=LatencyHistogram)
+    e2e_ms: LatencyHistogram = msgspec.field(default_factory=LatencyHistogram)
 
     def merge(self, others: OnlineLatencies) -> None:
         """Count what others counted as well."""
@@ -62,8 +64,8 @@ class OnlineServed(msgspec.Struct):
 
     executor_id: str
     gateway_id: str
-    unix_s: float = 0.0
-    oldest_open_s: float | None = None  # arrival of the oldest request that it still serves
-    num_started: int = 0
+    unix_s: Amount = 0.0
+    oldest_open_s: Amount | None = None  # arrival of the oldest request that it still serves
+    num_started: Count = 0
     finished: list[FinishedOnline] = []
     latencies: OnlineLatencies = msgspec.field(default_factory=OnlineLatencies)

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from shared.bounds import Amount, OptionalToken, SubjectTail, TokenId, Weight
 from shared.protocol.sampling import SamplingParams
 from shared.scheduling.request import Kind
 
@@ -9,16 +10,16 @@ from shared.scheduling.request import Kind
 class GenerateRequest(msgspec.Struct, frozen=True, tag="generate", omit_defaults=True):
     """One request for one sequence. ``output_token_ids`` holds what an earlier executor already generated."""
 
-    request_id: str
+    request_id: SubjectTail
     kind: Kind
-    prompt_token_ids: list[int]
+    prompt_token_ids: list[TokenId]
     sampling: SamplingParams
-    arrival_s: float  # unix time
-    gateway_id: str = ""  # where the tokens go; empty for requests of batches
-    output_token_ids: list[int] = []
+    arrival_s: Amount  # unix time
+    gateway_id: OptionalToken = ""  # where the tokens go; empty for requests of batches
+    output_token_ids: list[TokenId] = []
     is_resumed: bool = False  # another executor had it, whether or not it gave it tokens
     client_id: str = ""  # whom fairness counts it for; empty for offline requests
-    client_weight: float = 1.0  # under vtc, against 1 of other clients
+    client_weight: Weight = 1.0  # under vtc, against 1 of other clients
     http_request_id: str = ""  # its x-request-id, for the log; clients choose it, so it need not be unique
 
 

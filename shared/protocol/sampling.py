@@ -1,8 +1,12 @@
 """How the tokens of a request are chosen, and why it ends. Part of the messages between services."""
 
 import enum
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
+
+from shared.bounds import Amount, Count, Finite, Positive, Share, TokenId, Weight
 
 SEED_BITS = 63
 CHOICE_STRIDE = 0x1E3779B97F4A7C15  # of a Weyl sequence: the seeds of nearby requests do not meet
@@ -23,27 +27,35 @@ ENDS_WELL = (FinishReason.STOP, FinishReason.LENGTH)
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     """How tokens are chosen. ``seed`` is always set (the gateway or the offline-queue draws one where absent)."""
 
-    max_tokens: int
-    temperature: float = 1.0  # 0 is greedy
-    top_p: float = 1.0
-    top_k: int = 0  # 0 is off
-    seed: int = 0
+    max_tokens: Count  # 0: the prompt is computed, and nothing generated
+    temperature: Amount = 1.0  # 0 is greedy
+    top_p: Share = 1.0
+    top_k: Count = 0  # 0 is off
+    seed: Annotated[int, Meta(ge=0, le=2**SEED_BITS - 1)] = 0
     stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
+    stop_token_ids: tuple[TokenId, ...] = ()
     ignore_eos: bool = False
-    min_p: float = 0.0  # of the most probable token's probability; 0 is off
-    presence_penalty: float = 0.0  # OpenAI's two, over the output so far
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0  # over prompt and output so far (Keskar et al., CTRL, 2019); 1 is off
-    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, what is added to its logit), by token id
+    min_p: Share = 0.0  # of the most probable token's probability; 0 is off
+    presence_penalty: Finite = 0.0  # OpenAI's two, over the output so far
+    frequency_penalty: Finite = 0.0
+    repetition_penalty: Weight = 1.0  # over prompt and output so far (Keskar et al., CTRL, 2019); 1 is off
+    logit_bias: tuple[tuple[TokenId, Finite], ...] = ()  # (token id, what is added to its logit), by token id
     grammar: str = ""  # that the output keeps to, as llguidance reads it; empty for any text
-    n: int = 1  # choices of an offline request, generated one after another; an online one is one of its own for each
-    logprobs: int | None = None  # with each token its own, and those of so many most probable ones; None: without
+    n: Positive = 1  # choices of an offline request, one after another; an online one is one of its own for each
+    logprobs: Count | None = None  # with each token its own, and those of so many most probable ones; None: without
+    prompt_logprobs: Count | None = None  # the same for the prompt's tokens from the second on: see ``prompt_scores``
+    echo: bool = False  # its client is shown the prompt before the output
+    lists_prompt: bool = False  # its client is shown vLLM's prompt_logprobs
 
     @property
     def ends_at_limit(self) -> bool:
         """Nothing but ``max_tokens`` ends it, within the model's context."""
         return self.ignore_eos and not (self.stop or self.stop_token_ids or self.grammar)
+
+    @property
+    def shows_prompt(self) -> bool:
+        """An answer has something of the prompt in it."""
+        return self.echo or self.prompt_logprobs is not None
 
     @property
     def adjusts_logits(self) -> bool:

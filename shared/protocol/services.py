@@ -21,3 +21,4 @@ class ServiceStatus(msgspec.Struct, frozen=True):
     pid: int
     health: str  # "ok", or what is wrong
     details: dict[str, float | int | str | bool | None]
+    started_s: float = 0.0  # unix time

@@ -4,6 +4,7 @@ import enum
 
 import msgspec
 
+from shared.bounds import Amount, Count, Finite
 from shared.protocol.requests import GenerateRequest
 from shared.protocol.sampling import FinishReason
 from shared.scheduling.credit import NO_SHARE, OnlineShare
@@ -19,10 +20,10 @@ class ReaderCounts(msgspec.Struct, frozen=True, array_like=True):
     hold until they are told otherwise, all of them until somebody begins to tell anew: ``since_s`` is another then. Of
     those told since then this is the ``number``-th, from 0 on: one that is lost leaves a gap."""
 
-    since_s: float  # when that was, by the scheduler's clock
-    number: int
-    entering: list[list[tuple[int, int]]]  # for each that is admitted: (blocks of its prompt up to here, readers)
-    changes: list[tuple[bytes, int]]  # (hashes of blocks, one behind the other; readers of each)
+    since_s: Finite  # when that was, by the scheduler's clock
+    number: Count
+    entering: list[list[tuple[Count, Count]]]  # for each that is admitted: (blocks of its prompt up to here, readers)
+    changes: list[tuple[bytes, Count]]  # (hashes of blocks, one behind the other; readers of each)
 
 
 class StepPlan(msgspec.Struct, frozen=True):
@@ -30,11 +31,11 @@ class StepPlan(msgspec.Struct, frozen=True):
 
     executor_id: str
     epoch: str
-    step: int
+    step: Count
     entries: list[ScheduledRequest]  # online first, then offline, each in scheduling order
     admitted: list[GenerateRequest]  # offline requests that enter with this plan
     preempted: list[str]  # whose KV is dropped before the step; offline ones are paused where the KV policy can
-    latency_ms: float  # predicted for the whole batch
+    latency_ms: Amount  # predicted for the whole batch
     share: OnlineShare = NO_SHARE
     readers: ReaderCounts | None = None  # where the executor's KV eviction goes by them
     wants_all: bool = False  # the scheduler has missed something: the next step message is to tell all that is held
@@ -53,7 +54,7 @@ class EndedRequest(msgspec.Struct, frozen=True, array_like=True):
 
     request_id: str
     finish_reason: FinishReason
-    num_output_tokens: int = 0  # of the last choice, where it has several
+    num_output_tokens: Count = 0  # of the last choice, where it has several
 
 
 class StepStarted(msgspec.Struct, frozen=True):
@@ -63,20 +64,20 @@ class StepStarted(msgspec.Struct, frozen=True):
 
     executor_id: str
     epoch: str
-    step: int
+    step: Count
     source: PlanSource
     idle: bool
     entries: list[ScheduledRequest]
     states: list[Request]
     ended: list[EndedRequest]
-    num_free_blocks: int
+    num_free_blocks: Count
     client_counters: ClientCounters | None = None  # of an online order that counts by client
     in_flight: list[list[ScheduledRequest]] = []  # earlier steps that have not ended, oldest first
     pace: Pace = Pace()  # for the step after the one that starts; deadlines are on its clock
     cache: CacheChanges = CacheChanges()  # of the prefix cache, since the message before
-    num_fresh: int | None = None
-    num_wanted_blocks: int = 0  # of the free ones: see StepState, as the next
-    num_reserved_blocks: int = 0
+    num_fresh: Count | None = None
+    num_wanted_blocks: Count = 0  # of the free ones: see StepState, as the next
+    num_reserved_blocks: Count = 0
     lacks_readers: bool = False  # some ReaderCounts were lost: they are to be told anew
 
 

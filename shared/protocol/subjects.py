@@ -20,8 +20,10 @@ FILES_BUCKET = "slackwater_files"  # file id -> FileObject
 LATENCY_MODELS_BUCKET = "slackwater_latency_models"  # profile key -> LatencyModelRecord
 API_KEYS_BUCKET = "slackwater_api_keys"  # name -> ApiKeyRecord
 REVOKED_API_KEYS_BUCKET = "slackwater_revoked_api_keys"  # hash -> ApiKeyRecord, as it was
+KEY_USAGE_BUCKET = "slackwater_key_usage"  # UsagePlace.key -> KeyUsage
 BUDGETS_BUCKET = "slackwater_budgets"  # profile key -> BudgetRecord
 SLO_PROFILES_BUCKET = "slackwater_slo_profiles"  # slo_profile_key -> SloProfileRecord
+RESPONSES_BUCKET = "slackwater_responses"  # response id -> StoredResponse; the server deletes what is too old
 LEARNT_BUCKET = "slackwater_learnt"  # LearntBy.key -> Learnt
 
 # Object bucket: file id -> the bytes of the file.
@@ -37,6 +39,7 @@ PREDICT = f"{PREFIX}.predict"  # request and reply: PredictBatch, Prediction
 HEARTBEATS = f"{PREFIX}.executor.*.heartbeat"
 LATENCY_SAMPLES = f"{PREFIX}.executor.*.sample"
 STEPS = f"{PREFIX}.executor.*.step"
+TAKEN = f"{PREFIX}.executor.*.taken"
 ONLINE_SERVED = f"{PREFIX}.executor.*.online"
 ALL_REQUESTS = f"{PREFIX}.requests.>"
 ALL_RESULTS = f"{PREFIX}.results.*.*"
@@ -58,6 +61,11 @@ sample = _of_executor("sample")  # one latency sample per step
 measure = _of_executor("measure")  # request and reply: run one batch shape on scratch blocks and time it
 cache = _of_executor("cache")  # request and reply: all that its prefix cache has, as CacheChanges
 drain = _of_executor("drain")  # request and reply: SetDraining; the executor answers with its heartbeat
+offer = _of_executor("offer")  # request and reply between executors: OfferMessage, OfferAnswer
+pull = _of_executor("pull")  # Pull, from a strict executor to a relaxed one
+kv_address = _of_executor("kv-address")  # request and reply between executors: AskKVAddress, KVAddress
+taken = _of_executor("taken")  # Taken, from the executor that has taken a request
+role = _of_executor("role")  # request and reply: SetRole; the executor answers with its heartbeat
 online = _of_executor("online")  # what online users got from it, once a second from each gateway
 executor_alive = _of_executor("alive")  # request and reply: an executor says that it is there
 

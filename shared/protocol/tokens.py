@@ -1,7 +1,10 @@
-"""What executors generate, as gateways and results have it. All but ``StepTokens`` are arrays on the wire."""
+"""What executors generate, as gateways and results have it. All but ``StepTokens`` are arrays on the wire.
+
+Tokens are not bounded here: one that no tokenizer has ends its own request, and loses nobody else's of the step."""
 
 import msgspec
 
+from shared.bounds import Count
 from shared.protocol.sampling import FinishReason
 
 
@@ -20,10 +23,11 @@ class TokenOutput(msgspec.Struct, frozen=True, array_like=True):
     request_id: str
     token_ids: list[int]
     finish_reason: FinishReason | None = None
-    num_cached_tokens: int = 0  # prompt tokens that came from the prefix cache
+    num_cached_tokens: Count = 0  # prompt tokens that came from the prefix cache
     error: str = ""  # why, with FinishReason.ERROR
-    num_output_tokens: int | None = None  # of the request so far, these included: shows whether a message was lost
+    num_output_tokens: Count | None = None  # of the request so far, these included: shows whether a message was lost
     logprobs: list[TokenLogprobs] | None = None  # one for each of token_ids, where they were asked for
+    prompt_scores: bytes | None = None  # of the whole prompt, with its first tokens, where they were asked for
 
 
 class StepTokens(msgspec.Struct, frozen=True):
@@ -31,7 +35,7 @@ class StepTokens(msgspec.Struct, frozen=True):
 
     executor_id: str
     epoch: str
-    step: int
+    step: Count
     outputs: list[TokenOutput]
 
 

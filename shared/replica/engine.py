@@ -39,6 +39,7 @@ class Sequence:
     needs_sample: bool  # the last of token_ids is the last known token: sample the one after it
     fills_right: bool = False  # the KV fills its blocks from the right end: see kernels.slots
     history: TokenHistory | None = None  # where a token is to be sampled that depends on those before it
+    scored_ids: Seq[int] = ()  # of the prompt, what follows the first of token_ids: each to be scored
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +55,12 @@ class StepBatch:
 
 @dataclass(frozen=True, slots=True)
 class SampledTokens:
-    """By request id, of each sequence that needs_sample."""
+    """By request id, of each sequence that needs_sample; records as of ``shared.protocol.prompt_scores``."""
 
     token_ids: dict[str, int]
     logprobs: dict[str, TokenLogprobs]  # of those whose sampling asks for them
     failed: dict[str, str] = field(default_factory=dict)  # of those that got no token, why
+    prompt_scores: dict[str, bytes] = field(default_factory=dict)  # of those with scored_ids, a record for each
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +73,43 @@ class StepResult:
     copy_wait_ms: float = 0.0  # before the forward pass, until the step's slots were in place
     failed: dict[str, str] = field(default_factory=dict)  # request id -> why; the KV of such a one is void
     is_interrupted: bool = False  # it has no outcome, or the step that it follows has none; its copies are done
+    prompt_scores: dict[str, bytes] = field(default_factory=dict)  # of those with scored_ids, a record for each
 
     @property
     def step_ms(self) -> float:
         """All that the step took."""
         return self.copy_wait_ms + self.latency_ms
+
+
+@dataclass(frozen=True, slots=True)
+class KVRegion:
+    """The KV of one layer, or a part of it: that of block b is ``block_bytes`` from ``address + b * stride`` on."""
+
+    address: int
+    block_bytes: int
+    stride: int  # bytes
+
+
+@dataclass(frozen=True, slots=True)
+class KVRegions:
+    """Where the KV of each block lies, for others who read it: no step moves it."""
+
+    layout: str  # in words; blocks mean the same to engines whose layouts are equal
+    num_blocks: int
+    regions: list[KVRegion]
+    gpu: int | None = None  # its number; None: host memory
+
+    @property
+    def block_bytes(self) -> int:
+        """Of one block, in all regions."""
+        return sum(region.block_bytes for region in self.regions)
+
+
+class KVShards(Protocol):
+    """KV in several processes, each of which has a part of every block; how these are reached is not told here."""
+
+    def close(self) -> None:
+        """Nobody reaches them any more."""
 
 
 class Engine(Protocol):
@@ -98,6 +132,9 @@ class Engine(Protocol):
     def interrupt(self, step: int) -> None:
         """Have this step stop within a few layers, where it runs and may be interrupted; any other is not touched. May
         be called while ``execute`` runs. Of an engine whose spec says that it is interruptible."""
+
+    def kv_regions(self) -> KVRegions | KVShards | str:
+        """Where its KV lies, until ``close``; or why no other process can read it, in words."""
 
     def close(self) -> None:
         """Free the model and the KV blocks."""

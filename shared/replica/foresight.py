@@ -10,8 +10,10 @@ from shared.scheduling.kv.request_cache import HashedRequests
 from shared.scheduling.packing.pace import Pace
 from shared.scheduling.packing.packings import packing_named
 from shared.scheduling.policy import Policy
-from shared.scheduling.request import Kind, Request
+from shared.scheduling.request import HELD, OFFLINE, ONLINE, Request
 from shared.scheduling.table import RequestTable
+
+ON_TIME_MS = 1e-6  # from when a step was to start; less is rounding
 
 
 class Foresight:
@@ -27,11 +29,13 @@ class Foresight:
         self._is_possible = is_possible
         self._holds = False
         self._num_free_blocks = 0  # as the scheduler has it by now; shared blocks free less than they count
+        self._due_ms = 0.0
 
-    def tell(self) -> None:
-        """The scheduler is told all that is held."""
+    def tell(self, due_ms: float) -> None:
+        """The scheduler is told all that is held; what it plans then is to start at ``due_ms``."""
         self._holds = True
         self._num_free_blocks = self._pool.num_free
+        self._due_ms = due_ms
 
     def end(self, request: Request) -> None:
         """A request reached its length limit, as was foreseen, and its blocks are thought free."""
@@ -42,44 +46,60 @@ class Foresight:
         self._holds = False
 
     def came_true(
-        self, plan: StepPlan, policy: Policy, model: LatencyModel, pace: Pace, has_reserve: bool = False
+        self, plan: StepPlan, policy: Policy, model: LatencyModel, pace: Pace, now_ms: float, has_reserve: bool = False
     ) -> bool:
         """All is as the plan was made from, so that reconciling it would change nothing: budget, model and pace, which
         may have changed since, are asked where they matter. ``has_reserve``: so may what an offline request has to
-        leave when it enters."""
-        table, pool = self._table, self._pool
-        waits_in_memory = table.waiting(Kind.ONLINE) and table.online_order.counters() is not None
+        leave when it enters. Of a packing that goes by the time, plans are kept that are for just this time, and by
+        which no offline request enters: some of what it was to find held may be of somebody who has just ended."""
+        table, pool, packing = self._table, self._pool, packing_named(policy.packing)
+        waits_in_memory = table.waiting(ONLINE) and table.online_order.counters() is not None
         return (
             self._is_possible
             and self._holds
             and self._num_free_blocks == pool.num_free
-            and packing_named(policy.packing).keeps_plans
+            and packing.keeps_plans
+            and not (packing.uses_time and abs(now_ms - self._due_ms) > ON_TIME_MS)
             and not (plan.preempted or waits_in_memory)
-            and pool.num_offline_only == table.num_blocks(Kind.OFFLINE)
-            and not (has_reserve and self._lets_offline_in(plan))
+            and pool.num_offline_only == table.num_blocks(OFFLINE)
+            and not ((has_reserve or packing.uses_time) and self._lets_offline_in(plan))
             and self._is_within_budget(plan, policy, model, pace)
         )
 
     def _lets_offline_in(self, plan: StepPlan) -> bool:
-        waiting = self._table.waiting(Kind.OFFLINE)
+        waiting = self._table.waiting(OFFLINE)
         return any(entry.request_id in waiting for entry in plan.entries)
 
     def _is_within_budget(self, plan: StepPlan, policy: Policy, model: LatencyModel, pace: Pace) -> bool:
-        """Its entries are all here, and those of offline requests may run beside the others."""
-        entries, features, get = plan.entries, BatchFeatures(), self._table.get
-        for entry in entries:
-            request = get(entry.request_id)
-            if request is None:
-                return False
-            num_tokens, num_computed = entry.num_scheduled_tokens, request.num_computed_tokens
-            if request.num_blocks == 0:
-                num_computed = self._cache.found(request).num_tokens
-                if num_computed + num_tokens != request.num_tokens:
-                    return False  # of a part of a prompt it cannot be told whether as much is found as was expected
-            features.add_scheduled(num_tokens, num_computed)
-        if not entries or entries[-1].kind is Kind.ONLINE:  # entries are online first
+        """Its entries are as they were, and those of offline requests may run beside the others."""
+        scheduled = self._scheduled(plan)
+        if scheduled is None:
+            return False
+        if not scheduled or plan.entries[-1].kind is ONLINE:  # entries are online first
             return True
         budget_ms = policy.budget_ms(self._table.holds_online, model)
         if plan.share.num_requests and policy.tolerance is not None:
             budget_ms = pace.credit.budget_ms(plan.share)
-        return policy.offline_enabled and (math.isinf(budget_ms) or model.predict_ms(features) <= budget_ms)
+        if not policy.offline_enabled or math.isinf(budget_ms):
+            return policy.offline_enabled
+        features = BatchFeatures()
+        features.add_all(scheduled)
+        return model.predict_ms(features) <= budget_ms
+
+    def _scheduled(self, plan: StepPlan) -> list[tuple[int, int]] | None:
+        """The tokens of each entry, and those that are computed before them. None where one is not here, or was held
+        since, or is a part of a prompt that waits: of that it cannot be told whether as much is found as was
+        expected."""
+        table, scheduled = self._table, list[tuple[int, int]]()
+        running = table.running(ONLINE), table.running(OFFLINE)
+        for entry in plan.entries:
+            request = running[entry.kind].get(entry.request_id) or table.get(entry.request_id)
+            if request is None or request.num_in_flight_tokens == HELD:
+                return None
+            num_tokens, num_computed = entry.num_scheduled_tokens, request.num_computed_tokens
+            if request.num_blocks == 0:
+                num_computed = self._cache.found(request).num_tokens
+                if num_computed + num_tokens != request.num_tokens:
+                    return None
+            scheduled.append((num_tokens, num_computed))
+        return scheduled

@@ -8,8 +8,9 @@ from shared.scheduling.kv.pool import KVPool
 from shared.scheduling.kv.sharing import KVSharing
 from shared.scheduling.kv.slot_transfers import SlotOperations
 from shared.scheduling.limits import Limits
-from shared.scheduling.request import Kind, Request
-from shared.scheduling.schedule import Schedule, ScheduledRequest
+from shared.scheduling.packing.giving_way import who_gives_way
+from shared.scheduling.request import OFFLINE, ONLINE, Request
+from shared.scheduling.schedule import LATEST, Schedule, ScheduledRequest
 from shared.scheduling.table import RequestTable
 
 
@@ -25,19 +26,20 @@ class KVAllocation:
         self._pool = pool
         self._sharing = sharing
         self._totals = totals
+        self._gives_way = LATEST  # the rule of the newest schedule
+        self._num_coming = 0  # blocks of offline requests that come from another replica
 
     def num_blocks(self) -> tuple[int, int]:
         """Those that anybody may take, and those that online requests may take from offline ones."""
         self.update_paused()
-        return self._pool.num_free, self._sharing.num_offline_blocks(
-            self._pool.num_offline_only, self._table.num_blocks_in_flight(Kind.OFFLINE)
-        )
+        num_locked = self._table.num_blocks_in_flight(OFFLINE) + self._num_coming
+        return self._pool.num_free, self._sharing.num_offline_blocks(self._pool.num_offline_only, num_locked)
 
     def update_paused(self) -> None:
         """Note what paused requests have now of what they need: others change that."""
         if not self._sharing.pauses:
             return
-        for request in self._table.running(Kind.OFFLINE).values():
+        for request in self._table.running(OFFLINE).values():
             if request.is_paused:
                 request.num_kept_blocks = self._pool.num_kept_blocks(request.request_id)
                 request.num_missing_slots = self._pool.num_missing_slots(request.request_id)
@@ -48,6 +50,7 @@ class KVAllocation:
         """Give each entry its blocks; what runs, with the tokens that it computes. Where the counts were too hopeful
         (shared blocks free less than they count), offline requests give way to online ones, and offline entries are
         dropped."""
+        self._gives_way = schedule.gives_way
         lost: dict[str, None] = {}
         for request_id in schedule.preempted:
             request = self._table.get(request_id)
@@ -56,19 +59,21 @@ class KVAllocation:
         running: list[tuple[LiveSequence, int]] = []
         extend = self._pool.extend
         for entry in schedule.entries:
-            if entry.request_id in lost:
+            request_id, num_tokens = entry.request_id, entry.num_scheduled_tokens
+            if request_id in lost:
                 continue
-            sequence = sequences[entry.request_id]
+            sequence = sequences[request_id]
             request = sequence.request
             num_computed, is_running = request.num_computed_tokens, request.num_blocks > 0
-            num_tokens = min(entry.num_scheduled_tokens, request.num_tokens - num_computed)
-            if not is_running or not extend(entry.request_id, num_computed + num_tokens):  # few decodes
-                num_tokens = self._allocate(sequence, entry.num_scheduled_tokens, lost)
+            if num_tokens > (num_remaining := request.num_tokens - num_computed):
+                num_tokens = num_remaining
+            if not is_running or not extend(request_id, num_computed + num_tokens):  # few decodes
+                num_tokens = self._allocate(sequence, entry.num_scheduled_tokens, lost, schedule.gives_way)
             if num_tokens == 0:
-                self._totals.offline_dropped += entry.kind is Kind.OFFLINE
+                self._totals.offline_dropped += entry.kind is OFFLINE
                 continue
             if not is_running:
-                self._totals.entrant_tokens_planned += planned.get(entry.request_id, entry.num_scheduled_tokens)
+                self._totals.entrant_tokens_planned += planned.get(request_id, entry.num_scheduled_tokens)
                 self._totals.entrant_tokens_computed += num_tokens
             request.num_in_flight_tokens = num_tokens
             running.append((sequence, num_tokens))
@@ -86,20 +91,21 @@ class KVAllocation:
         """KV is written for so many more of its tokens; full blocks can be found from here on."""
         request = sequence.request
         num_before = request.num_computed_tokens
-        num_after = num_before + num_tokens
+        request.num_computed_tokens = num_after = num_before + num_tokens
         if num_before < sequence.num_prompt_tokens:
             self._totals.prompt_tokens += min(num_after, sequence.num_prompt_tokens) - num_before
-        self._pool.unlock(request.request_id, num_after)
-        self.expect(sequence, num_tokens)
+        if self._sharing.pauses:
+            self._pool.unlock(request.request_id, num_after)
+        if num_after % self._block_size < num_tokens:
+            self._commit(sequence)
 
     def expect(self, sequence: LiveSequence, num_tokens: int) -> None:
         """KV will be written for so many more of its tokens before the next step reads it; full blocks can be found
         from here on, unless the step fails: see ``KVPool.withdraw``."""
         request = sequence.request
-        num_before = request.num_computed_tokens
-        request.num_computed_tokens = num_after = num_before + num_tokens
-        if num_after // self._block_size > num_before // self._block_size:
-            self._pool.commit(request.request_id, num_after, sequence.block_hashes(self._block_size))
+        request.num_computed_tokens += num_tokens
+        if request.num_computed_tokens % self._block_size < num_tokens:
+            self._commit(sequence)
 
     def lose(self, request: Request) -> None:
         """Its KV is gone, its tokens stay."""
@@ -121,6 +127,44 @@ class KVAllocation:
                 request.num_blocks = len(self._pool.table(request.request_id))
         return self.take_operations()
 
+    def reserve(self, sequence: LiveSequence, num_tokens: int) -> int | None:
+        """Blocks for the KV of so many of its tokens, which come from another replica: how many of these the prefix
+        cache has. None where blocks are short: an online request takes those of offline ones, another has to leave one
+        for each that runs."""
+        request = sequence.request
+        num_needed, (num_free, num_offline) = -(-num_tokens // self._block_size), self.num_blocks()
+        is_online = request.kind is ONLINE
+        num_running = len(self._table.running(ONLINE)) + len(self._table.running(OFFLINE))
+        if num_needed > (num_free + num_offline if is_online else num_free - num_running):
+            return None
+        hashes = sequence.block_hashes(self._block_size)
+        num_cached = self._pool.start(request.request_id, request.kind, request.num_tokens, hashes)
+        lost: dict[str, None] = {}
+        while not self._grow(request, num_tokens, lost):
+            victim = self._victim_of(request, lost, self._gives_way, self._num_lacking_blocks(request, num_tokens))
+            if victim is None:
+                self._pool.free(request.request_id)
+                return None
+            self._give_way(victim, lost)
+        if not is_online:
+            self._num_coming += len(self._pool.table(request.request_id))
+        return num_cached
+
+    def take(self, sequence: LiveSequence, num_tokens: int) -> None:
+        """What was reserved holds the KV of so many of its tokens: it runs from here on."""
+        request = sequence.request
+        self._came(request)
+        request.num_computed_tokens = num_tokens
+        request.num_blocks = len(self._pool.table(request.request_id))
+        self._table.start(request)
+        self._pool.unlock(request.request_id, num_tokens)
+        self._pool.commit(request.request_id, num_tokens, sequence.block_hashes(self._block_size))
+
+    def drop(self, sequence: LiveSequence) -> None:
+        """What was reserved is free again."""
+        self._came(sequence.request)
+        self._pool.free(sequence.request_id)
+
     def void(self, failed: Sequence[SlotOperations], later: Iterable[SlotOperations]) -> list[Request]:
         """A step's copies failed; who holds what they, and ``later`` ones, were to write."""
         after, holders = list(later), dict[str, None]()
@@ -130,8 +174,13 @@ class KVAllocation:
         requests = (self._table.get(request_id) for request_id in holders)
         return [request for request in requests if request is not None]
 
-    def _allocate(self, sequence: LiveSequence, num_tokens: int, lost: dict[str, None]) -> int:
-        """Tokens that can be computed now: ``num_tokens``, less where the prefix cache leaves less; 0 for none."""
+    def _came(self, request: Request) -> None:
+        if request.kind is OFFLINE:
+            self._num_coming -= len(self._pool.table(request.request_id))
+
+    def _allocate(self, sequence: LiveSequence, num_tokens: int, lost: dict[str, None], gives_way: str) -> int:
+        """Tokens that can be computed now: ``num_tokens``, less where the prefix cache leaves less; 0 for none.
+        ``gives_way``: the rule by which offline requests do."""
         request = sequence.request
         was_running = request.is_running
         if not was_running:
@@ -140,7 +189,8 @@ class KVAllocation:
             )
         num_tokens = min(num_tokens, request.num_remaining_tokens)
         while not self._grow(request, request.num_computed_tokens + num_tokens, lost):
-            victim = self._victim_of(request, lost)
+            num_slots = request.num_computed_tokens + num_tokens
+            victim = self._victim_of(request, lost, gives_way, self._num_lacking_blocks(request, num_slots))
             if victim is None:
                 self._hold(request, was_running, lost)
                 return 0
@@ -150,6 +200,11 @@ class KVAllocation:
             self._count_start(sequence)
             self._table.start(request)
         return num_tokens
+
+    def _commit(self, sequence: LiveSequence) -> None:
+        """A block has become full."""
+        request = sequence.request
+        self._pool.commit(request.request_id, request.num_computed_tokens, sequence.block_hashes(self._block_size))
 
     def _hold(self, request: Request, was_running: bool, lost: dict[str, None]) -> None:
         """Its blocks are short. An offline request that cannot go on would only keep others from its blocks."""
@@ -162,6 +217,8 @@ class KVAllocation:
     def _grow(self, request: Request, num_slots: int, lost: dict[str, None]) -> bool:
         """In the pool; and say in the table who was paused or has lost its KV for it."""
         has_grown = self._pool.grow(request.request_id, num_slots)
+        if not self._sharing.pauses:
+            return has_grown
         for request_id in self._pool.take_paused():
             self._pause(request_id)
         for request_id in self._pool.take_dropped():
@@ -189,14 +246,18 @@ class KVAllocation:
         self._totals.pauses += not request.is_paused
         request.num_kept_blocks = 0
 
-    def _victim_of(self, taker: Request, lost: dict[str, None]) -> Request | None:
-        """The latest offline request that can give way to it, None where there is none."""
-        if taker.kind is Kind.OFFLINE or not self._sharing.gives_way:
+    def _victim_of(
+        self, taker: Request, lost: dict[str, None], gives_way: str, num_needed_blocks: int
+    ) -> Request | None:
+        """The next offline request that can give way to it, None where there is none."""
+        if taker.kind is OFFLINE or not self._sharing.gives_way:
             return None
-        for request in reversed(self._table.running(Kind.OFFLINE).values()):
-            if request.request_id not in lost and not (request.is_in_flight or request.is_paused):
-                return request
-        return None
+        return who_gives_way(gives_way, self._table, lost, num_needed_blocks)
+
+    def _num_lacking_blocks(self, request: Request, num_slots: int) -> int:
+        """That have to come free for it, at least, beside those that are."""
+        num_more = -(-num_slots // self._block_size) - len(self._pool.table(request.request_id))
+        return max(1, num_more - self._pool.num_free)
 
     def _count_start(self, sequence: LiveSequence) -> None:
         self._totals.cached_tokens += sequence.request.num_computed_tokens

@@ -29,6 +29,10 @@ class Packed(Protocol):
         """Its packed tokens, or the first of them: as many as an order is to know."""
 
     @property
+    def num_top(self) -> int | None:
+        """The sampling's ``prompt_logprobs``."""
+
+    @property
     def num_bytes(self) -> int:
         """About what it takes in a message."""
 
@@ -48,10 +52,12 @@ class PackedRequest(msgspec.Struct, gc=False):
 
     request: bytes  # encoded, without its prompt
     prompt: bytes  # packed
+    num_top: int | None
 
     @classmethod
     def of(cls, request: GenerateRequest) -> PackedRequest:
-        return cls(encode(replace(request, prompt_token_ids=[])), pack_tokens(request.prompt_token_ids))
+        rest = encode(replace(request, prompt_token_ids=[]))
+        return cls(rest, pack_tokens(request.prompt_token_ids), request.sampling.prompt_logprobs)
 
     @property
     def num_bytes(self) -> int:
@@ -87,6 +93,9 @@ class OfflinePool:
 
     def __len__(self) -> int:
         return len(self._items)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._items
 
     @property
     def num_waiting(self) -> int:
@@ -140,6 +149,10 @@ class OfflinePool:
         """By this executor, as far as is known."""
         return request_id in self._assigned.get(executor_id, ())
 
+    def holds_any(self, executor_id: str) -> bool:
+        """The executor has one or more, as far as is known."""
+        return bool(self._assigned.get(executor_id))
+
     def is_suspect(self, request_id: str) -> bool:
         """It was there too often when something broke."""
         return self._items[request_id].num_failures >= SUSPECT_FAILURES
@@ -191,6 +204,11 @@ class OfflinePool:
         item = self._items.get(request_id)
         return None if item is None else item.packed.prompt
 
+    def scored_prompt(self, request_id: str) -> tuple[bytes, int | None] | None:
+        """As ``prompt``, with the ``num_top`` of its request."""
+        item = self._items.get(request_id)
+        return None if item is None else (item.packed.prompt, item.packed.num_top)
+
     def num_bytes(self, request_id: str) -> int:
         """About what the request takes in a message."""
         return self._items[request_id].packed.num_bytes
@@ -210,6 +228,20 @@ class OfflinePool:
         self._assign(request_id, executor_id)
         return self._items[request_id].packed.unpack()
 
+    def move(self, request_id: str, giver_id: str, taker_id: str) -> bool:
+        """A request that runs at the giver has gone to the taker, with all that it has generated. One that waits here,
+        since its giver is gone, is the taker's as well. False where the taker is not to have it: it is over, or
+        another executor's."""
+        item = self._items.get(request_id)
+        if item is None:
+            return self._is_awaited(request_id)
+        if item.executor_id is None:
+            self._assign(request_id, taker_id)
+        elif item.executor_id == giver_id and not item.is_ending:
+            del self._assigned[giver_id][request_id]
+            self._hold(request_id, item, taker_id)
+        return item.executor_id == taker_id and not item.is_ending
+
     def settle(
         self, executor_id: str, held: Collection[str], ended: Collection[str], with_error: Collection[str] = ()
     ) -> list[str]:
@@ -218,21 +250,21 @@ class OfflinePool:
         it was lost on the way and waits again.
         Returns those it holds that it should not: unknown here, or held by another executor."""
         unwanted = []
-        for request_id in held:
+        assigned = self._assigned.setdefault(executor_id, {})
+        for request_id in [each for each in held if each not in assigned]:
             item = self._items.get(request_id)
             if item is None:
                 if not self._is_awaited(request_id):
                     unwanted.append(request_id)
-            elif item.executor_id not in (None, executor_id):
-                unwanted.append(request_id)
             elif item.executor_id is None:
                 self._assign(request_id, executor_id)
+            elif item.executor_id != executor_id:
+                unwanted.append(request_id)
         for request_id in ended:
             item = self._items.get(request_id)
             if item is not None and item.executor_id == executor_id:
                 item.is_ending = not (item.has_failed and request_id in with_error)
         kept = set(held)
-        assigned = self._assigned.get(executor_id, {})
         self._take_back([key for key, item in assigned.items() if key not in kept and not item.is_ending])
         return unwanted
 
@@ -250,7 +282,9 @@ class OfflinePool:
 
     def _assign(self, request_id: str, executor_id: str) -> None:
         self._order.take(request_id, executor_id)
-        item = self._items[request_id]
+        self._hold(request_id, self._items[request_id], executor_id)
+
+    def _hold(self, request_id: str, item: _Item, executor_id: str) -> None:
         item.executor_id = executor_id
         self._assigned.setdefault(executor_id, {})[request_id] = item
 

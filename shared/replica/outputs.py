@@ -24,11 +24,12 @@ def token_output(sequence: LiveSequence) -> TokenOutput:
     """The tokens that it gained since the last one."""
     token_ids, logprobs = sequence.take_unpublished()
     return TokenOutput(
-        sequence.request_id,
+        sequence.request.request_id,
         token_ids,
         num_cached_tokens=sequence.num_cached_tokens,
-        num_output_tokens=sequence.num_output_tokens,
+        num_output_tokens=len(sequence.token_ids) - sequence.num_prompt_tokens,
         logprobs=logprobs,
+        prompt_scores=sequence.take_prompt_scores(),
     )
 
 
@@ -43,6 +44,7 @@ def final_output(ended: Ended) -> TokenOutput:
         ended.error,
         sequence.num_output_tokens,
         None if sequence.sampling.logprobs is None else sequence.logprobs,
+        sequence.take_prompt_scores(),
     )
 
 

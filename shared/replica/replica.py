@@ -15,8 +15,10 @@ from shared.replica.ahead import ExpectedOutcome, HeldNow, Running, StepAhead
 from shared.replica.block_readers import BlockReaders
 from shared.replica.engine import TO_COME, Sequence, StepBatch, StepResult, TokenHistory
 from shared.replica.foresight import Foresight
+from shared.replica.handover import Handovers, Hooks
 from shared.replica.kv_allocation import KVAllocation
 from shared.replica.outputs import AddressedOutput, Ended, token_output
+from shared.replica.prompt_scores import BlockScores
 from shared.replica.returning import split_returning
 from shared.replica.sequence import LiveSequence
 from shared.replica.suspects import Suspects
@@ -29,12 +31,13 @@ from shared.scheduling.packing.pace import Pace
 from shared.scheduling.packing.packing import StepState
 from shared.scheduling.packing.packings import packing_named
 from shared.scheduling.policy import Policy
-from shared.scheduling.request import Kind, Request
+from shared.scheduling.request import OFFLINE, ONLINE, Request
 from shared.scheduling.schedule import Schedule, ScheduledRequest
 from shared.scheduling.strategy import Strategy
 from shared.scheduling.table import RequestTable
 from shared.text.tokenizer import Tokenizer
 
+SCORES_LOST = "the prefix cache had KV of the prompt whose scores were not kept"
 MOST_INTERRUPTED = 8  # steps in a row
 MAX_ENGINE_FAILURES = 2  # in a row, the last of them its own doing: then a request ends with an error
 COUNTED_BY_ALLOCATE = ("steps_offline", "cached_tokens", "entrant_tokens_planned", "entrant_tokens_computed")
@@ -45,6 +48,7 @@ class _Step:
     """Between begin and finish."""
 
     running: Running
+    entries: list[ScheduledRequest]  # the same, as it is told
     copies: list[SlotOperations]
     share: OnlineShare
     planned_ms: float
@@ -80,6 +84,7 @@ class Replica:
         self.pool = strategy.make_pool(limits, spec.num_host_slots)
         self.totals = ExecutorCounters()
         self._readers = BlockReaders(self.pool)
+        self._block_scores = BlockScores(self.pool)
         self._reserve = strategy.make_reserve()
         self._kv = KVAllocation(limits, self.table, self.pool, strategy.sharing, self.totals)
         self._slo = strategy.token_slo if strategy.uses_deadlines else None
@@ -102,6 +107,10 @@ class Replica:
         can_foresee = spec.pipeline_depth == 1 and not strategy.sharing.pauses
         self._foresight = Foresight(self.table, self.pool, self._cache, can_foresee)
         self._can_look_ahead = can_foresee and spec.takes_steps_ahead and not strategy.uses_deadlines
+        hooks = Hooks(self._foresight.err, self._add, self._forget, self._aborts, lambda: self._ahead is None)
+        self.handovers = Handovers(
+            limits, spec, tokenizer, self.table, self.pool, self._kv, self._sequences, self.totals, hooks
+        )
 
     @property
     def has_work(self) -> bool:
@@ -137,7 +146,7 @@ class Replica:
     def online_work(self) -> BatchFeatures:
         """What the online requests have it do: as prefill what is not computed, as decode who generates."""
         features = BatchFeatures()
-        for held in (self.table.running(Kind.ONLINE), self.table.waiting(Kind.ONLINE)):
+        for held in (self.table.running(ONLINE), self.table.waiting(ONLINE)):
             for request in held.values():
                 features.add_scheduled(request.num_remaining_tokens, request.num_computed_tokens)
         return features
@@ -156,8 +165,10 @@ class Replica:
             return packing_named(policy.packing).schedule(self.step_state(policy, model), no_queue)
         self._take_in(plan)
         self._planned = {entry.request_id: entry.num_scheduled_tokens for entry in plan.entries}
-        if self._foresight.came_true(plan, policy, model, self._pace, self.num_reserved_blocks > 0):
-            return Schedule(plan.entries, [], plan.latency_ms, share=plan.share)
+        has_reserve = self.num_reserved_blocks > 0
+        if self._foresight.came_true(plan, policy, model, self._pace, self._now_ms(), has_reserve):
+            gives_way = packing_named(policy.packing).gives_way(self.table, model)
+            return Schedule(plan.entries, [], plan.latency_ms, share=plan.share, gives_way=gives_way)
         return self.reconcile(plan.entries, plan.preempted, policy, model)
 
     def reconcile(
@@ -191,7 +202,7 @@ class Replica:
     @property
     def num_reserved_blocks(self) -> int:
         """That offline requests leave free for online ones when they enter."""
-        return self._reserve.num_blocks(self._num_online_blocks())
+        return self._reserve.num_blocks(self.pool.num_held_online) if self._reserve.leaves_blocks else 0
 
     def begin(self, schedule: Schedule, step: int) -> StepBatch:
         """``allocate``, and the batch that the engine is to run."""
@@ -211,7 +222,7 @@ class Replica:
         if not self.spec.is_interruptible or self._pace.num_interrupted >= MOST_INTERRUPTED or not self._in_flight:
             return False
         is_one_of_many = len(self._in_flight) > 1 and self._ahead is None
-        return not is_one_of_many and self._in_flight[-1].running[0][0].kind is Kind.OFFLINE  # online first
+        return not is_one_of_many and self._in_flight[-1].running[0][0].kind is OFFLINE  # online first
 
     @property
     def copies(self) -> list[SlotOperations]:
@@ -227,11 +238,12 @@ class Replica:
         if running:
             own, copies = self._kv.take_operations(), self.copies_ahead
             copies = [*copies, own] if own else copies
-            self._in_flight.append(_Step(running, copies, schedule.share, schedule.latency_ms))
+            entries = _as_entries(running, schedule)
+            self._in_flight.append(_Step(running, entries, copies, schedule.share, schedule.latency_ms))
             ahead = self._kv.restore(returning)
             self.copies_ahead = [ahead] if ahead else []
             self._pace = self._pace.after(schedule, self.limits.max_num_seqs)
-            self.totals.steps_offline += running[-1][0].kind is Kind.OFFLINE  # entries are online first
+            self.totals.steps_offline += running[-1][0].kind is OFFLINE  # entries are online first
             self._observe_online_blocks()
         return running
 
@@ -240,6 +252,8 @@ class Replica:
         Nothing where the outcome has to be awaited: where a token depends on it, or where the step would take KV from
         somebody, or leave out something of its plan."""
         if not self._can_look_ahead or self._suspects or self._ahead is not None or len(self._in_flight) != 1:
+            return []
+        if self.handovers.is_giving:
             return []
         leaving = {**self._left, **self._aborting, **self._voided}
         expected = ExpectedOutcome.of(self._in_flight[0].running, leaving)
@@ -293,42 +307,49 @@ class Replica:
         self.totals.online_s += step.share.num_requests * turn_ms / 1e3
         self.totals.online_alone_s += step.share.num_requests * self._pace.credit.drift * step.share.alone_ms / 1e3
         self.totals.copy_wait_s += result.copy_wait_ms / 1e3
-        advance, sampled, spec = self._kv.advance, result.sampled, self.spec
-        generate, slo = self.table.online_order.generate, self._slo
-        num_tokens_gained = num_online = 0
+        advance, spec, order = self._kv.advance, self.spec, self.table.online_order
+        sampled, all_logprobs, failed = result.sampled, result.logprobs, result.failed
+        left, voided, aborting = self._left, self._voided, self._aborting
+        num_tokens_gained, online = 0, list[Request]()
         for sequence, num_tokens in step.running:
             request = sequence.request
             request.num_in_flight_tokens = 0
-            if (self._left and self._leaves(sequence)) or (self._voided and self._recomputes(sequence)):
+            if (left and self._leaves(sequence)) or (voided and self._recomputes(sequence)):
                 continue
-            if result.failed and request.request_id in result.failed:
+            if failed and request.request_id in failed:
                 self._foresight.err()
-                self._fail(sequence, result.failed[request.request_id], is_to_blame=True)
+                self._fail(sequence, failed[request.request_id], is_to_blame=True)
+                continue
+            if sequence.scoring is not None and not self._takes_scores(sequence, result.prompt_scores):
                 continue
             advance(sequence, num_tokens)
-            if self._aborting and self._aborts(sequence):
+            if aborting and self._aborts(sequence):
                 continue
             token_id = sampled.get(request.request_id)
             if token_id is not None:
-                logprobs = result.logprobs.get(request.request_id) if result.logprobs else None
+                logprobs = all_logprobs.get(request.request_id) if all_logprobs else None
                 reason = sequence.append(token_id, spec, logprobs)
-                if request.kind is Kind.ONLINE:
-                    num_online += 1
-                    generate(request)
-                    if slo is not None:
-                        slo.advance(request, now_ms)
+                if request.kind is ONLINE:
+                    online.append(request)
+                    if order.counts_output:
+                        order.generate(request)
                 if reason is not None:
                     self._end_choice(sequence, reason)
-                elif request.kind is Kind.ONLINE or sequence.gateway_id:
+                elif request.kind is ONLINE or sequence.gateway_id:
                     outputs.append((sequence.gateway_id, token_output(sequence)))
                 num_tokens_gained += 1
                 if sequence.num_failures:
                     sequence.num_failures = 0
                     self._suspects.clear(request.request_id)
             elif request.num_remaining_tokens == 0:
-                self._foresight.err()
-        self.totals.online_tokens += num_online
-        self.totals.offline_tokens += num_tokens_gained - num_online
+                if sequence.sampling.max_tokens == 0:
+                    self._end_choice(sequence, FinishReason.LENGTH)
+                else:
+                    self._foresight.err()
+        if self._slo is not None:
+            self._slo.advance_all(online, now_ms)
+        self.totals.online_tokens += len(online)
+        self.totals.offline_tokens += num_tokens_gained - len(online)
         if ahead is not None:
             self._go_on_with(ahead, bool(result.failed))
         self._observe_online_blocks()
@@ -378,11 +399,13 @@ class Replica:
 
     def in_flight(self) -> list[list[ScheduledRequest]]:
         """The steps that run, oldest first."""
+        if not self._left:
+            return [step.entries for step in self._in_flight]
         return [
             [
-                ScheduledRequest(sequence.request_id, sequence.kind, tokens)
-                for sequence, tokens in step.running
-                if self._left.get(sequence.request_id) is not sequence
+                entry
+                for entry, (sequence, _) in zip(step.entries, step.running, strict=True)
+                if self._left.get(entry.request_id) is not sequence
             ]
             for step in self._in_flight
         ]
@@ -391,7 +414,7 @@ class Replica:
         """What is held, as it is now, for a scheduler; unless it is to be told ``all_of_them``, without the online
         requests that have never run and that it was told of before."""
         self._kv.update_paused()
-        self._foresight.tell()
+        self._foresight.tell(self._now_ms() + (self._in_flight[-1].planned_ms if self._in_flight else 0.0))
         fresh, self._untold = self._untold, {}
         return self.table.copies(None if all_of_them else fresh)
 
@@ -406,18 +429,17 @@ class Replica:
                     self._readers.enter(request.request_id, self._block_hashes(request.request_id), runs)
             self._readers.change(plan.readers.changes)
 
-    def _num_online_blocks(self) -> int:
-        owners = self.pool.owners()
-        return owners.online + owners.shared
-
     def _observe_online_blocks(self) -> None:
-        self._reserve.observe(self._now_ms() / 1e3, self._num_online_blocks())
+        if self._reserve.leaves_blocks:
+            self._reserve.observe(self._now_ms() / 1e3, self.pool.num_held_online)
 
     def _admit(self, request: GenerateRequest) -> None:
         if request.request_id in self._sequences:
             return
         sequence = LiveSequence.admit(request, self.spec, self._tokenizer)
-        problem = why_never_held(sequence.request, self.limits, self.spec.max_model_len)
+        problem = why_never_held(sequence.request, self.limits, self.spec.max_model_len) or sequence.why_no_prompt_of(
+            self.spec
+        )
         if problem:
             self._ended.append(Ended(sequence, FinishReason.ERROR, problem))
             return
@@ -425,13 +447,17 @@ class Replica:
         if reason is not None:
             self._ended.append(Ended(sequence, reason))
             return
-        if sequence.kind is Kind.ONLINE:
-            if self._slo is not None:
-                now_ms = self._now_ms()
-                self._slo.arrive(sequence.request, now_ms, now_ms - self._waited_s(request.arrival_s) * 1e3)
+        if sequence.kind is ONLINE:
             self._untold[request.request_id] = None
+        self._add(sequence)
+
+    def _add(self, sequence: LiveSequence) -> None:
+        request = sequence.request
+        if request.kind is ONLINE and self._slo is not None:
+            now_ms = self._now_ms()
+            self._slo.arrive(request, now_ms, now_ms - self._waited_s(request.arrival_s) * 1e3)
         self._sequences[request.request_id] = sequence
-        self.table.add(sequence.request)
+        self.table.add(request)
 
     def _end_choice(self, sequence: LiveSequence, reason: FinishReason) -> None:
         """And the request with it, where it is its last."""
@@ -457,6 +483,19 @@ class Replica:
             self._voided[sequence.request_id] = None
         else:
             self._kv.lose(sequence.request)
+
+    def _takes_scores(self, sequence: LiveSequence, scores: dict[str, bytes]) -> bool:
+        """Of the part of its prompt that a step has computed, before that counts as computed."""
+        start, request_id = sequence.request.num_computed_tokens, sequence.request_id
+        if not sequence.shares_scores or start >= sequence.num_prompt_tokens:
+            return True
+        assert sequence.scoring is not None
+        hashes = sequence.block_hashes(self.limits.block_size)
+        if self._block_scores.add(sequence.scoring, hashes, start, scores.get(request_id, b"")):
+            return True
+        self._foresight.err()
+        self._fail(sequence, SCORES_LOST, is_to_blame=True)
+        return False
 
     def _go_on_with(self, ahead: StepAhead, has_failed: bool) -> None:
         """The step before it has ended: it is as any other. ``has_failed``: some who were in that one; those who
@@ -519,7 +558,7 @@ class Replica:
     def _engine_sequence(self, sequence: LiveSequence, num_tokens: int) -> Sequence:
         request = sequence.request
         end = request.num_computed_tokens + num_tokens
-        needs_sample = end == request.num_tokens
+        needs_sample = end == request.num_tokens and sequence.sampling.max_tokens > 0
         needs_history = needs_sample and sequence.adjusts_logits
         token_ids = sequence.token_ids[request.num_computed_tokens : end]
         if len(token_ids) < num_tokens:
@@ -533,21 +572,37 @@ class Replica:
             needs_sample,
             fills_right=self.pool.fills_right(request.kind),
             history=TokenHistory(sequence.token_ids, sequence.num_prompt_tokens) if needs_history else None,
+            scored_ids=() if sequence.scoring is None else sequence.scored_ids(request.num_computed_tokens, end),
         )
 
     def _end(self, sequence: LiveSequence, reason: FinishReason, error: str = "", may_be_retried: bool = False) -> None:
-        if self._is_ahead(sequence):
-            self._left[sequence.request_id] = sequence
-        elif sequence.request_id not in self._left:
-            self.pool.free(sequence.request_id)
-        self.table.remove(sequence.request_id)
-        del self._sequences[sequence.request_id]
-        self._readers.leave(sequence.request_id, has_read=reason is not FinishReason.ABORT and not may_be_retried)
-        self._suspects.forget(sequence.request_id)
+        self._forget(sequence, has_read=reason is not FinishReason.ABORT and not may_be_retried)
         if reason is FinishReason.ABORT:
             self.totals.aborted += 1
-        elif sequence.kind is Kind.ONLINE:
+        elif sequence.kind is ONLINE:
             self.totals.finished_online += 1
         else:
             self.totals.finished_offline += 1
         self._ended.append(Ended(sequence, reason, error, may_be_retried))
+
+    def _forget(self, sequence: LiveSequence, has_read: bool = True) -> None:
+        """Its blocks are free once no step writes to them. ``has_read``: what it was to read of the prefix cache."""
+        request_id = sequence.request_id
+        if self._is_ahead(sequence):
+            self._left[request_id] = sequence
+        elif request_id not in self._left:
+            self.pool.free(request_id)
+        self.table.remove(request_id)
+        del self._sequences[request_id]
+        self._readers.leave(request_id, has_read)
+        self._suspects.forget(request_id)
+        self._aborting.pop(request_id, None)
+        self.handovers.forget(request_id)
+
+
+def _as_entries(running: Running, schedule: Schedule) -> list[ScheduledRequest]:
+    """The schedule's own, where all of it runs, with all the tokens that it has there: more of them never run."""
+    num_scheduled = sum([entry.num_scheduled_tokens for entry in schedule.entries])
+    if num_scheduled == sum([num_tokens for _, num_tokens in running]):
+        return schedule.entries
+    return [ScheduledRequest(sequence.request_id, sequence.kind, num_tokens) for sequence, num_tokens in running]

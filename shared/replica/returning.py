@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from shared.scheduling.limits import Limits
-from shared.scheduling.request import Kind
+from shared.scheduling.request import OFFLINE, ONLINE
 from shared.scheduling.schedule import Schedule, ScheduledRequest
 from shared.scheduling.table import RequestTable
 
@@ -12,11 +12,12 @@ def split_returning(schedule: Schedule, table: RequestTable, limits: Limits) -> 
     """What is to run now, and whom to leave out: their KV is copied beside the step, and they run in the next one.
     That is so where the others would lose more time, all together, by waiting for the copies than those lose by
     sitting out a step; never where nobody else runs."""
-    if limits.swap_ms_per_slot == 0.0:
+    may_return = any(request.num_missing_slots for request in table.running(OFFLINE).values())
+    if limits.swap_ms_per_slot == 0.0 or not may_return:
         return schedule, []
     returning, num_slots = [], 0
     for entry in schedule.entries:
-        request = None if entry.kind is Kind.ONLINE else table.get(entry.request_id)  # only offline ones are paused
+        request = None if entry.kind is ONLINE else table.get(entry.request_id)  # only offline ones are paused
         if request is not None and request.is_paused and request.num_missing_slots:
             returning.append(entry)
             num_slots += request.num_missing_slots

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 from shared.clock import Clock, waited_s
 from shared.latency.model import LatencyModel
@@ -16,11 +17,11 @@ from shared.replica.sequence import LiveSequence, scheduled
 from shared.replica.told_readers import Path, ToldReaders
 from shared.scheduling.kv.prefix_cache import CacheChanges
 from shared.scheduling.limits import why_never_held
-from shared.scheduling.orders.offline.view import OfflineView
-from shared.scheduling.planning.mirror import ExecutorMirror
+from shared.scheduling.orders.offline.view import OfflineView, no_queue
+from shared.scheduling.planning.mirror import ARRIVAL_GRACE_STEPS, ExecutorMirror
 from shared.scheduling.planning.pipeline import Pipeline
 from shared.scheduling.policy import Policy
-from shared.scheduling.request import Kind, Request
+from shared.scheduling.request import OFFLINE, Request
 from shared.scheduling.schedule import Schedule
 
 MAX_PLAN_BYTES = 4 * 1024**2  # of the requests that one plan brings: half of what a message may have
@@ -54,18 +55,24 @@ class Scheduler:
         self._pool = pool
         self._tuning = tuning
         self._clock = clock
-        self._why_hopeless = why_hopeless or self.why_never_held
+        self._why_hopeless = why_hopeless
         self._refused: list[Ended] = []
         self._rate = info.strategy.make_offline_rate()
         self._is_idle = False  # the executor waits for a plan of the pipeline's next step
         self._has_news = False  # of the executor, since a plan was made
-        self._hashes = PromptHashes(info.spec.block_size, pool.prompt)
+        self._hashes = PromptHashes(info.spec.block_size, pool.scored_prompt)
         self._mirror = ExecutorMirror(info.limits(), info.strategy, self._hashes.of)
         self._readers = self._make_readers()
+        self._taken: dict[str, int] = {}  # not told of yet -> messages that may lack them
         self._pipeline = Pipeline(self._mirror, info.spec.pipeline_depth)
         self._plans = 0
         self._plan_s_total = 0.0
         self._plan_s_max = 0.0
+
+    def registered(self, info: ExecutorInfo) -> None:
+        """What the same incarnation is by now."""
+        self.info = info
+        self._mirror.limits = info.limits()
 
     def on_inbox(self, message: InboxMessage) -> None:
         """An online request reaches executor and scheduler at the same time; so does an abort."""
@@ -96,6 +103,7 @@ class Scheduler:
         for state in message.states if ahead_ms else ():
             state.deadline_ms += ahead_ms
         ended = [each.request_id for each in message.ended]
+        held = [each.request_id for each in message.states if each.kind is OFFLINE]
         pace = message.pace.at(now_ms)
         self._mirror.observe(
             message.states,
@@ -112,7 +120,7 @@ class Scheduler:
             self._readers = self._make_readers()
         if self._readers is not None:
             self._readers.forget(ended)
-            self._readers.hear((each.request_id for each in message.states if each.kind is Kind.OFFLINE), self._path)
+            self._readers.hear(held, self._pool.prompt)
         for request_id in ended:
             self._hashes.forget(request_id)
         for each in message.ended:
@@ -122,8 +130,21 @@ class Scheduler:
         in_flight = [] if message.idle else [*message.in_flight, message.entries]
         brought = self._pipeline.observe(message.step if message.idle else message.step + 1, in_flight)
         self._await_late(message.idle, brought, set(ended))
-        unwanted = self._settle(message)
+        unwanted = self._settle(message, held)
         return AbortRequests(unwanted) if unwanted else None
+
+    def took(self, request_id: str) -> None:
+        """The executor has taken this offline request from another one. What it told before is to come here yet."""
+        self._taken[request_id] = ARRIVAL_GRACE_STEPS
+
+    def gave(self, request_id: str) -> None:
+        """The executor has given this request, of either kind, to another one; unknown ids are ignored. Until it has
+        heard that itself it still tells of it."""
+        self._taken.pop(request_id, None)
+        self._mirror.depart(request_id)
+        self._hashes.forget(request_id)
+        if self._readers is not None:
+            self._readers.forget((request_id,))
 
     def plan(self) -> list[StepPlan]:
         """Assume the outcome of the steps in flight and plan what is due, in order: with pipeline depth K, up to the
@@ -133,6 +154,9 @@ class Scheduler:
         if not (self._has_news or self._is_idle):
             return []
         self._has_news = False
+        if self._is_idle and not (self._pool.num_waiting or self._mirror.table or self._pipeline.entering):
+            self._rate.rest()
+            return []
         plans: list[StepPlan] = []
         while self._pipeline.is_due:
             plan = self._plan_step()
@@ -151,6 +175,11 @@ class Scheduler:
         behind them: plan again."""
         refused, self._refused = self._refused, []
         return refused
+
+    @property
+    def is_for_prompts(self) -> bool:
+        """Requests begin there."""
+        return self._tuning()[0].role.is_for_prompts
 
     def why_never_held(self, request: Request) -> str:
         """Why the executor is too small for it; empty where it is not."""
@@ -174,15 +203,23 @@ class Scheduler:
             if request.request_id not in ended and self._pool.is_held(request.request_id, self.info.executor_id):
                 self._mirror.arrive(request)
 
-    def _settle(self, message: StepStarted) -> list[str]:
-        held = [state.request_id for state in message.states if state.kind is Kind.OFFLINE]
+    def _await_taken(self, told: set[str]) -> None:
+        """As ``ExecutorMirror.arrive``: some messages may lack it."""
+        left = ((request_id, num_left - 1) for request_id, num_left in self._taken.items() if request_id not in told)
+        self._taken = {request_id: num_left for request_id, num_left in left if num_left}
+
+    def _settle(self, message: StepStarted, held: list[str]) -> list[str]:
         ended = [e.request_id for e in message.ended if e.finish_reason is not FinishReason.ABORT]
         with_error = {each.request_id for each in message.ended if each.finish_reason is FinishReason.ERROR}
-        coming = dict.fromkeys([*self._pipeline.entering, *self._mirror.late])
+        if self._taken:
+            self._await_taken({*held, *(each.request_id for each in message.ended)})
+        coming = dict.fromkeys([*self._pipeline.entering, *self._mirror.late, *self._taken])
         for request_id in held:
             coming.pop(request_id, None)
         unwanted = self._pool.settle(self.info.executor_id, [*held, *coming], ended, with_error)
-        unwanted = [request_id for request_id in unwanted if request_id not in coming]
+        if unwanted:
+            leaving = {state.request_id for state in message.states if state.is_held}  # for another, or to come back
+            unwanted = [each for each in unwanted if each not in coming and each not in leaving]
         for request_id in unwanted:
             self._mirror.depart(request_id)
         return unwanted
@@ -193,7 +230,8 @@ class Scheduler:
         if self._pool.num_waiting == 0:
             self._rate.rest()
         hopeless: dict[str, str] = {}
-        schedule = self._pipeline.plan(lambda view: self._candidates(view, start_s, hopeless), policy, model)
+        queue = partial(self._candidates, start_s, hopeless) if policy.role.is_for_prompts else no_queue
+        schedule = self._pipeline.plan(queue, policy, model)
         self._refuse(hopeless)
         plan = self._message(self._pipeline.next_step, schedule)
         if plan.entries:
@@ -204,7 +242,7 @@ class Scheduler:
         self._plan_s_max = max(self._plan_s_max, elapsed_s)
         return plan
 
-    def _candidates(self, view: OfflineView, now_s: float, hopeless: dict[str, str]) -> Iterator[Request]:
+    def _candidates(self, now_s: float, hopeless: dict[str, str], view: OfflineView) -> Iterator[Request]:
         """What may enter now, in order, as far as a message can bring it; requests that the executor can never hold are
         passed over, so that nobody waits behind them, and noted where no other can. Of suspects, one at a time: what
         breaks then is known to be its doing."""
@@ -213,7 +251,7 @@ class Scheduler:
         executor_id, has_suspect, num_set_aside, num_bytes = self.info.executor_id, False, 0, 0
         for request in self._rate.open(self._pool.in_order(replace(view, reader=executor_id)), now_s):
             if self.why_never_held(request):
-                if why := self._why_hopeless(request):
+                if why := (self._why_hopeless or self.why_never_held)(request):
                     hopeless[request.request_id] = why
                 num_set_aside += 1
                 if num_set_aside == MAX_SET_ASIDE:
@@ -245,6 +283,7 @@ class Scheduler:
             pool.demand(info.spec.block_size),
             self._mirror.told_cache,
             lambda request_id: pool.is_held(request_id, info.executor_id),
+            self._hashes.of,
             self._clock.monotonic_s(),
         )
 
@@ -258,7 +297,7 @@ class Scheduler:
         entering = [
             entry.request_id
             for entry in schedule.entries
-            if entry.kind is Kind.OFFLINE and entry.request_id not in self._mirror.table
+            if entry.kind is OFFLINE and entry.request_id not in self._mirror.table
         ]
         self._rate.enter(len(entering))
         admitted = [self._pool.take(request_id, self.info.executor_id) for request_id in entering]
@@ -278,7 +317,9 @@ class Scheduler:
 
 
 def why_never_held_by_any(request: Request, schedulers: Iterable[Scheduler]) -> str:
-    """Of these executors, in the words of the largest; empty where one can hold it, or there is none."""
-    by_size = sorted(schedulers, key=lambda each: each.info.spec.num_blocks * each.info.spec.block_size)
+    """Of those of these executors where offline requests begin, in the words of the largest; empty where one can hold
+    it, or there is none."""
+    there = (each for each in schedulers if each.is_for_prompts)
+    by_size = sorted(there, key=lambda each: each.info.spec.num_blocks * each.info.spec.block_size)
     reasons = [scheduler.why_never_held(request) for scheduler in by_size]
     return reasons[-1] if reasons and all(reasons) else ""

@@ -10,7 +10,8 @@ from shared.protocol.executors import EngineSpec
 from shared.protocol.requests import GenerateRequest
 from shared.protocol.sampling import FinishReason, SamplingParams
 from shared.protocol.tokens import ChoiceOutput, TokenLogprobs
-from shared.scheduling.kv.block_hash import block_hash, hash_chain
+from shared.replica.prompt_scores import PromptScoring
+from shared.scheduling.kv.block_hash import block_hash, hash_chain, scored_chain
 from shared.scheduling.request import Kind, Request
 from shared.text.tokenizer import IncrementalDetokenizer, Tokenizer
 
@@ -34,6 +35,8 @@ class LiveSequence:
     logprobs: list[TokenLogprobs] = field(default_factory=list)  # of those, where asked for
     http_request_id: str = ""  # for the log
     ended_choices: list[ChoiceOutput] = field(default_factory=list)  # those before the one that is generated
+    scoring: PromptScoring | None = None  # where the prompt's tokens are to be scored
+    shares_scores: bool = False  # with those whose prompts begin as its own, and with nobody else
     _block_hashes: list[bytes] = field(default_factory=list)
 
     @classmethod
@@ -43,6 +46,7 @@ class LiveSequence:
         stop_strings = _stop_strings(request.sampling, tokenizer)
         if stop_strings is not None and output:
             stop_strings.push(output)
+        num_top = request.sampling.prompt_logprobs
         return cls(
             request=scheduled(request, spec.max_model_len),
             token_ids=prompt + output,
@@ -52,6 +56,8 @@ class LiveSequence:
             stop_strings=stop_strings,
             adjusts_logits=request.sampling.adjusts_logits,
             http_request_id=request.http_request_id,
+            scoring=None if num_top is None else PromptScoring(num_top, len(prompt)),
+            shares_scores=num_top is not None,
         )
 
     @property
@@ -72,6 +78,11 @@ class LiveSequence:
         """To be generated after this one."""
         return self.sampling.n > len(self.ended_choices) + 1
 
+    def why_no_prompt_of(self, spec: EngineSpec) -> str:
+        """What of its tokens the model does not know; empty where it knows them all."""
+        largest = max(self.token_ids, default=0)
+        return "" if largest < spec.vocab_size else f"token {largest} is beyond the vocabulary of {spec.vocab_size}"
+
     @property
     def output_token_ids(self) -> list[int]:
         return self.token_ids[self.num_prompt_tokens :]
@@ -81,13 +92,27 @@ class LiveSequence:
         return len(self.token_ids) - self.num_prompt_tokens
 
     def block_hashes(self, block_size: int) -> list[bytes]:
-        """Of the full blocks of all tokens so far; not to be changed."""
+        """Of the full blocks of all tokens so far, or of those whose tokens are scored; not to be changed."""
         hashes, token_ids = self._block_hashes, self.token_ids
+        if self.shares_scores:
+            return self._scored_hashes(block_size)
         if not hashes:
             self._block_hashes = hashes = hash_chain(token_ids, block_size)
         for start in range(len(hashes) * block_size, len(token_ids) - block_size + 1, block_size):
             hashes.append(block_hash(hashes[-1] if hashes else b"", token_ids[start : start + block_size]))
         return hashes
+
+    def _scored_hashes(self, block_size: int) -> list[bytes]:
+        num_top = self.sampling.prompt_logprobs
+        if not self._block_hashes and num_top is not None:
+            self._block_hashes = scored_chain(self.token_ids[: self.num_prompt_tokens], block_size, num_top)
+        return self._block_hashes
+
+    def scored_ids(self, start: int, end: int) -> list[int]:
+        """Of the prompt's tokens that follow those of [start, end): to be scored, where they are not all known."""
+        if self.scoring is None or self.scoring.is_complete:
+            return []
+        return self.token_ids[start + 1 : min(end + 1, self.num_prompt_tokens)]
 
     def append(self, token_id: int, spec: EngineSpec, logprobs: TokenLogprobs | None = None) -> FinishReason | None:
         """Take one sampled token; why the sequence ends with it, if it does. A stop token is not part of the output."""
@@ -117,6 +142,21 @@ class LiveSequence:
         self.stop_strings = _stop_strings(self.sampling, tokenizer)
         return True
 
+    def bring_scores(self, packed: bytes) -> None:
+        """They are known from another executor. Its blocks are as any other's."""
+        assert self.sampling.prompt_logprobs is not None
+        self.scoring = PromptScoring(self.sampling.prompt_logprobs, self.num_prompt_tokens, packed)
+        self.shares_scores = False
+
+    @property
+    def prompt_scores(self) -> bytes | None:
+        """Where they were asked for, and are all known."""
+        return None if self.scoring is None else self.scoring.whole
+
+    def take_prompt_scores(self) -> bytes | None:
+        """``prompt_scores``, where nobody was told of them: for who waits for tokens."""
+        return None if self.scoring is None else self.scoring.take()
+
     def choice(self, reason: FinishReason) -> ChoiceOutput:
         """The one that is generated, as it ends."""
         logprobs = None if self.sampling.logprobs is None else self.logprobs
@@ -134,6 +174,8 @@ class LiveSequence:
         """Why a resumed sequence has nothing left to generate, if so."""
         if self.stop_strings is not None and self.stop_strings.stopped:
             return FinishReason.STOP
+        if self.sampling.max_tokens == 0:
+            return None  # its prompt is to be computed
         has_output = len(self.token_ids) > self.num_prompt_tokens
         if has_output and not self.sampling.ignore_eos and self.token_ids[-1] in spec.eos_token_ids:
             return FinishReason.STOP

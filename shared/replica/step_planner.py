@@ -37,13 +37,15 @@ class StepPlanner:
     def take_plan(self, plan: StepPlan, is_late: bool = False) -> None:
         """Keep the plan of a step to come. Of one whose step has started already, or which ``is_late`` for another
         reason, the requests are taken: they wait for the next, so that offline work goes on where plans come later than
-        steps start."""
+        steps start. One of a step that nobody can plan yet makes no sense, and is dropped."""
         self._tells_all = self._tells_all or plan.wants_all
         if plan.step < self.step or is_late:
             self._replica.totals.plans_stale += 1
             self._replica.take_in_late(plan)
-        else:
+        elif plan.step <= self.step + self._depth:
             self._plans[plan.step] = plan
+        else:
+            self._replica.totals.plans_stale += 1
 
     def next_step(self, policy: Policy, model: LatencyModel) -> tuple[PlanSource, Running]:
         """The plan where it came in time; else, or where nothing of it is left to run, a plan made here. A plan of

@@ -16,9 +16,10 @@ from shared.protocol.steps import ReaderCounts
 from shared.replica.prompt_demand import PromptDemand
 from shared.scheduling.kv.block_hash import HASH_BYTES
 from shared.scheduling.kv.prefix_cache import PrefixCacheMirror
-from shared.scheduling.request import Kind
+from shared.scheduling.request import OFFLINE
 
 MAX_LOOKED_UP = 32  # runs with one plan
+MAX_USUAL = 8  # requests with one plan whose prompts are hashed for that
 MAX_CHANGED_BLOCKS = 1024  # told again with one plan, but for the rest of one run; 16 bytes each
 MAX_CAUGHT_UP = 32  # requests of a pool that was there before, with one plan
 MIN_TOLD = 1024  # requests, below which those that are gone are not looked for
@@ -44,18 +45,27 @@ class ToldReaders:
     and they are in its cache: no more than the cache has blocks."""
 
     def __init__(
-        self, demand: PromptDemand, cache: PrefixCacheMirror, is_held: Callable[[str], bool], now_s: float
+        self,
+        demand: PromptDemand,
+        cache: PrefixCacheMirror,
+        is_held: Callable[[str], bool],
+        hashes_of: Callable[[str], Sequence[bytes]],
+        now_s: float,
     ) -> None:
-        """``cache``: the executor's, as it tells it; ``is_held``: by the executor, of a request's id; ``now_s``: from
-        then on all is told anew."""
+        """``cache``: the executor's, as it tells it; of a request's id: whether the executor has it, ``is_held``, and
+        the hashes of its full blocks, ``hashes_of``; ``now_s``: from then on all is told anew."""
         self._demand = demand
         self._cache = cache
         self._is_held = is_held
+        self._hashes_of = hashes_of
         self._since_s = now_s
         self._num_words = 0
         self._runs = OrderedDict[bytes, _Run]()  # by the hash of their last block; those next in turn first
         self._num_known_changes = 0  # of the demand, since when all but the next ``_num_unseen`` runs were looked at
         self._num_unseen = 0
+        self._untold: dict[
+            str, bytes
+        ] = {}  # prompts, packed, of requests that are held; told before any run, last first
         self._told: dict[str, None] = {}  # requests that are held, those that enter, and some that never did
         self._most_told = MIN_TOLD
 
@@ -63,14 +73,12 @@ class ToldReaders:
         """Runs that are known."""
         return len(self._runs)
 
-    def hear(self, held: Iterable[str], path_of: Callable[[str], Path | None]) -> None:
+    def hear(self, held: Iterable[str], prompt_of: Callable[[str], bytes | None]) -> None:
         """The executor holds these. Those that it was told nothing of (it had them when the scheduler began, or a plan
-        was lost) are told next. ``path_of``: by id; None where it is not known."""
+        was lost) are told next. ``prompt_of``: packed, by id; None where it is not known."""
         for request_id in held:
-            if request_id not in self._told and (path := path_of(request_id)) is not None:
-                prompt, hashes = path
-                self._keep(_Run(request_id, prompt, 0, len(hashes), b"".join(hashes), 0), is_next=True)
-                self._num_unseen += 1
+            if request_id not in self._told and (prompt := prompt_of(request_id)) is not None:
+                self._untold[request_id] = prompt
                 self._told[request_id] = None
         if len(self._told) > self._most_told:
             self._told = {request_id: None for request_id in self._told if self._is_held(request_id)}
@@ -80,6 +88,7 @@ class ToldReaders:
         """The executor holds these no more."""
         for request_id in ended:
             self._told.pop(request_id, None)
+            self._untold.pop(request_id, None)
 
     def tell(self, entering: Iterable[tuple[str, Path]]) -> ReaderCounts:
         """With a plan. ``entering``: those that it brings, by id, in its order."""
@@ -102,9 +111,9 @@ class ToldReaders:
         num_blocks = 0
         if self._num_known_changes != self._demand.num_changes:
             self._num_known_changes, self._num_unseen = self._demand.num_changes, len(self._runs)
-        for _ in range(min(MAX_LOOKED_UP, self._num_unseen, len(self._runs))):
-            self._num_unseen -= 1
-            _, run = self._runs.popitem(last=False)
+        num_untold = min(MAX_USUAL, len(self._untold))
+        for _ in range(num_untold or min(MAX_LOOKED_UP, self._num_unseen, len(self._runs))):
+            run = self._next_run()
             if not self._matters(run):
                 continue
             told = self._look_up(run)
@@ -114,11 +123,20 @@ class ToldReaders:
                 break
         return changes
 
+    def _next_run(self) -> _Run:
+        """There is one."""
+        if self._untold:  # hashed not before its turn: there may be hundreds
+            request_id, prompt = self._untold.popitem()
+            hashes = self._hashes_of(request_id)
+            return _Run(request_id, prompt, 0, len(hashes), b"".join(hashes), 0)
+        self._num_unseen -= 1
+        return self._runs.popitem(last=False)[1]
+
     def _matters(self, run: _Run) -> bool:
         if self._is_held(run.request_id):
             return True
         first = (run.hashes[:HASH_BYTES],)
-        is_cached = self._cache.is_stale or self._cache.look_up(first, Kind.OFFLINE).num_blocks > 0
+        is_cached = self._cache.is_stale or self._cache.look_up(first, OFFLINE).num_blocks > 0
         return run.num_readers > 0 and is_cached
 
     def _look_up(self, run: _Run) -> list[_Run]:
@@ -137,12 +155,12 @@ class ToldReaders:
             start = end
         return to_tell
 
-    def _keep(self, run: _Run, is_next: bool = False) -> None:
-        """Last in turn, unless it ``is_next``."""
+    def _keep(self, run: _Run) -> None:
+        """Last in turn."""
         key = run.hashes[-HASH_BYTES:]
         if key:
             self._runs[key] = run
-            self._runs.move_to_end(key, last=not is_next)
+            self._runs.move_to_end(key)
 
 
 def _is_off(told: int, now: int) -> bool:

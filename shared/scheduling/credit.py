@@ -8,8 +8,13 @@ of it.
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
+from msgspec import Meta
 from msgspec.structs import replace
+
+from shared.bounds import Amount, Count, Finite
 
 MOST_EXTRA = 1.0  # of a step of decodes, over what it takes alone: who comes meanwhile waits for its end
 SAVED_STEPS, OWED_STEPS = 1.0, 4.0  # so many of those can be paid at the most, or owed
@@ -18,13 +23,15 @@ PERIOD, NUM_PROBES = 64, 6  # steps, and how many of them have no offline work
 LEAST_DRIFT, MOST_DRIFT = 0.2, 5.0
 MOST_SURPRISE = 1.25  # times the drift so far: a step that takes longer met something that is no part of it
 
+Drift = Annotated[float, Meta(ge=LEAST_DRIFT, le=MOST_DRIFT)]
+
 
 class OnlineShare(msgspec.Struct, frozen=True, array_like=True):
     """The online part of a step that is held to a tolerance; of another ``num_requests`` is 0."""
 
-    num_requests: int = 0
-    alone_ms: float = 0.0  # predicted for the step without its offline work
-    tolerance: float = 0.0  # share of that time by which online tokens may come later in the mean
+    num_requests: Count = 0
+    alone_ms: Amount = 0.0  # predicted for the step without its offline work
+    tolerance: Amount = 0.0  # share of that time by which online tokens may come later in the mean
     has_prompts: bool = False  # somebody waits for a first token
 
 
@@ -35,10 +42,10 @@ class Credit(msgspec.Struct, frozen=True, array_like=True):
     """Of one executor, after the steps so far. ``saved_ms``: what offline work may yet add, times the online requests
     that it adds it to; negative where it owes."""
 
-    saved_ms: float = 0.0
-    drift: float = 1.0  # what steps of online work alone take, over what the model says
-    num_steps: int = 0  # with online work
-    num_alone: int = 0  # of those, the last in a row that had no other
+    saved_ms: Finite = 0.0
+    drift: Drift = 1.0  # what steps of online work alone take, over what the model says
+    num_steps: Count = 0  # with online work
+    num_alone: Count = 0  # of those, the last in a row that had no other
 
     def budget_ms(self, share: OnlineShare) -> float:
         """L of a step: what its online part takes, and what offline work may add."""

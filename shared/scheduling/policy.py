@@ -4,7 +4,11 @@ import math
 from dataclasses import dataclass
 
 from shared.latency.model import LatencyModel, cheapest_step_ms
+from shared.scheduling.placement.role import Role
 
+DEFAULT_MIX_SAMPLES = (
+    8  # with fewer, long requests wait long; with many, tokens/s fall: benchmarks.scheduling.mix_samples
+)
 IDLE_STEP_FACTOR = 2.0  # so that a step with nobody online fits as much as costs what the cheapest step costs
 
 
@@ -34,7 +38,9 @@ class Policy:
     a step while no online request is held. No token waits for such a step, only a request that comes meanwhile.
     ``tolerance``: instead of L, the share of the time that online tokens take alone by which offline work may make them
     come later (``shared.scheduling.credit``). ``benefit``: what tokens are worth to a packing that compares them.
-    ``batch_multiple``: of which the tokens of a step with offline prompts are to be a multiple; 0: of none.
+    ``batch_multiple``: of which the tokens of a step with offline prompts are to be a multiple; 0: of none. ``role``:
+    what the executor acts as. ``mix_samples``: K of OOCO Alg. 2. ``sheds_online``: where online requests that decode
+    take longer than L by themselves, some of them are left out.
     """
 
     latency_budget_ms: float = math.inf
@@ -44,6 +50,9 @@ class Policy:
     tolerance: float | None = None
     benefit: Benefit = DEFAULT_BENEFIT
     batch_multiple: int = 0
+    role: Role = Role.MIXED
+    mix_samples: int = DEFAULT_MIX_SAMPLES
+    sheds_online: bool = False
 
     def budget_ms(self, has_online: bool, model: LatencyModel) -> float:
         """L of a step, before its online part is known; ``has_online``: an online request is held, whether it runs or
@@ -52,6 +61,18 @@ class Policy:
         if has_online or self.latency_budget_ms == math.inf:
             return self.latency_budget_ms
         return max(self.latency_budget_ms, self.idle_budget_ms, IDLE_STEP_FACTOR * cheapest_step_ms(model))
+
+    @property
+    def decodes_limit_ms(self) -> float:
+        """S of OOCO, the time that a step of decodes is held to; infinite where there is no such number, as under a
+        tolerance."""
+        return self.latency_budget_ms or math.inf
+
+    @property
+    def online_limit_ms(self) -> float:
+        """What online requests that decode may take by themselves; infinite where all of them run. A relaxed executor
+        keeps no time between tokens."""
+        return self.decodes_limit_ms if self.sheds_online and self.role is not Role.RELAXED else math.inf
 
     def starves_ms(self, model: LatencyModel) -> float | None:
         """What the cheapest step costs, where that is over the budget of steps beside online work: no offline request

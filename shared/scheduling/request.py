@@ -2,8 +2,16 @@
 
 import enum
 import math
+from collections.abc import Iterable
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
+
+from shared.bounds import MOST, Amount, Count, Moment, Weight
+
+HELD = -1  # in the place of a step's tokens
+InFlight = Annotated[int, Meta(ge=HELD, le=MOST)]
 
 
 class Kind(enum.IntEnum):
@@ -11,6 +19,9 @@ class Kind(enum.IntEnum):
 
     ONLINE = 0
     OFFLINE = 1
+
+
+ONLINE, OFFLINE = Kind  # for each token and block: up to Python 3.11 a member is looked up in ten times as long
 
 
 class Request(msgspec.Struct, array_like=True, gc=False):
@@ -24,20 +35,20 @@ class Request(msgspec.Struct, array_like=True, gc=False):
 
     request_id: str
     kind: Kind
-    num_tokens: int
-    max_total_tokens: int  # prompt plus the most output it may have
-    num_computed_tokens: int = 0
-    num_blocks: int = 0
+    num_tokens: Count
+    max_total_tokens: Count  # prompt plus the most output it may have
+    num_computed_tokens: Count = 0
+    num_blocks: Count = 0
     client_id: str = ""  # whom fairness by client counts it for; empty for offline requests
     was_admitted: bool = False  # had KV before, so that its prompt is counted already
-    num_in_flight_tokens: int = 0  # its share of a step that runs now; 0 where it is in none
-    num_kept_blocks: int | None = None  # set while it is paused: those of its blocks that others cannot take
-    num_missing_slots: int = 0  # KV slots that have to come back from the host first: M^cpu of BROS, in slots
-    arrival_s: float = 0.0  # unix time, at the gateway; of the whole batch for one of its lines
-    deadline_ms: float = math.inf  # of the token group that it waits for, on the clock of whoever holds it
-    num_group_tokens_left: int = 1  # of that group, not returned yet: k_i of BROS Alg. 1
-    client_weight: float = 1.0  # the client's share of service against that of others; the online order remembers it
-    num_resumed_tokens: int | None = None  # of its answer, from the executor that had it before; None where none had
+    num_in_flight_tokens: InFlight = 0  # its share of a step that runs now; 0 where in none; HELD for another executor
+    num_kept_blocks: Count | None = None  # set while it is paused: those of its blocks that others cannot take
+    num_missing_slots: Count = 0  # KV slots that have to come back from the host first: M^cpu of BROS, in slots
+    arrival_s: Amount = 0.0  # unix time, at the gateway; of the whole batch for one of its lines
+    deadline_ms: Moment = math.inf  # of the token group that it waits for, on the clock of whoever holds it
+    num_group_tokens_left: Count = 1  # of that group, not returned yet: k_i of BROS Alg. 1
+    client_weight: Weight = 1.0  # the client's share of service against that of others; the online order remembers it
+    num_resumed_tokens: Count | None = None  # of its answer, from the executor that had it before; None where none had
     awaits_first_token: bool = False  # set by a deadline rule to which that matters
     ends_at_limit: bool = False  # nothing ends it before it has max_total_tokens: its length is known
 
@@ -57,8 +68,13 @@ class Request(msgspec.Struct, array_like=True, gc=False):
 
     @property
     def is_in_flight(self) -> bool:
-        """It is in a step that runs now: neither to be scheduled nor to lose its KV until that ends."""
-        return self.num_in_flight_tokens > 0
+        """It is in a step that runs now, or held: neither to be scheduled nor to lose its KV until that ends."""
+        return self.num_in_flight_tokens != 0
+
+    @property
+    def is_held(self) -> bool:
+        """It is about to move to another executor, which reads its KV."""
+        return self.num_in_flight_tokens == HELD
 
     @property
     def is_paused(self) -> bool:
@@ -81,3 +97,13 @@ class Request(msgspec.Struct, array_like=True, gc=False):
         num_own_blocks = self.num_blocks if kept is None else kept
         missing = -(-(self.num_computed_tokens + num_tokens) // block_size) - num_own_blocks
         return missing if missing > 0 else 0
+
+
+def split_decodes(requests: Iterable[Request]) -> tuple[list[Request], list[Request]]:
+    """Those whose next step ``is_decode``, and the others, each in order."""
+    decodes: list[Request] = []
+    prefills: list[Request] = []
+    for request in requests:
+        num_computed = request.num_computed_tokens
+        (decodes if num_computed and request.num_tokens - num_computed == 1 else prefills).append(request)
+    return decodes, prefills

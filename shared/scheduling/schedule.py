@@ -4,8 +4,11 @@ from dataclasses import dataclass
 
 import msgspec
 
+from shared.bounds import Count
 from shared.scheduling.credit import NO_SHARE, OnlineShare
 from shared.scheduling.request import Kind
+
+LATEST = "latest"  # the rule by which most schedules choose who gives way
 
 
 class ScheduledRequest(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -14,7 +17,7 @@ class ScheduledRequest(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     request_id: str
     kind: Kind
-    num_scheduled_tokens: int  # 1 for a decode, the chunk's length for a prefill
+    num_scheduled_tokens: Count  # 1 for a decode, the chunk's length for a prefill
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,3 +30,4 @@ class Schedule:
     num_dropped: int = 0  # entries of a plan that no longer fitted
     hit_time_limit: bool = False  # an online request stayed out because the step would have taken too long
     share: OnlineShare = NO_SHARE
+    gives_way: str = LATEST  # who, where its blocks turn out to be short: a rule of ``packing.giving_way``

@@ -32,13 +32,19 @@ from shared.scheduling.orders.online.order import OnlineOrder
 from shared.scheduling.orders.online.registry import ONLINE_ORDERS, OnlineOrderKnobs, make_online_order
 from shared.scheduling.packing.packings import PACKINGS, packing_named
 from shared.scheduling.packing.token_slo import DEADLINE_RULES, TokenSlo
-from shared.scheduling.policy import DEFAULT_BENEFIT, Benefit, Policy
+from shared.scheduling.policy import DEFAULT_BENEFIT, DEFAULT_MIX_SAMPLES, Benefit, Policy
+from shared.scheduling.request import Kind
 from shared.settings.setting import BASE, choices
 
-PRESET_NAMES = ("hygen", "sarathi++", "hygen-star", "online-only", "bros", "round-robin", "fcfs", "echo", "blendserve")
+PRESET_NAMES = (
+    *("hygen", "sarathi++", "hygen-star", "online-only", "bros", "round-robin", "fcfs", "echo", "blendserve"),
+    "ooco",
+)
 LATENCY_BUDGETS = ("none", "fixed", "profiled", "deadline")
 KNOBS = ("online_knobs", "offline_knobs")  # fields
 OFFLINE_RATES = ("unlimited", "fixed")
+OFFLINE_HANDOVERS = ("pushed", "pulled")
+ONLINE_OVERLOADS = ("best-effort", "shed")
 NO_OFFLINE_WORK = "none"
 BLIND_IDLE_BUDGET_MS = 100.0  # of steps that cannot be stopped, where nothing is said of what TTFT can bear
 
@@ -91,6 +97,22 @@ class Strategy(msgspec.Struct, frozen=True, kw_only=True):
             "online requests held",
         ),
     ] = "none"
+    offline_handover: Annotated[
+        str,
+        _one_of(
+            OFFLINE_HANDOVERS,
+            "executors with roles: where offline requests generate: on strict ones, as online requests do, or where "
+            "their prompt was until a strict one asks for them",
+        ),
+    ] = "pushed"
+    online_overload: Annotated[
+        str,
+        _one_of(
+            ONLINE_OVERLOADS,
+            "mix-decoding: where online decodes alone take longer than budget_ms: all of them run, or as many as do "
+            "not, the oldest",
+        ),
+    ] = "best-effort"
     budget_ms: Annotated[float, Meta(ge=0, description="fixed latency budget of a step; 0: as it is profiled")] = 0.0
     tolerance: Annotated[
         float,
@@ -139,6 +161,23 @@ class Strategy(msgspec.Struct, frozen=True, kw_only=True):
     decode_benefit: Annotated[
         float, Meta(gt=0, description="kv-aware packing: what generating an offline token is worth")
     ] = DEFAULT_BENEFIT.decode
+    mix_samples: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="mix-decoding: offline decodes of a step that are drawn at random, so that long ones run too, "
+            "before the shortest of the others",
+        ),
+    ] = DEFAULT_MIX_SAMPLES
+    pull_margin: Annotated[
+        float,
+        Meta(
+            ge=0,
+            lt=1,
+            description="pulled: share of the latency budget that a strict executor's step must leave before it asks "
+            "for another offline request",
+        ),
+    ] = 0.1
     batch_multiple: Annotated[
         int,
         Meta(
@@ -215,9 +254,30 @@ class Strategy(msgspec.Struct, frozen=True, kw_only=True):
         return OfflineRate(self.offline_qps if self.offline_rate == "fixed" else math.inf)
 
     @property
+    def pushed_kinds(self) -> tuple[Kind, ...]:
+        """Those that go from a relaxed executor to a strict one as soon as their prompt is computed."""
+        return (Kind.ONLINE,) if self.pulls else (Kind.ONLINE, Kind.OFFLINE)
+
+    @property
+    def pulls(self) -> bool:
+        """Strict executors ask for offline requests."""
+        return self.offline_handover == "pulled"
+
+    @property
     def sharing(self) -> KVSharing:
         """What becomes of offline requests' KV. Raises ValueError for an unknown name."""
         return kv_sharing_named(self.kv_sharing)
+
+    @property
+    def why_no_pools(self) -> str:
+        """Why requests cannot move with their KV, so that executors are neither strict nor relaxed; empty where they
+        can."""
+        if not self.sharing.pauses:
+            return ""
+        return (
+            f"with kv_sharing {self.kv_sharing} KV is paused and shares blocks, which does not move between strict and "
+            "relaxed executors: set it to recompute"
+        )
 
     def make_pool(self, limits: Limits, num_host_slots: int) -> KVPool:
         """An executor's KV blocks; ``num_host_slots``: KV slots of host memory behind them."""
@@ -254,7 +314,14 @@ class Strategy(msgspec.Struct, frozen=True, kw_only=True):
         """The policy of a step under a budget, or with a ``tolerance`` under that; without a known one, or without a
         latency model to keep deadlines with, a strategy that needs it serves no offline work yet. A step without online
         requests that the engine can stop, ``is_interruptible``, needs no bound."""
-        own = partial(Policy, packing=self.packing, benefit=self.benefit, batch_multiple=self.batch_multiple)
+        own = partial(
+            Policy,
+            packing=self.packing,
+            benefit=self.benefit,
+            batch_multiple=self.batch_multiple,
+            mix_samples=self.mix_samples,
+            sheds_online=self.online_overload == "shed",
+        )
         if not self.uses_latency_budget:
             return own(math.inf, self.serves_offline and (model_is_known or not self.uses_deadlines))
         if latency_budget_ms is None:
@@ -278,6 +345,12 @@ class Strategy(msgspec.Struct, frozen=True, kw_only=True):
             return f"packing {self.packing} lets nobody pass: leave --kv-reserve {self.kv_reserve} out"
         if self.batch_multiple and not packing.cuts_to_multiples:
             return f"packing {self.packing} cuts no prompts to multiples: leave --batch-multiple out"
+        if self.why_no_pools and packing.moves_requests:
+            return f"packing {self.packing} is for executors that hand requests over: {self.why_no_pools}"
+        if self.online_overload == "shed" and not packing.sheds_online:
+            return f"packing {self.packing} leaves no online decode out: leave --online-overload shed out"
+        if self.online_overload == "shed" and self.latency_budget != "fixed":
+            return "--online-overload shed leaves out what breaks the SLO: give that as --budget-ms"
         if self.budget_ms and self.latency_budget != "fixed":
             return f"latency budget {self.latency_budget} is no number of milliseconds: leave --budget-ms out"
         if self.offline_qps and self.offline_rate != "fixed":
@@ -318,6 +391,8 @@ PRESETS = {
         ),
         # BlendServe: section 3, and beside online work under HyGen's budget, which it does not have
         Strategy(preset="blendserve", offline_order="blend"),
+        # OOCO: section 3.4; S is --budget-ms
+        Strategy(preset="ooco", packing="mix-decoding", offline_handover="pulled"),
     )
 }
 

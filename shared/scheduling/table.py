@@ -7,9 +7,10 @@ from itertools import chain, count, takewhile
 from operator import attrgetter, methodcaller
 
 from shared.scheduling.orders.online.order import ClientCounters, OnlineOrder
-from shared.scheduling.request import Kind, Request
+from shared.scheduling.request import OFFLINE, ONLINE, Kind, Request
 
 _was_admitted = attrgetter("was_admitted")
+_is_held = attrgetter("is_held")
 _copy = methodcaller("__copy__")  # what copy.copy ends at, in a third of its time
 
 
@@ -52,8 +53,8 @@ class RequestTable:
 
     @property
     def holds_online(self) -> bool:
-        """Any online request, whether it runs or waits."""
-        return bool(self._running[Kind.ONLINE] or self._waiting[Kind.ONLINE])
+        """Any online request, whether it runs or waits, but for those that are about to move to another executor."""
+        return bool(self._waiting[ONLINE]) or not all(map(_is_held, self._running[ONLINE].values()))
 
     def running(self, kind: Kind) -> dict[str, Request]:
         """Requests with KV, by id, in scheduling order; not to be changed."""
@@ -65,14 +66,14 @@ class RequestTable:
 
     def online_queue(self) -> Iterator[Request]:
         """Online requests without KV, in the online order; the table must not change while this is read."""
-        return self.online_order.in_order(self._waiting[Kind.ONLINE])
+        return self.online_order.in_order(self._waiting[ONLINE])
 
     def add(self, request: Request) -> None:
         """At the end of its queue. Raises ValueError for an id that is here already."""
         if request.request_id in self:
             raise ValueError(f"request {request.request_id} is here already")
         self._append(request)
-        if request.kind is Kind.ONLINE:
+        if request.kind is ONLINE:
             self.online_order.add(request)
 
     def remove(self, request_id: str) -> Request | None:
@@ -81,7 +82,7 @@ class RequestTable:
         for held in (*self._running, *self._waiting):
             request = held.pop(request_id, None)
             if request is not None:
-                if request.kind is Kind.ONLINE:
+                if request.kind is ONLINE:
                     self.online_order.remove(request)
                 return request
         return None
@@ -91,7 +92,7 @@ class RequestTable:
         del self._waiting[request.kind][request.request_id]
         place = self._places.setdefault(request.request_id, next(self._starts))
         self._insert(self._running[request.kind], request, place)
-        if request.kind is Kind.ONLINE:
+        if request.kind is ONLINE:
             self.online_order.start(request)
         request.was_admitted = True
 
@@ -103,7 +104,7 @@ class RequestTable:
         request.num_kept_blocks = None
         request.num_missing_slots = 0
         self._insert_waiting(request, self._places[request.request_id])
-        if request.kind is Kind.ONLINE:
+        if request.kind is ONLINE:
             self.online_order.preempt(request)
 
     def replace(self, requests: Iterable[Request], counters: ClientCounters | None = None) -> None:
@@ -119,18 +120,25 @@ class RequestTable:
         """As ``replace``, but online requests that wait here and have never run stay where they are, unless they are
         ``gone``. Those of ``requests`` that wait and have never run come last."""
         self._places.clear()
-        waiting = self._waiting[Kind.ONLINE]
+        waiting = self._waiting[ONLINE]
         for request_id in [*takewhile(lambda each: waiting[each].was_admitted, waiting), *gone]:
             waiting.pop(request_id, None)
-        for held in (*self._running, self._waiting[Kind.OFFLINE]):
+        for held in (*self._running, self._waiting[OFFLINE]):
             held.clear()
-        preempted = []
+        preempted, (running_online, running_offline) = [], self._running
         for request in requests:
-            if request.kind is Kind.ONLINE:
-                waiting.pop(request.request_id, None)
-                if request.was_admitted and request.num_blocks == 0:
+            key, kind = request.request_id, request.kind
+            if request.num_blocks > 0:
+                (running_online if kind is ONLINE else running_offline)[key] = request
+                continue
+            if kind is ONLINE:
+                waiting.pop(key, None)
+                if request.was_admitted:
                     preempted.append(request)
-            self._append(request)
+            self._waiting[kind][key] = request
+        self._places.update(zip(chain(*self._running), self._starts, strict=False))
+        for request_id in self._running[ONLINE] if waiting else ():
+            waiting.pop(request_id, None)
         for request in reversed(preempted):
             waiting.move_to_end(request.request_id, last=False)
         self._restore_order(counters)
@@ -138,7 +146,7 @@ class RequestTable:
     @property
     def num_fresh(self) -> int:
         """Online requests that wait and have never run."""
-        waiting = self._waiting[Kind.ONLINE]
+        waiting = self._waiting[ONLINE]
         return len(waiting) - sum(1 for _ in takewhile(_was_admitted, waiting.values()))
 
     def copies(self, fresh: Iterable[str] | None = None) -> list[Request]:
@@ -146,11 +154,11 @@ class RequestTable:
         among these."""
         if fresh is None:
             return [_copy(request) for request in self]
-        waiting = self._waiting[Kind.ONLINE]
+        waiting = self._waiting[ONLINE]
         preempted = takewhile(_was_admitted, waiting.values())
         others = (waiting[key] for key in fresh if key in waiting and not waiting[key].was_admitted)
-        offline = (self._running[Kind.OFFLINE].values(), self._waiting[Kind.OFFLINE].values())
-        return [_copy(request) for request in chain(self._running[Kind.ONLINE].values(), preempted, others, *offline)]
+        offline = (self._running[OFFLINE].values(), self._waiting[OFFLINE].values())
+        return [_copy(request) for request in chain(self._running[ONLINE].values(), preempted, others, *offline)]
 
     def num_blocks(self, kind: Kind) -> int:
         """Blocks in the tables of running requests of one kind that are not paused; a shared block counts for each that
@@ -184,9 +192,7 @@ class RequestTable:
             held.move_to_end(request_id, last=False)
 
     def _restore_order(self, counters: ClientCounters | None) -> None:
-        self.online_order.restore(
-            counters, chain(*(held[Kind.ONLINE].values() for held in (self._running, self._waiting)))
-        )
+        self.online_order.restore(counters, chain(*(held[ONLINE].values() for held in (self._running, self._waiting))))
 
     def check_integrity(self) -> None:
         """Raises AssertionError where the queues disagree with the requests."""
@@ -197,9 +203,9 @@ class RequestTable:
                     assert request_id == request.request_id and request_id not in seen
                     assert request.kind is kind and request.is_running == running
                     assert running or request.num_computed_tokens == request.num_in_flight_tokens == 0
-                    assert not request.is_paused or (running and kind is Kind.OFFLINE and not request.is_in_flight)
+                    assert not request.is_paused or (running and kind is OFFLINE and not request.is_in_flight)
                     seen.add(request_id)
                 places = [self._places.get(request_id, math.inf) for request_id in held]
                 assert places == sorted(places) and (not running or math.inf not in places)
         assert seen >= set(self._places)
-        assert sorted(request.request_id for request in self.online_queue()) == sorted(self._waiting[Kind.ONLINE])
+        assert sorted(request.request_id for request in self.online_queue()) == sorted(self._waiting[ONLINE])

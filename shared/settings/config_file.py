@@ -39,7 +39,7 @@ class ConfigFile:
         try:
             text = path.read_text(encoding="utf-8")
             content = tomllib.loads(text)
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        except (OSError, ValueError, RecursionError) as error:  # ValueError: no text, no TOML, too many digits
             raise ConfigError(f"{path} cannot be read: {error}") from error
         file = cls(path, content, _line_numbers(text))
         for name, table in content.items():

@@ -20,6 +20,7 @@ LIST = {"list": True}
 SECRET = {"secret": True}
 BASE = {"base": True}
 SEPARATOR = ","
+MAX_SHOWN = 200  # characters of a value that is refused
 
 
 def choices(known: Iterable[str]) -> dict[str, Any]:
@@ -107,10 +108,16 @@ class Setting:
         try:
             value = msgspec.convert(raw, self.hint, strict=strict, dec_hook=lambda kind, given: kind(given))
         except msgspec.ValidationError as error:
-            raise ValueError(str(error) if self.is_secret else f"{error} (it is {raw!r})") from error
+            raise ValueError(str(error) if self.is_secret else f"{error} (it is {_shown(raw)})") from error
         if self.choices and value not in self.choices:
-            raise ValueError(f"unknown {self.name.replace('_', ' ')} {value!r}; known: {', '.join(self.choices)}")
+            known = ", ".join(self.choices)
+            raise ValueError(f"unknown {self.name.replace('_', ' ')} {_shown(value)}; known: {known}")
         return value
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
 
 
 def settings_of(struct: type[msgspec.Struct]) -> list[Setting]:

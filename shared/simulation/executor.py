@@ -2,13 +2,14 @@
 
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 from shared.clock import waited_s
 from shared.latency.features import BatchFeatures
 from shared.latency.model import LatencyModel
+from shared.protocol.handover import Carried
 from shared.protocol.requests import GenerateRequest
 from shared.protocol.steps import StepPlan, StepStarted
 from shared.replica.ahead import Running
@@ -16,8 +17,12 @@ from shared.replica.engine import StepResult
 from shared.replica.outputs import AddressedOutput, Ended
 from shared.replica.replica import Replica
 from shared.replica.step_planner import StepPlanner
+from shared.replica.wanted import wanted_by
+from shared.scheduling.placement.pulling import Preference
+from shared.scheduling.placement.role import Role
 from shared.scheduling.policy import Policy
 from shared.scheduling.request import Kind
+from shared.scheduling.schedule import ScheduledRequest
 from shared.simulation.copies import CopyTimeline
 from shared.simulation.events import Events
 from shared.simulation.setup import EPOCH, ExecutorSetup
@@ -56,18 +61,25 @@ class VirtualExecutor:
         self,
         executor_id: str,
         setup: ExecutorSetup,
+        role: Role,
         events: Events,
         say: Callable[[StepStarted], None],
         tell: Callable[[Progress], None],
+        give: Callable[[Carried], None],
+        pull: Callable[[Preference], None],
     ) -> None:
-        """``say``: to its scheduler; ``tell``: to whoever waits for tokens and results."""
+        """``role``: what it acts as; ``say``: to its scheduler; ``tell``: to whoever waits for tokens and results;
+        ``give``: hears of each request that is held for another executor; ``pull``: of such as this one would have."""
         self.info = setup.info(executor_id)
         self.setup = setup
         self.longest_plan_ms = 0.0  # of any batch that was planned; under a longer budget all would be the same
         self.replica = Replica(
             setup.limits, setup.spec, None, setup.strategy, lambda: events.now_s * 1e3, partial(waited_s, events)
         )
-        self._tuning = setup.policy(), setup.planner
+        self.role = role
+        if role is Role.RELAXED:
+            self.replica.handovers.pushes = setup.strategy.pushed_kinds
+        self._tuning = setup.policy(role), setup.planner
         self._depth = setup.spec.pipeline_depth
         self._planner = StepPlanner(self.replica, executor_id, EPOCH, self._depth)
         self._stages = Stages(self._depth)
@@ -76,6 +88,9 @@ class VirtualExecutor:
         self._events = events
         self._say = say
         self._tell = tell
+        self._give = give
+        self._pull = pull
+        self._pulls = role is Role.STRICT and setup.strategy.pulls
         self._in_flight: deque[_Launched] = deque()  # oldest first
         self._busy_until_s = 0.0
         self._is_woken = False
@@ -106,6 +121,31 @@ class VirtualExecutor:
         self._planner.take_plan(plan)
         self._wake()
 
+    def ask(self, request_ids: Sequence[str]) -> None:
+        """These are to go to another executor."""
+        self.replica.handovers.ask(request_ids)
+        self._wake()
+
+    def ask_if_idle(self) -> None:
+        """For offline requests, where it is to have any and no step is in flight after which it does."""
+        if self._pulls and not self._in_flight:
+            self._ask_for_more([])
+
+    def release(self, request_id: str) -> None:
+        """Nobody takes it: it goes on here."""
+        self.replica.handovers.release(request_id)
+        self._wake()
+
+    def gave(self, request_id: str) -> None:
+        """Another executor has it."""
+        self.replica.handovers.gave(request_id)
+        self._wake()
+
+    def take(self, request_id: str) -> None:
+        """The KV of one that it has made room for is there."""
+        self.replica.handovers.take(request_id)
+        self._wake()
+
     def _wake(self) -> None:
         """Where there is room for a step: once all that comes at this time has come."""
         if len(self._in_flight) < self._depth and not self._is_woken:
@@ -115,6 +155,8 @@ class VirtualExecutor:
     def _run(self) -> None:
         """As the live loop: launch what can be launched; where nothing runs then, say so."""
         self._is_woken = False
+        for carried in self.replica.handovers.collect():
+            self._give(carried)
         while len(self._in_flight) < self._depth and self._launch():
             pass
         if self._in_flight:
@@ -137,8 +179,9 @@ class VirtualExecutor:
         """The engine's part: the step's outcome, and when it is there."""
         setup, start_s = self.setup, self._events.now_s
         features, sampled = _outcome(running)
-        self.longest_plan_ms = max(self.longest_plan_ms, setup.planner.predict_ms(features))
         latency_ms = setup.latency.predict_ms(features)
+        planned_ms = latency_ms if setup.planner is setup.latency else setup.planner.predict_ms(features)
+        self.longest_plan_ms = max(self.longest_plan_ms, planned_ms)
         if setup.noise > 0:
             latency_ms *= self._noise.lognormvariate(0.0, setup.noise)
         copy_wait_ms = self._copies.wait_ms(self.replica.copies, start_s * 1e3)
@@ -166,6 +209,7 @@ class VirtualExecutor:
         if launched not in self._in_flight:
             return
         self._in_flight.popleft()
+        entries = self.replica.in_flight()[0] if self._pulls else []
         outputs: list[AddressedOutput] = []
         if launched.is_interrupted:
             self.replica.retract()
@@ -174,7 +218,15 @@ class VirtualExecutor:
         start_s, self._busy_until_s = max(launched.start_s, self._busy_until_s), launched.end_s
         self.replica.totals.busy_s += launched.end_s - start_s
         self._tell(Progress(self.info.executor_id, start_s, launched.end_s, outputs, self._planner.take_ended()))
+        if self._pulls:
+            self._ask_for_more(entries)
         self._run()
+
+    def _ask_for_more(self, entries: Sequence[ScheduledRequest]) -> None:
+        """``entries``: what the last step ran."""
+        wanted = wanted_by(self.replica, entries, *self._tuning, self.setup.strategy.pull_margin)
+        if wanted is not None:
+            self._pull(wanted)
 
     def _tell_ended(self) -> bool:
         """Of those who left without a step."""
@@ -186,12 +238,13 @@ class VirtualExecutor:
 
 def _outcome(running: Running) -> tuple[BatchFeatures, dict[str, int]]:
     """The batch's features, and a token for each request whose last known token is computed."""
-    features = BatchFeatures()
-    sampled = {}
+    scheduled, sampled = list[tuple[int, int]](), dict[str, int]()
     for sequence, num_tokens in running:
         request = sequence.request
-        num_computed_tokens = request.num_computed_tokens
-        features.add_scheduled(num_tokens, num_computed_tokens)
-        if num_computed_tokens + num_tokens == request.num_tokens:
+        num_computed = request.num_computed_tokens
+        scheduled.append((num_tokens, num_computed))
+        if num_computed + num_tokens == request.num_tokens:
             sampled[request.request_id] = FIRST_OUTPUT_ID + sequence.sampling.seed % NUM_OUTPUT_IDS
+    features = BatchFeatures()
+    features.add_all(scheduled)
     return features, sampled

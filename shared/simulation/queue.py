@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 
+from shared.protocol.handover import Taken
 from shared.protocol.requests import AbortRequests, GenerateRequest
 from shared.protocol.sampling import ENDS_WELL
 from shared.protocol.steps import StepPlan, StepStarted
@@ -58,6 +59,13 @@ class VirtualQueue:
             self._send_abort(message.executor_id, abort)
         if message.idle and not plans:
             self._await_release(scheduler)
+
+    def on_taken(self, taken: Taken) -> None:
+        """A request of either kind goes on at another executor, before either of them says what it holds."""
+        giver, taker = taken.giver.executor_id, taken.taker.executor_id
+        self._schedulers[giver].gave(taken.request_id)
+        if taken.request_id in self.pool and not self.pool.move(taken.request_id, giver, taker):
+            self._send_abort(taker, AbortRequests([taken.request_id]))
 
     def on_result(self, ended: Ended) -> None:
         """It is durable, here before the step message that tells of its end."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
+from shared.protocol.handover import Taken
 from shared.protocol.requests import GenerateRequest
 from shared.protocol.steps import StepStarted
 from shared.scheduling.kv.prefix_cache import PrefixCache, PrefixCacheMirror
@@ -24,7 +25,11 @@ class VirtualRouter:
         self._choose = choose
         self._caches = {executor_id: PrefixCacheMirror() for executor_id in executors}
         self._targets = {key: _target_of(each, self._caches[key]) for key, each in executors.items()}
-        self._options = [Option(target, executors[key].setup.planner) for key, target in self._targets.items()]
+        self._options = [
+            Option(target, executors[key].setup.planner)
+            for key, target in self._targets.items()
+            if executors[key].role.is_for_prompts
+        ]
         self._routes: dict[str, Route] = {}  # of requests that have not ended
         self._lengths = OutputLengths()
 
@@ -65,6 +70,12 @@ class VirtualRouter:
                 route.answered()
                 route.end()
                 self._lengths.add(ended.sequence.num_output_tokens)
+
+    def on_taken(self, taken: Taken) -> None:
+        """A request goes on at another executor."""
+        route = self._routes.get(taken.request_id)
+        if route is not None:
+            self._routes[taken.request_id] = self._targets[taken.taker.executor_id].take_over(route)
 
     def on_heartbeats(self) -> None:
         """Each executor tells what its online requests have it do."""

@@ -8,7 +8,12 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from shared.bounds import Positive, TokenId
 from shared.errors import ModelError
+from shared.latency.architectures import Architecture
+from shared.latency.configured import architecture_of
 
 TOKENIZER_DIGEST_BYTES = 16
 
@@ -30,13 +35,24 @@ class ModelFacts:
         eos = generation.get("eos_token_id", config.get("eos_token_id"))
         try:
             text_config = config.get("text_config", config)
-            return cls(
-                max_model_len=int(text_config["max_position_embeddings"]),
-                vocab_size=int(text_config["vocab_size"]),
-                eos_token_ids=tuple(eos) if isinstance(eos, list) else () if eos is None else (int(eos),),
-            )
+            eos = eos if isinstance(eos, list) else [] if eos is None else [eos]
+            sizes = {name: text_config[name] for name in ("max_position_embeddings", "vocab_size")}
+            facts = msgspec.convert({**sizes, "eos_token_ids": eos}, _Config, strict=False)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ModelError(f"{folder / 'config.json'} lacks what is needed: {error!r}") from error
+        return cls(facts.max_position_embeddings, facts.vocab_size, facts.eos_token_ids)
+
+
+class _Config(msgspec.Struct):
+    max_position_embeddings: Positive
+    vocab_size: Positive
+    eos_token_ids: tuple[TokenId, ...]
+
+
+def read_architecture(folder: Path, name: str, bytes_per_value: int) -> Architecture | None:
+    """The model's sizes under this name, with weights of so many bytes; None where it is no dense decoder. Raises
+    ModelError."""
+    return architecture_of(read_json(folder / "config.json"), name, bytes_per_value)
 
 
 def tokenizer_digest(folder: Path) -> str:
@@ -54,7 +70,7 @@ def read_json(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ModelError(f"{path.parent} is not a prepared model: it has no {path.name}") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{path} cannot be read: {error}") from error
     if not isinstance(value, dict):
         raise ModelError(f"{path} holds no JSON object")

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from datetime import datetime
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
-import jinja2
-import jinja2.ext
 import tokenizers
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from shared.errors import ChatTemplateError, ModelError
+from shared.text.chat_template import ChatTemplate, find_templates
 from shared.text.model_folder import read_json
 from shared.text.token_bytes import TokenBytes
 from shared.text.tool_format import BEGINS, tool_format_of
@@ -42,8 +38,8 @@ class Tokenizer:
         """``tool_template``: for conversations with tools, where the model has one of its own for them."""
         self._backend = backend
         self._template_tokens = dict(template_tokens)
-        self._template = _compile(chat_template) if chat_template is not None else None
-        self._tool_template = _compile(tool_template) if tool_template is not None else self._template
+        self._template = ChatTemplate(chat_template) if chat_template is not None else None
+        self._tool_template = ChatTemplate(tool_template) if tool_template is not None else self._template
         self.tool_format = tool_format_of(tool_template or chat_template or "")
         added = backend.get_added_tokens_decoder()
         self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
@@ -65,11 +61,11 @@ class Tokenizer:
         backend.no_padding()
         config_path = folder / "tokenizer_config.json"
         config = read_json(config_path) if config_path.exists() else {}
+        template, tool_template = _find_chat_templates(folder, config)
         try:
-            template, tool_template = _find_chat_templates(folder, config)
             return cls(backend, template, _named_tokens(config), tool_template)
-        except jinja2.TemplateSyntaxError as error:
-            raise ModelError(f"the chat template of {folder} does not parse: {error}") from error
+        except ModelError as error:
+            raise ModelError(f"{folder}: {error}") from error
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text. Special tokens written out in the text are recognised as such."""
@@ -85,11 +81,8 @@ class Tokenizer:
         template = self._template if tools is None else self._tool_template
         if template is None:
             raise ChatTemplateError("this model has no chat template; use /v1/completions")
-        try:
-            tokens = self._template_tokens
-            return template.render(messages=messages, add_generation_prompt=True, tools=tools, **tokens)
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
-            raise ChatTemplateError(f"the chat template refuses these messages: {error}") from error
+        tokens = self._template_tokens
+        return template.render(messages=messages, add_generation_prompt=True, tools=tools, **tokens)
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of the ids; bytes that are not UTF-8 become U+FFFD."""
@@ -231,31 +224,15 @@ def _overlap(text: str, stop: str) -> int:
     return next((length for length in lengths if text.endswith(stop[:length])), 0)
 
 
-def _compile(chat_template: str) -> jinja2.Template:
-    """With the filters and functions that Hugging Face's chat templates may use."""
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
-    )
-    environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
-    return environment.from_string(chat_template)
-
-
-def _raise_exception(message: str) -> NoReturn:
-    raise jinja2.TemplateError(message)
-
-
 def _find_chat_templates(folder: Path, config: Mapping[str, Any]) -> tuple[str | None, str | None]:
-    """The template of conversations, and the one for those with tools where it is another."""
+    """The template of conversations, and the one for those with tools where it is another. Raises ModelError."""
     beside = folder / "chat_template.jinja"
-    if beside.exists():
+    if not beside.exists():
+        return find_templates(config)
+    try:
         return beside.read_text(encoding="utf-8"), None
-    template = config.get("chat_template")
-    if isinstance(template, list):
-        named = {entry["name"]: entry["template"] for entry in template}
-        return named.get("default"), named.get("tool_use")
-    return (template, None) if isinstance(template, str) else (None, None)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelError(f"{beside} cannot be read: {error}") from error
 
 
 def _named_tokens(config: Mapping[str, Any]) -> dict[str, str]:

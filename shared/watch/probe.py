@@ -44,7 +44,8 @@ class Probe(Generic[T]):
         while True:
             await asyncio.sleep(self.interval_s)
             self._misses = {each: self._misses.get(each, 0) for each in self.live()}
-            await asyncio.gather(*(self._ask(each) for each in self._misses))
+            if self._misses:
+                await asyncio.gather(*(self._ask(each) for each in self._misses))
             check_cancelled()
 
     async def _ask(self, each: T) -> None:
@@ -64,7 +65,8 @@ class Probe(Generic[T]):
 def executor_probe(
     bus: Bus, live: Callable[[], Iterable[ExecutorInfo]], on_gone: Callable[[ExecutorInfo], None]
 ) -> Probe[ExecutorInfo]:
-    """One that answers late, or not at all, is left to its heartbeats: it may only be busy."""
+    """``live``: those that have work of this process; others are left to their heartbeats, since nobody waits for them.
+    So is one that answers late, or not at all: it may only be busy."""
 
     def subject_of(info: ExecutorInfo) -> str:
         return subjects.executor_alive(info.executor_id)

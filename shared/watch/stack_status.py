@@ -12,7 +12,9 @@ from shared.process.service import Details
 from shared.protocol import subjects
 from shared.protocol.budgets import BudgetRecord, SloReport, SloStatus
 from shared.protocol.executors import ExecutorInfo, Heartbeat, SetDraining
+from shared.protocol.handover import SetRole
 from shared.protocol.services import ServiceStatus
+from shared.scheduling.placement.role import Role
 from shared.watch.stack_watch import StackView
 
 PING_WAIT_S = 0.25
@@ -86,8 +88,12 @@ async def ask_stack(bus: Bus, look: Callable[[], StackView]) -> StackReport:
 
 async def ping_all(bus: Bus, wait_s: float = PING_WAIT_S) -> dict[str, ServiceStatus]:
     """Every service on the bus that answers within ``wait_s``, by name. Raises BusError."""
-    answers = await bus.gather(subjects.PING, {}, ServiceStatus, wait_s)
-    return {answer.name: answer for answer in answers}
+    return {answer.name: answer for answer in await ping_each(bus, wait_s)}
+
+
+async def ping_each(bus: Bus, wait_s: float = PING_WAIT_S) -> list[ServiceStatus]:
+    """As ``ping_all``, also those that have the same name. Raises BusError."""
+    return await bus.gather(subjects.PING, {}, ServiceStatus, wait_s)
 
 
 async def slo_report(bus: Bus) -> SloReport:
@@ -101,14 +107,12 @@ async def slo_report(bus: Bus) -> SloReport:
 async def set_draining(bus: Bus, executor_id: str, draining: bool) -> Heartbeat:
     """Whether it takes requests from now on; what it says to that. Raises NoResponderError that names those that there
     are, and BusError."""
-    try:
-        if not is_well_formed(executor_id):
-            raise NoResponderError(executor_id)
-        return await bus.request(subjects.drain(executor_id), SetDraining(draining), Heartbeat)
-    except NoResponderError as error:
-        bucket = await bus.bucket(subjects.EXECUTORS_BUCKET, ExecutorInfo)
-        known = ", ".join(sorted(entry.key for entry in await bucket.entries())) or "none"
-        raise NoResponderError(f"no executor {executor_id} answers; registered: {known}") from error
+    return await _order(bus, executor_id, subjects.drain, SetDraining(draining))
+
+
+async def set_role(bus: Bus, executor_id: str, role: Role) -> Heartbeat:
+    """Of which pool it is from now on. As ``set_draining``."""
+    return await _order(bus, executor_id, subjects.role, SetRole(role))
 
 
 def queue_figures(beats: Sequence[Heartbeat], answers: Mapping[str, ServiceStatus]) -> Details:
@@ -123,6 +127,17 @@ def queue_figures(beats: Sequence[Heartbeat], answers: Mapping[str, ServiceStatu
 def figure_text(value: float | str | None) -> str:
     """One of a service's figures, as people read it."""
     return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+async def _order(bus: Bus, executor_id: str, subject_of: subjects.SubjectOf, order: SetDraining | SetRole) -> Heartbeat:
+    try:
+        if not is_well_formed(executor_id):
+            raise NoResponderError(executor_id)
+        return await bus.request(subject_of(executor_id), order, Heartbeat)
+    except NoResponderError as error:
+        bucket = await bus.bucket(subjects.EXECUTORS_BUCKET, ExecutorInfo)
+        known = ", ".join(sorted(entry.key for entry in await bucket.entries())) or "none"
+        raise NoResponderError(f"no executor {executor_id} answers; registered: {known}") from error
 
 
 async def _budgets(bus: Bus) -> list[BudgetRecord]:

@@ -8,6 +8,9 @@ from shared.protocol.batches import OPEN_STATUSES, Batch
 from shared.protocol.budgets import BudgetRecord
 from shared.protocol.executors import Heartbeat
 from shared.protocol.online import OnlineLatencies, OnlineServed
+from shared.scheduling.placement.role import Role
+from shared.watch.batch_counts import BatchCounts
+from shared.watch.pools import acting_roles
 from shared.watch.windows import RateWindow, Rolling
 
 RATE_S = 10.0  # of rates and step times
@@ -22,7 +25,7 @@ class ExecutorView:
     """One executor now. Rates and step times are of the last seconds; None where nothing has come yet. ``budget_ms``:
     of a step with what it holds now; None where it is bounded otherwise, or by nothing. ``online_slowdown``: what
     online tokens took in the last minute, over what they would have taken without offline work; None where that is not
-    measured."""
+    measured. ``acts_as``: beside the others that live."""
 
     beat: Heartbeat
     step_ms: LatencyHistogram
@@ -32,6 +35,7 @@ class ExecutorView:
     online_tokens_per_s: float | None
     offline_tokens_per_s: float | None
     online_slowdown: float | None
+    acts_as: Role
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +71,7 @@ class StackWatch:
         self._budgets: dict[str, BudgetRecord] = {}  # by profile key
         self._batches: dict[str, tuple[Batch, RateWindow]] = {}
         self._ended: dict[str, Batch] = {}  # in the order in which they were heard of
+        self.batch_counts = BatchCounts()
 
     def on_heartbeat(self, now_s: float, beat: Heartbeat) -> None:
         known = self._executors.get(beat.info.executor_id)
@@ -87,6 +92,7 @@ class StackWatch:
 
     def on_batch(self, now_s: float, batch_id: str, record: Batch | None) -> None:
         """None for one that was deleted."""
+        self.batch_counts.on_batch(batch_id, record)
         self._ended.pop(batch_id, None)
         if record is not None and record.status in OPEN_STATUSES:
             _, rate = self._batches.get(batch_id, (record, RateWindow(BATCH_RATE_S)))
@@ -119,8 +125,11 @@ class StackWatch:
         """Those that live, by id; the others are forgotten."""
         for executor_id in [each for each, watch in self._executors.items() if watch.beaten_s <= now_s - GONE_S]:
             del self._executors[executor_id]
-        living = [watch for _, watch in sorted(self._executors.items())]
-        return [watch.view(now_s, self._budgets.get(watch.beat.info.profile_key)) for watch in living]
+        roles = acting_roles(watch.beat for watch in self._executors.values())
+        return [
+            watch.view(now_s, self._budgets.get(watch.beat.info.profile_key), roles[executor_id])
+            for executor_id, watch in sorted(self._executors.items())
+        ]
 
     def recent(self, now_s: float) -> OnlineLatencies:
         """What users got in the last seconds, the same as of step times."""
@@ -154,11 +163,12 @@ class _ExecutorWatch:
         self._online_alone_s.add(now_s, counters.online_alone_s)
         self._step_ms.add(now_s, beat.step_ms)
 
-    def view(self, now_s: float, budget: BudgetRecord | None) -> ExecutorView:
+    def view(self, now_s: float, budget: BudgetRecord | None, acts_as: Role) -> ExecutorView:
         rates = (self._steps.per_s(), self._busy_s.per_s(), self._online.per_s(), self._offline.per_s())
         taken, alone = self._online_s.per_s(), self._online_alone_s.per_s()
         slowdown = taken / alone if taken and alone else None
-        return ExecutorView(self.beat, self._step_ms.total(now_s), _budget_ms(budget, self.beat), *rates, slowdown)
+        budget_ms = _budget_ms(budget, self.beat)
+        return ExecutorView(self.beat, self._step_ms.total(now_s), budget_ms, *rates, slowdown, acts_as)
 
 
 def ended_at(record: Batch) -> int:

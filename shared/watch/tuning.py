@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 
 from shared.bus import Bus
 from shared.latency.linear import LinearLatencyModel
@@ -11,6 +12,7 @@ from shared.protocol import subjects
 from shared.protocol.budgets import BudgetRecord, BudgetSource
 from shared.protocol.executors import ExecutorInfo
 from shared.protocol.latency_models import LatencyModelRecord
+from shared.scheduling.placement.role import Role
 from shared.scheduling.policy import Policy
 
 logger = logging.getLogger(__name__)
@@ -40,9 +42,21 @@ class Tuning:
         budget = self._budgets.get(profile_key)
         return budget.latency_budget_ms if budget is not None and profile_key in self._models else None
 
-    def policy(self, info: ExecutorInfo) -> Policy:
-        """That of an executor's strategy, by what is known now. A search that measures online requests alone keeps
-        offline ones out of an idle executor too."""
+    def policy(self, info: ExecutorInfo, role: Role = Role.MIXED) -> Policy:
+        """That of an executor's strategy, by what is known now; ``role``: what it acts as. A search that measures
+        online requests alone keeps offline ones out of an idle executor too."""
+        policy = self._policy(info)
+        return policy if role is policy.role else replace(policy, role=role)
+
+    async def run(self) -> None:
+        """Follow both buckets; never returns."""
+        models = await self._bus.bucket(subjects.LATENCY_MODELS_BUCKET, LatencyModelRecord)
+        budgets = await self._bus.bucket(subjects.BUDGETS_BUCKET, BudgetRecord)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(models.follow(self._on_model))
+            group.create_task(budgets.follow(self._on_budget))
+
+    def _policy(self, info: ExecutorInfo) -> Policy:
         profile_key, strategy = info.profile_key, info.strategy
         budget, budget_ms = self._budgets.get(profile_key), self.budget_ms(profile_key)
         if budget is None:
@@ -56,14 +70,6 @@ class Tuning:
             budget.tolerance,
             info.spec.is_interruptible,
         )
-
-    async def run(self) -> None:
-        """Follow both buckets; never returns."""
-        models = await self._bus.bucket(subjects.LATENCY_MODELS_BUCKET, LatencyModelRecord)
-        budgets = await self._bus.bucket(subjects.BUDGETS_BUCKET, BudgetRecord)
-        async with asyncio.TaskGroup() as group:
-            group.create_task(models.follow(self._on_model))
-            group.create_task(budgets.follow(self._on_budget))
 
     def _on_model(self, profile_key: str, record: LatencyModelRecord | None) -> None:
         if record is None:

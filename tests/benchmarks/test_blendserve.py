@@ -75,6 +75,7 @@ def small() -> Iterator[None]:
         yield
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ROWS)
 def test_a_figure_is_tables_and_a_picture(name: str, lab: BlendLab, tmp_path: Path) -> None:
     result = BLENDSERVE.figures[name].make(lab)

@@ -76,6 +76,7 @@ def small() -> Iterator[None]:
         yield
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ECHO.figures)
 def test_a_figure_is_a_table_and_a_picture(name: str, lab: BacklogLab, tmp_path: Path) -> None:
     result = ECHO.figures[name].make(lab)

@@ -22,6 +22,7 @@ COLUMNS = {
 ROWS = {"fig3": 2 * len(METRICS), "fig4": 2 * len(METRICS), "fig12": len(METRICS), "fig6": 32}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PAPER.figures)
 def test_a_figure_is_a_table_and_a_picture(name: str, lab: TraceLab, tmp_path: Path) -> None:
     result = PAPER.figures[name].make(lab)

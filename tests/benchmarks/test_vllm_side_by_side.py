@@ -149,6 +149,7 @@ def comparison(setting: Setting, model_path: Path, store: RunStore, *systems: Lo
     return made, done
 
 
+@pytest.mark.slow
 async def test_a_comparison_runs_searches_and_is_resumed(
     setting: Setting,
     model_path: Path,

@@ -39,6 +39,7 @@ def test_turns_of_both(model_folder: Path) -> None:
     check_turns(ENGINES, model_folder)
 
 
+@pytest.mark.slow
 def test_an_engine_that_cannot_be_loaded_says_why(tmp_path: Path) -> None:
     with worker("torch", tmp_path, 1) as take, pytest.raises(ModelError, match=str(tmp_path)):
         take(("decode", 1, 20))

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import psutil
 import pytest
 
 from services.local.stack.machine import free_port
+from tests.services.gateway.gateway_rig import wait_until
 
 SLACKWATER = (sys.executable, "-c", "from services.local.cli import main; main()")
 MODEL = "smollm2-135m-instruct"
@@ -99,14 +99,6 @@ class LocalStack:
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
-
-
-def wait_until(condition: Callable[[], bool], what: Callable[[], str], timeout_s: float = 60.0) -> None:
-    """For state that only another process knows."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, what()
-        time.sleep(0.05)
 
 
 def is_running(pid: int) -> bool:

@@ -1,9 +1,11 @@
 """The dashboard in a real browser, on a stack with the sim engine."""
 
+import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +14,7 @@ pytest.importorskip("playwright", reason="playwright is not installed: pip insta
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from deploy.screenshots.browser import MISSING, browser, chromium
+from tests.services.gateway.dashboard.test_dashboard import key_command
 from tests.services.gateway.gateway_rig import MODEL, GatewayRig
 
 pytestmark = pytest.mark.skipif(chromium() is None, reason=MISSING)
@@ -172,6 +175,71 @@ def test_a_batch_that_cannot_be_cancelled_says_why(rig: GatewayRig, seen: Watche
     seen.page.get_by_role("button", name="Keep it running").click()
 
 
+def test_a_failed_batch_says_why_and_a_finished_one_has_its_files(rig: GatewayRig, seen: Watched) -> None:
+    lines = [{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"model": MODEL}}, {"no": "line"}]
+    content = "".join(f"{json.dumps(line)}\n" for line in lines).encode()
+    uploaded = rig.openai.files.create(file=("in.jsonl", content), purpose="batch")
+    metadata = {"name": "nightly", "team": "search"}
+    made = {"endpoint": "/v1/completions", "completion_window": "24h", "metadata": metadata}
+    failed = rig.openai.batches.create(input_file_id=uploaded.id, **made)  # type: ignore[arg-type]
+    row = seen.batch(failed.id)
+    expect(row).to_contain_text("failed")
+    expect(row).to_contain_text("nightly")
+    expect(row).to_contain_text("team: search")
+    expect(row.locator(".why")).to_contain_text("line 2: ")
+    done = seen.batch(submit(rig, 3, 4))
+    with seen.page.expect_download() as download:
+        done.get_by_role("link", name="Results").click()
+    answers = Path(download.value.path()).read_text().splitlines()
+    assert [json.loads(each)["response"]["status_code"] for each in answers] == [200] * 3
+    expect(done.get_by_role("link", name="Errors")).to_be_hidden()
+
+
+def test_errors_restarts_and_use_are_shown(rig: GatewayRig, seen: Watched) -> None:
+    for _ in range(2):
+        assert rig.complete(model="nobody").status_code == 404
+    page = seen.page
+    expect(page.locator("#http-errors")).to_contain_text(re.compile(r"404 \d"))
+    expect(page.get_by_role("table", name=re.compile("^What each key has done"))).to_contain_text("without a key")
+    processes = page.get_by_role("table", name=re.compile("^Processes"))
+    predictor = processes.get_by_role("row").filter(has_text="predictor")
+    expect(predictor.get_by_role("cell").last).to_have_text("0")
+    rig.stop("predictor")
+    rig.start_predictor()
+    expect(predictor.get_by_role("cell").last).to_have_text("1")
+    assert page.evaluate("violations") == []
+
+
+def test_charts_go_back_an_hour_and_a_day(seen: Watched) -> None:
+    page = seen.page
+    for name, title in (("1 h", "The last hour"), ("1 day", "The last day"), ("5 min", "The last five minutes")):
+        page.get_by_role("button", name=name, exact=True).click()
+        expect(page.locator("#charts-title")).to_have_text(title)
+        expect(page.get_by_role("button", name=name, exact=True)).to_have_attribute("aria-pressed", "true")
+        chart = page.get_by_role("img", name="Requests, on executors")
+        expect(chart).to_have_attribute("aria-label", re.compile(r"online running \d"))
+    assert page.evaluate("violations") == [] and page.locator("#range-problem").inner_text() == ""
+
+
+def test_an_executor_is_drained_after_a_question(rig: GatewayRig, seen: Watched) -> None:
+    page = seen.page
+    executors = page.get_by_role("table", name="Executors")
+    page.get_by_role("button", name="Drain executor-0").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text("It gets no new requests")
+    dialog.get_by_role("button", name="Leave it as it is").click()
+    expect(dialog).to_be_hidden()
+    expect(executors).not_to_contain_text("drained")
+    page.get_by_role("button", name="Drain executor-0").click()
+    dialog.get_by_role("button", name="Drain it").click()
+    expect(executors).to_contain_text("drained")
+    assert rig.http.get("/ready").status_code == 503
+    page.get_by_role("button", name="Undrain executor-0").click()
+    dialog.get_by_role("button", name="Undrain it").click()
+    expect(executors).not_to_contain_text("drained")
+    rig.wait_ready()
+
+
 def test_it_is_light_or_dark_as_the_system_is_or_as_one_likes(seen: Watched) -> None:
     light = seen.colours()
     seen.page.emulate_media(color_scheme="dark")
@@ -227,3 +295,18 @@ def test_a_key_is_kept_for_the_tab_until_it_is_forgotten(seen: Watched) -> None:
     seen.page.get_by_role("button", name="Forget key").click()
     expect(seen.page.get_by_role("dialog", name="This gateway needs an API key")).to_be_visible()
     assert seen.page.evaluate("Object.keys(sessionStorage)") == []
+
+
+def test_a_key_of_a_user_watches_and_fetches_results(rig: GatewayRig, chrome: Browser) -> None:
+    made = key_command("create", "watcher", "--endpoints", "completions,files,batches,watch", "--nats", rig.nats_url)
+    with watched(chrome, rig.url) as seen:
+        given = seen.page.get_by_role("textbox", name="API key")
+        given.fill(made)
+        given.press("Enter")
+        expect(seen.page.get_by_role("banner")).to_contain_text("key watcher, watching")
+        expect(seen.page.get_by_role("table", name="Executors")).to_contain_text("executor-0")
+        expect(seen.page.get_by_role("button", name="Drain executor-0")).to_be_hidden()
+        with seen.page.expect_download() as download:
+            seen.page.get_by_role("link", name="Results").first.click()
+        assert json.loads(Path(download.value.path()).read_text().splitlines()[0])["custom_id"] == "line-0"
+        assert seen.page.evaluate("violations") == []

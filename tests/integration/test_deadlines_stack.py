@@ -7,8 +7,11 @@ from pathlib import Path
 import openai
 import pytest
 
-from tests.integration.conftest import MODEL, LocalStack, wait_until
+from tests.integration.conftest import MODEL, LocalStack
 from tests.integration.test_local_stack import custom_ids, write_batch
+from tests.services.gateway.gateway_rig import wait_until
+
+pytestmark = pytest.mark.slow
 
 MakeStack = Callable[..., LocalStack]
 NUM_LINES, NUM_TOKENS = 40, 30

@@ -8,7 +8,8 @@ import openai
 import pytest
 from openai.types import Batch
 
-from tests.integration.conftest import MODEL, LocalStack, wait_until
+from tests.integration.conftest import MODEL, LocalStack
+from tests.services.gateway.gateway_rig import wait_until
 
 QUESTION: Any = [{"role": "user", "content": "What is the capital of France?"}]
 BATCH_WAIT_S = 120.0

@@ -31,7 +31,13 @@ def answers(rig: GatewayRig, batch_id: str) -> dict[str, str]:
     return {custom_id: body["choices"][0]["text"] for custom_id, body in bodies.items()}
 
 
-@pytest.mark.parametrize("engine", [("sim", "--sim-time-scale", "10"), ("torch", "--threads", "1")], ids=lambda e: e[0])
+@pytest.mark.parametrize(
+    "engine",
+    [
+        pytest.param(("sim", "--sim-time-scale", "10"), id="sim"),
+        pytest.param(("torch", "--threads", "1"), id="torch", marks=pytest.mark.slow),
+    ],
+)
 def test_an_online_request_stops_a_step_of_offline_work_and_the_batch_has_the_same_answers(
     rig: GatewayRig, engine: tuple[str, ...]
 ) -> None:

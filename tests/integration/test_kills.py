@@ -16,7 +16,8 @@ import openai
 import pytest
 
 from services.executor.engines.vllm.environment import installed_version
-from tests.integration.conftest import MODEL, LocalStack, wait_until
+from tests.integration.conftest import MODEL, LocalStack
+from tests.services.gateway.gateway_rig import wait_until
 
 VICTIMS = ("offline-queue", "executor-0", "gateway")
 
@@ -196,6 +197,7 @@ def test_a_stream_outlives_its_executor(stack: LocalStack, load: Load) -> None:
     assert "".join(pieces) == whole
 
 
+@pytest.mark.slow
 def test_online_goes_on_while_the_offline_queue_is_away(stack: LocalStack) -> None:
     client = Client(stack).openai
     stack.wait_healthy()

@@ -10,12 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import openai
+import pytest
 
 from shared.bus import Bus
 from shared.protocol import subjects
 from shared.protocol.learnt import Learnt
 from shared.scheduling.strategy import Strategy
-from tests.integration.conftest import MODEL, LocalStack, wait_until
+from tests.integration.conftest import MODEL, LocalStack
+from tests.services.gateway.gateway_rig import wait_until
+
+pytestmark = pytest.mark.slow
 
 NUM_LINES = 360
 KNOWN = 2  # beginnings: the instructions, and none

@@ -120,6 +120,7 @@ def test_an_offline_queue_that_ends_in_order_is_followed_at_once(rig: Rig) -> No
     assert not has_logged(rig, rig.queue, "lease taken over")
 
 
+@pytest.mark.slow
 def test_an_offline_queue_that_was_replaced_while_it_stood_still_writes_nothing_more(rig: Rig) -> None:
     """It is stopped while it reads a batch in, and wakes while the other one runs it."""
     rig.start_standby("queue-3")
@@ -155,6 +156,7 @@ def test_an_executor_id_that_is_in_use_is_refused(rig: Rig) -> None:
     assert_complete(rig, submit(rig, 20), 20)
 
 
+@pytest.mark.slow
 def test_an_executor_that_stood_still_ends_where_another_one_has_its_id(rig: Rig) -> None:
     rig.signal(rig.executor, signal.SIGSTOP)
     rig.start_executor_0("executor-c")

@@ -13,7 +13,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from shared.text.tokenizer import Tokenizer
-from tests.integration.conftest import MODEL, LocalStack, wait_until
+from tests.integration.conftest import MODEL, LocalStack
+from tests.services.gateway.gateway_rig import wait_until
 
 MAX_TOKENS = 20
 SUBJECTS = (

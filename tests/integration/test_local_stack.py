@@ -10,7 +10,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.integration.conftest import MODEL, STOP_S, LocalStack, is_running, wait_until
+from tests.integration.conftest import MODEL, STOP_S, LocalStack, is_running
+from tests.services.gateway.gateway_rig import wait_until
 
 SERVICES = ("nats-server", "predictor", "profiler", "offline-queue", "executor-0", "gateway")
 MakeStack = Callable[..., LocalStack]
@@ -153,6 +154,7 @@ def test_a_killed_service_comes_back(sim_stack: LocalStack, name: str, tmp_path:
     assert custom_ids(tmp_path / "out.jsonl") == ["line-0", "line-1", "line-2"]
 
 
+@pytest.mark.slow
 def test_two_stacks_run_side_by_side_and_leave_nothing_behind(sim_stack: LocalStack, make_stack: MakeStack) -> None:
     second = make_stack("--engine", "sim", "--executors", "2", "--preset", "online-only")
     assert second.start() == f"ready {second.url} model {MODEL}"
@@ -171,6 +173,7 @@ def test_two_stacks_run_side_by_side_and_leave_nothing_behind(sim_stack: LocalSt
     assert sim_stack.run("chat", "Hello", "--max-tokens", "4").returncode == 0
 
 
+@pytest.mark.slow
 def test_what_a_stack_stored_is_there_the_next_time(make_stack: MakeStack, tmp_path: Path) -> None:
     stack = make_stack("--engine", "sim")
     stack.start()
@@ -198,6 +201,7 @@ def test_a_stack_that_is_still_starting_can_be_stopped(make_stack: MakeStack) ->
     assert not [pid for pid in pids if is_running(pid)]
 
 
+@pytest.mark.slow
 def test_a_hung_service_does_not_hold_up_a_second_request_to_stop(make_stack: MakeStack) -> None:
     stack = make_stack("--engine", "sim")
     stack.start()
@@ -215,6 +219,7 @@ def test_a_hung_service_does_not_hold_up_a_second_request_to_stop(make_stack: Ma
     assert not [pid for pid in pids.values() if is_running(pid)]
 
 
+@pytest.mark.slow
 def test_a_stream_finishes_while_the_stack_stops_though_nobody_reads_its_output(make_stack: MakeStack) -> None:
     """As Ctrl-C does to ``slackwater up 2>&1 | tee log``: tee is gone at once."""
     stack = make_stack("--engine", "sim")

@@ -81,6 +81,7 @@ def start_search(sim_stack: LocalStack, workload: tuple[str, ...]) -> Iterator[S
         process.wait()
 
 
+@pytest.mark.slow
 def test_what_cannot_be_kept_lets_no_offline_work_in(sim_stack: LocalStack, workload: tuple[str, ...]) -> None:
     """Nor while no online request is there."""
     sim_stack.wait_healthy()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import asdict
 
 from loadgen.progress import NoProgress
 from loadgen.replay import ReplayPlan
@@ -29,6 +30,7 @@ from shared.latency.roofline import RooflineLatencyModel
 from shared.protocol import subjects
 from shared.protocol.budgets import BudgetRecord
 from shared.protocol.latency_models import LatencyModelRecord, LinearCoefficients
+from shared.scheduling.step_sizes import LARGEST, chosen_sizes
 from shared.scheduling.strategy import Strategy
 from tests.services.gateway.gateway_rig import GatewayRig, model_folder
 
@@ -122,7 +124,10 @@ def simulate(workload: tuple[Path, Path], case: Case) -> Report:
     roofline = setup.latency
     assert isinstance(roofline, RooflineLatencyModel)
     plan = ReplayPlan(scaling.apply(read_trace(trace)), load_backlog(backlog), scaling)
-    slowed = replace(setup, latency=Slowed(roofline, case.slowed), planner=LinearLatencyModel(*planner(case)))
+    model = LinearLatencyModel(*planner(case))
+    sizes = chosen_sizes(model, LARGEST, setup.limits.num_blocks * setup.limits.block_size)
+    limits = replace(setup.limits, **asdict(sizes))
+    slowed = replace(setup, limits=limits, latency=Slowed(roofline, case.slowed), planner=model)
     simulation = Simulation(plan, slowed, "sim://test", NoProgress())
     simulation.run()
     return simulation.report(partial=False)

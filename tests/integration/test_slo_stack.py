@@ -35,6 +35,8 @@ from tests.services.gateway.gateway_rig import GatewayRig, model_folder
 from tests.services.profiler.profiling import until
 from tests.shared.latency.shapes import make_shape
 
+pytestmark = pytest.mark.slow
+
 TIME_SCALE = 4.0  # steps of 50 ms and more: little work for the test's own machine
 RATE = 6.0
 LOAD_S = 120.0
@@ -191,6 +193,7 @@ async def test_a_machine_slower_than_its_model_is_corrected(tmp_path: Path) -> N
             assert value_ms <= 1.05 * 110 and steps_offline > 0
 
 
+@pytest.mark.slow
 async def test_an_slo_out_of_reach_lets_no_offline_work_in_beside_online_and_is_said(tmp_path: Path) -> None:
     slo = "tbt_p50<=10ms"
     async with slo_stack(tmp_path, slo, TIME_SCALE) as stack:

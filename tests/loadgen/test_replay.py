@@ -57,7 +57,7 @@ async def test_the_report_has_the_one_schema(plan: ReplayPlan, server: OpenAISer
     latencies = dict.fromkeys(LATENCIES, figures)
     online = latencies | {"send_lag_ms": figures}
     online |= dict.fromkeys(("requests", "completed", "errors", "unfinished", "requests_per_s"))
-    online |= dict.fromkeys(("input_tokens_per_s", "output_tokens_per_s", "under_way_share"))
+    online |= dict.fromkeys(("input_tokens_per_s", "output_tokens_per_s", "under_way_share", "overload"))
     offline = dict.fromkeys(("mode", "backlog", "completed", "errors", "elapsed_s", "exhausted", "requests_per_s"))
     offline |= dict.fromkeys(("output_tokens_per_s", "total_tokens_per_s"))
     facts = dict.fromkeys(json.loads(json_text(made))["run"])

@@ -10,6 +10,7 @@ from shared.latency.devices import device_named
 from shared.latency.roofline import RooflineLatencyModel, num_kv_blocks, swap_ms_per_slot
 from shared.protocol.executors import EngineSpec
 from shared.replica.engine import Engine
+from shared.scheduling.step_sizes import LARGEST
 from shared.text.model_folder import ModelFacts
 
 DEFAULT_VLLM_BLOCK_SIZE = 32  # what its CPU kernels take at least
@@ -25,7 +26,7 @@ def load_engine(settings: ExecutorSettings) -> Engine:
             )
         from services.executor.engines.torch.engine import TorchEngine
 
-        records = settings.cuda_graphs == "auto"
+        records, sizes = settings.cuda_graphs == "auto", settings.given_or(LARGEST)
         return TorchEngine.load(
             Path(settings.model_path),
             settings.model_name,
@@ -36,10 +37,10 @@ def load_engine(settings: ExecutorSettings) -> Engine:
             num_threads=settings.threads or None,
             max_model_len=settings.max_model_len or None,
             num_host_slots=_host_slots(settings),
-            max_graph_decodes=min(settings.cuda_graph_decodes, settings.max_num_seqs) if records else 0,
+            max_graph_decodes=min(settings.cuda_graph_decodes, sizes.max_num_seqs) if records else 0,
             fused_attention=settings.fused_attention,
         )
-    return _load_vllm(settings) if settings.engine == "vllm" else _load_sim(settings)
+    return _load_vllm(settings) if settings.engine == "vllm" else load_sim(settings)
 
 
 def _load_vllm(settings: ExecutorSettings) -> Engine:
@@ -62,8 +63,8 @@ def _load_vllm(settings: ExecutorSettings) -> Engine:
         block_size=settings.block_size or DEFAULT_VLLM_BLOCK_SIZE,
         num_blocks=settings.kv_blocks or None,
         max_model_len=settings.max_model_len or None,
-        max_num_batched_tokens=settings.max_num_batched_tokens,
-        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens or None,
+        max_num_seqs=settings.max_num_seqs or None,
         attention=attention,
         num_host_slots=_host_slots(settings),
         tensor_parallel=settings.tensor_parallel,
@@ -83,7 +84,7 @@ def _vllm_attention(settings: ExecutorSettings) -> str:
     return OWN_ATTENTION
 
 
-def _load_sim(settings: ExecutorSettings) -> Engine:
+def load_sim(settings: ExecutorSettings, engine_type: type[SimEngine] = SimEngine) -> SimEngine:
     """The tokenizer's vocabulary and the context are those of the prepared model; time and memory are simulated."""
     model_path, tensor_parallel = Path(settings.model_path), settings.tensor_parallel
     facts, block_size = ModelFacts.read(model_path), settings.block_size or DEFAULT_BLOCK_SIZE
@@ -110,8 +111,10 @@ def _load_sim(settings: ExecutorSettings) -> Engine:
         swap_ms_per_slot=swap_ms_per_slot(architecture, device, tensor_parallel) * settings.sim_time_scale,
         is_interruptible=settings.pipeline_depth == 1,
         takes_steps_ahead=settings.pipeline_depth == 1,
+        architecture=architecture,
+        tensor_parallel=tensor_parallel,
     )
-    return SimEngine(spec, latency, settings.sim_mean_output_tokens, settings.sim_time_scale, model_path)
+    return engine_type(spec, latency, settings.sim_mean_output_tokens, settings.sim_time_scale, model_path)
 
 
 def _host_slots(settings: ExecutorSettings) -> int | None:

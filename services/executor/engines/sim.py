@@ -8,17 +8,22 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections.abc import Generator
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
 
 from services.executor.engines.last_step import LastStep
 from services.executor.engines.sample_row import SampleRow
 from shared.latency.model import LatencyModel
 from shared.protocol.executors import EngineSpec
+from shared.protocol.prompt_scores import PromptScore, pack_scores
 from shared.protocol.sampling import SamplingParams
 from shared.protocol.tokens import TokenLogprobs
-from shared.replica.engine import Sequence, StepBatch, StepResult, batch_shape
+from shared.replica.engine import KVRegions, KVShards, Sequence, StepBatch, StepResult, batch_shape
 from shared.scheduling.kv.slot_transfers import SlotOperations
 from shared.simulation.copies import CopyTimeline
 from shared.simulation.stages import INTERRUPTED_AFTER, Stages
@@ -28,6 +33,18 @@ if TYPE_CHECKING:
 
 MASK = (1 << 64) - 1
 MAX_LOGPROBS = 32  # more than anybody asks for
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """So long, or until that is set."""
+
+    left_s: float
+    until: threading.Event
+
+
+T = TypeVar("T")
+Running = Generator[Pause, None, T]
 
 
 class SimEngine:
@@ -64,52 +81,70 @@ class SimEngine:
 
     def execute(self, batch: StepBatch) -> StepResult:
         """Takes the predicted time, choosing the tokens included, plus what earlier steps and slots' copies block."""
+        running = self.running(batch)
+        try:
+            while True:
+                pause = next(running)
+                pause.until.wait(pause.left_s)
+        except StopIteration as ended:
+            result: StepResult = ended.value
+            return result
+
+    def running(self, batch: StepBatch) -> Running[StepResult]:
+        """``execute``, which leaves the waiting to its caller."""
         if not self._last_step.take(batch):
             return StepResult({}, 0.0, is_interrupted=True)
         asked = time.perf_counter()
         with self._lock:
             wait_ms = self._copies.wait_ms(batch.copies, asked * 1e3 / self._time_scale) * self._time_scale
         if wait_ms > 0:
-            self._closed.wait(wait_ms / 1e3)
+            yield Pause(wait_ms / 1e3, self._closed)
         start = time.perf_counter()
-        sampled, logprobs = {}, {}
+        sampled, logprobs, scores = {}, {}, {}
         for sequence in batch.sequences:
+            if sequence.scored_ids:
+                scores[sequence.request_id] = self._scores(sequence)
             if sequence.needs_sample:
                 sampled[sequence.request_id] = token_id = self._token(sequence)
                 if sequence.sampling.logprobs is not None:
                     logprobs[sequence.request_id] = self._logprobs(sequence.sampling, token_id)
         with self._lock:
             end = self._stages.leave(start, self._latency.predict_ms(batch_shape(batch)) * self._time_scale / 1e3)
-        is_interrupted = self._run_until(end, batch)
+        is_interrupted = yield from self._run_until(end, batch)
         latency_ms, copy_wait_ms = (time.perf_counter() - start) * 1e3, (start - asked) * 1e3
         if is_interrupted:
             self._stages = Stages(self.spec.pipeline_depth)
             return StepResult({}, latency_ms, copy_wait_ms=copy_wait_ms, is_interrupted=True)
         self._last_step.keep(batch.step, sampled)
-        return StepResult(sampled, latency_ms, logprobs, copy_wait_ms)
+        return StepResult(sampled, latency_ms, logprobs, copy_wait_ms, prompt_scores=scores)
 
     def interrupt(self, step: int) -> None:
         """See ``Engine.interrupt``."""
         self._asked = step
         self._interrupted.set()
 
+    def kv_regions(self) -> KVRegions | KVShards | str:
+        """See ``Engine.kv_regions``."""
+        return "the sim engine has no KV"
+
     def close(self) -> None:
         """A step that runs ends at once."""
         self._closed.set()
         self._interrupted.set()
 
-    def _run_until(self, end: float, batch: StepBatch) -> bool:
+    def _run_until(self, end: float, batch: StepBatch) -> Running[bool]:
         """True where it was interrupted: then it has gone on to the end of a layer."""
         left_s = max(0.0, end - time.perf_counter())
         if not batch.may_be_interrupted:
-            self._closed.wait(left_s)
+            yield Pause(left_s, self._closed)
             return False
         layer_s = INTERRUPTED_AFTER * left_s
         while self._asked != batch.step and not self._closed.is_set():
-            if not self._interrupted.wait(max(0.0, end - time.perf_counter())):
+            yield Pause(max(0.0, end - time.perf_counter()), self._interrupted)
+            if not self._interrupted.is_set():
                 return False
             self._interrupted.clear()
-        self._closed.wait(min(layer_s, max(0.0, end - time.perf_counter())))
+        yield Pause(min(layer_s, max(0.0, end - time.perf_counter())), self._closed)
         return not self._closed.is_set()
 
     def _token(self, sequence: Sequence) -> int:
@@ -149,6 +184,17 @@ class SimEngine:
         logprobs |= dict.fromkeys(eos_token_ids, math.log(eos_share)) if eos_share else {}
         top = sorted(logprobs, key=lambda id: (-logprobs[id], id))[: sampling.logprobs]
         return TokenLogprobs(logprobs.get(token_id, others), top, [logprobs[id] for id in top])
+
+    def _scores(self, sequence: Sequence) -> bytes:
+        """Of the prompt's tokens, as ``_logprobs``; those that are as probable have their ranks by their ids."""
+        num_top = sequence.sampling.prompt_logprobs or 0
+        sampling = msgspec.structs.replace(sequence.sampling, logprobs=num_top)
+        scores = []
+        for token_id in sequence.scored_ids:
+            found = self._logprobs(sampling, token_id)
+            rank = 1 if token_id in self.spec.eos_token_ids else 2 + token_id
+            scores.append(PromptScore(found.logprob, rank, tuple(found.top_token_ids), tuple(found.top_logprobs)))
+        return pack_scores(scores)
 
 
 def _mix(value: int) -> int:

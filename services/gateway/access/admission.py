@@ -15,6 +15,8 @@ OFFLINE_SHARE = 0.5  # of any limit for online requests; beyond it offline work 
 NEWCOMER_SHARE = 2.0  # so that who floods the queue keeps no other client out of it
 OFFLINE_RETRY_S = 30.0
 RETRY_S = (2.0, 60.0)  # least and most for online requests
+STANDING_S = 3.0  # a queue that has been there for so long is no burst
+STANDING_SHARE = 1 / 3  # of an SLO on TTFT, that such a queue may take: p99 was seen at twice what is expected
 
 RESOURCE_UNAVAILABLE = "resource_unavailable"  # OpenAI's code where there is no room for flex
 
@@ -30,20 +32,29 @@ no_room_for_flex = partial(_no_room, "flex requests are", RESOURCE_UNAVAILABLE, 
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """The limits are the settings' ``max_``: of this gateway, the offline ones of the whole stack."""
+    """The limits are the settings' ``max_``: of this gateway, the offline ones of the whole stack.
+
+    Where an SLO bounds TTFT, a queue that does not go away is held to a third of it, so that who is taken has it kept.
+    A burst may come late: nobody is told to come back later than its turn would have been."""
 
     bus: Bus
     clock: Clock
     limits: GatewaySettings
     room: WaitingRoom
     num_live: Callable[[], int]  # online requests that have not ended
+    predicted_wait_s: Callable[[], float | None]  # for one more request, by latency models; None where there are none
+    ttft_bound_s: float | None = None  # an SLO's
 
     def check_online(self, client_id: str, num_prompt_tokens: int = 0, num_choices: int = 1) -> None:
         """Whether so many more of this client may wait; before its body is read, of 0 tokens. Raises Refusal (503)."""
         reason, share = self._tightest(num_choices * num_prompt_tokens, num_choices)
         if share < 1 or (share < NEWCOMER_SHARE and client_id and not self.room.has(client_id)):
             return
-        wait_s = self.room.expected_wait_s(self.clock.monotonic_s()) or 0.0
+        now_s = self.clock.monotonic_s()
+        self.room.refuse(now_s)
+        wait_s = self._expected_wait_s() * self.room.crowd(
+            now_s
+        )  # so that those who were refused do not return at once
         least_s, most_s = RETRY_S
         message = f"there is too much to do (limit reached: {reason.replace('_', ' ')}); try again later"
         raise Refusal(reason, message, min(most_s, max(least_s, wait_s)))
@@ -63,12 +74,25 @@ class Admission:
     def _tightest(self, num_prompt_tokens: int, num_requests: int = 1) -> tuple[str, float]:
         """The limit that is used up most, and its used share with so many more requests, the last not counted."""
         limits, room, others = self.limits, self.room, num_requests - 1
-        wait_s = room.expected_wait_s(self.clock.monotonic_s())
         shares = {
             "live_requests": (self.num_live() + others) / limits.max_live_requests,
             "waiting_requests": (len(room) + others) / limits.max_waiting_requests,
             "waiting_tokens": (room.num_tokens + num_prompt_tokens) / limits.max_waiting_tokens if len(room) else 0.0,
-            "wait": 0.0 if wait_s is None else wait_s / limits.max_wait_s,
+            "wait": self._expected_wait_s() / self._wait_bound_s(),
         }
         reason = max(shares, key=lambda name: shares[name])
         return reason, shares[reason]
+
+    def _expected_wait_s(self) -> float:
+        """As it is measured; where too little is, as it is predicted; 0 where nobody waits, or nothing is known."""
+        if not len(self.room):
+            return 0.0
+        measured_s = self.room.expected_wait_s(self.clock.monotonic_s())
+        return (self.predicted_wait_s() or 0.0) if measured_s is None else measured_s
+
+    def _wait_bound_s(self) -> float:
+        if self.ttft_bound_s is None:
+            return self.limits.max_wait_s
+        is_burst = self.room.standing_s(self.clock.monotonic_s()) < STANDING_S
+        bound_s = max(self.ttft_bound_s, RETRY_S[0]) if is_burst else STANDING_SHARE * self.ttft_bound_s
+        return min(self.limits.max_wait_s, bound_s)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from services.gateway.access.permissions import needed_permission
 from services.gateway.access.rate_limits import RateLimits
 from services.gateway.access.web_pages import WebPageCheck
 from services.gateway.http.errors import error_response
@@ -15,11 +16,12 @@ from shared.bus import Bus, Entry
 from shared.clock import Clock
 from shared.errors import ConfigError, NotFoundOnBusError
 from shared.protocol import subjects
-from shared.protocol.api_keys import ApiKeyRecord, hash_api_key
+from shared.protocol.api_keys import ApiKeyRecord, Permission, hash_api_key, shown_time
 
 logger = logging.getLogger(__name__)
 
 OPEN_PATHS = ("/health", "/ready", "/metrics")  # of whoever watches the process; nothing of a request is in them
+INSUFFICIENT_PERMISSIONS = "insufficient_permissions"
 PAGE, PAGE_FILES = "/", "/dashboard/static/"  # the dashboard, which asks for a key itself
 
 
@@ -29,6 +31,11 @@ class Caller:
 
     key: ApiKeyRecord | None
     limits: RateLimits
+
+    @property
+    def is_admin(self) -> bool:
+        """Who needs no key may do everything."""
+        return self.key is None or self.key.permits("admin")
 
 
 ANONYMOUS = Caller(None, RateLimits(None, None, 0.0))
@@ -73,6 +80,11 @@ class ApiKeys:
             return None
         return self._by_hash.get(hash_api_key(key.strip()))
 
+    def is_valid(self, authorization: str | None) -> bool:
+        """Whether the header holds a known key that has not ended."""
+        caller = self.find(authorization)
+        return caller is not None and caller.key is not None and not caller.key.has_expired(self._clock.unix_s())
+
     async def _take_given(self, given: ApiKeyRecord) -> None:
         """The settings' key, unless the bucket has it, or had: asked after it was read, so that none is missed."""
         revoked = await self._bus.bucket(subjects.REVOKED_API_KEYS_BUCKET, ApiKeyRecord)
@@ -101,35 +113,66 @@ class ApiKeys:
 @dataclass(frozen=True, slots=True)
 class KeyCheck:
     """Around all routes, known or not: a request without a known key is refused where keys are required, and elsewhere
-    where a web page that is not the gateway's own may have sent it."""
+    where a web page that is not the gateway's own may have sent it; one with a key that has expired, or does not permit
+    it, always."""
 
     app: ASGIApp
     keys: ApiKeys
     web_pages: WebPageCheck
+    clock: Clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             headers = Headers(scope=scope)
-            authorization = headers.get("authorization")
-            caller = self.keys.find(authorization)
+            caller = self.keys.find(headers.get("authorization"))
             scope["state"]["caller"] = caller or ANONYMOUS
+            if caller is not None and caller.key is not None:
+                scope["state"]["key_name"] = caller.key.name
             path = scope["path"]
             is_open = path in (*OPEN_PATHS, PAGE) or path.startswith(PAGE_FILES)
-            if caller is None and not is_open:
-                if self.keys.required:
-                    scope["state"]["refused"] = "key"
-                    await _refusal(authorization)(scope, receive, send)
-                    return
-                if found := self.web_pages.refusal(headers):
-                    scope["state"]["refused"], message = found
-                    await error_response(403, message)(scope, receive, send)
-                    return
+            refused = None if is_open else self._refusal(caller, headers, path)
+            if refused is not None:
+                scope["state"]["refused"], answer = refused
+                await answer(scope, receive, send)
+                return
         await self.app(scope, receive, send)
 
+    def _refusal(self, caller: Caller | None, headers: Headers, path: str) -> tuple[str, ASGIApp] | None:
+        """The reason, for the metrics, and the answer; None where there is none."""
+        if caller is not None and caller.key is not None:
+            return self._refusal_of(caller.key, path)
+        if self.keys.required:
+            return "key", _unknown(headers.get("authorization"))
+        if found := self.web_pages.refusal(headers):
+            reason, message = found
+            return reason, error_response(403, message)
+        return None
 
-def _refusal(authorization: str | None) -> ASGIApp:
-    headers = {"WWW-Authenticate": "Bearer"}
+    def _refusal_of(self, key: ApiKeyRecord, path: str) -> tuple[str, ASGIApp] | None:
+        if key.has_expired(self.clock.unix_s()):
+            assert key.expires_at is not None
+            message = f"the API key {key.name!r} has expired at {shown_time(key.expires_at)}; ask for a new one"
+            return "key_expired", _unauthorized(message, "token_expired")
+        permission = needed_permission(path)
+        if permission is None or key.permits(permission):
+            return None
+        return "permission", error_response(403, missing_permission(key, permission), code=INSUFFICIENT_PERMISSIONS)
+
+
+def missing_permission(key: ApiKeyRecord, permission: Permission) -> str:
+    """What a client is told, in OpenAI's words as far as they fit."""
+    has = ", ".join(key.endpoints or ()) or "none"
+    return (
+        f"You have insufficient permissions for this operation. Missing scopes: {permission}. The API key "
+        f"{key.name!r} has: {has}."
+    )
+
+
+def _unknown(authorization: str | None) -> ASGIApp:
     if authorization is None:
-        message = "no API key was given; send it as a header: Authorization: Bearer KEY"
-        return error_response(401, message, headers=headers)
-    return error_response(401, "the API key is not known here", code="invalid_api_key", headers=headers)
+        return _unauthorized("no API key was given; send it as a header: Authorization: Bearer KEY", None)
+    return _unauthorized("the API key is not known here", "invalid_api_key")
+
+
+def _unauthorized(message: str, code: str | None) -> ASGIApp:
+    return error_response(401, message, code=code, headers={"WWW-Authenticate": "Bearer"})

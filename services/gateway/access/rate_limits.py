@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from services.gateway.access.spending import Account
 from services.gateway.http.errors import Refusal
+from shared.protocol.key_usage import KeyUsage
 
 
 class TokenBucket:
@@ -40,18 +43,29 @@ class Reservation:
 
     bucket: TokenBucket | None
     num_tokens: int
-    num_free: int = 0  # that it uses and that somebody else pays for
+    num_free: int = 0  # tokens of its prompt, which somebody else pays for
+    account: Account | None = None  # of its key
 
-    def settle(self, num_used: int) -> None:
-        """Once, at its end: what it did not use is there again, what it used beyond the reservation is owed."""
+    def settle(self, num_used: int, num_output: int = 0, num_cached: int = 0) -> None:
+        """Once, at its end: what it did not use is there again, what it used beyond the reservation is owed. Of what it
+        used, so much is its output, and so much of its prompt was in the prefix cache."""
+        num_charged = max(0, num_used - self.num_free)
         if self.bucket is not None:
-            self.bucket.take(max(0, num_used - self.num_free) - self.num_tokens)
+            self.bucket.take(num_charged - self.num_tokens)
+        if self.account is not None and num_charged:
+            own_prompt = not self.num_free
+            cached = num_cached if own_prompt else 0
+            self.account.charge(KeyUsage(int(own_prompt), num_charged - num_output, cached, num_output))
 
-    def shared(self, num_choices: int, num_prompt_tokens: int) -> list[Reservation]:
-        """In its place, one for each choice over the same prompt, which the first one pays for."""
-        each, rest = divmod(self.num_tokens, num_choices)
-        others = [Reservation(self.bucket, each, num_prompt_tokens)] * (num_choices - 1)
-        return [Reservation(self.bucket, each + rest), *others]
+    def shared(self, num_free: Sequence[int]) -> list[Reservation]:
+        """In its place, one for each choice. ``num_free``: of its tokens, those of a prompt that another one pays for,
+        the first over the same prompt."""
+        each, rest = divmod(self.num_tokens, len(num_free))
+        first, *others = num_free
+        return [
+            Reservation(self.bucket, each + rest, first, self.account),
+            *(Reservation(self.bucket, each, free, self.account) for free in others),
+        ]
 
 
 UNLIMITED = Reservation(None, 0)
@@ -68,9 +82,10 @@ class RateLimits:
         """One more request; refused ones are not counted. Raises Refusal (429)."""
         self._take("requests", 1, now_s)
 
-    def reserve_tokens(self, num_tokens: int, now_s: float) -> Reservation:
-        """Prompt and the longest answer; what it uses beyond a minute's worth is owed. Raises Refusal (429)."""
-        return Reservation(self._buckets.get("tokens"), self._take("tokens", num_tokens, now_s))
+    def reserve_tokens(self, num_tokens: int, now_s: float, account: Account | None = None) -> Reservation:
+        """Prompt and the longest answer; what it uses beyond a minute's worth is owed. ``account``: that what it uses
+        is charged to. Raises Refusal (429)."""
+        return Reservation(self._buckets.get("tokens"), self._take("tokens", num_tokens, now_s), account=account)
 
     def headers(self, now_s: float) -> dict[str, str]:
         """OpenAI's ``x-ratelimit-*``, of the limits that there are."""

@@ -1,4 +1,4 @@
-"""Online requests that have no token yet, and how long one more would wait. No clock in it."""
+"""Online requests that have no token yet, how long one more would wait, and who was not let in. No clock in it."""
 
 from collections import Counter, deque
 
@@ -15,6 +15,7 @@ class WaitingRoom:
         self._clients: Counter[str] = Counter()
         self._started: deque[tuple[float, int]] = deque()  # within the window: when, and prompt tokens
         self._num_started_tokens = 0
+        self._refused_s: deque[float] = deque()  # within the window, those that were not let in
         self._since_s: float | None = None  # somebody waits all the time since then
         self._last_start_s = 0.0
         self.num_tokens = 0
@@ -58,6 +59,22 @@ class WaitingRoom:
         if not self._waiting:
             self._since_s = None
 
+    def refuse(self, now_s: float) -> None:
+        """One more was not let in."""
+        self._refused_s.append(now_s)
+        self._forget_refused(now_s)
+
+    def crowd(self, now_s: float) -> float:
+        """How many times longer the wait would be if all that came within the window had been let in: those and who
+        has started, over who has started; 1 where nobody has."""
+        self._forget_started(now_s)
+        self._forget_refused(now_s)
+        return 1 + len(self._refused_s) / len(self._started) if self._started else 1.0
+
+    def standing_s(self, now_s: float) -> float:
+        """For how long somebody has been waiting all the time; 0 where nobody waits."""
+        return 0.0 if self._since_s is None else now_s - self._since_s
+
     def expected_wait_s(self, now_s: float) -> float | None:
         """For one more request; without a start in the window, the time without one. None where too little is known."""
         if self._since_s is None or now_s - self._since_s < WINDOW_S:
@@ -70,3 +87,7 @@ class WaitingRoom:
     def _forget_started(self, now_s: float) -> None:
         while self._started and self._started[0][0] <= now_s - WINDOW_S:
             self._num_started_tokens -= self._started.popleft()[1]
+
+    def _forget_refused(self, now_s: float) -> None:
+        while self._refused_s and self._refused_s[0] <= now_s - WINDOW_S:
+            self._refused_s.popleft()

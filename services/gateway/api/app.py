@@ -10,7 +10,7 @@ from starlette.types import ASGIApp
 
 from services.gateway.access.api_keys import OPEN_PATHS, KeyCheck
 from services.gateway.access.web_pages import WebPageCheck
-from services.gateway.api import batches, completions, dashboard, files, operations, stack, unserved
+from services.gateway.api import batches, completions, dashboard, files, operations, responses, stack, unserved, usage
 from services.gateway.api.context import Context
 from services.gateway.http.answers import Answers
 from services.gateway.http.errors import install_error_handlers
@@ -57,7 +57,7 @@ def create_app(context: Context) -> ASGIApp:
     app = make_routes(context.keys.required)
     app.state.context = context
     install_error_handlers(app)
-    app.add_middleware(KeyCheck, keys=context.keys, web_pages=WebPageCheck(context.settings))
+    app.add_middleware(KeyCheck, keys=context.keys, web_pages=WebPageCheck(context.settings), clock=context.clock)
     if cors_origins := listed(context.settings.cors_origins):
         app.add_middleware(
             CORSMiddleware,
@@ -72,7 +72,7 @@ def create_app(context: Context) -> ASGIApp:
 def make_routes(keys_required: bool) -> DescribedApp:
     """All endpoints, without what they work with."""
     app = DescribedApp(keys_required)
-    for module in (completions, files, batches, operations, stack, unserved, dashboard):
+    for module in (completions, responses, files, batches, operations, stack, usage, unserved, dashboard):
         app.include_router(module.router)
     app.mount(dashboard.STATIC_PATH, dashboard.PageFiles(directory=dashboard.FOLDER))
     return app

@@ -1,24 +1,30 @@
 """/v1/batches."""
 
+import contextlib
+import re
 from typing import Annotated
 
 import msgspec
 from fastapi import APIRouter, Header, Query, Request, Response
 from msgspec import Meta
 
+from services.gateway.access.api_keys import INSUFFICIENT_PERMISSIONS, missing_permission
+from services.gateway.access.permissions import needed_permission
 from services.gateway.api.context import Context, context_of
-from services.gateway.api.intake import sender_of, take_request
+from services.gateway.api.intake import caller_of, check_budget, model_for, sender_of, take_request
 from services.gateway.http.bodies import Anchor, ExpirySeconds
 from services.gateway.http.operation import JsonResponse, answers, json_of
 from services.gateway.store import page
-from shared.openai.completions.requests import ENDPOINTS
 from shared.openai.errors import RequestError, decode_body
 from shared.openai.fields import Metadata
-from shared.openai.objects import Page, new_id
+from shared.openai.objects import DeletedBatch, Page, new_id
+from shared.openai.responses.requests import BATCH_ENDPOINTS
 from shared.protocol.batches import Batch, BatchRecord
 
 MAX_BODY_BYTES = 64 * 1024
-WINDOW_S = {"24h": 24 * 3600}
+WINDOW_PATTERN = r"^[1-9][0-9]{0,2}[hd]$(?!\n)"
+UNIT_S = {"h": 3600, "d": 24 * 3600}
+MIN_WINDOW_S, MAX_WINDOW_S = UNIT_S["h"], 30 * UNIT_S["d"]
 
 router = APIRouter(prefix="/v1/batches", tags=["batches"])
 
@@ -31,11 +37,11 @@ class ExpiresAfter(msgspec.Struct):
 
 
 class CreateBatch(msgspec.Struct):
-    """A batch to be made of an uploaded file."""
+    """A batch to be made of an uploaded file. ``completion_window``: hours or days, from 1h to 30d."""
 
     input_file_id: str
-    endpoint: Annotated[str, Meta(extra_json_schema={"enum": list(ENDPOINTS)})]
-    completion_window: Annotated[str, Meta(extra_json_schema={"enum": list(WINDOW_S)})]
+    endpoint: Annotated[str, Meta(extra_json_schema={"enum": list(BATCH_ENDPOINTS)})]
+    completion_window: Annotated[str, Meta(extra_json_schema={"pattern": WINDOW_PATTERN})]
     metadata: Metadata | None = None
     output_expires_after: ExpiresAfter | None = None
 
@@ -53,6 +59,7 @@ async def create_batch(request: Request, idempotency_key: Annotated[str | None, 
     async with context.bodies.body(request, MAX_BODY_BYTES) as body:
         fields = decode_body(body, _decoder)
     await _check(context, fields)
+    _check_key(request, fields.endpoint)
     sender = sender_of(request, None)
     now_s = context.clock.unix_s()
     record = BatchRecord(
@@ -61,7 +68,7 @@ async def create_batch(request: Request, idempotency_key: Annotated[str | None, 
         input_file_id=fields.input_file_id,
         completion_window=fields.completion_window,
         created_at=int(now_s),
-        expires_at=int(now_s) + WINDOW_S[fields.completion_window],
+        expires_at=int(now_s) + window_s(fields.completion_window),
         status="validating",
         metadata=fields.metadata,
         output_expires_after_s=fields.output_expires_after.seconds if fields.output_expires_after else None,
@@ -87,8 +94,23 @@ async def get_batch(request: Request, batch_id: str) -> Response:
 
 @router.post("/{batch_id}/cancel", **answers(json_of(Batch)))
 async def cancel_batch(request: Request, batch_id: str) -> Response:
-    """Stop a batch; what it has finished is kept."""
+    """Stop a batch; what it has finished is kept. A key without the permission admin stops only its own."""
+    await _check_owner(request, batch_id)
     return JsonResponse(shown(await context_of(request).batches.cancel(batch_id)))
+
+
+@router.delete("/{batch_id}", **answers(json_of(DeletedBatch)))
+async def delete_batch(request: Request, batch_id: str, files: bool = False) -> Response:
+    """Forget an ended batch; with files=true its input, output and error file are deleted too. A key without the
+    permission admin deletes only its own."""
+    await _check_owner(request, batch_id)
+    context = context_of(request)
+    record = await context.batches.delete(batch_id)
+    for file_id in (record.output_file_id, record.error_file_id) if files else ():
+        await _delete_file(context, file_id)
+    if files and not await context.batches.is_reading(record.input_file_id):
+        await _delete_file(context, record.input_file_id)
+    return JsonResponse(DeletedBatch(batch_id))
 
 
 def shown(record: BatchRecord) -> Batch:
@@ -96,11 +118,44 @@ def shown(record: BatchRecord) -> Batch:
     return msgspec.convert(record, Batch, from_attributes=True)
 
 
+async def _check_owner(request: Request, batch_id: str) -> None:
+    """Raises RequestError where the batch is another's, and the caller no admin."""
+    caller = caller_of(request)
+    is_own = (await context_of(request).batches.get(batch_id)).client_id == sender_of(request, None).client_id
+    if caller.key is not None and not is_own and not caller.is_admin:
+        raise RequestError(missing_permission(caller.key, "admin"), code=INSUFFICIENT_PERMISSIONS, status=403)
+
+
+def _check_key(request: Request, endpoint: str) -> None:
+    """What its caller may not do request by request it may not do with a batch. Raises RequestError and Refusal."""
+    key = caller_of(request).key
+    permission = needed_permission(endpoint)
+    if key is not None and permission is not None and not key.permits(permission):
+        raise RequestError(missing_permission(key, permission), "endpoint", INSUFFICIENT_PERMISSIONS, 403)
+    model = model_for(request)
+    model.check(model.name)
+    check_budget(request)
+
+
+def window_s(window: str) -> int:
+    """The seconds of a completion window. Raises RequestError."""
+    seconds = int(window[:-1]) * UNIT_S[window[-1]] if re.match(WINDOW_PATTERN, window) else 0
+    if not MIN_WINDOW_S <= seconds <= MAX_WINDOW_S:
+        message = "completion_window must be a number of hours or days from 1h to 30d, such as 24h or 7d"
+        raise RequestError(message, "completion_window")
+    return seconds
+
+
+async def _delete_file(context: Context, file_id: str | None) -> None:
+    """Where it is there."""
+    with contextlib.suppress(RequestError):
+        await context.files.delete(file_id or "")
+
+
 async def _check(context: Context, fields: CreateBatch) -> None:
-    if fields.endpoint not in ENDPOINTS:
-        raise RequestError(f"endpoint must be one of {', '.join(ENDPOINTS)}", "endpoint")
-    if fields.completion_window not in WINDOW_S:
-        raise RequestError(f"completion_window must be one of {', '.join(WINDOW_S)}", "completion_window")
+    if fields.endpoint not in BATCH_ENDPOINTS:
+        raise RequestError(f"endpoint must be one of {', '.join(BATCH_ENDPOINTS)}", "endpoint")
+    window_s(fields.completion_window)
     file = await context.files.get(fields.input_file_id, "input_file_id")
     if file.purpose != "batch":
         message = f"the file {file.id} has the purpose {file.purpose!r}; a batch needs 'batch'"

@@ -2,7 +2,9 @@
 
 from collections.abc import AsyncGenerator
 from pathlib import Path
+from typing import Literal
 
+import msgspec
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import FileResponse
 from starlette.staticfiles import StaticFiles
@@ -10,8 +12,12 @@ from starlette.types import Scope
 
 from services.gateway.access.api_keys import ApiKeys
 from services.gateway.api.context import context_of
+from services.gateway.api.intake import caller_of
+from services.gateway.dashboard.history import COLUMNS, Row
 from services.gateway.dashboard.hub import DashboardHub
 from services.gateway.http.event_source import EventSource
+from services.gateway.http.operation import JsonResponse
+from services.gateway.http.tally import KeyUse
 
 FOLDER = Path(__file__).parent.parent / "static"
 STATIC_PATH = "/dashboard/static"
@@ -45,14 +51,46 @@ async def page() -> Response:
 
 @router.get("/dashboard/events", include_in_schema=False)
 async def events(request: Request) -> Response:
-    """One event a second, as JSON, until the client leaves, the gateway stops, or the client's key is revoked."""
+    """One event a second, as JSON, until the client leaves, the gateway stops, or its key is revoked or ends."""
     context = context_of(request)
     events = _events(context.dashboard, context.keys, request.headers.get("authorization"))
     return EventSource(events, context.dashboard.viewer())
 
 
+class OtherRows(msgspec.Struct, frozen=True):
+    """Rows of a longer time, coarser."""
+
+    columns: tuple[str, ...]
+    rows: list[Row]
+
+
+@router.get("/dashboard/history/{span}", include_in_schema=False)
+async def history(request: Request, span: Literal["hour", "day"]) -> Response:
+    """What the page draws of the last hour or the last day."""
+    return JsonResponse(OtherRows(COLUMNS, context_of(request).dashboard.history.coarse(span)))
+
+
+class Access(msgspec.Struct, frozen=True):
+    """As whom the page is open. ``keys``: what each has done at this gateway, of an admin's page all of them, else its
+    own; those without a known key are the empty name."""
+
+    role: Literal["admin", "user"]  # a user's key has not the permission admin
+    key_name: str | None
+    keys: dict[str, KeyUse]
+
+
+@router.get("/dashboard/access", include_in_schema=False)
+async def access(request: Request) -> Response:
+    """What the page may show and do."""
+    caller, uses = caller_of(request), context_of(request).http_metrics.keys.uses()
+    name = None if caller.key is None else caller.key.name
+    if caller.is_admin:
+        return JsonResponse(Access("admin", name, uses))
+    return JsonResponse(Access("user", name, {each: use for each, use in uses.items() if each == name}))
+
+
 async def _events(hub: DashboardHub, keys: ApiKeys, authorization: str | None) -> AsyncGenerator[bytes, None]:
     seen = 0
-    while (event := await hub.next_event(seen)) is not None and (not keys.required or keys.find(authorization)):
+    while (event := await hub.next_event(seen)) is not None and (not keys.required or keys.is_valid(authorization)):
         seen, data = event
         yield data

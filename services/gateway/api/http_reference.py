@@ -131,7 +131,7 @@ def _type(schema: Schema) -> str:
 
 
 def _bounded(kind: str, schema: Schema) -> str:
-    bounds = [text.format(f"{schema[name]:,}") for name, text in BOUNDS.items() if name in schema]
+    bounds = [text.format(_number(schema[name])) for name, text in BOUNDS.items() if name in schema]
     return f"{kind} ({', '.join(bounds)})" if bounds else kind
 
 
@@ -139,6 +139,11 @@ def _default(schema: Schema) -> str:
     if schema.get("default") is None:
         return ""
     return f"`{msgspec.json.encode(schema['default']).decode()}`"
+
+
+def _number(bound: float) -> str:
+    """Types whose bounds are equal are one to Python, so it may come as an int or as a float."""
+    return f"{int(bound) if bound == int(bound) else bound:,}"
 
 
 if __name__ == "__main__":

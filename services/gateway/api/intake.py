@@ -2,8 +2,9 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
+from functools import partial
 from hashlib import blake2b
 from typing import Any, TypeVar
 
@@ -13,6 +14,7 @@ from fastapi import Request, Response
 from services.gateway.access.admission import no_room_for_flex
 from services.gateway.access.api_keys import Caller
 from services.gateway.access.rate_limits import Reservation
+from services.gateway.access.spending import Account
 from services.gateway.api.context import context_of
 from services.gateway.http.answers import request_id_of
 from services.gateway.http.errors import CLIENT_CLOSED_REQUEST, SERVER_ERROR, error_response
@@ -26,6 +28,7 @@ from shared.openai.completions.requests import CompletionRequest, ServedModel
 from shared.openai.fields import FLEX
 from shared.openai.responses.answers import ResponseEvents
 from shared.protocol.api_keys import ApiKeyRecord
+from shared.protocol.key_usage import KEY_CLIENT
 from shared.protocol.sampling import FinishReason
 from shared.text.tokenizer import Tokenizer
 
@@ -36,17 +39,22 @@ INLINE_BODY_BYTES = 16 * 1024
 COMPILED = (b"json_schema", b"tool_choice", b"strict")
 
 StreamWriter = ChunkWriter | ResponseEvents
+Keep = Callable[[Choices], Awaitable[None]] | None
 T = TypeVar("T")
 
 
-async def read_request(request: Request, parse: Callable[[bytes, Tokenizer, ServedModel], T]) -> T:
-    """The body as ``parse`` reads it. Raises Refusal and what ``parse`` raises."""
+async def read_request(
+    request: Request, parse: Callable[..., T], prepare: Callable[[bytes], Awaitable[dict[str, Any]]] | None = None
+) -> T:
+    """The body as ``parse(body, tokenizer, model)`` reads it, with further arguments that ``prepare`` has found. Raises
+    Refusal and what these raise."""
     context = context_of(request)
     take_request(request)
     context.admission.check_online(sender_of(request, None).client_id)
     async with context.bodies.body(request, context.settings.max_body_bytes) as body:
-        max_model_len = context.registry.max_model_len(context.model.max_model_len)
-        model = msgspec.structs.replace(context.model, max_model_len=max_model_len)
+        model = model_for(request)
+        if prepare is not None:
+            parse = partial(parse, **await prepare(body))
         if len(body) <= INLINE_BODY_BYTES and not any(name in body for name in COMPILED):
             return parse(body, context.tokenizer, model)
         return await asyncio.to_thread(parse, body, context.tokenizer, model)
@@ -57,13 +65,15 @@ async def answer(
     completion: CompletionRequest,
     writer: Callable[[Choices], StreamWriter],
     body: Callable[[Choices], msgspec.Struct],
+    keep: Keep = None,
 ) -> Response:
-    """Run its choices, and show them with ``writer`` as their tokens arrive, or with ``body`` when all are whole. They
-    are closed at their end, whatever ends them. Raises Refusal, NoExecutorError and BusError."""
+    """Run its choices, and show them with ``writer`` as their tokens arrive, or with ``body`` when all are whole, and
+    ``keep`` has done what comes before that. They are closed at their end, whatever ends them. Raises Refusal,
+    NoExecutorError and BusError."""
     context, choices = context_of(request), await _start_choices(request, completion)
     headers = caller_of(request).limits.headers(context.clock.monotonic_s())
     if completion.stream:
-        events = _events(choices, writer(choices), context.tokenizer)
+        events = _events(choices, writer(choices), context.tokenizer, keep)
         return EventSource(events, aclosing(choices), headers)
     async with aclosing(choices):
         if not await unless_gone(request.receive, choices.finished()):
@@ -71,6 +81,8 @@ async def answer(
     for generation in choices.generations:
         if generation.finish_reason is FinishReason.ERROR:
             return error_response(500, generation.error, SERVER_ERROR)
+    if keep is not None:
+        await keep(choices)
     return JsonResponse(body(choices), headers=headers)
 
 
@@ -82,14 +94,17 @@ async def _start_choices(request: Request, completion: CompletionRequest) -> Cho
         await context.admission.check_offline(no_room_for_flex)
         tracker = context.flex
     else:
-        context.admission.check_online(sender.client_id, len(completion.prompt_token_ids), completion.sampling.n)
+        longest = max(map(len, completion.prompts))
+        context.admission.check_online(sender.client_id, longest, completion.num_choices)
     return await Choices.submit(tracker, completion, sender, reserve_tokens(request, completion))
 
 
-async def _events(choices: Choices, writer: StreamWriter, tokenizer: Tokenizer) -> AsyncGenerator[bytes, None]:
+async def _events(
+    choices: Choices, writer: StreamWriter, tokenizer: Tokenizer, keep: Keep
+) -> AsyncGenerator[bytes, None]:
     """The answer has begun, so that an error is told as its last event."""
     try:
-        async with aclosing(_shown(choices, writer, tokenizer)) as events:
+        async with aclosing(_shown(choices, writer, tokenizer, keep)) as events:
             async for event in events:
                 yield event
     except Exception:
@@ -97,7 +112,9 @@ async def _events(choices: Choices, writer: StreamWriter, tokenizer: Tokenizer) 
         yield writer.fail("the server failed to process the request")
 
 
-async def _shown(choices: Choices, writer: StreamWriter, tokenizer: Tokenizer) -> AsyncGenerator[bytes, None]:
+async def _shown(
+    choices: Choices, writer: StreamWriter, tokenizer: Tokenizer, keep: Keep
+) -> AsyncGenerator[bytes, None]:
     """What one choice has more to show at a time; an error of any choice ends all."""
     start = writer.start()  # with the first token, since clients take the first event for it
     async with aclosing(choices.pieces(tokenizer)) as pieces:
@@ -113,6 +130,8 @@ async def _shown(choices: Choices, writer: StreamWriter, tokenizer: Tokenizer) -
             if event:
                 yield start + event
                 start = b""
+    if keep is not None:
+        await keep(choices)
     yield writer.end(choices.usage())
 
 
@@ -122,29 +141,50 @@ def caller_of(request: Request) -> Caller:
     return caller
 
 
+def model_for(request: Request) -> ServedModel:
+    """As its caller may use it now."""
+    context, key = context_of(request), caller_of(request).key
+    max_model_len = context.registry.max_model_len(context.model.max_model_len)
+    permitted = None if key is None else key.models
+    return msgspec.structs.replace(context.model, max_model_len=max_model_len, permitted=permitted)
+
+
 def take_request(request: Request) -> None:
     """One more request of its caller. Raises Refusal where that is more than its limit."""
     caller_of(request).limits.take_request(context_of(request).clock.monotonic_s())
 
 
 def reserve_tokens(request: Request, completion: CompletionRequest) -> Reservation:
-    """Of its caller's limit, the prompt and the longest answers. Raises Refusal where so many are not left."""
-    num_tokens = len(completion.prompt_token_ids) + completion.sampling.n * completion.sampling.max_tokens
-    return caller_of(request).limits.reserve_tokens(num_tokens, context_of(request).clock.monotonic_s())
+    """Of its caller's limit, the prompt and the longest answers. Raises Refusal where so many are not left, or no
+    budget is."""
+    num_tokens = sum(map(len, completion.prompts)) + completion.num_choices * completion.sampling.max_tokens
+    context, account = context_of(request), check_budget(request)
+    return caller_of(request).limits.reserve_tokens(num_tokens, context.clock.monotonic_s(), account)
+
+
+def check_budget(request: Request) -> Account | None:
+    """What its caller uses is charged to it; None without a key. Raises Refusal where its budget is used up."""
+    context, key = context_of(request), caller_of(request).key
+    if key is None:
+        return None
+    account = Account(key, context.gateway_id, context.usage, context.clock)
+    account.check()
+    return account
 
 
 def sender_of(request: Request, user: str | None) -> Sender:
     """As executors know it; ``user`` is the body's field."""
     key = caller_of(request).key
     client_id = client_id_of(key, request.headers.get("authorization"), user)
-    return Sender(client_id, 1.0 if key is None else key.weight, request_id_of(request))
+    weight, name = (1.0, "") if key is None else (key.weight, key.name)
+    return Sender(client_id, weight, request_id_of(request), name)
 
 
 def client_id_of(key: ApiKeyRecord | None, authorization: str | None, user: str | None) -> str:
     """The name of a known API key, else from the Authorization header, else from the body's ``user``, else empty. Only
     hashes of keys leave the gateway, and a user cannot name itself like the owner of a key."""
     if key is not None:
-        return f"name-{key.name}"
+        return f"{KEY_CLIENT}{key.name}"
     unknown_key = (authorization or "").removeprefix("Bearer").strip()
     if unknown_key:
         return _hashed("key", unknown_key)

@@ -1,12 +1,18 @@
-"""/status and /executors: what ``slackwater status``, ``top`` and ``drain`` ask through a gateway."""
+"""/status and /executors: what ``slackwater status``, ``top``, ``drain`` and ``role`` ask through a gateway."""
+
+from collections.abc import Coroutine
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Request, Response
+from pydantic import WithJsonSchema
 
 from services.gateway.api.context import context_of
 from services.gateway.http.operation import JSON, Content, JsonResponse, answers
 from shared.errors import NoResponderError
 from shared.openai.errors import RequestError
-from shared.watch.stack_status import ask_stack, set_draining
+from shared.protocol.executors import Heartbeat
+from shared.scheduling.placement.role import Role
+from shared.watch.stack_status import ask_stack, set_draining, set_role
 
 router = APIRouter(tags=["operations"])
 
@@ -16,6 +22,7 @@ def _object(description: str) -> Content:
 
 
 HEARTBEAT = _object("the executor's heartbeat, with the requests that it still has")
+RoleName = Annotated[Role, WithJsonSchema({"type": "string", "enum": [role.value for role in Role]})]
 
 
 @router.get("/status", **answers(_object("what slackwater status --json shows, and the figures of slackwater top")))
@@ -28,17 +35,23 @@ async def status(request: Request) -> Response:
 @router.post("/executors/{executor_id}/drain", **answers(HEARTBEAT))
 async def drain(request: Request, executor_id: str) -> Response:
     """Give an executor no new requests, online or offline; those that it has go on to their ends."""
-    return await _set_draining(request, executor_id, True)
+    return await _ordered(set_draining(context_of(request).bus, executor_id, True))
 
 
 @router.post("/executors/{executor_id}/undrain", **answers(HEARTBEAT))
 async def undrain(request: Request, executor_id: str) -> Response:
     """Let a drained executor take requests again."""
-    return await _set_draining(request, executor_id, False)
+    return await _ordered(set_draining(context_of(request).bus, executor_id, False))
 
 
-async def _set_draining(request: Request, executor_id: str, draining: bool) -> Response:
+@router.post("/executors/{executor_id}/role/{role}", **answers(HEARTBEAT))
+async def role(request: Request, executor_id: str, role: RoleName) -> Response:
+    """Put an executor into another pool: strict, relaxed or mixed. Requests that it has go on."""
+    return await _ordered(set_role(context_of(request).bus, executor_id, role))
+
+
+async def _ordered(order: Coroutine[Any, Any, Heartbeat]) -> Response:
     try:
-        return JsonResponse(await set_draining(context_of(request).bus, executor_id, draining))
+        return JsonResponse(await order)
     except NoResponderError as error:
         raise RequestError(str(error), "executor_id", "not_found", 404) from error

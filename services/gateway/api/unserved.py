@@ -6,7 +6,7 @@ from shared.openai.errors import RequestError
 
 SERVED = (
     *("POST /v1/chat/completions", "POST /v1/completions", "POST /v1/responses"),
-    *("GET /v1/models", "/v1/files", "/v1/batches"),
+    *("GET /v1/models", "/v1/files", "/v1/batches", "GET /v1/organization/usage/completions"),
 )
 
 # The path below /v1 -> why there is nothing behind it.
@@ -27,7 +27,7 @@ UNSERVED = {
     "vector_stores": "files are kept for batches and not searched",
     "containers": "no code is run here",
     "evals": "evaluations are run as batches",
-    "organization": "API keys are managed with slackwater key",
+    "organization": "of it there is usage/completions; API keys are managed with slackwater key",
 }
 
 router = APIRouter()

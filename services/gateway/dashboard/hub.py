@@ -1,6 +1,7 @@
 """One snapshot a second for all who look."""
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,16 +13,20 @@ from services.gateway.dashboard.history import COLUMNS, History, Row
 from services.gateway.dashboard.questions import StackAnswers, StackQuestions
 from services.gateway.dashboard.snapshot import snapshot_of
 from services.gateway.http.errors import Refusal
+from services.gateway.http.tally import HttpTally
 from shared.bus import Bus
 from shared.cancellation import check_cancelled
 from shared.clock import Clock
 from shared.errors import BusError
+from shared.protocol.budgets import BudgetRecord
+from shared.watch.batch_counts import BatchCounts
 from shared.watch.follower import StackFollower
 from shared.watch.stack_watch import StackView, StackWatch
 
 logger = logging.getLogger(__name__)
 
 PERIOD_S = 1.0
+UNSEEN_PERIOD_S = 10.0  # between questions while nobody looks: for metrics, and so that a restart is noticed
 MAX_VIEWERS = 256
 RETRY_S = 30.0
 FRESH_S = 2.0  # for so long what was answered is good enough for who comes anew
@@ -46,17 +51,19 @@ class _Published:
 
 
 class DashboardHub:
-    """Always follows the bus and keeps a row a second; the rest is done only while somebody looks. Viewers take what is
-    newest when they are ready for it, so that a slow one misses events but holds no more than one."""
+    """Always follows the bus and keeps a row a second; the rest is done seldom, or while somebody looks. Viewers take
+    what is newest when they are ready for it, so that a slow one misses events but holds no more than one."""
 
-    def __init__(self, bus: Bus, clock: Clock, model: str) -> None:
+    def __init__(self, bus: Bus, clock: Clock, model: str, tally: HttpTally) -> None:
+        """``tally``: of this gateway's own answers."""
         self._bus = bus
         self._clock = clock
         self._model = model
         self._watch = StackWatch()
-        self.history = History()
+        self._tally = tally
+        self.history = History(tally)
         self._questions = StackQuestions(bus, clock)
-        self._answers = StackAnswers()
+        self.answers = StackAnswers()
         self._asked_s = float("-inf")
         self._published: _Published | None = None
         self._num_published = 0
@@ -81,6 +88,21 @@ class DashboardHub:
     def view(self) -> StackView:
         """What has been seen of the stack, whether anybody looks or not."""
         return self._watch.view(self._clock.monotonic_s())
+
+    @property
+    def batch_counts(self) -> BatchCounts:
+        """What became of batches so far."""
+        return self._watch.batch_counts
+
+    def lines_left(self) -> int:
+        """Of all batches that have not ended."""
+        return self._watch.lines_left()
+
+    def live_budgets(self) -> dict[str, BudgetRecord]:
+        """Of the kinds of executors that live, by profile key."""
+        view = self.view()
+        keys = {executor.beat.info.profile_key for executor in view.executors}
+        return {key: record for key, record in view.budgets.items() if key in keys}
 
     def close(self) -> None:
         """End every viewer's stream: a gateway that drains does not wait for them."""
@@ -124,17 +146,22 @@ class DashboardHub:
     async def _ask(self) -> None:
         """Who is the first to look waits for the answers, but not for the next second."""
         while True:
-            await self._has_viewers.wait()
-            self._answers = await self._questions.ask()
+            self.answers = await self._questions.ask()
             check_cancelled()
             self._asked_s = self._clock.monotonic_s()
             if self._published is None and self.num_viewers:
                 self._publish()
-            await asyncio.sleep(PERIOD_S)
+            if self.num_viewers:
+                await asyncio.sleep(PERIOD_S)
+                continue
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(UNSEEN_PERIOD_S):
+                    await self._has_viewers.wait()
 
     def _publish(self) -> None:
         lines_left = self._watch.lines_left()
-        snapshot = snapshot_of(self.view(), lines_left, self._answers, self._model, self._clock.unix_s())
+        http = self._tally.last_hour(self._clock.monotonic_s())
+        snapshot = snapshot_of(self.view(), lines_left, self.answers, http, self._model, self._clock.unix_s())
         now = msgspec.Raw(_encoder.encode(snapshot))
         rows = self.history.since(self._num_rows_told)
         self._num_rows_told = self.history.num_recorded

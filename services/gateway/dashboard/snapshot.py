@@ -5,12 +5,16 @@ from __future__ import annotations
 import msgspec
 
 from services.gateway.dashboard.questions import StackAnswers
+from services.gateway.http.tally import HttpState
 from shared.latency.histogram import LatencyHistogram
-from shared.protocol.batches import Batch
+from shared.protocol.batches import Batch, LineError
 from shared.protocol.budgets import BudgetRecord, SloStatus
 from shared.protocol.executors import Heartbeat
 from shared.protocol.slo_profile import SloProfileRecord
+from shared.watch.pools import role_text
 from shared.watch.stack_watch import ExecutorView, StackView, ended_at
+
+MAX_ERRORS = 3
 
 
 class LatencyState(msgspec.Struct, frozen=True):
@@ -37,15 +41,17 @@ class ExecutorState(msgspec.Struct, frozen=True):
     online_tokens_per_s: float | None
     offline_tokens_per_s: float | None
     online_slowdown: float | None
+    role_text: str  # of which pool it is; empty without pools
 
     @classmethod
     def of(cls, view: ExecutorView) -> ExecutorState:
         rates = view.steps_per_s, view.busy_share, view.online_tokens_per_s, view.offline_tokens_per_s
-        return cls(view.beat, LatencyState.of(view.step_ms), view.budget_ms, *rates, view.online_slowdown)
+        text = role_text(view.beat, view.acts_as)
+        return cls(view.beat, LatencyState.of(view.step_ms), view.budget_ms, *rates, view.online_slowdown, text)
 
 
 class BatchState(msgspec.Struct, frozen=True):
-    """None is not ended, or not known yet. Its errors, which may be many, and whose it is stay here."""
+    """None is not ended, or not known yet. Of why it failed only the beginning; whose it is stays here."""
 
     id: str
     endpoint: str
@@ -57,12 +63,46 @@ class BatchState(msgspec.Struct, frozen=True):
     failed: int
     lines_per_s: float | None = None
     left_s: float | None = None
+    metadata: dict[str, str] | None = None
+    why: list[str] = []  # the first errors of its input file
+    num_errors: int = 0
+    output_file_id: str | None = None
+    error_file_id: str | None = None
 
     @classmethod
     def of(cls, record: Batch, lines_per_s: float | None = None, left_s: float | None = None) -> BatchState:
-        counts, ended_s = record.request_counts, ended_at(record) or None
-        head = record.id, record.endpoint, record.status, record.created_at, ended_s
-        return cls(*head, counts.total, counts.done, counts.failed, lines_per_s, left_s)
+        counts, errors = record.request_counts, record.errors.data if record.errors else []
+        return cls(
+            id=record.id,
+            endpoint=record.endpoint,
+            status=record.status,
+            created_at=record.created_at,
+            ended_at=ended_at(record) or None,
+            total=counts.total,
+            done=counts.done,
+            failed=counts.failed,
+            lines_per_s=lines_per_s,
+            left_s=left_s,
+            metadata=record.metadata,
+            why=[_error_text(error) for error in errors[:MAX_ERRORS]],
+            num_errors=len(errors),
+            output_file_id=record.output_file_id,
+            error_file_id=record.error_file_id,
+        )
+
+
+def _error_text(error: LineError) -> str:
+    return error.message if error.line is None else f"line {error.line}: {error.message}"
+
+
+class ProcessState(msgspec.Struct, frozen=True):
+    """A service that answered lately. ``restarts``: that this gateway has seen; ``started_s``: unix time."""
+
+    name: str
+    pid: int
+    health: str
+    started_s: float
+    restarts: int
 
 
 class BudgetState(BudgetRecord, frozen=True):
@@ -88,17 +128,21 @@ class Snapshot(msgspec.Struct, frozen=True):
     order: dict[str, float]
     unwell: list[str]
     executors: list[ExecutorState]
-    online: dict[str, LatencyState]  # by metric: ttft, tbt, tpot
+    online: dict[str, LatencyState]  # by metric: ttft, tbt, tpot, e2e
     lines_left: int
     batches: list[BatchState]
     ended: list[BatchState]
     budgets: list[BudgetState]  # of the kinds of executors that live
+    http: HttpState  # of this gateway
+    processes: list[ProcessState]
 
 
-def snapshot_of(view: StackView, lines_left: int, answers: StackAnswers, model: str, unix_s: float) -> Snapshot:
+def snapshot_of(
+    view: StackView, lines_left: int, answers: StackAnswers, http: HttpState, model: str, unix_s: float
+) -> Snapshot:
     """All of it together."""
     profile_keys = {executor.beat.info.profile_key for executor in view.executors}
-    online = {"ttft": view.online.ttft_ms, "tbt": view.online.tbt_ms, "tpot": view.online.tpot_ms}
+    online = {name: getattr(view.online, f"{name}_ms") for name in ("ttft", "tbt", "tpot", "e2e")}
     return Snapshot(
         unix_s=unix_s,
         model=model,
@@ -111,4 +155,9 @@ def snapshot_of(view: StackView, lines_left: int, answers: StackAnswers, model: 
         batches=[BatchState.of(batch.record, batch.lines_per_s, batch.left_s) for batch in view.batches],
         ended=[BatchState.of(record) for record in view.ended],
         budgets=[BudgetState.of(record, answers) for key, record in view.budgets.items() if key in profile_keys],
+        http=http,
+        processes=[
+            ProcessState(each.name, each.pid, each.health, each.started_s, answers.restarts.get(each.name, 0))
+            for each in answers.processes
+        ],
     )

@@ -10,27 +10,40 @@ from fastapi import Request
 from opentelemetry.metrics import Meter
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from services.gateway.http.tally import HttpTally, KeyTally
+from services.gateway.metrics.tables import HTTP_REQUESTS, REFUSED
+from shared.clock import Clock
+
 logger = logging.getLogger(__name__)
 
 REQUEST_ID_HEADER = b"x-request-id"
 UNAUTHORIZED = 401
+WATCHING = ("/health", "/ready", "/metrics", "/dashboard/")  # routes that are nobody's use of the model
 
 _VALID = re.compile(rb"[!-~]{1,128}")  # visible ASCII: fits a header and a log line, whoever wrote it
 
 
 class HttpMetrics:
-    """Of the HTTP requests."""
+    """Of the HTTP requests. ``tally`` and ``keys`` are what the dashboard shows of them."""
 
-    def __init__(self, meter: Meter) -> None:
-        self._requests = meter.create_counter("slackwater.http.requests", description="by route and status")
-        self._refused = meter.create_counter("slackwater.refused.requests", description="valid, not served; by reason")
-        self.num_refused = 0
+    def __init__(self, meter: Meter, clock: Clock) -> None:
+        self._requests = HTTP_REQUESTS.counter(meter)
+        self._refused = REFUSED.counter(meter)
+        self._clock = clock
+        self.tally = HttpTally()
+        self.keys = KeyTally()
 
-    def answered(self, method: str, route: str, status: int, refused: str | None) -> None:
-        """``refused``: why it was not served, where it was valid."""
+    @property
+    def num_refused(self) -> int:
+        return self.tally.num_refused
+
+    def answered(self, method: str, route: str, status: int, refused: str | None, key_name: str = "") -> None:
+        """``refused``: why it was not served, where it was valid; ``key_name``: of a known key."""
+        self.tally.answered(self._clock.monotonic_s(), status, refused)
+        if route != "/" and not route.startswith(WATCHING):
+            self.keys.answered(key_name, status, refused)
         self._requests.add(1, {"method": method, "route": route, "status": status})
         if refused is not None:
-            self.num_refused += 1
             self._refused.add(1, {"reason": refused})
 
 
@@ -62,7 +75,7 @@ class Answers:
     def _answered(self, scope: Scope, status: int) -> None:
         route = getattr(scope.get("route"), "path", "unknown")
         refused = scope["state"].get("refused")
-        self.metrics.answered(scope["method"], route, status, refused)
+        self.metrics.answered(scope["method"], route, status, refused, scope["state"].get("key_name", ""))
         about = {"http_request_id": scope["state"]["request_id"], "method": scope["method"], "path": scope["path"]}
         level = logging.INFO if status >= 400 and status != UNAUTHORIZED else logging.DEBUG
         logger.log(level, "answered", extra={**about, "status": status, "refused": refused})

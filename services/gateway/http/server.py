@@ -5,7 +5,7 @@ import socket
 import sys
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -18,6 +18,25 @@ BACKLOG = 2048
 UNSENT_BYTES = 64 * 1024  # that the kernel takes of a connection beyond what its client has room for
 TCP_NOTSENT_LOWAT = 25  # linux/tcp.h
 LAST_WORDS_S = 2  # for answers that were told to end
+
+
+class Listener(Protocol):
+    """What has an application answer HTTP requests."""
+
+    clients: Connections
+
+    @property
+    def num_connections(self) -> int: ...
+
+    @property
+    def num_answering(self) -> int:
+        """Requests whose answers have not ended."""
+
+    async def start(self) -> None: ...
+
+    async def serve(self) -> None: ...
+
+    async def drain(self, end_answers: Callable[[], Awaitable[None]]) -> None: ...
 
 
 class HttpServer:
@@ -44,8 +63,16 @@ class HttpServer:
         config.load()
         self._server = uvicorn.Server(config)
         self._server.lifespan = config.lifespan_class(config)
-        self.state = self._server.server_state  # the connections, and the tasks that answer requests
+        self._state = self._server.server_state
         self._sockets: list[socket.socket] = []
+
+    @property
+    def num_connections(self) -> int:
+        return len(self._state.connections)
+
+    @property
+    def num_answering(self) -> int:
+        return len(self._state.tasks)
 
     async def start(self) -> None:
         """Raises ConfigError where the address cannot be used."""

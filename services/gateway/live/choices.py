@@ -1,4 +1,4 @@
-"""The choices of one request: generations of their own over one prompt, and what their client is shown of each."""
+"""The choices of one request: generations of their own over its prompts, and what their client is shown of each."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ class Choices:
 
     tracker: Tracker[Any]
     generations: Sequence[Generation]
+    num_per_prompt: int = 1
 
     @classmethod
     async def submit(
@@ -40,9 +41,12 @@ class Choices:
     ) -> Choices:
         """Raises Refusal, NoExecutorError and BusError; then none of them runs."""
         requests = completion.choices()
-        shares = reservation.shared(len(requests), len(completion.prompt_token_ids))
+        n = completion.sampling.n
+        shares = reservation.shared(
+            [len(each.prompt_token_ids) if index % n else 0 for index, each in enumerate(requests)]
+        )
         generations: list[Generation] = []
-        choices = cls(tracker, generations)
+        choices = cls(tracker, generations, n)
         try:
             for request, share in zip(requests, shares, strict=True):
                 generations.append(await tracker.submit(request, sender, share))
@@ -59,9 +63,11 @@ class Choices:
         return self.generations[0]
 
     def usage(self) -> CompletionUsage:
-        """When all are finished."""
-        first, num_output_tokens = self.first, sum(len(each.output_token_ids) for each in self.generations)
-        return CompletionUsage.of(len(first.request.prompt_token_ids), num_output_tokens, first.num_cached_tokens)
+        """When all are finished; a prompt counts once."""
+        firsts = self.generations[:: self.num_per_prompt]
+        num_output_tokens = sum(len(each.output_token_ids) for each in self.generations)
+        num_prompt_tokens = sum(len(each.request.prompt_token_ids) for each in firsts)
+        return CompletionUsage.of(num_prompt_tokens, num_output_tokens, sum(each.num_cached_tokens for each in firsts))
 
     async def aclose(self) -> None:
         """Nobody reads their tokens any more."""

@@ -5,10 +5,12 @@ import math
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+import msgspec
+
 from services.gateway.access.rate_limits import UNLIMITED, Reservation
 from shared.openai.completions.requests import CompletionRequest
 from shared.protocol.requests import GenerateRequest
-from shared.protocol.sampling import FinishReason
+from shared.protocol.sampling import FinishReason, SamplingParams
 from shared.protocol.tokens import ChoiceOutput, TokenLogprobs, TokenOutput
 from shared.scheduling.placement.routing import Route
 from shared.scheduling.request import Kind
@@ -24,6 +26,7 @@ class Sender:
     client_id: str
     client_weight: float = 1.0
     http_request_id: str = ""
+    key_name: str = ""  # of a known key; it stays here
 
 
 @dataclass(eq=False)
@@ -41,16 +44,19 @@ class Generation:
     reservation: Reservation = UNLIMITED
     output_token_ids: list[int] = field(default_factory=list)
     output_logprobs: list[TokenLogprobs] = field(default_factory=list)  # one for each token, where they are asked for
+    prompt_scores: bytes | None = None  # where they are asked for, from the first token on
     num_cached_tokens: int = 0
     finish_reason: FinishReason | None = None
     error: str = ""
     place: tuple[str, str] | None = None  # the executor and its epoch, where they are known
+    left: dict[tuple[str, str], None] = field(default_factory=dict)  # places that it has moved from, of this attempt
     is_lost: bool = False  # it waits to be sent again; the place is where it was
     lost_s: float = 0.0  # monotonic
     num_losses: int = 0  # in a row without a token between them, where its executor did not die
     crashes: dict[tuple[str, str], None] = field(default_factory=dict)  # places that died while it was there
     num_missed: int = 0  # comparisons in a row in which its executor did not have it
     attempt: int = 0
+    first_token_s: float | None = None  # monotonic
     last_token_s: float | None = None
     num_read: int = 0  # tokens that ``next_tokens`` has given
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -83,6 +89,14 @@ class Generation:
         }
 
     @property
+    def sampling(self) -> SamplingParams:
+        """Of what is still to be had."""
+        sampling = self.request.sampling
+        if self.prompt_scores is None:
+            return sampling
+        return msgspec.structs.replace(sampling, prompt_logprobs=None)
+
+    @property
     def output(self) -> ChoiceOutput:
         """All of it, at its end."""
         assert self.finish_reason is not None
@@ -90,14 +104,14 @@ class Generation:
 
     def next_attempt(self, gateway_id: str) -> GenerateRequest:
         """The message that makes an executor go on from the tokens so far."""
-        self.place, self.is_lost, self.num_missed = None, False, 0
+        self.place, self.is_lost, self.num_missed, self.left = None, False, 0, {}
         self.attempt += 1
         client_id = self.sender.client_id if self.kind is Kind.ONLINE else ""
         return GenerateRequest(
             request_id=self.wire_id,
             kind=self.kind,
             prompt_token_ids=self.request.prompt_token_ids,
-            sampling=self.request.sampling,
+            sampling=self.sampling,
             arrival_s=self.arrival_s,
             gateway_id=gateway_id,
             output_token_ids=list(self.output_token_ids),
@@ -123,19 +137,44 @@ class Generation:
         await self._trial_over.wait()
         self._trial_end = math.inf
 
-    def ignores(self, place: tuple[str, str]) -> bool:
-        """Whether tokens from there are nothing to it."""
-        return self.is_lost
+    def ignores(self, place: tuple[str, str], output: TokenOutput) -> bool:
+        """Whether this is nothing to it: it is lost, or somebody stops who does not have it any more."""
+        is_elsewhere = self.place not in (None, place)
+        return self.is_lost or (is_elsewhere and output.finish_reason is FinishReason.ABORT)
 
     def continues(self, place: tuple[str, str], output: TokenOutput) -> bool:
-        """Whether these tokens are the next: none was lost while the bus was away, and no executor began anew."""
-        expected = len(self.output_token_ids) + len(output.token_ids)
-        return self.place in (None, place) and output.num_output_tokens in (None, expected)
+        """Whether these tokens are the next: none was lost while the bus was away, and no executor began anew. Another
+        executor has them where it has taken the request over, or has given it away: that may be heard of later, or
+        was earlier."""
+        if self.place is not None and place != self.place and place[0] == self.place[0]:
+            return False
+        return output.num_output_tokens in (None, len(self.output_token_ids) + len(output.token_ids))
+
+    def is_taken_by(self, place: tuple[str, str]) -> bool:
+        """Tokens from there that are the next are news of a move: it is known to be elsewhere, and was never there."""
+        return self.place not in (None, place) and place not in self.left
+
+    def has_heard_of(self, giver: tuple[str, str], taker: tuple[str, str]) -> bool:
+        """Of this move, by the taker's tokens, which were here before the news; it may have moved on since."""
+        return self.place == taker or (taker in self.left and self.place != giver)
+
+    def move(self, giver: tuple[str, str], place: tuple[str, str]) -> None:
+        """Another executor has it from here on, with all that it has generated."""
+        self.left[giver] = None
+        self.left.pop(place, None)
+        self.place, self.num_missed = place, 0
+
+    def had_tokens(self, now_s: float) -> None:
+        """A step's tokens of it arrived."""
+        self.first_token_s = now_s if self.first_token_s is None else self.first_token_s
+        self.last_token_s = now_s
 
     def take(self, output: TokenOutput) -> None:
         """One step's gain."""
         self.output_token_ids += output.token_ids
         self.output_logprobs += output.logprobs or ()
+        if output.prompt_scores is not None:
+            self.prompt_scores = output.prompt_scores
         if self.attempt == 1 and output.num_cached_tokens:
             self.num_cached_tokens = output.num_cached_tokens
         if output.token_ids:
@@ -152,8 +191,12 @@ class Generation:
         """No tokens come after this; a second call changes nothing."""
         if self.finish_reason is None:
             self.finish_reason, self.error = finish_reason, error
-            num_used = len(self.request.prompt_token_ids) + len(self.output_token_ids)
-            self.reservation.settle(0 if finish_reason is FinishReason.ERROR else num_used)
+            if finish_reason is FinishReason.ERROR:
+                self.reservation.settle(0)
+            else:
+                num_output = len(self.output_token_ids)
+                num_used = len(self.request.prompt_token_ids) + num_output
+                self.reservation.settle(num_used, num_output, self.num_cached_tokens)
             self._changed.set()
             self._trial_over.set()
             self._finished.set()
@@ -177,15 +220,15 @@ class OnlineGeneration(Generation):
 
     kind = Kind.ONLINE
     route: Route | None = None  # None while it waits to be resumed
-    first_token_s: float | None = None  # monotonic
 
     def lost(self, now_s: float) -> None:
         super().lost(now_s)
         self._leave_route()
 
-    def ignores(self, place: tuple[str, str]) -> bool:
-        """Only this incarnation of the executor has it."""
-        return super().ignores(place) or place != self.place
+    def ignores(self, place: tuple[str, str], output: TokenOutput) -> bool:
+        """Only this incarnation of the executor has it, and who gives or takes it what comes next."""
+        is_next = output.finish_reason is not FinishReason.ERROR and self.continues(place, output)
+        return super().ignores(place, output) or not (place == self.place or is_next)
 
     def take(self, output: TokenOutput) -> None:
         if self.route is not None and output.token_ids:

@@ -40,22 +40,26 @@ class OnlineReporter:
 
     def started(self, generation: OnlineGeneration) -> None:
         """It was sent to an executor for the first time, or once more."""
+        self.moved(generation)
+        assert generation.executor_id is not None
+        self._of(generation.executor_id).num_started += generation.attempt == 1
+
+    def moved(self, generation: OnlineGeneration) -> None:
+        """After ``lost``: it goes on at another executor."""
         assert generation.executor_id is not None
         self._open.setdefault(generation.executor_id, {})[generation] = None
-        self._of(generation.executor_id).num_started += generation.attempt == 1
 
     def tokens(self, generation: OnlineGeneration, now_s: float) -> None:
         """Its executor's tokens arrived; ``last_token_s`` is still that of the ones before."""
         assert generation.executor_id is not None
         served = self._of(generation.executor_id)
         if generation.last_token_s is None:
-            generation.first_token_s = now_s
             served.latencies.ttft_ms.add((now_s - generation.started_s) * 1e3)
         else:
             served.latencies.tbt_ms.add((now_s - generation.last_token_s) * 1e3)
 
     def ended(self, generation: OnlineGeneration, was_answered: bool) -> None:
-        """It left its executor for good. Not answered whole it was work too, without TPOT and normalized latency."""
+        """It left its executor for good. Not answered whole it was work too, without latencies of the whole."""
         executor_id = generation.executor_id
         if executor_id is None:
             return
@@ -65,7 +69,9 @@ class OnlineReporter:
         served.finished.append(FinishedOnline(generation.arrival_s, num_prompt_tokens, num_tokens))
         first_s, last_s = generation.first_token_s, generation.last_token_s
         if was_answered and num_tokens and first_s is not None and last_s is not None:
-            served.latencies.normalized_latency_ms.add((last_s - generation.started_s) / num_tokens * 1e3)
+            e2e_ms = (last_s - generation.started_s) * 1e3
+            served.latencies.e2e_ms.add(e2e_ms)
+            served.latencies.normalized_latency_ms.add(e2e_ms / num_tokens)
             if num_tokens > 1:
                 served.latencies.tpot_ms.add((last_s - first_s) / (num_tokens - 1) * 1e3)
 

@@ -38,7 +38,7 @@ class OnlineTracker(Tracker[OnlineGeneration]):
 
     async def _send(self, generation: OnlineGeneration, wait_s: float) -> None:
         token_ids = generation.request.prompt_token_ids + generation.output_token_ids
-        route = await self._router.route_within(token_ids, wait_s)
+        route = await self._router.route_within(token_ids, wait_s, generation.sampling.prompt_logprobs)
         if generation.finish_reason is not None:  # its client left meanwhile
             route.end()
             return
@@ -58,6 +58,14 @@ class OnlineTracker(Tracker[OnlineGeneration]):
                 if generation.num_missed >= MAX_MISSED:
                     self._lose(generation)
         return await super()._on_held(held)
+
+    def _move(self, generation: OnlineGeneration, giver: tuple[str, str], place: tuple[str, str]) -> None:
+        self._reporter.lost(generation)
+        super()._move(generation, giver, place)
+        self._reporter.moved(generation)
+        taker = self._registry.incarnation(place)
+        if generation.route is not None and taker is not None:
+            generation.route = taker.target.take_over(generation.route)
 
     async def _tend(self) -> None:
         await self._reporter.run()

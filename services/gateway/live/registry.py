@@ -11,6 +11,7 @@ from shared.protocol import subjects
 from shared.protocol.executors import ExecutorInfo, Heartbeat
 from shared.protocol.steps import CacheTold
 from shared.scheduling.kv.prefix_cache import CacheChanges, PrefixCacheMirror
+from shared.scheduling.placement.role import acting_role
 from shared.scheduling.placement.routing import RoutingTarget
 
 logger = logging.getLogger(__name__)
@@ -74,6 +75,17 @@ class ExecutorRegistry:
         """Those that take requests."""
         return [executor for executor in self.live() if not executor.heartbeat.draining]
 
+    def for_prompts(self) -> list[LiveExecutor]:
+        """Those of them where requests begin, by what they act as beside each other."""
+        there = self.available()
+        pools = [executor.info.pool for executor in there]
+        return [each for each in there if acting_role(each.info.pool, pools).is_for_prompts]
+
+    def incarnation(self, place: tuple[str, str]) -> LiveExecutor | None:
+        """The executor with this id and epoch, where it is alive."""
+        known = self._live.get(place[0])
+        return known if known is not None and known.info.epoch == place[1] else None
+
     def unavailable_because(self) -> str:
         """Why none is available, where that is so."""
         draining = ", ".join(each.info.executor_id for each in self.live() if each.heartbeat.draining)
@@ -88,8 +100,8 @@ class ExecutorRegistry:
     def lose(self, info: ExecutorInfo, why: str = "left the bus", has_died: bool = True) -> None:
         """This incarnation is not to be reached any more; nothing where that is known. One that has not died may be
         heard again, or has ended in good order."""
-        known = self._live.get(info.executor_id)
-        if known is not None and known.info.epoch == info.epoch:
+        known = self.incarnation((info.executor_id, info.epoch))
+        if known is not None:
             del self._live[info.executor_id]
             known.timer.cancel()
             logger.warning("executor lost", extra={"executor_id": info.executor_id, "epoch": info.epoch, "why": why})
@@ -117,6 +129,7 @@ class ExecutorRegistry:
         if known is not None:
             known.timer.cancel()
             known.heartbeat, known.timer = heartbeat, timer
+            known.target.max_num_batched_tokens = info.max_num_batched_tokens
         else:
             known = self._live[info.executor_id] = LiveExecutor(heartbeat, timer)
             self._has_gap.set()

@@ -20,20 +20,21 @@ class Router:
         self._tuning = tuning
         self.lengths = OutputLengths()  # of the answers that are complete
 
-    def route(self, token_ids: list[int]) -> Route | None:
-        """For a request with these tokens, which counts at its executor from here on; None where none takes any."""
-        options = [Option(each.target, self._model(each)) for each in self.registry.available()]
-        prompt = Prompt(token_ids)
+    def route(self, token_ids: list[int], num_top: int | None = None) -> Route | None:
+        """For a request with these tokens, which counts at its executor from here on; None where none takes any.
+        ``num_top`` as of ``prompt_chain``."""
+        options = [Option(each.target, self._model(each)) for each in self.registry.for_prompts()]
+        prompt = Prompt(token_ids, num_top)
         target = choose(options, prompt, self.lengths.mean)
         return None if target is None else target.send(prompt)
 
-    async def route_within(self, token_ids: list[int], timeout_s: float) -> Route:
+    async def route_within(self, token_ids: list[int], timeout_s: float, num_top: int | None = None) -> Route:
         """As ``route``, waiting for an executor to appear. Raises NoExecutorError."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while True:
                     await self.registry.wait_available()
-                    route = self.route(token_ids)
+                    route = self.route(token_ids, num_top)
                     if route is not None:
                         return route
         raise NoExecutorError(f"{self.registry.unavailable_because()}; waited {timeout_s:g} s")
@@ -44,6 +45,17 @@ class Router:
         if model is None:
             return 0.0
         return executor.target.answer_ms(Prompt([0]), model, self.lengths.mean)
+
+    def wait_s(self) -> float | None:
+        """Until a request that is sent now has its turn, at the executor where that is soonest; None where none is
+        there, or one has no latency model yet."""
+        waits_s = []
+        for executor in self.registry.for_prompts():
+            model = self._model(executor)
+            if model is None:
+                return None
+            waits_s.append(executor.target.wait_ms(model, self.lengths.mean, executor.info.max_num_seqs) / 1e3)
+        return min(waits_s, default=None)
 
     def _model(self, executor: LiveExecutor) -> LatencyModel | None:
         key = executor.info.profile_key

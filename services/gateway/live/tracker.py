@@ -10,11 +10,13 @@ from services.gateway.access.rate_limits import UNLIMITED, Reservation
 from services.gateway.live.generation import Generation, Sender
 from services.gateway.live.metrics import GenerationMetrics
 from services.gateway.live.registry import ExecutorRegistry
-from shared.bus import Bus
+from shared.bus import Bus, Subscription
+from shared.cancellation import check_cancelled
 from shared.clock import Clock
 from shared.errors import NoExecutorError, SlackwaterError
 from shared.openai.completions.requests import CompletionRequest
 from shared.protocol import subjects
+from shared.protocol.handover import Taken
 from shared.protocol.requests import AbortRequests, HeldRequests
 from shared.protocol.sampling import FinishReason
 from shared.protocol.tokens import StepTokens, TokenOutput
@@ -38,12 +40,14 @@ class Tracker(ABC, Generic[G]):
     ) -> None:
         """``gateway_id``: where executors send the tokens of this kind."""
         self._bus = bus
+        self._registry = registry
         self._gateway_id = gateway_id
         self._clock = clock
         self._metrics = metrics
         self._live: dict[str, G] = {}  # wire id -> request
         self._to_resume: asyncio.Queue[G] = asyncio.Queue()  # each live request at most once
         self._suspects: asyncio.Queue[G] = asyncio.Queue()  # so are these
+        self._taken: Subscription
         registry.on_lost.append(self._on_executor_lost)
         registry.on_found.append(self._on_executor_found)
 
@@ -51,8 +55,14 @@ class Tracker(ABC, Generic[G]):
     def num_live(self) -> int:
         return len(self._live)
 
+    def places(self) -> dict[tuple[str, str], None]:
+        """Executors, by id and epoch, that have live requests, as far as is known."""
+        there = (each.place for each in self._live.values() if not each.is_lost)
+        return {place: None for place in there if place is not None}
+
     async def start(self) -> None:
-        """Listen for tokens, and answer executors that tell what they hold."""
+        """Listen for tokens and for requests that move, and answer executors that tell what they hold."""
+        self._taken = await self._bus.subscribe(subjects.TAKEN, Taken, self._on_taken)
         await self._bus.subscribe(subjects.tokens(self._gateway_id), StepTokens, self._on_step_tokens)
         await self._bus.serve(subjects.alive(self._gateway_id), HeldRequests, self._on_held)
 
@@ -62,6 +72,7 @@ class Tracker(ABC, Generic[G]):
             tasks.create_task(self._tend())
             tasks.create_task(self._try_suspects())
             while True:
+                check_cancelled()
                 generation = await self._to_resume.get()
                 if generation.finish_reason is None:
                     await self._resume(generation)
@@ -117,7 +128,7 @@ class Tracker(ABC, Generic[G]):
 
     def _progress(self, generation: G, num_tokens: int, now_s: float) -> None:
         """So many tokens of it arrived; ``last_token_s`` is still that of the ones before."""
-        self._metrics.tokens(generation.started_s, generation.last_token_s, now_s, num_tokens)
+        self._metrics.tokens(generation, now_s, num_tokens)
 
     def _forget(self, generation: G) -> None:
         """It is live no more."""
@@ -126,15 +137,43 @@ class Tracker(ABC, Generic[G]):
     def _end(self, generation: G, finish_reason: FinishReason, why: str = "") -> None:
         self._forget(generation)
         generation.end(finish_reason, why)
-        self._metrics.finished(finish_reason, generation.num_cached_tokens)
+        self._metrics.finished(generation, finish_reason)
 
     def _lose(self, generation: G) -> None:
         generation.lost(self._clock.monotonic_s())
         (self._suspects if generation.is_suspect else self._to_resume).put_nowait(generation)
 
+    def _move(self, generation: G, giver: tuple[str, str], place: tuple[str, str]) -> None:
+        """To another executor, with its KV: its stream goes on."""
+        generation.move(giver, place)
+
     async def _on_held(self, held: HeldRequests) -> AbortRequests:
-        """A request is known here before it is sent: what is not has ended, and the executor has not heard of it."""
-        return AbortRequests([request_id for request_id in held.request_ids if request_id not in self._live])
+        """A request is known here before it is sent: what is not has ended, and the executor has not heard of it. One
+        that is elsewhere has been taken from there, or this executor has taken it when it was lost already."""
+        await self._taken.caught_up()  # what the executor has taken is its own by now
+        place = (held.executor_id, held.epoch)
+        return AbortRequests([request_id for request_id in held.request_ids if not self._is_wanted(request_id, place)])
+
+    def _is_wanted(self, request_id: str, place: tuple[str, str]) -> bool:
+        """There, as far as is known."""
+        generation = self._live.get(request_id)
+        return generation is not None and generation.place in (None, place)
+
+    async def _on_taken(self, taken: Taken) -> None:
+        """An executor has taken a request from another one. Tokens of either may come before this or after it."""
+        if taken.gateway_id != self._gateway_id:
+            return
+        generation = self._live.get(taken.request_id)
+        giver, taker = ((each.executor_id, each.epoch) for each in (taken.giver, taken.taker))
+        if generation is not None and generation.has_heard_of(giver, taker):
+            return
+        if generation is None or generation.is_lost or generation.place not in (None, giver):
+            await self._bus.publish_or_drop(subjects.inbox(taker[0]), AbortRequests([taken.request_id]))
+            return
+        logger.debug("request moves", extra=generation.log_ids | {"taker": taker[0]})
+        self._move(generation, giver, taker)
+        if self._registry.incarnation(taker) is None:  # gone meanwhile: nobody else will say so
+            self._lose(generation)
 
     async def _on_step_tokens(self, step: StepTokens) -> None:
         place = (step.executor_id, step.epoch)
@@ -144,7 +183,7 @@ class Tracker(ABC, Generic[G]):
             if generation is None:
                 if output.finish_reason is None:
                     unknown.append(output.request_id)
-            elif generation.ignores(place):
+            elif generation.ignores(place, output):
                 continue
             else:
                 try:
@@ -166,10 +205,14 @@ class Tracker(ABC, Generic[G]):
 
     def _take(self, generation: G, place: tuple[str, str], output: TokenOutput) -> None:
         now_s = self._clock.monotonic_s()
-        generation.place = place
+        if generation.place is None:
+            generation.place = place
+        elif generation.is_taken_by(place) and self._registry.incarnation(place) is not None:
+            logger.debug("request has moved", extra=generation.log_ids | {"taker": place[0]})
+            self._move(generation, generation.place, place)  # the news may be lost: who has it is not to be stopped
         if output.token_ids:
             self._progress(generation, len(output.token_ids), now_s)
-            generation.last_token_s = now_s
+            generation.had_tokens(now_s)
         generation.take(output)
         if output.finish_reason is not None:
             self._end(generation, output.finish_reason)
@@ -190,6 +233,7 @@ class Tracker(ABC, Generic[G]):
     async def _try_suspects(self) -> None:
         """One after the other, each until it has got on: what breaks then is known to be its doing."""
         while True:
+            check_cancelled()
             generation = await self._suspects.get()
             if generation.finish_reason is None:
                 generation.begin_trial(self._clock.monotonic_s())

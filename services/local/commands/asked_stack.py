@@ -1,4 +1,4 @@
-"""The stack that status, top and drain ask: over its bus, or from anywhere through a gateway."""
+"""The stack that status, top, drain and role ask: over its bus, or from anywhere through a gateway."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from shared.bus import Bus
 from shared.clock import SystemClock
 from shared.errors import ApiError, StackError
 from shared.protocol.executors import Heartbeat
+from shared.scheduling.placement.role import Role
 from shared.watch.follower import StackFollower
-from shared.watch.stack_status import ProcessStatus, StackReport, ask_stack, set_draining
+from shared.watch.stack_status import ProcessStatus, StackReport, ask_stack, set_draining, set_role
 from shared.watch.stack_watch import StackWatch
 
 T = TypeVar("T")
@@ -32,6 +33,9 @@ class AskedStack(Protocol):
 
     async def set_draining(self, executor_id: str, draining: bool) -> Heartbeat:
         """Whether the executor takes requests from now on; what it says to that."""
+
+    async def set_role(self, executor_id: str, role: Role) -> Heartbeat:
+        """Of which pool the executor is from now on; what it says to that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +71,12 @@ class StackBehindGateway:
         return msgspec.structs.replace(report, status=status)
 
     async def set_draining(self, executor_id: str, draining: bool) -> Heartbeat:
-        path = f"/executors/{executor_id}/{'drain' if draining else 'undrain'}"
+        return await self._order(f"/executors/{executor_id}/{'drain' if draining else 'undrain'}")
+
+    async def set_role(self, executor_id: str, role: Role) -> Heartbeat:
+        return await self._order(f"/executors/{executor_id}/role/{role}")
+
+    async def _order(self, path: str) -> Heartbeat:
         return self._converted(await asyncio.to_thread(self.client.post, path), Heartbeat)
 
     def _converted(self, answer: Json, to: type[T]) -> T:
@@ -99,6 +108,9 @@ class StackOnBus:
 
     async def set_draining(self, executor_id: str, draining: bool) -> Heartbeat:
         return await set_draining(self.bus, executor_id, draining)
+
+    async def set_role(self, executor_id: str, role: Role) -> Heartbeat:
+        return await set_role(self.bus, executor_id, role)
 
 
 def supervised(answered: list[ProcessStatus], stack: StackFile) -> list[ProcessStatus]:

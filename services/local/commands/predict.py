@@ -14,6 +14,7 @@ from rich.table import Table
 
 from services.local.commands.parameters import BusOptions, JsonOption, show
 from shared.errors import NoResponderError, StackError
+from shared.latency.roofline import NEVER_SATURATED, RooflineLatencyModel
 from shared.protocol import subjects
 from shared.protocol.latency_models import (
     BoostedCurves,
@@ -25,6 +26,7 @@ from shared.protocol.latency_models import (
     ModelRecord,
     PredictBatch,
     Prediction,
+    RooflineRates,
 )
 from shared.protocol.measurements import PrefillChunk
 from shared.settings.command_options import with_option_groups
@@ -35,7 +37,7 @@ PREFILL = re.compile(r"(?:(?P<count>\d+)x)?(?P<tokens>\d+)(?:@(?P<computed>\d+))
 DECODE = re.compile(r"(?:(?P<count>\d+)x)?(?P<tokens>\d+)")
 MAX_REQUESTS = 65_536  # of one shape
 PROFILE_WIDTH = 20  # so that a narrow terminal folds the key, not the figures
-KINDS = ("linear", "boosted", "bros", "echo")
+KINDS = ("linear", "boosted", "roofline", "bros", "echo")
 BROS_REGRESSORS = ("if prefills", "S_p", "pairs", "if decodes", "N_d", "S_d")
 REGRESSORS = ("", "S_p", "S_d", "S_p²", "S_d²", "N_p", "N_d", "pairs")
 
@@ -190,6 +192,8 @@ def formula(model: ModelRecord) -> str:
             decodes = _sum((gamma, delta), ("max(L)", "mean(L)"))
             shorter = f" + {1 - balance:.4g} min(p, d)" if balance < 1 else ""
             return f"{balance:.4g} max(p, d){shorter}\n  p = {prefills}\n  d = {decodes}"
+        case RooflineRates():
+            return _rates(model)
         case BoostedCurves(base=base, curves=curves):
             return "\n  + ".join([f"{base:.4g}", *map(_curve, curves)])
 
@@ -197,6 +201,28 @@ def formula(model: ModelRecord) -> str:
 def _sum(weights: Iterable[float], regressors: Iterable[str]) -> str:
     named = zip(weights, regressors, strict=True)
     return " + ".join(f"{weight:.4g} {regressor}".rstrip() for weight, regressor in named if weight) or "0"
+
+
+def _rates(model: RooflineRates) -> str:
+    """Those of OOCO's Table 4, in its order."""
+    rates = model.rates
+    flops = {
+        "F_g": rates.gemm_flops_per_ms,
+        "F_ap": rates.prefill_attention_flops_per_ms,
+        "F_ad": rates.decode_attention_flops_per_ms,
+    }
+    moved = {"M_g": rates.gemm_bytes_per_ms, "M_a": rates.attention_bytes_per_ms, "B_c": rates.link_bytes_per_ms}
+    computed = ", ".join(f"{name} {_digits(value / 1e6)} GFLOP/s" for name, value in flops.items())
+    read = ", ".join(f"{name} {_digits(value / 1e6)} GB/s" for name, value in moved.items() if value is not None)
+    overheads = f"O_p {rates.prefill_overhead_ms:.4g}, O_d {rates.decode_overhead_ms:.4g}"
+    size = RooflineLatencyModel(model.architecture, rates, model.tensor_parallel).saturated_batch_size
+    saturated = f"saturated from {size} decodes on" if size < NEVER_SATURATED else "never saturated"
+    return f"{computed}\n  {read}\n  {overheads}; {saturated}"
+
+
+def _digits(value: float) -> str:
+    """Four that count."""
+    return f"{float(f'{value:.4g}'):,.10g}"
 
 
 def _curve(curve: CurveRecord) -> str:

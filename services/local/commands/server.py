@@ -6,7 +6,7 @@ import contextlib
 import errno
 import json
 import os
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Self
@@ -17,11 +17,13 @@ from services.local.commands.parameters import DataDirOption, UrlOption
 from services.local.stack.data_dir import DataDir
 from services.local.stack.options import DEFAULT_DATA_DIR, StackOptions
 from shared.client_key import client_key
-from shared.errors import ApiError, StackError
+from shared.errors import ApiError, StackError, UnavailableApiError
 
 Json = dict[str, Any]
 
 CONNECT_TIMEOUT_S = 5.0
+FULL = 429
+MAY_DO_LATER = (408, FULL, 502, 503, 504)
 LOCAL_HOSTS = ("127.0.0.1", "::1", "localhost")
 
 
@@ -47,8 +49,8 @@ def server_url(url: str | None, data_dir: Path) -> str:
 
 
 class ApiClient:
-    """One server. Every method raises ApiError, with the server's own words where it gave some. An API key is read from
-    SLACKWATER_API_KEY, else from OPENAI_API_KEY."""
+    """One server. Every method raises ApiError, with the server's own words where it gave some; an UnavailableApiError
+    where it may be asked again. An API key is read from SLACKWATER_API_KEY, else from OPENAI_API_KEY."""
 
     def __init__(self, url: str) -> None:
         local = httpx.URL(url).host in LOCAL_HOSTS  # a proxy cannot reach those
@@ -74,21 +76,42 @@ class ApiClient:
         given = {name: value for name, value in params.items() if value is not None}
         return self._json("GET", path, params=given)
 
-    def post(self, path: str, body: Json | None = None) -> Json:
+    def post(self, path: str, body: Json | None = None, headers: Mapping[str, str] | None = None) -> Json:
         """Send and receive a JSON object."""
-        return self._json("POST", path, json=body)
+        return self._json("POST", path, json=body, headers=headers)
+
+    def delete(self, path: str, **params: str | int) -> Json:
+        """Receive a JSON object."""
+        return self._json("DELETE", path, params=params)
+
+    def pages(self, path: str, limit: int) -> Iterator[Json]:
+        """The objects of a list, asked for ``limit`` at a time."""
+        after: str | None = None
+        while True:
+            page = self.get(path, limit=limit, after=after)
+            yield from page["data"]
+            if not page.get("has_more"):
+                return
+            after = page["data"][-1]["id"]
 
     def upload(self, file: Path, purpose: str) -> Json:
         """Store a file on the server; its FileObject."""
         with file.open("rb") as source:
-            fields = {"purpose": purpose}
-            return self._json("POST", "/v1/files", data=fields, files={"file": (file.name, source)})
+            return self.upload_from(source, file.name, purpose)
+
+    def upload_from(self, source: BinaryIO, name: str, purpose: str) -> Json:
+        """Of an open file, from where it is, under the name."""
+        return self._json("POST", "/v1/files", data={"purpose": purpose}, files={"file": (name, source)})
 
     def download(self, file_id: str, to: Path, replace: bool = False) -> None:
         """Write a stored file's bytes; ``to`` has all of them or is left as it was. Raises OSError where it cannot be
         written, or is there and not to be replaced."""
-        path = f"/v1/files/{file_id}/content"
-        with self._named_errors(), self._client.stream("GET", path) as response, _whole_file(to, replace) as sink:
+        with whole_file(to, replace) as sink:
+            self.download_to(file_id, sink)
+
+    def download_to(self, file_id: str, sink: BinaryIO) -> None:
+        """Write a stored file's bytes as they come. Raises OSError where it cannot be written."""
+        with self._named_errors(), self._client.stream("GET", f"/v1/files/{file_id}/content") as response:
             for chunk in response.iter_bytes():
                 sink.write(chunk)
 
@@ -112,7 +135,10 @@ class ApiClient:
         try:
             yield
         except httpx.ConnectError as error:
-            raise ApiError(f"nothing answers at {self.url}; start a stack with slackwater up, or give --url") from error
+            hint = "start a stack with slackwater up, or give --url"
+            raise UnavailableApiError(f"nothing answers at {self.url}; {hint}") from error
+        except httpx.TransportError as error:
+            raise UnavailableApiError(f"{self.url}: {error or type(error).__name__}") from error
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise ApiError(f"{self.url}: {error or type(error).__name__}") from error
         except json.JSONDecodeError as error:
@@ -120,7 +146,7 @@ class ApiClient:
 
 
 @contextlib.contextmanager
-def _whole_file(path: Path, replace: bool) -> Iterator[BinaryIO]:
+def whole_file(path: Path, replace: bool) -> Iterator[BinaryIO]:
     """A file that has its name once all of it is written; what is no regular file is written as it comes. Raises
     OSError."""
     target = path.resolve()
@@ -143,14 +169,22 @@ def _require_success(response: httpx.Response) -> None:
     if response.is_success:
         return
     response.read()
+    status, said = response.status_code, ""
     with contextlib.suppress(json.JSONDecodeError):
         body = response.json()
-        if isinstance(body, dict):
-            _require_no_error(body)
-    raise ApiError(f"{response.request.method} {response.request.url} answered {response.status_code}")
+        said = _error_in(body) if isinstance(body, dict) else ""
+    said = said or f"{response.request.method} {response.request.url} answered {status}"
+    raise UnavailableApiError(said, is_full=status == FULL) if status in MAY_DO_LATER else ApiError(said)
 
 
 def _require_no_error(event: Json) -> None:
-    error = event.get("error")
-    if error:
-        raise ApiError(str(error.get("message", error)) if isinstance(error, dict) else str(error))
+    if said := _error_in(event):
+        raise ApiError(said)
+
+
+def _error_in(answer: Json) -> str:
+    """Empty where there is none."""
+    error = answer.get("error")
+    if not error:
+        return ""
+    return str(error.get("message", error)) if isinstance(error, dict) else str(error)

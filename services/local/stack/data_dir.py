@@ -5,27 +5,32 @@ import fcntl
 import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from shared.bus import Bus
 from shared.errors import BusError, StackError
 from shared.json_text import json_text
+from shared.protocol.codec import decode_record
 
 CONNECT_S = 2.0
+
+ProcessId = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 
 
 class ProcessEntry(msgspec.Struct, frozen=True):
     """One service of a stack. ``pid`` is None between a crash and the next start."""
 
-    pid: int | None
+    pid: ProcessId | None
     starts: int
 
 
 class StackFile(msgspec.Struct, frozen=True):
     """What ``slackwater status`` and scripts need to know about a running stack."""
 
-    supervisor_pid: int
+    supervisor_pid: ProcessId
     nats_url: str
     http_url: str
     model: str
@@ -77,7 +82,7 @@ class DataDir:
     def read_stack(self) -> StackFile:
         """Raises StackError where no stack runs here."""
         try:
-            stack = msgspec.json.decode(self._stack_file.read_bytes(), type=StackFile)
+            stack = decode_record(self._stack_file.read_bytes(), StackFile)
         except (FileNotFoundError, NotADirectoryError):
             raise StackError(f"no stack runs in {self.path}; start one with: slackwater up") from None
         except msgspec.DecodeError as error:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from services.gateway.settings import GatewaySettings, are_keys_required, given_key, no_key
 from services.local.stack.data_dir import DataDir, bus_at, stack_on
@@ -16,24 +19,29 @@ from shared.bus import Bucket, Bus
 from shared.errors import ConfigError, ConflictError, NotFoundOnBusError, StackError
 from shared.openai.objects import is_well_formed
 from shared.protocol import subjects
-from shared.protocol.api_keys import ApiKeyRecord, hash_api_key, key_hint, new_api_key
+from shared.protocol.api_keys import ApiKeyRecord, KeyTerms, hash_api_key, key_hint, new_api_key
+from shared.protocol.key_usage import KeyUsage, UsagePlace
+from shared.watch.usage_ledger import stored_usages
 
 CONNECT_S = 5.0  # a server of its own has just started
 NATS_STOP_S = 10.0
+NO_TERMS = KeyTerms()
 
 
 class Keys:
-    """The buckets of keys and of revoked ones. Make it with ``on`` or ``open_keys``."""
+    """The buckets of keys, of revoked ones and of what they have used. Make it with ``on`` or ``open_keys``."""
 
-    def __init__(self, records: Bucket[ApiKeyRecord], revoked: Bucket[ApiKeyRecord]) -> None:
+    def __init__(self, records: Bucket[ApiKeyRecord], revoked: Bucket[ApiKeyRecord], usage: Bucket[KeyUsage]) -> None:
         self._records = records
         self._revoked = revoked
+        self._usage = usage
 
     @classmethod
     async def on(cls, bus: Bus) -> Keys:
         """Raises BusError."""
         records = await bus.bucket(subjects.API_KEYS_BUCKET, ApiKeyRecord)
-        return cls(records, await bus.bucket(subjects.REVOKED_API_KEYS_BUCKET, ApiKeyRecord))
+        revoked = await bus.bucket(subjects.REVOKED_API_KEYS_BUCKET, ApiKeyRecord)
+        return cls(records, revoked, await bus.bucket(subjects.KEY_USAGE_BUCKET, KeyUsage))
 
     async def require_any(self, gateway: GatewaySettings) -> None:
         """Raises ConfigError where the gateway would not start for want of a key."""
@@ -42,16 +50,13 @@ class Keys:
         if are_keys_required(gateway) and not is_given and not await self.all():
             raise ConfigError(no_key(gateway))
 
-    async def create(
-        self, name: str, weight: float, requests_per_minute: int | None, tokens_per_minute: int | None
-    ) -> str:
+    async def create(self, name: str, terms: KeyTerms = NO_TERMS) -> str:
         """The key; it is kept nowhere. Raises StackError for a name that is taken or cannot be one."""
         if not is_well_formed(name):
             raise StackError(f"a key's name has 1 to 64 of A-Z, a-z, 0-9, _ and -; {name!r} is none")
         key = new_api_key()
-        record = ApiKeyRecord(
-            name, hash_api_key(key), key_hint(key), int(time.time()), weight, requests_per_minute, tokens_per_minute
-        )
+        hashed, made_at = hash_api_key(key), int(time.time())
+        record = ApiKeyRecord(name, hashed, key_hint(key), made_at, **msgspec.structs.asdict(terms))
         try:
             await self._records.create(name, record)
         except ConflictError as error:
@@ -63,6 +68,10 @@ class Keys:
         records = [entry.value for entry in await self._records.entries() if entry.value is not None]
         return sorted(records, key=lambda record: record.name)
 
+    async def usages(self) -> list[tuple[UsagePlace, KeyUsage]]:
+        """Of all keys that there are or were, as far as it was told."""
+        return await stored_usages(self._usage)
+
     async def is_revoked(self, key_hash: str) -> bool:
         """Whether a key with this hash was there, and is refused."""
         try:
@@ -71,17 +80,29 @@ class Keys:
             return False
         return True
 
+    async def change(self, name: str, terms: Mapping[str, Any]) -> ApiKeyRecord:
+        """With these fields of its KeyTerms; gateways know of it within moments. Raises StackError for an unknown
+        name."""
+        with _unknown_key_named(name):
+            return await self._records.edit(name, lambda record: msgspec.structs.replace(record, **terms))
+
     async def revoke(self, name: str) -> None:
         """Gateways refuse it within moments and for good, whoever names it. Raises StackError for an unknown name."""
-        try:
-            if not is_well_formed(name):
-                raise NotFoundOnBusError(name)
+        with _unknown_key_named(name):
             record = (await self._records.get(name)).value
-        except NotFoundOnBusError as error:
-            raise StackError(f"there is no key {name!r}; slackwater key list shows those that there are") from error
         assert record is not None
         await self._revoked.put(record.key_hash, record)
         await self._records.delete(name)
+
+
+@contextlib.contextmanager
+def _unknown_key_named(name: str) -> Iterator[None]:
+    try:
+        if not is_well_formed(name):
+            raise NotFoundOnBusError(name)
+        yield
+    except NotFoundOnBusError as error:
+        raise StackError(f"there is no key {name!r}; slackwater key list shows those that there are") from error
 
 
 @contextlib.asynccontextmanager

@@ -13,6 +13,7 @@ from services.executor.prepare_model import BUNDLED_MODELS, DEFAULT_MODEL
 from services.executor.settings import ExecutorSettings
 from services.gateway.settings import GatewaySettings
 from services.profiler.settings import ProfilerSettings
+from shared.scheduling.placement.role import Role
 from shared.scheduling.strategy import Strategy
 from shared.settings.setting import default_of
 
@@ -30,6 +31,9 @@ class StackOptions(msgspec.Struct, frozen=True, kw_only=True):
     port: Annotated[int, GatewaySettings] = default_of(GatewaySettings, "port")
     drain_s: Annotated[float, GatewaySettings] = default_of(GatewaySettings, "drain_s")
     executors: Annotated[int, Meta(ge=1, le=64, description="model replicas, a process each")] = 1
+    strict: Annotated[
+        int, Meta(ge=0, description="of the executors, those for what online requests generate; 0: all are mixed")
+    ] = 0
     threads: Annotated[int, ExecutorSettings] = default_of(ExecutorSettings, "threads")
     kv_blocks: Annotated[int, ExecutorSettings] = default_of(ExecutorSettings, "kv_blocks")
     vllm_attention: Annotated[str, ExecutorSettings] = default_of(ExecutorSettings, "vllm_attention")
@@ -49,10 +53,26 @@ class StackOptions(msgspec.Struct, frozen=True, kw_only=True):
         if self.slo and not (strategy.uses_latency_budget or strategy.uses_deadlines):
             raise ValueError(f"preset {strategy.preset} has no latency budget to keep an SLO with: leave --slo out")
         strategy.make_offline_rate()
+        if self.strict and self.strict >= self.executors:
+            raise ValueError(self._too_many_strict())
+        if self.strict and strategy.why_no_pools:
+            raise ValueError(f"--strict {self.strict}: {strategy.why_no_pools}")
         try:
             self.kept_strategy()
         except SloError as error:
             raise ValueError(str(error)) from error
+
+    def role(self, index: int) -> Role | None:
+        """Of one of the executors; None where its own setting says it."""
+        if not self.strict:
+            return None
+        return Role.STRICT if index < self.strict else Role.RELAXED
+
+    def _too_many_strict(self) -> str:
+        if self.executors == 1:
+            return "--strict needs --executors 2 or more: somebody has to compute the prompts"
+        there = f"{self.strict} strict of {self.executors} executors"
+        return f"{there} leave none for prompts: choose --strict {self.executors - 1} or less, or more --executors"
 
     def kept_strategy(self) -> Strategy:
         """The strategy, its deadlines those of the SLOs where it goes by deadlines."""

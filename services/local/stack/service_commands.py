@@ -72,11 +72,18 @@ def service_commands(
         return Command(name, argv, data_dir.log(name), share.environ if share else {})
 
     executors = [
-        command(name := f"executor-{index}", "executor", share, executor_id=name, threads=share.threads)
+        command(
+            name := f"executor-{index}",
+            "executor",
+            share,
+            executor_id=name,
+            threads=share.threads,
+            role=options.role(index),
+        )
         for index, share in enumerate(shares)
     ]
     first = [command(name, name) for name in ("predictor", "profiler", "offline-queue")]
-    gateway = replace(command("gateway", "gateway"), grace_s=options.drain_s + GRACE_S)
+    gateway = replace(command("gateway", "gateway", slo=options.slo), grace_s=options.drain_s + GRACE_S)
     return [*first, *executors, gateway]
 
 

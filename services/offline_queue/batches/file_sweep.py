@@ -9,7 +9,7 @@ from services.offline_queue.batches.tools import BatchTools
 from shared.cancellation import check_cancelled, wait_set
 from shared.clock import Deadline
 from shared.errors import BusError, NotFoundOnBusError
-from shared.protocol.batches import FileObject
+from shared.protocol.batches import BatchRecord, FileObject
 from shared.watch.stack_watch import ended_at
 
 logger = logging.getLogger(__name__)
@@ -55,16 +55,22 @@ class FileSweep:
         return len(orphans) + await self._objects.sweep(before_s)
 
     async def forget_old(self) -> int:
-        """Records of batches that ended long ago, and that keys of records were deleted; how many. Raises BusError."""
+        """Records of batches that ended long ago or that no client sees, and that keys of records were deleted; how
+        many. Raises BusError."""
         now_s, num_forgotten = self._clock.unix_s(), 0
-        for entry in await self._batches.entries() if self._keep_batches_s else []:
-            record = entry.value
-            if record is not None and record.cleared and ended_at(record) + self._keep_batches_s <= now_s:
+        for entry in await self._batches.entries():
+            if (record := entry.value) is not None and record.cleared and self._is_unwanted(record, now_s):
                 await self._batches.delete(entry.key)
                 num_forgotten += 1
         for bucket in (self._files, self._batches):
             num_forgotten += await bucket.forget_deleted(now_s - FORGET_AGE_S)
         return num_forgotten
+
+    def _is_unwanted(self, record: BatchRecord, now_s: float) -> bool:
+        age_s = now_s - ended_at(record)
+        if record.is_withdrawn:
+            return age_s >= ORPHAN_AGE_S
+        return 0 < self._keep_batches_s <= age_s
 
     def _on_file(self, file_id: str, record: FileObject | None) -> None:
         self._due.pop(file_id, None)

@@ -16,9 +16,9 @@ from services.offline_queue.batches.results import ResultWriter, unreadable_resu
 from services.offline_queue.batches.tools import BatchTools
 from shared.bus import GrowingObject
 from shared.errors import BusError, NotFoundOnBusError
-from shared.openai.completions.answers import CompletionUsage
+from shared.openai.completions.answers import PromptTokensDetails
 from shared.protocol import subjects
-from shared.protocol.batches import BatchRecord, FileObject
+from shared.protocol.batches import BatchRecord, FileObject, InputTokensDetails
 from shared.protocol.offline import OfflineResult
 from shared.protocol.sampling import FinishReason
 
@@ -187,8 +187,19 @@ class BatchOutputs:
         await self._tools.files.put(file.name, record)
 
 
+class _Usage(msgspec.Struct):
+    """Of a completion, or under other names of a response."""
+
+    prompt_tokens: int = 0
+    input_tokens: int = 0
+    prompt_tokens_details: PromptTokensDetails = PromptTokensDetails(0)
+    input_tokens_details: InputTokensDetails = InputTokensDetails(0)
+    completion_tokens: int = 0
+    output_tokens: int = 0
+
+
 class _Body(msgspec.Struct):
-    usage: CompletionUsage | None = None
+    usage: _Usage | None = None
 
 
 class _Response(msgspec.Struct):
@@ -198,8 +209,9 @@ class _Response(msgspec.Struct):
         usage = self.body.usage
         if usage is None:
             return BatchCounts(failed=1)
-        cached = usage.prompt_tokens_details.cached_tokens
-        return BatchCounts(1, 0, usage.prompt_tokens, cached, usage.completion_tokens)
+        cached = usage.prompt_tokens_details.cached_tokens + usage.input_tokens_details.cached_tokens
+        tokens = usage.prompt_tokens + usage.input_tokens, cached, usage.completion_tokens + usage.output_tokens
+        return BatchCounts(1, 0, *tokens)
 
 
 def file_names(batch_id: str) -> tuple[str, str]:

@@ -15,6 +15,8 @@ from services.offline_queue.batches.results import failed_result
 from shared.errors import SlackwaterError
 from shared.openai.completions.requests import CompletionRequest, ServedModel, parse_completion
 from shared.openai.errors import RequestError
+from shared.openai.responses.answers import ModelResponse, new_response
+from shared.openai.responses.requests import RESPONSES, parse_response
 from shared.protocol.batches import BatchRecord, LineError
 from shared.protocol.codec import encode
 from shared.protocol.offline import OfflineRequest, OfflineResult
@@ -88,7 +90,7 @@ class BatchInput:
         custom_id, body = self._read_envelope(line, data)
         request_id = f"{self._record.id}.{line}"
         try:
-            completion = self._read_body(line, body)
+            completion, response = self._read_body(line, body)
         except RequestError as error:
             parsed.failures.append(failed_result(request_id, error))
             parsed.lines.append(BatchLine(line, custom_id))
@@ -101,7 +103,7 @@ class BatchInput:
             arrival_s=float(self._record.created_at),
         )
         parsed.requests.append(OfflineRequest(generate, self._record.id, line, custom_id, completion.model))
-        parsed.lines.append(_described(line, custom_id, completion))
+        parsed.lines.append(_described(line, custom_id, completion, response))
 
     def _read_envelope(self, line: int, data: bytes) -> tuple[str, bytes]:
         """custom_id and body. Raises InvalidLineError."""
@@ -127,10 +129,11 @@ class BatchInput:
         _demand(digest not in self._custom_ids, "duplicate_custom_id", repeated, "custom_id")
         self._custom_ids.add(digest)
 
-    def _read_body(self, line: int, body: bytes) -> CompletionRequest:
-        """Raises RequestError for this request alone, InvalidLineError for the batch."""
+    def _read_body(self, line: int, body: bytes) -> tuple[CompletionRequest, ModelResponse | None]:
+        """The request, and of /v1/responses the answer as it begins. Raises RequestError for this request alone,
+        InvalidLineError for the batch."""
         try:
-            completion = parse_completion(self._record.endpoint, body, self._tokenizer, self._model)
+            completion, response = self._parse(line, body)
         except RequestError as error:
             if error.param != "model":
                 raise
@@ -139,8 +142,17 @@ class BatchInput:
             logger.exception("a batch line could not be read", extra={"batch_id": self._record.id, "line": line})
             raise RequestError(f"the request could not be read: {error!r}", status=500) from error
         _demand(not completion.stream, "unsupported_value", "A batch does not stream; leave it out.", "body.stream")
+        if completion.other_prompts:
+            raise RequestError(f"prompt has {len(completion.prompts)} prompts; write a line for each", "prompt")
         _check_logprobs(completion)
-        return completion
+        return completion, response
+
+    def _parse(self, line: int, body: bytes) -> tuple[CompletionRequest, ModelResponse | None]:
+        record = self._record
+        if record.endpoint != RESPONSES:
+            return parse_completion(record.endpoint, body, self._tokenizer, self._model), None
+        asked = parse_response(body, self._tokenizer, self._model)
+        return asked.completion, new_response(asked, f"{record.id}_{line}", record.created_at)
 
 
 def _demand(holds: bool, code: str, message: str, param: str | None = None) -> None:
@@ -149,22 +161,25 @@ def _demand(holds: bool, code: str, message: str, param: str | None = None) -> N
         raise InvalidLineError(code, message, param)
 
 
-def _described(line: int, custom_id: str, completion: CompletionRequest) -> BatchLine:
+def _described(line: int, custom_id: str, completion: CompletionRequest, response: ModelResponse | None) -> BatchLine:
     """Without what no result needs."""
     sampling = completion.sampling
     kept = msgspec.structs.replace(sampling, grammar="", logit_bias=())
     num_bytes = max(0, len(encode(sampling)) - USUAL_SAMPLING_BYTES)
-    return BatchLine(line, custom_id, len(completion.prompt_token_ids), kept, completion.tools, num_bytes)
+    return BatchLine(line, custom_id, len(completion.prompt_token_ids), kept, completion.tools, num_bytes, response)
 
 
 def _check_logprobs(completion: CompletionRequest) -> None:
     """A result is one message."""
     sampling = completion.sampling
-    num_tokens = sampling.n * sampling.max_tokens
-    if sampling.logprobs is not None and num_tokens * (1 + sampling.logprobs) > MAX_LOGPROBS:
+    num_tokens, num_prompt_tokens = sampling.n * sampling.max_tokens, len(completion.prompt_token_ids)
+    num_own = 0 if sampling.logprobs is None else num_tokens * (1 + sampling.logprobs)
+    num_of_prompt = 0 if sampling.prompt_logprobs is None else num_prompt_tokens * (1 + sampling.prompt_logprobs)
+    if num_own + num_of_prompt > MAX_LOGPROBS:
+        of_prompt = f" and {num_of_prompt} of the prompt" if num_of_prompt else ""
         raise RequestError(
-            f"{num_tokens} tokens with {1 + sampling.logprobs} log probabilities each are more than the "
-            f"{MAX_LOGPROBS} of one line; ask for fewer tokens or top_logprobs",
+            f"{num_tokens} tokens with {1 + (sampling.logprobs or 0)} log probabilities each{of_prompt} are more than "
+            f"the {MAX_LOGPROBS} of one line; ask for fewer tokens or top_logprobs",
             "logprobs",
         )
 

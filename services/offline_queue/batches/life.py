@@ -10,7 +10,7 @@ from services.offline_queue.batches.ingest import BatchIngestion, store_again
 from services.offline_queue.batches.lines import line_of, read_lines
 from services.offline_queue.batches.progress import BatchProgress
 from services.offline_queue.batches.records import Change
-from services.offline_queue.batches.results import unreadable_failure, unreadable_result
+from services.offline_queue.batches.results import out_of_budget, unreadable_failure, unreadable_result
 from services.offline_queue.batches.tools import BatchTools
 from shared.bus import Stored
 from shared.cancellation import wait_set
@@ -18,6 +18,7 @@ from shared.clock import Deadline
 from shared.errors import BusError, NotFoundOnBusError
 from shared.protocol import subjects
 from shared.protocol.batches import BatchRecord
+from shared.protocol.key_usage import day_of
 from shared.protocol.offline import OfflineFailure, OfflineResult
 from shared.protocol.sampling import ENDS_WELL, FinishReason
 
@@ -49,6 +50,7 @@ class BatchLife:
         self._arrived: list[OfflineResult] = []  # not in the files yet
         self._given_up: dict[int, str] = {}  # error, by line; to be stored as the line's result
         self._is_cancelled = False
+        self._is_out_of_budget = False
         self.notice(record)
 
     def notice(self, record: BatchRecord) -> None:
@@ -194,6 +196,7 @@ class BatchLife:
                 await self._store_again(progress.never_held())
                 feed.start_over()
             await self._write_progress(progress)
+            self._keep_to_budget(progress)
             if not self._over.is_set() and not feed.is_low:
                 self._urgent.clear()
             await wait_set(self._urgent, PROGRESS_S)
@@ -203,6 +206,18 @@ class BatchLife:
         self._end_work()
         self._discard_held()
         await self._reload()
+
+    def _keep_to_budget(self, progress: BatchProgress) -> None:
+        """What has no result fails where the key has no tokens left, once, as each request of its own would."""
+        spent = self._tools.spending.spent_budget(self.record.client_id)
+        if spent is None or self._is_out_of_budget:
+            return
+        self._is_out_of_budget = True
+        lines = progress.open_lines()
+        self._given_up |= dict.fromkeys(lines, out_of_budget(spent.message))
+        self._changed.set()
+        ids = {"batch_id": self.record.id, "client_id": self.record.client_id}
+        logger.warning("batch is out of its key's budget", extra={**ids, "lines": len(lines)})
 
     async def _write_arrived(self) -> None:
         """Into the files; they are complete only with ``finish``, which looks at the stream."""
@@ -278,6 +293,8 @@ class BatchLife:
         """Only now nothing is needed any more of what the streams hold."""
         self._close_outputs()
         await self._tools.clear(self.record.id)
+        self._tools.spending.note(self.record)
+        await self._tools.spending.ledger.flush()
         await self._edit(batch_records.cleared)
         logger.info("batch ended", extra={"batch_id": self.record.id, "status": self.record.status})
 
@@ -288,7 +305,9 @@ class BatchLife:
         self.notice(self.record)
 
     async def _edit(self, change: Change) -> None:
-        self.record = await self._tools.batches.edit(self.record.id, change)
+        today = day_of(self._tools.clock.unix_s())
+        self.record = await self._tools.batches.edit(self.record.id, batch_records.counted(change, today))
+        self._tools.spending.note(self.record)
         self.notice(self.record)
 
     def _discard_held(self) -> None:

@@ -13,6 +13,7 @@ from typing import IO
 import msgspec
 
 from shared.bus import Objects
+from shared.openai.responses.answers import ModelResponse
 from shared.openai.tools.calls import ToolUse
 from shared.protocol.sampling import SamplingParams
 
@@ -31,6 +32,7 @@ class BatchLine(msgspec.Struct, frozen=True, array_like=True):
     sampling: SamplingParams | None = None  # None where the request failed while it was read
     tools: ToolUse | None = None  # whose calls are to be found in its output
     num_sampling_bytes: int = 0  # of what the request is sampled by, beyond the usual: a grammar, biases, stops
+    response: ModelResponse | None = None  # of /v1/responses, the answer without any output yet
 
 
 _decoder = msgspec.json.Decoder(BatchLine)

@@ -12,8 +12,9 @@ from typing import TypeVar
 from services.offline_queue.batches.life import BatchLife
 from services.offline_queue.batches.lines import line_of
 from services.offline_queue.batches.results import failed_result, unreadable_failure, unreadable_result
+from services.offline_queue.batches.spending import BatchSpending
 from services.offline_queue.batches.tools import BatchTools
-from shared.bus import Bus, Stored
+from shared.bus import Bus, Entry, Stored
 from shared.clock import Clock
 from shared.errors import BusError, NotFoundOnBusError
 from shared.openai.completions.requests import ServedModel
@@ -65,7 +66,8 @@ class BatchManager:
         self._pool_bytes = pool_bytes
         self._lives: dict[str, BatchLife] = {}
         fixed = partial(BatchTools, bus=bus, tokenizer=tokenizer, model=model, pool=pool, clock=clock)
-        self._make_tools = partial(fixed, room=self._room, max_failures=max_failures)
+        self._spending = BatchSpending(bus, clock)
+        self._make_tools = partial(fixed, room=self._room, max_failures=max_failures, spending=self._spending)
 
     async def start(self) -> None:
         """Recover: when this returns, the pool holds all that has to run, in the order of the batches' creation and of
@@ -76,9 +78,11 @@ class BatchManager:
             files=await self._bus.bucket(subjects.FILES_BUCKET, FileObject),
             objects=await self._bus.objects(),
         )
+        await self._spending.start()
         for entry in await self.tools.batches.entries():
-            if entry.value is not None and not entry.value.cleared:
-                self._lives[entry.key] = BatchLife(self.tools, entry.value)
+            if (record := _at_work(entry)) is not None:
+                self._spending.note(record)
+                self._lives[entry.key] = BatchLife(self.tools, record)
         for life in self._in_order():
             with contextlib.suppress(Exception):  # its run will say so
                 await life.admit()
@@ -90,11 +94,16 @@ class BatchManager:
         async with asyncio.TaskGroup() as group:
             for life in self._in_order():
                 group.create_task(self._live(life))
+            group.create_task(self._spending.run())
             group.create_task(self._watch_batches(group))
             results = subjects.ALL_RESULTS, OfflineResult, unreadable_result, BatchLife.add_result
             failures = subjects.ALL_FAILURES, OfflineFailure, unreadable_failure, BatchLife.add_failure
             group.create_task(self._follow(*results))
             group.create_task(self._follow(*failures))
+
+    async def stop(self) -> None:
+        """At an end in order: what was counted is told. All else is on the bus."""
+        await self._spending.ledger.try_flush()
 
     def is_being_read(self, file_id: str) -> bool:
         """It is the input of a batch that has not been read in yet."""
@@ -151,13 +160,13 @@ class BatchManager:
 
     async def _watch_batches(self, group: asyncio.TaskGroup) -> None:
         async for entry in self.tools.batches.watch():
-            if entry is None or entry.value is None or entry.value.cleared:
+            if entry is None or (record := _at_work(entry)) is None:
                 continue
             life = self._lives.get(entry.key)
             if life is not None:
-                life.notice(entry.value)
-            elif entry.value.status in OPEN_STATUSES:
-                life = self._lives[entry.key] = BatchLife(self.tools, entry.value)
+                life.notice(record)
+            elif record.status in OPEN_STATUSES:
+                life = self._lives[entry.key] = BatchLife(self.tools, record)
                 group.create_task(self._live(life))
 
     async def _live(self, life: BatchLife) -> None:
@@ -207,3 +216,14 @@ class BatchManager:
             return
         except BusError as error:
             logger.warning("late result not deleted", extra={"subject": stored.subject, "why": str(error)})
+
+
+def _at_work(entry: Entry[BatchRecord]) -> BatchRecord | None:
+    """Its record, where there is something left to do, and it is that of its key."""
+    record = entry.value
+    if record is None or record.cleared:
+        return None
+    if record.id != entry.key:
+        logger.warning("a batch's record is not of its key", extra={"key": entry.key, "batch_id": record.id})
+        return None
+    return record

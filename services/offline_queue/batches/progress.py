@@ -74,6 +74,10 @@ class BatchProgress:
         self.counts += counts
         return True
 
+    def open_lines(self) -> list[int]:
+        """Lines without a result."""
+        return [line for line in range(len(self._states)) if self.is_open(line)]
+
     def never_held(self) -> list[int]:
         """Open lines whose request was not handed to the pool, or read."""
         return [line for line, state in enumerate(self._states) if state == OPEN]

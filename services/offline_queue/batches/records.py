@@ -19,6 +19,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from shared.protocol.batches import OPEN_STATUSES, BatchRecord, LineError, LineErrors, RequestCounts, Usage
+from shared.protocol.key_usage import KeyUsage, key_name_of
 
 Change = Callable[[BatchRecord], BatchRecord]
 
@@ -97,6 +98,27 @@ def ended(counts: BatchCounts, output_file_id: str | None, error_file_id: str | 
 def cleared(record: BatchRecord) -> BatchRecord:
     """Ended, and nothing of it is left in the streams."""
     return record if record.status in OPEN_STATUSES else replace(record, cleared=True)
+
+
+def counted(change: Change, day: str) -> Change:
+    """The change, with the tokens that it adds, of a key's batch, as used on this day: in the same write, so that each
+    is counted once, whatever breaks."""
+
+    def change_and_count(record: BatchRecord) -> BatchRecord:
+        changed = change(record)
+        used = _used(changed) - _used(record)
+        if used == KeyUsage() or key_name_of(record.client_id) is None:
+            return changed
+        so_far = record.usage_by_day.get(day, KeyUsage())
+        return replace(changed, usage_by_day={**record.usage_by_day, day: so_far + used})
+
+    return change_and_count
+
+
+def _used(record: BatchRecord) -> KeyUsage:
+    usage = record.usage
+    cached = usage.input_tokens_details.cached_tokens
+    return KeyUsage(record.request_counts.completed, usage.input_tokens, cached, usage.output_tokens)
 
 
 def _where(statuses: Collection[str], counts: BatchCounts | None = None, **fields: Any) -> Change:

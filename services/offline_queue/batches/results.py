@@ -9,11 +9,15 @@ from shared.openai.completions.answers import AnswerHead, Choice, CompletionUsag
 from shared.openai.completions.requests import CHAT
 from shared.openai.errors import MAX_MESSAGE_LENGTH, RequestError
 from shared.openai.objects import error_body
-from shared.openai.shown_text import LogprobsShape
+from shared.openai.responses.answers import ModelResponse, ended
+from shared.openai.shown_prompt import ShownPrompt
+from shared.openai.shown_text import LogprobsShape, shown_output
 from shared.protocol import subjects
 from shared.protocol.batches import BatchRecord
+from shared.protocol.key_usage import INSUFFICIENT_QUOTA
 from shared.protocol.offline import OfflineFailure, OfflineResult
 from shared.protocol.sampling import FinishReason
+from shared.scheduling.packed_prompt import unpack_tokens
 from shared.text.tokenizer import Tokenizer
 
 UNFINISHED = {
@@ -43,6 +47,12 @@ def failed_result(request_id: str, error: RequestError) -> OfflineResult:
     return OfflineResult(request_id, [], FinishReason.ERROR, error=_encoder.encode(failed).decode())
 
 
+def out_of_budget(message: str) -> str:
+    """What the result of each request holds as its error whose key has no tokens left."""
+    body = error_body(message, INSUFFICIENT_QUOTA, None, INSUFFICIENT_QUOTA)
+    return _encoder.encode(FailedResponse(429, body)).decode()
+
+
 def unreadable_result(subject: str) -> OfflineResult:
     """In place of a stored one that does not parse: its line can have no other."""
     message = "The stored result of this request cannot be read."
@@ -60,20 +70,32 @@ class ResultWriter:
     def __init__(self, record: BatchRecord, ending: str, tokenizer: Tokenizer) -> None:
         """``ending``: the final status that the batch is about to have; it says why a line has no result."""
         self._record = record
+        self._tokenizer = tokenizer
         self._logprobs = LogprobsShape(tokenizer, record.endpoint == CHAT)
         self._unfinished = UNFINISHED.get(ending, LOST)
 
     def output_line(self, line: BatchLine, result: OfflineResult) -> bytes:
         """Of a completed request; ends with a newline."""
+        if line.response is not None:
+            body: Any = self._response(line, line.response, result)
+            return self._line(line, {"status_code": 200, "request_id": result.request_id, "body": body}, None)
         record = self._record
         assert line.sampling is not None
         shows_calls = line.tools is not None
-        choices = [Choice.of(output, line.sampling, self._logprobs, shows_calls) for output in result.choices]
+        prompt = ShownPrompt(unpack_tokens(result.prompt_token_ids), result.prompt_scores)
+        choices = [Choice.of(output, line.sampling, self._logprobs, shows_calls, prompt) for output in result.choices]
         num_output_tokens = sum(len(output.token_ids) for output in result.choices)
         head = AnswerHead(record.endpoint, result.request_id, record.created_at, record.model or "")
         usage = CompletionUsage.of(line.num_prompt_tokens, num_output_tokens, result.num_cached_tokens)
         body = completion_body(head, choices, usage, line.tools)
         return self._line(line, {"status_code": 200, "request_id": result.request_id, "body": body}, None)
+
+    def _response(self, line: BatchLine, begun: ModelResponse, result: OfflineResult) -> ModelResponse:
+        assert line.sampling is not None
+        output = result.choices[0]
+        text, _ = shown_output(self._tokenizer, output, line.sampling)
+        usage = CompletionUsage.of(line.num_prompt_tokens, len(output.token_ids), result.num_cached_tokens)
+        return ended(begun, text, output.finish_reason, usage, None)
 
     def error_line(self, line: BatchLine, result: OfflineResult | None) -> bytes:
         """Of a request that failed, or that has no result; ends with a newline."""

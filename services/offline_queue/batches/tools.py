@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from services.offline_queue.batches.lines import lines_object
+from services.offline_queue.batches.spending import BatchSpending
 from shared.bus import Bucket, Bus, Objects
 from shared.clock import Clock
 from shared.openai.completions.requests import ServedModel
@@ -28,6 +29,7 @@ class BatchTools:
     batches: Bucket[BatchRecord]
     files: Bucket[FileObject]
     objects: Objects
+    spending: BatchSpending
     reading: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def clear(self, batch_id: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from loadgen.client.records import RequestRecord
 from loadgen.report.metrics import LatencySamples
@@ -26,9 +26,11 @@ class LostSlos:
     _tallies: list[_Tally] = field(init=False)
     _open: list[tuple[int, RequestRecord]] = field(init=False, default_factory=list)
     _num_seen: int = field(init=False, default=0)
+    _needs_gaps: bool = field(init=False)
 
     def __post_init__(self) -> None:
         self._tallies = [_Tally(slo, most_samples(slo.metric, self.requests)) for slo in self.slos]
+        self._needs_gaps = any(slo.metric == "tbt_ms" for slo in self.slos)
 
     def find(self, records: Sequence[RequestRecord], now_s: float) -> Slo | None:
         """One that is lost by ``now_s``; ``records``: of the run's requests as they were sent, more at each call."""
@@ -43,8 +45,10 @@ class LostSlos:
         return next((tally.slo for tally in self._tallies if tally.is_lost(least)), None)
 
     def _ended_now(self, index: int, record: RequestRecord, now_s: float) -> RequestRecord:
-        times_s, total = [*record.token_times_s, now_s], max(1, self.requests[index].num_output_tokens)
-        return replace(record, token_times_s=times_s, finished_s=now_s, output_tokens=total)
+        """Of tokens between the first and the last only gaps between tokens speak."""
+        so_far_s = record.token_times_s if self._needs_gaps else record.token_times_s[:1]
+        total = max(1, self.requests[index].num_output_tokens)
+        return RequestRecord(record.due_s, record.sent_s, [*so_far_s, now_s], now_s, output_tokens=total)
 
 
 @dataclass(slots=True)

@@ -54,7 +54,7 @@ class MostThroughput:
         self.progress.phase("offline work alone", 0, 0)
         duration_s = max(self.workload.peak_s, min(ALONE_S, self.workload.window_s))
         setup = replace(self.setup, strategy=unbounded(self.setup.strategy))
-        phase = self.workload.in_window(setup, 1).phase(setup, duration_s, online=False, offline=True)
+        phase = self.whole.phase(setup, duration_s, online=False, offline=True, num_executors=1)
         phase.run()
         report = phase.outcome().offline
         assert report is not None

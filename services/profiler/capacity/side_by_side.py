@@ -17,6 +17,7 @@ import msgspec
 from loadgen.errors import WorkloadError
 from services.profiler.capacity.device_job import DeviceJob
 from services.profiler.capacity.record import DevicePlan
+from shared.process.memory import collect_seldom
 
 EXIT_WITHIN_S = 5.0
 
@@ -130,6 +131,7 @@ def num_cores() -> int:
 def work(job: DeviceJob, connection: Connection) -> None:
     """The process. A Ctrl-C at the terminal is for who started it to handle."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    collect_seldom()
     try:
         connection.send(job.run(_Telling(connection), connection.send))
     except (ValueError, WorkloadError) as error:

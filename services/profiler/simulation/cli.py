@@ -19,6 +19,7 @@ from services.profiler.simulation.setup import LIVE, Machine
 from services.profiler.simulation.simulation import Simulation
 from shared.latency.architectures import ARCHITECTURES
 from shared.latency.devices import DEVICES
+from shared.process.memory import collect_seldom
 from shared.scheduling.strategy import Strategy
 from shared.settings.command_options import with_option_groups
 
@@ -35,6 +36,9 @@ class GpuOptions:
     device: Annotated[str, typer.Option(help=", ".join(DEVICES))] = LIVE.sim_device
     tensor_parallel: Annotated[int, typer.Option("--tp", min=1, help="GPUs that share the model.")] = 1
     executors: Annotated[int, typer.Option(min=1, help="Executors, alike, behind one router and one pool.")] = 1
+    strict: Annotated[
+        int, typer.Option(min=0, help="Of the executors: for what online requests generate; the others begin them all.")
+    ] = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,10 +46,10 @@ class ExecutorOptions:
     """The executors' limits, and how their steps are timed."""
 
     pipeline_depth: Annotated[int, typer.Option(min=1, help="Stages of an executor: steps that it has in flight.")] = 1
-    max_num_batched_tokens: Annotated[int, typer.Option(min=1, help="Tokens of one step: the chunk size.")] = (
-        LIVE.max_num_batched_tokens
-    )
-    max_num_seqs: Annotated[int, typer.Option(min=1, help="Requests of one step.")] = LIVE.max_num_seqs
+    max_num_batched_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of one step: the chunk size; else as many as throughput asks.")
+    ] = None
+    max_num_seqs: Annotated[int | None, typer.Option(min=1, help="Requests of one step; else likewise.")] = None
     kv_blocks: Annotated[int | None, typer.Option(min=1, help="KV blocks; else what fits beside the weights.")] = None
     host_kv_slots: Annotated[
         int | None,
@@ -104,8 +108,10 @@ def simulate(
         hardware = machine.machine(model)
         setup = hardware.setup(strategy, workload.seed)
         plan = workload.plan(duration, setup.spec.model, **reporting.plan_options())
+        collect_seldom()
         with progress_on(console, is_shown(reporting.progress)) as bars:
-            simulation = Simulation(plan, setup, hardware.url(strategy), bars, clients, hardware.executors)
+            pools = hardware.executors, hardware.strict
+            simulation = Simulation(plan, setup, hardware.url(strategy), bars, clients, *pools)
             stopped_by = run_until_stopped(simulation.run)
         report = simulation.report(stopped_by is not None) if simulation.phases else None
         if report is not None:

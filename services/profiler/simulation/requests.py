@@ -1,7 +1,9 @@
 """The requests of a simulation: online ones as they arrive, offline ones as they wait to enter."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 from loadgen.workload.backlog import OfflinePrompt
 from loadgen.workload.prompts import PromptMaker
@@ -122,27 +124,44 @@ class Backlog:
     executor: it shares no block with another, and so the order gets to know its first block only. ``wave_size``: so
     many are submitted at a time, the next when all of them have ended (BROS section 7.1); None submits all at once.
     ``is_endless``: copies of all of them follow, each set when half of the one before has ended, so that there is
-    always work."""
+    always work. ``per_s``: instead, one comes after the other at this rate, copies where they are too few (OOCO section
+    5.2)."""
 
     prepared: PreparedBacklog
     wave_size: int | None = None
     is_endless: bool = False
+    per_s: float | None = None
     _num_submitted: int = field(init=False, default=0)
     _num_open: int = field(init=False, default=0)  # submitted, and not ended
 
     def __len__(self) -> int:
-        """All of them; of an endless one those that were submitted."""
-        return self._num_submitted if self.is_endless else len(self.prepared)
+        """All of them; of an endless one, and of one that comes at a rate, those that were submitted."""
+        return self._num_submitted if self.is_endless or self.per_s else len(self.prepared)
+
+    @property
+    def next_s(self) -> float | None:
+        """When the next comes of itself; None where none does."""
+        return None if self.per_s is None else self._num_submitted / self.per_s
 
     def begin(self) -> list[Waiting]:
         """What waits from the start."""
-        return self._submit(0.0)
+        return self._submit(0.0) if self.per_s is None else self.take(0.0)
 
     def end(self, now_s: float) -> list[Waiting]:
         """One has ended; what comes then."""
         self._num_open -= 1
+        if self.per_s is not None:
+            return []
         has_enough = self._num_open > len(self.prepared) // 2 if self.is_endless else self._num_open > 0
         return [] if has_enough else self._submit(now_s)
+
+    def take(self, now_s: float) -> list[Waiting]:
+        """Those that come of themselves, whose time it is."""
+        num_due = 0 if self.per_s is None else math.floor(now_s * self.per_s + 1e-9) + 1
+        indices = range(self._num_submitted, num_due)
+        self._num_submitted += len(indices)
+        self._num_open += len(indices)
+        return [self._waiting(index, now_s) for index in indices]
 
     def _submit(self, now_s: float) -> list[Waiting]:
         """The next wave, or set of copies."""
@@ -167,6 +186,7 @@ class _PackedPrompt:
     prepared: PreparedBacklog
     index: int
     arrival_s: float
+    num_top: ClassVar[int | None] = None
 
     @property
     def prompt(self) -> bytes:

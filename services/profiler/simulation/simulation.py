@@ -26,11 +26,18 @@ class Simulation:
     progress: ReplayProgress
     num_clients: int = 1
     num_executors: int = 1
+    num_strict: int = 0
     phases: dict[str, VirtualPhase] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self.setup.strategy.make_offline_rate()
-        self._workload = SimulatedWorkload(self.plan, self.setup, self.num_clients, num_executors=self.num_executors)
+        self._workload = SimulatedWorkload(
+            self.plan,
+            self.setup,
+            self.num_clients,
+            num_executors=self.num_executors,
+            num_strict=self.num_strict,
+        )
 
     def run(self) -> None:
         """All phases, one after another."""

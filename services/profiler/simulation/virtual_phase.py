@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import InitVar, dataclass, field
 
 from loadgen.client.records import RequestRecord
 from loadgen.report.metrics import online_report
 from loadgen.report.outcome import PhaseOutcome
 from loadgen.report.report import OfflineReport
-from services.profiler.simulation.requests import Arrivals, Backlog
+from services.profiler.simulation.requests import Arrivals, Backlog, Waiting
 from shared.protocol.sampling import FinishReason
 from shared.replica.outputs import Ended
-from shared.scheduling.request import Kind
+from shared.scheduling.request import OFFLINE
 from shared.simulation.executor import Progress, VirtualExecutor
 from shared.simulation.system import VirtualSystem
 
@@ -77,7 +77,7 @@ class VirtualPhase:
     def run(self, drain: bool = False) -> None:
         """To the end of the window, of every online answer and, with ``drain``, of the backlog; or until stopped."""
         if self.backlog is not None:
-            self.system.queue.add(self.backlog.begin())
+            self._offer(self.backlog.begin())
         events = self.system.events
         while not self._is_over(drain):
             arrival_s, event_s = self.arrivals.next_s, events.next_s
@@ -108,6 +108,14 @@ class VirtualPhase:
             return False
         return not drain or self.num_offline_finished == self.backlog_size
 
+    def _offer(self, requests: Sequence[Waiting]) -> None:
+        """They come into the pool; those after them when it is their time."""
+        assert self.backlog is not None
+        backlog, events = self.backlog, self.system.events
+        self.system.queue.add(requests)
+        if backlog.next_s is not None:
+            events.at(max(events.now_s, backlog.next_s), lambda: self._offer(backlog.take(events.now_s)))
+
     def _arrive(self) -> None:
         request = self.arrivals.take()
         record = RequestRecord(request.arrival_s, request.arrival_s, prompt_tokens=len(request.prompt_token_ids))
@@ -130,7 +138,7 @@ class VirtualPhase:
         sequence = ended.sequence
         num_output_tokens = len(sequence.token_ids) - sequence.num_prompt_tokens
         failed = ended.finish_reason is FinishReason.ERROR
-        if sequence.kind is Kind.OFFLINE:
+        if sequence.kind is OFFLINE:
             self._end_offline(sequence.num_prompt_tokens, sequence.num_cached_tokens, num_output_tokens, failed)
             return
         record = self._open.pop(sequence.request_id)

@@ -15,7 +15,7 @@ from services.profiler.simulation.virtual_phase import VirtualPhase
 from shared.scheduling.orders.offline.fair_share import FairShare
 from shared.scheduling.placement.routing import choose
 from shared.simulation.router import Choose
-from shared.simulation.setup import ExecutorSetup
+from shared.simulation.setup import ExecutorSetup, in_pools
 from shared.simulation.system import VirtualSystem
 
 
@@ -31,14 +31,16 @@ class SimulatedWorkload:
         wave_size: int | None = None,
         num_executors: int = 1,
         is_endless: bool = False,
+        num_strict: int = 0,
     ) -> None:
         """``num_clients``: whom requests are from, at random by the plan's seed, the k-th client sending 1/k as many
         as the first. ``wave_size``: of the backlog so many requests are submitted at a time, the next when those have
-        ended; None submits all at once. ``num_executors``: on how many of the setup it runs. ``is_endless``: the
-        backlog never runs out. Raises WorkloadError for a model folder without tokenizer."""
+        ended; None submits all at once. ``num_executors``: on how many of the setup it runs, ``num_strict`` of them
+        strict and the others relaxed, unless that is 0. ``is_endless``: the backlog never runs out. Raises
+        WorkloadError for a model folder without tokenizer."""
         self._wave_size = wave_size
         self._is_endless = is_endless
-        self._num_executors = num_executors
+        self._num_executors, self._num_strict = num_executors, num_strict
         self.notes: list[str] = []
         capacity = setup.limits.num_blocks * setup.limits.block_size
         self.max_context = min(plan.max_context or setup.spec.max_model_len, setup.spec.max_model_len, capacity)
@@ -67,14 +69,18 @@ class SimulatedWorkload:
         offline: bool,
         on_change: Callable[[VirtualPhase], None] | None = None,
         choose: Choose = choose,
+        offline_per_s: float | None = None,
+        num_executors: int | None = None,
     ) -> VirtualPhase:
-        """One run, not yet begun. ``choose``: which executor gets an online request. Raises ValueError for a
-        strategy that lacks a knob."""
+        """One run, not yet begun. ``choose``: which executor gets an online request; ``offline_per_s``: so many offline
+        requests come in a second, else as the workload has it; ``num_executors``: the workload's unless given. Raises
+        ValueError for a strategy that lacks a knob, and for one that fits no pools where there are some."""
         numbers = iter(random.Random(f"{setup.seed}:order").random, None)
         order = FairShare(setup.strategy.make_offline_order(numbers))
         arrivals = Arrivals(self.requests if online else [], self._online_prompts, self.client_ids)
-        backlog = Backlog(self.backlog, self._wave_size, self._is_endless) if offline else None
-        system = partial(VirtualSystem, [setup] * self._num_executors, order, choose=choose)
+        backlog = Backlog(self.backlog, self._wave_size, self._is_endless, offline_per_s) if offline else None
+        setups = in_pools(setup, num_executors or self._num_executors, self._num_strict)
+        system = partial(VirtualSystem, setups, order, choose=choose)
         return VirtualPhase(system, arrivals, backlog, duration_s, on_change)
 
 

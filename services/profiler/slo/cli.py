@@ -61,7 +61,7 @@ def profile_simulated(
         hardware = machine.machine(model)
         setup = hardware.setup(strategy, workload.seed)
         plan = workload.plan(duration_s, setup.spec.model)
-        prepared = SimulatedWorkload(plan, setup, clients, num_executors=hardware.executors)
+        prepared = SimulatedWorkload(plan, setup, clients, num_executors=hardware.executors, num_strict=hardware.strict)
         for note in prepared.notes:
             console.print(f"note: {note}", markup=False)
         with trial_progress_on(console, is_shown(searching.progress)) as bar:

@@ -155,10 +155,10 @@ async def search_live(search: SloSearch, trials: LiveTrials) -> None:
 
 
 def fullest_step(info: ExecutorInfo) -> BatchFeatures:
-    """As many requests, tokens and KV as a step of the executor can hold: a chunk at the end of the longest prompt,
-    and the rest decodes over what is left of the KV cache."""
+    """As many tokens and as much KV as a step of the executor can hold: at least half of it a chunk at the end of the
+    longest prompt, and the rest decodes over what is left of the KV cache."""
     features = BatchFeatures()
-    num_decodes = min(info.max_num_seqs, info.max_num_batched_tokens) - 1
+    num_decodes = min(info.max_num_seqs, max(1, info.max_num_batched_tokens // 2)) - 1
     chunk = min(info.max_num_batched_tokens - num_decodes, info.spec.max_model_len)
     features.add_prefill(chunk, info.spec.max_model_len - chunk)
     capacity = info.spec.num_blocks * info.spec.block_size

@@ -6,9 +6,11 @@ from typing import TypeVar
 
 from shared.protocol.executors import ExecutorInfo
 from shared.protocol.measurements import MeasureShape, PrefillChunk
+from shared.scheduling.step_sizes import PROMPT_TOKENS, USUAL, StepSizes
 
 SMALLEST_CHUNK = 16
 SMALLEST_CONTEXT = 32
+LARGE_CONTEXT = 128  # of so many decodes that more would not fit many KV caches
 PIECES = (1, 4)  # requests that one prefill total is split over
 REPEATS = 2
 NUM_CONTINUED = 8
@@ -28,13 +30,16 @@ def warm_up_shape(info: ExecutorInfo) -> MeasureShape:
 def sweep_shapes(info: ExecutorInfo) -> list[MeasureShape]:
     """Prefill chunks from nothing and over the KV of earlier chunks, decode batches and mixes, all within the
     executor's limits; the most informative first, so that a sweep that is cut short has seen the corners of what can
-    come (HyGen section 4.2: varying the number of requests per phase, lengths and batch sizes)."""
+    come (HyGen section 4.2: varying the number of requests per phase, lengths and batch sizes). Where the sizes of its
+    steps are still to be chosen, larger steps than usual come last: a device on which they pay is quick to get there.
+    """
     prefills = list(_prefills(info))
     continued = list(islice(_continued(info), NUM_CONTINUED))
     decodes = list(_decodes(info))
     mixed = islice(_mixed(_in_turn(prefills, continued), decodes, info), NUM_MIXED)
     alone: list[list[Batch]] = [[(p, []) for p in prefills], [([], d) for d in decodes], [(p, []) for p in continued]]
-    return [MeasureShape(prefills, lens, REPEATS) for prefills, lens in _in_turn(*alone, mixed)]
+    usual = (MeasureShape(prefills, lens, REPEATS) for prefills, lens in _in_turn(*alone, mixed))
+    return [*usual, *_larger(info)]
 
 
 def fits(shape: MeasureShape, info: ExecutorInfo) -> bool:
@@ -43,8 +48,8 @@ def fits(shape: MeasureShape, info: ExecutorInfo) -> bool:
     lengths += [length + 1 for length in shape.decode_context_lens]
     num_blocks = sum(-(-length // info.spec.block_size) for length in lengths)
     return (
-        0 < num_tokens(shape) <= info.max_num_batched_tokens
-        and len(lengths) <= info.max_num_seqs
+        0 < num_tokens(shape) <= info.largest_sizes.max_num_batched_tokens
+        and len(lengths) <= info.largest_sizes.max_num_seqs
         and max(lengths) < info.spec.max_model_len  # a context's last token is sampled, and never computed
         and num_blocks <= info.spec.num_blocks
     )
@@ -55,9 +60,28 @@ def num_tokens(shape: MeasureShape) -> int:
     return sum(chunk.num_tokens for chunk in shape.prefills) + len(shape.decode_context_lens)
 
 
+def _usual(info: ExecutorInfo) -> StepSizes:
+    sizes, tokens, seqs = info.largest_sizes, USUAL.max_num_batched_tokens, USUAL.max_num_seqs
+    if info.largest is None:
+        return sizes
+    return StepSizes(min(sizes.max_num_batched_tokens, tokens), min(sizes.max_num_seqs, seqs))
+
+
+def _larger(info: ExecutorInfo) -> Iterator[MeasureShape]:
+    """Each twice as large as the one before: prompts, and decodes, as far as the KV blocks go."""
+    usual, largest, block_size = _usual(info), info.largest_sizes, info.spec.block_size
+    tokens = _levels(usual.max_num_batched_tokens, largest.max_num_batched_tokens, factor=2)[-2::-1]
+    seqs = _levels(usual.max_num_seqs, min(largest.max_num_seqs, largest.max_num_batched_tokens), factor=2)[-2::-1]
+    prompt = min(PROMPT_TOKENS, usual.max_num_batched_tokens)
+    prompts = [MeasureShape([PrefillChunk(prompt)] * (total // prompt), [], REPEATS) for total in tokens]
+    contexts = (min(LARGE_CONTEXT, info.spec.num_blocks // size * block_size - 1) for size in seqs)
+    decodes = [MeasureShape([], [context] * size, REPEATS) for size, context in zip(seqs, contexts, strict=True)]
+    yield from (shape for shape in _in_turn(prompts, decodes) if fits(shape, info))
+
+
 def _prefills(info: ExecutorInfo) -> Iterator[Prefills]:
     """The chunks of each batch that begins prompts."""
-    totals = _levels(SMALLEST_CHUNK, info.max_num_batched_tokens, factor=2)
+    totals = _levels(SMALLEST_CHUNK, _usual(info).max_num_batched_tokens, factor=2)
     for total, pieces in _corners_first(totals, list(PIECES)):
         chunks = [PrefillChunk(total // pieces)] * pieces
         if chunks[0].num_tokens > 0 and fits(MeasureShape(chunks, []), info):
@@ -67,7 +91,7 @@ def _prefills(info: ExecutorInfo) -> Iterator[Prefills]:
 def _continued(info: ExecutorInfo) -> Iterator[Prefills]:
     """One chunk over KV that is there, which tells what its pairs cost apart from what its tokens cost."""
     longest = min(info.spec.max_model_len - 1, info.spec.num_blocks * info.spec.block_size)
-    totals = _levels(SMALLEST_CHUNK, info.max_num_batched_tokens, factor=4)
+    totals = _levels(SMALLEST_CHUNK, _usual(info).max_num_batched_tokens, factor=4)
     contexts = _levels(max(1, longest // 16), longest, factor=4)
     seen = set()
     for total, context in _corners_first(totals, contexts):
@@ -79,7 +103,7 @@ def _continued(info: ExecutorInfo) -> Iterator[Prefills]:
 
 def _decodes(info: ExecutorInfo) -> Iterator[list[int]]:
     """Context lengths of each decode batch; long contexts give way where large batches leave them no blocks."""
-    sizes = _levels(1, min(info.max_num_seqs, info.max_num_batched_tokens), factor=4)
+    sizes = _levels(1, min(_usual(info).max_num_seqs, _usual(info).max_num_batched_tokens), factor=4)
     contexts = _levels(SMALLEST_CONTEXT, info.spec.max_model_len - 2, factor=4)
     seen = set()
     for size, context in _corners_first(sizes, contexts):

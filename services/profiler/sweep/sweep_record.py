@@ -40,15 +40,17 @@ class SweepRecord(msgspec.Struct, frozen=True):
     def of(cls, info: ExecutorInfo, measurements: list[MeasuredShape], measured_at_s: float) -> SweepRecord:
         """What a sweep of this executor yields."""
         spec = info.spec
-        limits = (info.max_num_batched_tokens, info.max_num_seqs, spec.max_model_len)
+        sizes = info.largest_sizes
+        limits = (sizes.max_num_batched_tokens, sizes.max_num_seqs, spec.max_model_len)
         ids = (info.profile_key, spec.model, spec.engine, spec.device)
         return cls(VERSION, *ids, *limits, measured_at_s, measurements)
 
     def covers(self, info: ExecutorInfo) -> bool:
         """False where the executor may run larger batches than were measured."""
+        sizes = info.largest_sizes
         return (
-            info.max_num_batched_tokens <= self.max_num_batched_tokens
-            and info.max_num_seqs <= self.max_num_seqs
+            sizes.max_num_batched_tokens <= self.max_num_batched_tokens
+            and sizes.max_num_seqs <= self.max_num_seqs
             and info.spec.max_model_len <= self.max_model_len
         )
 

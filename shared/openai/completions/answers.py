@@ -10,6 +10,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from shared.openai.completions.requests import CHAT
+from shared.openai.shown_prompt import Echo, ShownPrompt, joined
 from shared.openai.shown_text import LogprobsShape, shown_output
 from shared.openai.tools.calls import ToolUse, split_calls
 from shared.openai.tools.definitions import MessageToolCall, finish_reason_of, message_call
@@ -67,6 +68,7 @@ class TextChoice(msgspec.Struct, frozen=True):
     text: str
     finish_reason: Finish
     logprobs: dict[str, Any] | None
+    prompt_logprobs: list[dict[str, Any] | None] | UnsetType = UNSET
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,6 +86,7 @@ class ChatCompletion(Completion, frozen=True, kw_only=True):
 
     object: Literal["chat.completion"] = "chat.completion"
     choices: list[ChatChoice]
+    prompt_logprobs: list[dict[str, Any] | None] | UnsetType = UNSET
 
 
 class TextCompletion(Completion, frozen=True, kw_only=True):
@@ -116,12 +119,27 @@ class Choice(msgspec.Struct, frozen=True):
     text: str
     finish_reason: FinishReason
     logprobs: dict[str, Any] | None = None  # where they were asked for
+    prompt_logprobs: list[dict[str, Any] | None] | None = None  # where they were asked for
 
     @classmethod
-    def of(cls, output: ChoiceOutput, sampling: SamplingParams, shape: LogprobsShape, shows_calls: bool) -> Choice:
+    def of(
+        cls,
+        output: ChoiceOutput,
+        sampling: SamplingParams,
+        shape: LogprobsShape,
+        shows_calls: bool,
+        prompt: ShownPrompt,
+    ) -> Choice:
         """``shows_calls`` as of ``Tokenizer.detokenizer``."""
         text, tokens = shown_output(shape.tokenizer, output, sampling, shows_calls)
-        return cls(text, output.finish_reason, shape.body(tokens))
+        listed = prompt.listed(shape.tokenizer, sampling)
+        if not sampling.echo:
+            return cls(text, output.finish_reason, shape.body(tokens), listed)
+        echo = Echo.of(shape.tokenizer, prompt.token_ids)
+        logprobs = echo.before(shape).body(tokens)
+        if logprobs is not None:
+            logprobs = joined(prompt.logprobs(echo, sampling), logprobs)
+        return cls(echo.text + text, output.finish_reason, logprobs, listed)
 
 
 def completion_body(
@@ -130,9 +148,15 @@ def completion_body(
     """``tools``: whose calls are to be found in the texts."""
     if head.endpoint == CHAT:
         chats = [_chat_choice(choice, index, head.request_id, tools) for index, choice in enumerate(choices)]
-        return ChatCompletion(choices=chats, usage=usage, **head.fields())
-    texts = [TextChoice(i, each.text, each.finish_reason.value, each.logprobs) for i, each in enumerate(choices)]
+        listed = next((UNSET if each.prompt_logprobs is None else each.prompt_logprobs for each in choices), UNSET)
+        return ChatCompletion(choices=chats, usage=usage, prompt_logprobs=listed, **head.fields())
+    texts = [_text_choice(choice, index) for index, choice in enumerate(choices)]
     return TextCompletion(choices=texts, usage=usage, **head.fields())
+
+
+def _text_choice(choice: Choice, index: int) -> TextChoice:
+    listed = UNSET if choice.prompt_logprobs is None else choice.prompt_logprobs
+    return TextChoice(index, choice.text, choice.finish_reason.value, choice.logprobs, listed)
 
 
 def _chat_choice(choice: Choice, index: int, request_id: str, tools: ToolUse | None) -> ChatChoice:

@@ -13,10 +13,11 @@ from shared.openai.tools.definitions import TOOL_CHOICE_SCHEMA, Tool
 
 MAX_CHOICES = 8
 MAX_REPETITION_PENALTY = 10.0
-MAX_STOP_STRINGS = 4
+MAX_STOP_STRINGS = 16  # evaluations ask for more than OpenAI's 4
 MAX_STOP_STRING_LENGTH = 512  # characters; streams hold back as many
 MAX_STOP_TOKEN_IDS = 128  # each new token is looked for among them
 MAX_BIASES = 1024
+MAX_PROMPT_LOGPROBS = 20
 
 Count = Annotated[int, Meta(ge=1)]
 TokenId = Annotated[int, Meta(ge=0)]
@@ -47,7 +48,7 @@ class CommonBody(msgspec.Struct, kw_only=True):
 class CompletionBody(CommonBody, kw_only=True):
     """What chat and text completions share."""
 
-    max_tokens: Count | None = None
+    max_tokens: Annotated[int, Meta(ge=0)] | None = None
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     presence_penalty: Penalty | None = None
@@ -58,6 +59,7 @@ class CompletionBody(CommonBody, kw_only=True):
     stop: StopString | Annotated[list[StopString], Meta(max_length=MAX_STOP_STRINGS)] | None = None
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_STOP_TOKEN_IDS)] | None = None
     stream_options: StreamOptions | None = None
+    prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_PROMPT_LOGPROBS)] | None = None
 
 
 class ChatCompletionBody(CompletionBody, kw_only=True):
@@ -78,3 +80,4 @@ class TextCompletionBody(CompletionBody, kw_only=True):
     prompt: Annotated[Any, Meta(extra_json_schema=PROMPT_SCHEMA)]
     logprobs: Annotated[int, Meta(ge=0, le=MAX_TEXT_TOP_LOGPROBS)] | None = None
     best_of: int | None = None
+    echo: bool | None = None

@@ -1,6 +1,6 @@
 """A completion that is streamed, as OpenAI's clients expect its chunks; in those of a chat, calls of tools."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,10 +9,11 @@ import msgspec
 from shared.openai.completions.answers import AnswerHead, CompletionUsage
 from shared.openai.completions.requests import CHAT
 from shared.openai.objects import error_body
+from shared.openai.shown_prompt import Echo, ShownPrompt
 from shared.openai.shown_text import LogprobsShape, ShownToken
 from shared.openai.tools.calls import Piece, ToolCallParser, ToolUse
 from shared.openai.tools.definitions import finish_reason_of, message_call
-from shared.protocol.sampling import FinishReason
+from shared.protocol.sampling import FinishReason, SamplingParams
 
 _json = msgspec.json.Encoder()
 
@@ -68,10 +69,49 @@ class ChunkWriter:
     def _chunk(
         self, index: int, content: dict[str, Any], finish_reason: str | None = None, tokens: Sequence[ShownToken] = ()
     ) -> bytes:
-        logprobs = self.logprobs.body(tokens) if self.logprobs is not None and tokens else None
+        shape = self._shape(index)
+        logprobs = shape.body(tokens) if shape is not None and tokens else None
         choice: dict[str, Any] = {"index": index, "logprobs": logprobs, "finish_reason": finish_reason}
         choice |= {"delta": content} if self._chat else content
+        return self._event(choice)
+
+    def _shape(self, index: int) -> LogprobsShape | None:
+        """Of a choice's logprobs."""
+        return self.logprobs
+
+    def _event(self, choice: dict[str, Any]) -> bytes:
         return self._head + b',"choices":[' + _json.encode(choice) + b"]" + self._usage + b"}\n\n"
+
+
+@dataclass
+class EchoChunks(ChunkWriter):
+    """Of a text whose prompt is shown before it: in a chunk of its own, the first of each choice."""
+
+    echoes: Sequence[Echo] = field(kw_only=True)  # of each choice
+    prompt_of: Callable[[int], ShownPrompt] = field(kw_only=True)  # of a choice, once it has a token or its end
+    sampling: SamplingParams = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._are_echoed = [False] * self.num_choices
+
+    def text(self, text: str, tokens: Sequence[ShownToken] = (), index: int = 0) -> bytes:
+        return self._prompt(index) + super().text(text, tokens, index)
+
+    def finish(self, finish_reason: str, index: int = 0) -> bytes:
+        return self._prompt(index) + super().finish(finish_reason, index)
+
+    def _prompt(self, index: int) -> bytes:
+        if self._are_echoed[index]:
+            return b""
+        self._are_echoed[index] = True
+        echo, logprobs = self.echoes[index], None
+        if self.sampling.logprobs is not None:
+            logprobs = self.prompt_of(index).logprobs(echo, self.sampling)
+        return self._event({"index": index, "logprobs": logprobs, "finish_reason": None, "text": echo.text})
+
+    def _shape(self, index: int) -> LogprobsShape | None:
+        return None if self.logprobs is None else self.echoes[index].before(self.logprobs)
 
 
 @dataclass
@@ -98,9 +138,9 @@ class ToolCallChunks(ChunkWriter):
         return rest + super().finish(finish_reason_of(FinishReason(finish_reason), choice.num_calls), index)
 
     def _events(self, pieces: Iterable[Piece], index: int) -> bytes:
-        return b"".join([self._event(piece, index) for piece in pieces])
+        return b"".join([self._piece(piece, index) for piece in pieces])
 
-    def _event(self, piece: Piece, index: int) -> bytes:
+    def _piece(self, piece: Piece, index: int) -> bytes:
         choice = self._choices[index]
         tokens, choice.tokens = choice.tokens, []
         if isinstance(piece, str):

@@ -12,14 +12,15 @@ from shared.text.tokenizer import Tokenizer
 
 TEMPLATE_ROLES = {role: role for role in ("system", "user", "assistant", "tool")} | {"developer": "system"}
 
+MAX_PROMPTS = 64  # of one request
 _TOKEN_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
 PROMPT_SCHEMA: dict[str, Any] = {
-    "description": "A text or token ids, or a list of one of these.",
+    "description": "A text or token ids, or a list of such; a line of a batch has one.",
     "anyOf": [
         {"type": "string", "minLength": 1},
         _TOKEN_IDS,
-        {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1, "maxItems": 1},
-        {"type": "array", "items": _TOKEN_IDS, "minItems": 1, "maxItems": 1},
+        {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1, "maxItems": MAX_PROMPTS},
+        {"type": "array", "items": _TOKEN_IDS, "minItems": 1, "maxItems": MAX_PROMPTS},
     ],
 }
 
@@ -53,12 +54,16 @@ def chat_prompt(messages: list[Message] | None, tokenizer: Tokenizer, tools: lis
     return tokenizer.apply_chat_template(rendered, tools=template_tools(tools) if tools else None)
 
 
-def text_prompt(prompt: Any, tokenizer: Tokenizer) -> list[int]:
-    """Token ids of one prompt: a text, token ids, or a list of one of these. Raises RequestError."""
-    if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
-        if len(prompt) > 1:
-            raise RequestError(f"prompt has {len(prompt)} prompts; send one per request", "prompt")
-        prompt = prompt[0]
+def text_prompts(prompt: Any, tokenizer: Tokenizer) -> list[list[int]]:
+    """Token ids of each: of a text, of token ids, or of a list of such. Raises RequestError."""
+    if not (isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list)):
+        return [_text_prompt(prompt, tokenizer)]
+    if len(prompt) > MAX_PROMPTS:
+        raise RequestError(f"prompt has {len(prompt)} prompts; a request takes {MAX_PROMPTS} at most", "prompt")
+    return [_text_prompt(each, tokenizer) for each in prompt]
+
+
+def _text_prompt(prompt: Any, tokenizer: Tokenizer) -> list[int]:
     if not isinstance(prompt, str | list):
         raise RequestError("prompt is missing; give a text or a list of token ids", "prompt")
     if not prompt:

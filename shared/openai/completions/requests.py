@@ -9,10 +9,11 @@ import msgspec
 
 from shared.errors import ChatTemplateError
 from shared.openai.completions.bodies import ChatCompletionBody, TextCompletionBody
-from shared.openai.completions.prompts import chat_prompt, text_prompt
+from shared.openai.completions.prompts import chat_prompt, text_prompts
 from shared.openai.errors import RequestError, decode_body
 from shared.openai.fields import CHAT_FIELDS, DEFAULT, FLEX, TEXT_FIELDS, OtherFields, read_fields
 from shared.openai.grammars import calls_grammar, grammar_of
+from shared.openai.shown_prompt import asked_of_prompt, check_scores
 from shared.openai.shown_text import asked_of_chat
 from shared.openai.tools.calls import ToolUse
 from shared.openai.tools.definitions import FREE, tool_use
@@ -37,9 +38,17 @@ class ServedModel(msgspec.Struct, frozen=True):
     name: str
     max_model_len: int  # tokens, prompt and output together
     max_prompt_tokens: int | None = None  # None: as the context allows
+    permitted: list[str] | None = None  # names that whoever asks may ask for; None: any
+
+    def permits(self, name: str) -> bool:
+        """Whether who asks may ask for it, whatever it is."""
+        return self.permitted is None or name in self.permitted
 
     def check(self, name: str) -> None:
-        """Raises RequestError (404) for the name of another one."""
+        """Raises RequestError (404) for the name of another one, or one that is not permitted."""
+        if not self.permits(name):
+            message = f"the model {name!r} does not exist or you do not have access to it"
+            raise RequestError(message, "model", "model_not_found", 404)
         if name != self.name:
             message = f"the model {name!r} does not exist; this server has {self.name!r}"
             raise RequestError(message, "model", "model_not_found", 404)
@@ -58,12 +67,24 @@ class CompletionRequest(msgspec.Struct, frozen=True):
     metadata: dict[str, str] | None = None
     service_tier: str = DEFAULT
     tools: ToolUse | None = None  # whose calls are to be found in the output
+    other_prompts: list[list[int]] = []  # of a text completion with several; each has its own choices
+
+    @property
+    def prompts(self) -> list[list[int]]:
+        """Token ids of each."""
+        return [self.prompt_token_ids, *self.other_prompts]
+
+    @property
+    def num_choices(self) -> int:
+        """Of all prompts."""
+        return len(self.prompts) * self.sampling.n
 
     def choices(self) -> list[CompletionRequest]:
-        """A request of its own for each, with its own seed."""
+        """A request of its own for each, prompt by prompt; those of one prompt have seeds of their own."""
         sampling, replace = self.sampling, msgspec.structs.replace
-        seeds = [sampling.seed_of_choice(index) for index in range(sampling.n)]
-        return [replace(self, sampling=replace(sampling, n=1, seed=seed)) for seed in seeds]
+        samplings = [replace(sampling, n=1, seed=sampling.seed_of_choice(index)) for index in range(sampling.n)]
+        pairs = [(prompt, each) for prompt in self.prompts for each in samplings]
+        return [replace(self, prompt_token_ids=prompt, sampling=each, other_prompts=[]) for prompt, each in pairs]
 
 
 _decoders: dict[str, msgspec.json.Decoder[Any]] = {
@@ -85,26 +106,29 @@ def parse_completion(endpoint: str, body: bytes, tokenizer: Tokenizer, model: Se
     if endpoint == CHAT:
         is_parallel = fields.parallel_tool_calls is not False
         tools = tool_use(fields.tools, fields.tool_choice, is_parallel, tokenizer.tool_format)
-    prompt_token_ids = _prompt(endpoint, fields, tokenizer, tools)
+    prompt_token_ids, *other_prompts = _prompts(endpoint, fields, tokenizer, tools)
+    longest = max(map(len, [prompt_token_ids, *other_prompts]))
+    check_scores(fields.prompt_logprobs, stream)
     return CompletionRequest(
         endpoint=endpoint,
         model=model.name,
         prompt_token_ids=prompt_token_ids,
-        sampling=_sampling(endpoint, fields, tools, len(prompt_token_ids), tokenizer, model),
+        sampling=_sampling(endpoint, fields, tools, longest, tokenizer, model),
         stream=stream,
         include_usage=bool(fields.stream_options and fields.stream_options.include_usage),
         user=fields.user,
         metadata=fields.metadata,
         service_tier=FLEX if fields.service_tier == FLEX else DEFAULT,  # online requests have one tier
         tools=tools,
+        other_prompts=other_prompts,
     )
 
 
-def _prompt(endpoint: str, fields: Any, tokenizer: Tokenizer, tools: ToolUse | None) -> list[int]:
+def _prompts(endpoint: str, fields: Any, tokenizer: Tokenizer, tools: ToolUse | None) -> list[list[int]]:
     if endpoint == TEXT:
-        return text_prompt(fields.prompt, tokenizer)
+        return text_prompts(fields.prompt, tokenizer)
     try:
-        return chat_prompt(fields.messages, tokenizer, fields.tools if tools is not None else None)
+        return [chat_prompt(fields.messages, tokenizer, fields.tools if tools is not None else None)]
     except ChatTemplateError as error:
         raise RequestError(str(error), "messages") from error
 
@@ -136,6 +160,8 @@ def _sampling(
             if token_id >= tokenizer.vocab_size:
                 message = f"{name}: token id {token_id} is outside the vocabulary of {tokenizer.vocab_size}"
                 raise RequestError(message, name)
+    echo = endpoint == TEXT and bool(fields.echo)
+    prompt_logprobs = asked_of_prompt(fields.prompt_logprobs, fields.logprobs if echo else None, prompt_tokens)
     return SamplingParams(
         max_tokens=_max_tokens(endpoint, fields, prompt_tokens, model),
         top_k=min(max(0, fields.top_k or 0), tokenizer.vocab_size),
@@ -145,6 +171,9 @@ def _sampling(
         logit_bias=tuple(sorted((fields.logit_bias or {}).items())),
         grammar=_grammar(fields, tools, tokenizer),
         logprobs=asked_of_chat(fields.logprobs, fields.top_logprobs) if endpoint == CHAT else fields.logprobs,
+        prompt_logprobs=prompt_logprobs,
+        echo=echo,
+        lists_prompt=fields.prompt_logprobs is not None,
         **{name: value for name in PLAIN_PARAMS if (value := getattr(fields, name)) is not None},
     )
 
@@ -162,6 +191,9 @@ def _max_tokens(endpoint: str, fields: Any, prompt_tokens: int, model: ServedMod
     has_newer_name = endpoint == CHAT and fields.max_completion_tokens is not None
     param = "max_completion_tokens" if has_newer_name else "max_tokens"
     asked: int | None = getattr(fields, param)
+    if asked == 0 and not (endpoint == TEXT and fields.echo) and fields.prompt_logprobs is None:
+        message = "max_tokens is 0, and nothing of the prompt is asked for; ask for 1 or more, for echo, or for "
+        raise RequestError(message + "prompt_logprobs", "max_tokens")
     if asked is None:
         return room if endpoint == CHAT else min(room, DEFAULT_TEXT_MAX_TOKENS)
     if asked > room:

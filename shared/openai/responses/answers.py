@@ -61,7 +61,7 @@ class Reasoning(msgspec.Struct, frozen=True):
 
 
 class ModelResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """One response. Times are unix seconds. It is not stored: ``store`` is false whatever was asked for."""
+    """One response. Times are unix seconds. ``store``: whether it can be asked for again, and gone on from."""
 
     id: str
     object: Literal["response"] = "response"
@@ -95,8 +95,8 @@ class ModelResponse(msgspec.Struct, frozen=True, kw_only=True):
     user: str | None
 
 
-def new_response(request: ResponseRequest, request_id: str, created_s: int) -> ModelResponse:
-    """The answer without any output yet. Times are unix seconds."""
+def new_response(request: ResponseRequest, request_id: str, created_s: int, store: bool = False) -> ModelResponse:
+    """The answer without any output yet. Times are unix seconds. ``store``: it is going to be stored."""
     body, completion = request.body, request.completion
     return ModelResponse(
         id=f"{RESPONSE_PREFIX}{request_id}",
@@ -106,7 +106,9 @@ def new_response(request: ResponseRequest, request_id: str, created_s: int) -> M
         model=completion.model,
         output=[],
         parallel_tool_calls=body.parallel_tool_calls is not False,
+        previous_response_id=body.previous_response_id or None,
         service_tier=completion.service_tier,
+        store=store,
         temperature=completion.sampling.temperature,
         text={"format": body.text_format},
         top_p=completion.sampling.top_p,
@@ -115,9 +117,9 @@ def new_response(request: ResponseRequest, request_id: str, created_s: int) -> M
 
 
 def ended(
-    begun: ModelResponse, text: str, finish_reason: FinishReason, usage: CompletionUsage, now_s: int
+    begun: ModelResponse, text: str, finish_reason: FinishReason, usage: CompletionUsage, now_s: int | None
 ) -> ModelResponse:
-    """Completed, or incomplete where the text was cut at its limit of tokens."""
+    """Completed, or incomplete where the text was cut at its limit of tokens. ``now_s``: None where nobody knows."""
     status, is_cut = status_of(finish_reason), finish_reason is FinishReason.LENGTH
     return replace(
         begun,

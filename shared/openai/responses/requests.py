@@ -8,15 +8,16 @@ from msgspec import Meta
 
 from shared.openai.completions.bodies import CommonBody
 from shared.openai.completions.prompts import ContentPart, content_text
-from shared.openai.completions.requests import CHAT, CompletionRequest, ServedModel, parse_completion
+from shared.openai.completions.requests import CHAT, ENDPOINTS, CompletionRequest, ServedModel, parse_completion
 from shared.openai.errors import RequestError, decode_body
 from shared.openai.fields import RESPONSE_FIELDS, check_depth, check_field, read_fields
 from shared.text.tokenizer import Tokenizer
 
 RESPONSES = "/v1/responses"
+BATCH_ENDPOINTS = (*ENDPOINTS, RESPONSES)  # of which batches are made
 
 NOT_STORED = "responses are not stored here; send the whole conversation as input"
-STORED_FIELDS = ("previous_response_id", "conversation")
+STORED_FIELDS = ("conversation",)
 PLAIN = {"type": "text"}
 TEXT_PARTS = ("input_text", "output_text", "text")
 RENAMED = {
@@ -46,7 +47,7 @@ class InputItem(msgspec.Struct):
 
 
 class ResponseBody(CommonBody, kw_only=True):
-    """What is to be answered: a text, or messages. Null is as absent. Nothing is stored, whatever ``store`` is."""
+    """What is to be answered: a text, or messages, after those of ``previous_response_id``. Null is as absent."""
 
     input: str | list[InputItem]
     instructions: str | None = None
@@ -56,6 +57,7 @@ class ResponseBody(CommonBody, kw_only=True):
     prompt_cache_key: str | None = None
     safety_identifier: Annotated[str, Meta(max_length=128)] | None = None
     store: bool | None = None
+    previous_response_id: str | None = None
 
     @property
     def text_format(self) -> dict[str, Any]:
@@ -63,23 +65,41 @@ class ResponseBody(CommonBody, kw_only=True):
         return (self.text and self.text.format) or PLAIN
 
 
+Messages = list[dict[str, Any]]  # of a chat completion
+
+
 class ResponseRequest(msgspec.Struct, frozen=True):
     """A valid request; the answer repeats much of its body."""
 
     completion: CompletionRequest
     body: ResponseBody
+    before: Messages = []  # of the responses that it goes on from
+    input: Messages = []  # its own
 
 
 _decoder = msgspec.json.Decoder(ResponseBody)
 _encoder = msgspec.json.Encoder()
 
 
-def parse_response(body: bytes, tokenizer: Tokenizer, model: ServedModel) -> ResponseRequest:
-    """As ``parse_completion``. Raises RequestError, with the names that the client used."""
+def previous_of(body: bytes) -> str | None:
+    """The response that a request goes on from. Raises RequestError."""
+    return decode_body(body, _decoder).previous_response_id or None
+
+
+def parse_response(
+    body: bytes, tokenizer: Tokenizer, model: ServedModel, before: Messages | None = None
+) -> ResponseRequest:
+    """As ``parse_completion``. ``before``: the messages that it goes on from; None where there are none. Raises
+    RequestError, with the names that the client used."""
     fields = decode_body(body, _decoder)
     raw = _supported_fields(body, fields)
+    if fields.previous_response_id and before is None:
+        message = f"previous_response_id is not supported: {NOT_STORED}"
+        raise RequestError(message, "previous_response_id", "unsupported_parameter")
     asked: dict[str, Any] = {name: raw[name] for name in CommonBody.__struct_fields__ if name in raw}
-    asked["messages"] = _chat_messages(fields.input, fields.instructions)
+    own, instructed = _chat_messages(fields.input), fields.instructions is not None
+    system: Messages = [{"role": "system", "content": fields.instructions}] if instructed else []
+    asked["messages"] = [*system, *(before or []), *own]
     if fields.max_output_tokens is not None:
         asked["max_completion_tokens"] = fields.max_output_tokens
     if fields.text_format != PLAIN:
@@ -87,8 +107,8 @@ def parse_response(body: bytes, tokenizer: Tokenizer, model: ServedModel) -> Res
     try:
         completion = parse_completion(CHAT, _encoder.encode(asked), tokenizer, model)
     except RequestError as error:
-        raise _renamed(error, has_instructions=fields.instructions is not None) from error
-    return ResponseRequest(completion, fields)
+        raise _renamed(error, num_before=len(system) + len(before or [])) from error
+    return ResponseRequest(completion, fields, before or [], own)
 
 
 def _supported_fields(body: bytes, fields: ResponseBody) -> dict[str, msgspec.Raw]:
@@ -104,14 +124,13 @@ def _supported_fields(body: bytes, fields: ResponseBody) -> dict[str, msgspec.Ra
     return raw
 
 
-def _chat_messages(input: str | list[InputItem] | None, instructions: str | None) -> list[dict[str, Any]]:
-    """One message for the instructions, where there are some, and one for each item. Raises RequestError."""
+def _chat_messages(input: str | list[InputItem] | None) -> Messages:
+    """One for each item. Raises RequestError."""
     if not input:
         raise RequestError("input is missing or empty; give a text or a list of items", "input")
-    system: list[dict[str, Any]] = [] if instructions is None else [{"role": "system", "content": instructions}]
     if isinstance(input, str):
-        return [*system, {"role": "user", "content": input}]
-    return system + [_chat_message(f"input[{index}]", item) for index, item in enumerate(input)]
+        return [{"role": "user", "content": input}]
+    return [_chat_message(f"input[{index}]", item) for index, item in enumerate(input)]
 
 
 def _chat_message(where: str, item: InputItem) -> dict[str, Any]:
@@ -133,11 +152,11 @@ def _response_format(text_format: dict[str, Any]) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": schema}
 
 
-def _renamed(error: RequestError, has_instructions: bool) -> RequestError:
-    """With the fields' names of this endpoint; the instructions are the first message."""
+def _renamed(error: RequestError, num_before: int) -> RequestError:
+    """With the fields' names of this endpoint; ``num_before`` messages are not of the input."""
 
     def as_input(match: re.Match[str]) -> str:
-        return f"input[{max(0, int(match['index']) - has_instructions)}]"
+        return f"input[{max(0, int(match['index']) - num_before)}]"
 
     field = _FIELD.match(error.param or "")
     if field is None or field[0] not in RENAMED:

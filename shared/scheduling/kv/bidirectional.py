@@ -164,7 +164,7 @@ class BidirectionalPool(KVPool):
 
     def commit(self, request_id: str, num_computed_tokens: int, hashes: Sequence[bytes]) -> None:
         table = self._tables[request_id]
-        num_full = num_computed_tokens // self.block_size
+        num_full = min(num_computed_tokens // self.block_size, len(hashes))
         for index in range(len(table.hashes), num_full):
             table.hashes.append(hashes[index])
             self._store.cache.publish(table.pages[index], hashes[index])

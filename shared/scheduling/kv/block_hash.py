@@ -1,11 +1,13 @@
 """What a full block of KV is known by, everywhere: a hash of its tokens and of all tokens before them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from hashlib import blake2b
 
 from shared.scheduling.packed_prompt import TOKEN_BYTES, pack_tokens
 
 HASH_BYTES = 16
+SHARED_TOPS = 9  # scores with so many most probable tokens or more take too much memory to be kept
+_SCORED = b"scored"
 _BLANK = blake2b(digest_size=HASH_BYTES)  # copied for each hash: three times as fast as a new one
 
 
@@ -16,15 +18,17 @@ def block_hash(parent: bytes, token_ids: Sequence[int]) -> bytes:
     return hasher.digest()
 
 
-def hash_chain(tokens: Sequence[int] | bytes, block_size: int, max_blocks: int | None = None) -> list[bytes]:
+def hash_chain(
+    tokens: Sequence[int] | bytes, block_size: int, max_blocks: int | None = None, parent: bytes = b""
+) -> list[bytes]:
     """The hashes of the full blocks that a prompt begins with, ``max_blocks`` of them at most. ``tokens``: ids, or
-    ids that are packed already."""
+    ids that are packed already; ``parent`` as of ``block_hash``."""
     packed = tokens if isinstance(tokens, bytes) else pack_tokens(tokens)
     block_bytes = block_size * TOKEN_BYTES
     num_blocks = len(packed) // block_bytes
     if max_blocks is not None:
         num_blocks = min(num_blocks, max_blocks)
-    blank, parent, hashes = _BLANK.copy, b"", []
+    blank, hashes = _BLANK.copy, []
     for start in range(0, num_blocks * block_bytes, block_bytes):
         hasher = blank()
         hasher.update(parent + packed[start : start + block_bytes])
@@ -33,6 +37,30 @@ def hash_chain(tokens: Sequence[int] | bytes, block_size: int, max_blocks: int |
     return hashes
 
 
-def split_hashes(packed: bytes) -> Iterator[bytes]:
+def scored_chain(
+    tokens: Sequence[int] | bytes, block_size: int, num_top: int, max_blocks: int | None = None
+) -> list[bytes]:
+    """As ``hash_chain``, of the blocks of a prompt whose tokens are scored, with ``num_top`` most probable ones each.
+
+    Who finds such a block finds scores with its KV. A token is scored by what is computed of the one before it; so a
+    block goes with the scores of its tokens but the first and of the one that follows it, and is known by them: the
+    chain is that of the tokens from the second on, after the first. It meets no chain of ``hash_chain``."""
+    packed = tokens if isinstance(tokens, bytes) else pack_tokens(tokens)
+    if not num_top < SHARED_TOPS or not packed:
+        return []
+    first, rest = packed[:TOKEN_BYTES], packed[TOKEN_BYTES:]
+    return hash_chain(rest, block_size, max_blocks, _SCORED + bytes([num_top]) + first)
+
+
+def prompt_chain(
+    tokens: Sequence[int] | bytes, block_size: int, num_top: int | None, max_blocks: int | None = None
+) -> list[bytes]:
+    """What a prompt finds its beginning by: ``scored_chain`` with a ``num_top``, ``hash_chain`` with None."""
+    if num_top is None:
+        return hash_chain(tokens, block_size, max_blocks)
+    return scored_chain(tokens, block_size, num_top, max_blocks)
+
+
+def split_hashes(packed: bytes) -> list[bytes]:
     """Of hashes that stand one behind the other."""
-    return (packed[start : start + HASH_BYTES] for start in range(0, len(packed), HASH_BYTES))
+    return [packed[start : start + HASH_BYTES] for start in range(0, len(packed), HASH_BYTES)]

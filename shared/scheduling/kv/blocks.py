@@ -14,13 +14,13 @@ from shared.scheduling.kv.eviction.lru import Lru
 from shared.scheduling.kv.free_blocks import FreeBlocks
 from shared.scheduling.kv.pool import BlockOwners, KVPool
 from shared.scheduling.kv.prefix_cache import CacheChanges, CachedPrefix, count_leading
-from shared.scheduling.request import Kind
+from shared.scheduling.request import OFFLINE, ONLINE, Kind
 
 
 @dataclass(slots=True)
 class _Block:
     refs: list[int]  # holders by kind: [online, offline]
-    kind: Kind = Kind.OFFLINE  # online once an online request has held these contents
+    kind: Kind = OFFLINE  # online once an online request has held these contents
     hash: bytes | None = None  # set while its full contents are findable
     num_hits: int = 0  # requests that have found these contents
 
@@ -45,22 +45,27 @@ class BlockPool(KVPool):
         self._by_hash: dict[bytes, int] = {}
         self._tables: dict[str, _Table] = {}
         self._cache_log = CacheLog()
+        self._num_free = num_blocks
         self._num_offline_only = 0
         self._num_shared = 0
 
     @property
     def num_free(self) -> int:
-        return len(self._free)
+        return self._num_free
 
     @property
     def num_offline_only(self) -> int:
         return self._num_offline_only
 
     def owners(self) -> BlockOwners:
-        num_online = self.num_blocks - len(self._free) - self._num_offline_only - self._num_shared
+        num_online = self.num_held_online - self._num_shared
         num_cached = self._free.num_cached
-        num_empty = len(self._free) - num_cached
+        num_empty = self._num_free - num_cached
         return BlockOwners(num_online, self._num_shared, self._num_offline_only, 0, num_cached, num_empty)
+
+    @property
+    def num_held_online(self) -> int:
+        return self.num_blocks - self._num_free - self._num_offline_only
 
     def table(self, request_id: str) -> list[int]:
         return self._tables[request_id].blocks
@@ -101,10 +106,10 @@ class BlockPool(KVPool):
         missing = -(-num_slots // self.block_size) - len(table.blocks)
         if missing <= 0:
             return True
-        if missing > len(self._free):
+        if missing > self._num_free:
             return False
-        table.blocks += [self._take(table.kind) for _ in range(missing)]
-        if table.kind is Kind.OFFLINE:
+        table.blocks += self._take(table.kind, missing)
+        if table.kind is OFFLINE:
             self._num_offline_only += missing
         return True
 
@@ -113,7 +118,7 @@ class BlockPool(KVPool):
 
     def commit(self, request_id: str, num_computed_tokens: int, hashes: Sequence[bytes]) -> None:
         table = self._tables[request_id]
-        num_full = num_computed_tokens // self.block_size
+        num_full = min(num_computed_tokens // self.block_size, len(hashes))
         if num_full == len(table.hashes):
             return
         for index in range(len(table.hashes), num_full):
@@ -142,60 +147,75 @@ class BlockPool(KVPool):
         table = self._tables.pop(request_id, None)
         if table is None:
             return
+        blocks, kind, other_kind = self._blocks, table.kind, 1 - table.kind
+        num_freed = 0
         for block_id in reversed(table.blocks):
-            self._release(block_id, table.kind)
+            block = blocks[block_id]
+            refs = block.refs
+            if refs[kind] > 1 or refs[other_kind]:
+                self._count(refs, -1)
+                refs[kind] -= 1
+                self._count(refs, +1)
+                continue
+            refs[kind] = 0
+            num_freed += 1
+            if block.hash is None:
+                self._free.empty(block_id)
+            else:
+                self._free.cache(block_id, block.hash, block.kind, block.num_hits)
+                self._cache_log.note(block.hash, True, False)
+        self._num_free += num_freed
+        if kind is OFFLINE:
+            self._num_offline_only -= num_freed
 
     def pause(self, request_id: str) -> None:
         """Nothing: requests that give way lose their blocks."""
 
-    def _take(self, kind: Kind) -> int:
-        """A free block; what could still be found in it is lost."""
-        block_id = self._free.take()
-        block = self._blocks[block_id]
-        if block.hash is not None:
-            del self._by_hash[block.hash]
-            self._cache_log.note(block.hash, False, None)
-            block.hash = None
-        block.kind = kind
-        block.num_hits = 0
-        block.refs[kind] = 1
-        return block_id
+    def _take(self, kind: Kind, count: int) -> list[int]:
+        """So many free blocks; what could still be found in them is lost."""
+        blocks, by_hash, take, note = self._blocks, self._by_hash, self._free.take, self._cache_log.note
+        taken = []
+        for _ in range(count):
+            block_id = take()
+            block = blocks[block_id]
+            key = block.hash
+            if key is not None:
+                del by_hash[key]
+                note(key, False, None)
+                block.hash = None
+            block.kind = kind
+            block.num_hits = 0
+            block.refs[kind] = 1
+            taken.append(block_id)
+        self._num_free -= count
+        return taken
 
     def _hold(self, block_id: int, kind: Kind) -> None:
         block = self._blocks[block_id]
         refs = block.refs
-        if refs == [0, 0]:
+        if not any(refs):
             assert block.hash is not None
             self._free.hold(block_id)
+            self._num_free -= 1
             self._cache_log.note(block.hash, False, True)
-        if kind is Kind.ONLINE:
+        if kind is ONLINE:
             block.kind = kind
         self._count(refs, -1)
         refs[kind] += 1
         self._count(refs, +1)
 
-    def _release(self, block_id: int, kind: Kind) -> None:
-        block = self._blocks[block_id]
-        self._count(block.refs, -1)
-        block.refs[kind] -= 1
-        self._count(block.refs, +1)
-        if block.refs != [0, 0]:
-            return
-        if block.hash is None:
-            self._free.empty(block_id)
-        else:
-            self._free.cache(block_id, block.hash, block.kind, block.num_hits)
-            self._cache_log.note(block.hash, True, False)
-
     def _find(self, key: bytes) -> bool | None:
         """Whether the block is held, None where there is none."""
         block_id = self._by_hash.get(key)
-        return None if block_id is None else self._blocks[block_id].refs != [0, 0]
+        if block_id is None:
+            return None
+        return any(self._blocks[block_id].refs)
 
     def _count(self, refs: list[int], sign: int) -> None:
-        if refs[Kind.OFFLINE] == 0:
+        num_online, num_offline = refs
+        if num_offline == 0:
             return
-        if refs[Kind.ONLINE] == 0:
+        if num_online == 0:
             self._num_offline_only += sign
         else:
             self._num_shared += sign
@@ -211,6 +231,7 @@ class BlockPool(KVPool):
         assert refs == [block.refs for block in self._blocks]
         assert set(self._free) == {i for i, held in enumerate(refs) if held == [0, 0]}
         assert self._by_hash == {b.hash: i for i, b in enumerate(self._blocks) if b.hash is not None}
+        assert self._num_free == len(self._free)
         assert self._num_offline_only == sum(1 for online, offline in refs if offline and not online)
         assert self._num_shared == sum(1 for online, offline in refs if offline and online)
         assert self._free.num_cached == sum(1 for block_id in self._free if self._blocks[block_id].hash is not None)

@@ -19,11 +19,13 @@ class CacheLog:
         """A block was and is held (True), free (False), or not to be found (None)."""
         changes = self._changes[index]
         change = changes.get(key)
-        told = before if change is None else change[0]
-        if told is after:
-            changes.pop(key, None)
+        if change is None:
+            if before is not after:
+                changes[key] = before, after
+        elif change[0] is after:
+            del changes[key]
         else:
-            changes[key] = told, after
+            changes[key] = change[0], after
 
     def take(self) -> CacheChanges:
         """Since the last call. A version is counted only where there are any."""

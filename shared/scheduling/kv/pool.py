@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from shared.bounds import Count
 from shared.scheduling.kv.eviction.eviction import Eviction
 from shared.scheduling.kv.prefix_cache import CacheChanges, PrefixCache
 from shared.scheduling.kv.slot_transfers import SlotOperations
@@ -16,12 +17,12 @@ NO_OPERATIONS = SlotOperations()
 class BlockOwners:
     """Whose the blocks of a pool are: how many of each. Together they are all of them."""
 
-    online: int = 0  # held by online requests alone
-    shared: int = 0  # by requests of both kinds
-    offline: int = 0  # by offline requests alone: M_off of HyGen Alg. 2
-    paused: int = 0  # by paused offline requests alone, so that others may take them
-    cached: int = 0  # by nobody, with contents that can be found
-    empty: int = 0
+    online: Count = 0  # held by online requests alone
+    shared: Count = 0  # by requests of both kinds
+    offline: Count = 0  # by offline requests alone: M_off of HyGen Alg. 2
+    paused: Count = 0  # by paused offline requests alone, so that others may take them
+    cached: Count = 0  # by nobody, with contents that can be found
+    empty: Count = 0
 
 
 class KVPool(PrefixCache, Protocol):
@@ -43,6 +44,12 @@ class KVPool(PrefixCache, Protocol):
     @property
     def num_offline_only(self) -> int:
         """Blocks that only offline requests hold that are not paused: M_off of HyGen Alg. 2."""
+
+    @property
+    def num_held_online(self) -> int:
+        """Blocks that online requests hold, alone or with others."""
+        owners = self.owners()
+        return owners.online + owners.shared
 
     def owners(self) -> BlockOwners:
         """As it is now."""
@@ -80,7 +87,7 @@ class KVPool(PrefixCache, Protocol):
 
     def commit(self, request_id: str, num_computed_tokens: int, hashes: Sequence[bytes]) -> None:
         """Make the full blocks among the first ``num_computed_tokens`` findable; their KV is written. ``hashes`` as
-        for ``start``."""
+        for ``start``: of as many blocks as may be found."""
 
     def withdraw(self, request_id: str, num_computed_tokens: int) -> None:
         """Blocks that ``commit`` made findable before their KV was written, beyond so many tokens, are not to be found:

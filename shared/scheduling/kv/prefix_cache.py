@@ -6,11 +6,13 @@ message says of a block is how it is from then on, not what happened to it.
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Annotated, NamedTuple, Protocol
 
 import msgspec
+from msgspec import Meta
 
-from shared.scheduling.kv.block_hash import split_hashes
+from shared.bounds import Count
+from shared.scheduling.kv.block_hash import HASH_BYTES, split_hashes
 from shared.scheduling.request import Kind
 
 MAX_EARLY = 64  # messages
@@ -39,15 +41,19 @@ class BlockChanges(msgspec.Struct, frozen=True, array_like=True):
     free: bytes = b""  # found; with its room there for anybody
     gone: bytes = b""  # not to be found
 
+    def __post_init__(self) -> None:
+        if (len(self.held) | len(self.free) | len(self.gone)) % HASH_BYTES:
+            raise ValueError(f"hashes have {HASH_BYTES} bytes each")
+
 
 class CacheChanges(msgspec.Struct, frozen=True, array_like=True):
     """What is different from version ``version - 1`` on, or all that is there where it is whole. ``blocks``: empty
     for no change, and the version is that of the last one; one entry where requests of either kind find them, two
     where those of one kind do: online, offline."""
 
-    version: int = 0
+    version: Count = 0
     is_whole: bool = False
-    blocks: tuple[BlockChanges, ...] = ()
+    blocks: Annotated[tuple[BlockChanges, ...], Meta(max_length=len(Kind))] = ()
 
 
 class PrefixCacheMirror:
@@ -76,7 +82,7 @@ class PrefixCacheMirror:
         elif self.is_stale:
             self._early.append(changes)
             return False
-        elif changes.version > self.version + 1 or not changes.blocks:
+        elif changes.version > self.version + 1 or len(changes.blocks) not in (len(self._held), len(Kind)):
             self._forget(1)
             self.is_stale = True
             self._early.append(changes)
@@ -102,7 +108,7 @@ class PrefixCacheMirror:
     def _apply(self, blocks: tuple[BlockChanges, ...]) -> None:
         if len(blocks) > len(self._held):
             self._forget(len(blocks))
-        for held, changes in zip(self._held, blocks, strict=True):
+        for held, changes in zip(self._held, blocks, strict=False):  # a whole one may have none
             held.update(dict.fromkeys(split_hashes(changes.held), True))
             held.update(dict.fromkeys(split_hashes(changes.free), False))
             for key in split_hashes(changes.gone):

@@ -6,7 +6,7 @@ import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from shared.named import named
 
@@ -14,7 +14,9 @@ NUM_BUCKETS = 60  # of a window: a minute each where that is an hour
 
 
 class Reserve(Protocol):
-    """Told at each step how many blocks online requests hold."""
+    """Told at each step how many blocks online requests hold, and asked, where it ever leaves any."""
+
+    leaves_blocks: ClassVar[bool]
 
     def observe(self, now_s: float, num_online_blocks: int) -> None:
         """From now on they hold so many. Times do not go back."""
@@ -25,6 +27,8 @@ class Reserve(Protocol):
 
 class NoReserve:
     """Offline work may have all that online work leaves at the moment."""
+
+    leaves_blocks: ClassVar[bool] = False
 
     def observe(self, now_s: float, num_online_blocks: int) -> None:
         """Nothing depends on it."""
@@ -55,6 +59,8 @@ class BurstReserve:
     not been seen is not counted: at first the window is as long as has been seen.
     """
 
+    leaves_blocks: ClassVar[bool] = True
+
     def __init__(self, window_s: float, num_sigmas: float) -> None:
         """Raises ValueError for a window of no length, or fewer than 0 sigmas."""
         if window_s <= 0 or num_sigmas < 0:
@@ -69,11 +75,13 @@ class BurstReserve:
         self._current = _Moments()
         self._since_s: float | None = None  # when the last number came
         self._num_online_blocks = 0
+        self._most_blocks: float | None = None  # since the last observation, once somebody has asked
 
     def observe(self, now_s: float, num_online_blocks: int) -> None:
         if self._since_s is None:
             self._since_s, self._index = now_s, int(now_s // self._bucket_s)
         self._pass_time(self._since_s, now_s)
+        self._most_blocks = None
         self._since_s, self._num_online_blocks = max(self._since_s, now_s), num_online_blocks
 
     def num_blocks(self, num_online_blocks: int) -> int:
@@ -82,6 +90,11 @@ class BurstReserve:
 
     def most_blocks(self) -> float:
         """Mean + k sigma of what online requests hold, up to the last observation; 0 before anything was seen."""
+        if self._most_blocks is None:
+            self._most_blocks = self._mean_and_sigmas()
+        return self._most_blocks
+
+    def _mean_and_sigmas(self) -> float:
         weight_s = self._sum.weight_s + self._current.weight_s
         if weight_s <= 0:
             return 0.0

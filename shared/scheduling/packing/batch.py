@@ -1,9 +1,11 @@
 """A batch under construction: what it holds so far, and what is left of each budget."""
 
 import math
-from collections.abc import Iterable
-from itertools import islice
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
 
+from shared.latency.features import BatchFeatures
 from shared.latency.model import LatencyModel, added_ms
 from shared.latency.revisable import RevisableFeatures
 from shared.scheduling.kv.request_cache import NO_CACHE, Found, RequestCache
@@ -90,28 +92,77 @@ class BatchBuilder:
         self._add(request, 1, num_blocks, latency_ms)
         return True
 
-    def add_decodes(self, requests: Iterable[Request]) -> int:
-        """HyGen Alg. 1 lines 7-11 for online requests, which no budget bounds: how many were added, up to the first for
-        which there is no room."""
-        block_size, blocks_left = self._block_size, self.num_blocks_left
-        entries, num_before, context_lens = self.entries, len(self.entries), list[int]()
-        for request in islice(requests, max(0, min(self._num_seqs_left, self.num_tokens_left))):
-            num_blocks = request.num_new_blocks(1, block_size)
-            if num_blocks > blocks_left:
-                break
-            blocks_left -= num_blocks
-            context_lens.append(request.num_computed_tokens + 1)
-            entries.append(ScheduledRequest(request.request_id, request.kind, 1))
-        num_added = len(entries) - num_before
-        if num_added == 0:
+    def has_time_for(self, request: Request) -> bool:
+        """For one more token of a bounded request that decodes."""
+        if self._lets_one_in or not self._is_bounded:
+            return True
+        return self.latency_ms + self.decode_cost_ms(request) <= self.latency_budget_ms
+
+    def add_decodes(self, requests: Sequence[Request]) -> int:
+        """HyGen Alg. 1 lines 7-11 for requests that no budget bounds and of which nobody is paused: how many were
+        added, up to the first for which there is no room."""
+        added, num_blocks = self._leading_with_room(requests)
+        if not added:
             return 0
-        self.scheduled.update(entry.request_id for entry in islice(entries, num_before, None))
-        self.features.add_decodes(context_lens)
+        self.features.add_decodes([each.num_computed_tokens + 1 for each in added])
         self._latency_ms = None
-        self.num_blocks_left = blocks_left
-        self.num_tokens_left -= num_added
-        self._num_seqs_left -= num_added
+        self._note_decodes(added, self.num_blocks_left - num_blocks)
+        return len(added)
+
+    def add_bounded_decodes(self, requests: Sequence[Request]) -> int:
+        """``try_decode`` for bounded ones of which nobody is paused: how many were added, up to the first that does not
+        fit."""
+        if not self._is_bounded:
+            return self.add_decodes(requests)
+        decode_cost_ms, features, budget_ms = self._model.decode_cost_ms, self.features, self.latency_budget_ms
+        block_size, num_blocks_left, latency_ms = self._block_size, self.num_blocks_left, self.latency_ms
+        added: list[Request] = []
+        for request in requests[: max(0, min(self._num_seqs_left, self.num_tokens_left))]:
+            num_computed = request.num_computed_tokens
+            num_blocks = 0 if num_computed % block_size else request.num_new_blocks(1, block_size)
+            after_ms = latency_ms + decode_cost_ms(features, num_computed + 1)
+            if num_blocks > num_blocks_left or (after_ms > budget_ms and not self._lets_one_in):
+                break
+            features.add_decode(num_computed + 1)
+            latency_ms, num_blocks_left, self._lets_one_in = after_ms, num_blocks_left - num_blocks, False
+            added.append(request)
+        if added:
+            self._latency_ms = latency_ms
+            self._note_decodes(added, num_blocks_left)
+        return len(added)
+
+    def add_fitting_decodes(self, requests: Sequence[Request]) -> None:
+        """As ``add_decodes``, but those behind one that lacks a block are added too, where they have one."""
+        num_seen = 0
+        while num_seen < len(requests) and self.has_room:
+            num_seen += self.add_decodes(requests[num_seen:]) + 1
+
+    def left_out(self, requests: list[Request]) -> list[Request]:
+        """Those of them that are not in the batch."""
+        scheduled = self.scheduled
+        return [each for each in requests if each.request_id not in scheduled] if scheduled else requests
+
+    def add_decodes_within(self, requests: Sequence[Request]) -> int:
+        """OOCO Alg. 2 lines 12 and 13: the largest prefix of bounded decodes that the latency budget allows, as far as
+        there is room for it; how many were added."""
+        num_added = self.add_decodes(requests[: self.num_decodes_within(requests, self.latency_budget_ms)])
+        self._lets_one_in = self._lets_one_in and num_added == 0
         return num_added
+
+    def num_decodes_within(self, requests: Sequence[Request], latency_budget_ms: float) -> int:
+        """How many of these decodes, from the first on, the step may have if it takes so long: by bisection, each
+        prefix a sum."""
+        if latency_budget_ms == math.inf or not requests:
+            return len(requests)
+        context_lens = [request.num_computed_tokens + 1 for request in requests]
+        kv_tokens = list(accumulate(context_lens, initial=self.features.decode_kv_tokens))
+        longest = list(accumulate(context_lens, max, initial=self.features.longest_decode))
+        s_p, n_p, _, n_d, pairs = self.features.sums
+
+        def latency_ms(count: int) -> float:
+            return self._model.predict_ms(BatchFeatures(s_p, n_p, kv_tokens[count], n_d + count, pairs, longest[count]))
+
+        return bisect_right(range(1, len(requests) + 1), latency_budget_ms, key=latency_ms)
 
     def try_prefill(self, request: Request, bounded: bool, at_most: int | None = None) -> bool:
         """HyGen Alg. 1 lines 15-20: the longest chunk that fits latency (if bounded), tokens and blocks."""
@@ -222,6 +273,28 @@ class BatchBuilder:
             return request.num_new_blocks(num_tokens, self._block_size)
         found = self._look_up(request)
         return max(0, -(-(found.num_tokens + num_tokens) // self._block_size) - found.num_held_blocks)
+
+    def _leading_with_room(self, decodes: Sequence[Request]) -> tuple[Sequence[Request], int]:
+        """Up to the first that has no room, and the blocks that they take. A decode takes one where its last is full:
+        few do."""
+        most, block_size = max(0, min(self._num_seqs_left, self.num_tokens_left)), self._block_size
+        leading = decodes[:most] if most < len(decodes) else decodes
+        takers = [each for each in leading if each.num_computed_tokens % block_size == 0]
+        num_blocks = 0
+        for each in takers:
+            num_taken = each.num_new_blocks(1, block_size)
+            if num_blocks + num_taken > self.num_blocks_left:
+                return leading[: leading.index(each)], num_blocks
+            num_blocks += num_taken
+        return leading, num_blocks
+
+    def _note_decodes(self, added: Sequence[Request], num_blocks_left: int) -> None:
+        """Their features are there."""
+        self.entries += [ScheduledRequest(each.request_id, each.kind, 1) for each in added]
+        self.scheduled.update([each.request_id for each in added])
+        self.num_blocks_left = num_blocks_left
+        self.num_tokens_left -= len(added)
+        self._num_seqs_left -= len(added)
 
     def _look_up(self, request: Request) -> Found:
         found = self._found.get(request.request_id)

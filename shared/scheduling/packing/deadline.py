@@ -5,8 +5,9 @@ from dataclasses import replace
 
 from shared.scheduling.packing.batch import BatchBuilder
 from shared.scheduling.packing.deadline_queue import DeadlineQueue, Timed
+from shared.scheduling.packing.giving_way import give_back_offline_blocks
 from shared.scheduling.packing.packing import OfflineWork, OneWayPacking, StepState
-from shared.scheduling.packing.victims import Victims, give_back_offline_blocks
+from shared.scheduling.packing.victims import Victims
 from shared.scheduling.request import Request
 from shared.scheduling.schedule import Schedule
 

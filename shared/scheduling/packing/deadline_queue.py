@@ -2,7 +2,7 @@
 
 import heapq
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice, takewhile
 from operator import attrgetter
 from typing import NamedTuple
@@ -108,6 +108,16 @@ class DeadlineQueue:
 def remaining_ms(request: Request, pace: Pace) -> float:
     """Until the step that has to bring the next token of its group, if the others come in steps of the usual length."""
     return request.deadline_ms - pace.now_ms - (request.num_group_tokens_left - 1) * pace.mean_step_ms
+
+
+def all_remaining_ms(requests: Iterable[Request], pace: Pace) -> list[float]:
+    """``remaining_ms`` of those that have a deadline."""
+    now_ms, mean_ms = pace.now_ms, pace.mean_step_ms
+    return [
+        each.deadline_ms - now_ms - (each.num_group_tokens_left - 1) * mean_ms
+        for each in requests
+        if each.deadline_ms < math.inf
+    ]
 
 
 class _Alone:

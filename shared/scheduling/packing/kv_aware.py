@@ -2,13 +2,16 @@
 
 from collections.abc import Sequence
 
+from shared.latency.model import LatencyModel
 from shared.scheduling.orders.offline.view import OfflineQueue
 from shared.scheduling.packing.batch import BatchBuilder
+from shared.scheduling.packing.giving_way import LEAST_MISSED
 from shared.scheduling.packing.kv_changes import OfflineChanges
-from shared.scheduling.packing.least_missed import give_back_least_missed
 from shared.scheduling.packing.online_limit import OnlineLimit, TightestDeadline
 from shared.scheduling.packing.packing import StepState
 from shared.scheduling.packing.two_phase import TwoPhasePacking
+from shared.scheduling.request import Request
+from shared.scheduling.table import RequestTable
 
 
 class KvAwarePacking(TwoPhasePacking):
@@ -23,16 +26,14 @@ class KvAwarePacking(TwoPhasePacking):
     """
 
     uses_time = True
-    keeps_plans = False  # what fits before a deadline changes with every millisecond
+    keeps_plans = True
     latency_budgets: tuple[str, ...] = ("none", "fixed", "profiled", "deadline")
 
-    def online_limit(self, state: StepState, builder: BatchBuilder, preempted: Sequence[str] = ()) -> OnlineLimit:
-        return TightestDeadline(state, builder, preempted)
+    def online_limit(self, state: StepState, builder: BatchBuilder, decodes: Sequence[Request]) -> OnlineLimit:
+        return TightestDeadline(state, builder, decodes)
 
-    def give_back(
-        self, builder: BatchBuilder, state: StepState, num_offline_blocks: int, preempted: Sequence[str]
-    ) -> list[str]:
-        return give_back_least_missed(builder, state.table, num_offline_blocks, preempted)
+    def gives_way(self, table: RequestTable, model: LatencyModel) -> str:
+        return LEAST_MISSED
 
     def offline_phase(
         self, builder: BatchBuilder, state: StepState, offline_queue: OfflineQueue, preempted: Sequence[str]

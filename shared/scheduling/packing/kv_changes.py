@@ -9,13 +9,13 @@ from operator import attrgetter
 
 from shared.scheduling.orders.offline.view import OfflineQueue
 from shared.scheduling.packing.batch import BatchBuilder
-from shared.scheduling.packing.least_missed import least_missed
+from shared.scheduling.packing.giving_way import least_missed
 from shared.scheduling.packing.offline_decodes import OfflineDecodes
 from shared.scheduling.packing.offline_line import OfflineLine
 from shared.scheduling.packing.packing import StepState
 from shared.scheduling.packing.victims import schedulable
 from shared.scheduling.packing.worth import Worth
-from shared.scheduling.request import Kind, Request
+from shared.scheduling.request import OFFLINE, Request
 
 MAX_STARTED = 16  # prompts that have begun, the first to start first: the others wait for these
 
@@ -38,11 +38,11 @@ class OfflineChanges:
         if anybody entered."""
         self._builder = builder
         self._worth = Worth(builder, state)
-        held = schedulable(state.table, Kind.OFFLINE, preempted)
+        held = schedulable(state.table, OFFLINE, preempted)
         self._running = [request for request in held if not request.is_paused]
         self._decodes = OfflineDecodes(builder, self._worth, [each for each in self._running if each.is_decode])
         self._prompts = [each for each in self._running if not each.is_decode]
-        self._has_begun = bool(state.table.running(Kind.OFFLINE))
+        self._has_begun = bool(state.table.running(OFFLINE))
         paused = [request for request in held if request.is_paused]
         reserve = len(self._running)  # a block each, so that those running can grow
         self._line = OfflineLine(builder, self._worth, state, paused, offline_queue, reserve)

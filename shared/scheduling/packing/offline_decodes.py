@@ -49,9 +49,8 @@ class OfflineDecodes:
         return least_rate == -math.inf or self._rate(max(group, key=attrgetter("num_computed_tokens"))) >= least_rate
 
     def _add_all(self, group: deque[Request]) -> None:
-        if self._builder.latency_budget_ms == math.inf:
-            for _ in range(self._builder.add_decodes(group)):
-                group.popleft()
+        for _ in range(self._builder.add_bounded_decodes(list(group))):
+            group.popleft()
         while group:
             self._builder.try_decode(group.popleft(), bounded=True)
 

@@ -7,7 +7,7 @@ from shared.scheduling.orders.offline.view import OfflineQueue
 from shared.scheduling.packing.batch import BatchBuilder
 from shared.scheduling.packing.packing import StepState
 from shared.scheduling.packing.worth import Worth
-from shared.scheduling.request import Kind, Request
+from shared.scheduling.request import OFFLINE, Request
 
 MAX_ENTRANTS = 8  # requests of the pool that a step looks at
 
@@ -47,8 +47,10 @@ class OfflineLine:
     def enter(self, may_wait: bool) -> bool:
         """The next that may enter is added. False where nobody can. Who evicts as much as it earns does where it does
         not have to wait."""
+        num_left = self._reserve_blocks + self._state.num_blocks_to_leave(self._builder)
+        if num_left > self._builder.num_blocks_left:
+            self.close()
         while (request := self._peek()) is not None:
-            num_left = self._reserve_blocks + self._state.num_blocks_to_leave(self._builder)
             fits = self._builder.fits_whole(request, num_left)
             if fits and (not may_wait or self._worth.pays(request)):
                 return self._add(request)
@@ -76,7 +78,7 @@ class OfflineLine:
     def _requests(self, paused: Sequence[Request], offline_queue: OfflineQueue) -> Iterator[Request]:
         """Read lazily, so that the queue sees what those before it have left."""
         yield from paused
-        yield from self._state.table.waiting(Kind.OFFLINE).values()
+        yield from self._state.table.waiting(OFFLINE).values()
         queue = offline_queue(self._state.view(self._builder))
         yield from islice(queue, 1)
         self._may_be_passed = True

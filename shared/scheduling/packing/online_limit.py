@@ -5,25 +5,44 @@ from collections.abc import Sequence
 
 from shared.latency.features import BatchFeatures
 from shared.scheduling.packing.batch import BatchBuilder
-from shared.scheduling.packing.deadline_queue import remaining_ms
+from shared.scheduling.packing.deadline_queue import all_remaining_ms, remaining_ms
 from shared.scheduling.packing.packing import StepState
-from shared.scheduling.packing.victims import schedulable
-from shared.scheduling.request import Kind, Request
+from shared.scheduling.request import Request
 
 
 class OnlineLimit:
     """None: chunks of online prompts are as long as fit, and offline work is bounded by its budget alone.
 
-    ``offline_ms``: what the step may take with offline work, once its online part is there.
+    ``offline_ms``: what the step may take with offline work.
     """
 
-    def __init__(self) -> None:
-        self.offline_ms = math.inf
+    @property
+    def offline_ms(self) -> float:
+        """To be asked once the online part is there."""
+        return math.inf
 
     def at_most(self, request: Request) -> int | None:
         """Tokens that an online request may have, None where nothing bounds it; to be asked right before it is
         added."""
         return None
+
+    def decodes(self, requests: list[Request]) -> list[Request]:
+        """Those of them that run; to be asked right before they are added."""
+        return requests
+
+
+class OldestDecodes(OnlineLimit):
+    """Of online requests that decode, the first to start, as many as end in time; at least one in a step. The others
+    keep their KV and wait until some of these have ended: a portion is sacrificed so that the rest keeps its SLO (OOCO
+    section 3.4.4). Prompts are not bounded."""
+
+    def __init__(self, builder: BatchBuilder, limit_ms: float) -> None:
+        self._builder = builder
+        self._limit_ms = limit_ms
+
+    def decodes(self, requests: list[Request]) -> list[Request]:
+        least = 0 if self._builder.entries else 1
+        return requests[: max(least, self._builder.num_decodes_within(requests, self._limit_ms))]
 
 
 class TightestDeadline(OnlineLimit):
@@ -34,30 +53,53 @@ class TightestDeadline(OnlineLimit):
     one, no offline work adds to its lateness. Without deadlines it bounds nothing.
     """
 
-    def __init__(self, state: StepState, builder: BatchBuilder, preempted: Sequence[str] = ()) -> None:
-        super().__init__()
+    def __init__(self, state: StepState, builder: BatchBuilder, decodes: Sequence[Request]) -> None:
+        """``decodes``: all online ones that the step may take."""
         self._builder = builder
         self._pace = state.pace
-        self._limit_ms = math.inf
-        decodes = [each for each in schedulable(state.table, Kind.ONLINE, preempted) if each.is_decode]
-        left_ms = [remaining_ms(each, state.pace) for each in decodes if each.deadline_ms < math.inf]
-        if left_ms:
-            features = BatchFeatures()
-            features.add_decodes([each.num_computed_tokens + 1 for each in decodes])
-            alone_ms = state.model.predict_ms(features)
-            self._limit_ms = min((each for each in left_ms if each >= alone_ms), default=math.inf)
-            self.offline_ms = 0.0 if min(left_ms) < alone_ms else self._limit_ms
+        self._model = state.model
+        self._decodes = decodes
+        self._limits_ms: tuple[float, float] | None = None  # of online and of offline work; None before they are asked
+
+    @property
+    def offline_ms(self) -> float:
+        return self._limits()[1]
 
     def at_most(self, request: Request) -> int | None:
-        if request.is_decode or min(request.deadline_ms, self._limit_ms) == math.inf:
+        if request.is_decode:
             return None
-        builder = self._builder
+        builder, (limit_ms, offline_ms) = self._builder, self._limits()
+        if min(request.deadline_ms, limit_ms) == math.inf:
+            return None
         num_tokens = builder.longest_chunk(request, math.inf)
         if num_tokens == 0:
             return 0
         end_ms = builder.latency_ms + builder.chunk_cost_ms(num_tokens, builder.num_computed(request))
         left_ms = remaining_ms(request, self._pace)
         if end_ms <= left_ms:
-            self._limit_ms = min(self._limit_ms, left_ms)
-        self.offline_ms = min(self.offline_ms, self._limit_ms) if end_ms <= left_ms else 0.0
-        return num_tokens if end_ms <= self._limit_ms else builder.longest_chunk(request, self._limit_ms)
+            limit_ms = min(limit_ms, left_ms)
+        self._limits_ms = limit_ms, min(offline_ms, limit_ms) if end_ms <= left_ms else 0.0
+        return num_tokens if end_ms <= limit_ms else builder.longest_chunk(request, limit_ms)
+
+    def _limits(self) -> tuple[float, float]:
+        if self._limits_ms is None:
+            self._limits_ms = self._of_decodes()
+        return self._limits_ms
+
+    def _of_decodes(self) -> tuple[float, float]:
+        left_ms = all_remaining_ms(self._decodes, self._pace)
+        if not left_ms:
+            return math.inf, math.inf
+        limit_ms, alone_ms = min(left_ms), self._alone_ms()
+        if limit_ms >= alone_ms:
+            return limit_ms, limit_ms
+        return min((each for each in left_ms if each >= alone_ms), default=math.inf), 0.0
+
+    def _alone_ms(self) -> float:
+        """A step of the online decodes, which is often what the builder has when it is first asked for."""
+        features = self._builder.features
+        if not features.prefill_requests and features.decode_requests == len(self._decodes):
+            return self._builder.latency_ms
+        alone = BatchFeatures()
+        alone.add_decodes([each.num_computed_tokens + 1 for each in self._decodes])
+        return self._model.predict_ms(alone)

@@ -3,30 +3,38 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
+from operator import attrgetter
 
 import msgspec
 from msgspec.structs import replace
 
+from shared.bounds import Amount, Count, Duration, Finite, Positive
 from shared.scheduling.credit import NO_SHARE, Credit, OnlineShare
-from shared.scheduling.request import Kind
+from shared.scheduling.packing.gating import Evictions
+from shared.scheduling.request import OFFLINE, ONLINE, Kind
 from shared.scheduling.schedule import Schedule
 
 BASE_BATCH_SIZE = 128  # B_base of BROS section 4.2
 NEWEST_STEP_WEIGHT = 0.1  # in the moving average of step times
 PROBE_STEPS = 256  # without an offline request, after which one runs whatever the budget
 
+_kind = attrgetter("kind")
+
 
 class Pace(msgspec.Struct, frozen=True, array_like=True):
     """Each step makes the next one's. ``now_ms`` is on the clock of the requests' deadlines: when the step starts."""
 
-    now_ms: float = 0.0
-    mean_step_ms: float = 0.0  # T_avg of BROS Alg. 1; 0 before the first step
-    batch_size: int = BASE_BATCH_SIZE  # B_curr: requests of the next step
+    now_ms: Finite = 0.0
+    mean_step_ms: Amount = 0.0  # T_avg of BROS Alg. 1; 0 before the first step
+    batch_size: Positive = BASE_BATCH_SIZE  # B_curr: requests of the next step
     last_kind: Kind | None = None  # of the work that the step before was for; both is online
-    num_online_only: int = 0  # steps since one that had an offline request
+    num_online_only: Count = 0  # steps since one that had an offline request
     credit: Credit = Credit()  # of offline work, where online requests are held to a tolerance
-    most_idle_ms: float = math.inf  # of a step without online requests: those before it were interrupted
-    num_interrupted: int = 0  # steps in a row
+    most_idle_ms: Duration = math.inf  # of a step without online requests: those before it were interrupted
+    num_interrupted: Count = 0  # steps in a row
+    seed: Count = 0  # of what is drawn for a step
+    evictions: Evictions = Evictions()
 
     @property
     def probes(self) -> bool:
@@ -43,11 +51,21 @@ class Pace(msgspec.Struct, frozen=True, array_like=True):
         batch_size = BASE_BATCH_SIZE if schedule.hit_time_limit else 2 * self.batch_size
         entries, last_kind, num_online_only = schedule.entries, self.last_kind, self.num_online_only
         if entries:  # online first
-            last_kind, num_online_only = entries[0].kind, num_online_only + 1 if entries[-1].kind is Kind.ONLINE else 0
+            last_kind, num_online_only = entries[0].kind, num_online_only + 1 if entries[-1].kind is ONLINE else 0
+        num_offline = len(entries) - bisect_left(entries, OFFLINE, key=_kind)
+        evictions = self.evictions.after(len(schedule.preempted), num_offline)
         credit, batch_size = self.credit, min(batch_size, max_num_seqs)
         if schedule.share.num_requests:
             credit = credit.started(schedule.share, schedule.latency_ms)
-        return replace(self, batch_size=batch_size, last_kind=last_kind, num_online_only=num_online_only, credit=credit)
+        return replace(
+            self,
+            batch_size=batch_size,
+            last_kind=last_kind,
+            num_online_only=num_online_only,
+            credit=credit,
+            seed=self.seed + 1,
+            evictions=evictions,
+        )
 
     def measured(
         self, latency_ms: float, turn_ms: float = 0.0, share: OnlineShare = NO_SHARE, planned_ms: float = 0.0
@@ -57,7 +75,7 @@ class Pace(msgspec.Struct, frozen=True, array_like=True):
         mean_ms += NEWEST_STEP_WEIGHT * (latency_ms - mean_ms)
         if share.num_requests:
             return replace(self, mean_step_ms=mean_ms, credit=self.credit.measured(share, planned_ms, turn_ms))
-        if self.last_kind is Kind.OFFLINE:
+        if self.last_kind is OFFLINE:
             return replace(self, mean_step_ms=mean_ms, most_idle_ms=2.0 * self.most_idle_ms, num_interrupted=0)
         return replace(self, mean_step_ms=mean_ms)
 

@@ -15,8 +15,8 @@ from shared.scheduling.packing.batch import BatchBuilder
 from shared.scheduling.packing.pace import Pace
 from shared.scheduling.packing.victims import schedulable
 from shared.scheduling.policy import Policy
-from shared.scheduling.request import Kind, Request
-from shared.scheduling.schedule import Schedule, ScheduledRequest
+from shared.scheduling.request import OFFLINE, ONLINE, Request
+from shared.scheduling.schedule import LATEST, Schedule, ScheduledRequest
 from shared.scheduling.table import RequestTable
 
 
@@ -45,7 +45,7 @@ class StepState:
         nobody out where nothing else runs: offline work goes on, however large the reserve."""
         if builder.entries or self.table.holds_online:
             return self.num_reserved_blocks
-        runs = any(not request.is_paused for request in self.table.running(Kind.OFFLINE).values())
+        runs = any(not request.is_paused for request in self.table.running(OFFLINE).values())
         return self.num_reserved_blocks if runs else 0
 
     def view(self, builder: BatchBuilder) -> OfflineView:
@@ -57,8 +57,8 @@ class StepState:
             builder.latency_budget_ms,
             self.model,
             builder.features,
-            self.table.running(Kind.ONLINE).values(),
-            self.table.running(Kind.OFFLINE).values(),
+            self.table.running(ONLINE).values(),
+            self.table.running(OFFLINE).values(),
         )
 
 
@@ -66,12 +66,17 @@ class Packing(Protocol):
     """Both calls change nothing: the caller applies the schedule. Same state, same schedule."""
 
     uses_time: bool  # the schedule depends on when the step starts
-    keeps_plans: bool  # a plan over what is here is reconciled to itself
+    keeps_plans: bool  # a plan over what is here, for the same time where it uses that, is reconciled to itself
     orders_online: bool  # it decides itself which online request comes first
     keeps_reserve: bool  # it can leave blocks for online requests when an offline one enters
     cuts_to_multiples: bool  # it can hold the tokens of a step to multiples
+    moves_requests: bool  # it is made for executors that hand requests over to each other
+    sheds_online: bool  # it can leave online decodes out where they take too long by themselves
     latency_budgets: tuple[str, ...]  # those of a strategy that it works with
     offline_orders: tuple[str, ...] | None  # likewise; None for all
+
+    def gives_way(self, table: RequestTable, model: LatencyModel) -> str:
+        """By which rule of ``giving_way`` offline requests lose their KV to online ones."""
 
     def schedule(self, state: StepState, offline_queue: OfflineQueue) -> Schedule:
         """The next step. ``offline_queue``: offline requests that may enter after those held; asked once the step has
@@ -89,8 +94,13 @@ class OneWayPacking(ABC):
     orders_online: bool = True
     keeps_reserve: bool = True
     cuts_to_multiples: bool = False
+    moves_requests: bool = False
+    sheds_online: bool = False
     latency_budgets: tuple[str, ...]
     offline_orders: tuple[str, ...] | None = None
+
+    def gives_way(self, table: RequestTable, model: LatencyModel) -> str:
+        return LATEST
 
     def schedule(self, state: StepState, offline_queue: OfflineQueue) -> Schedule:
         return self.pack(state, OfflineWork.of_queue(state.table, offline_queue))
@@ -124,21 +134,21 @@ class OfflineWork:
     def of_queue(cls, table: RequestTable, offline_queue: OfflineQueue) -> OfflineWork:
         """All that is held, then the queue."""
         running, paused = _running_and_paused(table)
-        return cls(running, {}, [*paused, *table.waiting(Kind.OFFLINE).values()], offline_queue)
+        return cls(running, {}, [*paused, *table.waiting(OFFLINE).values()], offline_queue)
 
     @classmethod
     def of_plan(cls, table: RequestTable, plan: Sequence[ScheduledRequest]) -> OfflineWork:
         """What a plan has of those held."""
-        at_most = {entry.request_id: entry.num_scheduled_tokens for entry in plan if entry.kind is Kind.OFFLINE}
+        at_most = {entry.request_id: entry.num_scheduled_tokens for entry in plan if entry.kind is OFFLINE}
         running, paused = ([r for r in each if r.request_id in at_most] for each in _running_and_paused(table))
-        waiting = table.waiting(Kind.OFFLINE)
+        waiting = table.waiting(OFFLINE)
         held = [*paused, *(waiting[key] for key in at_most if key in waiting)]
         return cls(running, at_most, held, no_queue)
 
 
 def _running_and_paused(table: RequestTable) -> tuple[list[Request], list[Request]]:
     """Offline requests that have KV."""
-    held = schedulable(table, Kind.OFFLINE)
+    held = schedulable(table, OFFLINE)
     paused = sorted((each for each in held if each.is_paused), key=lambda request: request.num_missing_slots)
     return [request for request in held if not request.is_paused], paused
 
@@ -146,5 +156,5 @@ def _running_and_paused(table: RequestTable) -> tuple[list[Request], list[Reques
 def _num_left_out(state: StepState, plan: Sequence[ScheduledRequest], schedule: Sequence[ScheduledRequest]) -> int:
     """Offline entries of a plan that could run and do not."""
     running = {entry.request_id for entry in schedule}
-    held = (state.table.get(entry.request_id) for entry in plan if entry.kind is Kind.OFFLINE)
+    held = (state.table.get(entry.request_id) for entry in plan if entry.kind is OFFLINE)
     return sum(1 for r in held if r is not None and not r.is_in_flight and r.request_id not in running)

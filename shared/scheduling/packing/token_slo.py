@@ -1,6 +1,8 @@
 """When an online request's next tokens are due: rules that differ from the second token on."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
+from typing import ClassVar
 
 from shared.scheduling.request import Request
 
@@ -15,6 +17,7 @@ class TokenSlo:
     ttft_ms: float = 400.0  # both as in BROS section 7.1
     tpot_ms: float = 200.0
     group_tokens: int = 1
+    counts_from_token: ClassVar[bool] = True  # else from the deadline before
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -29,14 +32,18 @@ class TokenSlo:
 
     def advance(self, request: Request, now_ms: float) -> None:
         """It got a token."""
-        request.num_group_tokens_left -= 1
-        if request.num_group_tokens_left == 0:
-            request.num_group_tokens_left = self.group_tokens
-            request.deadline_ms = self._next_deadline_ms(request, now_ms)
+        self.advance_all((request,), now_ms)
 
-    def _next_deadline_ms(self, request: Request, now_ms: float) -> float:
-        """Of the group after the one that is complete now."""
-        return now_ms + self.group_tokens * self.tpot_ms
+    def advance_all(self, requests: Iterable[Request], now_ms: float) -> None:
+        """They got a token each."""
+        from_token, group_tokens, group_ms = self.counts_from_token, self.group_tokens, self.group_tokens * self.tpot_ms
+        for request in requests:
+            request.num_group_tokens_left -= 1
+            if request.num_group_tokens_left == 0:
+                start_ms = now_ms if from_token or request.awaits_first_token else request.deadline_ms
+                request.deadline_ms = start_ms + group_ms
+                request.num_group_tokens_left = group_tokens
+                request.awaits_first_token = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +53,14 @@ class ArrivalTokenSlo(TokenSlo):
     has to be made up for; so it is for a request that comes with tokens of another executor. A group is due when its
     last token is."""
 
+    counts_from_token: ClassVar[bool] = False
+
     def arrive(self, request: Request, now_ms: float, arrival_ms: float) -> None:
         """It waits for the group of the first token that it lacks."""
         num_tokens = request.num_resumed_tokens or 0
         last = -(-num_tokens // self.group_tokens) * self.group_tokens  # of the group that token num_tokens is in
         request.deadline_ms = arrival_ms + self.ttft_ms + last * self.tpot_ms
         request.num_group_tokens_left = last + 1 - num_tokens
-
-    def _next_deadline_ms(self, request: Request, now_ms: float) -> float:
-        return request.deadline_ms + self.group_tokens * self.tpot_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +73,6 @@ class FirstTokenSlo(ArrivalTokenSlo):
     def arrive(self, request: Request, now_ms: float, arrival_ms: float) -> None:
         ArrivalTokenSlo.arrive(self, request, now_ms, arrival_ms)
         request.awaits_first_token = not request.num_resumed_tokens
-
-    def _next_deadline_ms(self, request: Request, now_ms: float) -> float:
-        start_ms = now_ms if request.awaits_first_token else request.deadline_ms
-        request.awaits_first_token = False
-        return start_ms + self.group_tokens * self.tpot_ms
 
 
 DEADLINE_RULES: dict[str, type[TokenSlo]] = {

@@ -1,17 +1,33 @@
 """Packing in two phases, SLO-aware: HyGen Alg. 1, called twice as in Alg. 2 lines 9-18, and its reconciliation on the
 executor, Alg. 2 lines 24-32."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from shared.latency.model import LatencyModel
 from shared.scheduling.credit import NO_SHARE, OnlineShare
 from shared.scheduling.orders.offline.view import OfflineQueue
 from shared.scheduling.packing.batch import BatchBuilder
+from shared.scheduling.packing.giving_way import give_back_offline_blocks
 from shared.scheduling.packing.online_limit import OnlineLimit
 from shared.scheduling.packing.packing import StepState
-from shared.scheduling.packing.victims import Victims, give_back_offline_blocks, schedulable
-from shared.scheduling.request import Kind, Request
-from shared.scheduling.schedule import Schedule, ScheduledRequest
+from shared.scheduling.packing.victims import Victims, schedulable
+from shared.scheduling.request import OFFLINE, ONLINE, Kind, Request, split_decodes
+from shared.scheduling.schedule import LATEST, Schedule, ScheduledRequest
 from shared.scheduling.table import RequestTable
+
+
+class OfflineScope(NamedTuple):
+    """Which offline work a step may have beside its online part, blocks and time aside."""
+
+    decodes: bool = True
+    prompts: bool = True
+
+    def has(self, request: Request) -> bool:
+        return self.decodes if request.is_decode else self.prompts
 
 
 class TwoPhasePacking:
@@ -32,19 +48,26 @@ class TwoPhasePacking:
     orders_online = False
     keeps_reserve = True
     cuts_to_multiples = True
+    moves_requests = False
+    sheds_online = False
     latency_budgets: tuple[str, ...] = ("none", "fixed", "profiled")
     offline_orders: tuple[str, ...] | None = None
 
+    def gives_way(self, table: RequestTable, model: LatencyModel) -> str:
+        return LATEST
+
     def schedule(self, state: StepState, offline_queue: OfflineQueue) -> Schedule:
         table, builder = state.table, _builder(state)
-        limit = self.online_limit(state, builder)
-        preempted = _online_phase(builder, table, limit)
-        preempted += self.give_back(builder, state, state.num_offline_blocks, preempted)
+        online = _OnlineHeld.of(table)
+        limit = self.online_limit(state, builder, online.decodes)
+        preempted = _online_phase(builder, table, limit, online)
+        gives_way = self.gives_way(table, state.model)
+        preempted += give_back_offline_blocks(builder, table, state.num_offline_blocks, preempted, gives_way)
         share = _bound(builder, state, limit)
         if state.policy.offline_enabled:
             preempted += self.offline_phase(builder, state, offline_queue, preempted)
             _round_down(builder, state)
-        return Schedule(builder.entries, preempted, builder.latency_ms, share=share)
+        return Schedule(builder.entries, preempted, builder.latency_ms, share=share, gives_way=gives_way)
 
     def reconcile(self, state: StepState, plan: Sequence[ScheduledRequest], preempted: Iterable[str]) -> Schedule:
         """Requests that ended are forgotten, online requests that have just arrived enter (UPDATE_BUDGET), and offline
@@ -54,33 +77,50 @@ class TwoPhasePacking:
         lost = [request_id for request_id in preempted if _may_lose(table, request_id)]
         freed = _num_freed_blocks(table, lost)
         # What the plan takes from online requests is free; what it takes from offline ones is M_off already.
-        builder = _builder(state, freed[Kind.ONLINE])
-        limit = self.online_limit(state, builder, lost)
-        _keep_online(builder, table, plan, limit, lost)
-        lost += _online_phase(builder, table, limit, lost)
-        num_offline_blocks = max(0, state.num_offline_blocks - freed[Kind.OFFLINE])
-        lost += self.give_back(builder, state, num_offline_blocks, lost)
+        builder = _builder(state, freed[ONLINE])
+        online = _OnlineHeld.of(table, lost)
+        limit = self.online_limit(state, builder, online.decodes)
+        _keep_online(builder, table, _keep_decodes(builder, online.decodes, plan), limit, lost)
+        lost += _online_phase(builder, table, limit, online)
+        num_offline_blocks = max(0, state.num_offline_blocks - freed[OFFLINE])
+        gives_way = self.gives_way(table, state.model)
+        lost += give_back_offline_blocks(builder, table, num_offline_blocks, lost, gives_way)
         share = _bound(builder, state, limit)
         num_dropped = 0
         if state.policy.offline_enabled:
-            num_dropped = _keep_what_fits(builder, state, plan, lost) + _round_down(builder, state)
-        return Schedule(builder.entries, lost, builder.latency_ms, num_dropped, share=share)
+            num_dropped = _keep_what_fits(builder, state, plan, lost, self.scope(state, builder))
+            num_dropped += _round_down(builder, state)
+        return Schedule(builder.entries, lost, builder.latency_ms, num_dropped, share=share, gives_way=gives_way)
 
-    def online_limit(self, state: StepState, builder: BatchBuilder, preempted: Sequence[str] = ()) -> OnlineLimit:
-        """What bounds chunks of online prompts, and all of offline work beside the latency budget: nothing."""
+    def online_limit(self, state: StepState, builder: BatchBuilder, decodes: Sequence[Request]) -> OnlineLimit:
+        """What bounds chunks of online prompts, and all of offline work beside the latency budget: nothing.
+        ``decodes``: all online ones that the step may take."""
         return OnlineLimit()
-
-    def give_back(
-        self, builder: BatchBuilder, state: StepState, num_offline_blocks: int, preempted: Sequence[str]
-    ) -> list[str]:
-        """Offline requests that lose their KV to the online phase; see ``give_back_offline_blocks``."""
-        return give_back_offline_blocks(builder, state.table, num_offline_blocks, preempted)
 
     def offline_phase(
         self, builder: BatchBuilder, state: StepState, offline_queue: OfflineQueue, preempted: Sequence[str]
     ) -> list[str]:
         """Phase two; what it preempted."""
-        return _offline_phase(builder, state, offline_queue, preempted)
+        return OfflinePhase(builder, state, offline_queue, preempted).make()
+
+    def scope(self, state: StepState, builder: BatchBuilder) -> OfflineScope:
+        """Of phase two; ``builder``: with the online part."""
+        return OfflineScope()
+
+
+@dataclass(frozen=True, slots=True)
+class _OnlineHeld:
+    """Online requests that have KV and that the step may take, in order; and of them those that decode, and the
+    others."""
+
+    running: list[Request]
+    decodes: list[Request]
+    prefills: list[Request]
+
+    @classmethod
+    def of(cls, table: RequestTable, preempted: Sequence[str] = ()) -> _OnlineHeld:
+        running = schedulable(table, ONLINE, preempted)
+        return cls(running, *split_decodes(running))
 
 
 def _builder(state: StepState, num_freed_blocks: int = 0) -> BatchBuilder:
@@ -100,7 +140,7 @@ def _bound(builder: BatchBuilder, state: StepState, limit: OnlineLimit) -> Onlin
     builder.bound(min(builder.latency_budget_ms, limit.offline_ms))
     if state.policy.tolerance is None or not builder.entries:
         return NO_SHARE
-    has_prompts = builder.features.prefill_requests > 0 or bool(state.table.waiting(Kind.ONLINE))
+    has_prompts = builder.features.prefill_requests > 0 or bool(state.table.waiting(ONLINE))
     share = OnlineShare(len(builder.entries), builder.latency_ms, state.policy.tolerance, has_prompts)
     builder.bound(min(state.pace.credit.budget_ms(share), limit.offline_ms))
     return share
@@ -111,15 +151,11 @@ def _round_down(builder: BatchBuilder, state: StepState) -> int:
     return builder.round_down(state.policy.batch_multiple) if state.policy.batch_multiple else 0
 
 
-def _online_phase(
-    builder: BatchBuilder, table: RequestTable, limit: OnlineLimit, preempted: Sequence[str] = ()
-) -> list[str]:
+def _online_phase(builder: BatchBuilder, table: RequestTable, limit: OnlineLimit, online: _OnlineHeld) -> list[str]:
     """Phase one: decodes, then chunks of started prompts, then waiting prompts, in order. Returns what it preempted."""
-    running = schedulable(table, Kind.ONLINE, preempted)
-    victims = Victims(builder, running)
-    pending = [request for request in running if request.request_id not in builder.scheduled]
-    decodes = [request for request in pending if request.is_decode]
-    prefills = [request for request in pending if not request.is_decode]
+    victims = Victims(builder, online.running)
+    decodes, prefills = map(builder.left_out, (online.decodes, online.prefills))
+    decodes = limit.decodes(decodes)
     for left in (decodes[builder.add_decodes(decodes) :], prefills):
         for request in left:
             if not builder.has_room:
@@ -137,43 +173,81 @@ def _online_phase(
     return victims.lost
 
 
-def _offline_phase(
-    builder: BatchBuilder, state: StepState, offline_queue: OfflineQueue, preempted: Sequence[str]
-) -> list[str]:
+class OfflinePhase:
     """Phase two: decodes that fit the latency budget, then chunks until one does not fit; then those that are paused,
-    those that wait and those that may enter, in order. Returns what it preempted so that started work can go on where
-    blocks, not time, are short."""
-    table = state.table
-    held = schedulable(table, Kind.OFFLINE, preempted)
-    running = [request for request in held if not request.is_paused]
-    victims = Victims(builder, running)
-    for request in running:
-        if request.is_decode and request.request_id not in victims.lost and victims.make_room(request):
-            builder.try_decode(request, bounded=True)
-    for request in running:
-        if request.is_decode or request.request_id in victims.lost:
-            continue
-        if not victims.make_room(request) or not builder.try_prefill(request, bounded=True):
-            return victims.lost
-    if preempted or victims.lost:  # what has just lost its KV would only take it from others
-        return victims.lost
-    paused = [request for request in held if request.is_paused]
-    reserve = len(table.running(Kind.OFFLINE)) - len(paused)  # a block each, so that those running can grow
-    for request in _waiting(builder, state, paused, offline_queue):
-        num_left = reserve + state.num_blocks_to_leave(builder)
-        if not builder.fits_whole(request, num_left) or not builder.try_add(request, bounded=True):
-            break
-        reserve += 1
-    return victims.lost
+    those that wait and those that may enter, in order."""
+
+    def __init__(
+        self, builder: BatchBuilder, state: StepState, offline_queue: OfflineQueue, preempted: Sequence[str]
+    ) -> None:
+        """``preempted``: who has lost its KV to the online phase."""
+        self.builder = builder
+        self.state = state
+        self._offline_queue = offline_queue
+        self._preempted = preempted
+        held = schedulable(state.table, OFFLINE, preempted)
+        self._paused = [request for request in held if request.is_paused]
+        self.running = [request for request in held if not request.is_paused]
+        self.victims = Victims(builder, self.running)
+
+    def make(self, scope: OfflineScope = OfflineScope()) -> list[str]:
+        """Returns what it preempted so that started work can go on where blocks, not time, are short."""
+        lost = self.victims.lost
+        if scope.decodes:
+            self.add_decodes([request for request in self.running if request.is_decode])
+        # What has just lost its KV would only take it from others.
+        if scope.prompts and self._add_started() and not (self._preempted or lost):
+            self._let_in()
+        return lost
+
+    def add_decodes(self, decodes: list[Request]) -> None:
+        for request in decodes[self.builder.add_bounded_decodes(decodes) :]:
+            if request.request_id not in self.victims.lost and self.victims.make_room(request):
+                self.builder.try_decode(request, bounded=True)
+
+    def may_begin(self, request: Request) -> bool:
+        """The prompt of one that waits, and fits."""
+        return True
+
+    def _add_started(self) -> bool:
+        """False where one did not fit."""
+        for request in self.running:
+            if request.is_decode or request.request_id in self.victims.lost:
+                continue
+            if not self.victims.make_room(request) or not self.builder.try_prefill(request, bounded=True):
+                return False
+        return True
+
+    def _let_in(self) -> None:
+        builder, state = self.builder, self.state
+        reserve = len(state.table.running(OFFLINE)) - len(self._paused)  # a block each, so that those can grow
+        if not builder.has_room or reserve + state.num_blocks_to_leave(builder) > builder.num_blocks_left:
+            return
+        for request in self._waiting():
+            num_left = reserve + state.num_blocks_to_leave(builder)
+            if not builder.fits_whole(request, num_left) or not (request.is_paused or self.may_begin(request)):
+                break
+            if not builder.try_add(request, bounded=True):
+                break
+            reserve += 1
+
+    def _waiting(self) -> Iterator[Request]:
+        """Read lazily, so that the queue sees what those before it have left."""
+        yield from self._paused
+        yield from self.state.table.waiting(OFFLINE).values()
+        yield from self._offline_queue(self.state.view(self.builder))
 
 
-def _waiting(
-    builder: BatchBuilder, state: StepState, paused: Iterable[Request], offline_queue: OfflineQueue
-) -> Iterator[Request]:
-    """Read lazily, so that the queue sees what those before it have left."""
-    yield from paused
-    yield from state.table.waiting(Kind.OFFLINE).values()
-    yield from offline_queue(state.view(builder))
+def _keep_decodes(
+    builder: BatchBuilder, decodes: Sequence[Request], plan: Sequence[ScheduledRequest]
+) -> Sequence[ScheduledRequest]:
+    """Where the plan begins with just the decodes that there are, as it does unless something unforeseen has happened:
+    they stay. Returns the rest of the plan."""
+    num_decodes = len(decodes)
+    if [entry.request_id for entry in plan[:num_decodes]] != [each.request_id for each in decodes]:
+        return plan
+    builder.add_fitting_decodes(decodes)
+    return plan[num_decodes:]
 
 
 def _keep_online(
@@ -184,29 +258,43 @@ def _keep_online(
     preempted: Sequence[str],
 ) -> None:
     """The plan's online entries that can still run."""
+    decodes: list[Request] = []  # one after the other in the plan, and not added yet
+    running = table.running(ONLINE)
     for entry in plan:
-        request = table.get(entry.request_id)
-        if request is None or request.is_in_flight or request.kind is not Kind.ONLINE:
+        request = running.get(entry.request_id) or table.get(entry.request_id)
+        if request is None or request.num_in_flight_tokens or request.kind is not ONLINE:
             continue
-        if entry.request_id not in preempted:
-            at_most = limit.at_most(request)
-            num_tokens = entry.num_scheduled_tokens
-            builder.try_add(request, False, num_tokens if at_most is None else min(num_tokens, at_most))
+        if entry.request_id in preempted:
+            continue
+        if request.is_decode:
+            decodes.append(request)
+            continue
+        builder.add_fitting_decodes(decodes)
+        decodes.clear()
+        at_most = limit.at_most(request)
+        num_tokens = entry.num_scheduled_tokens
+        builder.try_add(request, False, num_tokens if at_most is None else min(num_tokens, at_most))
+    builder.add_fitting_decodes(decodes)
 
 
 def _keep_what_fits(
-    builder: BatchBuilder, state: StepState, plan: Iterable[ScheduledRequest], preempted: Sequence[str]
+    builder: BatchBuilder,
+    state: StepState,
+    plan: Iterable[ScheduledRequest],
+    preempted: Sequence[str],
+    scope: OfflineScope,
 ) -> int:
     """The plan's offline entries, in order, as long as they fit, with the reserve as it is by now; returns how many did
     not."""
     num_dropped = 0
     for entry in plan:
-        if entry.kind is not Kind.OFFLINE:
+        if entry.kind is not OFFLINE:
             continue
         request = state.table.get(entry.request_id)
         if request is None or request.is_in_flight:
             continue  # ended since, or runs in a step before
-        is_kept = entry.request_id not in preempted and _leaves_reserve(builder, state, request)
+        is_kept = entry.request_id not in preempted and scope.has(request)
+        is_kept = is_kept and _leaves_reserve(builder, state, request)
         if not (is_kept and builder.try_add(request, True, entry.num_scheduled_tokens)):
             num_dropped += 1
     return num_dropped
@@ -226,7 +314,7 @@ def _may_lose(table: RequestTable, request_id: str) -> bool:
 
 def _num_freed_blocks(table: RequestTable, request_ids: Iterable[str]) -> dict[Kind, int]:
     """Blocks that are free, by kind, once these lose their KV."""
-    freed = {Kind.ONLINE: 0, Kind.OFFLINE: 0}
+    freed = {ONLINE: 0, OFFLINE: 0}
     for request_id in request_ids:
         request = table.get(request_id)
         assert request is not None

@@ -29,22 +29,7 @@ class Victims:
         return True
 
 
-def give_back_offline_blocks(
-    builder: BatchBuilder, table: RequestTable, num_offline_blocks: int, preempted: Sequence[str] = ()
-) -> list[str]:
-    """HyGen Alg. 2 lines 14-17: where the online phase ate into M_off, offline requests lose their KV from the tail;
-    what the others hold is no longer free for phase two. Returns what it preempted."""
-    lost: list[str] = []
-    for request in reversed(table.running(Kind.OFFLINE).values()):
-        if builder.num_blocks_left >= num_offline_blocks:
-            break
-        if request.request_id not in preempted and not (request.is_in_flight or request.is_paused):
-            lost.append(request.request_id)
-            num_offline_blocks -= min(request.num_blocks, num_offline_blocks)
-    builder.num_blocks_left = max(0, builder.num_blocks_left - num_offline_blocks)
-    return lost
-
-
 def schedulable(table: RequestTable, kind: Kind, preempted: Sequence[str] = ()) -> list[Request]:
     """Running requests that the step may take and that may lose their KV for it, in order."""
-    return [r for r in table.running(kind).values() if r.request_id not in preempted and not r.is_in_flight]
+    idle = [request for request in table.running(kind).values() if not request.num_in_flight_tokens]
+    return [request for request in idle if request.request_id not in preempted] if preempted else idle

@@ -91,12 +91,34 @@ class RoutingTarget:
             + num_output_tokens * model.predict_ms(decodes)
         )
 
+    def wait_ms(self, model: LatencyModel, num_output_tokens: float, max_num_seqs: int) -> float:
+        """Until a request that is sent now has its turn: the prompts before it; and where no place is left, of
+        ``max_num_seqs`` or as many as have room in the KV cache, until enough of those before it have their
+        ``num_output_tokens``. Constant time."""
+        work = self.work()
+        prompts_ms = self._prefill_ms(model, work.prefill_tokens, work.prefill_requests, work.prefill_pairs)
+        num_before = work.prefill_requests + work.decode_requests
+        if not num_before:
+            return prompts_ms
+        mean_tokens = (work.prefill_tokens + work.decode_kv_tokens) / num_before + num_output_tokens
+        num_places = min(max_num_seqs, max(1, int(self.num_blocks * self.block_size / mean_tokens)))
+        num_to_end = max(0, num_before + 1 - num_places)
+        step = BatchFeatures(decode_kv_tokens=int(num_places * mean_tokens), decode_requests=num_places)
+        return prompts_ms + num_to_end * num_output_tokens * model.predict_ms(step) / num_places
+
     def send(self, prompt: Prompt) -> Route:
         """It counts as loaded by this request until the route's end."""
         num_cached, hashes = self.num_cached_tokens(prompt), prompt.hashes(self.block_size)
         self._uncomputed.add(hashes)
         self._num_given_blocks += len(hashes)
         return Route(self, prompt.num_tokens - num_cached, num_cached, self._sent, hashes)
+
+    def take_over(self, route: Route) -> Route:
+        """A request of another executor goes on here, with its KV: it counts as answered, and there no more."""
+        route.end()
+        moved = Route(self, 0, route.num_tokens, self._sent, ())
+        moved.answered()
+        return moved
 
     def computed(self, hashes: Sequence[bytes]) -> None:
         """A prompt with these blocks is not on its way any more: its executor says what it has of it."""

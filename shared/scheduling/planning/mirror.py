@@ -21,7 +21,7 @@ from shared.scheduling.packing.packing import StepState
 from shared.scheduling.packing.packings import packing_named
 from shared.scheduling.planning.expected_cache import ExpectedCache
 from shared.scheduling.policy import Policy
-from shared.scheduling.request import Kind, Request
+from shared.scheduling.request import OFFLINE, ONLINE, Request
 from shared.scheduling.schedule import Schedule, ScheduledRequest
 from shared.scheduling.strategy import Strategy
 from shared.scheduling.table import RequestTable
@@ -58,7 +58,7 @@ class ExecutorMirror:
     def arrive(self, request: Request, now_ms: float = 0.0, waited_ms: float = 0.0) -> None:
         """A request was sent to the executor: an online one, or an offline one by a plan that came too late for its
         step; known ids are ignored. ``waited_ms``: since it came to the gateway."""
-        if self._slo is not None and request.kind is Kind.ONLINE:
+        if self._slo is not None and request.kind is ONLINE:
             self._slo.arrive(request, now_ms, now_ms - waited_ms)
         if request.request_id not in self.table and request.request_id not in self._arrivals:
             self._arrivals[request.request_id] = _Arrival(request, ARRIVAL_GRACE_STEPS)
@@ -67,7 +67,7 @@ class ExecutorMirror:
     @property
     def late(self) -> list[str]:
         """The offline requests on their way."""
-        return [each for each, arrival in self._arrivals.items() if arrival.request.kind is Kind.OFFLINE]
+        return [each for each, arrival in self._arrivals.items() if arrival.request.kind is OFFLINE]
 
     def depart(self, request_id: str) -> None:
         """A request was aborted."""
@@ -97,7 +97,8 @@ class ExecutorMirror:
         held, gone = list(states), list(ended)
         for request_id in self._arrivals:
             self.table.remove(request_id)
-        self._settle_arrivals({request.request_id for request in held}.union(gone))
+        if self._arrivals:
+            self._settle_arrivals({request.request_id for request in held}.union(gone))
         if num_fresh is None:
             self.table.replace(held, counters)
         else:
@@ -133,27 +134,33 @@ class ExecutorMirror:
         decode and every finished prompt gains one token, and a request at its length limit ends. EOS cannot be
         foreseen; the next word corrects it."""
         self.pace = self.pace.at(self.pace.now_ms + elapsed_ms)
-        now_ms, generate, slo = self.pace.now_ms, self.table.online_order.generate, self._slo
+        table, order, online = self.table, self.table.online_order, list[Request]()
+        running, block_size = (table.running(ONLINE), table.running(OFFLINE)), self.limits.block_size
         for entry in entries:
-            request = self.table.running(entry.kind).get(entry.request_id) or self.table.get(entry.request_id)
+            request = running[entry.kind].get(entry.request_id) or table.get(entry.request_id)
             if request is None:
                 continue
+            num_tokens = entry.num_scheduled_tokens
             request.num_in_flight_tokens = 0
-            self._compute(request, entry.num_scheduled_tokens)
-            if request.num_tokens > request.num_computed_tokens:
+            request.num_computed_tokens = num_computed = request.num_computed_tokens + num_tokens
+            if num_computed % block_size < num_tokens:
+                self._fill_blocks(request, num_tokens)
+            if request.num_tokens > num_computed:
                 continue
             request.num_tokens += 1
-            if entry.kind is Kind.ONLINE:
-                generate(request)
-                if slo is not None:
-                    slo.advance(request, now_ms)
+            if entry.kind is ONLINE:
+                online.append(request)
+                if order.counts_output:
+                    order.generate(request)
             if request.num_tokens >= request.max_total_tokens:
                 self.depart(entry.request_id)
+        if self._slo is not None:
+            self._slo.advance_all(online, self.pace.now_ms)
 
     def plan(self, offline_queue: OfflineQueue, policy: Policy, model: LatencyModel) -> Schedule:
         """A step over the expected state."""
         num_offline = self._sharing.num_offline_blocks(
-            self.table.num_blocks(Kind.OFFLINE), self.table.num_blocks_in_flight(Kind.OFFLINE)
+            self.table.num_blocks(OFFLINE), self.table.num_blocks_in_flight(OFFLINE)
         )
         state = StepState(
             self.table,
@@ -171,20 +178,20 @@ class ExecutorMirror:
 
     def expected_ms(self, entries: Iterable[ScheduledRequest], model: LatencyModel) -> float:
         """How long a step with these takes, before its outcome is assumed; requests that are gone count for nothing."""
-        features = BatchFeatures()
+        features, table, scheduled = BatchFeatures(), self.table, list[tuple[int, int]]()
+        running = table.running(ONLINE), table.running(OFFLINE)
         for entry in entries:
-            request = self.table.get(entry.request_id)
+            request = running[entry.kind].get(entry.request_id) or table.get(entry.request_id)
             if request is not None:
-                features.add_scheduled(entry.num_scheduled_tokens, request.num_computed_tokens)
+                scheduled.append((entry.num_scheduled_tokens, request.num_computed_tokens))
+        features.add_all(scheduled)
         return model.predict_ms(features)
 
-    def _compute(self, request: Request, num_tokens: int) -> None:
-        """Full blocks can be found from then on."""
-        block_size, num_before = self.limits.block_size, request.num_computed_tokens
-        request.num_computed_tokens = num_after = num_before + num_tokens
-        first, last = num_before // block_size, num_after // block_size
-        if last > first and (hashes := self._hashes_of(request.request_id)[first:last]):
-            self._cache.hold(hashes, request.kind)
+    def _fill_blocks(self, request: Request, num_tokens: int) -> None:
+        """With so many tokens that it has computed. Full blocks can be found from then on."""
+        block_size, num_after = self.limits.block_size, request.num_computed_tokens
+        first, last = (num_after - num_tokens) // block_size, num_after // block_size
+        self._cache.hold(self._hashes_of(request.request_id)[first:last], request.kind)
 
     def _settle_arrivals(self, known: set[str]) -> None:
         """The executor has told of those, and of the others soon will."""

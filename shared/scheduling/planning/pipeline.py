@@ -90,7 +90,8 @@ class Pipeline:
         for request in plan.entering:
             if request.request_id not in table:
                 table.add(copy(request))
-        entries = [entry for entry in plan.schedule.entries if entry.request_id in table]
+        known = ((entry, table.get(entry.request_id)) for entry in plan.schedule.entries)
+        entries = [entry for entry, request in known if request is not None and not request.is_held]
         while len(self._in_flight) >= self._depth or any(self._is_in_flight(entry) for entry in entries):
             self._end_oldest(policy, model)
         self._mirror.preempt(plan.schedule.preempted)

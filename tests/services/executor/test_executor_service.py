@@ -4,9 +4,9 @@ import asyncio
 import dataclasses
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from services.executor import results
 from services.executor.engines.factory import load_engine
@@ -25,12 +25,15 @@ from shared.protocol.requests import GenerateRequest
 from shared.protocol.sampling import FinishReason, SamplingParams
 from shared.protocol.steps import PlanSource, StepPlan, StepStarted
 from shared.protocol.tokens import StepTokens
+from shared.replica.sequence import LiveSequence
 from shared.scheduling.request import Kind
 from shared.scheduling.schedule import ScheduledRequest
+from shared.scheduling.step_sizes import LARGEST, USUAL, StepSizes
 from shared.scheduling.strategy import Strategy
 from shared.settings import config
 from shared.text.tokenizer import Tokenizer
 from tests.services.executor.live_gateway import GATEWAY, be_there
+from tests.services.profiler.profiling import until
 
 
 class Listener:
@@ -112,11 +115,18 @@ async def test_an_online_request_streams_and_is_timed(bus: Bus, listener: Listen
 
 
 async def test_a_request_that_cannot_be_taken_ends_with_an_error(
-    bus: Bus, listener: Listener, executor: ExecutorService
+    bus: Bus, listener: Listener, executor: ExecutorService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Here with a token so far that no tokenizer has; the failure is counted, and the next request runs."""
-    odd = replace(make_request("odd"), output_token_ids=[1 << 40])
-    await bus.publish(subjects.inbox("executor-0"), replace(odd, sampling=replace(odd.sampling, stop=("x",))))
+    """Whatever goes wrong, which of no message that parses is known: the failure is counted, and the next one runs."""
+    admit = LiveSequence.admit
+
+    def admit_others(request: GenerateRequest, *rest: Any) -> LiveSequence:
+        if request.request_id == "odd":
+            raise ValueError("an odd one")
+        return admit(request, *rest)
+
+    monkeypatch.setattr(LiveSequence, "admit", admit_others)
+    await bus.publish(subjects.inbox("executor-0"), make_request("odd"))
     assert await listener.until_end("odd") == ([], FinishReason.ERROR)
     await bus.publish(subjects.inbox("executor-0"), make_request("a"))
     assert (await listener.until_end("a"))[1] is FinishReason.LENGTH
@@ -149,6 +159,25 @@ async def allow_offline_work(bus: Bus, executor: ExecutorService) -> None:
         key, LatencyModelRecord(key, LinearCoefficients((1.0, 0.1, 0.0, 0.0, 0.0, 0.0, 0.1, 0.0)), 9, 0.0, 0.0)
     )
     await budgets.put(key, BudgetRecord(key, 100.0, "fixed"))
+
+
+async def test_the_first_latency_model_says_how_large_steps_are(bus: Bus, executor: ExecutorService) -> None:
+    executors = await bus.bucket(subjects.EXECUTORS_BUCKET, ExecutorInfo)
+    before = (await executors.get("executor-0")).value
+    assert before is not None and before.sizes == USUAL
+    models = await bus.bucket(subjects.LATENCY_MODELS_BUCKET, LatencyModelRecord)
+    key, chosen = executor.info.profile_key, StepSizes(2048, 1024)
+    line = LinearCoefficients((10.0, 0.1, 0.0, 0.0, 0.0, 0.0, 0.1, 0.0))
+    await models.put(key, LatencyModelRecord(key, line, 9, 0.0, 0.0))
+    async with asyncio.timeout(10):
+        async for entry in executors.watch():
+            if entry is not None and entry.value is not None and entry.value.sizes == chosen:
+                break
+    assert entry is not None and entry.value is not None
+    assert (entry.value.epoch, entry.value.largest) == (before.epoch, LARGEST)
+    large = MeasureShape([PrefillChunk(1024)], [])
+    measured = await bus.request(subjects.measure("executor-0"), large, MeasuredShape, timeout_s=10)
+    assert measured.latencies_ms, measured.error
 
 
 async def run_by_plan(bus: Bus, listener: Listener, request: GenerateRequest) -> StepStarted:
@@ -205,6 +234,8 @@ async def test_while_results_are_refused_no_more_offline_work_is_taken(
 async def test_a_plan_of_another_epoch_or_step_is_not_run(
     bus: Bus, listener: Listener, executor: ExecutorService
 ) -> None:
+    await bus.publish(subjects.inbox("executor-0"), make_request("before", max_tokens=2))
+    await listener.until_step(idle=False)
     idle = await listener.until_step(idle=True)
     request = make_request("batch_1.1", Kind.OFFLINE)
     entries = [ScheduledRequest(request.request_id, Kind.OFFLINE, 40)]
@@ -257,6 +288,25 @@ async def test_measuring_waits_for_an_idle_engine(bus: Bus, listener: Listener, 
     await bus.publish(subjects.inbox("executor-0"), make_request("a", max_tokens=200))
     await listener.until_step(idle=False)
     assert (await bus.request(subject, MeasureShape([PrefillChunk(64)], []), MeasuredShape)).error == "busy"
+
+
+@pytest.mark.parametrize("kind", Kind)
+async def test_a_measurement_gives_way_to_work(
+    bus: Bus, listener: Listener, executor: ExecutorService, kind: Kind
+) -> None:
+    subject, long = subjects.measure("executor-0"), MeasureShape([PrefillChunk(512)] * 4, [], repeats=100)
+    measuring = asyncio.create_task(bus.request(subject, long, MeasuredShape, timeout_s=30))
+    await until(lambda: executor._loop._measuring is not None)
+    request = make_request("a", kind, max_tokens=1)
+    if kind is Kind.ONLINE:
+        await bus.publish(subjects.inbox("executor-0"), request)
+    else:
+        await allow_offline_work(bus, executor)
+        await run_by_plan(bus, listener, request)
+    assert (await measuring).error == "busy"
+    await until(lambda: not executor._replica.has_work)
+    again = await bus.request(subject, MeasureShape([PrefillChunk(64)], [], repeats=2), MeasuredShape)
+    assert len(again.latencies_ms) == 2, again.error
 
 
 async def test_requests_of_a_gateway_that_is_gone_stop(bus: Bus, listener: Listener, executor: ExecutorService) -> None:

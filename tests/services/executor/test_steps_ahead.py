@@ -22,7 +22,7 @@ from shared.protocol.requests import AbortRequests, GenerateRequest
 from shared.protocol.sampling import FinishReason, SamplingParams
 from shared.protocol.steps import PlanSource, StepPlan, StepStarted
 from shared.protocol.tokens import StepTokens
-from shared.replica.engine import Engine, StepBatch, StepResult
+from shared.replica.engine import Engine, KVRegions, KVShards, StepBatch, StepResult
 from shared.replica.outputs import AddressedOutput
 from shared.scheduling.kv.slot_transfers import SlotOperations
 from shared.scheduling.request import Kind
@@ -329,6 +329,9 @@ class Watched:
 
     def interrupt(self, step: int) -> None:
         self._engine.interrupt(step)
+
+    def kv_regions(self) -> KVRegions | KVShards | str:
+        return self._engine.kv_regions()
 
     def close(self) -> None:
         pass

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,7 +25,8 @@ from services.local.stack.machine import free_port
 from tests.conftest import nats_server_binary, wait_for_port
 
 MODEL = DEFAULT_MODEL
-WAIT_S = 30.0
+WAIT_S = 60.0
+READY_S = 180.0  # a model is read, beside others
 
 
 def model_folder() -> Path:
@@ -70,9 +71,7 @@ class GatewayRig:
 
     def start_nats(self) -> None:
         """On the same port and store each time."""
-        store = str(self._folder / "nats")
-        arguments = ("-a", "127.0.0.1", "-p", str(self._nats_port), "-js", "-sd", store)
-        self._spawn("nats", nats_server_binary(), *arguments)
+        self._spawn("nats", nats_server_binary(), *self._nats_arguments())
         wait_for_port(self._nats_port, self._processes["nats"])
 
     def start_gateway(self, *options: str) -> None:
@@ -104,7 +103,7 @@ class GatewayRig:
         self._spawn("profiler", sys.executable, "-m", "services.profiler", *common, *options)
 
     def wait_ready(self) -> None:
-        wait_until(lambda: self.http.get("/ready").status_code == 200, self.logs)
+        wait_until(lambda: self.http.get("/ready").status_code == 200, self.logs, READY_S)
 
     def stop(self, name: str, signum: signal.Signals = signal.SIGTERM) -> int:
         """Signal the process and wait for its end; its exit status."""
@@ -179,6 +178,9 @@ class GatewayRig:
             input_file_id=uploaded.id, endpoint="/v1/completions", completion_window="24h"
         )
         return made.id
+
+    def _nats_arguments(self) -> Sequence[str]:
+        return "-a", "127.0.0.1", "-p", str(self._nats_port), "-js", "-sd", str(self._folder / "nats")
 
     def _start_service(self, name: str, module: str, *options: str) -> None:
         common = ("--nats", self.nats_url, "--model-path", str(model_folder()), "--model-name", MODEL)

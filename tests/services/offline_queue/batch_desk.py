@@ -164,7 +164,13 @@ class Desk:
             await bus._client.close()  # a killed process does not drain
             assert all(isinstance(end, asyncio.CancelledError) for end in ends), ends
 
-    async def submit(self, content: bytes | list[dict[str, Any]], window_s: int = 86_400, endpoint: str = CHAT) -> str:
+    async def submit(
+        self,
+        content: bytes | list[dict[str, Any]],
+        window_s: int = 86_400,
+        endpoint: str = CHAT,
+        client_id: str = "",
+    ) -> str:
         """As the gateway does; the batch's id."""
         self.number += 1
         batch_id, file_id = f"batch_{self.number}", f"file-{self.number}"
@@ -172,7 +178,8 @@ class Desk:
         now_s = int(self.clock.unix_s())
         await self.objects.put(file_id, data)
         await self.files.create(file_id, FileObject(file_id, len(data), now_s, "input.jsonl", "batch"))
-        record = BatchRecord(batch_id, endpoint, file_id, "24h", now_s, now_s + window_s, "validating")
+        ends_s = now_s + window_s
+        record = BatchRecord(batch_id, endpoint, file_id, "24h", now_s, ends_s, "validating", client_id=client_id)
         await self.batches.create(batch_id, record)
         return batch_id
 

@@ -139,6 +139,18 @@ def test_a_line_has_its_logprobs(rig: GatewayRig) -> None:
     assert choices["2"]["logprobs"] is None
 
 
+def test_lines_have_the_scores_of_their_prompts(rig: GatewayRig) -> None:
+    """As the same requests have them online."""
+    body = {"model": MODEL, "prompt": "Once upon a time", "max_tokens": 1, "seed": 1, "ignore_eos": True}
+    asked = [{"echo": True, "logprobs": 1}, {"echo": True, "max_tokens": 0}, {"prompt_logprobs": 2, "n": 2}]
+    asked.append({"echo": True, "logprobs": 0, "max_tokens": 0})
+    bodies = [body | each for each in asked]
+    found = answers(rig, bodies)
+    for number, each in enumerate(bodies):
+        assert found[str(number)]["choices"] == rig.http.post(ENDPOINT, json=each).json()["choices"]
+    assert [found[str(number)]["usage"]["completion_tokens"] for number in range(4)] == [1, 0, 2, 0]
+
+
 async def test_the_async_client_pages_through_everything(rig: GatewayRig) -> None:
     async with openai.AsyncOpenAI(base_url=f"{rig.url}/v1", api_key="none", max_retries=0) as client:
         files = [await client.files.create(file=(f"{n}.jsonl", lines(1)), purpose="batch") for n in range(5)]

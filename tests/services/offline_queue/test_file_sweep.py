@@ -15,7 +15,7 @@ from services.offline_queue.batches.lines import lines_object
 from shared.bus import Bus
 from shared.bus.objects import CHUNKS, DESCRIPTIONS, STREAM
 from shared.errors import NotFoundOnBusError
-from shared.protocol.batches import FileObject
+from shared.protocol.batches import WITHDRAWN, FileObject
 from tests.services.offline_queue.batch_desk import TIMEOUT_S, Desk, ManualClock, chat_line
 
 CHUNK_BYTES = 128 * 1024  # of nats-py
@@ -173,6 +173,16 @@ async def test_what_a_kill_left_half_done_goes_and_nothing_else(desk: Desk, cloc
             await read(desk, "file-without-record")
     async with desk.running():
         assert (await desk.until_cleared(batch_id)).request_counts.completed == 1
+
+
+async def test_a_deleted_batch_is_forgotten_once_it_is_cleared(desk: Desk, clock: ManualClock) -> None:
+    cleared, at_work = [await desk.submit([chat_line("a")]) for _ in range(2)]
+    ended = {"status": "completed", "completed_at": int(clock.now_s), "claim": WITHDRAWN}
+    for batch_id, is_cleared in ((cleared, True), (at_work, False)):
+        await desk.batches.edit(batch_id, lambda record, done=is_cleared: replace(record, **ended, cleared=done))
+    clock.now_s += ORPHAN_AGE_S
+    assert await FileSweep(desk, lambda file_id: False).forget_old() == 1
+    assert await desk.batches.keys() == {at_work}
 
 
 async def test_batches_that_ended_long_ago_and_deletions_are_forgotten(desk: Desk, clock: ManualClock) -> None:

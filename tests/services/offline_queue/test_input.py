@@ -1,6 +1,7 @@
 """Which lines are requests, which fail alone, and which make the batch invalid."""
 
 import json
+import tracemalloc
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -29,6 +30,7 @@ from tests.services.offline_queue.batch_desk import MODEL, TOKENIZER, Desk, Manu
 
 RECORD = BatchRecord("batch_1", CHAT, "file-1", "24h", 1000, 2000, "validating")
 GOOD = json.dumps(chat_line("good")).encode()
+MEGABYTE = b"x" * 1024**2
 MISSING = "missing_required_parameter"
 
 
@@ -198,6 +200,21 @@ async def test_lines_are_whole_however_the_file_is_cut(size: int) -> None:
     assert await split(b"", size) == []
     assert await split(b"\n", size) == [(1, b"")]
     assert await split(b"long line\nb", size, max_bytes=4) == [(1, b"long "), (2, b"b")]
+
+
+async def test_a_line_of_100_mb_is_never_in_memory() -> None:
+    async def endless() -> AsyncIterator[bytes]:
+        for _ in range(100):
+            yield MEGABYTE
+
+    tracemalloc.start()
+    try:
+        (line,) = [each async for each in split_lines(endless(), MAX_LINE_BYTES)]
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (line[0], len(line[1])) == (1, MAX_LINE_BYTES + 1)
+    assert peak < 4 * MAX_LINE_BYTES + 4 * len(MEGABYTE)
 
 
 @pytest.fixture

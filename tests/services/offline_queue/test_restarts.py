@@ -342,6 +342,7 @@ async def test_killed_again_and_again(desk: Desk, seed: int) -> None:
     await assert_complete(desk, record, ids)
 
 
+@pytest.mark.slow
 async def test_the_bus_restarts(tmp_path: Path) -> None:
     ids = [str(number) for number in range(12)]
     port = free_port()

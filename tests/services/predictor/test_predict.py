@@ -15,6 +15,7 @@ from services.predictor.settings import PredictorSettings
 from services.profiler.simulation.setup import read_latency_model
 from shared.bus import Bus
 from shared.clock import SystemClock
+from shared.errors import BusError
 from shared.latency.boosted import BoostedLatencyModel, Curve, Sum
 from shared.latency.bros import BrosLatencyModel
 from shared.latency.echo import EchoLatencyModel
@@ -30,7 +31,7 @@ from shared.protocol.latency_models import (
 )
 from shared.protocol.measurements import PrefillChunk
 from tests.services.profiler.profiling import KEY, TRUTH, executor_info, predicted, running
-from tests.shared.latency.shapes import make_shape
+from tests.shared.latency.shapes import make_shape, roofline
 
 CANDIDATES = [Candidate("linear", 0.0123, 0.2), Candidate("boosted", 0.0111, 0.4)]
 LINEAR = LatencyModelRecord(KEY, LinearCoefficients(TRUTH.coefficients()), 500, 0.0123, 1e9, 0.008, CANDIDATES)
@@ -40,6 +41,7 @@ CURVES = BoostedLatencyModel(
 BOOSTED = LatencyModelRecord(
     "gpu", model_record(CURVES), 900, 0.0111, 1e9, None, CANDIDATES, None, drifts=2, drift_ratio=1.31, drifted_at_s=1e9
 )
+ROOFLINE = LatencyModelRecord("roof", model_record(roofline("llama2-7b", "a100-40g")), 110, 0.01, 1e9)
 ECHO = LatencyModelRecord("echo", model_record(EchoLatencyModel(0.0, 0.2, 30.0, 0.01, 0.02, 0.8)), 90, 0.2, 1e9)
 
 
@@ -104,12 +106,16 @@ async def test_a_model_is_found_by_key_executor_or_model_name(bus: Bus, predicto
     [
         (PredictBatch([], []), "an empty batch takes no time"),
         (PredictBatch([PrefillChunk(0)], []), "at least 1 token over"),
-        (PredictBatch([PrefillChunk(1, -1)], []), "at least 1 token over"),
         (PredictBatch([], [5, 0]), "a decode reads at least 1 token"),
     ],
 )
 async def test_what_is_no_batch_is_refused(bus: Bus, predictor: Predictor, asked: PredictBatch, said: str) -> None:
     assert said in (await ask(bus, asked)).error
+
+
+async def test_fewer_than_no_tokens_are_no_message(bus: Bus, predictor: Predictor) -> None:
+    with pytest.raises(BusError, match="Expected `int` >= 0"):
+        await ask(bus, PredictBatch([PrefillChunk(1, -1)], []))
 
 
 async def test_several_models_must_be_told_apart(bus: Bus, nats_url: str) -> None:
@@ -185,7 +191,16 @@ def test_the_formula_of_bros_has_a_line_for_each_phase() -> None:
     assert formula(record) == "8 if prefills + 0.6 S_p + 12 if decodes + 0.4 N_d + 0.003 S_d"
 
 
-@pytest.mark.parametrize("record", [LINEAR, BOOSTED, ECHO])
+def test_the_formula_of_a_roofline_is_what_its_device_reaches() -> None:
+    lines = formula(model_record(roofline("llama2-7b", "a100-40g"))).splitlines()
+    assert lines == [
+        "F_g 187,200 GFLOP/s, F_ap 156,000 GFLOP/s, F_ad 78,000 GFLOP/s",
+        "  M_g 1,244 GB/s, M_a 1,244 GB/s, B_c 240 GB/s",
+        "  O_p 1, O_d 1; saturated from 159 decodes on",
+    ]
+
+
+@pytest.mark.parametrize("record", [LINEAR, BOOSTED, ECHO, ROOFLINE])
 def test_a_listed_record_is_a_file_for_the_simulator(tmp_path: Path, record: LatencyModelRecord) -> None:
     path = tmp_path / "model.json"
     path.write_bytes(msgspec.json.encode(record))

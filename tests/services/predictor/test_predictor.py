@@ -2,25 +2,30 @@
 
 import random
 
+import msgspec
 import pytest
 
 from services.predictor.service import Predictor
 from services.predictor.settings import PredictorSettings
+from services.profiler.simulation.setup import Machine
 from shared.bus import Bus
 from shared.clock import SystemClock
 from shared.latency.features import BatchFeatures
 from shared.latency.linear import LinearLatencyModel
+from shared.latency.model import LatencyModel
 from shared.protocol import subjects
-from shared.protocol.latency_models import LatencyModelRecord
+from shared.protocol.executors import ExecutorInfo
+from shared.protocol.latency_models import LatencyModelRecord, RooflineRates
 from shared.protocol.measurements import LatencySample
+from shared.scheduling.strategy import Strategy
 from tests.services.profiler.profiling import KEY, TRUTH, model_of, predicted, running, until
-from tests.shared.latency.shapes import make_shape
+from tests.shared.latency.shapes import make_shape, roofline
 
 SLOWER = LinearLatencyModel(*(2 * coefficient for coefficient in TRUTH.coefficients()))
 
 
-def predictor(bus: Bus, **changes: float) -> Predictor:
-    settings = {"refit_interval_s": 0.05} | changes
+def predictor(bus: Bus, **changes: float | str) -> Predictor:
+    settings = {"refit_interval_s": 0.05, **changes}
     return Predictor(bus, PredictorSettings(**settings), SystemClock())  # type: ignore[arg-type]
 
 
@@ -35,7 +40,7 @@ def mixed_shapes(count: int) -> list[BatchFeatures]:
     return shapes
 
 
-async def send(bus: Bus, shapes: list[BatchFeatures], truth: LinearLatencyModel = TRUTH, key: str = KEY) -> None:
+async def send(bus: Bus, shapes: list[BatchFeatures], truth: LatencyModel = TRUTH, key: str = KEY) -> None:
     rng = random.Random(12)
     for step, shape in enumerate(shapes):
         sample = LatencySample("executor-0", key, step, shape, predicted(shape, truth) * rng.gauss(1, 0.02))
@@ -119,6 +124,28 @@ async def test_a_model_lost_from_the_bus_is_published_again(bus: Bus) -> None:
         await models.delete(KEY)
         await send(bus, mixed_shapes(5))
         assert (await model_of(bus, newer_than=revision)).profile_key == KEY
+
+
+async def test_a_roofline_is_fitted_where_the_executor_tells_its_model(bus: Bus) -> None:
+    """Steps of a GPU bend; the executor has gone by the time of a later fit."""
+    llama = Machine("llama2-7b", "a100-40g").setup(Strategy(), 0)
+    info = msgspec.structs.replace(llama.info("executor-0"), profile_key=KEY)
+    executors = await bus.bucket(subjects.EXECUTORS_BUCKET, ExecutorInfo)
+    await executors.put(info.executor_id, info)
+    service = predictor(bus, latency_model="roofline", min_samples=100)
+    async with running(service):
+        await send(bus, mixed_shapes(200), llama.latency)
+        record = await model_of(bus)
+        assert record.kind == "roofline" and service.details()["roofline"] == 1
+        assert {candidate.kind for candidate in record.candidates} >= {"linear", "roofline"}
+        assert isinstance(record.model, RooflineRates) and record.model.architecture == info.spec.architecture
+        await executors.delete(info.executor_id)
+        revision = (await (await bus.bucket(subjects.LATENCY_MODELS_BUCKET, LatencyModelRecord)).get(KEY)).revision
+        slower = roofline("llama2-7b", "a40")
+        for _ in range(6):
+            await send(bus, mixed_shapes(100), slower)
+        again = await model_of(bus, newer_than=revision)
+        assert again.kind == "roofline"
 
 
 async def test_too_few_samples_and_senseless_ones_make_no_model(bus: Bus) -> None:

@@ -1,4 +1,5 @@
-"""A backlog that never runs out: copies of all its prompts follow, which share nothing with the first ones."""
+"""Backlogs that never run out: copies of all their prompts follow, which share nothing with the first ones. And
+backlogs that come at a rate."""
 
 from loadgen.workload.backlog import OfflinePrompt
 from loadgen.workload.prompts import token_id_prompts
@@ -48,3 +49,15 @@ def test_one_that_ends_submits_all_once() -> None:
     backlog = Backlog(prepared())
     assert len(backlog.begin()) == len(backlog) == 3
     assert [backlog.end(1.0) for _ in range(3)] == [[], [], []]
+
+
+def test_at_a_rate_one_comes_after_the_other_copies_with_them() -> None:
+    backlog = Backlog(prepared(), per_s=2.0)
+    assert [request.request_id for request, _ in backlog.begin()] == ["offline-0"] and backlog.next_s == 0.5
+    assert backlog.take(0.4) == [] and len(backlog) == 1
+    following = backlog.take(2.0)
+    assert [request.request_id for request, _ in following] == [f"offline-{number}" for number in range(1, 5)]
+    assert all(request.arrival_s == 2.0 for request, _ in following) and backlog.next_s == 2.5
+    assert following[2][1].unpack().prompt_token_ids == prepared().token_ids(3)
+    assert backlog.end(3.0) == [] and len(backlog) == 5
+    assert Backlog(prepared()).next_s is None

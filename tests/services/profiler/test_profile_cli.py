@@ -12,6 +12,7 @@ import pytest
 
 from shared.bus import Bus
 from shared.protocol import subjects
+from shared.protocol.budgets import BudgetSource, SloReport, SloState, SloStatus
 from shared.protocol.slo_profile import (
     Knob,
     ProfileReply,
@@ -146,6 +147,21 @@ async def test_a_stack_shows_the_newest_profile_of_each_kind(bus: Bus, nats_url:
     assert "llama, simulator: 100 requests of recorded" in done.stdout
     assert "keeps the SLOs: 40 ms (900 offline tokens/s)" in done.stdout and "60 ms" in done.stdout
     assert "30 ms" not in done.stdout
+
+
+async def test_a_stack_that_still_records_says_how_far_it_is(bus: Bus, nats_url: str) -> None:
+    note = "28 of 100 requests, 40 of 60 s recorded"
+    recording = SloStatus("llama", SloState.RECORDING, 100.0, BudgetSource.SLO_START, [], note=note)
+    waiting = SloStatus("qwen", SloState.WAITING, 100.0, BudgetSource.SLO_START, [])
+
+    async def tell(_: object) -> SloReport:
+        return SloReport(["tbt_mean<=50ms"], [recording, waiting])
+
+    subscription = await bus.serve(subjects.SLO_STATUS, object, tell)
+    done = await asyncio.to_thread(profile, "--nats", nats_url)
+    await subscription.stop()
+    assert done.returncode == 1
+    assert f"llama: recording the workload ({note}); qwen: waiting for a latency model; --now" in done.stderr
 
 
 async def test_a_new_search_is_asked_for_over_the_bus(bus: Bus, nats_url: str) -> None:

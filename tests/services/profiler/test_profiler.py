@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from services.predictor.service import Predictor
 from services.predictor.settings import PredictorSettings
@@ -13,7 +14,7 @@ from services.profiler.settings import ProfilerSettings
 from services.profiler.sweep.load_watch import LoadWatch
 from services.profiler.sweep.shapes import fits, num_tokens, sweep_shapes
 from services.profiler.sweep.sweep import ExecutorBusyError, ExecutorSilentError, Sweep
-from services.profiler.sweep.sweep_record import SweepFiles
+from services.profiler.sweep.sweep_record import SweepFiles, SweepRecord
 from shared.bus import Bus
 from shared.clock import SystemClock
 from shared.errors import ConfigError
@@ -22,6 +23,7 @@ from shared.protocol import subjects
 from shared.protocol.budgets import BudgetRecord, BudgetSource
 from shared.protocol.latency_models import LatencyModelRecord, LinearCoefficients
 from shared.protocol.measurements import LatencySample, MeasuredShape, MeasureShape, PrefillChunk
+from shared.scheduling.step_sizes import StepSizes
 from shared.scheduling.strategy import Strategy
 from tests.services.profiler.profiling import (
     KEY,
@@ -286,6 +288,18 @@ def test_shapes_keep_to_the_limits_and_tell_the_kinds_apart(limits: dict[str, in
         assert max(max(s.decode_context_lens, default=0) for s in first) == 2046
         ends = {c.num_tokens + c.num_computed_tokens for s in first for c in s.prefills if c.num_computed_tokens}
         assert max(ends) == 2047  # the last token of a context is never computed
+
+
+def test_larger_steps_come_last_where_their_sizes_are_still_to_be_chosen() -> None:
+    info = executor_info(max_num_seqs=256, num_blocks=20_000)
+    chosen = replace(info, largest=StepSizes(4096, 1024))
+    shapes = sweep_shapes(chosen)
+    larger = [(len(shape.prefills), num_tokens(shape)) for shape in shapes[-5:]]
+    assert larger == [(2, 1024), (0, 512), (4, 2048), (0, 1024), (8, 4096)]
+    prompts = [sum(chunk.num_tokens for chunk in shape.prefills) for shape in shapes[:-5]]
+    assert (max(prompts), max(len(shape.decode_context_lens) for shape in shapes[:-5])) == (512, 256)
+    assert sweep_shapes(chosen.resized(chosen.largest_sizes)) == shapes
+    assert SweepRecord.of(chosen, [], 0.0).covers(info) and not SweepRecord.of(info, [], 0.0).covers(chosen)
 
 
 @pytest.mark.parametrize("key", ["", "..", "../x", "a/b", ".hidden", "ä"])

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -28,6 +29,7 @@ from services.profiler.simulation.virtual_phase import VirtualPhase
 from services.profiler.simulation.workload import SimulatedWorkload
 from shared.latency.linear import LinearLatencyModel
 from shared.protocol.latency_models import LatencyModelRecord, LinearCoefficients
+from shared.protocol.steps import StepPlan
 from shared.replica.foresight import Foresight
 from shared.scheduling.orders.offline.fair_share import FairShare
 from shared.scheduling.orders.offline.fcfs import FcfsOrder
@@ -244,13 +246,20 @@ def test_an_order_knows_what_lengths_begin_with_and_the_cache_finds_it() -> None
     assert phase.num_offline_tokens == 12 * 404
 
 
-@pytest.mark.parametrize("preset", ["hygen", "fcfs", "round-robin"])
-@pytest.mark.parametrize("kv", KV_STRATEGIES)
+@pytest.mark.parametrize(
+    ("preset", "kv"),
+    [
+        (preset, kv)
+        for preset in ("hygen", "echo", "ooco", "fcfs", "round-robin")
+        for kv, strategy in KV_STRATEGIES.items()
+        if not (preset == "ooco" and strategy.get("kv_sharing") == "bidirectional")
+    ],
+)
 @pytest.mark.parametrize("kv_blocks", [None, 180])
 def test_a_plan_that_came_true_is_what_reconciling_it_gives(
-    kv_blocks: int | None, kv: str, preset: str, monkeypatch: pytest.MonkeyPatch
+    kv_blocks: int | None, preset: str, kv: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    budget = {"budget_ms": 40.0} if preset == "hygen" else {}
+    budget = {"budget_ms": 40.0} if preset in ("hygen", "ooco") else {}
     setup = Machine(kv_blocks=kv_blocks).setup(Strategy.of(preset, **budget, **KV_STRATEGIES[kv]), 0)
     ours = run_phase(setup, make_requests(6))
     monkeypatch.setattr(Foresight, "came_true", lambda *_: False)
@@ -268,6 +277,25 @@ def test_a_plan_that_came_true_is_what_reconciling_it_gives_beside_a_reserve(mon
     theirs = run_phase(setup, make_requests(6))
     assert ours.records == theirs.records
     assert ours.executor.replica.totals == theirs.executor.replica.totals
+
+
+@pytest.mark.parametrize(("noise", "least", "most"), [(0.0, 0.5, 1.0), (0.1, 0.0, 0.0)])
+def test_a_packing_that_goes_by_the_time_has_plans_kept_for_just_that_time(
+    noise: float, least: float, most: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of requests that are all there from the start. With noise no step ends when it was foreseen."""
+    kept: list[bool] = []
+    came_true = Foresight.came_true
+
+    def noted(foresight: Foresight, plan: StepPlan, *asked: Any) -> bool:
+        kept.append(came_true(foresight, plan, *asked))
+        return kept[-1]
+
+    monkeypatch.setattr(Foresight, "came_true", noted)
+    setup = Machine(noise=noise).setup(Strategy.of("echo"), 0)
+    phase = run_phase(setup, [TraceRequest(0.0, 100 + number, 40) for number in range(12)])
+    assert phase.num_online_finished == 12 and len(kept) > 40
+    assert least <= sum(kept[10:]) / len(kept[10:]) <= most
 
 
 def test_an_answer_that_ends_by_itself_is_not_known_beforehand() -> None:

@@ -165,6 +165,7 @@ async def test_an_unreachable_slo_lets_nothing_in(stack: Stack, start: Start) ->
     assert status.state is SloState.UNREACHABLE and "tbt_mean<=2ms (at best" in status.note
 
 
+@pytest.mark.slow
 async def test_an_earlier_profile_is_used_at_once_after_a_restart(stack: Stack, start: Start) -> None:
     await stack.publish_model()
     await start(SLO)
@@ -176,6 +177,7 @@ async def test_an_earlier_profile_is_used_at_once_after_a_restart(stack: Stack, 
     assert await stack.budget() == BudgetRecord(KEY, round(value, 3), "slo")
 
 
+@pytest.mark.slow
 async def test_a_live_search_has_the_budget_to_itself_and_its_record_is_taken_over(
     bus: Bus, stack: Stack, start: Start
 ) -> None:
@@ -208,6 +210,7 @@ async def test_a_live_search_has_the_budget_to_itself_and_its_record_is_taken_ov
     await until(is_taken_over)
 
 
+@pytest.mark.slow
 async def test_who_asks_gets_a_search_of_any_slos_or_why_there_is_none(stack: Stack, start: Start) -> None:
     await start("")
     assert "the stack keeps no SLOs" in (await stack.profile()).error

@@ -161,6 +161,7 @@ def test_a_recording_that_is_three_times_as_long_is_searched_again() -> None:
     assert "longer recording: 61 s instead of 20 s" in kept.search_because(90.0, BEGIN_S + 61)
 
 
+@pytest.mark.slow
 def test_a_cut_outlives_the_next_search() -> None:
     kept = keeper()
     kept.model = model()

@@ -53,6 +53,7 @@ def simulate(knob: Knob, value: float, expr: str) -> Report:
 
 
 @pytest.mark.parametrize(("preset", "expr"), [("hygen", "tbt_mean<=1.3x"), ("hygen-star", "tbt_mean<=1.3x")])
+@pytest.mark.slow
 def test_what_is_found_keeps_the_slo_and_more_does_not(preset: str, expr: str) -> None:
     trials = make_trials(preset)
     search = search_slos(trials, [parse_slo(expr)])

@@ -1,4 +1,4 @@
-"""The bus wrapper against a real nats-server."""
+"""The bus wrapper, against a real nats-server and the one in memory."""
 
 import asyncio
 import contextlib
@@ -6,10 +6,12 @@ import dataclasses
 import itertools
 
 import pytest
+import uvloop
 
 from shared.bus import Bus
 from shared.bus.objects import CHUNKS, STREAM
 from shared.bus.streams import FETCH_BYTES
+from shared.cancellation import check_cancelled
 from shared.errors import BusError, ConflictError, NoResponderError, NotFoundOnBusError
 from shared.protocol import subjects
 from shared.protocol.batches import FileObject
@@ -39,6 +41,37 @@ async def test_messages_arrive_in_order(bus: Bus) -> None:
     assert seen == [str(number) for number in range(100)]
 
 
+async def test_a_handler_waits_for_what_came_before_on_another_subject(bus: Bus) -> None:
+    """However long that takes to be handled."""
+    seen: list[str] = []
+    done, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slowly(message: AbortRequests) -> None:
+        await go_on.wait()
+        await asyncio.sleep(0)
+        seen.append(message.request_ids[0])
+
+    async def after(message: AbortRequests) -> None:
+        go_on.set()
+        await before.caught_up()
+        seen.append(message.request_ids[0])
+        if message.request_ids == ["last"]:
+            done.set()
+
+    before = await bus.subscribe("test.before", AbortRequests, slowly)
+    await bus.subscribe("test.after", AbortRequests, after)
+    await bus.flush()
+    sent = [f"{number}" for number in range(20)]
+    for each in sent:
+        await bus.publish("test.before", AbortRequests([each]))
+    await bus.publish("test.after", AbortRequests(["first"]))
+    await bus.publish("test.before", AbortRequests(["20"]))
+    await bus.publish("test.after", AbortRequests(["last"]))
+    await asyncio.wait_for(done.wait(), 5)
+    assert [each for each in seen if each not in ("first", "last")] == [*sent, "20"]
+    assert seen.index("first") > seen.index("19") and seen[-1] == "last"
+
+
 async def test_a_request_is_answered_and_a_lonely_one_refused(bus: Bus) -> None:
     async def answer(message: AbortRequests) -> AbortRequests:
         return AbortRequests(message.request_ids[::-1])
@@ -66,7 +99,9 @@ async def test_a_handler_that_fails_is_told_of_and_the_next_message_is_handled(
     with pytest.raises(BusError, match="Expected `int`"):
         await bus.request("test.same", AbortRequests(["a"]), int)
     assert bus.num_failed == 2
-    assert [record.levelname for record in caplog.records] == ["ERROR"] * 2
+    refused_log, unforeseen_log = sorted(caplog.records, key=lambda record: record.levelno)
+    assert (refused_log.levelname, refused_log.exc_info) == ("WARNING", None)
+    assert unforeseen_log.levelname == "ERROR" and unforeseen_log.exc_info
 
 
 async def test_messages_that_nobody_was_fast_enough_for_are_counted(bus: Bus, caplog: pytest.LogCaptureFixture) -> None:
@@ -240,6 +275,7 @@ async def test_entries_are_whole_while_many_read_and_write(bus: Bus) -> None:
 
     async def write(key: str) -> None:
         for size in itertools.count(2):
+            check_cancelled()
             await bucket.put(key, file_record(key, size))
 
     async def watched() -> list[str]:
@@ -341,3 +377,13 @@ async def test_what_a_kill_left_of_a_line_is_removed(bus: Bus) -> None:
     assert b"".join([chunk async for chunk in objects.chunks("file-1-output")]) == b"first\nsecond\n"
     store = await bus._js.object_store(subjects.OBJECTS_BUCKET)
     assert (await store.get("file-1-output")).data == b"first\nsecond\n"  # nats-py checks the digest
+
+
+def test_a_connection_that_has_just_gone_is_closed_quietly(nats_url: str) -> None:
+    async def close_what_is_lost() -> None:
+        lost = await Bus.connect(nats_url, "test")
+        lost._client._transport.close()
+        await lost.publish("test.lost", AbortRequests([]))
+        await lost.close()
+
+    uvloop.run(close_what_is_lost())

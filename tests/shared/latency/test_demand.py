@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from shared.latency.architectures import architecture_named
 from shared.latency.bros import BrosLatencyModel
 from shared.latency.demand import Demand, DemandModel, num_reads
+from shared.latency.device_rates import GEMM_FLOPS_REACHED, MEMORY_REACHED
 from shared.latency.devices import device_named
 from shared.latency.linear import LinearLatencyModel
-from shared.latency.roofline import GEMM_FLOPS_REACHED, MEMORY_REACHED
 from tests.shared.latency.shapes import TRUTH, roofline
 
 LLAMA, A100 = architecture_named("llama3.1-8b"), device_named("a100-80g")

@@ -183,7 +183,7 @@ def test_it_is_fitted_where_it_is_wanted_and_only_there() -> None:
 
 
 def test_whatever_may_be_wanted_can_be_fitted() -> None:
-    assert set(LATENCY_MODELS) == {"auto", *FITS_ON_REQUEST}
+    assert set(LATENCY_MODELS) == {"auto", "roofline", *FITS_ON_REQUEST}
 
 
 def test_the_record_is_the_model() -> None:

@@ -27,6 +27,8 @@ PUBLISHED = {
     "llama2-7b": 6.74,
     "llama3.1-8b": 8.03,
     "qwen-14b": 14.17,
+    "qwen2.5-7b": 7.62,
+    "qwen2.5-72b": 72.7,
     "mistral-7b": 7.24,
     "yi-34b": 34.39,
     "opt-13b": 12.85,
@@ -81,6 +83,43 @@ def test_the_chunks_of_a_prompt_attend_to_all_of_it() -> None:
     last, first = model.predict_ms(parts[-1]), model.predict_ms(parts[0])
     assert last - first == pytest.approx(512 * 3584 * model.ms_per_pair)
     assert 1.1 * first < last < 1.3 * first
+
+
+@pytest.mark.parametrize(
+    ("model", "device", "tp", "mixed_ms", "decode_ms", "decodes_ms"),
+    [
+        ("llama2-7b", "a100-40g", 1, 44.10769366145931, 0.44849613020914103, 12.478756836012861),
+        ("llama3-70b", "a100-80g", 8, 47.47290824886005, 0.13312829800430115, 13.396588612718654),
+        ("opt-13b", "a40", 2, 91.63759746066846, 0.8203637239229453, 26.434399386973183),
+    ],
+)
+def test_a_named_gpu_takes_what_it_always_took(
+    model: str, device: str, tp: int, mixed_ms: float, decode_ms: float, decodes_ms: float
+) -> None:
+    """Figures that were made with it hold on."""
+    named, mixed = roofline(model, device, tp), make_shape([(300, 1000), 40], [700] * 50)
+    assert named.predict_ms(mixed) == pytest.approx(mixed_ms, rel=1e-12)
+    assert named.decode_cost_ms(mixed, 900) == pytest.approx(decode_ms, rel=1e-12)
+    assert named.predict_ms(make_shape((), [500] * 4)) == pytest.approx(decodes_ms, rel=1e-12)
+
+
+@given(FEATURES, st.integers(1, 4096), st.integers(1, 4096), st.tuples(st.floats(0, 50), st.floats(0, 50)))
+def test_a_step_with_both_phases_has_the_longer_overhead(
+    features: BatchFeatures, tokens: int, context: int, overheads_ms: tuple[float, float]
+) -> None:
+    """And what is added costs what the step takes longer for it."""
+    named = roofline("llama2-7b", "a100-40g")
+    prefill_ms, decode_ms = overheads_ms
+    rates = replace(named.rates, prefill_overhead_ms=prefill_ms, decode_overhead_ms=decode_ms)
+    model = replace(named, rates=rates)
+    assert model.overhead_ms(1, 0) == prefill_ms and model.overhead_ms(0, 1) == decode_ms
+    assert model.overhead_ms(2, 3) == max(overheads_ms)
+    with_chunk, with_decode = copy(features), copy(features)
+    with_chunk.add_prefill(tokens, context)
+    with_decode.add_decode(context)
+    before_ms = model.predict_ms(features)
+    assert before_ms + model.prefill_cost_ms(features, tokens, context) == pytest.approx(model.predict_ms(with_chunk))
+    assert before_ms + model.decode_cost_ms(features, context) == pytest.approx(model.predict_ms(with_decode))
 
 
 def test_an_empty_batch_takes_no_time() -> None:

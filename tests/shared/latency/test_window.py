@@ -46,7 +46,7 @@ def test_a_flood_of_equal_decodes_leaves_the_rare_shapes_at_a_lower_weight() -> 
     assert Observation(make_shape((), [125] * 8), 5.0 + 19_999) in kept
 
 
-@pytest.mark.parametrize("latency_ms", [0.0, -1.0, math.nan, math.inf])
+@pytest.mark.parametrize("latency_ms", [0.0, -1.0, 1e-300, 1e300, math.nan, math.inf])
 def test_a_senseless_latency_is_refused(latency_ms: float) -> None:
     window = SampleWindow(64)
     assert not window.add(make_shape([1]), latency_ms)

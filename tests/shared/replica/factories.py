@@ -5,6 +5,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from shared.protocol.executors import EngineSpec, ExecutorInfo
+from shared.scheduling.placement.role import Role
 from shared.scheduling.strategy import Strategy
 
 SPEC = EngineSpec("m", "sim", "none", "float16", 512, 49152, 16, 48, (2,))
@@ -19,16 +20,24 @@ KV_STRATEGIES: dict[str, dict[str, str]] = {
 
 
 def make_info(
-    strategy: Strategy | None = None, max_num_seqs: int = 32, max_num_batched_tokens: int = 64, **spec: Any
+    strategy: Strategy | None = None,
+    max_num_seqs: int = 32,
+    max_num_batched_tokens: int = 64,
+    executor_id: str = "executor-0",
+    epoch: str = "epoch-1",
+    role: Role = Role.MIXED,
+    **spec: Any,
 ) -> ExecutorInfo:
     """``spec``: what is to differ from SPEC."""
     return ExecutorInfo(
-        "executor-0",
-        "epoch-1",
+        executor_id,
+        epoch,
         1,
         "key",
         replace(SPEC, **spec),
         max_num_seqs,
         max_num_batched_tokens,
         strategy or Strategy(),
+        role,
+        "sim",
     )

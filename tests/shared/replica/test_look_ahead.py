@@ -131,6 +131,9 @@ class Overlapped:
                 self.replica.retract()
         else:
             self.replica.finish(result)
+        self.take_ended()
+
+    def take_ended(self) -> None:
         for ended in self.replica.take_ended():
             sequence = ended.sequence
             choices = [choice.token_ids for choice in sequence.ended_choices]

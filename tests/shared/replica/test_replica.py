@@ -380,3 +380,15 @@ def test_offline_requests_keep_their_order_when_they_lose_their_kv(tokenizer: To
         offline = [state.request_id for state in replica.tell() if state.kind is Kind.OFFLINE]
         assert offline == [request_id for request_id in ids if request_id in offline]
     assert replica.totals.preemptions > 3 and replica.totals.finished_offline == 5
+
+
+def test_a_token_beyond_the_vocabulary_ends_its_request_alone(tokenizer: Tokenizer) -> None:
+    """The engine would look it up beyond its table."""
+    replica, engine = make_replica(tokenizer)
+    last = replica.spec.vocab_size - 1
+    replica.submit(make_request("odd", first=last - 5))
+    replica.submit(make_request("good", first=last - 19))
+    (ended,) = replica.take_ended()
+    assert (ended.sequence.request_id, ended.finish_reason) == ("odd", FinishReason.ERROR)
+    assert "beyond the vocabulary" in ended.error
+    assert drain(replica, engine).keys() == {"good"}

@@ -175,6 +175,16 @@ def test_a_plan_is_ready_for_every_step_after_the_first(make_peer: MakePeer) -> 
     assert len(peer.results) == 20
 
 
+def test_nothing_is_planned_where_nothing_is_to_be_done(make_peer: MakePeer) -> None:
+    peer = make_peer(Policy(40.0))
+    peer.say(idle=True)
+    assert peer.scheduler.plan() == []
+    assert peer.scheduler.stats().plans == 0
+    peer.pool.add([make_offline(0)])
+    assert [len(plan.admitted) for plan in peer.scheduler.plan()] == [1]
+    assert peer.scheduler.stats().plans >= 1
+
+
 def test_an_executor_that_drains_gets_nothing_new_and_ends_what_it_has(make_peer: MakePeer) -> None:
     peer = make_peer(Policy(40.0))
     peer.pool.add([make_offline(n) for n in range(20)])

@@ -4,6 +4,8 @@ import itertools
 import math
 from collections.abc import Iterable
 
+from hypothesis import strategies as st
+
 from shared.latency.features import BatchFeatures
 from shared.latency.linear import LinearLatencyModel
 from shared.scheduling.limits import Limits
@@ -108,3 +110,16 @@ def features_of(entries: list[ScheduledRequest], by_id: dict[str, Request]) -> B
         request = by_id[entry.request_id]
         features.add_scheduled(entry.num_scheduled_tokens, request.num_computed_tokens)
     return features
+
+
+held_requests = st.builds(
+    lambda kind, prompt, computed, is_decode: (
+        make_decode("", kind, context=max(1, prompt))
+        if is_decode
+        else make_request("", kind, prompt=prompt + 1, computed=min(computed, prompt))
+    ),
+    st.sampled_from(Kind),
+    st.integers(1, 300),
+    st.integers(0, 300),
+    st.booleans(),
+)  # drawn, without ids

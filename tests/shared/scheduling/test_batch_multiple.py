@@ -16,7 +16,15 @@ from shared.scheduling.request import Kind, Request
 from shared.scheduling.schedule import Schedule
 from shared.scheduling.strategy import Strategy
 from shared.scheduling.table import RequestTable
-from tests.shared.scheduling.factories import make_decode, make_request, make_table, queue_of, step_state, tokens
+from tests.shared.scheduling.factories import (
+    held_requests,
+    make_decode,
+    make_request,
+    make_table,
+    queue_of,
+    step_state,
+    tokens,
+)
 
 LIMITS = Limits(block_size=16, num_blocks=4000, max_num_batched_tokens=600, max_num_seqs=256)
 CUTTING = [name for name, packing in PACKINGS.items() if packing.cuts_to_multiples]
@@ -65,19 +73,6 @@ def test_nobody_is_held_up_for_little() -> None:
     assert planned(prompts=(60,)) == {"new-0": 60}
     online = planned(*decodes(120, Kind.ONLINE), make_request("on", prompt=30), prompts=())
     assert online["on"] == 30, "online prompts are never cut"
-
-
-held_requests = st.builds(
-    lambda kind, prompt, computed, is_decode: (
-        make_decode("", kind, context=max(1, prompt))
-        if is_decode
-        else make_request("", kind, prompt=prompt + 1, computed=min(computed, prompt))
-    ),
-    st.sampled_from(Kind),
-    st.integers(1, 300),
-    st.integers(0, 300),
-    st.booleans(),
-)
 
 
 def online_part(schedule: Schedule) -> dict[str, int]:

@@ -1,6 +1,7 @@
 """What every packing keeps to, and packing by arrival."""
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from shared.scheduling.limits import Limits
-from shared.scheduling.orders.offline.view import no_queue
+from shared.scheduling.orders.offline.view import OfflineView, no_queue
 from shared.scheduling.packing.packing import StepState
 from shared.scheduling.packing.packings import PACKINGS, packing_named
 from shared.scheduling.request import Kind, Request
@@ -17,7 +18,14 @@ from shared.scheduling.schedule import Schedule, ScheduledRequest
 from shared.scheduling.strategy import PRESETS, Strategy, preset_named
 from shared.scheduling.table import RequestTable
 from tests.shared.scheduling.deadlines import PACE, held_online, make_state, make_timed_table
-from tests.shared.scheduling.factories import make_decode, make_request, queue_of, tokens
+from tests.shared.scheduling.factories import (
+    make_decode,
+    make_request,
+    make_table,
+    queue_of,
+    step_state,
+    tokens,
+)
 
 FCFS, TURNS = packing_named("fcfs"), packing_named("round-robin")
 
@@ -236,3 +244,19 @@ def test_offline_work_waits_for_a_model_to_keep_deadlines_with() -> None:
     assert not preset_named("bros").policy(None, model_is_known=False).offline_enabled
     assert preset_named("bros").policy(None).offline_enabled
     assert preset_named("fcfs").policy(None, model_is_known=False).offline_enabled
+
+
+@pytest.mark.parametrize("name", ["two-phase", "kv-aware"])
+@pytest.mark.parametrize(("num_free_blocks", "asks"), [(2, False), (3, True)])
+def test_nobody_is_drawn_where_no_block_is_left_to_enter_with(name: str, num_free_blocks: int, asks: bool) -> None:
+    """Two that run keep one each, and one is reserved."""
+    held = [make_decode(f"off-{number}", Kind.OFFLINE) for number in range(2)]
+    state = step_state(make_table(make_decode("on"), *held), num_free_blocks=num_free_blocks)
+    views: list[OfflineView] = []
+
+    def queue(view: OfflineView) -> Iterator[Request]:
+        views.append(view)
+        return iter(())
+
+    schedule = packing_named(name).schedule(dataclasses.replace(state, num_reserved_blocks=1), queue)
+    assert list(tokens(schedule)) == ["on", "off-0", "off-1"] and bool(views) is asks

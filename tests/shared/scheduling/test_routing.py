@@ -193,6 +193,23 @@ def test_an_executors_word_adds_what_others_sent() -> None:
     assert target.work() == BatchFeatures(decode_kv_tokens=100, decode_requests=1, longest_decode=100)
 
 
+@pytest.mark.parametrize("is_answered", [False, True])
+def test_what_moves_counts_as_a_decode_at_its_taker_alone(is_answered: bool) -> None:
+    """Also where its first token is heard of later."""
+    giver, taker = make_target("executor-0"), make_target("executor-1")
+    route = giver.send(make_prompt(100))
+    if is_answered:
+        route.answered()
+    moved = taker.take_over(route)
+    route.answered()
+    assert giver.work() == BatchFeatures() and giver.num_cached_tokens(make_prompt(100)) == 0
+    assert taker.work() == BatchFeatures(decode_kv_tokens=100, decode_requests=1, longest_decode=100)
+    assert (taker.num_given_blocks, moved.target) == (0, taker)
+    moved.end()
+    route.end()
+    assert taker.work() == giver.work() == BatchFeatures()
+
+
 def test_prompts_take_as_many_steps_as_they_need() -> None:
     """The fixed cost of a step counts once for each chunk of 512 tokens."""
     flat = LinearLatencyModel(10.0, 0, 0, 0, 0, 0, 0)
@@ -201,3 +218,23 @@ def test_prompts_take_as_many_steps_as_they_need() -> None:
         pytest.approx(20.0),
         pytest.approx(30.0),
     ]
+
+
+def test_a_turn_comes_after_the_prompts_and_where_no_place_is_left_after_answers() -> None:
+    """With steps of 10 ms whatever is in them: a prompt of three steps before it; and with all eight places taken the
+    first of eight answers of 100 steps is expected after an eighth of them."""
+    steps = LinearLatencyModel(10, 0, 0, 0, 0, 0, 0)
+    assert make_target().wait_ms(steps, 100, 8) == 0
+    prompt = BatchFeatures(prefill_tokens=3 * STEP_TOKENS, prefill_requests=1)
+    assert make_target(work=prompt).wait_ms(steps, 100, 8) == 30
+    seven, eight, twelve = (BatchFeatures(decode_kv_tokens=50 * n, decode_requests=n) for n in (7, 8, 12))
+    assert make_target(work=seven).wait_ms(steps, 100, 8) == 0
+    assert make_target(work=eight).wait_ms(steps, 100, 8) == 1000 / 8
+    assert make_target(work=twelve).wait_ms(steps, 100, 8) == 5 * 1000 / 8
+
+
+def test_places_are_as_many_as_have_room_in_the_cache() -> None:
+    steps = LinearLatencyModel(10, 0, 0, 0, 0, 0, 0)
+    room = 3000 * BLOCK_TOKENS
+    four = BatchFeatures(decode_kv_tokens=4 * (room // 4 - 100), decode_requests=4)
+    assert make_target(work=four).wait_ms(steps, 100, 256) == 1000 / 4

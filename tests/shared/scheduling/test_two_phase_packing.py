@@ -17,6 +17,7 @@ from tests.shared.scheduling.factories import (
     TWO_PHASE,
     UNBOUNDED,
     features_of,
+    held_requests,
     make_decode,
     make_request,
     make_table,
@@ -187,21 +188,8 @@ def test_reconcile_shortens_a_chunk_that_the_cache_made_shorter() -> None:
     assert tokens(fit([entry(request, 100)], make_table(request))) == {"r": 36}
 
 
-requests = st.builds(
-    lambda kind, prompt, computed, decodes: (
-        make_decode("", kind, context=max(1, prompt))
-        if decodes
-        else make_request("", kind, prompt=prompt + 1, computed=min(computed, prompt))
-    ),
-    st.sampled_from(Kind),
-    st.integers(1, 300),
-    st.integers(0, 300),
-    st.booleans(),
-)
-
-
 @given(
-    held=st.lists(requests, max_size=30),
+    held=st.lists(held_requests, max_size=30),
     queue=st.lists(st.integers(1, 400), max_size=10),
     free=st.integers(0, 60),
     budget_ms=st.floats(0, 300),
@@ -232,7 +220,7 @@ def test_no_schedule_breaks_a_budget(
     )
 
 
-@given(held=st.lists(requests, max_size=20), queue=st.lists(st.integers(1, 400), max_size=10))
+@given(held=st.lists(held_requests, max_size=20), queue=st.lists(st.integers(1, 400), max_size=10))
 def test_offline_load_never_changes_what_online_gets(held: list[Request], queue: list[int]) -> None:
     online = [request for request in held if request.kind is Kind.ONLINE]
     waiting = [make_request("", Kind.OFFLINE, prompt=prompt) for prompt in queue]
@@ -243,7 +231,7 @@ def test_offline_load_never_changes_what_online_gets(held: list[Request], queue:
 
 
 @given(
-    held=st.lists(st.tuples(requests, st.booleans()), max_size=30),
+    held=st.lists(st.tuples(held_requests, st.booleans()), max_size=30),
     queue=st.lists(st.integers(1, 400), max_size=5),
     free=st.integers(0, 60),
 )

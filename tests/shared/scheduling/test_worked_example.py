@@ -1,10 +1,14 @@
 """The worked example of docs/scheduler.md, as the code computes it."""
 
+import random
+
 import pytest
 
 from shared.latency.features import BatchFeatures
 from shared.latency.linear import LinearLatencyModel
 from shared.scheduling.limits import Limits
+from shared.scheduling.orders.offline.view import no_queue
+from shared.scheduling.packing.mix_decoding import MixDecodingPacking
 from shared.scheduling.packing.pace import Pace
 from shared.scheduling.packing.packing import StepState
 from shared.scheduling.packing.two_phase import TwoPhasePacking
@@ -79,3 +83,22 @@ def test_what_becomes_of_it_when_cleo_arrives() -> None:
     ]
     assert schedule.latency_ms == pytest.approx(59.6)
     assert schedule.num_dropped == 0
+
+
+def test_mix_decoding_beside_the_online_work() -> None:
+    """Two at random, then the shortest that fit."""
+    lines = [
+        Request(f"line-{n}", Kind.OFFLINE, 200 * n, 200 * n + 50, 200 * n - 1, -(-200 * n // 16)) for n in range(1, 11)
+    ]
+    drawn = {"line-8", "line-3"}
+    seed = next(n for n in range(1000) if {each.request_id for each in random.Random(n).sample(lines, 2)} == drawn)
+    policy = Policy(60.0, packing="mix-decoding", mix_samples=2)
+    online = [request for request in make_table() if request.kind is Kind.ONLINE]
+    table = RequestTable()
+    for request in (*online, *lines):
+        table.add(request)
+    state = StepState(table, 1000, 1000, LIMITS, policy, MODEL, Pace(seed=seed))
+    schedule = MixDecodingPacking().schedule(state, no_queue)
+    chosen = {entry.request_id for entry in schedule.entries if entry.kind is Kind.OFFLINE}
+    assert chosen == {*drawn, "line-1", "line-2", "line-4", "line-5", "line-6"}
+    assert schedule.latency_ms == pytest.approx(38.0 + 4.2 + 2.2 + 1.4 + 1.8 + 2.6 + 3.0 + 3.4)

@@ -10,6 +10,7 @@ from shared.protocol import subjects
 from shared.protocol.budgets import BudgetRecord, BudgetSource
 from shared.protocol.executors import EngineSpec, ExecutorInfo
 from shared.protocol.latency_models import LatencyModelRecord, LinearCoefficients
+from shared.scheduling.placement.role import Role
 from shared.scheduling.policy import Policy
 from shared.scheduling.strategy import BLIND_IDLE_BUDGET_MS, Strategy
 from shared.watch.tuning import Tuning
@@ -46,5 +47,7 @@ async def test_the_policy_follows_what_is_published(bus: Bus) -> None:
     await becomes(tolerance, Policy(0.0, idle_budget_ms=BLIND_IDLE_BUDGET_MS, tolerance=0.05))
     stoppable = replace(INFO, spec=replace(SPEC, is_interruptible=True))
     assert tuning.policy(stoppable) == Policy(0.0, idle_budget_ms=math.inf, tolerance=0.05)
+    acting = tuning.policy(stoppable, Role.STRICT)
+    assert acting == Policy(0.0, idle_budget_ms=math.inf, tolerance=0.05, role=Role.STRICT)
     following.cancel()
     await asyncio.gather(following, return_exceptions=True)

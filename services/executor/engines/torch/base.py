@@ -67,7 +67,14 @@ class EngineOnTorch(ABC):
             what = f"step {batch.step} failed: {type(error).__name__}: {error}"
             raise (EngineLostError if is_lost(self._device) else EngineError)(what) from error
         self._last_step.keep(batch.step, sampled.token_ids)
-        return StepResult(sampled.token_ids, latency_ms, sampled.logprobs, copy_wait_ms, sampled.failed)
+        return StepResult(
+            sampled.token_ids,
+            latency_ms,
+            sampled.logprobs,
+            copy_wait_ms,
+            sampled.failed,
+            prompt_scores=sampled.prompt_scores,
+        )
 
     def interrupt(self, step: int) -> None:
         """See ``Engine.interrupt``."""

@@ -23,7 +23,7 @@ from kernels.paged_attention import AttentionMetadata
 from kernels.slots import Ints, StepLayout
 from services.executor.engines.grammar_masks import GrammarMasks
 from services.executor.engines.sample_row import SampleRow
-from services.executor.engines.torch.attention import Layer, paged_step
+from services.executor.engines.torch.attention import AttentionStep, Layer, paged_step
 from services.executor.engines.torch.base import EngineOnTorch
 from services.executor.engines.torch.device import (
     choose_device,
@@ -35,13 +35,15 @@ from services.executor.engines.torch.device import (
 )
 from services.executor.engines.torch.graphs import DecodeGraphs, Recorder, cuda_recorder
 from services.executor.engines.torch.host_pool import HostPool, host_pool_of
+from services.executor.engines.torch.kv_regions import regions_of
 from services.executor.engines.torch.model import Forward, LoadedModel, first_line
+from services.executor.engines.torch.prompt_scores import score_tokens, with_scores
 from services.executor.engines.torch.sampler import NO_TOKEN, NOT_FINITE, gather_logprobs, read_logprobs, sample
 from services.executor.engines.torch.warm_up import warm_up_batches
 from shared.errors import ConfigError, EngineError
 from shared.protocol.executors import EngineSpec
-from shared.replica.engine import SampledTokens, Sequence
-from shared.text.model_folder import ModelFacts
+from shared.replica.engine import KVRegions, SampledTokens, Sequence
+from shared.text.model_folder import ModelFacts, read_architecture
 
 logger = logging.getLogger(__name__)
 
@@ -118,6 +120,7 @@ class TorchEngine(EngineOnTorch):
             swap_ms_per_slot=host.ms_per_slot if host is not None else 0.0,
             is_interruptible=True,
             takes_steps_ahead=chosen.type == "cuda",  # on a CPU a step needs the interpreter all the time
+            architecture=read_architecture(path, name, model.dtype.itemsize),
         )
         engine = cls(spec, model.forward, kv_caches, host, GrammarMasks(path), threads, fused_attention)
         if chosen.type == "cuda":
@@ -149,6 +152,10 @@ class TorchEngine(EngineOnTorch):
         """Numbers of decodes that forward passes are recorded for, ascending."""
         return self._graphs.sizes if self._graphs is not None else []
 
+    def kv_regions(self) -> KVRegions | str:
+        """See ``Engine.kv_regions``; the layout is the same on every device."""
+        return regions_of(self._kv_caches.values(), self.spec.num_blocks, f"torch {self.spec.model}")
+
     def close(self) -> None:
         super().close()
         self._grammars.close()
@@ -168,29 +175,64 @@ class TorchEngine(EngineOnTorch):
         if input_ids.min() < 0 or input_ids.max() >= self.spec.vocab_size:
             raise EngineError(f"a token id is outside the vocabulary of {self.spec.vocab_size}")
         sampling = [i for i, sequence in enumerate(sequences) if sequence.needs_sample]
-        logits = self._step_logits(layout, input_ids, sampling)
-        if not sampling:
+        scored = [i for i, sequence in enumerate(sequences) if sequence.scored_ids]
+        scores: dict[str, bytes | None] = {}
+        if scored:
+            logits, scores = self._scored_logits(layout, input_ids, sampling, sequences, scored)
+        else:
+            logits = self._step_logits(layout, input_ids, sampling)
+        return with_scores(self._sample(logits, [sequences[i] for i in sampling]), scores)
+
+    def _sample(self, logits: torch.Tensor, sequences: list[Sequence]) -> SampledTokens:
+        """``logits``: a row for each sequence."""
+        if not sequences:
             if self._device.type == "cuda":
                 torch.cuda.current_stream(self._device).synchronize()  # the step has ended when its KV is written
             return SampledTokens({}, {})
-        return _sampled(logits, [sequences[i] for i in sampling], self._grammars)
+        return _sampled(logits, sequences, self._grammars)
 
     def _step_logits(self, layout: StepLayout, input_ids: Ints, sampling: list[int]) -> torch.Tensor:
         """[num_sampling, vocab_size], of the last token of the sequences whose numbers ``sampling`` holds."""
         logits = self._graphs.logits(layout, input_ids) if self._graphs is not None else None
         if logits is not None:
             return logits if len(sampling) == len(logits) else logits[sampling]
-        kv_cache = next(iter(self._kv_caches.values()))
-        metadata = AttentionMetadata.of(layout, kv_cache, fused=self._fused_attention)
         rows = torch.from_numpy(layout.row_ends[sampling] - 1).to(self._device)
-        return self._forward(torch.from_numpy(input_ids).to(self._device), metadata, rows)
+        return self._forward(torch.from_numpy(input_ids).to(self._device), self._metadata(layout), rows)
+
+    def _scored_logits(
+        self, layout: StepLayout, input_ids: Ints, sampling: list[int], sequences: list[Sequence], scored: list[int]
+    ) -> tuple[torch.Tensor, dict[str, bytes | None]]:
+        """As ``_step_logits``, and the scores of those sequences whose numbers ``scored`` holds, by request id; None
+        where they are not finite."""
+        sample_rows = layout.row_ends[sampling] - 1
+        starts = [int(layout.row_ends[i]) - len(sequences[i].token_ids) for i in scored]
+        counts = [len(sequences[i].scored_ids) for i in scored]
+        parts = [np.arange(start, start + count) for start, count in zip(starts, counts, strict=True)]
+        rows = torch.from_numpy(np.concatenate([sample_rows, *parts])).to(self._device)
+        metadata = self._metadata(layout)
+        step = self._attention_step(metadata)
+        token_ids = torch.from_numpy(input_ids).to(self._device)
+        hidden = self._model.hidden(token_ids, metadata.position_ids, rows, step)
+        scores: dict[str, bytes | None] = {}
+        first, *others = torch.split(hidden, [len(sampling), *counts])
+        for i, states in zip(scored, others, strict=True):
+            sequence, num_top = sequences[i], sequences[i].sampling.prompt_logprobs
+            assert num_top is not None, "tokens are scored where that is asked for"
+            scores[sequence.request_id] = score_tokens(self._model.logits, states, sequence.scored_ids, num_top)
+        return self._model.logits(first), scores
+
+    def _metadata(self, layout: StepLayout) -> AttentionMetadata:
+        kv_cache = next(iter(self._kv_caches.values()))
+        return AttentionMetadata.of(layout, kv_cache, fused=self._fused_attention)
 
     def _forward_decodes(self, input_ids: torch.Tensor, metadata: AttentionMetadata) -> torch.Tensor:
         return self._forward(input_ids, metadata, torch.arange(len(input_ids), device=self._device))
 
     def _forward(self, input_ids: torch.Tensor, metadata: AttentionMetadata, rows: torch.Tensor) -> torch.Tensor:
-        step = paged_step(self._kv_caches, metadata, self._buffer, self._interruption.check)
-        return self._model(input_ids, metadata.position_ids, rows, step)
+        return self._model(input_ids, metadata.position_ids, rows, self._attention_step(metadata))
+
+    def _attention_step(self, metadata: AttentionMetadata) -> AttentionStep:
+        return paged_step(self._kv_caches, metadata, self._buffer, self._interruption.check)
 
 
 def _sampled(logits: torch.Tensor, sequences: list[Sequence], grammars: GrammarMasks) -> SampledTokens:

@@ -45,6 +45,12 @@ class LlamaForward:
     def __call__(
         self, input_ids: torch.Tensor, position_ids: torch.Tensor, rows: torch.Tensor, step: AttentionStep
     ) -> torch.Tensor:
+        return self.logits(self.hidden(input_ids, position_ids, rows, step))
+
+    def hidden(
+        self, input_ids: torch.Tensor, position_ids: torch.Tensor, rows: torch.Tensor, step: AttentionStep
+    ) -> torch.Tensor:
+        """See ``Forward``."""
         hidden = F.embedding(input_ids, self._embedding)
         turns = self._turns(position_ids)
         for layer in self._layers[:-1]:
@@ -52,10 +58,14 @@ class LlamaForward:
         last = self._layers[-1]
         attended = last.attend(hidden, turns, step)
         if not len(rows):
-            return hidden.new_empty(0, self._vocab_size)
+            return hidden.new_empty(0, hidden.shape[1])
         # Behind the last layer's KV, nothing reads any other row.
         hidden = last.combine(attended.index_select(0, rows), hidden.index_select(0, rows))
-        return self._output(self._norm(hidden))
+        return self._norm(hidden)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """See ``Forward``."""
+        return self._output(hidden) if len(hidden) else hidden.new_empty(0, self._vocab_size)
 
     def _turns(self, position_ids: torch.Tensor) -> torch.Tensor:
         """[num_tokens, 1, k_dim / 2], complex: by which each token's queries and keys are turned."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import inspect
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -17,16 +17,25 @@ from services.executor.engines.torch.attention import ATTENTION_NAME, AttentionS
 from services.executor.engines.torch.device import choose_dtype
 from services.executor.engines.torch.linear import can_pack, pack_linears
 from services.executor.engines.torch.llama import LlamaForward, is_llama
-from shared.errors import EngineError, ModelError
+from shared.errors import ConfigError, EngineError, ModelError
 
 logger = logging.getLogger(__name__)
 
 PROBE_TOKENS = 5
 
 
-Forward = Callable[[Tensor, Tensor, Tensor, AttentionStep], Tensor]
-"""A decoder's forward pass over one flattened row of tokens: input ids and position ids [num_tokens] give the logits
-[num_rows, vocab_size] of those tokens whose numbers the third tensor holds: no other needs the output layer."""
+class Forward(Protocol):
+    """A decoder's forward pass over one flattened row of tokens."""
+
+    def __call__(self, input_ids: Tensor, position_ids: Tensor, rows: Tensor, step: AttentionStep) -> Tensor:
+        """Input ids and position ids [num_tokens] give the logits [num_rows, vocab_size] of those tokens whose numbers
+        ``rows`` holds: no other needs the output layer."""
+
+    def hidden(self, input_ids: Tensor, position_ids: Tensor, rows: Tensor, step: AttentionStep) -> Tensor:
+        """As a call, but what the output layer takes: [num_rows, hidden_size]."""
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[num_rows, vocab_size], of some rows of that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,31 +51,29 @@ class LoadedModel:
         """The fastest forward pass that gives the logits of transformers. Raises ModelError for a model that cannot be
         run, ConfigError for a dtype that there is not."""
         model, model_dtype = _read_model(path, device, dtype)
-        shapes, expected = _probe(TransformersForward(model), device)
-        layers, num_layers = list(shapes.values()), getattr(model.config, "num_hidden_layers", None)
-        if len(layers) != num_layers:
-            raise ModelError(
-                f"{type(model).__name__} has {num_layers} layers, of which {len(layers)} use plain attention: "
-                f"only dense decoders can be run"
-            )
+        shapes, expected = probe(TransformersForward(model), device)
+        layers = list(shapes.values())
+        if missing := layers_without_attention(model, len(layers)):
+            raise ModelError(missing)
         del shapes  # its keys are layers, whose weights are freed as they are taken
         for change in (_merged, _packed):
             forward = change(model, layers, can_pack(device, model_dtype))
             if forward is None:
                 continue
             with contextlib.suppress(ModelError):
-                found, logits = _probe(forward, device)
+                found, logits = probe(forward, device)
                 if list(found.values()) == layers and _are_close(logits, expected):
                     return cls(forward, model_dtype, found)
             logger.warning("model does not run as it could", extra={"path": str(path), "without": change.__name__})
             del forward, model
             model, _ = _read_model(path, device, dtype)
         plain = TransformersForward(model)
-        return cls(plain, model_dtype, _probe(plain, device)[0])
+        return cls(plain, model_dtype, probe(plain, device)[0])
 
 
 class TransformersForward:
-    """The model's own forward pass; ``step`` reaches its attention as a keyword argument."""
+    """The model's own forward pass; ``step`` reaches its attention as a keyword argument. The model is called whole for
+    its logits, too, since some scale or cap what their output layer gives: its decoder then gives back what it gave."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = model
@@ -75,6 +82,24 @@ class TransformersForward:
         output = self._model(
             input_ids=input_ids[None], position_ids=position_ids[None], use_cache=False, logits_to_keep=rows, paged=step
         )
+        logits: Tensor = output.logits[0]
+        return logits
+
+    def hidden(self, input_ids: Tensor, position_ids: Tensor, rows: Tensor, step: AttentionStep) -> Tensor:
+        decoder: Any = self._model.base_model
+        output = decoder(input_ids=input_ids[None], position_ids=position_ids[None], use_cache=False, paged=step)
+        states: Tensor = output.last_hidden_state[0]
+        return states.index_select(0, rows)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        from transformers.modeling_outputs import BaseModelOutputWithPast
+
+        decoder: Any = self._model.base_model
+        decoder.forward = lambda *args, **named: BaseModelOutputWithPast(last_hidden_state=hidden[None])
+        try:
+            output = self._model(input_ids=torch.zeros(1, len(hidden), dtype=torch.int64, device=hidden.device))
+        finally:
+            del decoder.forward  # of this one; that of its class is there
         logits: Tensor = output.logits[0]
         return logits
 
@@ -93,7 +118,6 @@ def _packed(model: torch.nn.Module, _: Sequence[LayerShape], packs: bool) -> For
 
 
 def _read_model(path: Path, device: torch.device, dtype: str) -> tuple[torch.nn.Module, torch.dtype]:
-    from safetensors import SafetensorError
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils import logging as transformers_logging
 
@@ -104,7 +128,9 @@ def _read_model(path: Path, device: torch.device, dtype: str) -> tuple[torch.nn.
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             path, dtype=model_dtype, attn_implementation=ATTENTION_NAME, low_cpu_mem_usage=True
         )
-    except (ImportError, OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+    except ConfigError:
+        raise
+    except Exception as error:  # transformers have none of their own for files that are torn, or of another version
         raise ModelError(f"cannot load the model in {path}: {first_line(error)}") from error
     if "logits_to_keep" not in inspect.signature(loaded.forward).parameters:
         raise ModelError(f"{type(loaded).__name__} is not a decoder that this engine can run")
@@ -112,7 +138,7 @@ def _read_model(path: Path, device: torch.device, dtype: str) -> tuple[torch.nn.
     return model, model_dtype
 
 
-def _probe(forward: Forward, device: torch.device) -> tuple[dict[Layer, LayerShape], Tensor]:
+def probe(forward: Forward, device: torch.device) -> tuple[dict[Layer, LayerShape], Tensor]:
     """The layers' shapes and some logits, by running the model once on a few tokens. Raises ModelError."""
     probe = ShapeProbe()
     tokens = torch.arange(PROBE_TOKENS, device=device)
@@ -121,6 +147,17 @@ def _probe(forward: Forward, device: torch.device) -> tuple[dict[Layer, LayerSha
     except (EngineError, AttributeError, RuntimeError, TypeError, ValueError) as error:
         raise ModelError(f"the model cannot run on paged attention: {first_line(error)}") from error
     return probe.shapes, logits
+
+
+def layers_without_attention(model: torch.nn.Module, num_attended: int) -> str:
+    """What is wrong with a model in so many of whose layers our attention was called; empty where that is all."""
+    num_layers = getattr(model.config, "num_hidden_layers", None)
+    if num_attended == num_layers:
+        return ""
+    return (
+        f"{type(model).__name__} has {num_layers} layers, of which {num_attended} use plain attention: "
+        f"only dense decoders can be run"
+    )
 
 
 def _are_close(logits: Tensor, expected: Tensor) -> bool:

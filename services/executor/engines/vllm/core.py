@@ -23,6 +23,7 @@ from services.executor.engines.vllm.runner_mirror import ATTENTION_KEY, FIRST_BL
 from services.executor.engines.vllm.scheduler import PlannedScheduler
 from services.executor.settings import OWN_ATTENTION
 from shared.errors import ConfigError, ModelError
+from shared.scheduling.step_sizes import largest_sizes
 from shared.text.model_folder import ModelFacts
 
 BLOCK_SIZE_MULTIPLES = {"cpu": 32, "cuda": 16}  # what its attention kernels take
@@ -34,8 +35,8 @@ FULL_CONTEXT = -1  # the model's, or what the KV blocks hold if that is less
 
 @dataclass(frozen=True, slots=True)
 class VllmOptions:
-    """None: as in ``TorchEngine.load``. ``attention``: "vllm", or "slackwater", which alone reads blocks filled from
-    the right and has host slots."""
+    """None: as in ``TorchEngine.load``; of a step's sizes, the largest that are ever chosen. ``attention``: "vllm", or
+    "slackwater", which alone reads blocks filled from the right and has host slots."""
 
     num_threads: int | None = None
     device: str = "auto"
@@ -43,8 +44,8 @@ class VllmOptions:
     block_size: int = 32
     num_blocks: int | None = None
     max_model_len: int | None = None
-    max_num_batched_tokens: int = 512
-    max_num_seqs: int = 256
+    max_num_batched_tokens: int | None = None
+    max_num_seqs: int | None = None
     attention: str = "vllm"
     num_host_slots: int | None = 0
     tensor_parallel: int = 1  # workers that share each layer
@@ -111,6 +112,8 @@ def _named_errors(path: Path) -> Iterator[None]:
 def _engine_args(path: Path, options: VllmOptions, device: str) -> EngineArgs:
     is_cpu = device == "cpu"
     attention = backend_member().name if options.has_directions and not is_cpu else None  # a CPU has but one to name
+    largest = largest_sizes(device)
+    max_num_seqs = options.max_num_seqs or largest.max_num_seqs
     dtype = choose_dtype(options.dtype, torch.device(device), None) if is_cpu or options.dtype != "auto" else "auto"
     return EngineArgs(
         model=str(path),
@@ -120,8 +123,8 @@ def _engine_args(path: Path, options: VllmOptions, device: str) -> EngineArgs:
         enforce_eager=is_cpu,  # there is nothing to capture, and compiling takes minutes
         block_size=options.block_size,
         max_model_len=options.max_model_len or FULL_CONTEXT,
-        max_num_seqs=options.max_num_seqs,
-        max_num_batched_tokens=max(options.max_num_batched_tokens, options.max_num_seqs),
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max(options.max_num_batched_tokens or largest.max_num_batched_tokens, max_num_seqs),
         num_gpu_blocks_override=None if options.num_blocks is None else options.num_blocks + FIRST_BLOCK,
         kv_cache_memory_bytes=kv_memory_bytes(torch.device(device)) // options.num_workers if is_cpu else None,
         enable_prefix_caching=False,  # the executor's pool finds prefixes

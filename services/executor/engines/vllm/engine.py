@@ -22,12 +22,13 @@ from services.executor.engines.torch.host_pool import HostPool, host_pool_of
 from services.executor.engines.torch.interruption import Interruption
 from services.executor.engines.vllm.attention_step import bind_attention
 from services.executor.engines.vllm.core import VllmOptions, make_core, shut_down_on_error
+from services.executor.engines.vllm.kv_memory import kv_regions_of, kv_shards_of
 from services.executor.engines.vllm.scheduler import PlannedScheduler
 from services.executor.engines.vllm.workers import check_in_layers, prepare_worker
 from shared.errors import EngineLostError
 from shared.protocol.executors import EngineSpec
-from shared.replica.engine import SampledTokens, Sequence
-from shared.text.model_folder import ModelFacts
+from shared.replica.engine import KVRegions, KVShards, SampledTokens, Sequence
+from shared.text.model_folder import ModelFacts, read_architecture
 
 logger = logging.getLogger(__name__)
 
@@ -36,19 +37,25 @@ class VllmEngine(EngineOnTorch):
     """Runs as many steps at a time as it has stages. A step raises EngineLostError where a worker has ended."""
 
     def __init__(
-        self, spec: EngineSpec, core: EngineCore, host: HostPool | None, num_threads: int, interruption: Interruption
+        self,
+        spec: EngineSpec,
+        core: EngineCore,
+        host: HostPool | None,
+        kv: KVRegions | KVShards | str,
+        num_threads: int,
+        interruption: Interruption,
     ) -> None:
         device = torch.device(core.vllm_config.device_config.device_type)
         super().__init__(spec, device, host, num_threads, interruption)
         self._core = core
+        self._kv = kv
         self._steps = StepsInFlight(core.model_executor, core.scheduler)
 
     @classmethod
     def load(cls, path: Path, name: str, options: VllmOptions) -> VllmEngine:
         """Load the model folder ``path`` under the name that clients use; takes seconds. ``import_vllm`` comes before.
         Raises ModelError for a model that cannot be run, ConfigError for settings that cannot be met."""
-        facts = ModelFacts.read(path)
-        core = make_core(path, facts, options)
+        core = make_core(path, ModelFacts.read(path), options)
         with shut_down_on_error(core, path):
             core.model_executor.collective_rpc(prepare_worker, args=(options.num_workers > 1, path))
             interruption = Interruption(torch.device(core.vllm_config.device_config.device_type))
@@ -59,35 +66,49 @@ class VllmEngine(EngineOnTorch):
                 (kv_caches,) = core.model_executor.collective_rpc(bind_attention)
                 with torch.inference_mode():
                     host = host_pool_of(kv_caches, options.num_host_slots)
-        config, num_threads = core.vllm_config, options.num_threads or cpu_count()
-        device = device_name(torch.device(config.device_config.device_type), num_threads)
-        spec = EngineSpec(
-            model=name,
-            engine="vllm",
-            device=(f"{device}-own-attention" if options.has_directions else device)  # its steps take another time
-            + options.degrees,
-            dtype=str(config.model_config.dtype).removeprefix("torch."),
-            max_model_len=min(config.model_config.max_model_len, core.scheduler.num_blocks * options.block_size),
-            vocab_size=facts.vocab_size,
-            block_size=options.block_size,
-            num_blocks=core.scheduler.num_blocks,
-            eos_token_ids=facts.eos_token_ids,
-            num_host_slots=host.num_slots if host is not None else 0,
-            swap_ms_per_slot=host.ms_per_slot if host is not None else 0.0,
-            pipeline_depth=options.pipeline_parallel,
-            is_interruptible=options.num_workers == 1,
-            takes_steps_ahead=options.pipeline_parallel == 1 and config.device_config.device_type == "cuda",
-        )
+            spec = _spec_of(core, host, path, name, options)
+            kv = (kv_regions_of if options.num_workers == 1 else kv_shards_of)(core.model_executor, spec)
         logger.info("model loaded", extra={"model": name, "device": spec.device, "num_blocks": spec.num_blocks})
-        return cls(spec, core, host, num_threads, interruption)
+        return cls(spec, core, host, kv, options.num_threads or cpu_count(), interruption)
+
+    def kv_regions(self) -> KVRegions | KVShards | str:
+        """See ``Engine.kv_regions``."""
+        return self._kv
 
     def close(self) -> None:
         super().close()
+        if not isinstance(self._kv, KVRegions | str):
+            self._kv.close()
         self._core.shutdown()
         del self._core, self._steps
 
     def _run(self, sequences: list[Sequence]) -> SampledTokens:
         return self._steps.run(sequences)
+
+
+def _spec_of(core: EngineCore, host: HostPool | None, path: Path, name: str, options: VllmOptions) -> EngineSpec:
+    """As ``VllmEngine.load``."""
+    config, facts = core.vllm_config, ModelFacts.read(path)
+    device = device_name(torch.device(config.device_config.device_type), options.num_threads or cpu_count())
+    return EngineSpec(
+        model=name,
+        engine="vllm",
+        device=(f"{device}-own-attention" if options.has_directions else device)  # its steps take another time
+        + options.degrees,
+        dtype=str(config.model_config.dtype).removeprefix("torch."),
+        max_model_len=min(config.model_config.max_model_len, core.scheduler.num_blocks * options.block_size),
+        vocab_size=facts.vocab_size,
+        block_size=options.block_size,
+        num_blocks=core.scheduler.num_blocks,
+        eos_token_ids=facts.eos_token_ids,
+        num_host_slots=host.num_slots if host is not None else 0,
+        swap_ms_per_slot=host.ms_per_slot if host is not None else 0.0,
+        pipeline_depth=options.pipeline_parallel,
+        is_interruptible=options.num_workers == 1,
+        takes_steps_ahead=options.pipeline_parallel == 1 and config.device_config.device_type == "cuda",
+        architecture=read_architecture(path, name, config.model_config.dtype.itemsize),
+        tensor_parallel=options.tensor_parallel,
+    )
 
 
 class StepsInFlight:

@@ -45,6 +45,7 @@ CALLS: tuple[tuple[Callable[..., Any], str], ...] = (
     (SamplingParams, "temperature max_tokens ignore_eos extra_args"),
     (GPUModelRunner.execute_model, "self scheduler_output"),
     (GPUModelRunner.sample_tokens, "self grammar_output"),
+    (GPUModelRunner._get_prompt_logprobs_dict, "self hidden_states num_scheduled_tokens"),
     (AttentionMetadataBuilder.build, "self common_prefix_len common_attn_metadata fast_build"),
     (AttentionImpl.forward, "self layer query key value kv_cache attn_metadata output"),
     (register_backend, "backend class_path"),
@@ -63,13 +64,13 @@ FIELDS: tuple[tuple[type, str], ...] = (
         "scheduled_new_reqs scheduled_cached_reqs num_scheduled_tokens total_num_scheduled_tokens "
         "scheduled_spec_decode_tokens scheduled_encoder_inputs finished_req_ids free_encoder_mm_hashes",
     ),
-    (ModelRunnerOutput, "req_id_to_index sampled_token_ids logprobs"),
+    (ModelRunnerOutput, "req_id_to_index sampled_token_ids logprobs prompt_logprobs_dict"),
     (SamplerOutput, "sampled_token_ids logprobs_tensors"),
     (KVCacheConfig, "num_blocks kv_cache_groups"),
     (KVCacheGroupSpec, "kv_cache_spec"),
     (CommonAttentionMetadata, "query_start_loc_cpu seq_lens_cpu_upper_bound"),
     (AttentionGroup, "layer_names metadata_builders"),
-    (CachedRequestState, "sampling_params prompt_token_ids output_token_ids"),
+    (CachedRequestState, "sampling_params prompt_token_ids output_token_ids num_computed_tokens"),
 )
 NO_MORE_IS_REQUIRED = (NewRequestData, CachedRequestData, SchedulerOutput)  # these are made here
 ATTRIBUTES: tuple[tuple[type, str], ...] = (

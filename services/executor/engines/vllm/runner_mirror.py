@@ -25,8 +25,18 @@ FIRST_BLOCK = 1  # vLLM keeps its block 0 as the null block: our blocks begin af
 NOT_SAMPLED = SamplingParams(max_tokens=1, temperature=0.0)  # of a row whose token is dropped: the cheapest
 SAMPLING_KEY = "slackwater"  # where a request's sampling lies in vLLM's extra_args
 NUM_PROMPT_TOKENS_KEY = "slackwater_num_prompt_tokens"  # None where its tokens may be placeholders
+SCORED_KEY = "slackwater_scored"  # what a chunk's tokens are scored for, a ScoredChunk; None: nothing is
 ATTENTION_KEY = "slackwater_attention"  # in vLLM's additional_config: one of VLLM_ATTENTIONS
 FILLS_RIGHT_KEY = "slackwater_fills_right"  # and which way it fills its blocks, for an attention that has directions
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredChunk:
+    """Of the chunk that begins at the token ``start``, and of no other of its request."""
+
+    start: int
+    token_ids: list[int]  # that follow its first ones
+    num_top: int
 
 
 @dataclass(slots=True)
@@ -132,6 +142,7 @@ def _goes_on(row: _Row, sequence: Sequence) -> bool:
         and sequence.sampling == row.told.sampling
         and sequence.needs_sample
         and sequence.fills_right == row.told.fills_right
+        and not sequence.scored_ids
     )
 
 
@@ -157,6 +168,7 @@ def _new_request(sequence: Sequence) -> NewRequestData:
         SAMPLING_KEY: sequence.sampling if sequence.needs_sample else NOT_SAMPLED,
         NUM_PROMPT_TOKENS_KEY: history.num_prompt_tokens if history else None,
         FILLS_RIGHT_KEY: sequence.fills_right,
+        SCORED_KEY: _scored_chunk(sequence),
     }
     return NewRequestData(
         req_id=sequence.request_id,
@@ -169,6 +181,13 @@ def _new_request(sequence: Sequence) -> NewRequestData:
         num_computed_tokens=sequence.num_computed_tokens,
         lora_request=None,
     )
+
+
+def _scored_chunk(sequence: Sequence) -> ScoredChunk | None:
+    num_top = sequence.sampling.prompt_logprobs
+    if not sequence.scored_ids or num_top is None:
+        return None
+    return ScoredChunk(sequence.num_computed_tokens, list(sequence.scored_ids), num_top)
 
 
 def _block_ids(block_table: list[int]) -> tuple[list[int]]:

@@ -14,6 +14,7 @@ import operator
 import os
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,9 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner  # on a CPU too
 from services.executor.engines.grammar_masks import GrammarMasks
 from services.executor.engines.sample_row import SampleRow
 from services.executor.engines.torch.device import keep_freed_memory
+from services.executor.engines.torch.prompt_scores import score_tokens
 from services.executor.engines.torch.sampler import gather_logprobs, sample
-from services.executor.engines.vllm.runner_mirror import NUM_PROMPT_TOKENS_KEY, SAMPLING_KEY
+from services.executor.engines.vllm.runner_mirror import NUM_PROMPT_TOKENS_KEY, SAMPLING_KEY, SCORED_KEY, ScoredChunk
 from shared.errors import ConfigError
 from shared.replica.engine import TokenHistory
 
@@ -41,6 +43,7 @@ RELIED_ON = (  # of what the model runner has once the model is loaded; its clas
     "attn_groups",
     "compilation_config.static_forward_context",
     "intermediate_tensors",
+    "query_start_loc.np",
 )
 
 
@@ -53,6 +56,7 @@ def prepare_worker(worker: Any, has_peers: bool, model_path: Path) -> None:
     grammars = GrammarMasks(model_path)
     runner.sampler = SeededSampler(runner, grammars)
     runner.execute_model = _compiling_grammars(runner.execute_model, grammars)
+    runner._get_prompt_logprobs_dict = partial(score_prompts, runner)
     if not has_peers:
         return
     _end_with_parent()
@@ -89,6 +93,22 @@ def _sample_row(request: Any) -> SampleRow:
     if num_prompt_tokens is not None:
         history = TokenHistory(request.prompt_token_ids + request.output_token_ids, num_prompt_tokens)
     return SampleRow(extra[SAMPLING_KEY], request.num_tokens, history, request.req_id)
+
+
+def score_prompts(
+    runner: Any, hidden_states: torch.Tensor, num_scheduled_tokens: dict[str, int]
+) -> dict[str, bytes | None]:
+    """Scores of the chunks of prompts that were told with a SCORED_KEY, in the place of the runner's own: by request
+    id, as of ``score_tokens``. ``hidden_states`` [num_tokens, hidden_size], of the whole step."""
+    scores: dict[str, bytes | None] = {}
+    for row, request_id in enumerate(runner.input_batch.req_ids):
+        request = runner.requests[request_id]
+        chunk: ScoredChunk | None = request.sampling_params.extra_args[SCORED_KEY]
+        if chunk is not None and request_id in num_scheduled_tokens and request.num_computed_tokens == chunk.start:
+            first = int(runner.query_start_loc.np[row])
+            hidden = hidden_states[first : first + len(chunk.token_ids)]
+            scores[request_id] = score_tokens(runner.model.compute_logits, hidden, chunk.token_ids, chunk.num_top)
+    return scores
 
 
 def check_runner(runner: Any) -> None:

@@ -1,8 +1,9 @@
 // Open batches, then those that ended last; one that is at work can be cancelled.
 
-import { problemOf } from "./connection.js";
 import { byId, element, KeyedList, row, setAttribute, setText } from "./dom.js";
+import { FileLink } from "./file_link.js";
 import { clock, count, duration, figure, UNKNOWN } from "./format.js";
+import { OrderDialog } from "./order_dialog.js";
 
 const LABELS = ["Batch", "Status", "Lines done", "Failed", "Lines/s", "Left", ""];
 const CLASSES = ["name", "", "wide", "number", "number", "number", "action"];
@@ -14,9 +15,11 @@ export class Batches {
   #table = byId("batches");
   #rows;
 
-  constructor(keys) {
-    const cancelling = new CancelDialog(keys);
-    this.#rows = new KeyedList(this.#table.tBodies[0], (batch) => createRow(batch, cancelling));
+  // access: { mayChange }, as whom the page is open.
+  constructor(keys, access) {
+    const cancelling = new OrderDialog("cancel", keys);
+    const parts = { keys, access, cancel: (batch) => askToCancel(batch, cancelling) };
+    this.#rows = new KeyedList(this.#table.tBodies[0], (batch) => createRow(batch, parts));
   }
 
   show(now) {
@@ -27,18 +30,22 @@ export class Batches {
   }
 }
 
-function createRow(batch, cancelling) {
+function createRow(batch, { keys, access, cancel }) {
   const { node, cells } = row(LABELS, CLASSES);
   const [name, status, progress, failed, rate, left, action] = cells;
-  name.append(element("code", "", batch.id), element("small", "", `${batch.endpoint}, since ${clock(batch.created_at)}`));
+  const { name: title, ...others } = batch.metadata ?? {};
+  const about = [`${batch.endpoint}, since ${clock(batch.created_at)}`, ...Object.entries(others).map((pair) => pair.join(": "))];
+  const [why, results, errors] = [element("small", "why"), new FileLink("Results", keys), new FileLink("Errors", keys)];
+  if (title) name.append(element("strong", "", title), " ");
+  name.append(element("code", "", batch.id), element("small", "", about.join("; ")), why);
   const [bar, done] = [element("progress"), element("small", "figures")];
   progress.append(bar, done);
   const button = element("button", "quiet", "Cancel");
   button.type = "button";
   button.setAttribute("aria-label", `Cancel ${batch.id}`);
-  action.append(button);
+  action.append(results.node, errors.node, button);
   let newest = batch;
-  button.addEventListener("click", () => cancelling.open(newest));
+  button.addEventListener("click", () => cancel(newest));
   const update = (fresh) => {
     newest = fresh;
     node.classList.toggle("ended", fresh.ended_at !== null);
@@ -53,7 +60,11 @@ function createRow(batch, cancelling) {
     failed.classList.toggle("bad", fresh.failed > 0);
     setText(rate, figure(fresh.lines_per_s));
     setText(left, leftOf(fresh));
-    button.hidden = !CANCELLABLE.includes(fresh.status);
+    setText(why, whyOf(fresh));
+    why.hidden = fresh.why.length === 0;
+    results.show(fresh.output_file_id);
+    errors.show(fresh.error_file_id);
+    button.hidden = !access.mayChange || !CANCELLABLE.includes(fresh.status);
   };
   return { node, update };
 }
@@ -63,44 +74,15 @@ function leftOf(batch) {
   return batch.left_s === null ? UNKNOWN : `about ${duration(batch.left_s)}`;
 }
 
-class CancelDialog {
-  #dialog = byId("cancel-dialog");
-  #problem = byId("cancel-problem");
-  #confirm = byId("cancel-confirm");
-  #keys;
-  #batchId = "";
+// Of an input file that was refused.
+function whyOf({ why, num_errors: all }) {
+  const more = all > why.length ? `; and ${count(all - why.length)} more` : "";
+  return why.length ? `${why.join("; ")}${more}` : "";
+}
 
-  constructor(keys) {
-    this.#keys = keys;
-    byId("cancel-keep").addEventListener("click", () => this.#dialog.close());
-    byId("cancel-form").addEventListener("submit", (event) => {
-      event.preventDefault();
-      this.#cancel();
-    });
-  }
-
-  open(batch) {
-    this.#batchId = batch.id;
-    setText(byId("cancel-batch"), batch.id);
-    const done = `${count(batch.done)} of ${count(batch.total)} lines are done and stay in its output file.`;
-    setText(byId("cancel-text"), batch.total ? `${done} The others do not run any more.` : "It has not begun to run.");
-    setText(this.#problem, "");
-    this.#dialog.showModal();
-  }
-
-  async #cancel() {
-    this.#confirm.disabled = true;
-    try {
-      const key = this.#keys.current();
-      const headers = key ? { Authorization: `Bearer ${key}` } : {};
-      const path = `v1/batches/${encodeURIComponent(this.#batchId)}/cancel`;
-      const answer = await fetch(path, { method: "POST", headers });
-      if (answer.ok) this.#dialog.close();
-      else setText(this.#problem, await problemOf(answer));
-    } catch {
-      setText(this.#problem, "The gateway cannot be reached; try again.");
-    } finally {
-      this.#confirm.disabled = false;
-    }
-  }
+function askToCancel(batch, dialog) {
+  setText(byId("cancel-batch"), batch.id);
+  const done = `${count(batch.done)} of ${count(batch.total)} lines are done and stay in its output file.`;
+  setText(byId("cancel-text"), batch.total ? `${done} The others do not run any more.` : "It has not begun to run.");
+  dialog.open(`v1/batches/${encodeURIComponent(batch.id)}/cancel`);
 }

@@ -2,7 +2,7 @@
 
 import { element, setAttribute, setText } from "./dom.js";
 import { UNKNOWN } from "./format.js";
-import { SPAN_S } from "./history.js";
+import { RANGES } from "./history.js";
 import { colour } from "./theme.js";
 
 const HEIGHT = 168;
@@ -19,14 +19,15 @@ export class Chart {
   #picture;
   #empty;
   #top = 1;
+  #range = RANGES[0];
 
-  // spec: { title, unit, curves: [{ label, colour, style, title, isRare }], format, empty, max }. Styles are those of STROKES,
+  // spec: { title, unit, curves: [{ label, colour, style, title, isRare }], format, empty(words), max }. Styles are those of STROKES,
   // and "area"; with `stacked`, curves are areas on top of each other, the first at the bottom.
   constructor(spec) {
     this.#spec = spec;
     this.#labels = spec.curves.map((curve) => legendItem(curve));
     this.#host = element("div", "plot");
-    this.#empty = element("p", "plot-empty", spec.empty);
+    this.#empty = element("p", "plot-empty", "");
     this.#picture = element("div", "picture", this.#host, this.#empty);
     this.#picture.tabIndex = 0;
     this.#picture.setAttribute("role", "img");
@@ -38,8 +39,10 @@ export class Chart {
     this.#picture.addEventListener("blur", () => this.#moveTo(null));
   }
 
-  // times: unix seconds; values: an array for each curve, equally long.
-  show(times, values) {
+  // times: unix seconds; values: an array for each curve, equally long; range: one of RANGES.
+  show(times, values, range) {
+    this.#range = range;
+    setText(this.#empty, this.#spec.empty(range.words));
     this.#data = [times, ...(this.#spec.stacked ? stack(values) : values)];
     this.#values = values;
     this.#top = this.#spec.max ?? highest(values, this.#spec.curves);
@@ -87,7 +90,7 @@ export class Chart {
         points: { size: 6, show: !stacked },
       },
       scales: {
-        x: { time: false, range: () => [this.#lastS() - SPAN_S, this.#lastS()] },
+        x: { time: false, range: () => [this.#lastS() - this.#range.spanS, this.#lastS()] },
         y: { range: () => [0, this.#top] },
       },
       axes: [this.#timeAxis(), this.#valueAxis()],
@@ -110,8 +113,8 @@ export class Chart {
       ...this.#axis(),
       size: 26,
       gap: 4,
-      splits: (plot, index, min, max) => [240, 180, 120, 60, 0].map((ago) => max - ago),
-      values: (plot, splits) => splits.map((at) => (this.#lastS() - at < 1 ? "now" : `−${Math.round((this.#lastS() - at) / 60)} min`)),
+      splits: (plot, index, min, max) => [4, 3, 2, 1, 0].map((part) => max - (part * this.#range.spanS) / 5),
+      values: (plot, splits) => splits.map((at) => agoText(this.#lastS() - at)),
     };
   }
 
@@ -167,6 +170,11 @@ export class Chart {
     const left = index === null ? -10 : this.#plot.valToPos(this.#data[0][index], "x");
     this.#plot.setCursor({ left, top: index === null ? -10 : 1 });
   }
+}
+
+function agoText(seconds) {
+  if (seconds < 1) return "now";
+  return seconds < 5400 ? `−${Math.round(seconds / 60)} min` : `−${(seconds / 3600).toFixed(1)} h`;
 }
 
 const isNumber = (value) => value !== null;

@@ -4,14 +4,15 @@ import { Chart } from "./chart.js";
 import { count, figure, latencyText, percent, short } from "./format.js";
 import { verdictsOf } from "./slo.js";
 
-const noRequest = "No online request in the last five minutes.";
+const noRequest = (span) => `No online request in the last ${span}.`;
+const noExecutor = (span) => `No executor in the last ${span}.`;
 const inMs = { unit: "ms", format: latencyText, axis: short };
 
 const CHARTS = [
   {
     title: "Step time",
     ...inMs,
-    empty: "No step in the last five minutes.",
+    empty: (span) => `No step in the last ${span}.`,
     curves: [
       { label: "p99", colour: "step", style: "thin", title: "99 of 100 steps of the ten seconds before were shorter" },
       { label: "mean", colour: "step", style: "line" },
@@ -36,11 +37,18 @@ const CHARTS = [
     boundName: (now) => boundName(now, "tbt"),
   },
   {
+    title: "End to end",
+    ...inMs,
+    empty: (span) => `No online request was answered in the last ${span}.`,
+    curves: latencyCurves().slice(0, 2),
+    values: (history) => [history.e2e_p99_ms, history.e2e_p50_ms],
+  },
+  {
     title: "Throughput",
     unit: "generated tokens/s",
     format: figure,
     axis: short,
-    empty: "No executor in the last five minutes.",
+    empty: noExecutor,
     curves: [
       { label: "offline", colour: "offline", style: "area" },
       { label: "online", colour: "online", style: "line" },
@@ -52,7 +60,7 @@ const CHARTS = [
     unit: "on executors",
     format: count,
     axis: short,
-    empty: "No executor in the last five minutes.",
+    empty: noExecutor,
     curves: [
       { label: "offline running", colour: "offline", style: "line" },
       { label: "online running", colour: "online", style: "line" },
@@ -65,7 +73,7 @@ const CHARTS = [
     unit: "% of all, by owner",
     format: (value) => percent(value / 100),
     axis: (value) => `${value}`,
-    empty: "No executor in the last five minutes.",
+    empty: noExecutor,
     stacked: true,
     max: 100,
     curves: [
@@ -76,6 +84,28 @@ const CHARTS = [
       { label: "cached", colour: "cached", style: "area", title: "free, and found again by a prompt that begins the same" },
     ],
     values: (history) => kvShares(history),
+  },
+  {
+    title: "Offline queue",
+    unit: "lines without a result",
+    format: count,
+    axis: short,
+    empty: noExecutor,
+    curves: [{ label: "lines left", colour: "offline", style: "area" }],
+    values: (history) => [history.lines_left],
+  },
+  {
+    title: "HTTP errors",
+    unit: "a minute, at this gateway",
+    format: figure,
+    axis: short,
+    empty: noExecutor,
+    curves: [
+      { label: "server errors", colour: "bound", style: "line", title: "answered with 500 and above, refusals aside" },
+      { label: "refused", colour: "offline", style: "line", title: "valid, and not served now or for this client" },
+      { label: "client errors", colour: "online", style: "thin", title: "answered with 400 to 499, refusals aside" },
+    ],
+    values: (history) => [history.http_server_errors, history.http_refused, history.http_client_errors],
   },
 ];
 
@@ -88,10 +118,10 @@ export class Charts {
   }
 
   // series: as History.series gives them.
-  show(series, now) {
+  show(series, now, range) {
     for (const { spec, chart } of this.#charts) {
       if (spec.boundName) chart.nameBound(spec.boundName(now));
-      chart.show(series.unix_s, spec.values(series, now));
+      chart.show(series.unix_s, spec.values(series, now), range);
     }
   }
 

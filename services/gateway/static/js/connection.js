@@ -11,7 +11,7 @@ export class Connection {
   #failures = 0;
   #aborting = new AbortController();
 
-  // keys: { current(), ask(wasRefused) }. onState gets "connecting", "live", "lost" or "key", and why.
+  // keys: { current(), headers(), ask(wasRefused) }. onState gets "connecting", "live", "lost" or "key", and why.
   constructor({ keys, onMessage, onState }) {
     this.#keys = keys;
     this.#onMessage = onMessage;
@@ -47,8 +47,7 @@ export class Connection {
   async #read() {
     const key = this.#keys.current();
     this.#aborting = new AbortController();
-    const headers = key ? { Authorization: `Bearer ${key}` } : {};
-    const answer = await fetch("dashboard/events", { headers, signal: this.#aborting.signal, cache: "no-store" });
+    const answer = await fetch("dashboard/events", { headers: this.#keys.headers(), signal: this.#aborting.signal, cache: "no-store" });
     if (answer.status === 401) {
       this.#onState("key", "");
       await this.#keys.ask(Boolean(key));

@@ -1,15 +1,22 @@
-// A row for each executor.
+// A row for each executor; one can be drained, and let take requests again.
 
 import { byId, element, KeyedList, row, setAttribute, setText } from "./dom.js";
 import { count, figure, percent, short } from "./format.js";
+import { OrderDialog } from "./order_dialog.js";
 
-const LABELS = ["Executor", "Online", "Offline", "Step ms", "Budget ms", "Steps/s", "Busy", "Tokens/s", "Entering, tokens planned, computed", "KV blocks"];
-const CLASSES = ["name", ...Array(8).fill("number"), "wide"];
+const LABELS = ["Executor", "Online", "Offline", "Step ms", "Budget ms", "Steps/s", "Busy", "Tokens/s", "Entering, tokens planned, computed", "KV blocks", ""];
+const CLASSES = ["name", ...Array(8).fill("number"), "wide", "action"];
 const OWNERS = ["online", "shared", "offline", "paused", "cached"];
 
 export class Executors {
   #table = byId("executors");
-  #rows = new KeyedList(this.#table.tBodies[0], createRow);
+  #rows;
+
+  // access: { mayChange }, as whom the page is open.
+  constructor(keys, access) {
+    const dialog = new OrderDialog("drain", keys);
+    this.#rows = new KeyedList(this.#table.tBodies[0], () => createRow(access, (beat) => askToDrain(beat, dialog)));
+  }
 
   show(now) {
     this.#table.hidden = now.executors.length === 0;
@@ -18,22 +25,44 @@ export class Executors {
   }
 }
 
-function createRow() {
+function createRow(access, drain) {
   const { node, cells } = row(LABELS, CLASSES);
   const [name, ...figures] = cells;
   const [id, about] = [element("strong"), element("small")];
   name.append(id, about);
+  const button = element("button");
+  button.type = "button";
+  let newest = null;
+  button.addEventListener("click", () => drain(newest));
+  figures.pop().append(button);
   const bar = new KvBar(figures.pop());
   const update = (executor) => {
-    const { info, draining, offline_waits: waits, slow_step: slow } = executor.beat;
+    newest = executor.beat;
+    button.hidden = !access.mayChange;
+    setText(button, newest.draining ? "Undrain" : "Drain");
+    setAttribute(button, "aria-label", `${button.textContent} ${newest.info.executor_id}`);
+    const { info, draining, counters, offline_waits: waits, slow_step: slow } = executor.beat;
+    const { handed_over: given, taken_over: taken } = counters;
     setText(id, info.executor_id);
     const drain = !draining ? "" : holdsNothing(executor.beat) ? ", drained" : ", drains";
-    setText(about, `${info.spec.engine} on ${info.spec.device}${drain}${waits && `; ${waits}`}${slow && `; ${slow}`}`);
+    const moves = given + taken > 0 && `requests moved: ${short(given)} away, ${short(taken)} here`;
+    const remarks = [executor.role_text, moves, waits, slow].filter(Boolean);
+    setText(about, [`${info.spec.engine} on ${info.spec.device}${drain}`, ...remarks].join("; "));
     figuresOf(executor).forEach((text, index) => setText(figures[index], text));
     figures[2].classList.toggle("bad", executor.budget_ms !== null && executor.step.mean_ms > executor.budget_ms);
     bar.show(executor.beat);
   };
   return { node, update };
+}
+
+function askToDrain({ info, draining }, dialog) {
+  const id = info.executor_id;
+  setText(byId("drain-executor"), id);
+  setText(byId("drain-title"), draining ? "Let this executor take requests again?" : "Drain this executor?");
+  const drains = "It gets no new requests, online or offline; those that it has go on to their ends.";
+  setText(byId("drain-text"), draining ? "It gets new requests from now on." : drains);
+  setText(byId("drain-confirm"), draining ? "Undrain it" : "Drain it");
+  dialog.open(`executors/${encodeURIComponent(id)}/${draining ? "undrain" : "drain"}`);
 }
 
 const holdsNothing = (beat) =>

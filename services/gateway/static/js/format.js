@@ -34,4 +34,9 @@ export function duration(seconds) {
   return `${whole.format(seconds / 86400)} days`;
 }
 
+export function clockAndDay(unixS) {
+  const isToday = new Date(unixS * 1000).toDateString() === new Date().toDateString();
+  return isToday ? clock(unixS) : `${new Date(unixS * 1000).toLocaleDateString()} ${clock(unixS)}`;
+}
+
 export const clock = (unixS) => new Date(unixS * 1000).toLocaleTimeString([], { hour12: false });

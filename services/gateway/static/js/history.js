@@ -1,11 +1,20 @@
 // The rows that the gateway has sent, and those that an earlier gateway sent before it was restarted.
 
-export const SPAN_S = 300;
-const GAP_S = 3.5; // without a row: a curve is not drawn across it
+// gapS: without a row, a curve is not drawn across it. The minutes come with the events, the others are asked for.
+export const RANGES = [
+  { name: "minutes", label: "5 min", title: "The last five minutes", words: "five minutes", spanS: 300, gapS: 3.5 },
+  { name: "hour", label: "1 h", title: "The last hour", words: "hour", spanS: 3600, gapS: 35, periodMs: 10_000 },
+  { name: "day", label: "1 day", title: "The last day", words: "day", spanS: 86_400, gapS: 1000, periodMs: 60_000 },
+];
 
 export class History {
   #columns = [];
   #rows = [];
+  #range;
+
+  constructor(range) {
+    this.#range = range;
+  }
 
   // With columns, the rows are all that the gateway has; without, the newest.
   take({ columns, rows }) {
@@ -16,7 +25,7 @@ export class History {
     const firstS = rows.length ? rows[0][0] : Infinity;
     this.#rows = [...this.#rows.filter(([unixS]) => unixS < firstS), ...rows];
     const lastS = this.#rows.length ? this.#rows.at(-1)[0] : 0;
-    this.#rows = this.#rows.filter(([unixS]) => unixS > lastS - SPAN_S);
+    this.#rows = this.#rows.filter(([unixS]) => unixS > lastS - this.#range.spanS);
   }
 
   // Arrays by column name, equally long, with a row of nothing in each gap.
@@ -25,7 +34,7 @@ export class History {
     const rows = [];
     for (const row of this.#rows) {
       const lastS = rows.length ? rows.at(-1)[0] : row[0];
-      if (row[0] - lastS > GAP_S) rows.push([lastS + 1, ...nothing]);
+      if (row[0] - lastS > this.#range.gapS) rows.push([lastS + 1, ...nothing]);
       rows.push(row);
     }
     return Object.fromEntries(this.#columns.map((name, index) => [name, rows.map((row) => row[index])]));

@@ -33,6 +33,12 @@ export class Keys {
     return sessionStorage.getItem(STORED);
   }
 
+  // Of a request that is sent with it.
+  headers() {
+    const key = this.current();
+    return key ? { Authorization: `Bearer ${key}` } : {};
+  }
+
   // Returns once there is one. wasRefused: the one that was sent is not known.
   ask(wasRefused) {
     sessionStorage.removeItem(STORED);

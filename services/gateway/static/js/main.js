@@ -1,5 +1,6 @@
 // From the gateway's events to the page.
 
+import { Access } from "./access.js";
 import { Batches } from "./batches.js";
 import { Budgets } from "./budget.js";
 import { Charts } from "./charts.js";
@@ -7,8 +8,9 @@ import { Connection } from "./connection.js";
 import { byId, element, setText } from "./dom.js";
 import { Executors } from "./executors.js";
 import { clock, duration } from "./format.js";
-import { History } from "./history.js";
 import { Keys } from "./keys.js";
+import { Ranges } from "./ranges.js";
+import { Services } from "./services.js";
 import { setUpTheme } from "./theme.js";
 import { Tiles } from "./tiles.js";
 
@@ -16,12 +18,14 @@ const STALE_MS = 3000; // news come each second
 const STATUS = { connecting: "Connecting", live: "Live", stale: "Stale", lost: "Not connected", key: "Needs a key" };
 
 class Dashboard {
-  #history = new History();
   #tiles = new Tiles(byId("tiles"));
   #charts = new Charts(byId("charts"));
-  #executors = new Executors();
   #budgets = new Budgets();
+  #services = new Services();
+  #executors;
   #batches;
+  #ranges;
+  #newest = null;
   #state = "connecting";
   #why = "";
   #lastMs = null; // when the newest figures came
@@ -29,11 +33,15 @@ class Dashboard {
 
   constructor() {
     const keys = new Keys();
-    this.#batches = new Batches(keys);
+    const access = new Access(keys);
+    this.#batches = new Batches(keys, access);
+    this.#executors = new Executors(keys, access);
+    this.#ranges = new Ranges(keys, () => this.#draw());
     const connection = new Connection({
       keys,
       onMessage: (message) => this.#show(message),
       onState: (state, why) => {
+        if (state === "live" && this.#state !== "live") access.ask();
         const isRetrying = state === "connecting" && this.#state === "lost";
         if (!isRetrying) this.#tell(state, why);
       },
@@ -46,18 +54,24 @@ class Dashboard {
 
   #show(message) {
     const { now } = message;
-    this.#history.take(message);
+    this.#ranges.take(message);
+    this.#newest = now;
     this.#lastMs = Date.now();
     this.#lastUnixS = now.unix_s;
     setText(byId("model"), now.model);
     setText(byId("preset"), now.preset ? `preset ${now.preset}` : "");
     document.title = `Slackwater: ${now.model}`;
     this.#tiles.show(now);
-    this.#charts.show(this.#history.series(), now);
+    this.#draw();
     this.#batches.show(now);
     this.#executors.show(now);
     this.#budgets.show(now);
+    this.#services.show(now);
     showUnwell(now.unwell);
+  }
+
+  #draw() {
+    if (this.#newest) this.#charts.show(this.#ranges.series(), this.#newest, this.#ranges.range);
   }
 
   // Also called twice a second: whether figures are old is a matter of time.

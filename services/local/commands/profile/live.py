@@ -22,10 +22,11 @@ from shared.client_key import client_key
 from shared.errors import NoResponderError, NotFoundOnBusError, StackError
 from shared.process.file_limit import raise_file_limit
 from shared.protocol import subjects
+from shared.protocol.budgets import SloReport, SloState
 from shared.protocol.executors import ExecutorInfo
 from shared.protocol.latency_models import LatencyModelRecord
 from shared.protocol.slo_profile import Knob, ProfileReply, ProfileRequest, SloProfileRecord, slo_profile_key
-from shared.watch.stack_status import ping_all
+from shared.watch.stack_status import ping_all, slo_report
 
 ASKER = "profile"  # its name on the bus
 SEARCH_S = 3600.0  # a search runs the recorded workload a dozen times, simulated
@@ -35,14 +36,28 @@ OFFLINE_QUEUE = "offline-queue"
 
 
 async def newest_profiles(stack: BusOptions) -> list[SloProfileRecord]:
-    """The latest of each kind of executor, by profile key. Raises StackError where there is none."""
+    """The latest of each kind of executor, by profile key. Raises StackError where there is none, which says how far
+    the stack is."""
     async with stack.bus(ASKER) as bus:
         bucket = await bus.bucket(subjects.SLO_PROFILES_BUCKET, SloProfileRecord)
         found = [entry.value for entry in await bucket.entries() if entry.value is not None]
+        if not found:
+            raise StackError(f"the stack has not searched for a latency budget yet: {how_far(await slo_report(bus))}")
     newest = {record.profile_key: record for record in sorted(found, key=lambda record: record.profiled_at_s)}
-    if not newest:
-        raise StackError("the stack has not searched for a latency budget yet: start it with SLOs to keep (--slo)")
     return [newest[profile_key] for profile_key in sorted(newest)]
+
+
+def how_far(report: SloReport) -> str:
+    """What has to come before the first search; of each kind of executor."""
+    if not report.slos:
+        return "start it with SLOs to keep (--slo)"
+    kinds = [
+        f"{status.profile_key}: {status.state}" + (f" ({status.note})" if status.note else "")
+        for status in report.executors
+    ]
+    if any(status.state is SloState.RECORDING for status in report.executors):
+        kinds.append("--now searches with what there is")
+    return "; ".join(kinds) or "no executor is ready"
 
 
 async def profile_now(stack: BusOptions, slos: Sequence[str]) -> list[SloProfileRecord]:

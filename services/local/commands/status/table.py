@@ -3,16 +3,18 @@
 import asyncio
 import time
 
-from rich.console import Console
 from rich.table import Table
 
 from services.local.commands.asked_stack import AskedStackOptions
+from services.local.commands.output import stdout_console
 from services.local.commands.parameters import JsonOption, show
 from shared.protocol.budgets import BudgetRecord, SloStatus
-from shared.protocol.executors import Heartbeat
+from shared.protocol.executors import ExecutorInfo, Heartbeat
 from shared.protocol.slo_profile import SloVerdict
+from shared.scheduling.placement.role import Role
 from shared.scheduling.strategy import Strategy
 from shared.settings.command_options import with_option_groups
+from shared.watch.pools import acting_roles, role_text
 from shared.watch.stack_status import ProcessStatus, Status, figure_text
 
 
@@ -30,12 +32,13 @@ async def read_status(options: AskedStackOptions) -> Status:
 
 def print_status(status: Status) -> None:
     """Tables on stdout."""
-    console = Console(highlight=False, markup=False)
+    console = stdout_console()
     bus = f"bus {status.nats}" if status.nats else None
     console.print("  ".join(word for word in (status.url, status.url and status.model, bus) if word))
     console.print(_process_table(status.processes))
+    roles = acting_roles(status.executors)
     for beat in status.executors:
-        console.print(describe(beat))
+        console.print(describe(beat, roles[beat.info.executor_id]))
     for budget in status.budgets:
         console.print(f"budget     {budget_text(budget)}  {budget.profile_key}", soft_wrap=True)
     for slo in status.slos:
@@ -63,27 +66,43 @@ def _process_table(processes: list[ProcessStatus]) -> Table:
     return table
 
 
-def describe(beat: Heartbeat) -> str:
+def describe(beat: Heartbeat, acts_as: Role = Role.MIXED) -> str:
+    """``acts_as``: beside the others."""
     info, counters = beat.info, beat.counters
     waits, slow = (f"           {words}\n" if words else "" for words in (beat.offline_waits, beat.slow_step))
     return (
-        f"{info.executor_id}  {info.spec.engine} on {info.spec.device}{draining_text(beat)}\n"
+        f"{info.executor_id}  {info.spec.engine} on {info.spec.device}{role_and_draining_text(beat, acts_as)}\n"
         f"  online   {beat.online_running} running, {beat.online_waiting} waiting, "
         f"{counters.finished_online} finished, {counters.online_tokens} tokens\n{_describe_deadlines(info.strategy)}"
         f"  offline  {beat.offline_running} running, {beat.offline_waiting} waiting, "
         f"{counters.finished_offline} finished, {counters.offline_tokens} tokens\n{waits}"
         f"  steps    {counters.steps}: {counters.steps_planned} planned, {counters.steps_local} local, "
-        f"{counters.steps_idle} from idle\n{slow}"
+        f"{counters.steps_idle} from idle\n{_describe_sizes(info)}{slow}"
         f"  entering {counters.entrant_tokens_planned} tokens planned, {counters.entrant_tokens_computed} computed, "
-        f"{counters.cached_tokens} found in the prefix cache\n"
+        f"{counters.cached_tokens} found in the prefix cache\n{_describe_moves(beat)}"
         f"  blocks   {beat.num_free_blocks} of {info.spec.num_blocks} free"
         f"{_describe_kept(beat)}{_describe_sharing(beat)}"
     )
 
 
-def draining_text(beat: Heartbeat) -> str:
+def _describe_sizes(info: ExecutorInfo) -> str:
+    chosen = "" if info.largest is None else ", by what steps take"
+    return f"           of up to {info.max_num_batched_tokens} tokens and {info.max_num_seqs} requests{chosen}\n"
+
+
+def role_and_draining_text(beat: Heartbeat, acts_as: Role) -> str:
     """What stands behind an executor's name."""
-    return " (drained)" if beat.is_drained else " (drains)" if beat.draining else ""
+    drains = "drained" if beat.is_drained else "drains" if beat.draining else ""
+    return "".join(f" ({words})" for words in (role_text(beat, acts_as), drains) if words)
+
+
+def _describe_moves(beat: Heartbeat) -> str:
+    given, taken = beat.counters.handed_over, beat.counters.taken_over
+    if beat.info.role is Role.MIXED and not given and not taken:
+        return ""
+    held_s = beat.counters.handover_s
+    each = f" in {held_s / given * 1e3:.0f} ms each" if held_s else ""
+    return f"  moved    {given} requests to other executors with their KV{each}, {taken} from them\n"
 
 
 def _describe_deadlines(strategy: Strategy) -> str:

@@ -11,6 +11,8 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 
 from services.local.commands.asked_stack import AskedStack, AskedStackOptions
+from services.local.commands.output import stdout_console
+from services.local.commands.parameters import JsonOption, show
 from services.local.commands.status.top_table import essentials, screen
 from services.local.stack.data_dir import bus_at
 from services.local.stack.progress import Progress
@@ -22,7 +24,6 @@ from shared.watch.stack_status import StackReport
 from shared.watch.stack_watch import StackWatch
 
 REFRESH_S = 1.0
-ONCE_WIDTH = 160  # of a frame that goes to no terminal
 
 
 @with_option_groups
@@ -30,20 +31,19 @@ def top(
     *,
     once: Annotated[bool, typer.Option("--once", help="Print one frame, as where stdout is no terminal.")] = False,
     stack: AskedStackOptions,
+    as_json: JsonOption = False,
 ) -> None:
     """Watch a stack: load, step times, what online users get, offline throughput and batches. Ctrl-C leaves."""
     with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(run_top(stack, once or not sys.stdout.isatty()))
+        asyncio.run(run_top(stack, once or as_json or not sys.stdout.isatty(), as_json))
 
 
-async def run_top(options: AskedStackOptions, once: bool) -> None:
+async def run_top(options: AskedStackOptions, once: bool, as_json: bool = False) -> None:
     """Draw until interrupted or until the stack ends. Raises StackError, BusError and ApiError where there is none."""
     async with options.opened("top", num_beats=2) as stack:
         report = await stack.report()
         if once:
-            console = Console()
-            console.width = max(console.width, ONCE_WIDTH)
-            console.print(frame(report))
+            show(report, as_json, lambda report: stdout_console().print(frame(report)))
             return
         with Live(frame(report), console=Console(), screen=True, auto_refresh=False) as live:
             while True:

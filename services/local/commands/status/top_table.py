@@ -3,26 +3,29 @@
 from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
-from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from services.local.commands.status.table import draining_text
+from services.local.commands.output import SplitTable
+from services.local.commands.status.table import role_and_draining_text
+from shared.latency.histogram import LatencyHistogram
 from shared.process.service import Details
 from shared.protocol.budgets import SloStatus
 from shared.protocol.slo_profile import SloVerdict
 from shared.watch.stack_status import StackReport, figure_text, queue_figures
 from shared.watch.stack_watch import BatchView, ExecutorView, StackView
 
-BAR_WIDTH = 20
 MAX_BATCHES = 10
 KINDS = ("online", "offline")
 QUEUES = ("pool_", "gateway_")
 UNKNOWN = "-"
+LATENCIES = {"TTFT": "ttft_ms", "TBT": "tbt_ms", "TPOT": "tpot_ms", "E2E": "e2e_ms"}
 EXECUTOR_COLUMNS = (
     *("executor", "engine", "online", "waiting", "offline", "waiting"),
     *("step ms", "p99", "budget", "slowdown", "steps/s", "busy", "online tok/s", "offline tok/s", "KV used"),
 )
+
+MOVES = "given/taken"  # a column where requests move
 
 
 def screen(head: str, unwell: Sequence[str], report: StackReport) -> Group:
@@ -51,15 +54,14 @@ def essentials(view: StackView) -> str:
     return " | ".join(parts)
 
 
-def _executor_table(executors: Sequence[ExecutorView]) -> Table:
-    table = Table(box=None, header_style="bold")
-    for index, column in enumerate(EXECUTOR_COLUMNS):
-        table.add_column(column, justify="left" if index < 2 else "right", no_wrap=True)
+def _executor_table(executors: Sequence[ExecutorView]) -> SplitTable:
+    shows_moves = any(_has_moves(executor) for executor in executors)
+    table = SplitTable((*EXECUTOR_COLUMNS, MOVES) if shows_moves else EXECUTOR_COLUMNS, num_left=2)
     for executor in executors:
         beat, info = executor.beat, executor.beat.info
         over = executor.budget_ms is not None and (executor.step_ms.mean_ms() or 0.0) > executor.budget_ms
         table.add_row(
-            info.executor_id + draining_text(beat),
+            info.executor_id + role_and_draining_text(beat, executor.acts_as),
             info.spec.engine,
             *map(str, (beat.online_running, beat.online_waiting, beat.offline_running, beat.offline_waiting)),
             Text(_figure(executor.step_ms.mean_ms(), ".1f"), style="red" if over else ""),
@@ -71,8 +73,14 @@ def _executor_table(executors: Sequence[ExecutorView]) -> Table:
             _figure(executor.online_tokens_per_s, ",.0f"),
             _figure(executor.offline_tokens_per_s, ",.0f"),
             f"{1 - beat.num_free_blocks / info.spec.num_blocks:.0%}",
+            *([f"{beat.counters.handed_over}/{beat.counters.taken_over}"] if shows_moves else []),
         )
     return table
+
+
+def _has_moves(executor: ExecutorView) -> bool:
+    counters = executor.beat.counters
+    return bool(counters.handed_over or counters.taken_over)
 
 
 def _online_table(view: StackView, slos: Sequence[SloStatus]) -> Table:
@@ -80,7 +88,8 @@ def _online_table(view: StackView, slos: Sequence[SloStatus]) -> Table:
     table = Table("last minute", "samples", "mean ms", "p50", "p99", "to keep", box=None, header_style="bold")
     verdicts = [verdict for status in slos for verdict in status.measured]
     online = view.online
-    for name, histogram in (("TTFT", online.ttft_ms), ("TBT", online.tbt_ms), ("TPOT", online.tpot_ms)):
+    for name, metric in LATENCIES.items():
+        histogram: LatencyHistogram = getattr(online, metric)
         figures = [histogram.mean_ms(), histogram.quantile_ms(0.5), histogram.quantile_ms(0.99)]
         promised = [_verdict(verdict) for verdict in verdicts if verdict.expr.lower().startswith(name.lower())]
         table.add_row(
@@ -106,15 +115,16 @@ def _queue_line(queues: Details) -> Text:
     return Text(", ".join(figures) or "neither offline-queue nor gateway answers")
 
 
-def _batch_table(batches: Sequence[BatchView]) -> Table:
-    table = Table("batch", "status", "", "done", "failed", "left", box=None, header_style="bold")
+def _batch_table(batches: Sequence[BatchView]) -> SplitTable:
+    table = SplitTable(("batch", "status", "done", "", "failed", "left"), num_left=2)
     for batch in batches[:MAX_BATCHES]:
         record, counts = batch.record, batch.record.request_counts
-        bar = ProgressBar(total=counts.total or None, completed=batch.done, width=BAR_WIDTH, pulse=False)
+        share = f"{batch.done / counts.total:.0%}" if counts.total else UNKNOWN
         left = UNKNOWN if batch.left_s is None else duration(batch.left_s)
-        table.add_row(record.id, record.status, bar, f"{batch.done:,} of {counts.total:,}", f"{counts.failed:,}", left)
+        done = f"{batch.done:,} of {counts.total:,}"
+        table.add_row(record.id, record.status, done, share, f"{counts.failed:,}", left)
     if len(batches) > MAX_BATCHES:
-        table.add_row(f"and {len(batches) - MAX_BATCHES} more")
+        table.add_row(f"and {len(batches) - MAX_BATCHES} more", *[""] * 5)
     return table
 
 

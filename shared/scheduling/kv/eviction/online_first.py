@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from shared.scheduling.kv.eviction.eviction import Eviction
 from shared.scheduling.kv.eviction.lru import Lru
-from shared.scheduling.request import Kind
+from shared.scheduling.request import ONLINE, Kind
 
 
 class OnlineFirst(Eviction):
@@ -25,7 +25,7 @@ class OnlineFirst(Eviction):
         yield from self._online
 
     def let_go(self, block_id: int, key: bytes, kind: Kind, num_hits: int) -> None:
-        (self._online if kind is Kind.ONLINE else self._offline).let_go(block_id, key, kind, num_hits)
+        (self._online if kind is ONLINE else self._offline).let_go(block_id, key, kind, num_hits)
 
     def hold(self, block_id: int) -> None:
         (self._online if block_id in self._online else self._offline).hold(block_id)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import ClassVar, TypeAlias
 
 from shared.scheduling.kv.eviction.eviction import Eviction
-from shared.scheduling.request import Kind
+from shared.scheduling.request import ONLINE, Kind
 
 MIN_PLACES = 64  # below which places that do not hold any more are not worth clearing
 
@@ -76,7 +76,8 @@ class TaskAware(Eviction):
 
     def _put(self, block_id: int, priority: int, turn: int) -> None:
         place = self._places[block_id] = priority, turn, block_id
-        if len(self._heap) >= max(MIN_PLACES, 2 * len(self._places)):
+        size = len(self._heap)
+        if size >= MIN_PLACES and size >= 2 * len(self._places):
             self._heap = list(self._places.values())
             heapq.heapify(self._heap)
         else:
@@ -85,4 +86,4 @@ class TaskAware(Eviction):
 
 def _priority(num_readers: int, kind: Kind) -> int:
     """Twice the paper's, so that it is whole."""
-    return 2 * num_readers or int(kind is Kind.ONLINE)
+    return 2 * num_readers or int(kind is ONLINE)

@@ -24,8 +24,8 @@ class BlendOrder:
 
     The paper samples output lengths and sorts its tree before it serves. Here requests come at any time: the sampled
     ones run first, as ordinary requests for whose end nobody waits, and whatever ends changes the estimates, and with
-    them the order, from then on. Before anything has ended, an answer is taken to have 256
-    tokens, about what chats have.
+    them the order, from then on. Before anything has ended, an answer is taken to have 256 tokens, about what chats
+    have.
     """
 
     def __init__(self, block_size: int, sample_share: float, split_threshold: float) -> None:

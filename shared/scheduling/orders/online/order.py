@@ -7,7 +7,9 @@ counters, so both order alike.
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar
 
+from shared.bounds import Finite, Weight
 from shared.scheduling.request import Request
 
 
@@ -17,13 +19,15 @@ class ClientCounters:
     requests of and of ``last_client_id``, the client that was the last to have none waiting. ``weights``: of those of
     them whose weight is not 1."""
 
-    tokens: dict[str, float]
+    tokens: dict[str, Finite]
     last_client_id: str
-    weights: dict[str, float] = field(default_factory=dict)
+    weights: dict[str, Weight] = field(default_factory=dict)
 
 
 class OnlineOrder:
     """First come, first served. What an order hears of, and what it is asked: as it stands it hears nothing."""
+
+    counts_output: ClassVar[bool] = False  # it is to hear of generated tokens
 
     def add(self, request: Request) -> None:
         """It came; it waits, or runs already."""

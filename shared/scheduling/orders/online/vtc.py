@@ -2,7 +2,7 @@
 
 import heapq
 from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from shared.scheduling.orders.online.order import ClientCounters, OnlineOrder
 from shared.scheduling.request import Request
@@ -28,6 +28,8 @@ class Vtc(OnlineOrder):
     nobody saves up idle time. Between two clients that always have requests waiting, counters differ by at most
     max(weight_input * longest prompt, weight_output * tokens of a batch) over the smaller of their weights.
     """
+
+    counts_output: ClassVar[bool] = True
 
     def __init__(self, weight_input: float = 1.0, weight_output: float = 2.0) -> None:
         """Raises ValueError for a negative weight, or where both are 0."""

@@ -3,6 +3,7 @@
 import dataclasses
 import random
 import zlib
+from collections.abc import MutableMapping
 
 import msgspec
 
@@ -24,7 +25,7 @@ class SlotEngine(SimEngine):
 
     def __init__(self, spec: EngineSpec, mean_output_tokens: float = 30.0, fail: float = 0.0, seed: int = 0) -> None:
         super().__init__(spec, NO_TIME, mean_output_tokens)
-        self.slots: dict[int, tuple[int, int]] = {}
+        self.slots: MutableMapping[int, tuple[int, int]] = {}
         self.host: dict[int, tuple[int, int]] = {}
         self.num_moved = 0
         self._copied: dict[int, SlotOperations] = {}  # by identity, for steps to come

@@ -32,6 +32,7 @@ def engine(request: pytest.FixtureRequest, model_folder: Path) -> Iterator[Torch
     loaded.close()
 
 
+@pytest.mark.slow
 def test_outputs_equal_an_undisturbed_run(engine: TorchEngine, model_folder: Path) -> None:
     requests = greedy_requests(model_folder)
     outputs, totals = disturbed(engine, requests, num_blocks=9, seed=3)

@@ -190,6 +190,9 @@ def test_spec(engine: TorchEngine) -> None:
     assert engine.spec.eos_token_ids[0] == 2  # <|im_end|>
     assert engine.spec.max_model_len == NUM_BLOCKS * 16  # less than the model's own context
     assert engine.spec.num_blocks == NUM_BLOCKS
+    architecture = engine.spec.architecture
+    assert architecture is not None and architecture.bytes_per_value == 4
+    assert architecture.parameters == pytest.approx(134.5e6, rel=0.001)
 
 
 def test_settings_that_cannot_be_met(model_path: Path, tmp_path: Path) -> None:

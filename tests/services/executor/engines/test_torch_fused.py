@@ -19,7 +19,7 @@ from tests.services.executor.engines.test_torch_models import FAMILIES, save_mod
 
 
 @needs_triton
-@pytest.mark.parametrize("family", ["llama", "mistral"])
+@pytest.mark.parametrize("family", ["llama", pytest.param("mistral", marks=pytest.mark.slow)])
 def test_whole_requests(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Under random mixing and recompute."""
     from kernels.gpu.batch import PagedBatch

@@ -45,7 +45,9 @@ def engine(model_folder: Path) -> Iterator[Any]:
     from services.executor.engines.vllm.core import VllmOptions
     from services.executor.engines.vllm.engine import VllmEngine
 
-    loaded = VllmEngine.load(model_folder, "test", VllmOptions(1, num_blocks=NUM_BLOCKS, max_num_seqs=16))
+    loaded = VllmEngine.load(
+        model_folder, "test", VllmOptions(1, num_blocks=NUM_BLOCKS, max_num_seqs=16, max_num_batched_tokens=512)
+    )
     yield loaded
     loaded.close()
 
@@ -221,6 +223,9 @@ def test_spec(engine: Any) -> None:
     assert engine.spec.eos_token_ids[0] == 2  # <|im_end|>
     assert (engine.spec.block_size, engine.spec.num_blocks) == (32, NUM_BLOCKS)
     assert engine.spec.max_model_len == NUM_BLOCKS * 32  # less than the model's own context
+    architecture = engine.spec.architecture
+    assert architecture is not None and (architecture.bytes_per_value, engine.spec.tensor_parallel) == (4, 1)
+    assert architecture.parameters == pytest.approx(134.5e6, rel=0.001)
 
 
 def test_what_vllm_changes_is_put_back(engine: Any) -> None:

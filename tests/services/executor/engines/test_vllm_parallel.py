@@ -100,6 +100,7 @@ def fresh(requests: list[Request]) -> list[Request]:
     return [Request(request.request_id, request.prompt, request.sampling) for request in requests]
 
 
+@pytest.mark.slow
 def test_greedy_equals_one_worker_with_two_steps_in_flight(
     pipeline: Any, requests: list[Request], expected: dict[str, list[int]]
 ) -> None:

@@ -108,6 +108,7 @@ def test_greedy_equals_transformers(family: str, tmp_path: Path) -> None:
         assert outputs[f"r{n}"] == logits.argmax(-1).tolist(), f"prompt {n}"
 
 
+@pytest.mark.slow
 def test_models_without_kv_of_every_token_are_refused(tmp_path: Path) -> None:
     save_model(tmp_path, "mamba")
     with pytest.raises(ModelError, match="cannot run the model"):

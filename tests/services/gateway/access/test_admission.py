@@ -1,5 +1,6 @@
 """Too much to do: offline work is turned away first, then online requests, and all is taken again when it is less."""
 
+import asyncio
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -9,6 +10,10 @@ import httpx
 import openai
 import pytest
 
+from shared.bus import Bus
+from shared.protocol import subjects
+from shared.protocol.executors import ExecutorInfo
+from shared.protocol.latency_models import LatencyModelRecord, LinearCoefficients
 from tests.services.gateway.gateway_rig import MODEL, GatewayRig, wait_until
 
 LONG = {"model": MODEL, "prompt": [7] * 10, "max_tokens": 4000, "ignore_eos": True, "stream": True}
@@ -122,6 +127,7 @@ def test_who_floods_the_queue_keeps_no_other_client_out_of_it(folder: Any) -> No
         assert [status(key) for key in ("a", "a", "b", "c", "d", "e")] == [200, 503, 200, 200, 200, 503]
 
 
+@pytest.mark.slow
 def test_a_queue_that_does_not_move_is_not_added_to(folder: Any) -> None:
     with rig_with(folder, "--max-wait-s", "11") as rig, waiting(rig, 1):
         answers: list[httpx.Response] = []
@@ -149,3 +155,60 @@ def test_the_offline_pool_is_bounded(folder: Any) -> None:
         rig.start_gateway("--max-offline-bytes", "10")
         assert upload(rig, 1).status_code == 429
         assert refused(rig, "offline_bytes") == 1
+
+
+async def publish_model(nats_url: str, step_ms: float) -> None:
+    """Whatever is in it, a step of an executor that is there takes so long."""
+    bus = await Bus.connect(nats_url, "test")
+    try:
+        models = await bus.bucket(subjects.LATENCY_MODELS_BUCKET, LatencyModelRecord)
+        infos = await (await bus.bucket(subjects.EXECUTORS_BUCKET, ExecutorInfo)).entries()
+        for info in infos:
+            assert info.value is not None
+            coefficients = LinearCoefficients((step_ms, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0))
+            await models.put(
+                info.value.profile_key, LatencyModelRecord(info.value.profile_key, coefficients, 9, 0.0, 0.0)
+            )
+    finally:
+        await bus.close()
+
+
+@contextmanager
+def rig_with_model(folder: Any, step_ms: float, *options: str) -> Iterator[GatewayRig]:
+    """As ``rig_with``; answers of which nothing is known are taken to have 64 tokens, a step each."""
+    with rig_with(folder, *options) as rig:
+        asyncio.run(publish_model(rig.nats_url, step_ms))
+        wait_until(lambda: rig.metric("slackwater_executor_load_seconds") > 0, "the model is not known")
+        yield rig
+
+
+def test_a_burst_waits_no_longer_than_it_may_by_the_latency_model(folder: Any) -> None:
+    """One answer at a time takes 64 steps of 100 ms: five before it are half a minute."""
+    with rig_with_model(folder, 100.0, "--max-wait-s", "30") as rig, ExitStack() as open_streams:
+        streams = [open_streams.enter_context(rig.http.stream("POST", "/v1/completions", json=LONG)) for _ in range(9)]
+        statuses = [stream.status_code for stream in streams]
+        assert statuses[:4] == [200] * 4 and statuses[-1] == 503, statuses
+        assert refused(rig, "wait") == statuses.count(503)
+        assert all(int(stream.headers["retry-after"]) >= 30 for stream in streams if stream.status_code == 503)
+
+
+def test_a_queue_that_stays_is_held_to_less_than_the_slo(folder: Any) -> None:
+    """A burst may be as late as the SLO says; four answers of 6.4 s each are below that, and above a third of it."""
+    with rig_with_model(folder, 100.0, "--slo", "tbt_p99<=1s,ttft_p99<=40s") as rig, waiting(rig, 3):
+        answers: list[httpx.Response] = []
+
+        def is_refused() -> bool:
+            with rig.http.stream("POST", "/v1/completions", json=LONG | {"max_tokens": 1}) as answer:
+                answers.append(answer)
+            return answer.status_code == 503
+
+        wait_until(is_refused, "taken for ever")
+        assert answers[0].status_code == 200, "it is a burst yet"
+        assert refused(rig, "wait") == 1
+
+
+def test_an_slo_that_is_not_understood_ends_the_start(folder: Any) -> None:
+    with GatewayRig(folder) as rig:
+        with pytest.raises(AssertionError, match="ended with 2"):
+            rig.start_gateway("--slo", "ttft_p99<=soon")
+        assert "ttft_p99<=soon" in rig.logs()

@@ -15,7 +15,7 @@ from services.local.stack.keys import open_keys
 from shared.bus import Bus
 from shared.clock import SystemClock
 from shared.errors import ConfigError
-from shared.protocol.api_keys import hash_api_key, new_api_key
+from shared.protocol.api_keys import KeyTerms, hash_api_key, new_api_key
 from tests.services.gateway.gateway_rig import MODEL, GatewayRig, wait_until
 
 CLOCK = SystemClock()
@@ -160,14 +160,14 @@ async def test_a_revoked_key_stays_revoked_where_the_environment_names_it(
     bus: Bus, nats_url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with open_keys(tmp_path, nats_url) as made:
-        key = await made.create("dave", 2.0, 60, None)
+        key = await made.create("dave", KeyTerms(weight=2.0, requests_per_minute=60))
         named = ApiKeys(bus, settings(api_key=key), CLOCK)
         await named.start()
         found = named.find(f"Bearer {key}")
         assert found is not None and (found.key.name, found.key.requests_per_minute) == ("dave", 60)
         await made.revoke("dave")
         assert await made.all() == []
-        other = await made.create("dave", 1.0, None, None)
+        other = await made.create("dave")
     keys = ApiKeys(bus, settings(api_key=key), CLOCK)
     await keys.start()
     assert keys.find(f"Bearer {key}") is None and keys.find(f"Bearer {other}") is not None
@@ -177,7 +177,7 @@ async def test_a_revoked_key_stays_revoked_where_the_environment_names_it(
 
 async def test_a_known_key_is_found_where_none_is_required(bus: Bus, nats_url: str, tmp_path: Path) -> None:
     async with open_keys(tmp_path, nats_url) as made:
-        key = await made.create("carol", 3.0, 60, None)
+        key = await made.create("carol", KeyTerms(weight=3.0, requests_per_minute=60))
     keys = ApiKeys(bus, settings(), CLOCK)
     await keys.start()
     found = keys.find(f"Bearer {key}")

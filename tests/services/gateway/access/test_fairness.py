@@ -12,7 +12,7 @@ from services.gateway.api.intake import client_id_of
 from services.local.stack.keys import open_keys
 from shared.bus import Bus
 from shared.protocol import subjects
-from shared.protocol.api_keys import ApiKeyRecord, hash_api_key
+from shared.protocol.api_keys import ApiKeyRecord, KeyTerms, hash_api_key
 from shared.protocol.executors import ExecutorInfo
 from shared.scheduling.strategy import Strategy
 from tests.services.gateway.gateway_rig import MODEL, GatewayRig, wait_until
@@ -69,7 +69,7 @@ def test_a_flood_does_not_delay_light_clients(rig: GatewayRig) -> None:
 @pytest.mark.parametrize("rig", ["1"], indirect=True)
 async def test_a_key_of_weight_three_is_served_three_times_as_much(rig: GatewayRig) -> None:
     async with open_keys(Path(), rig.nats_url) as keys:
-        light, heavy = await keys.create("light", 1.0, None, None), await keys.create("heavy", 3.0, None, None)
+        light, heavy = await keys.create("light"), await keys.create("heavy", KeyTerms(weight=3.0))
     clients = Clients(rig)
     with ThreadPoolExecutor(50) as pool:
         body = {"model": MODEL, "prompt": "x", "max_tokens": 8000, "ignore_eos": True, "stream": True}

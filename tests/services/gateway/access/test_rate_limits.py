@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from services.gateway.access.rate_limits import RateLimits, TokenBucket, duration
 from services.gateway.http.errors import Refusal
 from services.local.stack.keys import open_keys
+from shared.protocol.api_keys import KeyTerms
 from tests.services.gateway.gateway_rig import MODEL, GatewayRig, wait_until
 
 
@@ -71,13 +72,13 @@ def test_what_was_used_beyond_the_reservation_is_owed() -> None:
 
 def test_choices_pay_for_their_prompt_once() -> None:
     limits = RateLimits(None, 1000, 0.0)
-    first, *others = limits.reserve_tokens(100 + 3 * 200, 0.0).shared(3, 100)
+    first, *others = limits.reserve_tokens(100 + 3 * 200, 0.0).shared([0, 100, 100])
     assert limits.headers(0.0)["x-ratelimit-remaining-tokens"] == "300"
     first.settle(100 + 50)
     for other in others:
         other.settle(100 + 50)
     assert limits.headers(0.0)["x-ratelimit-remaining-tokens"] == "750"
-    for share in limits.reserve_tokens(700, 0.0).shared(4, 100):
+    for share in limits.reserve_tokens(700, 0.0).shared([0, 100, 100, 100]):
         share.settle(0)
     assert limits.headers(0.0)["x-ratelimit-remaining-tokens"] == "750", "failed ones cost nothing"
 
@@ -110,7 +111,9 @@ async def new_key(rig: GatewayRig, requests_per_minute: int | None, tokens_per_m
     """A client with a key of its own, which the gateway knows."""
     async with open_keys(Path(), rig.nats_url) as keys:
         name = f"key-{len(await keys.all())}"
-        key = await keys.create(name, 1.0, requests_per_minute, tokens_per_minute)
+        key = await keys.create(
+            name, KeyTerms(requests_per_minute=requests_per_minute, tokens_per_minute=tokens_per_minute)
+        )
     client = httpx.Client(base_url=rig.url, timeout=60, headers={"Authorization": f"Bearer {key}"})
     wait_until(lambda: client.get("/v1/models").status_code == 200, "a new key is refused")
     return client

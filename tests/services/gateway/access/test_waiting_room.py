@@ -44,6 +44,20 @@ def test_where_nothing_starts_the_wait_is_what_it_has_been() -> None:
     assert room.expected_wait_s(100.0) is None
 
 
+def test_who_was_refused_makes_the_crowd() -> None:
+    """Of 30 that came within the window ten were let in: the wait of all would have been three times as long."""
+    room = WaitingRoom()
+    assert room.crowd(0.0) == 1
+    for number in range(20):
+        room.enter(f"r{number}", "client", 10, 0.0)
+        room.refuse(float(number >= 10))
+    for number in range(10):
+        room.start(f"r{number}", 1.0)
+    assert room.crowd(1.0) == 3
+    assert room.crowd(0.5 + WINDOW_S) == 2
+    assert room.crowd(1.0 + WINDOW_S) == 1
+
+
 @given(
     st.lists(
         st.tuples(st.sampled_from(("enter", "start", "leave")), st.integers(0, 8), st.integers(1, 99), st.floats(0, 5)),

@@ -14,7 +14,7 @@ from shared.protocol import subjects
 from shared.protocol.batches import BatchRecord, FileObject, LineError, LineErrors, RequestCounts, Usage
 from tests.services.gateway.gateway_rig import GatewayRig
 
-WINDOW_S = 24 * 3600
+HOUR_S = 3600
 
 
 @pytest.fixture(scope="module")
@@ -29,28 +29,76 @@ def input_file(rig: GatewayRig) -> str:
     return rig.openai.files.create(file=("a.jsonl", b"{}\n"), purpose="batch").id
 
 
-def create(rig: GatewayRig, input_file: str, **fields: Any) -> Batch:
+def create(rig: GatewayRig, input_file: str, window: Any = "24h", **fields: Any) -> Batch:
     return rig.openai.batches.create(
-        input_file_id=input_file, endpoint="/v1/completions", completion_window="24h", **fields
+        input_file_id=input_file, endpoint="/v1/completions", completion_window=window, **fields
     )
 
 
-async def set_status(rig: GatewayRig, batch_id: str, status: str) -> None:
+async def edit(rig: GatewayRig, batch_id: str, **fields: Any) -> None:
     """As the offline-queue does."""
     bus = await Bus.connect(rig.nats_url, "test")
     bucket = await bus.bucket(subjects.BATCHES_BUCKET, BatchRecord)
-    await bucket.edit(batch_id, lambda record: msgspec.structs.replace(record, status=status))
+    await bucket.edit(batch_id, lambda record: msgspec.structs.replace(record, **fields))
     await bus.close()
+
+
+async def is_stored(rig: GatewayRig, batch_id: str) -> bool:
+    bus = await Bus.connect(rig.nats_url, "test")
+    keys = await (await bus.bucket(subjects.BATCHES_BUCKET, BatchRecord)).keys()
+    await bus.close()
+    return batch_id in keys
 
 
 def test_a_new_batch_waits_for_validation(rig: GatewayRig, input_file: str) -> None:
     made = create(rig, input_file, metadata={"team": "x"})
     assert (made.object, made.status, made.endpoint) == ("batch", "validating", "/v1/completions")
     assert (made.input_file_id, made.completion_window, made.metadata) == (input_file, "24h", {"team": "x"})
-    assert made.expires_at == made.created_at + WINDOW_S
+    assert made.expires_at == made.created_at + 24 * HOUR_S
     assert made.request_counts is not None and made.request_counts.total == 0
     assert (made.output_file_id, made.error_file_id, made.errors) == (None, None, None)
     assert rig.openai.batches.retrieve(made.id) == made
+
+
+@pytest.mark.parametrize(
+    ("window", "hours"), [("1h", 1), ("36h", 36), ("7d", 7 * 24), ("30d", 30 * 24), ("720h", 30 * 24)]
+)
+def test_a_window_is_a_number_of_hours_or_days(rig: GatewayRig, input_file: str, window: str, hours: int) -> None:
+    made = create(rig, input_file, window)
+    assert (made.completion_window, made.expires_at) == (window, made.created_at + hours * HOUR_S)
+
+
+@pytest.mark.parametrize("is_cleared", [True, False])
+async def test_an_ended_batch_is_deleted_and_its_files_stay(rig: GatewayRig, input_file: str, is_cleared: bool) -> None:
+    made = create(rig, input_file)
+    await edit(rig, made.id, status="completed", cleared=is_cleared)
+    deleted = rig.http.delete(f"/v1/batches/{made.id}")
+    assert (deleted.status_code, deleted.json()) == (200, {"id": made.id, "object": "batch", "deleted": True})
+    assert made.id not in [batch.id for batch in rig.openai.batches.list(limit=100)]
+    assert rig.http.get(f"/v1/batches/{made.id}").status_code == 404
+    assert rig.http.delete(f"/v1/batches/{made.id}").status_code == 404
+    assert await is_stored(rig, made.id) is not is_cleared  # the offline-queue still needs it until it has cleared it
+    assert rig.openai.files.retrieve(input_file).id == input_file
+
+
+async def test_its_files_go_with_a_batch_where_that_is_asked_for(rig: GatewayRig) -> None:
+    files = [rig.openai.files.create(file=(name, b"{}\n"), purpose="batch").id for name in ("in", "out", "errors")]
+    made, other = create(rig, files[0]), create(rig, files[0])
+    await edit(rig, made.id, status="completed", cleared=True, output_file_id=files[1], error_file_id=files[2])
+    assert rig.http.delete(f"/v1/batches/{made.id}", params={"files": True}).status_code == 200
+    assert [rig.http.get(f"/v1/files/{each}").status_code for each in files] == [200, 404, 404]  # the other reads it
+    await edit(rig, other.id, status="cancelled", cleared=True)
+    assert rig.http.delete(f"/v1/batches/{other.id}?files=true").status_code == 200
+    assert rig.http.get(f"/v1/files/{files[0]}").status_code == 404
+
+
+@pytest.mark.parametrize("status", ["validating", "in_progress", "finalizing", "cancelling"])
+async def test_a_batch_at_work_is_not_deleted(rig: GatewayRig, input_file: str, status: str) -> None:
+    made = create(rig, input_file)
+    await edit(rig, made.id, status=status)
+    refused = rig.http.delete(f"/v1/batches/{made.id}")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "batch_not_ended")
+    assert rig.openai.batches.retrieve(made.id).status == status
 
 
 def test_lists_page_newest_first(rig: GatewayRig, input_file: str) -> None:
@@ -66,7 +114,7 @@ async def test_cancelling_is_written_once_and_only_before_the_end(rig: GatewayRi
     assert cancelled.status == "cancelling" and cancelled.cancelling_at is not None
     assert rig.openai.batches.cancel(made.id) == cancelled
     for status in ("finalizing", "completed", "failed", "expired", "cancelled"):
-        await set_status(rig, made.id, status)
+        await edit(rig, made.id, status=status)
         with pytest.raises(openai.BadRequestError, match=status):
             rig.openai.batches.cancel(made.id)
 
@@ -95,7 +143,12 @@ def test_an_unknown_batch_is_404(rig: GatewayRig, batch_id: str) -> None:
         ({"input_file_id": None}, "input_file_id"),
         ({"input_file_id": 5}, "input_file_id"),
         ({"endpoint": "/v1/embeddings"}, "endpoint"),
-        ({"completion_window": "7d"}, "completion_window"),
+        ({"completion_window": "30m"}, "completion_window"),
+        ({"completion_window": "0h"}, "completion_window"),
+        ({"completion_window": "31d"}, "completion_window"),
+        ({"completion_window": "721h"}, "completion_window"),
+        ({"completion_window": "1h\n"}, "completion_window"),
+        ({"completion_window": "a day"}, "completion_window"),
         ({"metadata": {str(i): "x" for i in range(17)}}, "metadata"),
         ({"metadata": {"k" * 65: "x"}}, "metadata"),
         ({"metadata": {"k": "x" * 513}}, "metadata"),

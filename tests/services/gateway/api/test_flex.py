@@ -126,6 +126,7 @@ def test_a_client_that_leaves_ends_its_request_on_the_executor(rig: GatewayRig, 
     assert rig.metric("slackwater_flex_requests") == 0
 
 
+@pytest.mark.slow
 def test_it_outlives_whatever_is_killed(tmp_path: Path) -> None:
     """A stream of 250 tokens for each of the two, killed while the stream runs."""
     with make_stack(tmp_path, time_scale="1.0") as rig, ThreadPoolExecutor(4) as pool:

@@ -100,6 +100,7 @@ def run_all(rig: GatewayRig) -> list[Batch]:
     return list(rig.openai.batches.list())
 
 
+@pytest.mark.slow
 async def test_a_batch_that_was_answered_503_does_not_happen_later(rig: GatewayRig, proxy: Proxy) -> None:
     input_file = upload(rig)
     proxy.stop_bus_at_creation()

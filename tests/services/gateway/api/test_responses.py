@@ -56,7 +56,7 @@ def test_every_field_of_an_answer(rig: GatewayRig) -> None:
     assert (answer.temperature, answer.top_p, answer.max_output_tokens) == (0.5, 0.9, 12)
     assert answer.usage is not None and answer.usage.output_tokens == 12
     assert answer.usage.total_tokens == answer.usage.input_tokens + 12
-    assert (answer.service_tier, body["store"], answer.previous_response_id) == ("default", False, None)
+    assert (answer.service_tier, body["store"], answer.previous_response_id) == ("default", True, None)
 
 
 def test_it_is_the_chat_completion_of_the_same_messages(rig: GatewayRig) -> None:
@@ -122,13 +122,3 @@ def test_a_client_that_leaves_ends_its_request_on_the_executor(rig: GatewayRig) 
     ):
         assert next(response.iter_raw()).startswith(b"event: response.created\ndata: ")
     wait_until(lambda: rig.metric("slackwater_executor_aborted_total") == aborted + 1, "the executor runs it still")
-
-
-def test_what_would_need_a_store_is_refused(rig: GatewayRig) -> None:
-    with pytest.raises(openai.BadRequestError, match="not stored") as refused:
-        rig.openai.responses.create(model=MODEL, input="x", previous_response_id="resp_1")
-    assert (refused.value.param, refused.value.code) == ("previous_response_id", "unsupported_parameter")
-    with pytest.raises(openai.NotFoundError, match="not stored"):
-        rig.openai.responses.retrieve("resp_1")
-    with pytest.raises(openai.NotFoundError, match="not stored"):
-        rig.openai.responses.delete("resp_1")

@@ -106,7 +106,7 @@ def use_what_is_there(case: Case, ids: dict[str, str]) -> None:
     """Names that only this stack knows, so that good requests are served; short answers, so that all are quick."""
     for name, value in case.path_parameters.items():
         if isinstance(value, str) and len(value) % 2:
-            case.path_parameters[name] = ids[name]
+            case.path_parameters[name] = ids.get(name, value)
     body: Any = case.body
     if not isinstance(body, dict):
         return

@@ -51,6 +51,9 @@ class SayingEngine:
         logprobs = {request_id: TokenLogprobs(-0.5, [], []) for request_id in sampled}
         return StepResult(sampled, 0.1, logprobs)
 
+    def kv_regions(self) -> str:
+        return "it has no KV"
+
     def close(self) -> None:
         """There is nothing to free."""
 

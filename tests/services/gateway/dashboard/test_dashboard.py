@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import AsyncIterator, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +21,21 @@ from services.gateway.api.dashboard import FOLDER
 from services.gateway.dashboard.history import COLUMNS, SPAN_S, History
 from services.gateway.dashboard.hub import MAX_VIEWERS, DashboardHub
 from services.gateway.dashboard.questions import StackQuestions
+from services.gateway.dashboard.snapshot import ExecutorState
 from services.gateway.http.errors import Refusal
+from services.gateway.http.tally import HttpTally
 from shared.bus import Bus
 from shared.clock import SystemClock
 from shared.latency.histogram import LatencyHistogram
 from shared.protocol import subjects
-from shared.protocol.batches import BatchRecord, RequestCounts
+from shared.protocol.batches import BatchRecord, LineError, LineErrors, RequestCounts
 from shared.protocol.budgets import BudgetRecord, BudgetSource, SloReport, SloState, SloStatus
 from shared.protocol.executors import ExecutorCounters, Heartbeat
 from shared.protocol.online import OnlineLatencies, OnlineServed
 from shared.protocol.services import ServiceStatus
 from shared.protocol.slo_profile import Knob, SloProfileRecord, SloVerdict, Trial, WorkloadFacts, slo_profile_key
 from shared.scheduling.kv.pool import BlockOwners
+from shared.scheduling.placement.role import Role
 from shared.watch.stack_watch import StackWatch
 from tests.services.gateway.gateway_rig import GatewayRig, wait_until
 from tests.services.profiler.profiling import KEY, executor_info, until
@@ -84,7 +88,7 @@ def batch(**changes: object) -> BatchRecord:
 
 
 def test_a_row_is_of_all_executors_together() -> None:
-    watch, history = StackWatch(), History()
+    watch, history = StackWatch(), History(HttpTally())
     history.record(watch, 0.5, 1000.04)
     for second in (1.0, 3.0):
         for executor_id in ("executor-0", "executor-1"):
@@ -103,8 +107,22 @@ def test_a_row_is_of_all_executors_together() -> None:
     assert [row[name] for name in COLUMNS if name.startswith("kv_")] == [20, 2, 40, 4, 60, 74]
 
 
+def test_an_executor_says_of_which_pool_it_is() -> None:
+    def told(*roles: Role) -> list[str]:
+        watch = StackWatch()
+        for number, role in enumerate(roles):
+            alone = beat(f"executor-{number}")
+            info = msgspec.structs.replace(alone.info, role=role, kv_link="sim")
+            watch.on_heartbeat(1.0, msgspec.structs.replace(alone, info=info))
+        return [ExecutorState.of(view).role_text for view in watch.executors(1.0)]
+
+    assert told(Role.MIXED) == [""]
+    assert told(Role.STRICT) == ["strict, acts as mixed"]
+    assert told(Role.STRICT, Role.RELAXED) == ["strict", "relaxed"]
+
+
 def test_the_history_has_an_end_and_tells_what_is_new() -> None:
-    watch, history = StackWatch(), History()
+    watch, history = StackWatch(), History(HttpTally())
     for second in range(SPAN_S + 10):
         history.record(watch, float(second), float(second))
     assert len(history.since(0)) == SPAN_S and history.since(0)[0][0] == 10.0
@@ -112,9 +130,41 @@ def test_the_history_has_an_end_and_tells_what_is_new() -> None:
     assert history.since(history.num_recorded) == []
 
 
+def test_hours_and_days_have_rows_of_their_own() -> None:
+    watch, tally = StackWatch(), HttpTally()
+    history = History(tally)
+    seconds, rows = {"hour": 10, "day": 300}, {"hour": 360, "day": 288}
+    for second in range(3 * 86_400 // 10):
+        now_s = 10.0 * second + 5
+        watch.on_served(now_s, served(200.0 if second % 7 else 800.0))
+        tally.answered(now_s, 404, None)
+        history.record(watch, now_s, now_s)
+    for name, row_s in seconds.items():
+        kept = [dict(zip(COLUMNS, row, strict=True)) for row in history.coarse(name)]
+        assert len(kept) in (rows[name], rows[name] + 1)
+        times = [row["unix_s"] for row in kept]
+        assert all(after - before == row_s for before, after in pairwise(times[:-1]))
+        assert times[-1] == now_s and kept[-2]["http_client_errors"] == pytest.approx(6.0)
+    day = [dict(zip(COLUMNS, row, strict=True)) for row in history.coarse("day")]
+    assert day[-2]["ttft_p99_ms"] == pytest.approx(800.0, rel=0.02), "the largest of its time"
+    assert day[-2]["tbt_p99_ms"] is None
+
+
+def test_answers_are_tallied_by_the_minute_and_forgotten_after_an_hour() -> None:
+    tally = HttpTally()
+    for now_s, status, refused in ((10.0, 200, None), (20.0, 404, None), (30.0, 503, "wait"), (1900.0, 500, None)):
+        tally.answered(now_s, status, refused)
+    state = tally.last_hour(1901.0)
+    assert (state.num_answered, state.errors) == (4, {"404": 1, "503": 1, "500": 1})
+    assert state.refusals == {"wait": 1}
+    assert (tally.num_client_errors, tally.num_server_errors, tally.num_refused) == (1, 1, 1)
+    later = tally.last_hour(3700.0)
+    assert (later.num_answered, later.errors, later.refusals) == (1, {"500": 1}, {})
+
+
 @pytest.fixture
 async def hub(bus: Bus) -> AsyncIterator[DashboardHub]:
-    made = DashboardHub(bus, SystemClock(), "model")
+    made = DashboardHub(bus, SystemClock(), "model", HttpTally())
     running = asyncio.create_task(made.run())
     yield made
     running.cancel()
@@ -182,7 +232,9 @@ async def test_a_snapshot_tells_executors_batches_and_the_budget_with_its_eviden
     batches = await bus.bucket(subjects.BATCHES_BUCKET, BatchRecord)
     await batches.put("batch_1", batch())
     counts = RequestCounts(50, 20, 3)
-    await batches.put("batch_2", batch(id="batch_2", status="failed", failed_at=150, request_counts=counts))
+    errors = LineErrors([LineError("invalid_json", f"what is wrong with {line}", line) for line in range(1, 6)])
+    ended = {"status": "failed", "failed_at": 150, "request_counts": counts, "errors": errors}
+    await batches.put("batch_2", batch(id="batch_2", error_file_id="file_2", metadata={"name": "nightly"}, **ended))
     async with hub.viewer():
         number, now = 0, {"executors": [], "ended": [], "budgets": []}
         while not (now["executors"] and now["ended"] and now["budgets"]):
@@ -199,6 +251,9 @@ async def test_a_snapshot_tells_executors_batches_and_the_budget_with_its_eviden
     assert now["online"]["ttft"]["num_samples"] >= 1 and now["online"]["tbt"]["p99_ms"] is None
     assert [(each["id"], each["done"], each["ended_at"]) for each in now["batches"]] == [("batch_1", 20, None)]
     assert [(each["id"], each["done"], each["ended_at"]) for each in now["ended"]] == [("batch_2", 23, 150)]
+    (failed,) = now["ended"]
+    assert failed["why"] == [f"line {line}: what is wrong with {line}" for line in (1, 2, 3)]
+    assert (failed["num_errors"], failed["error_file_id"], failed["metadata"]) == (5, "file_2", {"name": "nightly"})
     (budget,) = now["budgets"]
     assert (budget["source"], budget["slo"]["state"], budget["slo"]["measured"][0]["met"]) == ("slo", "profiled", True)
     assert budget["profile"]["trials"][0]["verdicts"][0]["value_ms"] == 200.0
@@ -241,6 +296,9 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayRig]:
         yield made
 
 
+WATCHES = "completions,files,batches,watch"  # and changes nothing
+
+
 def test_events_need_a_key_and_come_each_second(rig: GatewayRig) -> None:
     assert rig.http.get("/dashboard/events").status_code == 401
     with rig.http.stream("GET", "/dashboard/events", headers=WITH_KEY) as answer:
@@ -249,6 +307,46 @@ def test_events_need_a_key_and_come_each_second(rig: GatewayRig) -> None:
         first, second = (json.loads(next(lines).removeprefix("data: ")) for _ in range(2))
     assert first["columns"] and first["now"]["executors"] == [] and len(second["rows"]) >= 1
     wait_until(lambda: rig.metric("slackwater_http_answering") <= 1, "the viewer's stream stays")
+
+
+def test_what_a_page_may_do_is_what_its_key_may(rig: GatewayRig) -> None:
+    made = key_command("create", "watcher", "--endpoints", WATCHES, "--nats", rig.nats_url)
+    user = {"Authorization": f"Bearer {made}"}
+    wait_until(lambda: rig.http.get("/v1/models", headers=user).status_code == 200, "the key is not known")
+    assert rig.http.get("/v1/files/none", headers=user).status_code == 404
+    own = rig.http.get("/dashboard/access", headers=user).json()
+    assert (own["role"], own["key_name"], list(own["keys"])) == ("user", "watcher", ["watcher"])
+    use = own["keys"]["watcher"]
+    assert use["requests"] >= 2 and use["errors"] >= 1 and use["output_tokens"] == 0
+    everybody = rig.http.get("/dashboard/access", headers=WITH_KEY).json()
+    assert (everybody["role"], everybody["key_name"]) == ("admin", "environment")
+    assert everybody["keys"]["watcher"]["requests"] == use["requests"], "watching is no use"
+    for path in ("/executors/executor-0/drain", "/executors/executor-0/undrain", "/executors/executor-0/role/mixed"):
+        refused = rig.http.post(path, headers=user)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (403, "insufficient_permissions")
+        assert rig.http.post(path, headers=WITH_KEY).status_code == 404, "no such executor"
+    assert rig.http.get("/status", headers=user).status_code == 200
+    assert rig.http.get("/dashboard/history/day").status_code == 401
+    assert rig.http.get("/dashboard/history/week", headers=user).status_code == 400
+    hour = rig.http.get("/dashboard/history/hour", headers=user).json()
+    assert tuple(hour["columns"]) == COLUMNS and hour["rows"]
+
+
+def test_a_user_cancels_only_batches_of_its_own(rig: GatewayRig) -> None:
+    keys = {}
+    for name in ("one", "other"):
+        keys[name] = {
+            "Authorization": "Bearer " + key_command("create", name, "--endpoints", WATCHES, "--nats", rig.nats_url)
+        }
+        wait_until(lambda name=name: rig.http.get("/v1/models", headers=keys[name]).status_code == 200, "unknown key")
+    line = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"model": "m", "prompt": "x"}}
+    upload = {"file": ("in.jsonl", json.dumps(line).encode())}
+    file = rig.http.post("/v1/files", headers=keys["one"], files=upload, data={"purpose": "batch"}).json()
+    body = {"input_file_id": file["id"], "endpoint": "/v1/completions", "completion_window": "24h"}
+    batch_id = rig.http.post("/v1/batches", headers=keys["one"], json=body).json()["id"]
+    path = f"/v1/batches/{batch_id}/cancel"
+    assert rig.http.post(path, headers=keys["other"]).status_code == 403
+    assert rig.http.post(path, headers=keys["one"]).json()["status"] == "cancelling"
 
 
 def test_a_page_is_let_go_when_its_key_is_revoked_and_when_the_gateway_stops(rig: GatewayRig) -> None:

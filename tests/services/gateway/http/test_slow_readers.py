@@ -76,7 +76,7 @@ def storm_of_disconnects(rig: GatewayRig) -> None:
         client.close()
 
 
-@pytest.mark.parametrize("storm", [storm_of_slow_readers, storm_of_disconnects])
+@pytest.mark.parametrize("storm", [pytest.param(storm_of_slow_readers, marks=pytest.mark.slow), storm_of_disconnects])
 def test_nothing_of_a_storm_is_left(rig: GatewayRig, storm: object) -> None:
     assert callable(storm)
     assert rig.complete().status_code == 200

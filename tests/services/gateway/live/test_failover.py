@@ -96,6 +96,28 @@ def test_streams_of_a_killed_executor_go_on_at_another(rig: GatewayRig, pool: Th
     assert executors(rig) == {"executor-1"}
 
 
+def test_a_prompt_is_scored_anew_where_its_executor_was_killed(rig: GatewayRig, pool: ThreadPoolExecutor) -> None:
+    """In the middle of it, online and as flex: no score is lost, and none comes twice."""
+    preset = ("--preset", "sarathi++")
+    rig.start_offline_queue(*preset)
+    rig.start_executor("executor-0", *preset, "--sim-time-scale", "3", "--max-num-batched-tokens", "32")
+    rig.wait_ready()
+    stream = Stream(rig, pool, max_tokens=2000)
+    stream.wait_for_events(3)
+    body = {"prompt": [7] * 4000, "max_tokens": 1, "echo": True, "logprobs": 1}
+    found = [pool.submit(rig.complete, **body, service_tier=tier) for tier in ("default", "flex")]
+    stream.wait_for_events(len(stream.events) + 10)  # of 128 steps and more
+    assert not [each.result().text for each in found if each.done()]
+    rig.stop("executor-0", signal.SIGKILL)
+    rig.start_executor("executor-0", *preset, "--sim-time-scale", "0.01")
+    for each in found:
+        (choice,) = each.result().json()["choices"]
+        logprobs = choice["logprobs"]
+        assert {len(values) for values in logprobs.values()} == {4001}
+        assert logprobs["token_logprobs"].count(None) == 1
+    assert stream.text()
+
+
 def test_a_stream_goes_on_at_its_restarted_executor(rig: GatewayRig, pool: ThreadPoolExecutor) -> None:
     rig.start_executor("executor-0", *SLOW)
     rig.wait_ready()

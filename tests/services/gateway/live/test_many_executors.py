@@ -94,6 +94,7 @@ def test_a_killed_executors_part_of_a_batch_moves_to_the_other(rig: GatewayRig) 
     assert alive(rig) == ["executor-1"]
 
 
+@pytest.mark.slow
 def test_a_real_models_greedy_stream_goes_on_word_for_word(tmp_path_factory: pytest.TempPathFactory) -> None:
     with GatewayRig(tmp_path_factory.mktemp("torch")) as rig:
         rig.start_gateway()

@@ -11,12 +11,14 @@ import pytest
 from msgspec.structs import replace
 
 from services.gateway.access.rate_limits import UNLIMITED, RateLimits, Reservation
+from services.gateway.http.tally import KeyTally
 from services.gateway.live.generation import TRIAL_TOKENS, OnlineGeneration, Sender
 from services.gateway.live.metrics import GenerationMetrics
 from services.gateway.live.online_tracker import MAX_MISSED, OnlineTracker
 from services.gateway.live.registry import ExecutorRegistry
 from services.gateway.live.router import Router
 from services.gateway.live.tracker import MAX_CRASHES, MAX_LOSSES
+from services.gateway.live.vllm_requests import VllmRequests
 from shared.bus import Bus
 from shared.clock import SystemClock
 from shared.errors import NoExecutorError
@@ -26,11 +28,13 @@ from shared.openai.objects import error_body
 from shared.process.telemetry import Telemetry
 from shared.protocol import subjects
 from shared.protocol.executors import EngineSpec, ExecutorCounters, ExecutorInfo, Heartbeat
+from shared.protocol.handover import Place, Taken
 from shared.protocol.requests import AbortRequests, GenerateRequest, HeldRequests, InboxMessage
 from shared.protocol.sampling import FinishReason, SamplingParams
 from shared.protocol.steps import CacheTold
 from shared.protocol.tokens import StepTokens, TokenOutput
 from shared.scheduling.kv.prefix_cache import CacheChanges
+from shared.scheduling.placement.role import Role
 from shared.watch.tuning import Tuning
 from tests.services.gateway.gateway_rig import MODEL, GatewayRig
 
@@ -56,6 +60,8 @@ class Peer:
     cache: CacheChanges = field(default_factory=lambda: CacheChanges(0, True))  # all that its prefix cache has
     inbox: asyncio.Queue[GenerateRequest | AbortRequests] = field(default_factory=asyncio.Queue)
     gateway_id: str = GATEWAY  # of the last request
+    role: Role = Role.MIXED
+    kv_link: str = "sim"
 
     async def listen(self) -> None:
         await self.bus.subscribe(subjects.inbox(self.executor_id), InboxMessage, self.inbox.put)
@@ -80,10 +86,20 @@ class Peer:
     ) -> None:
         """Each online request that runs decodes over 100 tokens."""
         spec = EngineSpec(model, "sim", "cpu", "float16", 256, 49152, 16, 64, (2,))
-        info = ExecutorInfo(self.executor_id, self.epoch, 1, "key", spec, 8, 512)
+        info = ExecutorInfo(self.executor_id, self.epoch, 1, "key", spec, 8, 512, role=self.role, kv_link=self.kv_link)
         work = BatchFeatures(0, 0, 100 * online_running, online_running, 0)
         heartbeat = Heartbeat(info, ExecutorCounters(), draining, 0, online_running, 0, 0, 64, work, reconnects)
         await self.bus.publish(subjects.heartbeat(self.executor_id), heartbeat)
+
+    @property
+    def place(self) -> Place:
+        return Place(self.executor_id, self.epoch)
+
+    async def take(self, request_id: str, giver: "Peer") -> None:
+        """Say that the request is here from now on, with what the giver had of it."""
+        self.gateway_id = giver.gateway_id
+        taken = Taken(request_id, giver.gateway_id, giver.place, self.place)
+        await self.bus.publish(subjects.taken(self.executor_id), taken)
 
     async def next_request(self) -> GenerateRequest:
         message = await asyncio.wait_for(self.inbox.get(), 10)
@@ -94,7 +110,7 @@ class Peer:
     async def tell_held(self, request_ids: list[str]) -> list[str]:
         """As an executor does from time to time; those that the gateway does not wait for."""
         held = HeldRequests(self.executor_id, self.epoch, request_ids)
-        return (await self.bus.request(subjects.alive(GATEWAY), held, AbortRequests)).request_ids
+        return (await self.bus.request(subjects.alive(self.gateway_id), held, AbortRequests)).request_ids
 
     async def next_abort(self) -> list[str]:
         message = await asyncio.wait_for(self.inbox.get(), 10)
@@ -139,7 +155,8 @@ class Front:
 async def front(bus: Bus) -> AsyncIterator[Front]:
     registry, tuning = ExecutorRegistry(bus, "m"), Tuning(bus, lambda: None)
     router, telemetry = Router(registry, tuning), Telemetry("test")
-    tracker = OnlineTracker(bus, router, GATEWAY, SystemClock(), GenerationMetrics(telemetry.meter))
+    metrics = GenerationMetrics(telemetry.meter, VllmRequests(telemetry.registry, "m", 100), KeyTally())
+    tracker = OnlineTracker(bus, router, GATEWAY, SystemClock(), metrics)
     await registry.start()
     await tracker.start()
     async with asyncio.TaskGroup() as tasks:
@@ -180,6 +197,18 @@ async def test_tokens_arrive_until_the_end(front: Front, peer: Peer) -> None:
     assert await generation.next_tokens() == [6, 7]
     assert generation.finish_reason is FinishReason.LENGTH
     assert front.tracker.num_live == 0
+
+
+async def test_executors_are_at_work_here_while_they_have_requests(front: Front, peer: Peer) -> None:
+    other = await alive(Peer(peer.bus, "executor-1"), front)
+    assert front.tracker.places() == {}
+    generation = await front.submit()
+    took = peer if generation.executor_id == peer.executor_id else other
+    assert front.tracker.places() == {(took.executor_id, took.epoch): None}
+    sent = await took.next_request()
+    await took.send(sent.request_id, [5], FinishReason.STOP)
+    await front.until(lambda: generation.finish_reason is not None)
+    assert front.tracker.places() == {}
 
 
 async def test_tokens_that_cannot_be_taken_end_their_request_alone(

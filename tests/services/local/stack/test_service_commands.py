@@ -56,13 +56,39 @@ def test_services_get_the_settings_that_are_theirs(tmp_path: Path) -> None:
     assert all("--nats nats://127.0.0.1:1" in line for line in by_name.values())
 
 
-def test_slos_are_the_profilers(tmp_path: Path) -> None:
+def test_the_first_executors_are_strict_and_the_others_relaxed(tmp_path: Path) -> None:
+    options = StackOptions(executors=3, strict=1, data_dir=tmp_path)
+    lines = [" ".join(each.argv) for each in commands_of(options, *[DeviceShare(1)] * 3) if "executor-" in each.name]
+    assert [line.split("--role ")[1].split()[0] for line in lines] == ["strict", "relaxed", "relaxed"]
+    options = StackOptions(executors=3, data_dir=tmp_path)  # then each one's own setting counts
+    assert not any("--role" in each.argv for each in commands_of(options, *[DeviceShare(1)] * 3))
+
+
+@pytest.mark.parametrize(
+    ("executors", "strict", "why"),
+    [
+        (1, 1, "--strict needs --executors 2 or more"),
+        (3, 3, "3 strict of 3 executors leave none for prompts: choose --strict 2 or less"),
+        (2, 5, "5 strict of 2 executors leave none for prompts: choose --strict 1 or less"),
+    ],
+)
+def test_somebody_has_to_compute_prompts(executors: int, strict: int, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        StackOptions(executors=executors, strict=strict)
+
+
+def test_pools_need_kv_that_can_move() -> None:
+    with pytest.raises(ValueError, match="--strict 1: with kv_sharing bidirectional KV is paused"):
+        StackOptions(executors=2, strict=1, strategy=Strategy.of("bros"))
+
+
+def test_slos_are_the_profilers_and_the_gateways(tmp_path: Path) -> None:
     options = StackOptions(slo="ttft_p99<=800ms,tbt_mean<=1.05x", data_dir=tmp_path)
     commands = commands_of(options)
     given = {command.name: command.argv for command in commands if "--slo" in command.argv}
-    assert list(given) == ["profiler"]
-    words = given["profiler"]
-    assert words[words.index("--slo") + 1] == "ttft_p99<=800ms,tbt_mean<=1.05x"
+    assert list(given) == ["profiler", "gateway"]
+    for words in given.values():
+        assert words[words.index("--slo") + 1] == "ttft_p99<=800ms,tbt_mean<=1.05x"
 
 
 def test_deadlines_are_the_executors_and_no_budget_is_sought(tmp_path: Path) -> None:

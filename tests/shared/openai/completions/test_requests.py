@@ -21,12 +21,10 @@ VLLM_FIELDS: dict[str, Any] = {  # and one that nobody knows
     "guided_regex": "a+",
     "bad_words": ["a"],
     "allowed_token_ids": [5],
-    "prompt_logprobs": 0,
     "chat_template_kwargs": {"enable_thinking": False},
     "continue_final_message": True,
     "skip_special_tokens": False,
     "min_tokens": 5,
-    "echo": True,
     "cache_salt": "s",
     "temprature": 0,
     "extra_body": {"top_k": 5},
@@ -130,6 +128,13 @@ def test_prompts_as_text_as_ids_and_in_a_list_are_the_same() -> None:
         assert parse(TEXT, prompt=prompt).prompt_token_ids == token_ids
 
 
+def test_several_prompts_have_their_own_choices() -> None:
+    request = parse(TEXT, prompt=["Hello there", [5, 6]], n=2, seed=3)
+    assert request.prompts == [TOKENIZER.encode("Hello there"), [5, 6]] and request.num_choices == 4
+    first, second = (parse(TEXT, prompt=prompt, n=2, seed=3).choices() for prompt in ("Hello there", [5, 6]))
+    assert request.choices() == [*first, *second]
+
+
 def test_content_parts_are_joined_and_developer_is_system() -> None:
     parts = [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo"}]
     with_parts = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": parts}]
@@ -161,6 +166,36 @@ def test_choices_have_seeds_of_their_own() -> None:
 )
 def test_logprobs_are_asked_for(endpoint: str, fields: dict[str, Any], expected: int | None) -> None:
     assert parse(endpoint, **fields).sampling.logprobs == expected
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "fields", "expected"),
+    [
+        (TEXT, {"logprobs": 1}, (None, False, False)),
+        (TEXT, {"echo": True}, (None, True, False)),
+        (TEXT, {"echo": True, "logprobs": 1, "max_tokens": 0, "stream": True}, (1, True, False)),
+        (TEXT, {"echo": True, "logprobs": 1, "prompt_logprobs": 3}, (3, True, True)),
+        (TEXT, {"prompt_logprobs": 0, "max_tokens": 0}, (0, False, True)),
+        (CHAT, {"prompt_logprobs": 20, "max_tokens": 0}, (20, False, True)),
+        (CHAT, {"logprobs": True, "top_logprobs": 2, "echo": False}, (None, False, False)),
+    ],
+)
+def test_scores_of_the_prompt_are_asked_for(
+    endpoint: str, fields: dict[str, Any], expected: tuple[int | None, bool, bool]
+) -> None:
+    sampling = parse(endpoint, **fields).sampling
+    assert (sampling.prompt_logprobs, sampling.echo, sampling.lists_prompt) == expected
+    assert sampling.shows_prompt is (expected != (None, False, False))
+    if "max_tokens" in fields:
+        assert sampling.max_tokens == 0
+
+
+def test_more_scores_than_a_message_holds_are_refused() -> None:
+    prompt, model = [5] * 70_000, ServedModel("m", 100_000)
+    body = {"model": "m", "prompt": prompt, "max_tokens": 0, "echo": True, "logprobs": 5}
+    with pytest.raises(RequestError, match="70000 tokens in the prompt with 6 log probabilities each"):
+        parse_completion(TEXT, msgspec.json.encode(body), TOKENIZER, model)
+    assert parse_completion(TEXT, msgspec.json.encode(body | {"logprobs": 4}), TOKENIZER, model).prompt_token_ids
 
 
 def test_max_completion_tokens_goes_before_max_tokens() -> None:
@@ -257,7 +292,10 @@ BAD_FIELDS: list[tuple[str, dict[str, Any], str | None]] = [
     (TEXT, {"prompt": []}, "prompt"),
     (TEXT, {"prompt": [[]]}, "prompt"),
     (TEXT, {"prompt": {"a": 1}}, "prompt"),
-    (TEXT, {"prompt": ["a", "b"]}, "prompt"),
+    (TEXT, {"prompt": ["a", ""]}, "prompt"),
+    (TEXT, {"prompt": ["a", 5]}, "prompt"),
+    (TEXT, {"prompt": ["a"] * 65}, "prompt"),
+    (TEXT, {"prompt": ["a", [7] * 256]}, "prompt"),
     (TEXT, {"prompt": [1, "a"]}, "prompt[1]"),
     (TEXT, {"prompt": [1, True]}, "prompt[1]"),
     (TEXT, {"prompt": [1, 2.5]}, "prompt[1]"),
@@ -276,7 +314,7 @@ BAD_FIELDS: list[tuple[str, dict[str, Any], str | None]] = [
     (TEXT, {"top_p": 1.1}, "top_p"),
     (TEXT, {"top_k": -2}, "top_k"),
     (TEXT, {"seed": "x"}, "seed"),
-    (TEXT, {"stop": ["a"] * 5}, "stop"),
+    (TEXT, {"stop": ["a"] * 17}, "stop"),
     (TEXT, {"stop": ""}, "stop"),
     (TEXT, {"stop": "x" * 513}, "stop"),
     (TEXT, {"stop": [1]}, "stop[0]"),
@@ -295,7 +333,15 @@ BAD_FIELDS: list[tuple[str, dict[str, Any], str | None]] = [
     (TEXT, {"n": 0}, "n"),
     (TEXT, {"best_of": 2}, "best_of"),
     (TEXT, {"best_of": 1, "n": 2}, "best_of"),
-    (TEXT, {"echo": True}, "echo"),
+    (CHAT, {"echo": True}, "echo"),
+    (TEXT, {"echo": "yes"}, "echo"),
+    (TEXT, {"max_tokens": -1}, "max_tokens"),
+    (TEXT, {"max_tokens": 0}, "max_tokens"),
+    (CHAT, {"max_tokens": 0}, "max_tokens"),
+    (CHAT, {"max_completion_tokens": 0, "prompt_logprobs": 1}, "max_completion_tokens"),
+    (TEXT, {"prompt_logprobs": 21}, "prompt_logprobs"),
+    (TEXT, {"prompt_logprobs": -1}, "prompt_logprobs"),
+    (TEXT, {"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
     (TEXT, {"suffix": "end"}, "suffix"),
     (TEXT, {"logprobs": 6}, "logprobs"),
     (TEXT, {"logprobs": True}, "logprobs"),
@@ -315,6 +361,7 @@ BAD_FIELDS: list[tuple[str, dict[str, Any], str | None]] = [
     (TEXT, {"repetition_penalty": 11}, "repetition_penalty"),
     (TEXT, {"min_p": 1.1}, "min_p"),
     (TEXT, {"service_tier": "gold"}, "service_tier"),
+    (TEXT, {"service_tier": ""}, "service_tier"),
 ]
 
 

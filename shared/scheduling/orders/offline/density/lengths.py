@@ -95,7 +95,7 @@ class OutputLengths:
         blocks."""
         try:
             memory = msgspec.msgpack.decode(data, type=_Memory)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise ValueError(f"these {len(data)} bytes are not what was learnt of output lengths: {error}") from error
         if memory.form != _FORM or memory.block_size != self._block_size:
             raise ValueError(

@@ -154,24 +154,25 @@ class DualScan:
         if self._batch is None:
             self._batch = RunningBatch(self._tree, self._running, self._room)
         self._density = self._batch.density
-        part = self._left_part()
-        sides = [(self._left, part), (self._right, 1.0 - part)]
+        left, right = self._ends()
+        part = self._left_part(left, right)
+        sides = [(self._left.leaf, left, part), (self._right.leaf, right, 1.0 - part)]
         if not self._batch.lacks_compute(self._density):
             sides.reverse()
-        return next((scanner.leaf for scanner, own in sides if own and self._may_enter(scanner, own)), None)
+        may_enter = (leaf for leaf, end, own in sides if own and self._may_enter(leaf, end.load.density, own))
+        return next(may_enter, None)
 
-    def _may_enter(self, scanner: Scanner, part: float) -> bool:
+    def _may_enter(self, leaf: DensityLeaf, density: float, part: float) -> bool:
         """What could never have enough room is not waited for: whoever reads passes over what its executor cannot
         hold."""
         assert self._batch is not None and self._room is not None
-        leaf, density = scanner.leaf, self._part_of(scanner).load.density
         if leaf.request.max_total_tokens > self._room:
             return True
         share = part if density < self._density else 1.0
         return self._batch.takes(density, self._density) and self._batch.has_room(leaf, share)
 
     def _takes_left(self) -> bool:
-        part = self._left_part()
+        part = self._left_part(*self._ends())
         if part in (0.0, 1.0):
             return part == 1.0
         if self._in_use is None:
@@ -182,15 +183,14 @@ class DualScan:
     def _num_in_step(self) -> int:
         return self._features.prefill_requests + self._features.decode_requests
 
-    def _part_of(self, scanner: Scanner) -> Placed:
-        """The largest where the scanner stands that the other does not stand in; the request where they meet."""
+    def _ends(self) -> tuple[Placed, Placed]:
+        """Where the scanners stand: of each the largest part that the other does not stand in; the request where they
+        meet."""
         pairs = zip(self._left.path, self._right.path, strict=False)
-        left, right = next(((a, b) for a, b in pairs if a is not b), (None, None))
-        return (left if scanner is self._left else right) or scanner.leaf
+        return next(((left, right) for left, right in pairs if left is not right), (self._left.leaf, self._right.leaf))
 
-    def _left_part(self) -> float:
+    def _left_part(self, left: Placed, right: Placed) -> float:
         """M_L / M, from 0 to 1."""
-        left, right = self._part_of(self._left), self._part_of(self._right)
         if left is right:
             return 1.0
         rho_left, rho_right = left.load.density, right.load.density

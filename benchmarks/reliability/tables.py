@@ -1,0 +1,25 @@
+"""Tables that overload and long runs share."""
+
+from collections.abc import Iterator, Sequence
+
+from benchmarks.harness.command import Row
+from benchmarks.reliability.kinds.tally import Tally
+
+NUM_WORDS = 6
+
+
+def tally_rows(tallies: Sequence[Tally]) -> Iterator[Row | str]:
+    """A row a kind, and below what refusals and failures said."""
+    for tally in tallies:
+        yield {
+            "kind": tally.name,
+            "sent": f"{tally.num_sent:,}",
+            "served": f"{tally.num_served:,}",
+            "refused": f"{tally.num_refused:,}",
+            "without Retry-After": f"{tally.without_retry.total():,}",
+            "failed": f"{tally.num_failed:,}",
+        }
+    for tally in tallies:
+        for what, words in (("refused", tally.refused), ("failed", tally.failed)):
+            for why, times in words.most_common(NUM_WORDS):
+                yield f"{tally.name}, {what} {times:,} times: {why}"

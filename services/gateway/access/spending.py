@@ -1,0 +1,34 @@
+"""What one API key has used of its budget, as a gateway charges and asks it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from services.gateway.http.errors import Refusal
+from shared.clock import Clock
+from shared.protocol.api_keys import ApiKeyRecord
+from shared.protocol.key_usage import INSUFFICIENT_QUOTA, KeyUsage, UsagePlace, day_of
+from shared.watch.usage_ledger import UsageLedger
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """Of one key at one gateway. ``gateway_id``: the process's own, so that no other writes what it counts."""
+
+    key: ApiKeyRecord
+    gateway_id: str
+    ledger: UsageLedger
+    clock: Clock
+
+    def check(self) -> None:
+        """Whether there are tokens left of its budgets. What is under way when they are used up goes on, so more may
+        be used. Raises Refusal (429), which OpenAI's clients are told not to repeat."""
+        spent = self.ledger.totals.spent_budget(self.key, self.clock.unix_s())
+        if spent is not None:
+            reason, code = f"tokens_per_{spent.period}", INSUFFICIENT_QUOTA
+            raise Refusal(reason, spent.message, spent.left_s, 429, code, headers={"x-should-retry": "false"})
+
+    def charge(self, usage: KeyUsage) -> None:
+        """It was used now."""
+        place = UsagePlace(day_of(self.clock.unix_s()), self.key.name, f"gateway-{self.gateway_id}")
+        self.ledger.put(place, self.ledger.get(place) + usage)

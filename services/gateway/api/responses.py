@@ -1,0 +1,166 @@
+"""/v1/responses: text, stored for as long as the settings say."""
+
+from functools import partial
+from typing import Annotated, Any, Literal
+
+import msgspec
+from fastapi import APIRouter, Query, Request, Response
+
+from services.gateway.api.context import Context, context_of
+from services.gateway.api.intake import answer, caller_of, read_request
+from services.gateway.http.operation import JsonResponse, answers, events_of, json_of
+from services.gateway.live.choices import Choices
+from shared.openai.errors import RequestError
+from shared.openai.objects import DeletedResponse, Page
+from shared.openai.responses.answers import ModelResponse, ResponseEvents, ended, new_response
+from shared.openai.responses.requests import (
+    NOT_STORED,
+    RESPONSES,
+    ResponseBody,
+    ResponseRequest,
+    parse_response,
+    previous_of,
+)
+from shared.openai.shown_text import shown_output
+from shared.protocol.responses import StoredResponse
+
+EVENTS = events_of("where stream is true: the JSON of OpenAI's events from response.created to its end")
+
+router = APIRouter(prefix=RESPONSES, tags=["responses"])
+
+
+class InputText(msgspec.Struct, frozen=True):
+    """What a message of the input says."""
+
+    text: str
+    type: Literal["input_text", "output_text"] = "input_text"
+
+
+class InputMessage(msgspec.Struct, frozen=True):
+    """An item of a response's input."""
+
+    id: str
+    role: str
+    content: list[InputText]
+    type: Literal["message"] = "message"
+    status: Literal["completed"] = "completed"
+
+
+class AnswerInHand:
+    """One response, from its request to what is shown and stored of it."""
+
+    def __init__(self, context: Context, owner: str, asked: ResponseRequest) -> None:
+        self._context = context
+        self._owner = owner
+        self._asked = asked
+        self._is_stored = context.responses.is_on and asked.body.store is not False
+        self._ended_s: float | None = None
+
+    def events(self, choices: Choices) -> ResponseEvents:
+        return ResponseEvents(self._begun(choices), self._now_s)
+
+    def body(self, choices: Choices) -> ModelResponse:
+        output = choices.first.output
+        text, _ = shown_output(self._context.tokenizer, output, self._asked.completion.sampling)
+        return ended(self._begun(choices), text, output.finish_reason, choices.usage(), int(self._now_s()))
+
+    async def keep(self, choices: Choices) -> None:
+        """Before the client is told of its end: what it is told of is there. Raises BusError."""
+        if not self._is_stored:
+            return
+        body = self.body(choices)
+        text = body.output[0].content[0].text
+        before, own = self._asked.before, self._asked.input
+        stored = StoredResponse(body.id, self._owner, msgspec.Raw(msgspec.json.encode(body)), before, own, text)
+        await self._context.responses.add(stored)
+
+    def _begun(self, choices: Choices) -> ModelResponse:
+        first = choices.first
+        return new_response(self._asked, first.request_id, int(first.arrival_s), self._is_stored)
+
+    def _now_s(self) -> float:
+        """Of its end: the same whenever it is asked."""
+        if self._ended_s is None:
+            self._ended_s = self._context.clock.unix_s()
+        return self._ended_s
+
+
+@router.post("", **answers(json_of(ModelResponse) | EVENTS, body=json_of(ResponseBody)))
+async def create_response(request: Request) -> Response:
+    """Answer a text or a conversation. It is stored, unless store is false, and others can go on from it."""
+    asked = await read_request(request, parse_response, partial(_conversation_before, request))
+    in_hand = AnswerInHand(context_of(request), _owner_of(request), asked)
+    return await answer(request, asked.completion, in_hand.events, in_hand.body, in_hand.keep)
+
+
+@router.get("/{response_id}", **answers(json_of(ModelResponse)))
+async def get_response(request: Request, response_id: str) -> Response:
+    """A stored response, as it was answered."""
+    return JsonResponse((await _stored(request, response_id)).response)
+
+
+@router.delete("/{response_id}", **answers(json_of(DeletedResponse)))
+async def delete_response(request: Request, response_id: str) -> Response:
+    """Forget a stored response. Those that went on from it stay whole."""
+    _require_storing(request, response_id)
+    await context_of(request).responses.delete(response_id, _owner_of(request))
+    return JsonResponse(DeletedResponse(response_id))
+
+
+@router.get("/{response_id}/input_items", **answers(json_of(Page[InputMessage])))
+async def list_input_items(
+    request: Request,
+    response_id: str,
+    after: str | None = None,
+    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+    order: Literal["asc", "desc"] = "desc",
+) -> Response:
+    """The messages that it answers: its own, and those of the responses that it went on from."""
+    stored = await _stored(request, response_id)
+    messages = [*stored.before, *stored.input]
+    items = [_item(f"msg_{index}_{stored.id}", message) for index, message in enumerate(messages)]
+    if order == "desc":
+        items.reverse()
+    if after is not None:
+        places = [index for index, item in enumerate(items) if item.id == after]
+        if not places:
+            raise RequestError(f"after: no such id: {after}", "after")
+        items = items[places[0] + 1 :]
+    data = items[:limit]
+    first_id, last_id = (data[0].id, data[-1].id) if data else (None, None)
+    return JsonResponse(Page(data, first_id, last_id, has_more=limit < len(items)))
+
+
+@router.post("/{response_id}/cancel", include_in_schema=False)
+async def cancel_response(request: Request, response_id: str) -> Response:
+    """None runs in the background."""
+    await _stored(request, response_id)
+    raise RequestError("only a response in the background can be cancelled, and none is here", "response_id")
+
+
+async def _conversation_before(request: Request, body: bytes) -> dict[str, Any]:
+    """What ``parse_response`` needs of the store. Raises RequestError and BusError."""
+    store, previous = context_of(request).responses, previous_of(body)
+    if previous is None or not store.is_on:
+        return {}
+    return {"before": (await store.get(previous, _owner_of(request), "previous_response_id")).conversation}
+
+
+async def _stored(request: Request, response_id: str) -> StoredResponse:
+    _require_storing(request, response_id)
+    return await context_of(request).responses.get(response_id, _owner_of(request))
+
+
+def _require_storing(request: Request, response_id: str) -> None:
+    if not context_of(request).responses.is_on:
+        raise RequestError(f"no such response: {response_id}; {NOT_STORED}", "response_id", "not_found", 404)
+
+
+def _owner_of(request: Request) -> str:
+    key = caller_of(request).key
+    return "" if key is None else key.name
+
+
+def _item(id: str, message: dict[str, Any]) -> InputMessage:
+    kind: Literal["input_text", "output_text"] = "output_text" if message["role"] == "assistant" else "input_text"
+    return InputMessage(id, message["role"], [InputText(message["content"], kind)])

@@ -1,0 +1,102 @@
+"""Executors under the names that vLLM has for its engines, by their last heartbeats: of all work."""
+
+from collections.abc import Callable, Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from services.gateway.live.registry import ExecutorRegistry
+from services.gateway.live.vllm_requests import LABELS, VllmRequests
+from services.gateway.metrics.series import Series, Type
+from shared.protocol.executors import Heartbeat
+
+SOURCES = ("local_compute", "local_cache_hit")  # of vLLM's three; KV that moves in comes with its request
+
+
+def _series(name: str, type: Type, meaning: str, *labels: str) -> Series:
+    return Series(f"vllm:{name}", type, meaning, labels=(*LABELS, *labels))
+
+
+def _num_prompt_tokens(beat: Heartbeat) -> int:
+    return beat.counters.prompt_tokens + beat.counters.cached_tokens
+
+
+OF_ENGINES: tuple[tuple[Series, Callable[[Heartbeat], float]], ...] = (
+    (
+        _series("num_requests_running", Type.GAUGE, "requests of both kinds that run"),
+        lambda beat: beat.online_running + beat.offline_running,
+    ),
+    (
+        _series("num_requests_waiting", Type.GAUGE, "requests of both kinds that wait on the executor"),
+        lambda beat: beat.online_waiting + beat.offline_waiting,
+    ),
+    (
+        _series("kv_cache_usage_perc", Type.GAUGE, "share of the KV blocks that are held, 0 to 1"),
+        lambda beat: 1 - beat.num_free_blocks / beat.info.spec.num_blocks,
+    ),
+    (
+        _series("prefix_cache_queries", Type.COUNTER, "tokens that were looked for in the prefix cache"),
+        _num_prompt_tokens,
+    ),
+    (
+        _series("prefix_cache_hits", Type.COUNTER, "of these, those that it had"),
+        lambda beat: beat.counters.cached_tokens,
+    ),
+    (
+        _series("num_preemptions", Type.COUNTER, "requests that lost their KV"),
+        lambda beat: beat.counters.preemptions,
+    ),
+    (_series("prompt_tokens", Type.COUNTER, "of prompts, computed or found in the prefix cache"), _num_prompt_tokens),
+    (
+        _series("prompt_tokens_cached", Type.COUNTER, "of these, those that the prefix cache had"),
+        lambda beat: beat.counters.cached_tokens,
+    ),
+    (
+        _series("generation_tokens", Type.COUNTER, "generated tokens of both kinds"),
+        lambda beat: beat.counters.online_tokens + beat.counters.offline_tokens,
+    ),
+)
+BY_SOURCE = _series("prompt_tokens_by_source", Type.COUNTER, "prompt tokens, by whether the cache had them", "source")
+CACHE_CONFIG = _series("cache_config_info", Type.GAUGE, "1, with the KV cache's size", "block_size", "num_gpu_blocks")
+
+
+class VllmEngines(Collector):
+    """Reads the registry whenever metrics are asked for. Counters begin anew with each incarnation of an executor."""
+
+    def __init__(self, executors: ExecutorRegistry, requests: VllmRequests) -> None:
+        self._executors = executors
+        self._requests = requests
+
+    def collect(self) -> Iterator[Metric]:
+        beats = [executor.heartbeat for executor in self._executors.live()]
+        self._requests.forget(beat.info.executor_id for beat in beats)
+        for series, read in OF_ENGINES:
+            family = _family(series)
+            for beat in beats:
+                family.add_metric(self._engine(beat), read(beat))
+            yield family
+        yield self._by_source(beats)
+        yield self._cache_config(beats)
+
+    def _by_source(self, beats: list[Heartbeat]) -> Metric:
+        family = _family(BY_SOURCE)
+        for beat in beats:
+            counts = beat.counters.prompt_tokens, beat.counters.cached_tokens
+            for source, count in zip(SOURCES, counts, strict=True):
+                family.add_metric([*self._engine(beat), source], count)
+        return family
+
+    def _cache_config(self, beats: list[Heartbeat]) -> Metric:
+        family = _family(CACHE_CONFIG)
+        for beat in beats:
+            spec = beat.info.spec
+            family.add_metric([*self._engine(beat), str(spec.block_size), str(spec.num_blocks)], 1)
+        return family
+
+    def _engine(self, beat: Heartbeat) -> list[str]:
+        return [self._executors.model, beat.info.executor_id]
+
+
+def _family(series: Series) -> CounterMetricFamily | GaugeMetricFamily:
+    make = CounterMetricFamily if series.type is Type.COUNTER else GaugeMetricFamily
+    return make(series.name, series.meaning, labels=series.labels)

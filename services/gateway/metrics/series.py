@@ -1,0 +1,66 @@
+"""One series of ``/metrics``: what it is called, and what it says."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from opentelemetry.metrics import CallbackOptions, Counter, Histogram, Meter, Observation
+
+PREFIX = "slackwater."
+UNITS = {"s": "seconds"}  # as Prometheus has them in a name
+
+Readings = Iterable[tuple[float, dict[str, str]]]  # values, each with its labels
+
+
+class Type(enum.StrEnum):
+    """As Prometheus tells it."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """``name``: of the instrument, with dots where the series has underscores; vLLM's are as vLLM has them.
+    ``buckets``: a histogram's upper bounds, in its unit."""
+
+    name: str
+    type: Type
+    meaning: str
+    unit: str = ""
+    labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = ()
+
+    @property
+    def exposed(self) -> str:
+        """Its name for Prometheus; a histogram's with ``_bucket``, ``_sum`` and ``_count`` behind it."""
+        words = [self.name.replace(".", "_"), UNITS.get(self.unit, ""), "total" if self.type is Type.COUNTER else ""]
+        return "_".join(filter(None, words))
+
+    def counter(self, meter: Meter) -> Counter:
+        """To add to."""
+        assert self.type is Type.COUNTER
+        return meter.create_counter(self.name, self.unit, self.meaning)
+
+    def histogram(self, meter: Meter) -> Histogram:
+        """To record into."""
+        assert self.type is Type.HISTOGRAM
+        bounds = list(self.buckets)
+        return meter.create_histogram(self.name, self.unit, self.meaning, explicit_bucket_boundaries_advisory=bounds)
+
+    def observe(self, meter: Meter, read: Callable[[], Readings]) -> None:
+        """Have it read whenever metrics are asked for."""
+
+        def observations(_: CallbackOptions) -> Iterator[Observation]:
+            return (Observation(value, labels) for value, labels in read())
+
+        make = {Type.COUNTER: meter.create_observable_counter, Type.GAUGE: meter.create_observable_gauge}[self.type]
+        make(self.name, [observations], self.unit, self.meaning)
+
+
+def own(name: str, type: Type, meaning: str, unit: str = "", labels: tuple[str, ...] = ()) -> Series:
+    """One of Slackwater's, without a histogram's buckets."""
+    return Series(PREFIX + name, type, meaning, unit, labels)

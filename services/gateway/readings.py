@@ -1,0 +1,131 @@
+"""What is read whenever metrics are asked for: of this process, of executors by their heartbeats, of the stack as the
+dashboard follows it."""
+
+from collections.abc import Callable
+from operator import attrgetter
+
+from opentelemetry.metrics import Meter
+
+from services.gateway.api.context import Context
+from services.gateway.dashboard.hub import DashboardHub
+from services.gateway.http.server import Listener
+from services.gateway.live.registry import ExecutorRegistry, LiveExecutor
+from services.gateway.metrics import tables
+from services.gateway.metrics.series import Readings, Series
+from shared.protocol.slo_profile import SloVerdict
+
+
+def observe(meter: Meter, context: Context, http: Listener) -> None:
+    """All series that are not counted as things happen."""
+    _observe_process(meter, context, http)
+    _observe_executors(meter, context)
+    _observe_stack(meter, context.dashboard)
+
+
+def _observe_process(meter: Meter, context: Context, http: Listener) -> None:
+    tracker, flex, bus = context.tracker, context.flex, context.bus
+    counts: dict[str, Callable[[], int]] = {
+        "live_requests": lambda: tracker.num_live,
+        "waiting_requests": lambda: len(tracker.room),
+        "flex_requests": lambda: flex.num_live,
+        "connections": lambda: http.num_connections,
+        "answering": lambda: http.num_answering,
+        "viewers": lambda: context.dashboard.num_viewers,
+        "stalled": lambda: http.clients.num_stalled,
+        "refused_connections": lambda: http.clients.num_refused,
+        "reconnects": lambda: bus.reconnects,
+        "dropped": lambda: bus.num_dropped,
+        "failed": lambda: bus.num_failed,
+    }
+    for name, series in tables.PROCESS.items():
+        series.observe(meter, _single(counts[name]))
+
+
+def _single(count: Callable[[], int]) -> Callable[[], Readings]:
+    return lambda: [(count(), {})]
+
+
+def _observe_executors(meter: Meter, context: Context) -> None:
+    registry, router, hub = context.registry, context.router, context.dashboard
+
+    def of_each(series: Series, read: Callable[[LiveExecutor], float]) -> None:
+        series.observe(meter, lambda: [(read(each), _id_of(each)) for each in registry.live()])
+
+    of_each(tables.EXECUTOR_LOAD, lambda executor: router.load_ms(executor) / 1e3)
+    for name, series in tables.HEARTBEAT.items():
+        of_each(series, attrgetter(f"heartbeat.{name}"))
+    for name, series in tables.EXECUTOR_COUNTERS.items():
+        of_each(series, attrgetter(f"heartbeat.counters.{name}"))
+    of_each(tables.NUM_BLOCKS, lambda executor: executor.info.spec.num_blocks)
+    of_each(tables.DRAINING, lambda executor: executor.heartbeat.draining)
+    tables.BLOCKS.observe(meter, lambda: _block_owners(registry))
+    tables.EXECUTOR_BUDGET.observe(
+        meter,
+        lambda: [
+            (each.budget_ms / 1e3, {"executor_id": each.beat.info.executor_id})
+            for each in hub.view().executors
+            if each.budget_ms is not None
+        ],
+    )
+    tables.SLOWDOWN.observe(
+        meter,
+        lambda: [
+            (each.online_slowdown, {"executor_id": each.beat.info.executor_id})
+            for each in hub.view().executors
+            if each.online_slowdown is not None
+        ],
+    )
+
+
+def _id_of(executor: LiveExecutor) -> dict[str, str]:
+    return {"executor_id": executor.info.executor_id}
+
+
+def _block_owners(registry: ExecutorRegistry) -> Readings:
+    for executor in registry.live():
+        owners = executor.heartbeat.blocks
+        for owner in tables.BLOCK_OWNERS:
+            yield getattr(owners, owner), _id_of(executor) | {"owner": owner}
+
+
+def _observe_stack(meter: Meter, hub: DashboardHub) -> None:
+    batches = hub.batch_counts
+    tables.BUDGET.observe(meter, lambda: _budgets(hub))
+    tables.TOLERANCE.observe(
+        meter,
+        lambda: [
+            (record.tolerance, {"profile_key": key})
+            for key, record in hub.live_budgets().items()
+            if record.tolerance is not None
+        ],
+    )
+    tables.SLO_KEPT.observe(
+        meter, lambda: _slos(hub, lambda each: each.met if None not in (each.bound_ms, each.value_ms) else None)
+    )
+    tables.SLO_BOUND.observe(meter, lambda: _slos(hub, lambda each: _seconds(each.bound_ms)))
+    tables.SLO_MEASURED.observe(meter, lambda: _slos(hub, lambda each: _seconds(each.value_ms)))
+    tables.BATCHES.observe(meter, lambda: [(num, {"status": status}) for status, num in batches.open.items()])
+    tables.BATCHES_ENDED.observe(meter, lambda: [(num, {"status": each}) for each, num in batches.ended.items()])
+    tables.LINES_LEFT.observe(meter, lambda: [(hub.lines_left(), {})])
+    tables.LINES.observe(meter, lambda: [(num, {"result": each}) for each, num in batches.lines.items()])
+    tables.SERVICE_UP.observe(meter, lambda: [(up, {"service": name}) for name, up in hub.answers.up.items()])
+    tables.RESTARTS.observe(meter, lambda: [(num, {"service": each}) for each, num in hub.answers.restarts.items()])
+
+
+def _budgets(hub: DashboardHub) -> Readings:
+    """None of kinds that hold a tolerance in its place."""
+    for key, record in hub.live_budgets().items():
+        if record.tolerance is None:
+            yield record.latency_budget_ms / 1e3, {"profile_key": key, "source": record.source.value}
+
+
+def _slos(hub: DashboardHub, read: Callable[[SloVerdict], float | None]) -> Readings:
+    for key, status in hub.answers.slos.items():
+        for verdict in status.measured:
+            value = read(verdict)
+            if value is not None:
+                yield value, {"profile_key": key, "slo": verdict.expr}
+
+
+def _seconds(ms: float | None) -> float | None:
+    return None if ms is None else ms / 1e3

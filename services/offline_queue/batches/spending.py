@@ -1,0 +1,74 @@
+"""What batches use of the budgets of API keys."""
+
+import asyncio
+import logging
+
+from shared.bus import Bus
+from shared.cancellation import check_cancelled
+from shared.clock import Clock
+from shared.errors import BusError
+from shared.protocol import subjects
+from shared.protocol.api_keys import ApiKeyRecord
+from shared.protocol.batches import BatchRecord
+from shared.protocol.key_usage import UsagePlace, day_of, key_name_of
+from shared.watch.key_totals import SpentBudget
+from shared.watch.usage_ledger import UsageLedger
+
+logger = logging.getLogger(__name__)
+
+DAY_S = 24 * 3600.0
+KEEP_S = 400 * DAY_S
+
+
+class BatchSpending:
+    """Each batch is a source of its own, whose totals its record holds: told again, they change nothing."""
+
+    def __init__(self, bus: Bus, clock: Clock) -> None:
+        self._bus = bus
+        self._clock = clock
+        self._keys: dict[str, ApiKeyRecord] = {}
+        self.ledger = UsageLedger(bus, clock)
+
+    async def start(self) -> None:
+        """Know all keys, and what they have used. Raises BusError."""
+        for entry in await (await self._bus.bucket(subjects.API_KEYS_BUCKET, ApiKeyRecord)).entries():
+            self._on_key(entry.key, entry.value)
+        await self.ledger.start()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        keys = await self._bus.bucket(subjects.API_KEYS_BUCKET, ApiKeyRecord)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.ledger.run())
+            tasks.create_task(keys.follow(self._on_key))
+            tasks.create_task(self._forget_old())
+
+    def note(self, record: BatchRecord) -> None:
+        """The batch's record is this by now; it is written with the others."""
+        name = key_name_of(record.client_id)
+        for day, usage in record.usage_by_day.items():
+            if name is not None:
+                self.ledger.put(UsagePlace(day, name, record.id), usage)
+
+    def spent_budget(self, client_id: str) -> SpentBudget | None:
+        """Of the key of this client, where one is used up. A key that has gone leaves its batches as they are."""
+        key = self._keys.get(key_name_of(client_id) or "")
+        return None if key is None else self.ledger.totals.spent_budget(key, self._clock.unix_s())
+
+    async def _forget_old(self) -> None:
+        """Of all keys, whoever counted it; once a day."""
+        while True:
+            try:
+                forgotten = await self.ledger.forget(day_of(self._clock.unix_s() - KEEP_S))
+                if forgotten:
+                    logger.info("usage of keys forgotten", extra={"records": forgotten})
+            except BusError as error:
+                logger.warning("old usage of keys not forgotten", extra={"why": str(error)})
+            check_cancelled()
+            await asyncio.sleep(DAY_S)
+
+    def _on_key(self, name: str, key: ApiKeyRecord | None) -> None:
+        if key is None:
+            self._keys.pop(name, None)
+        else:
+            self._keys[name] = key

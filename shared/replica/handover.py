@@ -1,0 +1,239 @@
+"""Requests that move between replicas with their KV (OOCO sections 3.2 and 3.4.3): what the giver holds back, and what
+the taker makes room for. Who reads the KV, and who tells whom, is not known here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from shared.protocol.executors import EngineSpec, ExecutorCounters
+from shared.protocol.handover import Carried
+from shared.protocol.requests import GenerateRequest
+from shared.replica.kv_allocation import KVAllocation
+from shared.replica.sequence import LiveSequence
+from shared.scheduling.kv.pool import KVPool
+from shared.scheduling.limits import Limits, why_never_held
+from shared.scheduling.request import HELD, Kind, Request
+from shared.scheduling.table import RequestTable
+from shared.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """What a replica does about them: where anything has changed, where one comes or leaves, and to end a request that
+    was to be aborted while it was held."""
+
+    has_changed: Callable[[], None]
+    comes: Callable[[LiveSequence], None]
+    leaves: Callable[[LiveSequence], None]
+    aborts: Callable[[LiveSequence], bool]
+    can_reserve: Callable[[], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """Room for a request that comes. ``pairs``: (block of the giver, own block), whose KV is to be read; those that the
+    prefix cache has are not among them."""
+
+    sequence: LiveSequence
+    num_computed_tokens: int
+    pairs: list[tuple[int, int]]
+
+
+class Handovers:
+    """Of one replica. As giver: ``collect`` after each step, before the next is packed, holds what is to move from
+    there on; each held request is either ``gave`` or ``release`` in the end. As taker: ``reserve``, then ``take`` or
+    ``drop``. Only a request that decodes moves, while no step has it: one with a prompt of which a token is left to
+    compute does not, before it has its first token.
+    """
+
+    def __init__(
+        self,
+        limits: Limits,
+        spec: EngineSpec,
+        tokenizer: Tokenizer | None,
+        table: RequestTable,
+        pool: KVPool,
+        kv: KVAllocation,
+        sequences: Mapping[str, LiveSequence],
+        totals: ExecutorCounters,
+        hooks: Hooks,
+    ) -> None:
+        self.pushes: Collection[Kind] = ()  # kinds that move as soon as they decode
+        self._limits = limits
+        self._spec = spec
+        self._tokenizer = tokenizer
+        self._table = table
+        self._pool = pool
+        self._kv = kv
+        self._sequences = sequences
+        self._totals = totals
+        self._hooks = hooks
+        self._asked: dict[str, None] = {}
+        self._stay: dict[str, None] = {}  # were to be pushed, and nobody took them
+        self._reserved: dict[str, Reserved] = {}
+
+    @property
+    def is_giving(self) -> bool:
+        """Something is to leave, so that no step is begun ahead with it."""
+        return bool(self.pushes or self._asked)
+
+    # The giver
+
+    def ask(self, request_ids: Iterable[str]) -> None:
+        """These are to move, as soon as they can."""
+        self._asked |= dict.fromkeys(request_ids)
+
+    def decoding(self, kind: Kind) -> list[tuple[str, int]]:
+        """Ids and tokens of the requests that could move now, or once their step has ended."""
+        return [(each.request_id, each.num_tokens) for each in self._decoding(kind) if not each.is_held]
+
+    def collect(self) -> list[Carried]:
+        """Who moves from here on: they are held, with their KV, until it is said what became of it. Those asked for
+        that are in a step are held after it; those that have lost their KV meanwhile are not asked for any more."""
+        if not self.is_giving:
+            return []
+        for kind in self.pushes:
+            self.ask(each.request_id for each in self._decoding(kind) if each.request_id not in self._stay)
+        held = []
+        for request_id in list(self._asked):
+            sequence = self._sequences.get(request_id)
+            if sequence is not None and sequence.request.is_in_flight and not sequence.request.is_held:
+                continue
+            del self._asked[request_id]
+            if sequence is not None and self._may_move(sequence):
+                sequence.request.num_in_flight_tokens = HELD
+                held.append(_carried(sequence, self._pool.table(request_id)))
+        if held:
+            self._hooks.has_changed()
+        return held
+
+    def release(self, request_id: str) -> None:
+        """Nobody has taken it: it goes on here, and is not pushed again until ``push_again``. Nothing where it is not
+        held."""
+        sequence = self._take_held(request_id)
+        if sequence is not None and not self._hooks.aborts(sequence):
+            self._stay[request_id] = None
+
+    def push_again(self) -> None:
+        """Those whom nobody took, too: who could not take them may by now."""
+        self._stay = {}
+
+    def gave(self, request_id: str) -> None:
+        """Another replica has it: it is forgotten here. Nothing where it is not held."""
+        sequence = self._take_held(request_id)
+        if sequence is not None:
+            self._totals.handed_over += 1
+            self._hooks.leaves(sequence)
+
+    def forget(self, request_id: str) -> None:
+        """It has left."""
+        self._asked.pop(request_id, None)
+        self._stay.pop(request_id, None)
+
+    # The taker
+
+    @property
+    def can_reserve(self) -> bool:
+        """Not while a step stands on what another is expected to leave: what the prefix cache is said to have may not
+        be written yet. Ask again once a step has ended."""
+        return self._hooks.can_reserve()
+
+    def reserve(self, carried: Carried) -> Reserved | str:
+        """Blocks for a request that comes, and which KV to read into them; or why there are none, in words. An online
+        request takes the room of offline ones, which lose their KV."""
+        request_id = carried.request.request_id
+        if request_id in self._sequences or request_id in self._reserved:
+            return "it is here already"
+        sequence = LiveSequence.admit(carried.request, self._spec, self._tokenizer)
+        if carried.prompt_scores is not None:
+            sequence.bring_scores(carried.prompt_scores)
+        problem = why_never_held(sequence.request, self._limits, self._spec.max_model_len)
+        if problem:
+            return problem
+        self._hooks.has_changed()
+        num_cached = self._kv.reserve(sequence, carried.num_computed_tokens)
+        if num_cached is None:
+            return f"{self._pool.num_free} blocks are free, and it has {len(carried.block_ids)}"
+        first, own = num_cached // self._limits.block_size, self._pool.table(request_id)
+        pairs = list(zip(carried.block_ids[first:], own[first:], strict=False))
+        sequence.num_cached_tokens, sequence.has_started = carried.num_cached_tokens, True
+        sequence.unpublished = list(carried.unpublished)
+        sequence.logprobs = list(carried.logprobs)
+        sequence.ended_choices = list(carried.ended_choices)
+        reserved = self._reserved[request_id] = Reserved(sequence, carried.num_computed_tokens, pairs)
+        return reserved
+
+    def take(self, request_id: str) -> LiveSequence:
+        """Its KV is there: it is this replica's from now on, and decodes. Raises KeyError where no room was
+        reserved."""
+        reserved = self._reserved.pop(request_id)
+        self._hooks.has_changed()
+        self._hooks.comes(reserved.sequence)
+        self._kv.take(reserved.sequence, reserved.num_computed_tokens)
+        self._totals.taken_over += 1
+        return reserved.sequence
+
+    def drop(self, request_id: str) -> None:
+        """It does not come; nothing where no room was reserved for it."""
+        reserved = self._reserved.pop(request_id, None)
+        if reserved is not None:
+            self._hooks.has_changed()
+            self._kv.drop(reserved.sequence)
+
+    def _take_held(self, request_id: str) -> LiveSequence | None:
+        """In no step and held no more; None where it was not held."""
+        sequence = self._sequences.get(request_id)
+        if sequence is None or not sequence.request.is_held:
+            return None
+        self._hooks.has_changed()
+        sequence.request.num_in_flight_tokens = 0
+        return sequence
+
+    def _may_move(self, sequence: LiveSequence) -> bool:
+        """One that a step failed with is found guilty, or not, where that was."""
+        request = sequence.request
+        is_steady = not (request.is_held or request.is_paused or sequence.num_failures)
+        return is_steady and _has_begun(sequence)
+
+    def _decoding(self, kind: Kind) -> Iterator[Request]:
+        """All that do, held ones among them."""
+        for request in self._table.running(kind).values():
+            if _has_begun(self._sequences[request.request_id]):
+                yield request
+
+
+def _has_begun(sequence: LiveSequence) -> bool:
+    """It decodes: the choice that is generated has a token."""
+    return sequence.request.is_decode and len(sequence.token_ids) > sequence.num_prompt_tokens
+
+
+def _carried(sequence: LiveSequence, block_ids: list[int]) -> Carried:
+    request, scoring, sampling = sequence.request, sequence.scoring, sequence.sampling
+    scores = None if scoring is None else scoring.untold
+    if scores is None:
+        sampling = msgspec.structs.replace(sampling, prompt_logprobs=None)
+    return Carried(
+        GenerateRequest(
+            request.request_id,
+            request.kind,
+            sequence.token_ids[: sequence.num_prompt_tokens],
+            sampling,
+            request.arrival_s,
+            sequence.gateway_id,
+            sequence.output_token_ids,
+            is_resumed=True,
+            client_id=request.client_id,
+            client_weight=request.client_weight,
+            http_request_id=sequence.http_request_id,
+        ),
+        request.num_computed_tokens,
+        list(block_ids),
+        sequence.num_cached_tokens,
+        list(sequence.unpublished),
+        list(sequence.logprobs),
+        list(sequence.ended_choices),
+        scores,
+    )

@@ -1,0 +1,104 @@
+"""Each accepted line has exactly one result in exactly one file, counts add up, and no accepted batch is gone."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from tests.checker.answers import answer_text
+from tests.checker.history import Batch, History, LineEnd
+from tests.checker.violation import Limits, Violation
+
+FINAL = frozenset({"completed", "failed", "expired", "cancelled"})
+NOT_RUN = frozenset({"batch_cancelled", "batch_expired"})
+
+
+def check_batches(history: History, limits: Limits) -> Iterator[Violation]:
+    for batch in history.batches:
+        if batch.batch_id is not None and batch.accepted is not False:
+            yield from _check(batch)
+
+
+def _check(batch: Batch) -> Iterator[Violation]:
+    if not batch.states:
+        yield Violation("nothing accepted is gone", "the batch was never seen again", batch)
+        return
+    yield from _broken_order(batch)
+    if batch.status not in FINAL:
+        yield Violation("every batch ends", f"it is still {batch.status}", batch)
+    elif batch.is_malformed:
+        if batch.status not in ("failed", "cancelled"):
+            yield Violation("a malformed batch fails", f"it is {batch.status}", batch)
+    elif batch.status == "failed" or (batch.status == "cancelled" and batch.cancelled_s is None):
+        yield Violation("every batch ends as it should", f"it is {batch.status}", batch)
+    elif batch.unread:
+        yield Violation("nothing accepted is gone", f"its files cannot be read: {batch.unread}", batch)
+    elif batch.output is not None or batch.errors is not None or batch.status == "completed":
+        yield from _check_files(batch)
+
+
+def _broken_order(batch: Batch) -> Iterator[Violation]:
+    """An end is for good."""
+    ended = ""
+    for state in batch.states:
+        if ended and state.status != ended:
+            yield Violation("an end is for good", f"{state.status} after {ended}", batch)
+            return
+        ended = state.status if state.status in FINAL else ""
+
+
+def _check_files(batch: Batch) -> Iterator[Violation]:
+    output, errors = _parsed(batch.output), _parsed(batch.errors)
+    if output is None or errors is None:
+        yield Violation("each line has one result", "a file has a line that is no JSON", batch)
+        return
+    counts = Counter(line["custom_id"] for line in (*output, *errors))
+    wanted = {line.custom_id for line in batch.lines}
+    missing = sorted(wanted - counts.keys())
+    doubled = sorted(id for id, count in counts.items() if count > 1)
+    foreign = sorted(counts.keys() - wanted)
+    for what, ids in (("missing", missing), ("doubled", doubled), ("of another batch", foreign)):
+        if ids:
+            yield Violation("each line has one result", f"{len(ids)} {what}: {', '.join(ids[:5])}", batch)
+    yield from _wrong_results(batch, output, errors)
+    yield from _wrong_counts(batch, output, errors)
+
+
+def _parsed(lines: list[str] | None) -> list[dict[str, Any]] | None:
+    try:
+        return [json.loads(line) for line in lines or ()]
+    except ValueError:
+        return None
+
+
+def _wrong_results(batch: Batch, output: list[dict[str, Any]], errors: list[dict[str, Any]]) -> Iterator[Violation]:
+    by_id = {line.custom_id: line for line in batch.lines}
+    for result in output:
+        line = by_id.get(result["custom_id"])
+        if line is None:
+            continue
+        if line.end is LineEnd.FAILED:
+            yield Violation("each line ends as it should", f"{line.custom_id} was answered", batch)
+        elif line.right is not None and (text := answer_text(result["response"]["body"]["choices"][0])) != line.right:
+            yield Violation("right tokens", f"{line.custom_id}: {text!r} instead of {line.right!r}", batch)
+    for result in errors:
+        line = by_id.get(result["custom_id"])
+        is_meant = line is None or line.end is LineEnd.FAILED or _has_not_run(result)
+        if not is_meant:
+            yield Violation("each line ends as it should", f"{result['custom_id']} failed: {result}", batch)
+
+
+def _has_not_run(result: dict[str, Any]) -> bool:
+    return (result.get("error") or {}).get("code") in NOT_RUN
+
+
+def _wrong_counts(batch: Batch, output: list[dict[str, Any]], errors: list[dict[str, Any]]) -> Iterator[Violation]:
+    last = batch.states[-1]
+    failed = sum(not _has_not_run(result) for result in errors)
+    seen, wanted = (last.total, last.completed, last.failed), (len(batch.lines), len(output), failed)
+    if seen != wanted:
+        yield Violation("counts add up", f"total, completed, failed: {seen}, by its files {wanted}", batch)
+    if batch.status == "completed" and len(errors) != failed:
+        yield Violation("counts add up", f"it is completed, but {len(errors) - failed} lines have not run", batch)

@@ -1,0 +1,221 @@
+"""What clients sent and saw, and what could be seen of the processes from outside: all that the checker knows.
+
+Filled while a run goes on, by one writer each; times are seconds since the run's begin, by a clock that no fault sets.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class Ended(Enum):
+    """How one answer ended for its client."""
+
+    OPEN = "open"  # it has not
+    DONE = "done"  # whole, as the protocol says: [DONE], or the body of a 200
+    ERROR = "error"  # an error after it was accepted: an error event, or a status of 500 that is no refusal
+    REFUSED = "refused"  # an error status in place of an answer, which says that it may be tried again: 429, 503
+    BROKEN = "broken"  # the connection broke, or was never made
+    LEFT = "left"  # the client left
+
+
+@dataclass(slots=True)
+class Event:
+    """One fault. ``until_s``: when the nemesis had undone its part, as woken a stopped process; None: not yet."""
+
+    number: int
+    kind: str
+    target: str
+    at_s: float
+    until_s: float | None = None
+    note: str = ""
+
+    def overlaps(self, from_s: float, to_s: float, after_s: float = 0.0) -> bool:
+        """Whether it, or the ``after_s`` behind it, lies in that time."""
+        return self.at_s <= to_s and (self.until_s is None or from_s <= self.until_s + after_s)
+
+
+@dataclass(slots=True)
+class Piece:
+    """Text that came at once. Token ids, where a client sees those, stand in it as their decimal digits, each after a
+    space."""
+
+    at_s: float
+    text: str
+
+
+@dataclass(slots=True)
+class Stream:
+    """One online or flex request and its answer; one that is not streamed comes in one piece.
+
+    ``right``: the whole answer that is right. ``is_whole``: it was not asked for as a stream. ``server``: the gateway
+    that it was sent to. ``excuse``: why it might not end as it should, without fault of the system: its gateway died,
+    or no executor lived; empty for none.
+    """
+
+    name: str
+    server: str
+    sent: str
+    right: str
+    sent_s: float
+    is_flex: bool = False
+    is_whole: bool = False
+    status: int | None = None
+    pieces: list[Piece] = field(default_factory=list)
+    ended: Ended = Ended.OPEN
+    ended_s: float | None = None
+    error: str = ""
+    excuse: str = ""
+
+    @property
+    def text(self) -> str:
+        return "".join(piece.text for piece in self.pieces)
+
+    @property
+    def longest_pause(self) -> tuple[float, float]:
+        """Between which moments the client waited longest for a piece or the end, the first piece included."""
+        ends = [] if self.ended_s is None else [self.ended_s]
+        moments = [self.sent_s, *(piece.at_s for piece in self.pieces), *ends]
+        pauses = list(itertools.pairwise(moments))
+        return max(pauses, key=lambda pause: pause[1] - pause[0], default=(self.sent_s, self.sent_s))
+
+
+class LineEnd(Enum):
+    """What has to become of a batch's line that is not cancelled."""
+
+    ANSWERED = "answered"  # in the output file
+    FAILED = "failed"  # in the error file: it is well-formed, and cannot be served
+
+
+@dataclass(slots=True)
+class Line:
+    """``right``: the text of its answer; None where it is not known beforehand, as with a schema."""
+
+    custom_id: str
+    right: str | None = None
+    end: LineEnd = LineEnd.ANSWERED
+
+
+@dataclass(slots=True)
+class BatchState:
+    """A batch as a client saw it."""
+
+    at_s: float
+    status: str
+    total: int
+    completed: int
+    failed: int
+
+
+@dataclass(slots=True)
+class Batch:
+    """``accepted``: its creation was answered with 200; False: with an error; None: not at all, so it may be there.
+
+    ``is_malformed``: its file is none of a batch, so it has to fail as a whole. ``cancelled_s``: when a cancellation
+    was first sent. ``output`` and ``errors``: its files' lines, as downloaded at the end; None where the batch names
+    none.
+    ``unread``: why a file that it names could not be downloaded.
+    """
+
+    name: str
+    lines: list[Line]
+    sent_s: float
+    accepted: bool | None = None
+    batch_id: str | None = None
+    is_malformed: bool = False
+    cancelled_s: float | None = None
+    states: list[BatchState] = field(default_factory=list)
+    output: list[str] | None = None
+    errors: list[str] | None = None
+    unread: str = ""
+
+    @property
+    def status(self) -> str:
+        """That which was seen last; empty before."""
+        return self.states[-1].status if self.states else ""
+
+
+@dataclass(slots=True)
+class Read:
+    """A client's attempt to read a file. ``status``: None where no answer came; ``is_same``: byte by byte."""
+
+    at_s: float
+    status: int | None
+    is_same: bool = False
+
+
+@dataclass(slots=True)
+class File:
+    """``stored``: its upload was answered with 200; False: with an error, or broken off by the client; None: no answer
+    came. ``deleted``: in the same way, None where nothing is known; ``delete_sent_s``: when a deletion was first sent.
+    ``listed``: whether the list of files named it at the end; None where it was not asked."""
+
+    name: str
+    num_bytes: int
+    sent_s: float
+    stored: bool | None = None
+    file_id: str | None = None
+    reads: list[Read] = field(default_factory=list)
+    delete_sent_s: float | None = None
+    deleted: bool | None = None
+    listed: bool | None = None
+
+
+@dataclass(slots=True)
+class KeyTry:
+    """A request with a key: the status that came, None for none."""
+
+    at_s: float
+    server: str
+    status: int | None
+
+
+@dataclass(slots=True)
+class Key:
+    """``made_s``, ``revoked_s``: when the command for it had ended well; None while it has not."""
+
+    name: str
+    made_s: float | None = None
+    revoke_sent_s: float | None = None
+    revoked_s: float | None = None
+    tries: list[KeyTry] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Start:
+    """Of a process. ``ended_s``, ``status``: of its end, as Popen has it; ``reason``: the fault or the order by which
+    it ended, empty where it ended by itself; ``told_s``: when it was made to."""
+
+    at_s: float
+    pid: int
+    ended_s: float | None = None
+    status: int | None = None
+    reason: str = ""
+    told_s: float | None = None
+
+
+@dataclass(slots=True)
+class Process:
+    """``memory``: resident bytes of the last start, by seconds."""
+
+    name: str
+    starts: list[Start] = field(default_factory=list)
+    memory: list[tuple[float, int]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class History:
+    """A whole run. ``calm_s``: since when nothing was done to the system; ``over_s``: when it was looked at for the
+    last time. ``left_over``: what was left in the system then, as ``{"online_running executor-0": 0}``."""
+
+    streams: list[Stream] = field(default_factory=list)
+    batches: list[Batch] = field(default_factory=list)
+    files: list[File] = field(default_factory=list)
+    keys: list[Key] = field(default_factory=list)
+    processes: list[Process] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    calm_s: float = 0.0
+    over_s: float = 0.0
+    left_over: dict[str, int] = field(default_factory=dict)

@@ -1,0 +1,27 @@
+"""What the checker says, and what it lets pass."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """``invariant``: a short name; ``what``: how it was broken; ``seen``: what the client sent and saw."""
+
+    invariant: str
+    what: str
+    seen: object
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """``stream_s``: the longest that any answer may take, whatever happens; ``key_settles_s``: until every gateway
+    knows of a key once all is well; ``growth_bytes``, ``growth``: what a process may have more in the last third of its
+    life than in the second, whichever is more, where it lived for at least ``flat_after_s``."""
+
+    stream_s: float = 240.0
+    key_settles_s: float = 10.0
+    growth_bytes: int = 128 * 2**20
+    growth: float = 0.2
+    flat_after_s: float = 300.0

@@ -1,0 +1,77 @@
+"""What all clients have: the addresses of the gateways, and requests that are tried until they are answered."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import ssl
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+
+from tests.checker.history import History
+
+NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # made once: httpx reads all certificates for each client otherwise
+TIMEOUT = httpx.Timeout(60.0, connect=5.0)
+AGAIN_S = 0.5
+TRIED_S = 120.0
+BUSY = frozenset({429, 500, 502, 503})  # it may be tried again
+
+
+class Clients:
+    """What the clients of one campaign share. ``is_over``: no new work is begun."""
+
+    def __init__(
+        self, urls: Mapping[str, str], key: str, history: History, now: Callable[[], float], rng: random.Random
+    ) -> None:
+        self.urls = urls
+        self.history = history
+        self.now = now
+        self.rng = rng
+        self.is_over = asyncio.Event()
+        self._headers = {"Authorization": f"Bearer {key}"}
+
+    @asynccontextmanager
+    async def http(self, server: str, limits: httpx.Timeout = TIMEOUT) -> AsyncIterator[httpx.AsyncClient]:
+        """A connection of one's own."""
+        async with httpx.AsyncClient(
+            base_url=self.urls[server], headers=self._headers, timeout=limits, verify=NO_TLS, trust_env=False
+        ) as client:
+            yield client
+
+    def server(self) -> str:
+        """One of the gateways."""
+        return self.rng.choice([*self.urls])
+
+    async def ask(self, method: str, path: str, **request: Any) -> httpx.Response | None:
+        """Once, at any gateway; None where no answer came."""
+        async with self.http(self.server()) as client:
+            try:
+                return await client.request(method, path, **request)
+            except httpx.HTTPError:
+                return None
+
+    async def ask_until(self, method: str, path: str, **request: Any) -> httpx.Response | None:
+        """Again and again, at any gateway, while none answers or it says that it may be tried again; the last answer,
+        None where there was none at all."""
+        until_s, answer = self.now() + TRIED_S, None
+        while self.now() < until_s:
+            answer = await self.ask(method, path, **request)
+            if answer is not None and answer.status_code not in BUSY:
+                return answer
+            await asyncio.sleep(AGAIN_S)
+        return answer
+
+    async def rest(self, at_most_s: float) -> None:
+        """A while, or less where all is over."""
+        await self.pause(self.rng.uniform(0.0, at_most_s))
+
+    async def pause(self, pause_s: float) -> None:
+        """So long, or less where all is over."""
+        try:
+            async with asyncio.timeout(pause_s):
+                await self.is_over.wait()
+        except TimeoutError:
+            return

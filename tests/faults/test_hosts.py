@@ -1,0 +1,41 @@
+"""Hosts whose networks are cut, one without the other."""
+
+import asyncio
+from importlib.util import find_spec
+
+import pytest
+
+from services.executor.handover.nixl_link import NixlLink
+from shared.protocol.handover import Place
+from tests.faults.stack.hosts import BUS, DATA, KV_BY_DATA, Hosts, may_make_hosts
+from tests.services.executor.handover.other_process import Memory, expected, other_process
+
+NUM_BLOCKS, QUIET_S = 8, 0.5
+
+
+@pytest.mark.skipif(not may_make_hosts(), reason="network namespaces cannot be made here")
+@pytest.mark.skipif(find_spec("nixl") is None, reason="NIXL is not installed")
+async def test_kv_comes_by_the_network_of_data_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is read while that is cut comes once it is mended."""
+    for variable, value in (("UCX_TLS", "tcp"), ("UCX_TCP_BRIDGE_ENABLE", "y")):  # this process is behind a bridge
+        monkeypatch.setenv(variable, value)
+    memory = Memory(NUM_BLOCKS)
+    with (
+        Hosts("other") as hosts,
+        other_process("other", NUM_BLOCKS, before=hosts.on("other"), environ=KV_BY_DATA) as (_, address),
+    ):
+        link = NixlLink(Place("reader", "epoch"), memory.regions)
+        try:
+            await link.connect(address)
+            hosts.cut("other", BUS)
+            await link.read(address.place, [(1, 2)])
+            hosts.cut("other", DATA)
+            reading = asyncio.ensure_future(link.read(address.place, [(3, 4)]))
+            await asyncio.wait((reading,), timeout=QUIET_S)
+            assert not reading.done()
+            hosts.mend("other", DATA)
+            await reading
+        finally:
+            await link.close()
+    for region, part in enumerate(memory.parts):
+        assert (part[2] == expected(region, 1)).all() and (part[4] == expected(region, 3)).all()

@@ -1,0 +1,59 @@
+"""Traces and other inputs that are torn or something else: an error in words that names the file and the line."""
+
+import gzip
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from loadgen.errors import TraceError
+from loadgen.workload.traces import read_trace
+from tests.fuzzing.files import bad_files
+
+HEADER = b"TIMESTAMP,ContextTokens,GeneratedTokens\n"
+AZURE = HEADER + b"2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:50.9951690,396,109\n"
+BURST = b"Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n5,ChatGPT,472,18,490,Conversation log\n"
+MOONCAKE = b'{"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47]}\n' * 2
+GOOD = {"azure": AZURE, "burst": BURST, "mooncake": MOONCAKE, "gzip": gzip.compress(MOONCAKE * 50)}
+COUNT = 100
+
+
+@pytest.mark.parametrize("kind", GOOD)
+def test_a_trace_is_read_or_refused_in_words(tmp_path: Path, kind: str) -> None:
+    path, good = tmp_path / "trace", GOOD[kind]
+    path.write_bytes(good)
+    assert list(read_trace(path))
+    for content in bad_files(good, Random(kind), COUNT):
+        path.write_bytes(content)
+        try:
+            assert all(request.arrival_s >= 0 for request in read_trace(path))
+        except TraceError as error:
+            assert str(path) in str(error)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        b"9999-99-99 00:00:00,1,1",
+        b"0001-01-01 00:00:00+23:59,1,1",
+        b"2023-11-16 18:15:46." + b"9" * 5000 + b",1,1",
+        b"2023-11-16 18:15:46," + b"9" * 5000 + b",1",
+        b"2023-11-16 18:15:46,-1,1",
+        b"2023-11-16 18:15:46,nan,1",
+        b'"' + b"x" * 200_000 + b'",1,1',
+        b"2023-11-16 18:15:46\x00,1,1",
+    ],
+)
+def test_rows_that_are_none(tmp_path: Path, row: bytes) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_bytes(HEADER + row + b"\n")
+    try:
+        list(read_trace(path))
+    except TraceError as error:
+        assert f"{path}, line " in str(error)
+
+
+def test_a_missing_file_and_a_folder(tmp_path: Path) -> None:
+    for path in (tmp_path / "missing", tmp_path):
+        with pytest.raises(TraceError):
+            list(read_trace(path))

@@ -1,0 +1,73 @@
+"""Who asks whom for offline requests, and which of them go."""
+
+from msgspec.structs import replace
+
+from services.executor.handover.peers import Peers
+from services.executor.handover.pulling import Pulling
+from services.executor.handover.sim_link import SimLink
+from shared.protocol.executors import ExecutorCounters, ExecutorInfo, Heartbeat
+from shared.protocol.handover import Place, Pull
+from shared.replica.replica import Replica
+from shared.scheduling.placement.pulling import AWAITED_S
+from shared.scheduling.placement.role import Role
+from shared.scheduling.request import Kind
+from shared.scheduling.strategy import Strategy
+from shared.simulation.link import Link
+from shared.text.tokenizer import Tokenizer
+from tests.shared.replica.test_handover import make_rig, request_of
+from tests.shared.replica.test_look_ahead import SPEC, Overlapped
+from tests.shared.replica.test_readers import ManualClock
+from tests.shared.replica.test_wanted import MODEL, POLICY, make_replica
+
+OWN = Place("own", "one")
+NO_TIME = Link(latency_s=0.0)
+
+
+def pulling_of(replica: Replica, clock: ManualClock, link: SimLink) -> tuple[Pulling, Peers]:
+    peers = Peers(OWN, SPEC.model, clock)
+    return Pulling(OWN, replica, peers, link, lambda: (POLICY, MODEL), clock), peers
+
+
+def decoding(tokenizer: Tokenizer, num_requests: int) -> Overlapped:
+    """Offline requests that generate."""
+    rig = make_rig(tokenizer)
+    for number in range(num_requests):
+        rig.replica.submit(request_of(f"r{number}", Kind.OFFLINE, prompt=10, first=100 * number))
+    while len(rig.replica.handovers.decoding(Kind.OFFLINE)) < num_requests:
+        assert rig.begin()
+        rig.finish()
+    return rig
+
+
+def test_no_request_is_for_two_who_ask(tokenizer: Tokenizer) -> None:
+    rig = decoding(tokenizer, 5)
+    pulling, _ = pulling_of(rig.replica, ManualClock(), SimLink(OWN, SPEC, NO_TIME))
+    first, second = Place("first", "one"), Place("second", "one")
+    pulling.asked(Pull(first, 12, 3, 100))
+    pulling.asked(Pull(second, 12, 3, 100))
+    takers = [pulling.who_asked(each.request.request_id) for each in rig.replica.handovers.collect()]
+    assert takers == [first, first, first, second, second]
+
+
+async def test_one_pull_at_a_time_unless_nothing_comes() -> None:
+    """What was asked for is waited for, so long."""
+    clock, link = ManualClock(), SimLink(OWN, SPEC, NO_TIME)
+    pulling, peers = pulling_of(make_replica(), clock, link)
+    strategy = Strategy.of("ooco")
+    own = ExecutorInfo("own", "one", 1, "key", SPEC, 16, 64, strategy, role=Role.STRICT, kv_link="sim")
+    info = replace(own, executor_id="giver", role=Role.RELAXED)
+    beat = Heartbeat(info, ExecutorCounters(), False, 0, 0, 0, 3, 10)
+    peers.hear(beat)
+    assert pulling.next_pull(own, []) is None, "it is not connected"
+    await link.connect(replace(link.address, place=Place("giver", "one")))
+    pulled = pulling.next_pull(own, [])
+    assert pulled is not None and pulled[0].info.executor_id == "giver"
+    clock.now_s += 0.99 * AWAITED_S
+    assert pulling.next_pull(own, []) is None
+    clock.now_s += 0.02 * AWAITED_S
+    pulled = pulling.next_pull(own, [])
+    assert pulled is not None
+    for _ in range(pulled[1].num_requests):
+        assert pulling.next_pull(own, []) is None
+        pulling.came()
+    assert pulling.next_pull(own, []) is not None

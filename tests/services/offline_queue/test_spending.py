@@ -1,0 +1,73 @@
+"""What batches use of a key's budget: each token once, over kills of the offline-queue, and no more than there is."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from shared.bus import Bus
+from shared.protocol import subjects
+from shared.protocol.api_keys import ApiKeyRecord
+from shared.protocol.batches import BatchRecord
+from shared.protocol.key_usage import KeyUsage, day_of
+from shared.watch.usage_ledger import stored_usages
+from tests.services.offline_queue.batch_desk import Desk, ManualClock, chat_line
+
+DAY_S = 24 * 3600
+
+
+@pytest.fixture
+async def desk(bus: Bus, nats_url: str) -> AsyncIterator[Desk]:
+    yield await Desk.open(nats_url, bus)
+
+
+async def stored(bus: Bus, name: str) -> dict[tuple[str, str], KeyUsage]:
+    """By day and batch."""
+    bucket = await bus.bucket(subjects.KEY_USAGE_BUCKET, KeyUsage)
+    return {(place.day, place.source): usage for place, usage in await stored_usages(bucket) if place.name == name}
+
+
+def used(record: BatchRecord) -> KeyUsage:
+    usage = record.usage
+    cached = usage.input_tokens_details.cached_tokens
+    return KeyUsage(record.request_counts.completed, usage.input_tokens, cached, usage.output_tokens)
+
+
+async def test_each_token_is_counted_once_on_the_day_of_its_use(desk: Desk) -> None:
+    clock = desk.clock
+    assert isinstance(clock, ManualClock)
+    ids = [f"request {number}" for number in range(20)]
+    batch_id = await desk.submit([chat_line(each) for each in ids], window_s=10 * DAY_S, client_id="name-alice")
+    nobodys = await desk.submit([chat_line("x")], client_id="key-12")
+    first, second = day_of(clock.unix_s()), day_of(clock.unix_s() + DAY_S)
+    async with desk.running(permits=8):
+        yesterday = await desk.until(batch_id, lambda record: record.request_counts.completed == 7)
+    clock.now_s += DAY_S
+    async with desk.running(permits=5):
+        await desk.until(batch_id, lambda record: record.request_counts.completed == 12)
+    async with desk.running():
+        record = await desk.until_cleared(batch_id)
+        other = await desk.until_cleared(nobodys)
+    counted = await stored(desk.bus, "alice")
+    assert counted == {(first, batch_id): used(yesterday), (second, batch_id): counted[second, batch_id]}
+    assert counted[first, batch_id] + counted[second, batch_id] == used(record)
+    assert used(record).num_requests == 20 and used(record).output_tokens > 0
+    assert not other.usage_by_day and used(other).num_requests == 1
+
+
+async def test_what_is_left_of_a_batch_fails_where_its_key_has_no_tokens_left(desk: Desk) -> None:
+    keys = await desk.bus.bucket(subjects.API_KEYS_BUCKET, ApiKeyRecord)
+    await keys.put("bob", ApiKeyRecord("bob", "hash", "hint", 0, tokens_per_day=1))
+    ids = [f"request {number}" for number in range(300)]
+    batch_id = await desk.submit([chat_line(each) for each in ids], client_id="name-bob")
+    async with desk.running(permits=3) as (_, pool):
+        record = await desk.until_cleared(batch_id)
+        assert not pool.waiting
+    counts = record.request_counts
+    assert record.status == "completed" and (counts.total, counts.completed, counts.failed) == (300, 3, 297)
+    results = await desk.results(record)
+    failed = [results[each]["response"] for each in ids if results[each]["response"]["status_code"] != 200]
+    assert len(failed) == 297
+    assert {each["status_code"] for each in failed} == {429}
+    (error,) = {tuple(sorted(each["body"]["error"].items(), key=str)) for each in failed}
+    assert dict(error)["code"] == dict(error)["type"] == "insufficient_quota" and "'bob'" in dict(error)["message"]
+    assert await stored(desk.bus, "bob") == {(day_of(desk.clock.unix_s()), batch_id): used(record)}

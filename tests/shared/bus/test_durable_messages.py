@@ -1,0 +1,249 @@
+"""JetStream as the bus stands on it: what is stored, kept, refused, and delivered again."""
+
+import asyncio
+import dataclasses
+
+import nats.errors
+import nats.js.errors
+import pytest
+from nats.aio.msg import Msg
+from nats.js.api import AckPolicy, ConsumerConfig, DiscardPolicy, KeyValueConfig, RetentionPolicy, StreamConfig
+
+from shared.bus import Bus
+from shared.bus.objects import CHUNKS, STREAM
+from shared.errors import BusError, ConflictError, NotFoundOnBusError
+from shared.protocol import subjects
+from shared.protocol.batches import FileObject
+from shared.protocol.offline import OfflineResult
+from shared.protocol.sampling import FinishReason
+from tests.shared.bus.servers import Server, until
+
+EXPLICIT = ConsumerConfig(ack_policy=AckPolicy.EXPLICIT, ack_wait=0.3)
+
+
+async def stream(bus: Bus, **config: object) -> None:
+    await bus._js.add_stream(StreamConfig(**({"name": "TEST", "subjects": ["test.>"]} | config)))
+
+
+async def held(bus: Bus) -> list[str]:
+    return [raw.subject.removeprefix("test.") async for raw in bus.read_raw("TEST", "test.>")]
+
+
+async def holds(bus: Bus, num_messages: int) -> bool:
+    return (await bus.size("TEST")).messages == num_messages
+
+
+async def has_chunks_of(bus: Bus, num_objects: int) -> bool:
+    return len(await bus.subjects(STREAM, f"{CHUNKS}>")) >= num_objects
+
+
+async def refused(bus: Bus, **headers: str) -> str:
+    with pytest.raises(BusError) as error:
+        await bus.store_raw("test.a", b"", {name.replace("_", "-"): value for name, value in headers.items()})
+    return str(error.value)
+
+
+async def test_what_is_not_acknowledged_in_time_comes_again(bus: Bus) -> None:
+    await stream(bus)
+    consumer = await bus._js.pull_subscribe("test.>", durable="reader", config=dataclasses.replace(EXPLICIT))
+    for name in "ab":
+        await bus.store_raw(f"test.{name}", name.encode(), {})
+    first = await consumer.fetch(2, timeout=5)
+    await first[0].ack_sync()
+    (again,) = await consumer.fetch(1, timeout=5)
+    assert (again.data, again.metadata.num_delivered) == (b"b", 2)
+    await again.nak()
+    (third,) = await consumer.fetch(1, timeout=0.25)  # at once
+    assert (third.data, third.metadata.num_delivered) == (b"b", 3)
+    await third.ack_sync()
+    with pytest.raises(nats.errors.TimeoutError):
+        await consumer.fetch(1, timeout=0.5)
+
+
+async def test_no_more_are_delivered_than_may_wait_to_be_acknowledged(bus: Bus) -> None:
+    await stream(bus)
+    config = ConsumerConfig(ack_policy=AckPolicy.EXPLICIT, max_ack_pending=2)
+    consumer = await bus._js.pull_subscribe("test.>", durable="reader", config=config)
+    for number in range(4):
+        await bus.store_raw(f"test.{number}", b"", {})
+
+    async def fetch() -> list[Msg]:
+        messages: list[Msg] = await consumer.fetch(4, timeout=0.3)
+        return messages
+
+    two = await fetch()
+    with pytest.raises(nats.errors.TimeoutError):
+        await fetch()
+    await two[0].ack_sync()
+    assert [msg.subject for msg in (*two, *(await fetch()))] == ["test.0", "test.1", "test.2"]
+
+
+async def test_a_message_id_is_stored_once(bus: Bus) -> None:
+    await stream(bus, duplicate_window=0.5)
+    sequences = [await bus.store_raw(f"test.{name}", b"", {"Nats-Msg-Id": "one"}) for name in "ab"]
+    assert sequences == [1, 1]
+    await asyncio.sleep(0.9)
+    assert await bus.store_raw("test.c", b"", {"Nats-Msg-Id": "one"}) == 2
+    assert await held(bus) == ["a", "c"]
+
+
+async def test_a_message_may_ask_for_what_the_stream_holds(bus: Bus) -> None:
+    await stream(bus)
+    await bus.store_raw("test.a", b"", {"Nats-Expected-Last-Sequence": "0"})
+    assert "wrong last sequence: 1" in await refused(bus, Nats_Expected_Last_Sequence="0")
+    await bus.store_raw("test.b", b"", {"Nats-Expected-Last-Subject-Sequence": "0"})
+    assert "wrong last sequence: 1" in await refused(bus, Nats_Expected_Last_Subject_Sequence="2")
+    assert "expected stream does not match" in await refused(bus, Nats_Expected_Stream="OTHER")
+    assert "wrong last msg ID" in await refused(bus, Nats_Expected_Last_Msg_Id="x")
+    await bus.store_raw("test.a", b"", {"Nats-Expected-Last-Subject-Sequence": "1"})
+    assert await held(bus) == ["a", "b", "a"]
+
+
+async def test_the_oldest_make_room(bus: Bus) -> None:
+    await stream(bus, max_msgs=3, max_msgs_per_subject=2)
+    for name in "aaab":
+        await bus.store_raw(f"test.{name}", b"", {})
+    assert await held(bus) == ["a", "a", "b"]
+    await bus.store_raw("test.c", b"", {})
+    assert await held(bus) == ["a", "b", "c"]
+    size = await bus.size("TEST")
+    assert (size.messages, size.bytes) == (3, 3 * (30 + len("test.a") + 4 + len(b"NATS/1.0\r\n\r\n")))
+
+
+async def test_a_full_stream_refuses_where_it_keeps_the_old(bus: Bus) -> None:
+    await stream(bus, max_bytes=120, discard=DiscardPolicy.NEW, max_msg_size=52)
+    assert "message size exceeds maximum allowed" in await _too_large(bus)
+    await bus.store_raw("test.a", b"x" * 40, {})
+    with pytest.raises(BusError, match="maximum bytes exceeded"):
+        await bus.store_raw("test.b", b"x" * 40, {})
+    await bus.purge("TEST", "test.a")
+    await bus.store_raw("test.b", b"x" * 40, {})
+    assert await held(bus) == ["b"]
+
+
+async def _too_large(bus: Bus) -> str:
+    with pytest.raises(BusError) as error:
+        await bus.store_raw("test.a", b"x" * 51, {})
+    return str(error.value)
+
+
+async def test_what_is_too_old_goes(bus: Bus) -> None:
+    await stream(bus, max_age=0.6)
+    await bus.store_raw("test.a", b"", {})
+    await asyncio.sleep(0.4)
+    await bus.store_raw("test.b", b"", {})
+    assert await held(bus) == ["a", "b"]
+    await until(lambda: holds(bus, 0))
+    assert await bus.store_raw("test.c", b"", {}) == 3
+
+
+@pytest.mark.parametrize("retention", [RetentionPolicy.WORK_QUEUE, RetentionPolicy.INTEREST])
+async def test_what_is_acknowledged_goes_where_it_is_kept_for_readers(bus: Bus, retention: RetentionPolicy) -> None:
+    await stream(bus, retention=retention)
+    consumer = await bus._js.pull_subscribe("test.a", durable="reader", config=dataclasses.replace(EXPLICIT))
+    for name in "ab":
+        await bus.store_raw(f"test.{name}", b"", {})
+    for_nobody = 0 if retention == RetentionPolicy.INTEREST else 1
+    assert (await bus.size("TEST")).messages == 1 + for_nobody
+    (msg,) = await consumer.fetch(1, timeout=5)
+    await msg.ack_sync()
+    await until(lambda: holds(bus, for_nobody))
+
+
+async def test_a_key_ends_with_its_time(bus: Bus) -> None:
+    bucket = await bus._js.create_key_value(KeyValueConfig(bucket="short", ttl=0.6))
+    await bucket.put("a", b"1")
+    assert (await bucket.get("a")).value == b"1"
+    async with asyncio.timeout(5):
+        with pytest.raises(nats.js.errors.KeyNotFoundError):
+            while True:
+                await bucket.get("a")
+                await asyncio.sleep(0.05)
+    await bucket.create("a", b"2")
+
+
+async def test_a_lost_race_for_a_key_tells_so(bus: Bus) -> None:
+    bucket = await bus.bucket(subjects.FILES_BUCKET, FileObject)
+    file = FileObject(id="file-1", bytes=0, created_at=1, filename="a.jsonl", purpose="batch")
+    await bucket.put("file-1", file)
+
+    async def grow() -> None:
+        await bucket.edit("file-1", _grown)
+
+    await asyncio.gather(*(grow() for _ in range(20)))
+    entry = await bucket.get("file-1")
+    assert entry.value is not None and entry.value.bytes == 20
+    with pytest.raises(ConflictError):
+        await bucket.delete("file-1", entry.revision - 1)
+    await bucket.delete("file-1", entry.revision)
+    assert await bucket.keys() == set()
+    assert await bucket.forget_deleted(before_s=4e9) == 1
+
+
+def _grown(file: FileObject) -> FileObject:
+    return FileObject(
+        id=file.id, bytes=file.bytes + 1, created_at=file.created_at, filename=file.filename, purpose=file.purpose
+    )
+
+
+async def test_a_watch_goes_on_over_a_restart_in_order(server: Server, bus: Bus, nats_url: str) -> None:
+    bucket = await bus.bucket("test_numbers", int)
+    other = await Bus.connect(nats_url, "writer")
+    numbers = await other.bucket("test_numbers", int)
+    seen: list[int] = []
+    done = asyncio.Event()
+
+    def tell(key: str, value: int | None) -> None:
+        if value is not None:
+            seen.append(value)
+        if value == 30:
+            done.set()
+
+    following = asyncio.create_task(bucket.follow(tell))
+    for number in range(1, 31):
+        await numbers.put("n", number)
+        if number in (10, 20):
+            before = other.reconnects, bus.reconnects
+            server.kill()
+            server.start()
+            await other.wait_reconnected(before[0], 20)
+            await bus.wait_reconnected(before[1], 20)
+    await asyncio.wait_for(done.wait(), 20)
+    following.cancel()
+    assert seen == sorted(set(seen)) and seen[-1] == 30
+    await other.close()
+
+
+async def test_what_was_stored_outlives_a_kill(server: Server, bus: Bus) -> None:
+    """A kill of the process: what it wrote, the operating system has."""
+    results = [OfflineResult(f"batch_1.{line}", [line], FinishReason.STOP) for line in range(40)]
+    await bus.store_many([(subjects.result(result.request_id), result) for result in results])
+    before = bus.reconnects
+    server.kill()
+    server.start()
+    await bus.wait_reconnected(before, 20)
+    read = bus.read(subjects.RESULTS_STREAM, subjects.batch_results("batch_1"), OfflineResult)
+    assert [stored.message for stored in [each async for each in read]] == results
+    assert not await bus.store(subjects.result("batch_1.0"), results[0])
+
+
+@pytest.mark.slow
+async def test_an_object_that_a_kill_cut_short_is_none(server: Server, bus: Bus) -> None:
+    """Its chunks are there, and swept."""
+    objects = await bus.objects()
+    whole = b"w" * 300_000
+    await objects.put("file-1", whole)
+    putting = asyncio.create_task(objects.put("file-2", b"x" * 128 * 1024 * 40))
+    await until(lambda: has_chunks_of(bus, 2))
+    before = bus.reconnects
+    putting.cancel()
+    server.kill()
+    await asyncio.gather(putting, return_exceptions=True)
+    server.start()
+    await bus.wait_reconnected(before, 20)
+    with pytest.raises(NotFoundOnBusError):
+        _ = [chunk async for chunk in objects.chunks("file-2")]
+    assert list(await objects.all()) == ["file-1"]
+    assert await objects.sweep(before_s=4e9) in (0, 1)  # none, where nats-py had time to remove them
+    assert await bus.subjects(STREAM, f"{CHUNKS}>") != set()
+    assert b"".join([chunk async for chunk in objects.chunks("file-1")]) == whole

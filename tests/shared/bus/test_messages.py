@@ -1,0 +1,149 @@
+"""Live messages: who gets them, and what becomes of them while the server is away."""
+
+import asyncio
+
+import pytest
+
+from shared.bus import Bus
+from shared.errors import BusError, NobodyListensError, TooLargeForBusError
+from shared.protocol.requests import AbortRequests
+from tests.shared.bus.servers import MAX_PAYLOAD, Server, until
+
+Seen = asyncio.Queue[AbortRequests]
+
+
+async def listening(bus: Bus, subject: str) -> Seen:
+    seen: Seen = asyncio.Queue()
+    await bus.subscribe(subject, AbortRequests, seen.put)
+    await bus.flush()
+    return seen
+
+
+async def test_of_a_queue_group_one_answers(bus: Bus, nats_url: str) -> None:
+    answered = {"one": 0, "two": 0}
+    others = [await Bus.connect(nats_url, name) for name in answered]
+    for name, other in zip(answered, others, strict=True):
+
+        async def answer(_: object, name: str = name) -> str:
+            answered[name] += 1
+            return name
+
+        await other.serve("test.shared", object, answer, queue="group")
+        await other.flush()
+    for _ in range(40):
+        await bus.request("test.shared", None, str)
+    assert sum(answered.values()) == 40 and all(answered.values())
+    await others[0].close()
+    for _ in range(5):
+        assert await bus.request("test.shared", None, str) == "two"
+    await others[1].close()
+    with pytest.raises(NobodyListensError):
+        await bus.request("test.shared", None, str)
+
+
+async def test_nobody_listens_is_told_at_once(bus: Bus) -> None:
+    async with asyncio.timeout(5):
+        with pytest.raises(NobodyListensError):
+            await bus.request("test.nobody", None, str, timeout_s=60)
+
+
+async def test_a_message_over_the_limit_is_not_sent_and_those_behind_it_are(bus: Bus) -> None:
+    seen = await listening(bus, "test.in")
+    with pytest.raises(TooLargeForBusError):
+        await bus.publish("test.in", AbortRequests(["x" * MAX_PAYLOAD]))
+    largest = AbortRequests(["x" * (MAX_PAYLOAD - 100)])
+    await bus.publish("test.in", largest)
+    assert await asyncio.wait_for(seen.get(), 5) == largest
+
+
+async def test_a_subject_that_no_server_takes_is_not_sent_and_what_is_behind_it_is(bus: Bus) -> None:
+    seen = await listening(bus, "test.in")
+    with pytest.raises(BusError):
+        await bus.publish("test." + "x" * 5000, AbortRequests([]))
+    with pytest.raises(BusError):
+        await bus.request("test." + "x" * 5000, AbortRequests([]), AbortRequests)
+    await bus.publish("test.in", AbortRequests(["a"]))
+    assert await asyncio.wait_for(seen.get(), 5) == AbortRequests(["a"])
+    assert bus.reconnects == 0
+
+
+async def test_an_error_of_any_length_is_told(bus: Bus) -> None:
+    async def fail(_: object) -> None:
+        raise BusError("x" * 2 * MAX_PAYLOAD)
+
+    await bus.serve("test.fails", object, fail)
+    with pytest.raises(BusError, match="xxx"):
+        await bus.request("test.fails", None, str)
+
+
+async def test_wildcards_are_for_whole_tokens(bus: Bus) -> None:
+    one, rest, exact = [await listening(bus, subject) for subject in ("test.*.a", "test.x.>", "test.x.a")]
+    for subject in ("test.x.a", "test.y.a", "test.x", "test.x.b.c", "testing.x.a"):
+        await bus.publish(subject, AbortRequests([subject]))
+    await bus.flush()
+    await asyncio.sleep(0.05)
+
+    def told(seen: Seen) -> list[str]:
+        return [seen.get_nowait().request_ids[0] for _ in range(seen.qsize())]
+
+    assert told(one) == ["test.x.a", "test.y.a"]
+    assert told(rest) == ["test.x.a", "test.x.b.c"]
+    assert told(exact) == ["test.x.a"]
+
+
+async def test_what_is_published_while_the_server_is_away_is_sent_when_it_is_back(server: Server, bus: Bus) -> None:
+    seen = await listening(bus, "test.in")
+    server.kill()
+    await until(lambda: not bus.is_connected)
+    for number in range(50):
+        await bus.publish("test.in", AbortRequests([str(number)]))
+    server.start()
+    async with asyncio.timeout(20):
+        assert [(await seen.get()).request_ids[0] for _ in range(50)] == [str(number) for number in range(50)]
+    await bus.wait_reconnected(0, 20)
+    assert bus.reconnects == 1
+
+
+async def test_beyond_the_buffer_a_message_is_refused(server: Server, bus: Bus) -> None:
+    server.kill()
+    await until(lambda: not bus.is_connected)
+    large = AbortRequests(["x" * 900_000])
+    num_sent = 0
+    with pytest.raises(BusError, match="outbound buffer limit exceeded"):
+        for _ in range(100):
+            await bus.publish("test.in", large)
+            num_sent += 1
+    assert 70 <= num_sent <= 74  # 64 MiB
+    server.start()
+    await until(lambda: bus.is_connected)
+
+
+async def test_a_request_that_is_under_way_when_the_server_dies_ends_in_time(server: Server, bus: Bus) -> None:
+    asked = asyncio.Event()
+
+    async def never(_: object) -> None:
+        asked.set()
+        await asyncio.Event().wait()
+
+    await bus.serve("test.slow", object, never)
+    asking = asyncio.create_task(bus.request("test.slow", None, object, timeout_s=1.5))
+    await asyncio.wait_for(asked.wait(), 5)
+    server.kill()
+    with pytest.raises(BusError):
+        await asyncio.wait_for(asking, 10)
+    server.start()
+    await until(lambda: bus.is_connected)
+
+
+async def test_who_reconnects_listens_as_before(server: Server, bus: Bus, nats_url: str) -> None:
+    other = await Bus.connect(nats_url, "other")
+    seen = await listening(other, "test.in")
+    for generation in range(2):
+        before = bus.reconnects, other.reconnects
+        server.kill()
+        server.start()
+        await bus.wait_reconnected(before[0], 20)
+        await other.wait_reconnected(before[1], 20)
+        await bus.publish("test.in", AbortRequests([str(generation)]))
+        assert (await asyncio.wait_for(seen.get(), 5)).request_ids == [str(generation)]
+    await other.close()

@@ -1,0 +1,51 @@
+"""A service's life."""
+
+import asyncio
+
+import pytest
+
+from shared.bus import Bus
+from shared.errors import BusError
+from shared.process.service import Details, Service, serve
+
+
+class Waits(Service):
+    name = "waits"
+
+    def __init__(self, bus: Bus) -> None:
+        self.bus = bus
+        self.has_stopped = False
+
+    async def run(self) -> None:
+        await asyncio.Event().wait()
+
+    async def stop(self) -> None:
+        self.has_stopped = True
+
+    def details(self) -> Details:
+        return {}
+
+
+async def test_it_ends_where_the_server_will_not_have_its_connection_any_more(nats_url: str) -> None:
+    """A process that nothing reaches is started again only once it has ended."""
+    made: asyncio.Queue[Waits] = asyncio.Queue()
+
+    def make(bus: Bus) -> Service:
+        service = Waits(bus)
+        made.put_nowait(service)
+        return service
+
+    serving = asyncio.create_task(serve(nats_url, "waits", make, asyncio.Event()))
+    service = await made.get()
+    await service.bus.flush()
+    service.bus._client._transport.write(b"THIS IS NOT THE PROTOCOL\r\n")
+    with pytest.raises(BusError, match="ended the connection"):
+        await asyncio.wait_for(serving, 30)
+    assert service.has_stopped
+
+
+async def test_it_ends_when_it_is_told_to(nats_url: str) -> None:
+    stopping = asyncio.Event()
+    serving = asyncio.create_task(serve(nats_url, "waits", Waits, stopping))
+    stopping.set()
+    await asyncio.wait_for(serving, 30)

@@ -1,0 +1,133 @@
+"""The whole system in one process and virtual time, under faults: ``python -m tests.simulation``."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from tests.faults import report
+from tests.simulation.faults import KINDS
+from tests.simulation.run import Order, Outcome, faults_of, simulate
+from tests.simulation.shrink import shrunk
+from tests.simulation.totals import Totals
+
+HASH_SEED = "PYTHONHASHSEED"
+RUNS_PER_WORKER = 25  # then a new process takes its place
+INTERRUPTED = 130
+
+
+def main(
+    hours: Annotated[float, typer.Option(min=0.01, help="Virtual hours, in all runs together.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="Of the first run; each further one has the next.")] = 0,
+    run_hours: Annotated[float, typer.Option(min=0.03, help="Virtual hours of one run, at most.")] = 4.0,
+    seeds: Annotated[int, typer.Option(min=0, help="So many runs instead of what the hours make.")] = 0,
+    faults: Annotated[str, typer.Option(help=f"Kinds, with commas between them: {', '.join(KINDS)}; or none.")] = "",
+    only: Annotated[str, typer.Option(help="Of one seed, only the faults with these numbers, as 3,7,12.")] = "",
+    workers: Annotated[int, typer.Option(min=1, help="Processes that simulate.")] = 1,
+    log: Annotated[Path | None, typer.Option(help="File for the log of a single run.")] = None,
+    shrink: Annotated[bool, typer.Option(help="Look for fewer faults that break the same seed.")] = False,
+    keep_going: Annotated[bool, typer.Option(help="Go on with further seeds where one is wrong.")] = False,
+    progress: Annotated[bool, typer.Option(help="Show how far it is.")] = True,
+) -> None:
+    """Run the real services on a bus in memory, in virtual time, with faults drawn from the seed, and check what
+    clients saw. The same seed gives the same run, to the byte of its log."""
+    console = Console()
+    kinds = tuple(KINDS) if not faults else () if faults == "none" else tuple(faults.split(","))
+    if unknown := [kind for kind in kinds if kind not in KINDS]:
+        raise typer.BadParameter(f"{', '.join(unknown)}: choose from {', '.join(KINDS)}")
+    num_runs = seeds or max(1, round(hours / run_hours))
+    each_hours = run_hours if seeds or hours >= run_hours else hours
+    numbers = tuple(int(number) for number in only.split(",") if number.strip()) if only else None
+    orders = [Order(number, each_hours, kinds, numbers) for number in range(seed, seed + num_runs)]
+    totals, start_s = Totals(), time.monotonic()
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, signal.default_int_handler)  # also where it runs in the background
+    try:
+        with _shown(console, num_runs, progress) as advance:
+            for outcome in _outcomes(orders, workers, log):
+                totals.add(outcome)
+                advance()
+                if outcome.violations:
+                    _tell(console, outcome)
+                    if not keep_going:
+                        break
+    except KeyboardInterrupt:
+        console.print("interrupted")
+        totals.show(console, time.monotonic() - start_s)
+        sys.stdout.flush()
+        os._exit(INTERRUPTED)  # what is left of the run that was interrupted has nothing to say
+    totals.show(console, time.monotonic() - start_s)
+    if shrink:
+        for order in totals.wrong:
+            smaller = shrunk(order, lambda tried: console.print(f"tries {command_of(tried)}", soft_wrap=True))
+            for fault in faults_of(smaller):
+                console.print(
+                    f"{fault.at_s:.1f} s: {fault.kind} of {fault.target} for {fault.lasts_s:g} s", highlight=False
+                )
+            console.print(f"[bold]{command_of(smaller)}[/bold]", soft_wrap=True)
+    raise typer.Exit(bool(totals.wrong))
+
+
+def command_of(order: Order) -> str:
+    """That runs it again."""
+    words = [f"python -m tests.simulation --seed {order.seed} --hours {order.hours:g} --run-hours {order.hours:g}"]
+    if order.faults == ():
+        words.append("--faults none")
+    elif order.kinds != tuple(KINDS):
+        words.append(f"--faults {','.join(order.kinds) or 'none'}")
+    if order.faults:
+        words.append(f"--only {','.join(map(str, order.faults))}")
+    return " ".join(words)
+
+
+def _outcomes(orders: Sequence[Order], workers: int, log: Path | None) -> Iterator[Outcome]:
+    """As they come."""
+    if len(orders) == 1 or workers == 1:
+        for order in orders:
+            if log is None:
+                yield simulate(order)
+            else:
+                with log.open("a" if len(orders) > 1 else "w", encoding="utf-8") as file:
+                    yield simulate(order, file)
+        return
+    with ProcessPoolExecutor(workers, get_context("spawn"), max_tasks_per_child=RUNS_PER_WORKER) as pool:
+        running = [pool.submit(simulate, order) for order in orders]
+        try:
+            for ended in as_completed(running):
+                yield ended.result()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+@contextmanager
+def _shown(console: Console, num_runs: int, shows: bool) -> Iterator[Callable[[], None]]:
+    columns = (TextColumn("seeds"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, disable=not shows) as bar:
+        task = bar.add_task("seeds", total=num_runs)
+        yield lambda: bar.advance(task)
+
+
+def _tell(console: Console, outcome: Outcome) -> None:
+    """A seed that is wrong: its faults, what clients saw, and how to run it again."""
+    report.show_violations(console, outcome.violations, outcome.events)
+    console.print(f"[red]seed {outcome.order.seed} is wrong[/red]: {command_of(outcome.order)}", soft_wrap=True)
+
+
+if __name__ == "__main__":
+    if os.environ.get(HASH_SEED) != "0":  # sets of strings are to have the same order in each run
+        os.execve(
+            sys.executable, [sys.executable, "-m", "tests.simulation", *sys.argv[1:]], {**os.environ, HASH_SEED: "0"}
+        )
+    typer.run(main)

@@ -1,0 +1,276 @@
+"""An event loop in virtual time: where nothing is ready its clock stands at once at the next timer."""
+
+import asyncio
+import contextvars
+import gc
+import heapq
+import logging
+import sys
+from asyncio import base_events, events
+from collections import deque
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from tests.simulation.process import CURRENT, Process
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+TICK_S = 1e-6  # a timer takes at least so long: one that is set anew again and again does not stop time
+TURNS_BETWEEN_COLLECTIONS = 200_000  # of garbage, so that finalizers run at the same moments of each run
+
+
+class Stuck(Exception):
+    """Nothing is ready and no timer is set, while somebody waits."""
+
+
+class VirtualHandle(events.Handle):
+    """Without what asyncio's own does for debugging, which is most of what it does."""
+
+    def __init__(
+        self,
+        callback: Callable[..., object],
+        args: tuple[Any, ...],
+        loop: asyncio.AbstractEventLoop,
+        context: contextvars.Context | None,
+    ) -> None:
+        self._callback: Any = callback
+        self._args: Any = args
+        self._loop = loop
+        self._context = contextvars.copy_context() if context is None else context
+        self._cancelled = False
+        self._repr = self._source_traceback = None
+
+    def cancel(self) -> None:
+        self._cancelled = True
+        self._callback = self._args = None
+
+
+class VirtualTimer(VirtualHandle, events.TimerHandle):
+    """Whether it was cancelled is seen when it is due."""
+
+    _when: float
+
+
+class VirtualTask(asyncio.Task[T]):
+    """Hashed by its number among all tasks, so that a set of tasks has the same order in each run."""
+
+    def __init__(self, *args: Any, number: int, **kwargs: Any) -> None:
+        self.number = number
+        context: contextvars.Context | None = kwargs.get("context")
+        self.process = CURRENT.get(None) if context is None else context.get(CURRENT)
+        super().__init__(*args, **kwargs)
+
+    def __hash__(self) -> int:
+        return self.number
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+
+class VirtualFuture(asyncio.Future[T]):
+    """Hashed by its number as ``VirtualTask`` is, which it has from the first time on that it is asked for."""
+
+    number: int
+
+    def __hash__(self) -> int:
+        try:
+            return self.number
+        except AttributeError:
+            loop = self.get_loop()
+            assert isinstance(loop, VirtualLoop)
+            self.number = loop.next_number()
+            return self.number
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+
+class VirtualLoop(base_events.BaseEventLoop):
+    """Single-threaded and without the system: no sockets, signals, threads or subprocesses. What would run in a thread
+    runs inline, and its outcome is there ``thread_s()`` later. A callback belongs to the process in whose context it
+    was made; that of a stopped process is held back, that of a dead one is dropped."""
+
+    _ready: deque[Any]  # of the base class
+
+    def __init__(self, thread_s: Callable[[], float]) -> None:
+        super().__init__()
+        self._thread_s = thread_s
+        self._now_s = 0.0
+        self._timers: list[tuple[float, int, events.TimerHandle]] = []
+        self._next_timer = 0
+        self._next_number = 0
+        self.num_turns = 0
+        self.on_collect: Callable[[], object] = lambda: None
+        self.unseen_errors: list[str] = []  # that nobody handled
+        self._owners: dict[int, Any] = {}  # of asynchronous generators, by id, those that ended included
+        self.set_task_factory(self._make_task)
+        self.set_exception_handler(self._note_error)
+
+    # What is asked of a loop
+
+    def time(self) -> float:
+        """Virtual seconds since the run began."""
+        return self._now_s
+
+    def create_future(self) -> asyncio.Future[Any]:
+        return VirtualFuture(loop=self)
+
+    def next_number(self) -> int:
+        """Of a task or future."""
+        self._next_number += 1
+        return self._next_number
+
+    def call_soon(  # type: ignore[override]
+        self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
+    ) -> events.Handle:
+        handle = VirtualHandle(callback, args, self, context)
+        self._ready.append(handle)
+        return handle
+
+    def call_later(  # type: ignore[override]
+        self, delay: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
+    ) -> events.TimerHandle:
+        return self.call_at(self._now_s + delay, callback, *args, context=context)
+
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
+    ) -> events.TimerHandle:
+        soonest_s = self._now_s + TICK_S
+        timer = VirtualTimer(callback, args, self, context)
+        timer._when = when if when > soonest_s else soonest_s
+        self._next_timer += 1
+        heapq.heappush(self._timers, (timer._when, self._next_timer, timer))
+        return timer
+
+    def call_soon_threadsafe(  # type: ignore[override]
+        self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
+    ) -> events.Handle:
+        return self.call_soon(callback, *args, context=context)
+
+    def run_in_executor(  # type: ignore[override]
+        self, executor: Any, func: Callable[..., T], *args: Any
+    ) -> asyncio.Future[T]:
+        done: asyncio.Future[T] = self.create_future()
+        try:
+            outcome, error = func(*args), None
+        except Exception as raised:
+            outcome, error = None, raised
+
+        def tell() -> None:
+            if done.done():
+                return
+            if error is not None:
+                done.set_exception(error)
+            else:
+                done.set_result(outcome)  # type: ignore[arg-type]
+
+        self.call_later(self._thread_s(), tell)
+        return done
+
+    async def shutdown_default_executor(self, timeout: float | None = None) -> None:  # noqa: ASYNC109
+        return
+
+    # Time
+
+    def _run_once(self) -> None:
+        """All that is ready now; where nothing is, time goes on to the next timer first."""
+        ready = self._ready
+        timers = self._timers
+        if not ready:
+            while timers and timers[0][2]._cancelled:
+                heapq.heappop(timers)
+            if not timers:
+                raise Stuck(f"nothing happens any more after {self._now_s:.3f} s")
+            self._now_s = now_s = max(self._now_s, timers[0][0])
+            while timers and timers[0][0] <= now_s:
+                timer = heapq.heappop(timers)[2]
+                if not timer._cancelled:
+                    ready.append(timer)
+        for _ in range(len(ready)):
+            if not ready:  # those of a process that was killed meanwhile are gone
+                return
+            handle = ready.popleft()
+            if handle._cancelled:
+                continue
+            context = handle._context
+            process = context.get(CURRENT)
+            if process is None or process.state == "running" or process.admits(handle):
+                try:
+                    context.run(handle._callback, *handle._args)
+                except (SystemExit, KeyboardInterrupt):
+                    raise
+                except BaseException as error:
+                    self.call_exception_handler({"message": "a callback failed", "exception": error, "handle": handle})
+        self.num_turns += 1
+        if self.num_turns % TURNS_BETWEEN_COLLECTIONS == 0:
+            self.on_collect()
+
+    def resume(self, process: Process) -> None:
+        """What was held back of it is ready now."""
+        self._ready.extend(process.take_held())
+
+    def tasks_of(self, process: Process) -> list["VirtualTask[Any]"]:
+        """In the order in which they were made."""
+        tasks = (task for task in asyncio.all_tasks(self) if isinstance(task, VirtualTask) and task.process is process)
+        return sorted(tasks, key=lambda task: task.number)
+
+    def run_dying(self, process: Process, max_rounds: int = 50) -> None:
+        """Run only what is ready of this process, for the few rounds that its cancelled tasks take to end."""
+        ready = self._ready
+        for _ in range(max_rounds):
+            own = [handle for handle in ready if handle._context.get(CURRENT) is process]
+            if not own:
+                return
+            others = [handle for handle in ready if handle._context.get(CURRENT) is not process]
+            ready.clear()
+            ready.extend(others)
+            for handle in own:
+                if not handle._cancelled:
+                    handle._run()
+
+    def forget_tasks(self) -> None:
+        """Close it. Tasks of dead processes never end: whatever they do when they are collected is of no interest."""
+        for task in asyncio.all_tasks(self):
+            task._log_destroy_pending = False  # type: ignore[attr-defined]
+        self._ready.clear()
+        self._timers.clear()
+        hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
+        try:
+            gc.collect()
+        finally:
+            sys.unraisablehook = hook
+            self._ready.clear()
+            self.close()
+
+    def _note_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """A cancelled future that nobody asked is none: a killed process leaves some."""
+        task, error = context.get("task"), context.get("exception")
+        process = CURRENT.get(None) if task is None else task.process
+        if not isinstance(error, asyncio.CancelledError) and (process is None or process.state != "dead"):
+            who = "-" if process is None else process.name
+            self.unseen_errors.append(f"{who}: {context['message']}: {error!r}")
+            logger.error(context["message"], exc_info=error)
+
+    def _asyncgen_firstiter_hook(self, agen: Any) -> None:
+        self._owners[id(agen)] = CURRENT.get(None)
+        super()._asyncgen_firstiter_hook(agen)  # type: ignore[misc]
+
+    def _asyncgen_finalizer_hook(self, agen: Any) -> None:
+        """A killed process closes nothing."""
+        process = self._owners.pop(id(agen), None)
+        if process is None or process.state != "dead":
+            super()._asyncgen_finalizer_hook(agen)  # type: ignore[misc]
+
+    def _make_task(self, loop: asyncio.AbstractEventLoop, coro: Any, **kwargs: Any) -> VirtualTask[Any]:
+        return VirtualTask(coro, loop=loop, number=self.next_number(), **kwargs)
+
+    def _timer_handle_cancelled(self, handle: events.TimerHandle) -> None:
+        return
+
+    def _write_to_self(self) -> None:
+        return
+
+    def _process_events(self, event_list: object) -> None:
+        return

@@ -1,0 +1,126 @@
+"""Subjects: which of them a pattern matches, and who listens to one."""
+
+from collections import Counter
+from typing import Generic, Protocol, TypeVar
+
+CACHED = 4096  # subjects whose listeners are remembered
+
+
+def matches(pattern: str, subject: str) -> bool:
+    """``*`` stands for one token, a last ``>`` for one or more. A wildcard in ``subject`` is a token like others."""
+    if pattern == subject:
+        return True
+    if "*" not in pattern and not pattern.endswith(">"):
+        return False
+    wanted, found = pattern.split("."), subject.split(".")
+    if wanted[-1] == ">":
+        wanted.pop()
+        if len(found) <= len(wanted):
+            return False
+    elif len(found) != len(wanted):
+        return False
+    return all(token in ("*", other) for token, other in zip(wanted, found, strict=False))
+
+
+def overlap(one: str, other: str) -> bool:
+    """Whether some subject matches both patterns."""
+    left, right = one.split("."), other.split(".")
+    for index, token in enumerate(left):
+        if index == len(right):
+            return False
+        if token == ">" or right[index] == ">":
+            return True
+        if "*" not in (token, right[index]) and token != right[index]:
+            return False
+    return len(left) == len(right)
+
+
+def is_literal(subject: str) -> bool:
+    return "*" not in subject and ">" not in subject
+
+
+def is_valid(pattern: str) -> bool:
+    """As nats-server takes it of a subscriber: no empty token, ``>`` last."""
+    tokens = pattern.split(".")
+    return all(tokens) and ">" not in tokens[:-1]
+
+
+class Listens(Protocol):
+    subject: str
+    queue: str
+
+
+L = TypeVar("L", bound=Listens)
+
+
+class Listeners(Generic[L]):
+    """Who listens to a subject: those alone, and those of each queue group; in the order in which they came."""
+
+    def __init__(self) -> None:
+        self._exact: dict[str, dict[int, L]] = {}
+        self._wild: dict[str, dict[int, L]] = {}  # by the tokens before the first wildcard
+        self._depths: Counter[int] = Counter()  # of those
+        self._cache: dict[str, tuple[list[L], dict[str, list[L]]]] = {}
+
+    def add(self, listener: L) -> None:
+        if is_literal(listener.subject):
+            self._exact.setdefault(listener.subject, {})[id(listener)] = listener
+            self._cache.pop(listener.subject, None)
+            return
+        prefix, depth = _prefix(listener.subject)
+        self._wild.setdefault(prefix, {})[id(listener)] = listener
+        self._depths[depth] += 1
+        self._cache.clear()
+
+    def remove(self, listener: L) -> None:
+        if is_literal(listener.subject):
+            self._cache.pop(listener.subject, None)
+            _discard(self._exact, listener.subject, listener)
+            return
+        prefix, depth = _prefix(listener.subject)
+        _discard(self._wild, prefix, listener)
+        self._depths[depth] -= 1
+        if not self._depths[depth]:
+            del self._depths[depth]
+        self._cache.clear()
+
+    def of(self, subject: str) -> tuple[list[L], dict[str, list[L]]]:
+        """(those alone, those of each queue group)"""
+        found = self._cache.get(subject)
+        if found is None:
+            found = self._find(subject)
+            if not subject.startswith("_INBOX."):  # one that comes once
+                if len(self._cache) >= CACHED:
+                    self._cache.clear()
+                self._cache[subject] = found
+        return found
+
+    def __contains__(self, subject: str) -> bool:
+        alone, groups = self.of(subject)
+        return bool(alone or groups)
+
+    def _find(self, subject: str) -> tuple[list[L], dict[str, list[L]]]:
+        alone: list[L] = []
+        groups: dict[str, list[L]] = {}
+        found = list(self._exact.get(subject, {}).values())
+        tokens = subject.split(".")
+        for depth in sorted(self._depths):
+            if depth < len(tokens):
+                candidates = self._wild.get(".".join(tokens[:depth]), {}).values()
+                found += [each for each in candidates if matches(each.subject, subject)]
+        for listener in found:
+            (groups.setdefault(listener.queue, []) if listener.queue else alone).append(listener)
+        return alone, groups
+
+
+def _prefix(pattern: str) -> tuple[str, int]:
+    tokens = pattern.split(".")
+    depth = next(index for index, token in enumerate(tokens) if token in ("*", ">"))
+    return ".".join(tokens[:depth]), depth
+
+
+def _discard(table: dict[str, dict[int, L]], key: str, listener: L) -> None:
+    if key in table:
+        table[key].pop(id(listener), None)
+        if not table[key]:
+            del table[key]

@@ -1,0 +1,64 @@
+"""Time, randomness and garbage collection of the whole interpreter, for as long as a run lasts."""
+
+import gc
+import os
+import random
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+from tests.simulation.loop import VirtualLoop
+from tests.simulation.process import CURRENT
+
+START_UNIX_S = 1_700_000_000.0  # what the clock of the day shows when a run begins
+HOST = "simulated"
+
+
+@contextmanager
+def taken_over(loop: VirtualLoop, seed: str) -> Iterator[None]:
+    """Every clock is the loop's, every random byte comes of the seed, and garbage is collected when the loop says."""
+    entropy = random.Random(f"{seed}:entropy").randbytes
+    real_pid = os.getpid()
+
+    def unix_s() -> float:
+        return START_UNIX_S + loop.time()
+
+    def pid() -> int:
+        process = CURRENT.get(None)
+        return real_pid if process is None else process.pid
+
+    replaced: list[tuple[Any, str, Callable[..., Any]]] = [
+        (time, "time", unix_s),
+        (time, "time_ns", lambda: int(unix_s() * 1e9)),
+        (time, "monotonic", loop.time),
+        (time, "monotonic_ns", lambda: int(loop.time() * 1e9)),
+        (time, "perf_counter", loop.time),
+        (time, "perf_counter_ns", lambda: int(loop.time() * 1e9)),
+        (os, "urandom", entropy),
+        (os, "getpid", pid),
+        (random, "_urandom", entropy),
+        (socket, "gethostname", lambda: HOST),
+    ]
+    state = random.getstate()
+    with ExitStack() as stack:
+        for owner, name, instead in replaced:
+            stack.enter_context(patch.object(owner, name, instead))
+        random.seed(f"{seed}:random")
+        stack.callback(random.setstate, state)
+        stack.enter_context(_collected_by(loop))
+        yield
+
+
+@contextmanager
+def _collected_by(loop: VirtualLoop) -> Iterator[None]:
+    gc.collect()
+    gc.freeze()  # what is there before the run stays: looking through it again and again takes longer than a collection
+    gc.disable()
+    loop.on_collect = gc.collect
+    try:
+        yield
+    finally:
+        gc.enable()

@@ -1,0 +1,36 @@
+"""Whole runs: the same seed gives the same, and nothing is broken."""
+
+import io
+
+import pytest
+
+from tests.simulation.run import Order, Outcome, simulate
+
+SECONDS = 1 / 3600.0
+
+
+def _logged(order: Order) -> tuple[Outcome, str]:
+    log = io.StringIO()
+    return simulate(order, log), log.getvalue()
+
+
+def test_the_same_seed_gives_the_same_run_to_the_byte() -> None:
+    (first, log), (second, other) = (_logged(Order(3, 100 * SECONDS)) for _ in range(2))
+    differing = [pair for pair in zip(log.splitlines(), other.splitlines(), strict=False) if pair[0] != pair[1]]
+    assert not differing[:1]
+    assert first.digest == second.digest
+    assert first.num_turns == second.num_turns
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_nothing_is_broken_under_faults(seed: int) -> None:
+    outcome = simulate(Order(seed, 120 * SECONDS))
+    assert not outcome.violations
+    assert outcome.summary.events.total() == len(outcome.faults) > 0
+    assert outcome.summary.streams["done"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(100, 108))
+def test_nothing_is_broken_in_a_quarter_of_an_hour(seed: int) -> None:
+    assert not simulate(Order(seed, 0.25)).violations
