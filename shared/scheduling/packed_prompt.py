@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 TOKEN_TYPE = "I"
 TOKEN_BYTES = array(TOKEN_TYPE).itemsize
+NUM_TOKEN_IDS = 1 << 8 * TOKEN_BYTES  # that can be packed
 
 
 def pack_tokens(token_ids: Sequence[int]) -> bytes:

@@ -64,7 +64,11 @@ class VirtualQueue:
         """A request of either kind goes on at another executor, before either of them says what it holds."""
         giver, taker = taken.giver.executor_id, taken.taker.executor_id
         self._schedulers[giver].gave(taken.request_id)
-        if taken.request_id in self.pool and not self.pool.move(taken.request_id, giver, taker):
+        if taken.request_id not in self.pool:
+            return
+        if self.pool.move(taken.request_id, giver, taker):
+            self._schedulers[taker].took(taken.request_id)
+        else:
             self._send_abort(taker, AbortRequests([taken.request_id]))
 
     def on_result(self, ended: Ended) -> None:

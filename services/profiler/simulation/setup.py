@@ -16,6 +16,7 @@ from shared.protocol.codec import decode_record
 from shared.protocol.executors import EngineSpec
 from shared.protocol.latency_models import LatencyModelRecord
 from shared.scheduling.limits import Limits
+from shared.scheduling.packed_prompt import NUM_TOKEN_IDS
 from shared.scheduling.step_sizes import LARGEST, USUAL, chosen_sizes
 from shared.scheduling.strategy import Strategy
 from shared.simulation.link import Link
@@ -60,7 +61,7 @@ class Machine:
             device=f"{self.tensor_parallel}x{device.name}",
             dtype="float16",
             max_model_len=architecture.max_model_len,
-            vocab_size=architecture.vocab_size,
+            vocab_size=NUM_TOKEN_IDS,  # copies of prompts and outputs have ids beyond the model's
             block_size=DEFAULT_BLOCK_SIZE,
             num_blocks=num_blocks,
             eos_token_ids=(),

@@ -28,7 +28,7 @@ NUM_BLOCKS = 64
 
 
 def make_setup(preset: str = "hygen", depth: int = 1, **changes: float | str) -> ExecutorSetup:
-    spec = EngineSpec("m", "simulated", "none", "float16", 512, 49152, 16, NUM_BLOCKS, (), depth, num_host_slots=512)
+    spec = EngineSpec("m", "simulated", "none", "float16", 512, 1 << 20, 16, NUM_BLOCKS, (), depth, num_host_slots=512)
     knobs = {"budget_ms": 30.0} if preset == "hygen" else {}
     strategy = Strategy.of(preset, **knobs, **changes)
     return ExecutorSetup(Limits(16, NUM_BLOCKS, 64, 16), spec, strategy, MODEL, MODEL)
