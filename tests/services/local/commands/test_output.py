@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from services.local.commands.batch import _print_table
+from services.local.batches.listing import print_batches
 from services.local.commands.output import SplitTable, stdout_console
 
 BATCH: dict[str, Any] = {
@@ -40,7 +40,7 @@ def test_columns_that_do_not_fit_stand_below() -> None:
 
 
 def test_batches_stand_in_whole_lines_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
-    _print_table(BATCH, BATCH)
+    print_batches(BATCH, BATCH)
     head, *rows = capsys.readouterr().out.splitlines()
     assert head.split() == ["id", "status", "done", "failed", "left", "total", "endpoint", "created"]
     assert [row.split()[:7] for row in rows] == [
@@ -52,8 +52,8 @@ def test_batches_stand_in_whole_lines_in_a_pipe(capsys: pytest.CaptureFixture[st
 def test_batches_fit_eighty_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     out = io.StringIO()
     console = Console(file=out, width=80, highlight=False, markup=False)
-    monkeypatch.setattr("services.local.commands.batch.stdout_console", lambda: console)
-    _print_table(BATCH)
+    monkeypatch.setattr("services.local.batches.listing.stdout_console", lambda: console)
+    print_batches(BATCH)
     head, row = out.getvalue().splitlines()
     assert max(len(head), len(row)) <= 80 and "…" not in row
     assert row.split()[:5] == [BATCH["id"], "in_progress", "12345", "6", "45000"]
